@@ -1,0 +1,122 @@
+"""The commands of ``learner`` and ``python -m pipeline``: what is typed, to what is called."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stages.contracts.errors import StageError
+
+app = typer.Typer(
+    name="learner",
+    help="Burn's Learner in PyTorch, as five versioned Prefect tasks that are DVC stages too.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def run() -> None:
+    """Bring all five stages up to date in this process, as a Prefect flow where an API is configured."""
+    from pipeline import prefect_api
+
+    if prefect_api.configured():
+        from pipeline.flow import learner_flow
+
+        learner_flow(_report)
+    else:
+        from pipeline.bodies import STAGES
+        from pipeline.reproduce import reproduce
+
+        for name in STAGES:
+            _report(name, reproduce(name))
+
+
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(help="As dvc.yaml calls it, for example fit.")],
+) -> None:
+    """Do what one stage does. This is what dvc.yaml starts; for your own use, `dvc repro NAME`."""
+    from pipeline import prefect_api
+    from pipeline.bodies import STAGES, run_body
+
+    try:
+        if prefect_api.configured() and name in STAGES:
+            from pipeline.tasks import TASKS
+
+            TASKS[name](run_body)
+        else:
+            run_body(name)
+    except BaseException:
+        if os.environ.get("DVC_STAGE") == name:
+            from pipeline.reproduce import restore_outputs
+
+            restore_outputs(name)
+        raise
+
+
+@app.command()
+def check() -> None:
+    """Say whether params.yaml is valid, and what dvc.yaml does not depend on although params name it."""
+    from pipeline.check import missing_deps
+    from pipeline.params import read_params
+
+    missing = missing_deps(read_params())
+    for line in missing:
+        typer.echo(line)
+    if missing:
+        raise typer.Exit(1)
+    typer.echo("params.yaml is valid")
+
+
+@app.command()
+def status() -> None:
+    """Say of each stage whether it is up to date, and what changed where it is not."""
+    from pipeline.status import status_lines
+
+    for line in status_lines():
+        typer.echo(line)
+
+
+@app.command()
+def summary(
+    directory: Annotated[
+        Path, typer.Argument(help="An artifact directory: it has train/ and valid/.")
+    ] = Path("artifacts"),
+) -> None:
+    """Print the table of a finished run from its logs alone."""
+    from stages.learner.summary import summary_text
+    from stages.loggers.file import read_history
+
+    history = read_history(directory)
+    if not len(history):
+        raise StageError(f"{directory} has no logs: there is no train/epoch-1/*.log in it")
+    typer.echo(summary_text(history), nl=False)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    *, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("learner-pipeline"))
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a `StageError` is its message and its exit code, with no traceback."""
+    sys.path.insert(0, str(Path.cwd()))  # a user's own modules lie beside params.yaml
+    try:
+        app()
+    except StageError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def _report(name: str, outcome: str) -> None:
+    typer.echo(f"{name}: {outcome}")

@@ -1,0 +1,31 @@
+"""Where everything lies: the one place is ``vars`` in dvc.yaml."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.params import read_yaml
+from stages.contracts.errors import ParamsError
+
+StagePaths = TypeVar("StagePaths")
+
+
+def read_paths(path: Path = Path("dvc.yaml")) -> dict[str, Path]:
+    """Name to path, as ``vars: [{paths: …}]`` in *path* has them.
+
+    Raises `ParamsError` where that is missing.
+    """
+    content = read_yaml(path)
+    found = [each["paths"] for each in content.get("vars", []) if "paths" in each]
+    if not found:
+        raise ParamsError(f"{path} has no vars: [{{paths: …}}], from which the stages take their paths")
+    return {name: Path(value) for name, value in found[0].items()}
+
+
+def paths_of(kind: type[StagePaths], paths: dict[str, Path], **more: Any) -> StagePaths:
+    """A stage's own ``Paths``, filled by name. Raises `ParamsError` for a name that dvc.yaml lacks."""
+    names = [each.name for each in fields(kind) if each.name not in more]  # type: ignore[arg-type]
+    missing = [name for name in names if name not in paths]
+    if missing:
+        raise ParamsError(f"dvc.yaml: vars.paths has no {', '.join(missing)}")
+    return kind(**{name: paths[name] for name in names}, **more)

@@ -1,0 +1,113 @@
+"""One stage through DVC's own engine, in this process.
+
+Whether it must run, what is removed before, the run-cache, the saving and dvc.lock are all DVC's; only how
+the body is called is ours: instead of starting ``cmd``, DVC calls a function here. For that one private name
+of DVC is replaced (`dvc.stage.run.cmd_run`), which is why dvc is pinned exactly.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import StrEnum
+from typing import Any
+
+import dvc.stage.run
+from dvc.env import DVC_ROOT, DVC_STAGE
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+
+from pipeline.bodies import run_body
+from stages.contracts.errors import StageError, StageFailed
+
+_body: ContextVar[Callable[[], None] | None] = ContextVar("body", default=None)
+_start_command = dvc.stage.run.cmd_run
+
+
+class Outcome(StrEnum):
+    """What DVC did with a stage."""
+
+    RAN = "ran"
+    UNCHANGED = "unchanged"
+    RESTORED = "restored from the run-cache"
+
+
+def _call_body(stage: Any, dry: bool = False, run_env: Any = None) -> None:  # noqa: FBT001, FBT002  DVC's own signature
+    body = _body.get()
+    if body is None or dry:
+        _start_command(stage, dry=dry, run_env=run_env)
+        return
+    with _environment({DVC_ROOT: stage.repo.root_dir, DVC_STAGE: stage.addressing}):
+        body()
+
+
+dvc.stage.run.cmd_run = _call_body
+
+
+def reproduce(name: str) -> Outcome:
+    """Reproduce stage *name* of the project in this folder, and nothing before or after it.
+
+    Raises what the stage's body raises, after its outputs are back as they were; `StageFailed` where it
+    is DVC that cannot go on.
+    """
+    called = []
+
+    def body() -> None:
+        called.append(name)
+        run_body(name)
+
+    token = _body.set(body)
+    try:
+        with Repo() as repo:
+            reproduced = repo.reproduce(name, single_item=True)
+    except BaseException as error:
+        if called:
+            restore_outputs(name)
+        if isinstance(error, DvcException):
+            raise _cause(error) from error
+        raise
+    finally:
+        _body.reset(token)
+    if not reproduced:
+        return Outcome.UNCHANGED
+    return Outcome.RAN if called else Outcome.RESTORED
+
+
+def restore_outputs(name: str) -> None:
+    """Bring back what the last good run of stage *name* left, as far as the cache has it.
+
+    DVC removes a stage's outputs before it runs; a run that fails must not cost the user the old ones.
+    """
+    with Repo() as repo:
+        for output in repo.stage.load_one(name=name).outs:
+            if output.hash_info and not output.changed_cache():
+                output.checkout(force=True)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The project's own error behind what DVC made of it; DVC's words where there is none."""
+    messages, cause = [], error
+    while cause is not None:
+        if isinstance(cause, StageError):
+            return cause
+        if not isinstance(cause, DvcException):
+            return cause
+        messages.append(str(cause))
+        if cause.__cause__ is None:
+            break
+        cause = cause.__cause__
+    return StageFailed(": ".join(messages))
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

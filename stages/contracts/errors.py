@@ -1,0 +1,58 @@
+"""Everything this project raises on purpose.
+
+* StageError                 exit code 1: the run cannot go on as it is
+  x DataError                a data source, or what it holds, is not usable
+  x PluginError              a name in params.yaml that leads to nothing usable
+  x RecordError              a file of state that is cut, altered or not ours
+  x CheckpointError          an epoch that was asked for and is not there, or is not whole
+  x BuilderError             a learner that could not work, told before it starts
+  x StageFailed              a stage that DVC ran, and that did not end well
+  * ParamsError              exit code 2: params.yaml (or an option) does not say something valid
+
+A message says what, where, what is there, and what to do.
+"""
+
+from collections.abc import Collection
+from difflib import get_close_matches
+
+
+class StageError(Exception):
+    """What ends a run with a message and no traceback."""
+
+    exit_code = 1
+
+
+class ParamsError(StageError):
+    """params.yaml, dvc.yaml or an option says something that cannot be meant."""
+
+    exit_code = 2
+
+
+class DataError(StageError):
+    """A data source, or what it holds, is not usable."""
+
+
+class PluginError(StageError):
+    """A name in params.yaml that is neither built in, nor registered, nor importable, or does not fit."""
+
+
+class RecordError(StageError):
+    """A file of state that is cut short, altered, or in a form that is not ours."""
+
+
+class CheckpointError(StageError):
+    """An epoch that was asked for and is not there, or is not whole."""
+
+
+class BuilderError(StageError):
+    """A learner that could not work, told before it starts."""
+
+
+class StageFailed(StageError):
+    """A stage that DVC ran, and that did not end well."""
+
+
+def closest(name: str, known: Collection[str]) -> str:
+    """A question like " Did you mean 'cnn'?", or nothing where no *known* name is near *name*."""
+    match = get_close_matches(name, list(known), n=1)
+    return f" Did you mean {match[0]!r}?" if match else ""

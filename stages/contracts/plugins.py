@@ -1,0 +1,75 @@
+"""One look-up for every part a user may supply: built in, then registered, then importable.
+
+``params.yaml`` can name any importable code, so it is as trusted as code.
+"""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from stages.contracts.errors import PluginError, closest
+
+
+def find(part: str, name: str, built_in: Mapping[str, str]) -> Any:
+    """The object called *name*; *built_in* maps short names to import paths.
+
+    Raises `PluginError` for a name that leads nowhere and for a module that does not import.
+    """
+    if ":" in name:
+        return _import(part, name)
+    if name in built_in:
+        return _import(part, built_in[name])
+    registered = {point.name: point for point in entry_points(group=f"stages.{part}")}
+    if name in registered:
+        return _import(part, registered[name].value)
+    known = sorted({*built_in, *registered})
+    raise PluginError(
+        f"no {part} is called {name!r}.{closest(name, known)}\n"
+        f"  built in or registered: {', '.join(known) or 'none'}\n"
+        f"  your own: write its import path, as in 'my_lab.parts:{_class_name(name)}'"
+    )
+
+
+def build(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> Any:
+    """*maker* called with *arguments*, or a `PluginError` that lists what it does take."""
+    try:
+        inspect.signature(maker).bind(**arguments)
+    except TypeError as error:
+        raise PluginError(
+            f"{part} {name!r} cannot be built: {error}.\n"
+            f"  given: {', '.join(sorted(arguments)) or 'nothing'}\n"
+            f"  it takes: {inspect.signature(maker)}"
+        ) from None
+    return maker(**arguments)
+
+
+def accepted(maker: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the *offered* arguments that *maker* names in its signature."""
+    names = inspect.signature(maker).parameters
+    return {name: value for name, value in offered.items() if name in names}
+
+
+def _import(part: str, path: str) -> Any:
+    module_name, _, attribute = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # noqa: BLE001  a user's module may fail in any way when it is imported
+        raise PluginError(
+            f"{part} {path!r} cannot be imported: {type(error).__name__}: {error}.\n"
+            f"  the module {module_name!r} must be installed, or lie beside params.yaml"
+        ) from error
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            public = [known for known in vars(found) if not known.startswith("_")]
+            raise PluginError(
+                f"{part} {path!r} cannot be found: {module_name!r} imports, "
+                f"but has no {attribute!r}.{closest(attribute, public)}"
+            )
+        found = getattr(found, name)
+    return found
+
+
+def _class_name(name: str) -> str:
+    return "".join(word.capitalize() for word in name.replace("-", "_").split("_")) or "Name"

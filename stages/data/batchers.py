@@ -1,0 +1,52 @@
+"""Batchers: several samples to one batch, as the model takes it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from stages.data.datasets import Samples
+
+
+class Batch(NamedTuple):
+    """What the shipped models take, of *B* samples; unpacks as ``inputs, targets``."""
+
+    inputs: Tensor
+    """(B, …), float32."""
+    targets: Tensor
+    """(B,) or (B, …)."""
+
+
+class Batcher(Protocol):
+    """Burn's `Batcher`: makes a batch of the samples a data set gave."""
+
+    def batch(self, items: Sequence[Any]) -> Any:
+        """One batch of *items*, on the CPU."""
+
+
+class NormalizeBatcher:
+    """Inputs to float32, with the mean taken away and divided by the standard deviation."""
+
+    def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
+        self.scale = 1.0 / std
+        self.offset = -mean / std
+
+    def batch(self, items: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+        """Inputs as (B, …) float32, targets as they are."""
+        samples = Samples.of(items)
+        inputs = samples.inputs.to(torch.float32, copy=True)
+        return Batch(inputs.mul_(self.scale).add_(self.offset), samples.targets)
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """*batch* on *device*: tensors, whatever has ``to``, and tuples, lists and dicts of such."""
+    if hasattr(batch, "to"):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(part, device) for part in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(move(part, device) for part in batch)
+    if isinstance(batch, dict):
+        return {name: move(part, device) for name, part in batch.items()}
+    return batch

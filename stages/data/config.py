@@ -1,0 +1,43 @@
+"""Where the data comes from, as params say it."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag
+
+from stages.contracts.config import Config, Use, kind_of
+
+
+class Digits(Config):
+    """The 1,797 handwritten digits of 8×8 pixels that scikit-learn carries (UCI, 1998)."""
+
+    kind: Literal["digits"] = "digits"
+
+
+class Idx(Config):
+    """A folder with the four IDX files of MNIST, gzipped or not; the test files are the valid split."""
+
+    kind: Literal["idx"]
+    path: str
+    """The folder, from the project's root or absolute."""
+
+
+class Npz(Config):
+    """A NumPy archive: ``x_train, y_train, x_test, y_test``, or ``inputs, targets`` to be split here."""
+
+    kind: Literal["npz"]
+    path: str
+    """The file, from the project's root or absolute."""
+
+
+def _tag(value: Any) -> str:
+    kind = kind_of(value)
+    return kind if kind in {"digits", "idx", "npz"} else "use"
+
+
+Source = Annotated[
+    Annotated[Digits, Tag("digits")]
+    | Annotated[Idx, Tag("idx")]
+    | Annotated[Npz, Tag("npz")]
+    | Annotated[Use, Tag("use")],
+    Discriminator(_tag),
+]

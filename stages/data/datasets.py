@@ -1,0 +1,72 @@
+"""Data sets: samples by index."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, overload
+
+import torch
+from torch import Tensor
+
+
+class Dataset(Protocol):
+    """What a loader reads from: PyTorch's map-style data set. Burn's `Dataset`."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    def __getitem__(self, index: int) -> Any:
+        """One sample."""
+
+
+@dataclass(frozen=True)
+class Samples(Sequence[tuple[Tensor, Tensor]]):
+    """Several samples: a sequence of (input, target) pairs that is kept as two tensors."""
+
+    inputs: Tensor
+    """(N, …)"""
+    targets: Tensor
+    """(N,) or (N, …)"""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Samples": ...
+    def __getitem__(self, index: int | slice) -> "tuple[Tensor, Tensor] | Samples":
+        if isinstance(index, slice):
+            return Samples(self.inputs[index], self.targets[index])
+        return self.inputs[index], self.targets[index]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.inputs, self.targets, strict=True)
+
+    @classmethod
+    def of(cls, items: Sequence[tuple[Tensor, Tensor]]) -> "Samples":
+        """*items* as two tensors; what is so already is returned as it is."""
+        if isinstance(items, Samples):
+            return items
+        inputs, targets = zip(*items, strict=True)
+        return cls(torch.stack(inputs), torch.stack([torch.as_tensor(each) for each in targets]))
+
+
+class TensorDataset:
+    """Samples in memory. A batch is gathered with one call a tensor, which no worker process can beat."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        if len(inputs) != len(targets):
+            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets do not match")
+        self.inputs = inputs
+        self.targets = targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
+        """The samples at *indices*, in that order."""
+        chosen = torch.as_tensor(indices)
+        return Samples(self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen))

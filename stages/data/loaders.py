@@ -1,0 +1,134 @@
+"""Loaders: batches in an order that depends on the seed and the epoch, and on nothing else."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from stages.contracts.seeds import derived_seed
+from stages.data.batchers import Batcher, move
+from stages.data.datasets import Dataset
+
+CPU = torch.device("cpu")
+
+
+class DataLoaderBuilder:
+    """Burn's builder of the same name::
+
+        loader = DataLoaderBuilder(batcher).batch_size(64).shuffle(42).num_workers(4).build(dataset)
+    """
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+        self._batch_size = 1
+        self._seed: int | None = None
+        self._workers = 0
+        self._device = CPU
+
+    def batch_size(self, batch_size: int) -> Self:
+        """How many samples a batch has; the last of an epoch has what is left. Default 1."""
+        if batch_size < 1:
+            raise ValueError(f"a batch of {batch_size} samples: it must be 1 or more")
+        self._batch_size = batch_size
+        return self
+
+    def shuffle(self, seed: int) -> Self:
+        """A new order every epoch, a function of *seed* and the epoch. Default: the data set's own order."""
+        self._seed = seed
+        return self
+
+    def num_workers(self, num_workers: int) -> Self:
+        """How many processes prepare batches; 0, the default, means this one. The batches are the same."""
+        if num_workers < 0:
+            raise ValueError(f"{num_workers} workers: it must be 0 or more")
+        self._workers = num_workers
+        return self
+
+    def set_device(self, device: torch.device | str) -> Self:
+        """Where the batches go. Default: the learner's device."""
+        self._device = torch.device(device)
+        return self
+
+    def build(self, dataset: Dataset) -> "DataLoader":
+        """A loader of *dataset*."""
+        order = Order(len(dataset), self._batch_size, self._seed)
+        return DataLoader(dataset, self._batcher, order, self._workers, self._device)
+
+
+class Order:
+    """Which samples each batch of an epoch has: a pure function of (seed, epoch)."""
+
+    def __init__(self, samples: int, batch_size: int, seed: int | None) -> None:
+        self.samples = samples
+        self.batch_size = batch_size
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return -(-self.samples // self.batch_size)
+
+    def batches(self, epoch: int) -> Sequence[torch.Tensor]:
+        """The indices of each batch, int64."""
+        if self.seed is None:
+            order = torch.arange(self.samples)
+        else:
+            generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch))
+            order = torch.randperm(self.samples, generator=generator)
+        return order.split(self.batch_size) if self.samples else ()
+
+
+class DataLoader:
+    """Iterates over the batches of one epoch; `set_epoch` says which."""
+
+    def __init__(
+        self, dataset: Dataset, batcher: Batcher, order: Order, workers: int, device: torch.device
+    ) -> None:
+        self.dataset = dataset
+        self.batcher = batcher
+        self.order = order
+        self.workers = workers
+        self.device = device
+        self.epoch = 1
+
+    def __len__(self) -> int:
+        """The number of batches in an epoch."""
+        return len(self.order)
+
+    @property
+    def num_items(self) -> int:
+        """The number of samples in an epoch."""
+        return self.order.samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is that of *epoch*, from 1."""
+        self.epoch = epoch
+
+    def set_device(self, device: torch.device) -> None:
+        """Batches go to *device* from now on."""
+        self.device = device
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._from_workers() if self.workers else self._from_here()
+        return batches if self.device == CPU else (move(batch, self.device) for batch in batches)
+
+    def _from_here(self) -> Iterator[Any]:
+        fetch = getattr(self.dataset, "__getitems__", self._one_by_one)
+        for indices in self.order.batches(self.epoch):
+            yield self.batcher.batch(fetch(indices))
+
+    def _from_workers(self) -> Iterator[Any]:
+        """The same batches, made by worker processes; their generator is their own, not torch's global one."""
+        return iter(
+            TorchDataLoader(
+                self.dataset,  # type: ignore[arg-type]  # a Dataset by structure, not by descent
+                batch_sampler=[indices.tolist() for indices in self.order.batches(self.epoch)],
+                collate_fn=self.batcher.batch,
+                num_workers=self.workers,
+                generator=torch.Generator().manual_seed(
+                    derived_seed(self.order.seed or 0, self.epoch)
+                ),
+            )
+        )
+
+    def _one_by_one(self, indices: torch.Tensor) -> list[Any]:
+        return [self.dataset[index] for index in indices.tolist()]

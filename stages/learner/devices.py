@@ -1,0 +1,40 @@
+"""Where a model trains."""
+
+import torch
+
+from stages.contracts.errors import BuilderError
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """The device called *name*: ``auto`` (the best there is), ``cpu``, ``cuda:0``, ``mps``.
+
+    Raises `BuilderError` for a name that torch does not know and for a device that is not there.
+    """
+    if name == "auto":
+        return torch.device(_available()[0])
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    known = ", ".join(["auto", *_available()])
+    if device is None:
+        raise BuilderError(f"no device is called {str(name)!r}; on this machine: {known}")
+    if device.type not in {each.split(":")[0] for each in _available()}:
+        raise BuilderError(f"device {str(name)!r} is not on this machine; on it: {known}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BuilderError(f"device {str(name)!r} is not on this machine; on it: {known}")
+    return device
+
+
+def _available() -> list[str]:
+    """The devices here, the fastest first."""
+    names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    return [*names, "cpu"]
+
+
+def set_num_threads(num_threads: int | None) -> None:
+    """Let torch compute on this many threads of the CPU; None leaves its choice as it is."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)

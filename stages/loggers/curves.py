@@ -1,0 +1,41 @@
+"""A run's numbers in the forms that `dvc metrics`, `dvc plots` and `dvc exp show` read."""
+
+from pathlib import Path
+from typing import Any
+
+from stages.contracts.history import Direction, History, Split
+from stages.contracts.text import number, to_json
+from stages.records import write_text
+
+
+def write_metrics(history: History, path: Path) -> None:
+    """The last epoch's values, and those of the epoch with the lowest validation loss, as JSON."""
+    last, best = history.epochs, history.best(Split.VALID, "Loss", Direction.LOWEST)
+    content: dict[str, Any] = {"epoch": last, **_values(history, last)}
+    if best is not None:
+        content["best"] = {"epoch": best, **_values(history, best)}
+    write_text(path, to_json(content) + "\n")
+
+
+def write_curves(history: History, directory: Path) -> None:
+    """One TSV a metric in *directory*: a row an epoch, a column a split."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for metric in history.metrics():
+        series = {split: history.series(split, metric) for split in Split}
+        columns = [split for split in Split if series[split]]
+        lines = ["\t".join(["epoch", *columns])]
+        for epoch in sorted(set().union(*series.values())):
+            cells = [series[split].get(epoch) for split in columns]
+            lines.append("\t".join([str(epoch), *("" if c is None else number(c) for c in cells)]))
+        write_text(directory / f"{metric.replace(' ', '_')}.tsv", "\n".join(lines) + "\n")
+
+
+def _values(history: History, epoch: int) -> dict[str, dict[str, float]]:
+    return {
+        split.value: {
+            metric: history.series(split, metric)[epoch]
+            for metric in history.metrics()
+            if epoch in history.series(split, metric)
+        }
+        for split in Split
+    }

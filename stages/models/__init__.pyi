@@ -1,0 +1,12 @@
+from .cnn import Cnn as Cnn
+from .config import CnnConfig as CnnConfig
+from .config import MlpConfig as MlpConfig
+from .config import MlpRegressorConfig as MlpRegressorConfig
+from .config import ModelConfig as ModelConfig
+from .find import build_model as build_model
+from .mlp import Mlp as Mlp
+from .mlp import MlpRegressor as MlpRegressor
+from .steps import ClassificationStep as ClassificationStep
+from .steps import Model as Model
+from .steps import RegressionStep as RegressionStep
+from .steps import backward as backward

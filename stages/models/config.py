@@ -1,0 +1,52 @@
+"""Models, as params say them. What depends on the data (shape, classes) is filled in by build-learner."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, PositiveInt, Tag
+
+from stages.contracts.config import Config, Use, kind_of
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class CnnConfig(Config):
+    """The network of the Burn book's guide: two convolutions, an adaptive pool, two linear layers."""
+
+    kind: Literal["cnn"] = "cnn"
+    channels: tuple[PositiveInt, PositiveInt] = (8, 16)
+    """Of the two convolutions."""
+    kernel_size: PositiveInt = 3
+    pool_size: PositiveInt = 8
+    """Height and width after the pool, whatever the size of the images."""
+    hidden_size: PositiveInt = 512
+    dropout: Probability = 0.5
+
+
+class MlpConfig(Config):
+    """Linear layers with ReLU between, for classes."""
+
+    kind: Literal["mlp"]
+    hidden_sizes: tuple[PositiveInt, ...] = (64,)
+    dropout: Probability = 0.0
+
+
+class MlpRegressorConfig(Config):
+    """The same, for numbers."""
+
+    kind: Literal["mlp_regressor"]
+    hidden_sizes: tuple[PositiveInt, ...] = (64,)
+    dropout: Probability = 0.0
+
+
+def _tag(value: Any) -> str:
+    kind = kind_of(value)
+    return kind if kind in {"cnn", "mlp", "mlp_regressor"} else "use"
+
+
+ModelConfig = Annotated[
+    Annotated[CnnConfig, Tag("cnn")]
+    | Annotated[MlpConfig, Tag("mlp")]
+    | Annotated[MlpRegressorConfig, Tag("mlp_regressor")]
+    | Annotated[Use, Tag("use")],
+    Discriminator(_tag),
+]

@@ -1,0 +1,44 @@
+"""Perceptrons: linear layers with ReLU between, for inputs of any shape."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from stages.models.steps import ClassificationStep, RegressionStep
+
+
+class Perceptron(nn.Module):
+    """Flattens its input and runs it through the layers."""
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_outputs: int,
+        *,
+        hidden_sizes: Sequence[int] = (64,),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        sizes = [math.prod(input_shape), *hidden_sizes, num_outputs]
+        self.layers = nn.ModuleList(nn.Linear(size, after) for size, after in pairwise(sizes))
+        self.dropout = nn.Dropout(dropout)
+        self.activation = nn.ReLU()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, outputs) of *inputs* (B, …)."""
+        x = torch.flatten(inputs, 1)
+        for layer in self.layers[:-1]:
+            x = self.dropout(self.activation(layer(x)))
+        outputs: Tensor = self.layers[-1](x)
+        return outputs
+
+
+class Mlp(ClassificationStep, Perceptron):
+    """A perceptron for classes."""
+
+
+class MlpRegressor(RegressionStep, Perceptron):
+    """A perceptron for numbers."""

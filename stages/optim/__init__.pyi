@@ -1,0 +1,12 @@
+from .config import Adam as Adam
+from .config import AdamW as AdamW
+from .config import OptimizerConfig as OptimizerConfig
+from .config import Sgd as Sgd
+from .gradients import Window as Window
+from .optimizers import build_optimizer as build_optimizer
+from .schedules import Constant as Constant
+from .schedules import Cosine as Cosine
+from .schedules import Linear as Linear
+from .schedules import Schedule as Schedule
+from .schedules import ScheduleConfig as ScheduleConfig
+from .schedules import Scheduler as Scheduler

@@ -1,0 +1,9 @@
+from .files import sha256 as sha256
+from .files import write_text as write_text
+from .files import written_whole as written_whole
+from .recorder import FullPrecision as FullPrecision
+from .recorder import HalfPrecision as HalfPrecision
+from .recorder import NamedMpkGzFileRecorder as NamedMpkGzFileRecorder
+from .recorder import Recorder as Recorder
+from .recorder import Tree as Tree
+from .recorder import named as named

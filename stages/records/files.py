@@ -1,0 +1,50 @@
+"""Files that appear whole or not at all."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write *path*'s new content to; *path* changes when the block ends, and only if it ends well.
+
+    The content goes to a hidden name in the same directory, is synced, and takes *path*'s place
+    with one rename; then the directory is synced too.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """*text* as the whole content of *path*, in UTF-8."""
+    with written_whole(path) as file:
+        file.write(text.encode())
+
+
+def sync_directory(path: Path) -> None:
+    """Renames and removals in directory *path* are on disk when this returns."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """The digest of *path*'s content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

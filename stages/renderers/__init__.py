@@ -1,0 +1,5 @@
+"""Where a run is shown. Renderers change nothing."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
