@@ -61,7 +61,7 @@ def fit(config: FitConfig, paths: Paths) -> None:
     _publish(workspace, paths)
 
 
-def _train(config: FitConfig, workspace: Path, prepared: data.Prepared) -> History:
+def _train(config: FitConfig, workspace: Path, prepared: "data.Prepared") -> History:
     learner.set_num_threads(config.num_threads)
     blueprint = learner.Blueprint.read(workspace)
     builder = learner.LearnerBuilder(workspace)
