@@ -22,17 +22,21 @@ app = typer.Typer(
 def run() -> None:
     """Bring all five stages up to date in this process, as a Prefect flow where an API is configured."""
     from pipeline import prefect_api
+    from pipeline.lock import project_lock
+    from pipeline.params import read_params
 
-    if prefect_api.configured():
-        from pipeline.flow import learner_flow
+    read_params()  # before anything is started or removed
+    with project_lock():
+        if prefect_api.configured():
+            from pipeline.flow import learner_flow
 
-        learner_flow(_report)
-    else:
-        from pipeline.bodies import STAGES
-        from pipeline.reproduce import reproduce
+            learner_flow(_report)
+        else:
+            from pipeline.bodies import STAGES
+            from pipeline.reproduce import reproduce
 
-        for name in STAGES:
-            _report(name, reproduce(name))
+            for name in STAGES:
+                _report(name, reproduce(name))
 
 
 @app.command()
@@ -42,14 +46,18 @@ def stage(
     """Do what one stage does. This is what dvc.yaml starts; for your own use, `dvc repro NAME`."""
     from pipeline import prefect_api
     from pipeline.bodies import STAGES, run_body
+    from pipeline.lock import project_lock
 
     try:
-        if prefect_api.configured() and name in STAGES:
-            from pipeline.tasks import TASKS
+        with project_lock():
+            if prefect_api.configured() and name in STAGES:
+                os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
+                from pipeline.tasks import TASKS, hide_expected_tracebacks
 
-            TASKS[name](run_body)
-        else:
-            run_body(name)
+                hide_expected_tracebacks()
+                TASKS[name](run_body)
+            else:
+                run_body(name)
     except BaseException:
         if os.environ.get("DVC_STAGE") == name:
             from pipeline.reproduce import restore_outputs

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from prefect import flow
 
 from pipeline.reproduce import Outcome, reproduce
-from pipeline.tasks import TASKS
+from pipeline.tasks import TASKS, hide_expected_tracebacks
 
 Report = Callable[[str, Outcome], None]
 
@@ -22,5 +22,6 @@ def learner_flow(report: Report) -> None:
         report(name, outcome)
         return outcome
 
+    hide_expected_tracebacks()
     for each in TASKS.values():
         each(door)

@@ -5,6 +5,7 @@ the body is called is ours: instead of starting ``cmd``, DVC calls a function he
 of DVC is replaced (`dvc.stage.run.cmd_run`), which is why dvc is pinned exactly.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ def reproduce(name: str) -> Outcome:
 
     token = _body.set(body)
     try:
-        with Repo() as repo:
+        with _quiet_dvc(), Repo() as repo:
             reproduced = repo.reproduce(name, single_item=True)
     except BaseException as error:
         if called:
@@ -97,6 +98,18 @@ def _cause(error: BaseException) -> BaseException:
             break
         cause = cause.__cause__
     return StageFailed(": ".join(messages))
+
+
+@contextmanager
+def _quiet_dvc() -> Iterator[None]:
+    """DVC warns, but does not tell what the caller tells."""
+    logger = logging.getLogger("dvc")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager

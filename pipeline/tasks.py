@@ -4,6 +4,7 @@ A task is told by which *door* its stage goes: through DVC in this process (`rep
 straight to the body (`run_body`, in a process that DVC itself started).
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
+from stages.contracts.errors import StageError
 
 Door = Callable[[str], object]
 
@@ -62,3 +64,15 @@ def _through(door: Door, name: str) -> State[Any]:
     if outcome is None or outcome == "ran":
         return Completed(message=f"{name} ran")
     return Completed(name="Cached", message=f"DVC: {outcome}")
+
+
+def hide_expected_tracebacks() -> None:
+    """Have Prefect log a `StageError` as its message alone; any other exception keeps its traceback."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_without_traceback)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    if record.exc_info and isinstance(record.exc_info[1], StageError):
+        record.exc_info = None
+    return True

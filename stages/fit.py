@@ -9,6 +9,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from stages import data, learner, loggers, metrics
 from stages.contracts.config import Config, Use
 from stages.contracts.history import History
+from stages.metrics.config import MetricConfig
 
 VERSION = "1"
 
@@ -28,7 +29,7 @@ class FitConfig(Config):
     """torch's threads on a CPU; none leaves it to torch, and then another machine may round otherwise."""
     grads_accumulation: PositiveInt = 1
     """Batches for one step of the optimizer."""
-    metrics: tuple[Use, ...] = (Use(kind="loss"), Use(kind="accuracy"))
+    metrics: tuple[MetricConfig, ...] = (Use(kind="loss"), Use(kind="accuracy"))
     """``loss``, ``accuracy``, or import paths; followed on both splits."""
 
 

@@ -5,10 +5,11 @@
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
+from stages.contracts.config import Use
 from stages.contracts.errors import PluginError, closest
 
 
@@ -17,19 +18,37 @@ def find(part: str, name: str, built_in: Mapping[str, str]) -> Any:
 
     Raises `PluginError` for a name that leads nowhere and for a module that does not import.
     """
+    return _import(part, import_path(part, name, built_in))
+
+
+def import_path(part: str, name: str, built_in: Mapping[str, str]) -> str:
+    """Where *name* leads, without going there. Raises `PluginError` for a short name nobody knows."""
     if ":" in name:
-        return _import(part, name)
+        return name
     if name in built_in:
-        return _import(part, built_in[name])
-    registered = {point.name: point for point in entry_points(group=f"stages.{part}")}
+        return built_in[name]
+    registered = {point.name: point.value for point in entry_points(group=f"stages.{part}s")}
     if name in registered:
-        return _import(part, registered[name].value)
+        return registered[name]
     known = sorted({*built_in, *registered})
     raise PluginError(
         f"no {part} is called {name!r}.{closest(name, known)}\n"
-        f"  built in or registered: {', '.join(known) or 'none'}\n"
-        f"  your own: write its import path, as in 'my_lab.parts:{_class_name(name)}'"
+        f"    built in or registered: {', '.join(known) or 'none'}\n"
+        f"    your own: write its import path, as in 'my_lab.parts:{_class_name(name)}'"
     )
+
+
+def known_as(part: str, built_in: Mapping[str, str]) -> Callable[[Use], Use]:
+    """A check for pydantic that a `Use` of *part* names something: built in, registered, or a path."""
+
+    def check(use: Use) -> Use:
+        try:
+            import_path(part, use.kind, built_in)
+        except PluginError as error:
+            raise ValueError(str(error)) from None
+        return use
+
+    return check
 
 
 def build(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> Any:

@@ -2,9 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import AfterValidator, Discriminator, Tag
 
 from stages.contracts.config import Config, Use, kind_of
+from stages.contracts.plugins import known_as
+
+BUILT_IN = {
+    "digits": "stages.data.sources:digits",
+    "idx": "stages.data.sources:idx",
+    "npz": "stages.data.sources:npz",
+}
 
 
 class Digits(Config):
@@ -31,13 +38,13 @@ class Npz(Config):
 
 def _tag(value: Any) -> str:
     kind = kind_of(value)
-    return kind if kind in {"digits", "idx", "npz"} else "use"
+    return kind if kind in BUILT_IN else "use"
 
 
 Source = Annotated[
     Annotated[Digits, Tag("digits")]
     | Annotated[Idx, Tag("idx")]
     | Annotated[Npz, Tag("npz")]
-    | Annotated[Use, Tag("use")],
+    | Annotated[Use, AfterValidator(known_as("source", BUILT_IN)), Tag("use")],
     Discriminator(_tag),
 ]

@@ -12,14 +12,8 @@ from sklearn.datasets import load_digits
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import DataError, PluginError
-from stages.data.config import Digits, Idx, Npz
+from stages.data.config import BUILT_IN, Digits, Idx, Npz
 from stages.data.splits import Arrays, Splits
-
-BUILT_IN = {
-    "digits": "stages.data.sources:digits",
-    "idx": "stages.data.sources:idx",
-    "npz": "stages.data.sources:npz",
-}
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 

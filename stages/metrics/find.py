@@ -3,12 +3,8 @@
 from stages.contracts import plugins
 from stages.contracts.config import Use
 from stages.contracts.errors import PluginError
+from stages.metrics.config import BUILT_IN
 from stages.metrics.mean import Metric
-
-BUILT_IN = {
-    "accuracy": "stages.metrics.accuracy:AccuracyMetric",
-    "loss": "stages.metrics.loss:LossMetric",
-}
 
 
 def build_metric(use: Use) -> Metric:

@@ -2,9 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, PositiveInt, Tag
+from pydantic import AfterValidator, Discriminator, Field, PositiveInt, Tag
 
 from stages.contracts.config import Config, Use, kind_of
+from stages.contracts.plugins import known_as
+
+BUILT_IN = {
+    "cnn": "stages.models.cnn:Cnn",
+    "mlp": "stages.models.mlp:Mlp",
+    "mlp_regressor": "stages.models.mlp:MlpRegressor",
+}
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
@@ -40,13 +47,13 @@ class MlpRegressorConfig(Config):
 
 def _tag(value: Any) -> str:
     kind = kind_of(value)
-    return kind if kind in {"cnn", "mlp", "mlp_regressor"} else "use"
+    return kind if kind in BUILT_IN else "use"
 
 
 ModelConfig = Annotated[
     Annotated[CnnConfig, Tag("cnn")]
     | Annotated[MlpConfig, Tag("mlp")]
     | Annotated[MlpRegressorConfig, Tag("mlp_regressor")]
-    | Annotated[Use, Tag("use")],
+    | Annotated[Use, AfterValidator(known_as("model", BUILT_IN)), Tag("use")],
     Discriminator(_tag),
 ]

@@ -9,12 +9,7 @@ from torch import nn
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import PluginError
-
-BUILT_IN = {
-    "cnn": "stages.models.cnn:Cnn",
-    "mlp": "stages.models.mlp:Mlp",
-    "mlp_regressor": "stages.models.mlp:MlpRegressor",
-}
+from stages.models.config import BUILT_IN
 
 
 def build_model(config: BaseModel, offered: Mapping[str, Any]) -> nn.Module:
