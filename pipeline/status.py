@@ -50,6 +50,7 @@ def _named(names: Any) -> str:
 
 def _checkpoints(directory: Path) -> str:
     found = sorted(
-        int(path.name.split(".")[0].removeprefix("trainer-")) for path in directory.glob("trainer-*")
+        int(path.name.split(".")[0].removeprefix("trainer-"))
+        for path in directory.glob("trainer-*")
     )
     return f"checkpoints of epoch {', '.join(map(str, found))}" if found else "no checkpoint yet"

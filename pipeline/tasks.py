@@ -18,9 +18,7 @@ from stages.contracts.errors import StageError
 Door = Callable[[str], object]
 
 
-@task(
-    name="create-artifact-dir", version=create_artifact_dir.VERSION, cache_policy=NO_CACHE
-)
+@task(name="create-artifact-dir", version=create_artifact_dir.VERSION, cache_policy=NO_CACHE)
 def create_artifact_dir_task(door: Door) -> State[Any]:
     """Make the artifact directory."""
     return _through(door, "create-artifact-dir")

@@ -47,7 +47,9 @@ class FileCheckpointer:
         """Write *checkpoint* as that of *epoch*; it exists once this returns, and not before."""
         files = {}
         for part in PARTS:
-            path = self.recorder.record(getattr(checkpoint, part), self.directory / f"{part}-{epoch}")
+            path = self.recorder.record(
+                getattr(checkpoint, part), self.directory / f"{part}-{epoch}"
+            )
             files[path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
         _trainer_recorder.record(
             {**checkpoint.trainer, "files": files}, self.directory / f"trainer-{epoch}"
@@ -68,7 +70,9 @@ class FileCheckpointer:
             self._verify(trainer["files"])
             parts = {part: self.recorder.load(self.directory / f"{part}-{epoch}") for part in PARTS}
         except (RecordError, KeyError, TypeError) as error:
-            raise CheckpointError(f"the checkpoint of epoch {epoch} is not whole: {error}") from error
+            raise CheckpointError(
+                f"the checkpoint of epoch {epoch} is not whole: {error}"
+            ) from error
         return Checkpoint(**parts, trainer=trainer)
 
     def delete(self, epoch: int) -> None:

@@ -14,7 +14,7 @@ class Config(BaseModel):
 class Use(BaseModel):
     """A part by name, and what to build it with: ``accuracy`` or ``{kind: "my_lab.nets:Wide", width: 64}``.
 
-    Every key but ``kind`` is an argument of the part.
+    Every key but ``kind`` is an argument of the part; one that is null is not passed on.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
@@ -27,15 +27,10 @@ class Use(BaseModel):
     def _accept_bare_name(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What the part is built with."""
-        return dict(self.model_extra or {})
-
 
 def arguments_of(config: BaseModel) -> dict[str, Any]:
-    """The keys beside ``kind`` of a built-in part's config, or of a `Use`."""
-    return {key: value for key, value in config if key != "kind"}
+    """What a part is built with: the keys beside ``kind``, but for those that are null."""
+    return {key: value for key, value in config if key != "kind" and value is not None}
 
 
 def kind_of(value: Any) -> str | None:

@@ -18,6 +18,8 @@ class Digits(Config):
     """The 1,797 handwritten digits of 8×8 pixels that scikit-learn carries (UCI, 1998)."""
 
     kind: Literal["digits"] = "digits"
+    path: None = None
+    """None: they come with scikit-learn. The key is here so that ``-S load_data.source.path=…`` finds it."""
 
 
 class Idx(Config):

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 class DataLoaderBuilder:
     """Burn's builder of the same name::
 
-        loader = DataLoaderBuilder(batcher).batch_size(64).shuffle(42).num_workers(4).build(dataset)
+    loader = DataLoaderBuilder(batcher).batch_size(64).shuffle(42).num_workers(4).build(dataset)
     """
 
     def __init__(self, batcher: Batcher) -> None:

@@ -39,7 +39,10 @@ def checked(arrays: Arrays, where: str) -> Arrays:
 
 def prepare(splits: Splits) -> Prepared:
     """Both splits as tensors, with what later stages must know. Raises `DataError` as `checked` does."""
-    train, valid = checked(splits.train, "the train split"), checked(splits.valid, "the valid split")
+    train, valid = (
+        checked(splits.train, "the train split"),
+        checked(splits.valid, "the valid split"),
+    )
     for name in ("inputs", "targets"):
         one, other = getattr(train, name), getattr(valid, name)
         if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:

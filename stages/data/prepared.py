@@ -81,7 +81,9 @@ def read_info(path: Path) -> DatasetInfo:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}): run load-data first") from error
     except ValidationError as error:
-        raise DataError(f"{path} is not what load-data writes: {error.errors()[0]['msg']}") from error
+        raise DataError(
+            f"{path} is not what load-data writes: {error.errors()[0]['msg']}"
+        ) from error
 
 
 def read(directory: Path) -> Prepared:

@@ -20,9 +20,8 @@ _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 
 def load_source(config: Digits | Idx | Npz | Use) -> Arrays | Splits:
     """What the source that *config* names holds. Raises `DataError` or `PluginError`."""
-    arguments = config.arguments if isinstance(config, Use) else arguments_of(config)
     source = plugins.find("source", config.kind, BUILT_IN)
-    loaded = plugins.build("source", config.kind, source, arguments)
+    loaded = plugins.build("source", config.kind, source, arguments_of(config))
     if not isinstance(loaded, Arrays | Splits):
         raise PluginError(
             f"source {config.kind!r} returned a {type(loaded).__name__}; it must return "
@@ -81,7 +80,12 @@ def _idx_file(folder: Path, stem: str) -> np.ndarray:
         raise DataError(f"{folder} has no {candidates[1].name} and no {candidates[0].name}")
     data = _content(path)
     head = 4 + 4 * dimensions
-    if len(data) < head or data[:2] != b"\0\0" or data[2] not in _IDX_TYPES or data[3] != dimensions:
+    if (
+        len(data) < head
+        or data[:2] != b"\0\0"
+        or data[2] not in _IDX_TYPES
+        or data[3] != dimensions
+    ):
         raise DataError(f"{path} is no IDX file of {dimensions} dimensions: it begins {data[:4]!r}")
     shape = np.frombuffer(data, ">u4", dimensions, 4).tolist()
     dtype = np.dtype(_IDX_TYPES[data[2]])

@@ -32,15 +32,15 @@ log = logging.getLogger(__name__)
 class LearnerBuilder:
     """Puts a `Learner` together; everything it writes goes under *directory*::
 
-        learner = (
-            LearnerBuilder("artifacts")
-            .metric_train_numeric(LossMetric())
-            .metric_valid_numeric(LossMetric())
-            .with_file_checkpointer(NamedMpkGzFileRecorder())
-            .num_epochs(10)
-            .build(model, Adam(), 1e-3)
-        )
-        model = learner.fit(train, valid)
+    learner = (
+        LearnerBuilder("artifacts")
+        .metric_train_numeric(LossMetric())
+        .metric_valid_numeric(LossMetric())
+        .with_file_checkpointer(NamedMpkGzFileRecorder())
+        .num_epochs(10)
+        .build(model, Adam(), 1e-3)
+    )
+    model = learner.fit(train, valid)
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -111,7 +111,9 @@ class LearnerBuilder:
     def with_file_checkpointer(self, recorder: Recorder) -> Self:
         """Write a checkpoint of every epoch to ``<directory>/checkpoint``. Default: none."""
         if recorder.precision is not FullPrecision:
-            log.warning("checkpoints in half precision: a resumed run will not equal an unbroken one")
+            log.warning(
+                "checkpoints in half precision: a resumed run will not equal an unbroken one"
+            )
         self._checkpointer = FileCheckpointer(self._directory / "checkpoint", recorder)
         return self
 
@@ -177,7 +179,9 @@ class LearnerBuilder:
     def _register(self, split: Split, registered: Registered) -> Self:
         names = [each.metric.name for each in self._metrics[split]]
         if registered.metric.name in names:
-            raise BuilderError(f"two metrics of the {split} split are called {registered.metric.name!r}")
+            raise BuilderError(
+                f"two metrics of the {split} split are called {registered.metric.name!r}"
+            )
         self._metrics[split].append(registered)
         return self
 
@@ -194,9 +198,7 @@ class LearnerBuilder:
             )
 
 
-def _scheduler(
-    optimizer: torch.optim.Optimizer, lr: float | LrScheduler | None
-) -> LrScheduler:
+def _scheduler(optimizer: torch.optim.Optimizer, lr: float | LrScheduler | None) -> LrScheduler:
     if lr is None:
         return Scheduler(float(optimizer.param_groups[0]["lr"]))
     return Scheduler(float(lr)) if isinstance(lr, int | float) else lr

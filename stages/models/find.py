@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from torch import nn
 
 from stages.contracts import plugins
-from stages.contracts.config import Use, arguments_of
+from stages.contracts.config import arguments_of
 from stages.contracts.errors import PluginError
 from stages.models.config import BUILT_IN
 
@@ -20,10 +20,7 @@ def build_model(config: BaseModel, offered: Mapping[str, Any]) -> nn.Module:
     """
     kind: str = config.kind  # type: ignore[attr-defined]  # every model config and Use have one
     maker = plugins.find("model", kind, BUILT_IN)
-    arguments = config.arguments if isinstance(config, Use) else arguments_of(config)
-    model = plugins.build(
-        "model", kind, maker, {**plugins.accepted(maker, offered), **arguments}
-    )
+    model = plugins.build("model", kind, maker, {**plugins.accepted(maker, offered), **arguments_of(config)})
     missing = [name for name in ("train_step", "valid_step") if not hasattr(model, name)]
     if isinstance(model, nn.Module) and not missing:
         return model

@@ -98,7 +98,9 @@ class NamedMpkGzFileRecorder:
             raise RecordError(f"there is no record {source}")
         container = decoded(_unzipped(source), str(source))
         if not isinstance(container, dict) or not {"metadata", "item"} <= container.keys():
-            raise RecordError(f"{source} holds MessagePack, but no record (no 'metadata' and 'item')")
+            raise RecordError(
+                f"{source} holds MessagePack, but no record (no 'metadata' and 'item')"
+            )
         return container["item"]
 
     def _named(self, path: Path) -> Path:
