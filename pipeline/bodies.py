@@ -57,7 +57,5 @@ def run_body(name: str) -> None:
     Raises `ParamsError` for a name that no stage has, and whatever the stage raises.
     """
     if name not in STAGES:
-        raise ParamsError(
-            f"no stage is called {name!r}: {', '.join(STAGES)}.{closest(name, STAGES)}"
-        )
+        raise ParamsError(f"no stage is called {name!r}: {', '.join(STAGES)}.{closest(name, STAGES)}")
     STAGES[name].call(read_params(), read_paths())

@@ -106,9 +106,7 @@ def summary(
 
 
 @app.callback(invoke_without_command=True)
-def _root(
-    *, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
-) -> None:
+def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
         from importlib.metadata import version as installed
 

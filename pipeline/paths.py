@@ -18,9 +18,7 @@ def read_paths(path: Path = Path("dvc.yaml")) -> dict[str, Path]:
     content = read_yaml(path)
     found = [each["paths"] for each in content.get("vars", []) if "paths" in each]
     if not found:
-        raise ParamsError(
-            f"{path} has no vars: [{{paths: …}}], from which the stages take their paths"
-        )
+        raise ParamsError(f"{path} has no vars: [{{paths: …}}], from which the stages take their paths")
     return {name: Path(value) for name, value in found[0].items()}
 
 

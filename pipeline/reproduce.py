@@ -19,7 +19,7 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.bodies import run_body
-from stages.contracts.errors import StageError, StageFailed
+from stages.contracts.errors import StageError, StageFailedError
 
 _body: ContextVar[Callable[[], None] | None] = ContextVar("body", default=None)
 _start_command = dvc.stage.run.cmd_run
@@ -48,7 +48,7 @@ dvc.stage.run.cmd_run = _call_body
 def reproduce(name: str) -> Outcome:
     """Reproduce stage *name* of the project in this folder, and nothing before or after it.
 
-    Raises what the stage's body raises, after its outputs are back as they were; `StageFailed` where it
+    Raises what the stage's body raises, after its outputs are back as they were; `StageFailedError` where it
     is DVC that cannot go on.
     """
     called = []
@@ -97,7 +97,7 @@ def _cause(error: BaseException) -> BaseException:
         if cause.__cause__ is None:
             break
         cause = cause.__cause__
-    return StageFailed(": ".join(messages))
+    return StageFailedError(": ".join(messages))
 
 
 @contextmanager

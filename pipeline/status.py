@@ -8,7 +8,7 @@ from dvc.repo import Repo
 
 from pipeline.bodies import STAGES
 from pipeline.paths import read_paths
-from stages.contracts.errors import StageFailed
+from stages.contracts.errors import StageFailedError
 
 
 def status_lines() -> list[str]:
@@ -17,7 +17,7 @@ def status_lines() -> list[str]:
         with Repo() as repo:
             changed = repo.status()
     except DvcException as error:
-        raise StageFailed(str(error)) from error
+        raise StageFailedError(str(error)) from error
     width = max(map(len, STAGES))
     lines = [
         f"{name:<{width}}  version {stage.version}  {_changes(changed.get(name))}"
@@ -50,7 +50,6 @@ def _named(names: Any) -> str:
 
 def _checkpoints(directory: Path) -> str:
     found = sorted(
-        int(path.name.split(".")[0].removeprefix("trainer-"))
-        for path in directory.glob("trainer-*")
+        int(path.name.split(".")[0].removeprefix("trainer-")) for path in directory.glob("trainer-*")
     )
     return f"checkpoints of epoch {', '.join(map(str, found))}" if found else "no checkpoint yet"

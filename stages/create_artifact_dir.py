@@ -8,8 +8,8 @@ from typing import Any
 
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
+from stages.contracts.files import write_text
 from stages.contracts.text import to_json
-from stages.records import write_text
 
 VERSION = "1"
 
@@ -48,9 +48,7 @@ class Paths:
     """A path for each of `ENTRIES`."""
 
 
-def create_artifact_dir(
-    config: CreateArtifactDirConfig, paths: Paths, resolved: Mapping[str, Any]
-) -> None:
+def create_artifact_dir(config: CreateArtifactDirConfig, paths: Paths, resolved: Mapping[str, Any]) -> None:
     """Write config.json (*resolved*, all sections) and layout.json; remove what no stage owns.
 
     layout.json changes with VERSION and with the paths only, so what depends on it for its order is not

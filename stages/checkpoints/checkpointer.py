@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import CheckpointError, RecordError
-from stages.records import FullPrecision, NamedMpkGzFileRecorder, Recorder, Tree, sha256
+from stages.contracts.files import sha256
+from stages.records import FullPrecision, NamedMpkGzFileRecorder, Recorder, Tree
 
 PARTS = ("model", "optim", "scheduler")
 _trainer_recorder = NamedMpkGzFileRecorder(FullPrecision)
@@ -47,13 +48,9 @@ class FileCheckpointer:
         """Write *checkpoint* as that of *epoch*; it exists once this returns, and not before."""
         files = {}
         for part in PARTS:
-            path = self.recorder.record(
-                getattr(checkpoint, part), self.directory / f"{part}-{epoch}"
-            )
+            path = self.recorder.record(getattr(checkpoint, part), self.directory / f"{part}-{epoch}")
             files[path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
-        _trainer_recorder.record(
-            {**checkpoint.trainer, "files": files}, self.directory / f"trainer-{epoch}"
-        )
+        _trainer_recorder.record({**checkpoint.trainer, "files": files}, self.directory / f"trainer-{epoch}")
 
     def restore(self, epoch: int) -> Checkpoint:
         """The checkpoint of *epoch*, verified before it is decoded.
@@ -62,17 +59,13 @@ class FileCheckpointer:
         """
         if epoch not in self.saved():
             there = ", ".join(map(str, self.saved())) or "none"
-            raise CheckpointError(
-                f"{self.directory} has no checkpoint of epoch {epoch}; there: {there}"
-            )
+            raise CheckpointError(f"{self.directory} has no checkpoint of epoch {epoch}; there: {there}")
         try:
             trainer = _trainer_recorder.load(self.directory / f"trainer-{epoch}")
             self._verify(trainer["files"])
             parts = {part: self.recorder.load(self.directory / f"{part}-{epoch}") for part in PARTS}
         except (RecordError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"the checkpoint of epoch {epoch} is not whole: {error}"
-            ) from error
+            raise CheckpointError(f"the checkpoint of epoch {epoch} is not whole: {error}") from error
         return Checkpoint(**parts, trainer=trainer)
 
     def delete(self, epoch: int) -> None:

@@ -1,1 +1,1 @@
-"""What every part agrees on: config base, plug-in look-up, outputs, history, events, errors. No torch."""
+"""What every part agrees on: config, plug-in look-up, outputs, history, events, errors, files. No torch."""

@@ -6,7 +6,7 @@
   x RecordError              a file of state that is cut, altered or not ours
   x CheckpointError          an epoch that was asked for and is not there, or is not whole
   x BuilderError             a learner that could not work, told before it starts
-  x StageFailed              a stage that DVC ran, and that did not end well
+  x StageFailedError              a stage that DVC ran, and that did not end well
   * ParamsError              exit code 2: params.yaml (or an option) does not say something valid
 
 A message says what, where, what is there, and what to do.
@@ -48,7 +48,7 @@ class BuilderError(StageError):
     """A learner that could not work, told before it starts."""
 
 
-class StageFailed(StageError):
+class StageFailedError(StageError):
     """A stage that DVC ran, and that did not end well."""
 
 

@@ -53,28 +53,37 @@ def known_as(part: str, built_in: Mapping[str, str]) -> Callable[[Use], Use]:
 
 def build(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> Any:
     """*maker* called with *arguments*, or a `PluginError` that lists what it does take."""
+    signature = _signature(maker)
     try:
-        inspect.signature(maker).bind(**arguments)
+        signature.bind(**arguments)
     except TypeError as error:
         raise PluginError(
             f"{part} {name!r} cannot be built: {error}.\n"
             f"  given: {', '.join(sorted(arguments)) or 'nothing'}\n"
-            f"  it takes: {inspect.signature(maker)}"
+            f"  it takes: {signature}"
         ) from None
     return maker(**arguments)
 
 
 def accepted(maker: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the *offered* arguments that *maker* names in its signature."""
-    names = inspect.signature(maker).parameters
+    names = _signature(maker).parameters
     return {name: value for name, value in offered.items() if name in names}
+
+
+def _signature(maker: Any) -> inspect.Signature:
+    """What *maker* takes; anything by name, where it is written in C and does not say."""
+    try:
+        return inspect.signature(maker)
+    except ValueError:
+        return inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
 
 
 def _import(part: str, path: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:  # noqa: BLE001  a user's module may fail in any way when it is imported
+    except Exception as error:
         raise PluginError(
             f"{part} {path!r} cannot be imported: {type(error).__name__}: {error}.\n"
             f"  the module {module_name!r} must be installed, or lie beside params.yaml"

@@ -11,6 +11,8 @@ from .datasets import Samples as Samples
 from .datasets import TensorDataset as TensorDataset
 from .loaders import DataLoader as DataLoader
 from .loaders import DataLoaderBuilder as DataLoaderBuilder
+from .prepare import checked as checked
+from .prepare import prepare as prepare
 from .prepared import DatasetInfo as DatasetInfo
 from .prepared import Normalization as Normalization
 from .prepared import Prepared as Prepared
@@ -18,8 +20,6 @@ from .prepared import read as read
 from .prepared import read_info as read_info
 from .prepared import write as write
 from .sources import load_source as load_source
-from .prepare import checked as checked
-from .prepare import prepare as prepare
 from .splits import Arrays as Arrays
 from .splits import Splits as Splits
 from .splits import split as split

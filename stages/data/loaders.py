@@ -1,5 +1,6 @@
 """Loaders: batches in an order that depends on the seed and the epoch, and on nothing else."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -65,7 +66,7 @@ class Order:
         self.seed = seed
 
     def __len__(self) -> int:
-        return -(-self.samples // self.batch_size)
+        return math.ceil(self.samples / self.batch_size)
 
     def batches(self, epoch: int) -> Sequence[torch.Tensor]:
         """The indices of each batch, int64."""
@@ -74,7 +75,7 @@ class Order:
         else:
             generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch))
             order = torch.randperm(self.samples, generator=generator)
-        return order.split(self.batch_size) if self.samples else ()
+        return torch.split(order, self.batch_size) if self.samples else ()
 
 
 class DataLoader:
@@ -117,16 +118,14 @@ class DataLoader:
             yield self.batcher.batch(fetch(indices))
 
     def _from_workers(self) -> Iterator[Any]:
-        """The same batches, made by worker processes; their generator is their own, not torch's global one."""
+        """The same batches, made by worker processes; their generator is not torch's global one."""
         return iter(
             TorchDataLoader(
                 self.dataset,  # type: ignore[arg-type]  # a Dataset by structure, not by descent
                 batch_sampler=[indices.tolist() for indices in self.order.batches(self.epoch)],
                 collate_fn=self.batcher.batch,
                 num_workers=self.workers,
-                generator=torch.Generator().manual_seed(
-                    derived_seed(self.order.seed or 0, self.epoch)
-                ),
+                generator=torch.Generator().manual_seed(derived_seed(self.order.seed or 0, self.epoch)),
             )
         )
 

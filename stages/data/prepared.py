@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save
 
 from stages.contracts.config import Config
 from stages.contracts.errors import DataError
+from stages.contracts.files import write_text, written_whole
 from stages.contracts.text import to_json
 from stages.data.datasets import TensorDataset
-from stages.records import write_text, written_whole
 
 
 class Normalization(Config):
@@ -81,9 +81,7 @@ def read_info(path: Path) -> DatasetInfo:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}): run load-data first") from error
     except ValidationError as error:
-        raise DataError(
-            f"{path} is not what load-data writes: {error.errors()[0]['msg']}"
-        ) from error
+        raise DataError(f"{path} is not what load-data writes: {error.errors()[0]['msg']}") from error
 
 
 def read(directory: Path) -> Prepared:

@@ -1,4 +1,4 @@
-"""The data sources we ship. A source is a function that returns `Arrays`, or `Splits` where it has its own."""
+"""The data sources we ship: functions that return `Arrays`, or `Splits` where the data has its own."""
 
 import gzip
 import math
@@ -80,12 +80,7 @@ def _idx_file(folder: Path, stem: str) -> np.ndarray:
         raise DataError(f"{folder} has no {candidates[1].name} and no {candidates[0].name}")
     data = _content(path)
     head = 4 + 4 * dimensions
-    if (
-        len(data) < head
-        or data[:2] != b"\0\0"
-        or data[2] not in _IDX_TYPES
-        or data[3] != dimensions
-    ):
+    if len(data) < head or data[:2] != b"\0\0" or data[2] not in _IDX_TYPES or data[3] != dimensions:
         raise DataError(f"{path} is no IDX file of {dimensions} dimensions: it begins {data[:4]!r}")
     shape = np.frombuffer(data, ">u4", dimensions, 4).tolist()
     dtype = np.dtype(_IDX_TYPES[data[2]])

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError
+from stages.contracts.files import write_text
 from stages.contracts.seeds import derived_seed
 from stages.contracts.text import to_json
 from stages.models import ModelConfig, build_model
 from stages.optim import OptimizerConfig, ScheduleConfig, Scheduler, build_optimizer
-from stages.records import write_text
 
 FILE_NAME = "learner.json"
 

@@ -111,9 +111,7 @@ class LearnerBuilder:
     def with_file_checkpointer(self, recorder: Recorder) -> Self:
         """Write a checkpoint of every epoch to ``<directory>/checkpoint``. Default: none."""
         if recorder.precision is not FullPrecision:
-            log.warning(
-                "checkpoints in half precision: a resumed run will not equal an unbroken one"
-            )
+            log.warning("checkpoints in half precision: a resumed run will not equal an unbroken one")
         self._checkpointer = FileCheckpointer(self._directory / "checkpoint", recorder)
         return self
 
@@ -179,9 +177,7 @@ class LearnerBuilder:
     def _register(self, split: Split, registered: Registered) -> Self:
         names = [each.metric.name for each in self._metrics[split]]
         if registered.metric.name in names:
-            raise BuilderError(
-                f"two metrics of the {split} split are called {registered.metric.name!r}"
-            )
+            raise BuilderError(f"two metrics of the {split} split are called {registered.metric.name!r}")
         self._metrics[split].append(registered)
         return self
 

@@ -73,7 +73,8 @@ class Loop:
                 self._finish(epoch)
         finally:
             self._close()
-        return self.state.model
+        model: nn.Module = self.state.model
+        return model
 
     def _train(self, loader: Loader, epoch: int) -> None:
         state, window, model = self.state, self.parts.window, self.state.model.train()

@@ -61,7 +61,7 @@ class State:
         )
 
     def restore(self, checkpoint: Checkpoint) -> History:
-        """Go on from *checkpoint*; the numbers up to there. Raises `CheckpointError` where it does not fit."""
+        """Go on from *checkpoint*; the numbers up to there. Raises `CheckpointError` if it does not fit."""
         optim = checkpoint.optim
         try:
             self.model.load_state_dict(checkpoint.model)

@@ -18,7 +18,7 @@ def summary_text(history: History, model: Any = None) -> str:
     if model is not None:
         lines += ["Model:", f"{model}", f"Total parameters: {_parameters(model)}"]
     lines += [f"Total Epochs: {history.epochs}", "", ""]
-    width = max((len(name) for name in [*history.metrics(), "Metric"]))
+    width = max(len(name) for name in [*history.metrics(), "Metric"])
     lines.append(_row("Split", "Metric".ljust(width), *_COLUMNS))
     lines.append("|-------|-" + "-" * width + "-|" + "|".join(["-" * 10] * 4) + "|")
     for split in Split:
@@ -43,7 +43,7 @@ def _extremes(series: dict[int, float]) -> tuple[str, str, str, str]:
 def _value(value: float) -> str:
     if math.isnan(value):
         return "NaN"
-    if value >= 0.01 or math.isinf(value):  # noqa: PLR2004
+    if value >= 0.01 or math.isinf(value):
         return f"{value:.3f}"
     mantissa, exponent = f"{value:.3e}".split("e")
     return f"{mantissa}e{int(exponent)}"

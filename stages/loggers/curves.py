@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from stages.contracts.files import write_text
 from stages.contracts.history import Direction, History, Split
 from stages.contracts.text import number, to_json
-from stages.records import write_text
 
 
 def write_metrics(history: History, path: Path) -> None:

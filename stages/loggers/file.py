@@ -42,9 +42,7 @@ class FileMetricLogger:
     def _opened(self, name: str) -> TextIO:
         directory = self.directory / f"epoch-{self._epoch}"
         directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / f"{name.replace(' ', '_')}.log").open(
-            "w", encoding="utf-8", newline="\n"
-        )
+        file = (directory / f"{name.replace(' ', '_')}.log").open("w", encoding="utf-8", newline="\n")
         self._files[name] = file
         return file
 
@@ -79,8 +77,6 @@ def _mean(path: Path) -> float | None:
             weighed = int(count or 1)
             total += float(value) * weighed
         except ValueError:
-            raise DataError(
-                f"{path}, line {place}: {line!r} is not 'value' or 'value,count'"
-            ) from None
+            raise DataError(f"{path}, line {place}: {line!r} is not 'value' or 'value,count'") from None
         weight += weighed
     return total / weight if weight else None

@@ -9,6 +9,7 @@ class AccuracyMetric:
 
     name = "Accuracy"
     unit = "%"
+    measures = ClassificationOutput
 
     def measure(self, output: ClassificationOutput) -> Mean:
         """Of one batch: 100 for each hit, over its samples."""

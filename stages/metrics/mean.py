@@ -35,6 +35,7 @@ class Metric(Protocol):
     name: str
     """As logs, curves and the summary show it; spaces become ``_`` in file names."""
     unit: str | None
+    # and, where not every output will do: ``measures``, the type of those that it takes
 
     def measure(self, output: Any) -> Mean:
         """What *output*, a step's item, comes to."""

@@ -27,7 +27,7 @@ class Cnn(ClassificationStep, nn.Module):
         """*input_shape* is (channels, height, width) of one image."""
         super().__init__()
         smallest = 2 * kernel_size - 1
-        if len(input_shape) != 3 or min(input_shape[1:]) < smallest:  # noqa: PLR2004
+        if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
             raise BuilderError(
                 f"model 'cnn' takes images (channels, height, width) of {smallest}×{smallest} pixels "
                 f"or more, and the data has inputs of shape {tuple(input_shape)}; 'mlp' takes any shape"

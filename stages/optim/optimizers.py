@@ -8,10 +8,8 @@ from torch import Tensor
 from stages.optim.config import Adam, AdamW, Sgd
 
 
-def build_optimizer(
-    config: Adam | AdamW | Sgd, parameters: Iterable[Tensor]
-) -> torch.optim.Optimizer:
-    """torch's optimizer of *parameters*, in its fused form: one call a step for all of them."""
+def build_optimizer(config: Adam | AdamW | Sgd, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """The torch optimizer of *parameters*, in its fused form: one call a step for all of them."""
     match config:
         case Adam():
             return torch.optim.Adam(

@@ -1,4 +1,4 @@
-"""State as files: trees of tensors, numbers and text, written whole or not at all, read without running code."""
+"""State as files: trees of tensors and numbers, written whole or not at all, read without running code."""
 
 import lazy_loader
 

@@ -1,6 +1,3 @@
-from .files import sha256 as sha256
-from .files import write_text as write_text
-from .files import written_whole as written_whole
 from .recorder import FullPrecision as FullPrecision
 from .recorder import HalfPrecision as HalfPrecision
 from .recorder import NamedMpkGzFileRecorder as NamedMpkGzFileRecorder

@@ -1,6 +1,6 @@
 """MessagePack, piece by piece: what is written never needs a second copy of the tensors in memory.
 
-A tensor is a map of ``bytes`` (row-major, little-endian), ``shape`` and ``dtype``, as Burn 0.14 and later write it.
+A tensor is a map of ``bytes`` (row-major, little-endian), ``shape`` and ``dtype``, as in Burn since 0.14.
 """
 
 import math
@@ -79,7 +79,7 @@ def _encoded_tensor(tensor: Tensor) -> Iterator[bytes | memoryview]:
     yield _packer.pack_map_header(3)
     yield _packer.pack("bytes")
     yield _bin_header(flat.numel() * flat.element_size())
-    yield memoryview(flat.view(torch.uint8).numpy())
+    yield flat.view(torch.uint8).numpy().data
     yield _packer.pack("shape")
     yield _packer.pack(list(tensor.shape))
     yield _packer.pack("dtype")

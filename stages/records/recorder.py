@@ -14,10 +14,10 @@ from isal import igzip, isal_zlib
 from torch import Tensor
 
 from stages.contracts.errors import ParamsError, RecordError, closest
-from stages.records.files import written_whole
+from stages.contracts.files import written_whole
 from stages.records.messagepack import decoded, encoded
 
-type_name = "burn_core::record::file::NamedMpkGzFileRecorder<burn_core::record::settings::{}>"
+TYPE_NAME = "burn_core::record::file::NamedMpkGzFileRecorder<burn_core::record::settings::{}>"
 
 Tree = Any
 """Dicts with text keys, lists, numbers, text, bytes, None and tensors, nested."""
@@ -62,7 +62,7 @@ class Recorder(Protocol):
 
 
 class NamedMpkGzFileRecorder:
-    """MessagePack with names, gzipped. The same tree is the same bytes: the header has no time and no name."""
+    """MessagePack with names, gzipped. The same tree is the same bytes: no time, no name in the header."""
 
     suffix = ".mpk.gz"
 
@@ -76,7 +76,7 @@ class NamedMpkGzFileRecorder:
             "metadata": {
                 "float": self.precision.float_type,
                 "int": self.precision.int_type,
-                "format": type_name.format(self.precision.settings),
+                "format": TYPE_NAME.format(self.precision.settings),
                 "version": "0.21.0",
                 "settings": self.precision.settings,
             },
@@ -98,9 +98,7 @@ class NamedMpkGzFileRecorder:
             raise RecordError(f"there is no record {source}")
         container = decoded(_unzipped(source), str(source))
         if not isinstance(container, dict) or not {"metadata", "item"} <= container.keys():
-            raise RecordError(
-                f"{source} holds MessagePack, but no record (no 'metadata' and 'item')"
-            )
+            raise RecordError(f"{source} holds MessagePack, but no record (no 'metadata' and 'item')")
         return container["item"]
 
     def _named(self, path: Path) -> Path:
@@ -136,11 +134,14 @@ def _converted(node: Tree, convert: Callable[[Tensor], Tensor]) -> Tree:
 
 def _unzipped(path: Path) -> bytes:
     """The content of a file that is one gzip member and nothing else."""
+    content = path.read_bytes()
+    if content[:2] != b"\x1f\x8b":
+        raise RecordError(f"{path} is no gzip file: it begins {content[:2]!r}")
     stream = isal_zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
-        data: bytes = stream.decompress(path.read_bytes())
-    except isal_zlib.error as error:
-        raise RecordError(f"{path} is no gzip file, or is altered: {error}") from error
+        data: bytes = stream.decompress(content)
+    except isal_zlib.error as error:  # type: ignore[misc]  # isal's stub does not say that it is one
+        raise RecordError(f"{path} is altered: {error}") from error
     if not stream.eof:
         raise RecordError(f"{path} is cut short: its gzip stream does not end")
     if stream.unused_data:

@@ -31,7 +31,7 @@ class LiveRenderer:
         self._task = self._bars.add_task("", values="")
         self._next = 0.0
 
-    def start(self, progress: Progress) -> None:
+    def start(self, progress: Progress) -> None:  # noqa: ARG002  the protocol's
         """Show the bar."""
         self._bars.start()
 

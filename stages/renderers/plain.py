@@ -43,6 +43,5 @@ def epoch_line(progress: Progress, history: History) -> str:
 def values_text(values: Mapping[str, float], units: Mapping[str, str | None]) -> str:
     """``Accuracy 97.25 %, Loss 9.23e-2``."""
     return ", ".join(
-        f"{name} {rounded(value)} {units.get(name) or ''}".rstrip()
-        for name, value in values.items()
+        f"{name} {rounded(value)} {units.get(name) or ''}".rstrip() for name, value in values.items()
     )

@@ -1,0 +1,31 @@
+# make repro: the environment, then the pipeline.   make test: the environment, then every check.
+
+PYTHON ?= python3
+BIN := $(CURDIR)/.venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+export PATH := $(BIN):$(PATH)
+
+.PHONY: repro test format
+
+repro: .venv/installed
+	dvc repro
+
+test: .venv/installed-test
+	ruff format --check .
+	ruff check .
+	mypy
+	pytest
+
+format: .venv/installed-test
+	ruff format .
+	ruff check --fix .
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) --editable .
+	touch $@
+
+.venv/installed-test: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) --editable ".[test]"
+	touch .venv/installed $@

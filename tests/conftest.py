@@ -1,0 +1,158 @@
+"""What the tests share: a project of its own for every test that needs one, and the real programs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+MNIST = ROOT.parent / "shared" / "mnist"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """Tiny models on a busy machine: a second thread only waits for the first."""
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self):
+        return self.out + self.err
+
+
+class Project:
+    """A project in a folder of its own, and commands in it as a user types them."""
+
+    def __init__(self, folder, home):
+        self.folder = folder
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "DVC_"))
+        } | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PREFECT_HOME": str(home),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+            "COLUMNS": "200",
+            "GIT_AUTHOR_NAME": "t",
+            "GIT_AUTHOR_EMAIL": "t@localhost",
+            "GIT_COMMITTER_NAME": "t",
+            "GIT_COMMITTER_EMAIL": "t@localhost",
+        }
+
+    def run(self, *command, **environment):
+        """Run *command* to its end."""
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    def ok(self, *command, **environment):
+        """Run *command*, which must end well; what it printed."""
+        done = self.run(*command, **environment)
+        assert done.code == 0, done.text
+        return done.text
+
+    def learner(self, *arguments, **environment):
+        """Run ``learner`` with this folder's own code."""
+        return self.run(sys.executable, "-m", "pipeline", *arguments, **environment)
+
+    def edit(self, name, old, new):
+        """Replace *old*, which must be there, by *new* in a file."""
+        path = self.folder / name
+        text = path.read_text()
+        assert old in text, f"{old!r} is not in {name}"
+        path.write_text(text.replace(old, new))
+
+    def files(self, *names):
+        """Every file below *names*, by its path, with its bytes."""
+        found = {}
+        for name in names:
+            base = self.folder / name
+            for path in [base] if base.is_file() else sorted(base.rglob("*")):
+                if path.is_file():
+                    found[str(path.relative_to(self.folder))] = path.read_bytes()
+        return found
+
+    def copied_to(self, folder):
+        """The same project, outputs and cache and all, somewhere else."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return Project(folder, self.environment["PREFECT_HOME"])
+
+
+def fresh(folder, home):
+    """The project as it is checked out, with nothing made yet."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for name in listed:
+        if not name.startswith(("tests/", "benchmarks/", "dvc.lock")) and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    project = Project(folder, home)
+    project.ok("git", "init", "-q")
+    project.ok("git", "add", "-A")
+    project.ok("git", "commit", "-qm", "The project")
+    return project
+
+
+def short(project):
+    """*project*, set to train for two epochs."""
+    project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
+    project.ok("git", "commit", "-qam", "Train for two epochs")
+    return project
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory):
+    """A home for Prefect that no other run has touched."""
+    return tmp_path_factory.mktemp("prefect")
+
+
+@pytest.fixture
+def project(tmp_path, home):
+    """A fresh project with a run of two epochs ahead of it."""
+    return short(fresh(tmp_path / "project", home))
+
+
+@pytest.fixture
+def other_project(tmp_path, home):
+    """Another one, elsewhere."""
+    return short(fresh(tmp_path / "other", home))
+
+
+@pytest.fixture(scope="session")
+def _finished(tmp_path_factory, home):
+    made = short(fresh(tmp_path_factory.mktemp("finished") / "project", home))
+    made.ok("dvc", "repro")
+    made.ok("git", "add", "-A")
+    made.ok("git", "commit", "-qm", "Run it")
+    return made
+
+
+@pytest.fixture
+def finished(_finished, tmp_path):
+    """A project whose five stages have run, by `dvc repro`, for two epochs."""
+    return _finished.copied_to(tmp_path / "project")

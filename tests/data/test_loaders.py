@@ -1,0 +1,77 @@
+"""Batches in an order that depends on the seed and the epoch, and on nothing else."""
+
+import pytest
+import torch
+
+from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
+
+
+class Ordinary:
+    """A data set with nothing but length and items."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return torch.full((2,), float(index)), torch.tensor(index)
+
+
+IN_MEMORY = TensorDataset(torch.arange(10.0).repeat_interleave(2).reshape(10, 2), torch.arange(10))
+
+
+def order(loader, epoch):
+    loader.set_epoch(epoch)
+    return [batch.targets.tolist() for batch in loader]
+
+
+def builder():
+    return DataLoaderBuilder(NormalizeBatcher()).batch_size(4)
+
+
+@pytest.mark.parametrize("dataset", [IN_MEMORY, Ordinary()], ids=["in memory", "ordinary"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(dataset, workers):
+    alone = builder().shuffle(7).build(dataset)
+    helped = builder().shuffle(7).num_workers(workers).build(dataset)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+
+    assert [order(alone, epoch) for epoch in (1, 2)] == [order(helped, epoch) for epoch in (1, 2)]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_epoch_has_the_same_order_whatever_came_before():
+    walked, jumped = builder().shuffle(7).build(IN_MEMORY), builder().shuffle(7).build(IN_MEMORY)
+    for epoch in (1, 2):
+        order(walked, epoch)
+
+    assert order(walked, 3) == order(jumped, 3)
+    assert order(jumped, 3) != order(jumped, 4)
+
+
+def test_every_sample_comes_once_and_the_last_batch_has_what_is_left():
+    batches = order(builder().shuffle(7).build(IN_MEMORY), 1)
+
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    assert sorted(index for batch in batches for index in batch) == list(range(10))
+    assert len(builder().build(IN_MEMORY)) == 3
+
+
+def test_without_a_seed_the_order_is_the_data_sets():
+    assert order(builder().build(IN_MEMORY), 5) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_the_batcher_normalises_and_leaves_the_data_alone():
+    dataset = TensorDataset(torch.tensor([[0], [255]], dtype=torch.uint8), torch.tensor([0, 1]))
+    loader = DataLoaderBuilder(NormalizeBatcher(mean=127.5, std=127.5)).batch_size(2).build(dataset)
+
+    (batch,) = loader
+
+    assert batch.inputs.tolist() == [[-1.0], [1.0]]
+    assert dataset.inputs.tolist() == [[0], [255]]
+
+
+@pytest.mark.parametrize("option", [lambda b: b.batch_size(0), lambda b: b.num_workers(-1)])
+def test_an_impossible_option_is_refused(option):
+    with pytest.raises(ValueError, match="must be"):
+        option(builder())

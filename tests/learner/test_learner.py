@@ -1,0 +1,228 @@
+"""The Learner: what it writes, that it resumes exactly, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from stages.checkpoints import KeepLast
+from stages.contracts.errors import BuilderError, CheckpointError
+from stages.contracts.history import Split
+from stages.contracts.outputs import RegressionOutput
+from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
+from stages.learner import LearnerBuilder
+from stages.metrics import AccuracyMetric, LossMetric
+from stages.models import MlpRegressor
+from stages.optim import Adam, AdamW, Cosine, Scheduler, Sgd
+from stages.records import HalfPrecision, NamedMpkGzFileRecorder
+
+OPTIMIZERS = {
+    "adam": lambda model: Adam(weight_decay=0.1),
+    "adamw": lambda model: AdamW(kind="adamw"),
+    "sgd": lambda model: Sgd(kind="sgd", momentum=0.9, nesterov=True),
+    "torch's own": lambda model: torch.optim.NAdam(model.parameters()),
+}
+
+
+def same(one, other):
+    return all(
+        torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True)
+    )
+
+
+def content(directory):
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_resumed_run_equals_an_unbroken_one_byte_for_byte(train, tmp_path, optimizer):
+    def schedule():
+        return Scheduler(0.05, Cosine(kind="cosine", num_iters=7))
+
+    train(tmp_path / "unbroken", epochs=4, optimizer=optimizer, lr=schedule())
+
+    train(tmp_path / "broken", epochs=2, optimizer=optimizer, lr=schedule())
+    train(tmp_path / "broken", epochs=3, checkpoint=2, optimizer=optimizer, lr=schedule())
+    train(tmp_path / "broken", epochs=4, checkpoint=3, optimizer=optimizer, lr=schedule())
+
+    assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
+
+
+def test_two_runs_are_the_same_and_another_seed_is_not(train, tmp_path):
+    one = train(tmp_path / "one")
+    train(tmp_path / "two")
+    other = train(tmp_path / "other", change=lambda builder: builder.seed(2))
+
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    assert not same(one, other)
+
+
+def test_workers_change_no_byte(train, tmp_path):
+    train(tmp_path / "alone")
+    train(tmp_path / "helped", workers=2)
+
+    assert content(tmp_path / "alone") == content(tmp_path / "helped")
+
+
+def test_watchers_change_nothing(train, tmp_path):
+    class Silent:
+        def __getattr__(self, name):
+            return lambda *_: None
+
+    silent = Silent()
+
+    watched = train(tmp_path / "watched")
+    unwatched = train(
+        tmp_path / "unwatched", change=lambda builder: builder.renderer(silent).metric_loggers(silent, silent)
+    )
+
+    assert same(watched, unwatched)
+    assert not (tmp_path / "unwatched" / "train").exists()
+
+
+def test_the_tree_is_burns(train, tmp_path):
+    train(tmp_path, epochs=1)
+
+    assert sorted(content(tmp_path)) == [
+        "checkpoint/model-1.mpk.gz",
+        "checkpoint/optim-1.mpk.gz",
+        "checkpoint/scheduler-1.mpk.gz",
+        "checkpoint/trainer-1.mpk.gz",
+        "train/epoch-1/Accuracy.log",
+        "train/epoch-1/Loss.log",
+        "valid/epoch-1/Accuracy.log",
+        "valid/epoch-1/Loss.log",
+    ]
+    lines = (tmp_path / "valid/epoch-1/Accuracy.log").read_text().splitlines()
+    assert [line.split(",")[1] for line in lines] == ["8", "3"]
+
+
+def test_the_last_two_and_the_best_checkpoint_stay(train, tmp_path):
+    learner = train(tmp_path, epochs=6, lr=0.5)
+
+    losses = learner.history.series(Split.VALID, "Loss")
+    best = min(losses, key=losses.get)
+    there = {int(p.name.split("-")[1].split(".")[0]) for p in (tmp_path / "checkpoint").glob("trainer-*")}
+    assert there == {5, 6, best}
+
+
+def test_another_retention_rule_is_followed(train, tmp_path):
+    train(tmp_path, epochs=3, change=lambda builder: builder.with_checkpointing_strategy(KeepLast(1)))
+
+    assert len(list((tmp_path / "checkpoint").iterdir())) == 4
+
+
+def test_accumulating_equals_one_batch_of_the_joined_size(start, tiny, tmp_path):
+    """Also for the window that is left at the end of an epoch: 30 samples are 8, 8, 8, 6."""
+    net, loaders = tiny
+    trained = []
+    for batch_size, accumulated in ((16, 1), (8, 2)):
+        model = net()
+        model[1] = nn.Identity()  # dropout would draw other masks for other batches
+        learner = start(tmp_path / str(batch_size), 2).grads_accumulation(accumulated)
+        trained.append(learner.build(model, Sgd(kind="sgd"), 0.1).fit(*loaders(batch_size)))
+
+    for one, other in zip(*(model.parameters() for model in trained), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_a_text_metric_is_logged_but_has_no_curve(tmp_path, tiny):
+    net, loaders = tiny
+    builder = LearnerBuilder(tmp_path).metric_train(LossMetric()).metric_valid(LossMetric())
+
+    learner = builder.build(net(), Adam(), 0.1)
+    learner.fit(*loaders())
+
+    assert (tmp_path / "train/epoch-1/Loss.log").exists()
+    assert learner.history.metrics() == []
+
+
+def test_the_summary_is_printed_when_asked_for(train, tmp_path, capsys):
+    train(tmp_path / "a", change=lambda builder: builder.summary())
+    assert "= Learner Summary =" in capsys.readouterr().out
+
+    train(tmp_path / "b")
+    assert "Learner Summary" not in capsys.readouterr().out
+
+
+def test_torch_loaders_will_do(start, tiny, tmp_path):
+    net, _ = tiny
+    samples = [(torch.randn(4), torch.tensor(i % 3)) for i in range(9)]
+    loader = torch.utils.data.DataLoader(samples, batch_size=4, shuffle=True)
+
+    learner = start(tmp_path, 1).build(net(), Adam(), 0.1)
+    learner.fit(loader, loader)
+
+    assert math.isfinite(learner.history.series(Split.TRAIN, "Loss")[1])
+
+
+def test_without_a_rate_the_optimizers_own_is_used(start, tiny, tmp_path):
+    net, loaders = tiny
+    one, other = net(), net()
+
+    start(tmp_path / "a").build(one, Sgd(kind="sgd", learning_rate=0.3)).fit(*loaders())
+    start(tmp_path / "b").build(other, Sgd(kind="sgd"), 0.3).fit(*loaders())
+
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_half_precision_checkpoints_come_with_a_warning(tmp_path, caplog):
+    LearnerBuilder(tmp_path).with_file_checkpointer(NamedMpkGzFileRecorder(HalfPrecision))
+
+    assert "will not equal an unbroken one" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (lambda b: b.num_epochs(0), "at least one epoch"),
+        (lambda b: b.grads_accumulation(0), "at least one batch"),
+        (lambda b: b.devices("cpu"), "a list of one device"),
+        (lambda b: b.devices(["cpu", "cpu"]), "a list of one device"),
+        (
+            lambda b: b.devices(["gpu"]).build(_net(), Adam()),
+            "no device is called 'gpu'; on this machine: auto",
+        ),
+        (lambda b: b.devices(["cuda:99"]).build(_net(), Adam()), "'cuda:99' is not on this machine"),
+        (lambda b: b.metric_train(LossMetric()).metric_train(LossMetric()), "two metrics of the train split"),
+        (lambda b: b.checkpoint(5).build(_net(), Adam()), "checkpoint\\(5\\) needs a checkpointer"),
+        (lambda b: b.build(nn.Linear(1, 1), Adam()), "Linear has no train_step and no valid_step"),
+        (lambda b: b.build(_net(), Adam()).save(), "save\\(\\) needs a checkpointer"),
+    ],
+)
+def test_a_builder_that_cannot_work_says_so(tmp_path, mistake, words):
+    with pytest.raises(BuilderError, match=words):
+        mistake(LearnerBuilder(tmp_path))
+
+
+def test_a_checkpoint_that_is_not_there_is_an_error_at_build(start, tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint of epoch 5; there: none"):
+        start(tmp_path).checkpoint(5).build(_net(), Adam())
+
+
+def test_a_checkpoint_of_another_model_is_an_error(train, start, tmp_path):
+    train(tmp_path, epochs=1)
+
+    with pytest.raises(CheckpointError, match="not one of this model"):
+        start(tmp_path).checkpoint(1).build(_net(), Adam())
+
+
+def test_a_metric_that_the_output_cannot_feed_is_named_at_the_first_batch(tmp_path):
+    loader = DataLoaderBuilder(NormalizeBatcher()).build(TensorDataset(torch.ones(2, 3), torch.ones(2, 1)))
+    learner = LearnerBuilder(tmp_path).metric_train_numeric(AccuracyMetric()).build(_net(), Adam())
+
+    words = f"'Accuracy' measures a ClassificationOutput, .* gives a {RegressionOutput.__name__}"
+    with pytest.raises(BuilderError, match=words):
+        learner.fit(loader, loader)
+
+
+def test_a_loader_without_batches_is_an_error(tmp_path):
+    empty = DataLoaderBuilder(NormalizeBatcher()).build(TensorDataset(torch.ones(0, 3), torch.ones(0, 1)))
+
+    with pytest.raises(BuilderError, match="no batches"):
+        LearnerBuilder(tmp_path).build(_net(), Adam()).fit(empty, empty)
+
+
+def _net():
+    return MlpRegressor((3,), 1)

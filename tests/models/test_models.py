@@ -1,0 +1,89 @@
+"""Models, and the steps that make a plain module trainable."""
+
+import pytest
+import torch
+from torch import nn
+
+from stages.contracts.config import Use
+from stages.contracts.errors import BuilderError, PluginError
+from stages.models import (
+    ClassificationStep,
+    Cnn,
+    CnnConfig,
+    Mlp,
+    MlpRegressor,
+    MlpRegressorConfig,
+    backward,
+    build_model,
+)
+
+
+def test_the_cnn_is_that_of_the_guide():
+    shapes = {name: tuple(p.shape) for name, p in Cnn((1, 28, 28), 10).named_parameters() if "weight" in name}
+
+    assert shapes == {
+        "conv1.weight": (8, 1, 3, 3),
+        "conv2.weight": (16, 8, 3, 3),
+        "linear1.weight": (512, 1024),
+        "linear2.weight": (10, 512),
+    }
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 28, 28), (2, 5, 64)])
+def test_the_cnn_takes_images_of_any_size(shape):
+    assert Cnn(shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 4, 8)])
+def test_the_cnn_says_what_it_cannot_take(shape):
+    with pytest.raises(BuilderError, match="5×5 pixels or more.*'mlp' takes any shape"):
+        Cnn(shape, 7)
+
+
+def test_a_plain_module_is_trainable_in_three_lines():
+    class Net(ClassificationStep, nn.Sequential):
+        def loss(self, logits, targets):
+            return nn.functional.cross_entropy(logits, targets, label_smoothing=0.1)
+
+    net = Net(nn.Linear(4, 3))
+    step = net.train_step((torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])))
+
+    assert [gradient.shape for gradient in step.gradients] == [(3, 4), (3,)]
+    assert step.item.size == 5
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_gradients_are_those_of_autograd_and_none_where_nothing_flows():
+    net = nn.ModuleList(
+        [nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)]
+    )
+    net[1].requires_grad_(False)
+
+    used, frozen, unused = backward(net, net[0](torch.tensor([[3.0, 4.0]])).sum())
+
+    assert used.tolist() == [[3.0, 4.0]]
+    assert frozen is None
+    assert unused is None
+
+
+def test_a_regressor_has_the_shape_of_its_targets():
+    net = MlpRegressor((3,), 2, hidden_sizes=(4,))
+    step = net.train_step((torch.randn(5, 3), torch.randn(5, 2)))
+
+    assert step.item.output.shape == (5, 2)
+    assert net.valid_step((torch.randn(5, 3), torch.randn(5, 1, 2))).output.shape == (5, 1, 2)
+
+
+def test_a_model_is_built_with_what_params_say_and_the_data_has():
+    offered = {"input_shape": (1, 8, 8), "num_outputs": 10, "num_classes": 10}
+
+    assert build_model(CnnConfig(hidden_size=32), offered).linear1.out_features == 32
+    assert build_model(MlpRegressorConfig(kind="mlp_regressor"), offered).layers[0].in_features == 64
+    assert isinstance(build_model(Use(kind="stages.models:Mlp"), offered), Mlp)
+
+
+def test_something_that_cannot_be_trained_is_told_what_it_lacks():
+    use = Use.model_validate({"kind": "torch.nn:Linear", "in_features": 1, "out_features": 1})
+
+    with pytest.raises(PluginError, match="a Linear with no train_step and no valid_step"):
+        build_model(use, {})

@@ -1,0 +1,114 @@
+"""The same run is the same bytes, by whatever door."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+
+def test_dvc_repro_and_the_flow_leave_the_same_lock_and_cache(project, other_project):
+    project.ok("dvc", "repro")
+    flow = other_project.learner("run")
+
+    assert flow.code == 0, flow.text
+    assert other_project.files("dvc.lock", ".dvc/cache") == project.files("dvc.lock", ".dvc/cache")
+    assert len(project.files(".dvc/cache")) > 20
+
+
+def test_without_an_api_the_flow_neither_starts_a_server_nor_imports_prefect(project):
+    log = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", "run")
+
+    assert log.code == 0
+    assert not any(line.endswith("| prefect") for line in log.err.splitlines())
+
+
+def test_the_flow_says_what_happened_to_each_stage(finished):
+    assert finished.learner("run").out.splitlines()[-1] == "save-model: unchanged"
+
+    finished.edit("params.yaml", "recorder: default", "recorder: compact")
+    lines = finished.learner("run").out.splitlines()
+    assert (lines[0], lines[-1]) == ("create-artifact-dir: ran", "save-model: ran")
+
+    finished.edit("params.yaml", "recorder: compact", "recorder: default")
+    assert finished.learner("run").out.splitlines()[-1] == "save-model: restored from the run-cache"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """A real Prefect server on a free port of loopback; its address."""
+    home = tmp_path_factory.mktemp("server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    environment = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PATH": "/usr/bin:/bin",
+    }
+    with (home / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    address = f"http://127.0.0.1:{port}/api"
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{address}/health")  # noqa: S310  loopback
+                break
+            assert process.poll() is None, (home / "log").read_text()
+            time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def ask(address, path):
+    body = json.dumps({"sort": "START_TIME_ASC"} if path == "flow_runs" else {}).encode()
+    request = urllib.request.Request(f"{address}/{path}/filter", body, {"Content-Type": "application/json"})  # noqa: S310
+    with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
+        return json.load(answer)
+
+
+def recorded(address, flow_runs):
+    """All runs, once as many flows and all their tasks have arrived: task runs come through a queue."""
+    for _ in range(100):
+        flows, tasks = ask(address, "flow_runs"), ask(address, "task_runs")
+        done = [run for run in tasks if run["state_type"] in {"COMPLETED", "FAILED"}]
+        if len(flows) == flow_runs and len(done) >= 5 * flow_runs:
+            break
+        time.sleep(0.2)
+    return flows, sorted(done, key=lambda run: run["start_time"])
+
+
+def test_with_an_api_the_flow_and_its_five_versioned_tasks_are_recorded(project, server):
+    stages = ["create-artifact-dir", "load-data", "build-learner", "fit", "save-model"]
+
+    assert project.learner("run", PREFECT_API_URL=server).code == 0
+    flows, tasks = recorded(server, 1)
+    assert [run["state_name"] for run in flows] == ["Completed"]
+    assert [run["name"].rsplit("-", 1)[0] for run in tasks] == stages
+    assert {run["task_version"] for run in tasks} == {"1"}
+    assert [run["state_name"] for run in tasks] == ["Completed"] * 5
+
+    assert project.learner("run", PREFECT_API_URL=server).code == 0
+    flows, tasks = recorded(server, 2)
+    assert [run["state_name"] for run in flows] == ["Completed"] * 2
+    assert [run["state_name"] for run in tasks[5:]] == ["Cached"] * 5
+
+    project.edit("params.yaml", "kind: digits", 'kind: "no_such_module:load"')
+    failed = project.learner("run", PREFECT_API_URL=server)
+    assert failed.code == 1
+    assert "Traceback" not in failed.text
+    assert "No module named 'no_such_module'" in failed.err.splitlines()[-2]
+
+    project.edit("params.yaml", 'kind: "no_such_module:load"', "kind: digits")
+    project.edit("params.yaml", "recorder: default", "recorder: compact")
+    project.ok("dvc", "repro", PREFECT_API_URL=server)
+    by_process = [run for run in ask(server, "task_runs") if run["flow_run_id"] is None]
+    assert {run["name"] for run in by_process} == {"create-artifact-dir", "save-model"}

@@ -1,0 +1,42 @@
+"""`dvc exp`: runs beside each other, listed, compared and plotted."""
+
+import json
+
+
+def test_experiments_are_run_listed_compared_and_plotted(finished):
+    finished.ok("dvc", "exp", "run", "-n", "short", "-S", "fit.num_epochs=1")
+    finished.ok("dvc", "exp", "run", "-n", "fast", "-S", "build_learner.optimizer.learning_rate=0.003")
+
+    shown = json.loads(finished.ok("dvc", "exp", "show", "--json"))
+    names = {exp["name"] for rev in shown for exp in rev["experiments"] or []}
+    assert names == {"short", "fast"}
+
+    compared = json.loads(finished.ok("dvc", "metrics", "diff", "--json", "HEAD"))["artifacts/metrics.json"]
+    assert compared["epoch"] == {"old": 2, "new": 1, "diff": -1}
+    assert {"train.Loss", "valid.Accuracy"} <= set(compared)
+
+    plots = json.loads(finished.ok("dvc", "plots", "show", "--json"))["data"]
+    assert set(plots) == {"artifacts/plots/Accuracy.tsv", "artifacts/plots/Loss.tsv"}
+    points = plots["artifacts/plots/Loss.tsv"][0]["content"]["data"]["values"]
+    assert {point["field"] for point in points} == {"train", "valid"}
+    assert {point["epoch"] for point in points} == {"1"}
+
+
+def test_an_isolated_experiment_runs_the_code_of_its_own_copy(finished):
+    finished.edit("stages/renderers/plain.py", '"epoch ', "\"the copy's epoch ")
+    before = finished.files("artifacts", "data", "dvc.lock", "params.yaml")
+
+    text = finished.ok("dvc", "exp", "run", "--temp", "-n", "apart", "-S", "fit.batch_size=64")
+
+    assert "the copy's epoch" in text
+    assert finished.files("artifacts", "data", "dvc.lock", "params.yaml") == before
+    assert "apart" in finished.ok("dvc", "exp", "list")
+
+
+def test_another_source_can_be_set_from_the_command_line(finished):
+    refused = finished.run(
+        "dvc", "exp", "run", "-S", "load_data.source.kind=idx", "-S", "load_data.source.path=nowhere"
+    )
+
+    assert refused.code != 0
+    assert "there is no folder 'nowhere'" in refused.text

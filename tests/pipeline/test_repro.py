@@ -1,0 +1,113 @@
+"""`dvc repro`: what runs, what does not, and what it leaves."""
+
+import gzip
+import json
+
+import pytest
+
+ALL = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model")
+
+
+def ran(text):
+    """The stages whose command DVC started."""
+    return [line.split("'")[1] for line in text.splitlines() if line.startswith("Running stage")]
+
+
+def test_a_fresh_clone_trains_the_digits_to_97_per_cent(project):
+    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 20")
+
+    text = project.ok("dvc", "repro")
+
+    assert ran(text) == list(ALL)
+    metrics = json.loads((project.folder / "artifacts/metrics.json").read_text())
+    assert metrics["valid"]["Accuracy"] >= 97
+    assert "= Learner Summary =" in text
+    assert gzip.decompress((project.folder / "artifacts/model.mpk.gz").read_bytes()).startswith(
+        b"\x83\xa8metadata"
+    )
+
+
+def test_nothing_runs_a_second_time(finished):
+    text = finished.ok("dvc", "repro")
+
+    assert ran(text) == []
+    assert "up to date" in finished.ok("dvc", "status")
+    assert finished.ok("git", "status", "--short") == ""
+
+
+def test_the_graph_has_the_five_in_a_row_with_the_data_feeding_two(finished):
+    edges = {
+        tuple(line.strip().rstrip(";").replace('"', "").split(" -> "))
+        for line in finished.ok("dvc", "dag", "--dot").splitlines()
+        if "->" in line
+    }
+
+    assert edges == {
+        ("create-artifact-dir", "build-learner"),
+        ("create-artifact-dir", "save-model"),
+        ("load-data", "build-learner"),
+        ("load-data", "fit"),
+        ("build-learner", "fit"),
+        ("fit", "save-model"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "stages"),
+    [
+        ("params.yaml", "recorder: default", "recorder: compact", ["create-artifact-dir", "save-model"]),
+        ("params.yaml", "batch_size: 32", "batch_size: 64", ["create-artifact-dir", "fit", "save-model"]),
+        ("stages/save_model.py", 'VERSION = "1"', 'VERSION = "2"', ["save-model"]),
+        ("stages/learner/loop.py", '"""The loop.', '"""The loop!', []),
+        ("stages/renderers/plain.py", '"epoch ', '"Epoch ', []),
+        ("stages/models/cnn.py", "nn.ReLU()", "nn.Tanh()", ["build-learner", "fit", "save-model"]),
+    ],
+)
+def test_an_edit_reruns_what_depends_on_it_and_nothing_else(finished, name, old, new, stages):
+    before = finished.files("artifacts", "data")
+
+    finished.edit(name, old, new)
+    text = finished.ok("dvc", "repro")
+
+    assert sorted(ran(text)) == sorted(stages)
+    finished.edit(name, new, old)
+    back = finished.ok("dvc", "repro")
+    assert ran(back) == []
+    assert ("is cached" in back) == bool(stages)
+    assert finished.files("artifacts", "data") == before
+
+
+def test_two_runs_leave_the_same_lock_and_the_same_files(finished, project):
+    project.ok("dvc", "repro")
+
+    assert project.files("dvc.lock", "artifacts", "data") == finished.files("dvc.lock", "artifacts", "data")
+
+
+def test_what_no_stage_owns_is_cleared_unless_it_is_to_be_kept(finished):
+    for name in ("old", "mine"):
+        (finished.folder / "artifacts" / name).mkdir()
+    finished.edit("params.yaml", "keep: []", "keep: [mine]")
+
+    finished.ok("dvc", "repro", "create-artifact-dir")
+
+    assert not (finished.folder / "artifacts/old").exists()
+    assert (finished.folder / "artifacts/mine").exists()
+    assert (finished.folder / "artifacts/checkpoint/trainer-2.mpk.gz").exists()
+
+
+def test_the_layout_names_every_entry_there_is(finished):
+    layout = json.loads((finished.folder / "artifacts/layout.json").read_text())
+
+    assert {path.name for path in (finished.folder / "artifacts").iterdir()} <= set(layout["entries"])
+
+
+def test_the_best_epoch_can_be_saved_instead_of_the_last(finished):
+    finished.edit("params.yaml", "epoch: last", "epoch: best")
+    finished.edit("params.yaml", "learning_rate: 0.001", "learning_rate: 0.9")
+
+    finished.ok("dvc", "repro")
+
+    best = json.loads((finished.folder / "artifacts/metrics.json").read_text())["best"]["epoch"]
+    files = finished.files("artifacts")
+    recorded, saved = files[f"artifacts/checkpoint/model-{best}.mpk.gz"], files["artifacts/model.mpk.gz"]
+    assert recorded == saved

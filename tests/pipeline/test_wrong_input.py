@@ -1,0 +1,119 @@
+"""Wrong input: one clear message, no traceback, and the previous outputs untouched."""
+
+import numpy as np
+import pytest
+
+BAD_PARAMS = {
+    "unknown key": (
+        "dropout: 0.5",
+        "droput: 0.5",
+        "build_learner.model.droput: unknown key. Did you mean 'dropout'?",
+    ),
+    "unknown section": ("load_data:", "loaddata:", "loaddata: unknown key. Did you mean 'load_data'?"),
+    "wrong type": ("batch_size: 32", "batch_size: many", "fit.batch_size: Input should be a valid integer"),
+    "impossible value": (
+        "learning_rate: 0.001",
+        "learning_rate: -1",
+        "learning_rate: Input should be greater than 0",
+    ),
+    "unknown kind": ("kind: adam", "kind: adm", "build_learner.optimizer"),
+    "unknown model": ("kind: cnn", "kind: cn", "no model is called 'cn'. Did you mean 'cnn'?"),
+    "unknown metric": (
+        "[loss, accuracy]",
+        "[loss, acuracy]",
+        "no metric is called 'acuracy'. Did you mean 'accuracy'?",
+    ),
+    "spanning two sections": ("[loss, accuracy]", "[accuracy]\nsave_model_: 1", "save_model_: unknown key"),
+    "no yaml": ("load_data:", "load_data: [", "is no valid YAML"),
+    "path where none belongs": ("path: null", "path: x", "load_data.source.path: Input should be None"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "words"), BAD_PARAMS.values(), ids=BAD_PARAMS)
+def test_bad_params_end_every_command_with_exit_2_and_change_nothing(finished, old, new, words):
+    before = finished.files("artifacts", "data", "dvc.lock")
+    finished.edit("params.yaml", old, new)
+
+    for command in ("check", "run"):
+        refused = finished.learner(command)
+        assert refused.code == 2
+        assert words in refused.err
+        assert "Traceback" not in refused.text
+
+    refused = finished.run("dvc", "repro")
+    assert refused.code != 0
+    assert "Traceback" not in refused.text
+    assert finished.files("artifacts", "data", "dvc.lock") == before
+
+
+def one_class(folder):
+    np.savez(folder / "data.npz", inputs=np.zeros((10, 4)), targets=np.zeros(10, int))
+
+
+def no_match(folder):
+    np.savez(folder / "data.npz", inputs=np.zeros((10, 4)), targets=np.arange(9) % 2)
+
+
+def one_sample(folder):
+    np.savez(folder / "data.npz", inputs=np.zeros((1, 4)), targets=np.zeros(1, int))
+
+
+def cut_short(folder):
+    one_class(folder)
+    path = folder / "data.npz"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+BAD_DATA = {
+    "missing file": (lambda folder: None, "there is no file 'data.npz'"),
+    "cut short": (cut_short, "is no readable NumPy archive"),
+    "no match": (no_match, "do not match in number: 10 and 9"),
+    "one class": (one_class, "one class only"),
+    "an empty split": (one_sample, "an empty split"),
+}
+
+
+@pytest.mark.parametrize(("make", "words"), BAD_DATA.values(), ids=BAD_DATA)
+def test_bad_data_is_told_and_the_old_outputs_stay(finished, make, words):
+    make(finished.folder)
+    before = finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "data")
+    finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: data.npz")
+
+    for refused in (finished.learner("run"), finished.run("dvc", "repro")):
+        assert refused.code != 0
+        assert words in refused.err
+        assert "Traceback" not in refused.text
+        assert finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "data") == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("kind: cnn", 'kind: "no_such_module:Net"', "No module named 'no_such_module'"),
+        ("kind: cnn", 'kind: "torch.nn:Lineer"', "Did you mean 'Linear'?"),
+        ("device: auto", "device: gpu", "no device is called 'gpu'; on this machine: auto"),
+        ("kind: cnn", "kind: cnn\n    kernel_size: 7", "13×13 pixels or more"),
+    ],
+)
+def test_what_is_found_out_later_is_told_as_clearly(finished, old, new, words):
+    before = finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "artifacts/learner", "data")
+    finished.edit("params.yaml", old, new)
+
+    refused = finished.learner("run")
+
+    assert refused.code == 1
+    assert words in refused.err
+    assert "Traceback" not in refused.text
+    assert (
+        finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "artifacts/learner", "data")
+        == before
+    )
+
+
+def test_a_folder_without_a_project_is_told_so(project, tmp_path):
+    project.folder = tmp_path
+
+    refused = project.learner("check", PYTHONPATH=str(tmp_path / "project"))
+
+    assert refused.code == 2
+    assert "params.yaml cannot be read" in refused.err

@@ -1,0 +1,124 @@
+"""The layout of the design: who may import whom, and what dvc.yaml must know."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[1]
+STAGES = ("create_artifact_dir", "load_data", "build_learner", "fit", "save_model")
+
+LEAVES = {"records", "metrics", "models", "optim", "loggers", "renderers"}
+MAY_IMPORT = {
+    "contracts": set(),
+    **{part: {"contracts"} for part in LEAVES},
+    "data": {"contracts", "records"},
+    "checkpoints": {"contracts", "records"},
+    "learner": {"contracts", "records", "checkpoints", "metrics", "models", "optim"},
+}
+
+
+def imports(path):
+    """Every module that *path* imports, in full."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = list(path.relative_to(ROOT).parent.parts)[: None if node.level < 2 else 1 - node.level]
+            base = [*package, *filter(None, [node.module])] if node.level else [node.module]
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def sources(folder):
+    return [path for kind in ("*.py", "*.pyi") for path in sorted((ROOT / folder).rglob(kind))]
+
+
+@pytest.mark.parametrize("part", sorted(MAY_IMPORT))
+def test_a_part_imports_only_what_lies_below_it(part):
+    for path in sources(f"stages/{part}"):
+        used = {name.split(".")[1] for name in imports(path) if name.startswith("stages.")}
+
+        assert used <= MAY_IMPORT[part] | {part}, path
+
+
+def test_every_part_has_its_row_in_the_table():
+    folders = {path.name for path in (ROOT / "stages").iterdir() if (path / "__init__.py").exists()}
+
+    assert folders == set(MAY_IMPORT)
+
+
+def test_a_stage_imports_no_other_stage():
+    for stage in STAGES:
+        used = {
+            name.split(".")[1] for name in imports(ROOT / f"stages/{stage}.py") if name.startswith("stages.")
+        }
+
+        assert not used & set(STAGES), stage
+
+
+def test_nothing_in_stages_knows_prefect_dvc_or_the_pipeline():
+    for path in sources("stages"):
+        assert not {name.split(".")[0] for name in imports(path)} & {"prefect", "dvc", "pipeline"}, path
+
+
+def test_only_the_command_line_imports_inside_functions():
+    for path in sources("stages") + sources("pipeline"):
+        if path.name == "cli.py":
+            continue
+        functions = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        late = [n for f in functions for n in ast.walk(f) if isinstance(n, ast.Import | ast.ImportFrom)]
+
+        assert not late, path
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_version_of_a_stage_is_a_literal_that_dvc_tracks(stage):
+    tree = ast.parse((ROOT / f"stages/{stage}.py").read_text())
+    values = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "VERSION"
+    ]
+    assert len(values) == 1
+    assert isinstance(ast.literal_eval(values[0]), str)
+
+    definition = dvc_yaml()["stages"][stage.replace("_", "-")]
+    assert {f"stages/{stage}.py": ["VERSION"]} in definition["params"]
+    assert (stage if stage != "create_artifact_dir" else {"params.yaml": None}) in definition["params"]
+
+
+def test_every_path_in_dvc_yaml_is_written_once():
+    for stage in dvc_yaml()["stages"].values():
+        for path in stage["outs"] + [dep for dep in stage.get("deps", []) if not dep.startswith("stages")]:
+            assert path.startswith("${paths."), path
+
+
+@pytest.mark.parametrize(
+    "module", ["stages", "stages.contracts", "stages.learner", "pipeline.params", "stages.fit"]
+)
+def test_importing_does_not_load_torch_prefect_or_dvc(module):
+    code = f"import sys, {module}; print(sorted({{'torch', 'prefect', 'dvc'}} & set(sys.modules)))"
+
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", [["--help"], ["check"], ["status"]])
+def test_a_light_command_loads_neither_torch_nor_prefect(command, project):
+    log = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", *command).err
+    loaded = {line.rsplit("|", 1)[1].strip() for line in log.splitlines() if line.startswith("import time:")}
+
+    assert "pipeline.cli" in loaded
+    assert not loaded & {"torch", "prefect"}
+
+
+def dvc_yaml():
+    return YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())

@@ -1,0 +1,89 @@
+"""Whoever changes what a stage computes raises its VERSION; these numbers tell when that was forgotten.
+
+They are rounded, so that another processor's last bits do not matter.
+"""
+
+import json
+
+import pytest
+
+from stages import build_learner, create_artifact_dir, fit, load_data, save_model
+from stages.records import NamedMpkGzFileRecorder
+
+
+def of_layout(folder):
+    return dict.fromkeys(json.loads((folder / "artifacts/layout.json").read_text())["entries"], 1)
+
+
+def of_data(folder):
+    return {json.loads((folder / "data/prepared/dataset.json").read_text())["sha256"]: 1}
+
+
+def of_record(name):
+    def norms(folder):
+        return {
+            key: tensor.norm().item() for key, tensor in NamedMpkGzFileRecorder().load(folder / name).items()
+        }
+
+    return norms
+
+
+def of_metrics(folder):
+    metrics = json.loads((folder / "artifacts/metrics.json").read_text())
+    return {
+        f"{split} {name}": value for split in ("train", "valid") for name, value in metrics[split].items()
+    }
+
+
+STORED = {
+    create_artifact_dir: (
+        of_layout,
+        "1",
+        dict.fromkeys(
+            ["checkpoint", "config.json", "experiment.log", "layout.json", "learner", "metrics.json", "model.mpk.gz", "plots", "telemetry", "train", "valid"],
+            1,
+        ),
+    ),
+    load_data: (of_data, "1", {"2d82a683a43249b4af007e671daf3619753a3748ed7eec61790618259107a274": 1}),
+    build_learner: (
+        of_record("artifacts/learner/checkpoint/model-0"),
+        "1",
+        {
+            "conv1.weight": 1.6,
+            "conv1.bias": 0.55,
+            "conv2.weight": 2.26,
+            "conv2.bias": 0.23,
+            "linear1.weight": 13.06,
+            "linear1.bias": 0.4,
+            "linear2.weight": 1.82,
+            "linear2.bias": 0.07,
+        },
+    ),
+    fit: (
+        of_metrics,
+        "1",
+        {"train Accuracy": 74.8, "train Loss": 0.718, "valid Accuracy": 93.0, "valid Loss": 0.2537},
+    ),
+    save_model: (
+        of_record("artifacts/model"),
+        "1",
+        {
+            "conv1.weight": 1.71,
+            "conv1.bias": 0.47,
+            "conv2.weight": 2.45,
+            "conv2.bias": 0.22,
+            "linear1.weight": 15.3,
+            "linear1.bias": 0.44,
+            "linear2.weight": 2.17,
+            "linear2.bias": 0.08,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("stage", STORED, ids=lambda stage: stage.__name__)
+def test_the_numbers_move_only_with_the_version(stage, finished):
+    measure, version, numbers = STORED[stage]
+
+    assert version == stage.VERSION
+    assert measure(finished.folder) == pytest.approx(numbers, abs=0.006, rel=0.004)
