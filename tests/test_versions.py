@@ -35,13 +35,13 @@ def of_metrics(folder):
     }
 
 
+FOLDERS = ("checkpoint", "learner", "plots", "telemetry", "train", "valid")
 STORED = {
     create_artifact_dir: (
         of_layout,
         "1",
         dict.fromkeys(
-            ["checkpoint", "config.json", "experiment.log", "layout.json", "learner", "metrics.json", "model.mpk.gz", "plots", "telemetry", "train", "valid"],
-            1,
+            ("config.json", "layout.json", "metrics.json", "model.mpk.gz", *FOLDERS, "experiment.log"), 1
         ),
     ),
     load_data: (of_data, "1", {"2d82a683a43249b4af007e671daf3619753a3748ed7eec61790618259107a274": 1}),
