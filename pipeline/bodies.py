@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pipeline.params import Params, read_params
 from pipeline.paths import paths_of, read_paths
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, closest
+from stages.contracts.events import Renderer
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ def _build_learner(params: Params, paths: dict[str, Path]) -> None:
     build_learner.build_learner(params.build_learner, paths_of(build_learner.Paths, paths))
 
 
-def _fit(params: Params, paths: dict[str, Path]) -> None:
-    fit.fit(params.fit, paths_of(fit.Paths, paths))
+def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = None) -> None:
+    fit.fit(params.fit, paths_of(fit.Paths, paths), renderer)
 
 
 def _save_model(params: Params, paths: dict[str, Path]) -> None:
@@ -51,11 +53,13 @@ STAGES = {
 }
 
 
-def run_body(name: str) -> None:
+def run_body(name: str, renderer: Renderer | None = None) -> None:
     """Do what stage *name* does, with the params.yaml and dvc.yaml of this folder.
 
-    Raises `ParamsError` for a name that no stage has, and whatever the stage raises.
+    *renderer* shows the stage that trains. Raises `ParamsError` for a name that no stage has, and whatever
+    the stage raises.
     """
     if name not in STAGES:
         raise ParamsError(f"no stage is called {name!r}: {', '.join(STAGES)}.{closest(name, STAGES)}")
-    STAGES[name].call(read_params(), read_paths())
+    call = STAGES[name].call if renderer is None or name != "fit" else partial(_fit, renderer=renderer)
+    call(read_params(), read_paths())

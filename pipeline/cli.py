@@ -52,10 +52,10 @@ def stage(
         with project_lock():
             if prefect_api.configured() and name in STAGES:
                 os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
-                from pipeline.tasks import TASKS, hide_expected_tracebacks
+                from pipeline.tasks import TASKS, hide_expected_tracebacks, run_shown_by_prefect
 
                 hide_expected_tracebacks()
-                TASKS[name](run_body)
+                TASKS[name](run_shown_by_prefect)
             else:
                 run_body(name)
     except BaseException:
@@ -92,17 +92,40 @@ def status() -> None:
 @app.command()
 def summary(
     directory: Annotated[
-        Path, typer.Argument(help="An artifact directory: it has train/ and valid/.")
+        Path, typer.Argument(help="An artifact directory, ours or Burn's: it has train/ and valid/.")
     ] = Path("artifacts"),
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """Print the table of a finished run from its logs alone."""
-    from stages.learner.summary import summary_text
-    from stages.loggers.file import read_history
+    from stages.learner.summary import summary_json, summary_text
+    from stages.loggers.reading import count_epochs, read_history, read_tests
 
-    history = read_history(directory)
-    if not len(history):
+    history, tests, epochs = read_history(directory), read_tests(directory), count_epochs(directory)
+    if not len(history) and not tests:
         raise StageError(f"{directory} has no logs: there is no train/epoch-1/*.log in it")
-    typer.echo(summary_text(history), nl=False)
+    if as_json:
+        text = summary_json(history, tests, epochs=epochs) + "\n"
+    else:
+        text = summary_text(history, tests=tests, epochs=epochs)
+    typer.echo(text, nl=False)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Option(help="A record that save-model wrote.")] = Path(
+        "artifacts/model.mpk.gz"
+    ),
+    source: Annotated[
+        str, typer.Option(help="train, valid, digits, idx:FOLDER, npz:FILE, or an import path.")
+    ] = "valid",
+) -> None:
+    """Measure a saved model; its logs go to artifacts/test/."""
+    from pipeline.evaluate import evaluate as evaluate_model
+    from pipeline.params import read_params
+    from pipeline.paths import read_paths
+
+    evaluate_model(read_params(), read_paths(), model, source)
 
 
 @app.callback(invoke_without_command=True)

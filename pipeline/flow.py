@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from prefect import flow
+from prefect import flow, get_run_logger
 
 from pipeline.reproduce import Outcome, reproduce
 from pipeline.tasks import TASKS, hide_expected_tracebacks
+from stages.renderers import LogRenderer
 
 Report = Callable[[str, Outcome], None]
 
@@ -18,7 +19,7 @@ def learner_flow(report: Report) -> None:
     """
 
     def door(name: str) -> Outcome:
-        outcome = reproduce(name)
+        outcome = reproduce(name, LogRenderer(get_run_logger()))
         report(name, outcome)
         return outcome
 

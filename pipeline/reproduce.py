@@ -20,6 +20,7 @@ from dvc.repo import Repo
 
 from pipeline.bodies import run_body
 from stages.contracts.errors import StageError, StageFailedError
+from stages.contracts.events import Renderer
 
 _body: ContextVar[Callable[[], None] | None] = ContextVar("body", default=None)
 _start_command = dvc.stage.run.cmd_run
@@ -45,8 +46,10 @@ def _call_body(stage: Any, dry: bool = False, run_env: Any = None) -> None:  # n
 dvc.stage.run.cmd_run = _call_body
 
 
-def reproduce(name: str) -> Outcome:
+def reproduce(name: str, renderer: Renderer | None = None) -> Outcome:
     """Reproduce stage *name* of the project in this folder, and nothing before or after it.
+
+    *renderer* shows the stage that trains.
 
     Raises what the stage's body raises, after its outputs are back as they were; `StageFailedError` where it
     is DVC that cannot go on.
@@ -55,7 +58,7 @@ def reproduce(name: str) -> Outcome:
 
     def body() -> None:
         called.append(name)
-        run_body(name)
+        run_body(name, renderer)
 
     token = _body.set(body)
     try:

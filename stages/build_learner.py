@@ -9,7 +9,7 @@ from stages.models.config import CnnConfig, ModelConfig
 from stages.optim.config import Adam, OptimizerConfig
 from stages.optim.schedules import Constant, ScheduleConfig
 
-VERSION = "1"
+VERSION = "2"
 
 
 class BuildLearnerConfig(Config):

@@ -7,11 +7,15 @@ from pathlib import Path
 from pydantic import NonNegativeInt, PositiveInt
 
 from stages import data, learner, loggers, metrics
+from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
-from stages.contracts.history import History
+from stages.contracts.events import Renderer
+from stages.learner.stopping import MetricEarlyStopping
 from stages.metrics.config import MetricConfig
+from stages.optim.gradients import Accumulation
+from stages.optim.non_finite import NonFinite
 
-VERSION = "1"
+VERSION = "2"
 
 
 class FitConfig(Config):
@@ -23,12 +27,20 @@ class FitConfig(Config):
     """Processes that prepare batches; 0 means none. Changes no number. Data in memory needs none."""
     seed: int = 42
     """Of the order of samples and of dropout."""
-    device: str = "auto"
-    """``auto``, ``cpu``, ``cuda:0`` or ``mps``."""
+    device: str | tuple[str, ...] = "auto"
+    """``auto``, ``cpu``, ``cuda:0`` or ``mps``; of several each has a batch at a time."""
     num_threads: PositiveInt | None = None
     """torch's threads on a CPU; none leaves it to torch, and then another machine may round otherwise."""
-    grads_accumulation: PositiveInt = 1
-    """Batches for one step of the optimizer."""
+    grads_accumulation: Accumulation = Accumulation()
+    """Batches for one step of the optimizer, how they are added up, and what becomes of what is left."""
+    gradient_checkpointing: bool = False
+    """Computes activations twice instead of keeping them: less memory, more time, the same numbers."""
+    non_finite: NonFinite = NonFinite()
+    """What to do about a NaN or infinity in loss or gradients."""
+    early_stopping: MetricEarlyStopping | None = None
+    """When to stop before ``num_epochs``; None for never."""
+    keep: Keep = Keep()
+    """Which checkpoints stay."""
     metrics: tuple[MetricConfig, ...] = (Use(kind="loss"), Use(kind="accuracy"))
     """``loss``, ``accuracy``, or import paths; followed on both splits."""
 
@@ -37,6 +49,7 @@ class FitConfig(Config):
 class Paths:
     """What the stage reads and writes."""
 
+    artifacts: Path
     learner: Path
     data: Path
     checkpoint: Path
@@ -46,54 +59,69 @@ class Paths:
     plots: Path
 
 
-def fit(config: FitConfig, paths: Paths) -> None:
-    """Train through all epochs and print the summary.
+def fit(config: FitConfig, paths: Paths, renderer: Renderer | None = None) -> None:
+    """Train through all epochs and print the summary; *renderer* shows it, or what fits the output.
 
     Nothing half-made stands where an output belongs: the run works in a directory of its own, and its
     results are renamed into place at the end.
     """
     prepared = data.read(paths.data)
-    workspace = paths.checkpoint.with_name(".fit")
+    workspace = paths.artifacts / ".fit"
     shutil.rmtree(workspace, ignore_errors=True)
     shutil.copytree(paths.learner, workspace)
-    history = _train(config, workspace, prepared)
-    loggers.write_metrics(history, workspace / "metrics.json")
-    loggers.write_curves(history, workspace / "plots")
+    learner.set_num_threads(config.num_threads)
+    run = _builder(config, workspace, renderer).build(*learner.Blueprint.read(workspace).build(config.seed))
+    run.fit(*_loaders(config, prepared))
+    loggers.write_metrics(run.history, workspace / "metrics.json")
+    loggers.write_curves(run.history, workspace / "plots")
     _publish(workspace, paths)
 
 
-def _train(config: FitConfig, workspace: Path, prepared: "data.Prepared") -> History:
-    learner.set_num_threads(config.num_threads)
-    blueprint = learner.Blueprint.read(workspace)
-    builder = learner.LearnerBuilder(workspace)
-    for use in config.metrics:
-        builder.metric_train_numeric(metrics.build_metric(use))
-        builder.metric_valid_numeric(metrics.build_metric(use))
-    run = (
-        builder.num_epochs(config.num_epochs)
+def _builder(config: FitConfig, workspace: Path, renderer: Renderer | None) -> "learner.LearnerBuilder":
+    devices = [config.device] if isinstance(config.device, str) else config.device
+    accumulation = config.grads_accumulation
+    builder = (
+        learner.LearnerBuilder(workspace)
+        .metrics(*map(metrics.build_metric, config.metrics))
+        .num_epochs(config.num_epochs)
         .seed(config.seed)
-        .devices([config.device])
-        .grads_accumulation(config.grads_accumulation)
+        .devices(devices)
+        .grads_accumulation(
+            accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover
+        )
+        .non_finite(config.non_finite)
         .with_file_checkpointer(learner.checkpoint_recorder())
+        .with_checkpointing_strategy(config.keep.rule())
         .checkpoint(0)
         .summary()
-        .build(*blueprint.build(config.seed))
     )
+    if config.early_stopping:
+        builder.early_stopping(config.early_stopping)
+    if config.gradient_checkpointing:
+        builder.gradient_checkpointing()
+    return builder.renderer(renderer) if renderer else builder
+
+
+def _loaders(config: FitConfig, prepared: "data.Prepared") -> "tuple[data.DataLoader, data.DataLoader]":
     normalization = prepared.info.normalization
-    loader = (
+    builder = (
         data.DataLoaderBuilder(data.NormalizeBatcher(normalization.mean, normalization.std))
         .batch_size(config.batch_size)
         .num_workers(config.num_workers)
     )
-    valid = loader.build(prepared.valid)
-    run.fit(loader.shuffle(config.seed).build(prepared.train), valid)
-    return run.history
+    valid = builder.build(prepared.valid)
+    return builder.shuffle(config.seed).build(prepared.train), valid
 
 
 def _publish(workspace: Path, paths: Paths) -> None:
-    for name in ("checkpoint", "train", "valid", "plots"):
-        target: Path = getattr(paths, name)
+    """Rename the results into place; what is no DVC output follows."""
+    places = [getattr(paths, name) for name in ("checkpoint", "train", "valid", "plots")]
+    for target in [*places, paths.artifacts / "telemetry"]:
         shutil.rmtree(target, ignore_errors=True)
-        (workspace / name).replace(target)
+        made = workspace / target.name
+        if made.exists() or target in places:
+            made.replace(target)
     (workspace / "metrics.json").replace(paths.metrics)
+    with (paths.artifacts / "experiment.log").open("ab") as log:
+        log.write((workspace / "experiment.log").read_bytes())
     shutil.rmtree(workspace)

@@ -83,12 +83,12 @@ class Project:
         path.write_text(text.replace(old, new))
 
     def files(self, *names):
-        """Every file below *names*, by its path, with its bytes."""
+        """Every file below *names*, by its path, with its bytes; but for the log that has times in it."""
         found = {}
         for name in names:
             base = self.folder / name
             for path in [base] if base.is_file() else sorted(base.rglob("*")):
-                if path.is_file():
+                if path.is_file() and path.name != "experiment.log":
                     found[str(path.relative_to(self.folder))] = path.read_bytes()
         return found
 

@@ -39,7 +39,7 @@ FOLDERS = ("checkpoint", "learner", "plots", "telemetry", "train", "valid")
 STORED = {
     create_artifact_dir: (
         of_layout,
-        "1",
+        "2",
         dict.fromkeys(
             ("config.json", "layout.json", "metrics.json", "model.mpk.gz", *FOLDERS, "experiment.log"), 1
         ),
@@ -47,7 +47,7 @@ STORED = {
     load_data: (of_data, "1", {"2d82a683a43249b4af007e671daf3619753a3748ed7eec61790618259107a274": 1}),
     build_learner: (
         of_record("artifacts/learner/checkpoint/model-0"),
-        "1",
+        "2",
         {
             "conv1.weight": 1.6,
             "conv1.bias": 0.55,
@@ -61,7 +61,7 @@ STORED = {
     ),
     fit: (
         of_metrics,
-        "1",
+        "2",
         {"train Accuracy": 74.8, "train Loss": 0.718, "valid Accuracy": 93.0, "valid Loss": 0.2537},
     ),
     save_model: (

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pydantic import PositiveInt
+
+from stages.contracts.config import Config
 from stages.contracts.history import Direction, History, Split
 
 
@@ -30,11 +33,19 @@ class KeepLast:
 
 @dataclass(frozen=True)
 class KeepBest:
-    """The epoch where a metric was best. A value that is not finite never wins; none has won, none stays."""
+    """The epoch where a metric was best. Burn's `MetricCheckpointingStrategy`.
+
+    A value that is not finite never wins; where none has won, none stays.
+    """
 
     metric: str = "Loss"
     split: Split = Split.VALID
     direction: Direction = Direction.LOWEST
+
+    @property
+    def needs(self) -> set[tuple[Split, str]]:
+        """What must be measured for it."""
+        return {(self.split, self.metric)}
 
     def keep(self, saved: Sequence[int], history: History) -> set[int]:
         """The best epoch, where it is among *saved*."""
@@ -47,11 +58,38 @@ class AnyOf:
 
     rules: tuple[Retention, ...]
 
+    @property
+    def needs(self) -> set[tuple[Split, str]]:
+        """What must be measured for any of them."""
+        return set().union(*(getattr(rule, "needs", set()) for rule in self.rules))
+
     def keep(self, saved: Sequence[int], history: History) -> set[int]:
         """What all rules keep, together."""
         return set().union(*(rule.keep(saved, history) for rule in self.rules))
 
 
+class Best(Config):
+    """A `KeepBest`, as params say it."""
+
+    metric: str = "Loss"
+    split: Split = Split.VALID
+    direction: Direction = Direction.LOWEST
+
+
+class Keep(Config):
+    """Which checkpoints stay, as params say it: the last two and the best by validation loss, as in Burn."""
+
+    last: PositiveInt = 2
+    """How many of the newest."""
+    best: tuple[Best, ...] = (Best(),)
+    """By which metrics the best."""
+
+    def rule(self) -> AnyOf:
+        """All of it as one rule."""
+        best = (KeepBest(each.metric, each.split, each.direction) for each in self.best)
+        return AnyOf((KeepLast(self.last), *best))
+
+
 def default_retention() -> Retention:
     """The last two and the best by validation loss, as in Burn."""
-    return AnyOf((KeepLast(2), KeepBest()))
+    return Keep().rule()

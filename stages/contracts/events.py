@@ -2,9 +2,35 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from stages.contracts.history import History, Split
+from stages.contracts.interrupter import Interrupter
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step, for metrics that measure the run itself and not the model's output."""
+
+    item: Any
+    """What the model's step returned."""
+    split: Split
+    epoch: int
+    """From 1."""
+    iteration: int
+    """The batch of this epoch and split, from 1."""
+    learning_rate: float
+    """Of this step; 0 on the valid split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How a metric is shown."""
+
+    unit: str | None = None
+    decimals: int = 2
+    numeric: bool = True
+    """Whether it has a curve and a row in the summary."""
 
 
 @dataclass
@@ -13,6 +39,8 @@ class Progress:
 
     epochs: int
     """How many there will be."""
+    first_epoch: int = 1
+    """Where this run began: after a resume, the epoch after the checkpoint's."""
     epoch: int = 0
     """From 1; 0 before the first."""
     split: Split = Split.TRAIN
@@ -20,10 +48,16 @@ class Progress:
     """How many batches of this epoch and split are done."""
     batches: int = 0
     """How many there are in this epoch and split."""
+    items: int = 0
+    """How many samples of this epoch and split are done."""
     running: Callable[[], Mapping[str, float]] = dict
     """Asked for, gives each metric's value over this epoch and split so far."""
-    units: Mapping[str, str | None] = field(default_factory=dict)
-    """Metric to its unit."""
+    latest: Callable[[], Mapping[str, float]] = dict
+    """Asked for, gives each metric's value on the last batch of this split."""
+    shown: Mapping[str, Shown] = field(default_factory=dict)
+    """Metric to how it is shown; text metrics first, then numeric ones, each in the order of registration."""
+    interrupter: Interrupter = field(default_factory=Interrupter)
+    """A renderer may ask the run to stop."""
 
 
 class MetricLogger(Protocol):
@@ -31,6 +65,9 @@ class MetricLogger(Protocol):
 
     def log(self, epoch: int, name: str, value: float, count: int) -> None:
         """Note what metric *name* was on one batch of *count* samples."""
+
+    def log_final(self, epoch: int, name: str, value: float) -> None:
+        """Note what *name* was over the whole epoch, where that is not the mean of its batches."""
 
     def flush(self) -> None:
         """Everything noted so far is on its way to disk when this returns."""
@@ -44,6 +81,9 @@ class Renderer(Protocol):
 
     def start(self, progress: Progress) -> None:
         """The run begins."""
+
+    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
+        """Metric *name* was *value* on one batch: a point of its curve. Comes in runs, some steps late."""
 
     def step(self, progress: Progress) -> None:
         """A batch is done; called for every one, so it must return at once most times."""

@@ -36,7 +36,24 @@ class ClassificationOutput:
     @property
     def size(self) -> int:
         """B."""
-        return len(self.targets)
+        return self.targets.shape[0]
+
+
+@dataclass(frozen=True)
+class MultiLabelClassificationOutput:
+    """Any number of labels a sample. Burn's output of the same name."""
+
+    loss: "Tensor"
+    """The mean loss, a scalar."""
+    output: "Tensor"
+    """The logits, (B, labels)."""
+    targets: "Tensor"
+    """1 where a sample has a label and 0 where not, of the same shape."""
+
+    @property
+    def size(self) -> int:
+        """B."""
+        return self.targets.shape[0]
 
 
 @dataclass(frozen=True)
@@ -53,7 +70,26 @@ class RegressionOutput:
     @property
     def size(self) -> int:
         """B."""
-        return len(self.targets)
+        return self.targets.shape[0]
+
+
+@dataclass(frozen=True)
+class SequenceOutput:
+    """One token a place, of *T* places and *V* tokens. Burn's output of the same name."""
+
+    loss: "Tensor"
+    """The mean loss, a scalar."""
+    logits: "Tensor"
+    """(B, T, V)."""
+    predictions: "Tensor | None"
+    """The tokens that decoding gave, (B, any length), integers; None where the highest logits are meant."""
+    targets: "Tensor"
+    """The right tokens, (B, T), integers."""
+
+    @property
+    def size(self) -> int:
+        """B."""
+        return self.targets.shape[0]
 
 
 @dataclass(frozen=True)

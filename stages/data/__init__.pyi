@@ -23,3 +23,10 @@ from .sources import load_source as load_source
 from .splits import Arrays as Arrays
 from .splits import Splits as Splits
 from .splits import split as split
+from .transforms import ComposedDataset as ComposedDataset
+from .transforms import MapperDataset as MapperDataset
+from .transforms import PartialDataset as PartialDataset
+from .transforms import SamplerDataset as SamplerDataset
+from .transforms import SelectionDataset as SelectionDataset
+from .transforms import ShuffledDataset as ShuffledDataset
+from .transforms import WindowsDataset as WindowsDataset

@@ -29,14 +29,15 @@ class NormalizeBatcher:
     """Inputs to float32, with the mean taken away and divided by the standard deviation."""
 
     def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
-        self.scale = 1.0 / std
-        self.offset = -mean / std
+        self._scale = 1.0 / std
+        self._offset = torch.tensor(-mean / std)
 
     def batch(self, items: Sequence[tuple[Tensor, Tensor]]) -> Batch:
         """Inputs as (B, …) float32, targets as they are."""
         samples = Samples.of(items)
         inputs = samples.inputs.to(torch.float32, copy=True)
-        return Batch(inputs.mul_(self.scale).add_(self.offset), samples.targets)
+        torch.add(self._offset, inputs, alpha=self._scale, out=inputs)  # one pass
+        return Batch(inputs, samples.targets)
 
 
 def move(batch: Any, device: torch.device) -> Any:

@@ -2,7 +2,12 @@ from .blueprint import Blueprint as Blueprint
 from .builder import LearnerBuilder as LearnerBuilder
 from .devices import find_device as find_device
 from .devices import set_num_threads as set_num_threads
+from .evaluator import Evaluator as Evaluator
+from .evaluator import EvaluatorBuilder as EvaluatorBuilder
 from .learner import Learner as Learner
 from .state import best_epoch as best_epoch
 from .state import checkpoint_recorder as checkpoint_recorder
+from .stopping import EarlyStopping as EarlyStopping
+from .stopping import MetricEarlyStopping as MetricEarlyStopping
+from .summary import summary_json as summary_json
 from .summary import summary_text as summary_text

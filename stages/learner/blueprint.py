@@ -12,7 +12,7 @@ from stages.contracts.files import write_text
 from stages.contracts.seeds import derived_seed
 from stages.contracts.text import to_json
 from stages.models import ModelConfig, build_model
-from stages.optim import OptimizerConfig, ScheduleConfig, Scheduler, build_optimizer
+from stages.optim import OptimizerConfig, ScheduleConfig, Scheduler
 
 FILE_NAME = "learner.json"
 
@@ -30,8 +30,8 @@ class Blueprint(Config):
     num_outputs: int
     """How many numbers the model says for one sample."""
 
-    def build(self, seed: int) -> tuple[Any, torch.optim.Optimizer, Scheduler]:
-        """Model, optimizer and scheduler, on the CPU, the weights drawn by *seed*."""
+    def build(self, seed: int) -> tuple[Any, OptimizerConfig, Scheduler]:
+        """What `LearnerBuilder.build` takes; the weights are drawn by *seed*, on the CPU."""
         torch.manual_seed(derived_seed(seed, "weights"))
         offered = {
             "input_shape": self.input_shape,
@@ -39,8 +39,7 @@ class Blueprint(Config):
             "num_outputs": self.num_outputs,
         }
         model = build_model(self.model, offered)
-        optimizer = build_optimizer(self.optimizer, model.parameters())
-        return model, optimizer, Scheduler(self.optimizer.learning_rate, self.schedule)
+        return model, self.optimizer, Scheduler(self.optimizer.learning_rate, self.schedule)
 
     def write(self, directory: Path) -> None:
         """As ``learner.json`` in *directory*."""

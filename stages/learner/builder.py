@@ -1,7 +1,8 @@
 """LearnerBuilder: every part of a run, by Burn's names."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,20 +14,38 @@ from stages.contracts import plugins
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer
 from stages.contracts.history import Split
+from stages.contracts.interrupter import Interrupter
+from stages.learner.checks import check_fed, check_model, check_needs
 from stages.learner.devices import find_device
 from stages.learner.learner import Learner
-from stages.learner.loop import Parts
 from stages.learner.meter import Registered
-from stages.learner.state import LrScheduler, State
-from stages.metrics import Metric
-from stages.optim import Adam, AdamW, Scheduler, Sgd, Window, build_optimizer
+from stages.learner.parts import Parts, Renderers, Watchers
+from stages.learner.recompute import recompute_activations
+from stages.learner.replicas import Replicas
+from stages.learner.state import State
+from stages.learner.stopping import EarlyStopping
+from stages.metrics import Metric, StepMetric
+from stages.optim import (
+    Accumulation,
+    Clipping,
+    Guard,
+    LrScheduler,
+    NonFinite,
+    OptimizerConfig,
+    Window,
+    as_scheduler,
+    build_optimizer,
+)
 from stages.records import FullPrecision, Recorder
 
 # The learner is handed its loggers and renderer; these names stand in where nobody hands it any.
 DEFAULT_LOGGER = "stages.loggers:FileMetricLogger"
+DEFAULT_APPLICATION_LOG = "stages.loggers:ExperimentLog"
 DEFAULT_RENDERER = "stages.renderers:default_renderer"
 
 log = logging.getLogger(__name__)
+
+AnyMetric = Metric | StepMetric
 
 
 class LearnerBuilder:
@@ -34,8 +53,7 @@ class LearnerBuilder:
 
     learner = (
         LearnerBuilder("artifacts")
-        .metric_train_numeric(LossMetric())
-        .metric_valid_numeric(LossMetric())
+        .metrics(AccuracyMetric(), LossMetric())
         .with_file_checkpointer(NamedMpkGzFileRecorder())
         .num_epochs(10)
         .build(model, Adam(), 1e-3)
@@ -48,30 +66,49 @@ class LearnerBuilder:
         self._metrics: dict[Split, list[Registered]] = {split: [] for split in Split}
         self._loggers: dict[Split, list[MetricLogger]] = {}
         self._renderer: Renderer | None = None
+        self._progress_loggers: list[Renderer] = []
+        self._application_log: Callable[[], AbstractContextManager[object]] = self._file_log
         self._num_epochs = 1
-        self._device: str | torch.device = "auto"
-        self._accumulation = 1
+        self._devices: Sequence[str | torch.device] = ["auto"]
+        self._accumulation = Accumulation()
+        self._non_finite = NonFinite()
+        self._clipping: Clipping | None = None
+        self._recompute = False
         self._checkpoint: int | None = None
         self._checkpointer: FileCheckpointer | None = None
-        self._retention = default_retention()
+        self._retention: Retention | None = None
+        self._stopping: EarlyStopping | None = None
+        self._interrupter = Interrupter()
         self._seed: int | None = None
         self._summary = False
 
-    def metric_train(self, metric: Metric) -> Self:
+    def metric_train(self, metric: AnyMetric) -> Self:
         """Show and log *metric* on the train split, without a curve or a row in the summary."""
         return self._register(Split.TRAIN, Registered(metric, numeric=False))
 
-    def metric_valid(self, metric: Metric) -> Self:
+    def metric_valid(self, metric: AnyMetric) -> Self:
         """Show and log *metric* on the valid split, without a curve or a row in the summary."""
         return self._register(Split.VALID, Registered(metric, numeric=False))
 
-    def metric_train_numeric(self, metric: Metric) -> Self:
+    def metric_train_numeric(self, metric: AnyMetric) -> Self:
         """Follow *metric* on the train split: logs, curve and summary."""
         return self._register(Split.TRAIN, Registered(metric, numeric=True))
 
-    def metric_valid_numeric(self, metric: Metric) -> Self:
+    def metric_valid_numeric(self, metric: AnyMetric) -> Self:
         """Follow *metric* on the valid split: logs, curve and summary."""
         return self._register(Split.VALID, Registered(metric, numeric=True))
+
+    def metrics(self, *metrics: AnyMetric) -> Self:
+        """Follow *metrics* on both splits."""
+        for metric in metrics:
+            self.metric_train_numeric(metric).metric_valid_numeric(metric)
+        return self
+
+    def metrics_text(self, *metrics: AnyMetric) -> Self:
+        """Show and log *metrics* on both splits."""
+        for metric in metrics:
+            self.metric_train(metric).metric_valid(metric)
+        return self
 
     def metric_loggers(self, train: MetricLogger, valid: MetricLogger) -> Self:
         """Log to these instead of to ``<directory>/train`` and ``<directory>/valid``."""
@@ -79,8 +116,21 @@ class LearnerBuilder:
         return self
 
     def renderer(self, renderer: Renderer) -> Self:
-        """Show the run with *renderer*. Default: a live bar on a terminal, a line an epoch elsewhere."""
+        """Show the run with *renderer*. Default: a live view on a terminal, a line an epoch elsewhere."""
         self._renderer = renderer
+        return self
+
+    def with_progress_logger(self, logger: Renderer) -> Self:
+        """Tell *logger* of the progress too, beside the renderer."""
+        self._progress_loggers.append(logger)
+        return self
+
+    def with_application_logger(self, installer: Callable[[], AbstractContextManager[object]] | None) -> Self:
+        """Enter what *installer* returns for as long as the run lasts; None leaves `logging` alone.
+
+        Default: all records from INFO on go to ``<directory>/experiment.log``.
+        """
+        self._application_log = installer or nullcontext
         return self
 
     def num_epochs(self, num_epochs: int) -> Self:
@@ -91,21 +141,45 @@ class LearnerBuilder:
         return self
 
     def devices(self, devices: Sequence[str | torch.device]) -> Self:
-        """Train on this one device: ``auto`` (the default), ``cpu``, ``cuda:0`` or ``mps``."""
-        if len(devices) != 1 or isinstance(devices, str):
-            raise BuilderError(f"devices({devices!r}): a list of one device, as in ['cuda:0']")
-        self._device = devices[0]
+        """Train on these: ``auto`` (the default, the best there is), ``cpu``, ``cuda:0``, ``mps``.
+
+        With more than one, each has a batch at a time and all of them make one update, as if they were
+        accumulated. The model and the validation are on the first.
+        """
+        if isinstance(devices, str) or not devices:
+            raise BuilderError(f"devices({devices!r}): a list of devices, as in ['cuda:0']")
+        self._devices = devices
         return self
 
-    def grads_accumulation(self, batches: int) -> Self:
+    def grads_accumulation(self, batches: int, *, reduction: str = "mean", leftover: str = "flush") -> Self:
         """One step of the optimizer for this many *batches*, as if they were one. Default 1.
 
-        Every sample weighs the same, and what is left at the end of an epoch is applied too. (Burn
-        sums the batches' means, and drops what is left.)
+        With ``mean`` every sample weighs the same; Burn's ``sum`` adds up the batches' means. What is left
+        at the end of an epoch is applied (``flush``), dropped as in Burn (``drop``), or carried over.
         """
         if batches < 1:
             raise BuilderError(f"grads_accumulation({batches}): at least one batch a step")
-        self._accumulation = batches
+        self._accumulation = Accumulation.model_validate(
+            {"batches": batches, "reduction": reduction, "leftover": leftover}
+        )
+        return self
+
+    def non_finite(self, rule: NonFinite) -> Self:
+        """What to do about NaN or infinity in loss or gradients. Default: stop before the weights change."""
+        self._non_finite = rule
+        return self
+
+    def grad_clipping(self, clipping: Clipping) -> Self:
+        """Keep gradients small: each tensor by value or norm, as Burn does, or all by their common norm.
+
+        Default: what the optimizer's config says.
+        """
+        self._clipping = clipping
+        return self
+
+    def gradient_checkpointing(self) -> Self:
+        """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+        self._recompute = True
         return self
 
     def with_file_checkpointer(self, recorder: Recorder) -> Self:
@@ -115,9 +189,23 @@ class LearnerBuilder:
         self._checkpointer = FileCheckpointer(self._directory / "checkpoint", recorder)
         return self
 
-    def with_checkpointing_strategy(self, retention: Retention) -> Self:
-        """Which checkpoints stay. Default: the last two and the best by validation loss."""
-        self._retention = retention
+    def with_checkpointing_strategy(self, strategy: Retention) -> Self:
+        """Which checkpoints stay beside the newest. Default: the last two and the best by validation loss."""
+        self._retention = strategy
+        return self
+
+    def early_stopping(self, strategy: EarlyStopping) -> Self:
+        """Stop when *strategy* says so. Default: never."""
+        self._stopping = strategy
+        return self
+
+    def interrupter(self) -> Interrupter:
+        """The handle that stops this run after the step it is in, from any thread."""
+        return self._interrupter
+
+    def with_interrupter(self, interrupter: Interrupter) -> Self:
+        """Listen to a handle that exists already."""
+        self._interrupter = interrupter
         return self
 
     def checkpoint(self, epoch: int) -> Self:
@@ -138,41 +226,51 @@ class LearnerBuilder:
     def build(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | Adam | AdamW | Sgd,
-        lr: float | LrScheduler | None = None,
+        optimizer: torch.optim.Optimizer | OptimizerConfig,
+        lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> Learner:
         """The learner, its model on the device and, where a checkpoint was named, restored from it.
 
-        *optimizer* is torch's own over the model's parameters, or a config; *lr* a rate, a scheduler, or
-        nothing for the optimizer's own rate. Raises `BuilderError` or `CheckpointError` where it could
-        not work.
+        *optimizer* is torch's own over the model's parameters, or a config; *lr* a rate, a scheduler (ours
+        or torch's), or nothing for the optimizer's own rate. Raises `BuilderError` or `CheckpointError` for
+        what could not work.
         """
-        self._check_model(model)
-        device = find_device(self._device)
-        model = model.to(device)
+        self._check(model)
+        devices = [find_device(device) for device in self._devices]
+        model = model.to(devices[0])
+        replicas = Replicas(model, devices)
+        if self._recompute:
+            replicas.each(recompute_activations)
+        clipping = self._clipping or getattr(optimizer, "clipping", None)
         if not isinstance(optimizer, torch.optim.Optimizer):
             optimizer = build_optimizer(optimizer, model.parameters())
-        state = State(model, optimizer, _scheduler(optimizer, lr))
         parts = Parts(
-            state=state,
+            state=State(model, optimizer, as_scheduler(optimizer, lr), clipping),
             num_epochs=self._num_epochs,
             seed=torch.initial_seed() if self._seed is None else self._seed,
-            device=device,
-            window=Window(self._accumulation),
-            metrics=self._metrics,
-            loggers=self._loggers or self._file_loggers(),
-            renderer=self._renderer or plugins.find("renderer", DEFAULT_RENDERER, {})(),
+            replicas=replicas,
+            window=Window.of(self._accumulation, len(devices)),
+            guard=Guard(self._non_finite, [name for name, _ in model.named_parameters()]),
+            watchers=self._watchers(),
+            interrupter=self._interrupter,
             checkpointer=self._checkpointer,
-            retention=self._retention,
+            retention=self._retention or default_retention(),
+            stopping=self._stopping,
         )
         if self._checkpoint is not None:
-            if self._checkpointer is None:
-                raise BuilderError(
-                    f"checkpoint({self._checkpoint}) needs a checkpointer to read with: "
-                    "call with_file_checkpointer first"
-                )
-            parts.history = state.restore(self._checkpointer.restore(self._checkpoint))
-        return Learner(parts, summary=self._summary)
+            parts.restore(self._checkpoint)
+        return Learner(parts, self._application_log(), summary=self._summary)
+
+    def _check(self, model: Any) -> None:
+        check_model(model)
+        check_fed(model, self._metrics)
+        check_needs(self._stopping, self._metrics)
+        check_needs(self._retention, self._metrics)
+        if self._checkpoint is not None and self._checkpointer is None:
+            raise BuilderError(
+                f"checkpoint({self._checkpoint}) needs a checkpointer to read with: "
+                "call with_file_checkpointer first"
+            )
 
     def _register(self, split: Split, registered: Registered) -> Self:
         names = [each.metric.name for each in self._metrics[split]]
@@ -181,20 +279,24 @@ class LearnerBuilder:
         self._metrics[split].append(registered)
         return self
 
-    def _file_loggers(self) -> dict[Split, list[MetricLogger]]:
+    def _watchers(self) -> Watchers:
+        renderer = self._renderer or plugins.find("renderer", DEFAULT_RENDERER, {})()
+        if self._progress_loggers:
+            renderer = Renderers([renderer, *self._progress_loggers])
+        loggers = self._loggers or self._file_loggers(self._directory)
+        return Watchers(
+            metrics=self._metrics,
+            loggers=loggers,
+            telemetry=self._loggers or self._file_loggers(self._directory / "telemetry"),
+            renderer=renderer,
+        )
+
+    def _file_loggers(self, directory: Path) -> dict[Split, list[MetricLogger]]:
         file_logger = plugins.find("logger", DEFAULT_LOGGER, {})
-        return {split: [file_logger(self._directory / split)] for split in Split}
+        return {split: [file_logger(directory / split)] for split in Split}
 
-    def _check_model(self, model: Any) -> None:
-        missing = [name for name in ("train_step", "valid_step") if not hasattr(model, name)]
-        if missing:
-            raise BuilderError(
-                f"{type(model).__name__} has no {' and no '.join(missing)}: put a mixin before it, as in "
-                "class Net(ClassificationStep, YourModule)"
-            )
-
-
-def _scheduler(optimizer: torch.optim.Optimizer, lr: float | LrScheduler | None) -> LrScheduler:
-    if lr is None:
-        return Scheduler(float(optimizer.param_groups[0]["lr"]))
-    return Scheduler(float(lr)) if isinstance(lr, int | float) else lr
+    def _file_log(self) -> AbstractContextManager[object]:
+        application_log: AbstractContextManager[object] = plugins.find("logger", DEFAULT_APPLICATION_LOG, {})(
+            self._directory / "experiment.log"
+        )
+        return application_log

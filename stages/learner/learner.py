@@ -1,20 +1,25 @@
 """The learner that a builder made."""
 
 import sys
+from contextlib import AbstractContextManager
 
 from torch import nn
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import History
-from stages.learner.loop import Loader, Loop, Parts
+from stages.learner.loop import Loader, Loop
+from stages.learner.parts import Parts
 from stages.learner.summary import summary_text
 
 
 class Learner:
     """A model, an optimizer and a schedule, and everything they are trained with. Burn's `Learner`."""
 
-    def __init__(self, parts: Parts, *, summary: bool) -> None:
+    def __init__(
+        self, parts: Parts, application_log: AbstractContextManager[object], *, summary: bool
+    ) -> None:
         self._parts = parts
+        self._application_log = application_log
         self._summary = summary
 
     @property
@@ -28,12 +33,19 @@ class Learner:
         """Every epoch value so far."""
         return self._parts.history
 
+    @property
+    def epoch(self) -> int:
+        """The last epoch that is done; 0 before the first."""
+        return self._parts.state.epoch
+
     def fit(self, train: Loader, valid: Loader) -> nn.Module:
         """Train through the epochs that are left, validating after each; the trained model.
 
-        Raises `BuilderError` where a loader has no batches.
+        Raises `BuilderError` where a loader has no batches or a metric cannot measure what a step gives,
+        and `NonFiniteError` before a NaN or infinity reaches the weights.
         """
-        model = Loop(self._parts).run(train, valid)
+        with self._application_log:
+            model = Loop(self._parts).run(train, valid)
         if self._summary:
             sys.stdout.write(summary_text(self.history, model) + "\n")
         return model
@@ -42,5 +54,4 @@ class Learner:
         """Write a checkpoint of the epoch that was finished last; 0 before the first."""
         if self._parts.checkpointer is None:
             raise BuilderError("save() needs a checkpointer: call with_file_checkpointer first")
-        state = self._parts.state
-        self._parts.checkpointer.save(state.epoch, state.checkpoint(self.history))
+        self._parts.save()

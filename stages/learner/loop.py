@@ -2,24 +2,28 @@
 
 Each epoch: the random state and the order of samples are set from (seed, epoch); every batch is a step
 of the schedule, a forward and backward pass, and, where the accumulation window is full, a step of the
-optimizer; then the valid split, the history, the checkpoint, and retention.
+optimizer; then the valid split, the history, the checkpoint, retention, and whether to stop early.
 """
 
+import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from stages.checkpoints import FileCheckpointer, Retention
 from stages.contracts.errors import BuilderError
-from stages.contracts.events import MetricLogger, Progress, Renderer
-from stages.contracts.history import History, Split, Value
+from stages.contracts.events import Progress
+from stages.contracts.history import Split, Value
+from stages.contracts.outputs import TrainOutput
 from stages.contracts.seeds import derived_seed
-from stages.learner.meter import Meter, Registered
-from stages.learner.state import State
-from stages.optim import Window
+from stages.learner.memory import keep_big_blocks
+from stages.learner.meter import Meter
+from stages.learner.parts import Parts
+from stages.learner.replicas import rounds
+
+log = logging.getLogger(__name__)
 
 
 class Loader(Protocol):
@@ -32,30 +36,18 @@ class Loader(Protocol):
         """The batches."""
 
 
-@dataclass
-class Parts:
-    """What the builder put together."""
-
-    state: State
-    num_epochs: int
-    seed: int
-    device: torch.device
-    window: Window
-    metrics: dict[Split, list[Registered]]
-    loggers: dict[Split, list[MetricLogger]]
-    renderer: Renderer
-    checkpointer: FileCheckpointer | None
-    retention: Retention
-    history: History = field(default_factory=History)
-
-
 class Loop:
     """Runs the epochs that are left."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.state = parts.state
-        self.progress = Progress(parts.num_epochs, units=_units(parts))
+        self.progress = Progress(
+            parts.num_epochs,
+            first_epoch=parts.state.epoch + 1,
+            shown=parts.watchers.shown(),
+            interrupter=parts.interrupter,
+        )
 
     def run(self, train: Loader, valid: Loader) -> nn.Module:
         """Train on *train* and validate on *valid* after each epoch; the trained model."""
@@ -63,80 +55,108 @@ class Loop:
             if not len(loader):
                 raise BuilderError("a loader has no batches: both splits need at least one")
             if hasattr(loader, "set_device"):
-                loader.set_device(self.parts.device)
-        self.parts.renderer.start(self.progress)
+                loader.set_device(self.parts.replicas.devices[0])
+        keep_big_blocks()
         try:
+            self.parts.watchers.renderer.start(self.progress)
             for epoch in range(self.state.epoch + 1, self.parts.num_epochs + 1):
                 torch.manual_seed(derived_seed(self.parts.seed, epoch))
-                self._train(train, epoch)
+                with self.parts.replicas.known_parameters():
+                    trained = self._train(train, epoch)
+                if not trained:
+                    log.info("Training interrupted.")
+                    break
                 self._validate(valid, epoch)
-                self._finish(epoch)
+                if not self._finish(epoch):
+                    break
         finally:
-            self._close()
+            self.parts.watchers.close()
         model: nn.Module = self.state.model
         return model
 
-    def _train(self, loader: Loader, epoch: int) -> None:
-        state, window, model = self.state, self.parts.window, self.state.model.train()
+    def _train(self, loader: Loader, epoch: int) -> bool:
+        """One pass with updates; whether it went to its end. What an interrupted one did is not saved."""
+        log.info("Executing training step for epoch %d", epoch)
+        state, window, guard = self.state, self.parts.window, self.parts.guard
+        should_stop = self.parts.interrupter.should_stop
+        self.parts.replicas.train()
         meter = self._begin(Split.TRAIN, loader, epoch)
-        for batch in loader:
+        for iteration, step in enumerate(self._computed(loader), start=1):
             rate = state.scheduler.step()
-            step = model.train_step(batch)
-            window.add(step.gradients, step.item.size)
+            if guard.passes(step, epoch, iteration):
+                window.add(step.gradients, step.item.size)
             if window.full:
-                state.update(window.take(), rate)
-            self._measured(meter, step.item)
-        if window.batches:
-            state.update(window.take(), rate)
+                self._update(window.take(), rate)
+            self._measured(meter, step.item, iteration, rate)
+            if should_stop():
+                meter.finish()
+                return False
+        if (left := window.end_epoch()) is not None:
+            self._update(left, rate)
         self._end(meter)
+        return True
 
     @torch.inference_mode()
     def _validate(self, loader: Loader, epoch: int) -> None:
+        """One pass without updates. Asked to stop meanwhile, it goes to its end, so that nothing is lost."""
+        log.info("Executing validation step for epoch %d", epoch)
         model = self.state.model.eval()
         meter = self._begin(Split.VALID, loader, epoch)
-        for batch in loader:
-            self._measured(meter, model.valid_step(batch))
+        for iteration, item in enumerate(map(model.valid_step, loader), start=1):
+            self._measured(meter, item, iteration, 0.0)
         self._end(meter)
+
+    def _finish(self, epoch: int) -> bool:
+        """Save, show, and decide; whether the run goes on."""
+        history = self.parts.history
+        self.state.epoch = epoch
+        self.state.scheduler.end_epoch(history.series(Split.VALID, "Loss").get(epoch))
+        self.parts.watchers.flush()
+        self.parts.watchers.renderer.epoch_end(self.progress, history)
+        self.parts.save()
+        reason = self.parts.stopping.reason(history) if self.parts.stopping else None
+        if reason:
+            log.info("Stopping training loop, %s", reason)
+        return not (reason or self.parts.interrupter.should_stop())
+
+    def _computed(self, loader: Loader) -> Iterator[TrainOutput[Any]]:
+        """The training step of each batch; a batch a device at a time."""
+        replicas = self.parts.replicas
+        if self.state.needs_closure:
+            return map(self._evaluated, loader)
+        if len(replicas) == 1:
+            return map(self.state.model.train_step, loader)
+        return (step for batches in rounds(loader, len(replicas)) for step in replicas.train_steps(batches))
+
+    def _evaluated(self, batch: Any) -> TrainOutput[Any]:
+        """A training step that can be taken again."""
+        self._evaluate = partial(self.state.model.train_step, batch)
+        step: TrainOutput[Any] = self._evaluate()
+        return step
+
+    def _update(self, gradients: Any, rate: float) -> None:
+        if self.state.needs_closure:
+            self.state.update_by(self._evaluate, rate)
+        else:
+            self.state.update(gradients, rate)
+        self.parts.replicas.synchronize()
 
     def _begin(self, split: Split, loader: Loader, epoch: int) -> Meter:
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
-        meter = Meter(self.parts.metrics[split], self.parts.loggers[split], epoch)
-        self.progress.split, self.progress.epoch = split, epoch
-        self.progress.batch, self.progress.batches = 0, len(loader)
-        self.progress.running = meter.values
+        meter = self.parts.watchers.meter(split, epoch)
+        progress = self.progress
+        progress.split, progress.epoch = split, epoch
+        progress.batch, progress.batches, progress.items = 0, len(loader), 0
+        progress.running, progress.latest = meter.running, meter.latest
         return meter
 
-    def _measured(self, meter: Meter, item: Any) -> None:
-        meter.measure(item)
-        self.progress.batch += 1
-        self.parts.renderer.step(self.progress)
+    def _measured(self, meter: Meter, item: Any, iteration: int, rate: float) -> None:
+        meter.measure(item, iteration, rate)
+        self.progress.batch = iteration
+        self.progress.items += item.size
+        self.parts.watchers.renderer.step(self.progress)
 
     def _end(self, meter: Meter) -> None:
-        for name, value in meter.numeric().items():
+        for name, value in meter.finish().items():
             self.parts.history.add(Value(self.progress.epoch, self.progress.split, name, value))
-
-    def _finish(self, epoch: int) -> None:
-        self.state.epoch = epoch
-        for logger in (each for loggers in self.parts.loggers.values() for each in loggers):
-            logger.flush()
-        self.parts.renderer.epoch_end(self.progress, self.parts.history)
-        if self.parts.checkpointer:
-            self._save(self.parts.checkpointer)
-
-    def _save(self, checkpointer: FileCheckpointer) -> None:
-        checkpointer.save(self.state.epoch, self.state.checkpoint(self.parts.history))
-        saved = checkpointer.saved()
-        kept = self.parts.retention.keep([epoch for epoch in saved if epoch], self.parts.history)
-        for epoch in set(saved) - kept:
-            checkpointer.delete(epoch)
-
-    def _close(self) -> None:
-        self.parts.renderer.close()
-        for logger in (each for loggers in self.parts.loggers.values() for each in loggers):
-            logger.close()
-
-
-def _units(parts: Parts) -> dict[str, str | None]:
-    registered = [each for metrics in parts.metrics.values() for each in metrics]
-    return {each.metric.name: each.metric.unit for each in registered}

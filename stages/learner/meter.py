@@ -1,57 +1,121 @@
 """What is measured on one split of one epoch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.events import MetricLogger
-from stages.metrics import Mean, Metric
+from stages.contracts.events import MetricLogger, Renderer, Shown, Step
+from stages.contracts.history import Split
+from stages.metrics import Mean, Metric, StepMetric, Summary
+
+PENDING = 64
+"""Batches that are measured before their values are asked for: on an accelerator each asking waits."""
 
 
 @dataclass(frozen=True)
 class Registered:
     """A metric and whether it is followed as a number: plotted, and in the summary."""
 
-    metric: Metric
+    metric: Metric | StepMetric
     numeric: bool
+
+    @property
+    def telemetry(self) -> bool:
+        """Whether it depends on the clock or the machine, and is kept out of every tracked file."""
+        return bool(getattr(self.metric, "telemetry", False))
+
+    @property
+    def measured(self) -> str:
+        """The names of the outputs that it takes."""
+        measures = getattr(self.metric, "measures", object)
+        return " or ".join(
+            kind.__name__ for kind in (measures if isinstance(measures, tuple) else [measures])
+        )
+
+    @property
+    def shown(self) -> Shown:
+        """How it is shown."""
+        return Shown(self.metric.unit, getattr(self.metric, "decimals", 2), self.numeric)
 
 
 class Meter:
-    """Measures each batch, logs it, and adds it up."""
+    """Measures each batch, adds it up, and hands the batches' values on, some at a time."""
 
-    def __init__(self, metrics: Sequence[Registered], loggers: Sequence[MetricLogger], epoch: int) -> None:
-        self._metrics = metrics
-        self._loggers = loggers
+    def __init__(
+        self,
+        metrics: Sequence[tuple[Registered, Sequence[MetricLogger]]],
+        renderer: Renderer,
+        split: Split,
+        epoch: int,
+    ) -> None:
+        self._metrics = [each for each, _ in metrics]
+        self._loggers = {each.metric.name: loggers for each, loggers in metrics}
+        self._renderer = renderer
+        self._split = split
         self._epoch = epoch
-        self._sums = {each.metric.name: Mean(0.0, 0) for each in metrics}
-        self._checked = False
+        self._measures: list[tuple[str, Callable[[Any], Summary], bool]] = []
+        self._pending: list[tuple[str, Summary]] = []
+        self._sums: dict[str, Summary] = {}
+        self._latest: dict[str, Summary] = {}
 
-    def measure(self, item: Any) -> None:
+    def measure(self, item: Any, iteration: int, learning_rate: float) -> None:
         """Take in one batch. Raises `BuilderError` on the first that a metric cannot measure."""
-        if not self._checked:
-            self._check(item)
-        for each in self._metrics:
-            name, measured = each.metric.name, each.metric.measure(item)
-            self._sums[name] = self._sums[name] + measured
-            for logger in self._loggers:
-                logger.log(self._epoch, name, measured.value, measured.count)
+        if not self._measures:
+            self._measures = [_measure_of(each, item) for each in self._metrics]
+        sums, latest = self._sums, self._latest
+        for name, measure, whole in self._measures:
+            if whole:
+                measured = measure(Step(item, self._split, self._epoch, iteration, learning_rate))
+            else:
+                measured = measure(item)
+            sums[name] = sums[name] + measured if name in sums else measured
+            latest[name] = measured
+            self._pending.append((name, measured))
+        if len(self._pending) >= PENDING * len(self._measures):
+            self.drain()
 
-    def _check(self, item: Any) -> None:
-        for each in self._metrics:
-            measures = getattr(each.metric, "measures", object)
-            if not isinstance(item, measures):
-                raise BuilderError(
-                    f"metric {each.metric.name!r} measures a {measures.__name__}, "
-                    f"and the model's step gives a {type(item).__name__}: register another metric"
-                )
-        self._checked = True
+    def drain(self) -> None:
+        """Hand on every batch's value that is still to be handed on."""
+        for name, measured in self._pending:
+            value = measured.value
+            for logger in self._loggers[name]:
+                logger.log(self._epoch, name, value, measured.count)
+            self._renderer.log(self._split, self._epoch, name, value)
+        self._pending.clear()
 
-    def values(self) -> dict[str, float]:
+    def finish(self) -> dict[str, float]:
+        """The epoch's values of the metrics that are followed as numbers and are no telemetry."""
+        self.drain()
+        values = self.running()
+        for name, total in self._sums.items():
+            if not isinstance(total, Mean):
+                for logger in self._loggers[name]:
+                    logger.log_final(self._epoch, name, values[name])
+        followed = [each.metric.name for each in self._metrics if each.numeric and not each.telemetry]
+        return {name: values[name] for name in followed if name in values}
+
+    def running(self) -> dict[str, float]:
         """Every metric over the batches so far."""
-        return {name: mean.value for name, mean in self._sums.items()}
+        return {name: total.value for name, total in self._sums.items()}
 
-    def numeric(self) -> dict[str, float]:
-        """The same, of the numeric ones."""
-        values = self.values()
-        return {each.metric.name: values[each.metric.name] for each in self._metrics if each.numeric}
+    def latest(self) -> dict[str, float]:
+        """Every metric on the last batch."""
+        return {name: measured.value for name, measured in self._latest.items()}
+
+
+def _measure_of(each: Registered, item: Any) -> tuple[str, Callable[[Any], Summary], bool]:
+    """How *each* is measured: its name, the method, and whether that takes the whole step."""
+    metric = each.metric
+    measures = getattr(metric, "measures", object)
+    if not isinstance(item, measures):
+        names = " or ".join(
+            kind.__name__ for kind in (measures if isinstance(measures, tuple) else [measures])
+        )
+        raise BuilderError(
+            f"metric {metric.name!r} measures a {names}, "
+            f"and the model's step gives a {type(item).__name__}: register another metric"
+        )
+    if hasattr(metric, "measure_step"):
+        return metric.name, metric.measure_step, True
+    return metric.name, metric.measure, False

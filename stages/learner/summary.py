@@ -1,57 +1,109 @@
-"""The table at the end of a run, laid out as Burn prints it."""
+"""The table at the end of a run, laid out as Burn prints it, and the same as JSON."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from stages.contracts.history import History, Split
+from stages.contracts.text import fixed, scientific, to_json
+
+Tests = Mapping[str, Mapping[str, float]]
+"""Name of a test set to metric to value."""
 
 _RULE = "=" * 24
-_COLUMNS = ("Min.", "Epoch", "Max.", "Epoch")
 
 
-def summary_text(history: History, model: Any = None) -> str:
-    """For each split and metric the lowest and highest epoch value and where it was.
+@dataclass(frozen=True)
+class SummaryRow:
+    """The lowest and the highest epoch value of a metric on one split."""
+
+    split: str
+    """``Train``, ``Valid``, ``Test`` or ``Test (name)``."""
+    metric: str
+    min: float
+    min_epoch: int | None
+    """The first epoch with that value; None for a test, which has no epochs."""
+    max: float
+    max_epoch: int | None
+    """The last epoch with that value."""
+
+
+def summary_rows(history: History, tests: Tests | None = None) -> list[SummaryRow]:
+    """A row for each split and metric with a value: train, valid, test; each in alphabetical order.
 
     Of equal values the minimum names the first epoch and the maximum the last; NaN counts as largest.
     """
-    lines = [f"{_RULE} Learner Summary {_RULE}"]
-    if model is not None:
-        lines += ["Model:", f"{model}", f"Total parameters: {_parameters(model)}"]
-    lines += [f"Total Epochs: {history.epochs}", "", ""]
-    width = max(len(name) for name in [*history.metrics(), "Metric"])
-    lines.append(_row("Split", "Metric".ljust(width), *_COLUMNS))
-    lines.append("|-------|-" + "-" * width + "-|" + "|".join(["-" * 10] * 4) + "|")
+    rows = []
     for split in Split:
         for metric in history.metrics():
             series = history.series(split, metric)
             if series:
-                extremes = _extremes(series)
-                lines.append(_row(split.capitalize(), metric.ljust(width), *extremes))
-    return "\n".join(lines) + "\n"
+                rows.append(_row(split.capitalize(), metric, series))
+    for tag, values in sorted((tests or {}).items()):
+        split_name = f"Test ({tag})" if tag else "Test"
+        rows += [SummaryRow(split_name, metric, v, None, v, None) for metric, v in sorted(values.items())]
+    return rows
 
 
-def _extremes(series: dict[int, float]) -> tuple[str, str, str, str]:
-    def order(epoch: int) -> tuple[bool, float]:
+def summary_text(
+    history: History, model: Any = None, *, tests: Tests | None = None, epochs: int | None = None
+) -> str:
+    """The table; with *model*, also what it looks like.
+
+    *epochs* is how many there were, where that is known better than from the last one with a value. Unlike
+    in Burn a test has rows too, with no epoch in them, and a model's display ends in its parameters' count.
+    """
+    lines = [f"{_RULE} Learner Summary {_RULE}"]
+    if model is not None:
+        lines += ["Model:", _display(model)]
+    lines += [f"Total Epochs: {history.epochs if epochs is None else epochs}", "", ""]
+    return "\n".join([*lines, *_table(summary_rows(history, tests))]) + "\n"
+
+
+def summary_json(history: History, tests: Tests | None = None, *, epochs: int | None = None) -> str:
+    """The facts of the table: ``{"epochs": 3, "metrics": [{"split": "Train", "metric": "Loss", …}, …]}``.
+
+    A value that is no number is the text ``"NaN"``, ``"inf"`` or ``"-inf"``.
+    """
+    total = history.epochs if epochs is None else epochs
+    return to_json({"epochs": total, "metrics": [asdict(row) for row in summary_rows(history, tests)]})
+
+
+def _row(split: str, metric: str, series: Mapping[int, float]) -> SummaryRow:
+    def order(epoch: int) -> tuple[bool, float, int]:
         value = series[epoch]
-        return (True, 0.0) if math.isnan(value) else (False, value)
+        return (True, 0.0, epoch) if math.isnan(value) else (False, value, epoch)
 
-    lowest = min(series, key=lambda epoch: (order(epoch), epoch))
-    highest = max(series, key=lambda epoch: (order(epoch), epoch))
-    return (_value(series[lowest]), str(lowest), _value(series[highest]), str(highest))
+    lowest = min(series, key=order)
+    highest = max(series, key=order)
+    return SummaryRow(split, metric, series[lowest], lowest, series[highest], highest)
+
+
+def _table(rows: list[SummaryRow]) -> list[str]:
+    """Burn's columns: the first two as wide as what is in them, cells of nine characters in the others."""
+    split = max(len(text) for text in ["Split", *(row.split for row in rows)])
+    metric = max(len(text) for text in ["Metric", *(row.metric for row in rows)])
+    lines = [
+        f"| {'Split':<{split}} | {'Metric':<{metric}} | Min.     | Epoch    | Max.     | Epoch    |",
+        f"|{'-' * (split + 2)}|{'-' * (metric + 2)}|----------|----------|----------|----------|",
+    ]
+    for row in rows:
+        cells = (_value(row.min), _epoch(row.min_epoch), _value(row.max), _epoch(row.max_epoch))
+        filled = "".join(f" {cell:<9}|" for cell in cells)
+        lines.append(f"| {row.split:<{split}} | {row.metric:<{metric}} |{filled}")
+    return lines
 
 
 def _value(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if value >= 0.01 or math.isinf(value):
-        return f"{value:.3f}"
-    mantissa, exponent = f"{value:.3e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
+    return scientific(value, 3) if value < 0.01 else fixed(value, 3)
 
 
-def _row(split: str, metric: str, *cells: str) -> str:
-    return f"| {split:<5} | {metric} | " + " | ".join(f"{cell:<8}" for cell in cells) + " |"
+def _epoch(epoch: int | None) -> str:
+    return "-" if epoch is None else str(epoch)
 
 
-def _parameters(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def _display(model: Any) -> str:
+    if not hasattr(model, "parameters"):
+        return str(model)
+    return f"{model}\nTotal parameters: {sum(parameter.numel() for parameter in model.parameters())}"

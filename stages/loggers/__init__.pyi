@@ -1,4 +1,14 @@
 from .curves import write_curves as write_curves
 from .curves import write_metrics as write_metrics
+from .experiment import ExperimentLog as ExperimentLog
 from .file import FileMetricLogger as FileMetricLogger
-from .file import read_history as read_history
+from .file import TestMetricLogger as TestMetricLogger
+from .in_memory import InMemoryMetricLogger as InMemoryMetricLogger
+from .in_memory import Row as Row
+from .json_lines import JsonLinesMetricLogger as JsonLinesMetricLogger
+from .reading import count_epochs as count_epochs
+from .reading import read_history as read_history
+from .reading import read_tests as read_tests
+from .several import SeveralLoggers as SeveralLoggers
+from .tensorboard import TensorBoardMetricLogger as TensorBoardMetricLogger
+from .tsv import TsvMetricLogger as TsvMetricLogger

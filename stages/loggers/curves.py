@@ -6,10 +6,14 @@ from typing import Any
 from stages.contracts.files import write_text
 from stages.contracts.history import Direction, History, Split
 from stages.contracts.text import number, to_json
+from stages.loggers.names import file_name
 
 
 def write_metrics(history: History, path: Path) -> None:
-    """The last epoch's values, and those of the epoch with the lowest validation loss, as JSON."""
+    """The last epoch's values, and those of the epoch with the lowest validation loss, as JSON.
+
+    NaN and infinity are texts, as JSON has no such numbers.
+    """
     last, best = history.epochs, history.best(Split.VALID, "Loss", Direction.LOWEST)
     content: dict[str, Any] = {"epoch": last, **_values(history, last)}
     if best is not None:
@@ -18,7 +22,10 @@ def write_metrics(history: History, path: Path) -> None:
 
 
 def write_curves(history: History, directory: Path) -> None:
-    """One TSV a metric in *directory*: a row an epoch, a column a split."""
+    """One TSV a metric in *directory*: a row an epoch, a column a split.
+
+    Raises `BuilderError` for a metric whose name is no file's.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for metric in history.metrics():
         series = {split: history.series(split, metric) for split in Split}
@@ -27,7 +34,7 @@ def write_curves(history: History, directory: Path) -> None:
         for epoch in sorted(set().union(*series.values())):
             cells = [series[split].get(epoch) for split in columns]
             lines.append("\t".join([str(epoch), *("" if c is None else number(c) for c in cells)]))
-        write_text(directory / f"{metric.replace(' ', '_')}.tsv", "\n".join(lines) + "\n")
+        write_text(directory / file_name(metric, "tsv"), "\n".join(lines) + "\n")
 
 
 def _values(history: History, epoch: int) -> dict[str, dict[str, float]]:

@@ -1,32 +1,39 @@
 """Burn's log files: ``<directory>/epoch-<n>/<Metric>.log``, one ``value,count`` line a batch.
 
-The form is that of Burn 0.13 to 0.21. Names keep everything but spaces, which become ``_``.
+The form is that of Burn 0.13 to 0.21, with the ``value,final`` line of 0.22 where a metric is no mean.
+Names keep everything but spaces, which become ``_``.
 """
 
-import re
 from pathlib import Path
-from typing import TextIO
 
-from stages.contracts.errors import DataError
-from stages.contracts.history import History, Split, Value
+from stages.contracts.errors import BuilderError
 from stages.contracts.text import number
+from stages.loggers.lines import LineFile
+from stages.loggers.names import file_name
 
 
 class FileMetricLogger:
-    """Logs one split. A file is begun anew when its epoch begins, and buffered until it ends."""
+    """Logs one split. A file is begun anew when its epoch begins.
 
-    def __init__(self, directory: Path | str) -> None:
+    Lines are kept for up to *flush_seconds*, then written by the call that finds them due.
+    """
+
+    def __init__(self, directory: Path | str, flush_seconds: float = 1.0) -> None:
         self.directory = Path(directory)
+        self._flush_seconds = flush_seconds
         self._epoch = 0
-        self._files: dict[str, TextIO] = {}
+        self._files: dict[str, LineFile] = {}
 
     def log(self, epoch: int, name: str, value: float, count: int) -> None:
-        """Add a line for one batch of *count* samples."""
-        if epoch != self._epoch:
-            self.close()
-            self._epoch = epoch
-        file = self._files.get(name) or self._opened(name)
-        file.write(f"{number(value)},{count}\n")
+        """Add a line for one batch of *count* samples.
+
+        Raises `BuilderError` for a *name* that is no file's, or that shares its file with another.
+        """
+        self._file(epoch, name).write(f"{number(value)},{count}\n")
+
+    def log_final(self, epoch: int, name: str, value: float) -> None:
+        """Add the line ``value,final``: what *name* was over the whole epoch."""
+        self._file(epoch, name).write(f"{number(value)},final\n")
 
     def flush(self) -> None:
         """Hand everything to the operating system."""
@@ -34,49 +41,32 @@ class FileMetricLogger:
             file.flush()
 
     def close(self) -> None:
-        """Flush and close; logging goes on with the next epoch."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        """Flush and close. What is logged after that begins its files anew."""
+        while self._files:
+            self._files.popitem()[1].close()
 
-    def _opened(self, name: str) -> TextIO:
-        directory = self.directory / f"epoch-{self._epoch}"
-        directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / f"{name.replace(' ', '_')}.log").open("w", encoding="utf-8", newline="\n")
-        self._files[name] = file
-        return file
+    def _file(self, epoch: int, name: str) -> LineFile:
+        if epoch != self._epoch:
+            self.close()
+            self._epoch = epoch
+        return self._files.get(name) or self._opened(name)
 
+    def _opened(self, name: str) -> LineFile:
+        path = self._folder() / file_name(name, "log")
+        for other in self._files:
+            if file_name(other, "log") == path.name:
+                raise BuilderError(f"metrics {other!r} and {name!r} would share {path}: rename one of them")
+        self._files[name] = LineFile(path, "w", self._flush_seconds)
+        return self._files[name]
 
-def read_history(directory: Path) -> History:
-    """What the logs under ``<directory>/train`` and ``<directory>/valid`` come to, epoch by epoch.
-
-    Raises `DataError` for a line that is neither ``value`` nor ``value,count``.
-    """
-    history = History()
-    for split in Split:
-        for epoch, folder in _epochs(directory / split):
-            for path in sorted(folder.glob("*.log")):
-                mean = _mean(path)
-                if mean is not None:
-                    history.add(Value(epoch, split, path.stem.replace("_", " "), mean))
-    return history
+    def _folder(self) -> Path:
+        return self.directory / f"epoch-{self._epoch}"
 
 
-def _epochs(directory: Path) -> list[tuple[int, Path]]:
-    if not directory.is_dir():
-        return []
-    found = ((re.fullmatch(r"epoch-(\d+)", path.name), path) for path in directory.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match)
+class TestMetricLogger(FileMetricLogger):
+    """Logs one test set, which has no epochs: ``<directory>/<Metric>.log``, as Burn's evaluator does."""
 
+    __test__ = False  # for pytest: a logger of tests, not a test
 
-def _mean(path: Path) -> float | None:
-    total, weight = 0.0, 0
-    for place, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        value, _, count = line.partition(",")
-        try:
-            weighed = int(count or 1)
-            total += float(value) * weighed
-        except ValueError:
-            raise DataError(f"{path}, line {place}: {line!r} is not 'value' or 'value,count'") from None
-        weight += weighed
-    return total / weight if weight else None
+    def _folder(self) -> Path:
+        return self.directory

@@ -1,6 +1,8 @@
-"""The share of samples that got the right class."""
+"""The share of samples, or tokens, that got the right class."""
 
-from stages.contracts.outputs import ClassificationOutput
+from stages.contracts.history import Direction
+from stages.contracts.outputs import ClassificationOutput, SequenceOutput
+from stages.metrics.labels import Labelled, logits_of, share
 from stages.metrics.mean import Mean
 
 
@@ -9,9 +11,14 @@ class AccuracyMetric:
 
     name = "Accuracy"
     unit = "%"
-    measures = ClassificationOutput
+    better = Direction.HIGHEST
+    measures = (ClassificationOutput, SequenceOutput)
 
-    def measure(self, output: ClassificationOutput) -> Mean:
+    def __init__(self, *, pad_token: int | None = None) -> None:
+        self.pad_token = pad_token
+        """A target that is no sample at all: neither right nor wrong."""
+
+    def measure(self, output: Labelled) -> Mean:
         """Of one batch: 100 for each hit, over its samples."""
-        hits = (output.output.argmax(dim=-1) == output.targets).sum()
-        return Mean(100.0 * float(hits), output.size)
+        hits = logits_of(output).argmax(dim=-1) == output.targets
+        return share(hits, output.targets, self.pad_token)

@@ -1,5 +1,6 @@
 """The loss itself."""
 
+from stages.contracts.history import Direction
 from stages.contracts.outputs import Output
 from stages.metrics.mean import Mean
 
@@ -12,6 +13,7 @@ class LossMetric:
 
     name = "Loss"
     unit = None
+    better = Direction.LOWEST
 
     def measure(self, output: Output) -> Mean:
         """The batch's mean loss, for as many samples as it has."""

@@ -10,3 +10,4 @@ from .steps import ClassificationStep as ClassificationStep
 from .steps import Model as Model
 from .steps import RegressionStep as RegressionStep
 from .steps import backward as backward
+from .steps import known_parameters as known_parameters

@@ -7,7 +7,8 @@ Three lines make a module trainable::
             return F.cross_entropy(logits, targets, label_smoothing=0.1)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from torch.nn import Module
 else:
     Module = object
+
+
+_KNOWN = "_known_parameters"
 
 
 class Model(Protocol):
@@ -37,12 +41,22 @@ def backward(model: "torch.nn.Module", loss: Tensor) -> Sequence[Tensor | None]:
 
     None for a parameter that is frozen or that the loss does not depend on. Nothing is left in ``.grad``.
     """
-    parameters = list(model.parameters())
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if len(trained) == len(parameters):
+    parameters = model.__dict__.get(_KNOWN) or tuple(model.parameters())
+    if all(parameter.requires_grad for parameter in parameters):
         return torch.autograd.grad(loss, parameters, allow_unused=True)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     gradients = iter(torch.autograd.grad(loss, trained, allow_unused=True))
     return [next(gradients) if parameter.requires_grad else None for parameter in parameters]
+
+
+@contextmanager
+def known_parameters(model: "torch.nn.Module") -> Iterator[None]:
+    """Inside, `backward` does not ask *model* for its parameters at each step: they stay the same ones."""
+    model.__dict__[_KNOWN] = tuple(model.parameters())
+    try:
+        yield
+    finally:
+        del model.__dict__[_KNOWN]
 
 
 class ClassificationStep(Module):

@@ -1,4 +1,4 @@
-"""Optimizers and schedules, as params may name them and as the learner drives them."""
+"""From gradients to an update: optimizers, schedules, clipping, accumulation, and the guard before them."""
 
 import lazy_loader
 

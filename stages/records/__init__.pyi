@@ -1,3 +1,5 @@
+from .recorder import CompactRecorder as CompactRecorder
+from .recorder import DefaultRecorder as DefaultRecorder
 from .recorder import FullPrecision as FullPrecision
 from .recorder import HalfPrecision as HalfPrecision
 from .recorder import NamedMpkGzFileRecorder as NamedMpkGzFileRecorder

@@ -107,9 +107,19 @@ class NamedMpkGzFileRecorder:
         return path.with_name(path.name + self.suffix)
 
 
+def DefaultRecorder() -> NamedMpkGzFileRecorder:  # noqa: N802  Burn's name
+    """Burn's: everything is kept."""
+    return NamedMpkGzFileRecorder(FullPrecision)
+
+
+def CompactRecorder() -> NamedMpkGzFileRecorder:  # noqa: N802  Burn's name
+    """Burn's: floats of 16 bits."""
+    return NamedMpkGzFileRecorder(HalfPrecision)
+
+
 RECORDERS: dict[str, Callable[[], Recorder]] = {
-    "default": lambda: NamedMpkGzFileRecorder(FullPrecision),
-    "compact": lambda: NamedMpkGzFileRecorder(HalfPrecision),
+    "default": DefaultRecorder,
+    "compact": CompactRecorder,
 }
 
 

@@ -67,7 +67,7 @@ def test_the_batcher_normalises_and_leaves_the_data_alone():
 
     (batch,) = loader
 
-    assert batch.inputs.tolist() == [[-1.0], [1.0]]
+    assert batch.inputs.flatten().tolist() == pytest.approx([-1.0, 1.0])
     assert dataset.inputs.tolist() == [[0], [255]]
 
 

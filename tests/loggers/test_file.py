@@ -1,12 +1,9 @@
-"""Burn's log files, and the curves."""
-
-import json
+"""Burn's log files."""
 
 import pytest
 
-from stages.contracts.errors import DataError
-from stages.contracts.history import History, Split, Value
-from stages.loggers import FileMetricLogger, read_history, write_curves, write_metrics
+from stages.contracts.errors import BuilderError
+from stages.loggers import FileMetricLogger, TestMetricLogger
 
 
 def test_a_line_a_batch_and_spaces_become_underscores(tmp_path):
@@ -15,16 +12,65 @@ def test_a_line_a_batch_and_spaces_become_underscores(tmp_path):
     logger.log(1, "Top-K Accuracy @ TopK(2)", 1e-7, 4)
     logger.close()
 
-    assert (tmp_path / "epoch-1/Top-K_Accuracy_@_TopK(2).log").read_text() == "20.3125,64\n0.0000001,4\n"
+    assert (tmp_path / "epoch-1/Top-K_Accuracy_@_TopK(2).log").read_bytes() == b"20.3125,64\n0.0000001,4\n"
 
 
-def test_flushed_lines_are_in_the_file(tmp_path):
+def test_what_is_no_mean_of_its_batches_has_a_final_line(tmp_path):
     logger = FileMetricLogger(tmp_path)
-    logger.log(1, "Loss", 1.0, 1)
-    logger.flush()
-
-    assert (tmp_path / "epoch-1/Loss.log").read_text() == "1,1\n"
+    logger.log(1, "Perplexity", 3.0, 1)
+    logger.log_final(1, "Perplexity", 2.5)
     logger.close()
+
+    assert (tmp_path / "epoch-1/Perplexity.log").read_text() == "3,1\n2.5,final\n"
+
+
+def test_each_epoch_and_metric_has_a_file(tmp_path):
+    logger = FileMetricLogger(tmp_path)
+    for epoch in (1, 2):
+        for name in ("Loss", "Accuracy"):
+            logger.log(epoch, name, float(epoch), 1)
+    logger.close()
+
+    found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.log")}
+    assert found == {f"epoch-{e}/{name}.log": f"{e},1\n" for e in (1, 2) for name in ("Loss", "Accuracy")}
+
+
+def test_a_test_set_has_no_epochs(tmp_path):
+    logger = TestMetricLogger(tmp_path / "test/mnist")
+    logger.log(1, "Loss", 0.5, 8)
+    logger.close()
+
+    assert (tmp_path / "test/mnist/Loss.log").read_text() == "0.5,8\n"
+
+
+def test_lines_are_kept_until_they_are_flushed(tmp_path):
+    logger = FileMetricLogger(tmp_path, flush_seconds=60)
+    logger.log(1, "Loss", 1.0, 1)
+    kept = (tmp_path / "epoch-1/Loss.log").read_text()
+    logger.flush()
+    flushed = (tmp_path / "epoch-1/Loss.log").read_text()
+    logger.close()
+
+    assert (kept, flushed) == ("", "1,1\n")
+
+
+def test_lines_that_are_due_are_written_by_the_next_call(tmp_path):
+    logger = FileMetricLogger(tmp_path, flush_seconds=0)
+    logger.log(1, "Loss", 1.0, 1)
+    written = (tmp_path / "epoch-1/Loss.log").read_text()
+    logger.close()
+
+    assert written == "1,1\n"
+
+
+def test_the_end_of_an_epoch_writes_what_is_kept(tmp_path):
+    logger = FileMetricLogger(tmp_path, flush_seconds=60)
+    logger.log(1, "Loss", 1.0, 1)
+    logger.log(2, "Loss", 2.0, 1)
+    first = (tmp_path / "epoch-1/Loss.log").read_text()
+    logger.close()
+
+    assert first == "1,1\n"
 
 
 def test_an_epoch_that_is_run_again_begins_its_file_anew(tmp_path):
@@ -36,38 +82,32 @@ def test_an_epoch_that_is_run_again_begins_its_file_anew(tmp_path):
     assert (tmp_path / "epoch-1/Loss.log").read_text() == "2,1\n"
 
 
-def test_a_line_that_is_none_is_named(tmp_path):
-    (tmp_path / "valid/epoch-2").mkdir(parents=True)
-    (tmp_path / "valid/epoch-2/Loss.log").write_text("1,2\nx,2\n")
+def test_a_resumed_run_leaves_earlier_epochs_alone(tmp_path):
+    """Burn up to 0.21 wrote the first resumed epoch over the first of all."""
+    for epoch in (1, 2):
+        logger = FileMetricLogger(tmp_path)
+        logger.log(epoch, "Loss", float(epoch), 1)
+        logger.close()
 
-    with pytest.raises(DataError, match=r"Loss.log, line 2: 'x,2' is not 'value' or 'value,count'"):
-        read_history(tmp_path)
-
-
-@pytest.fixture
-def values():
-    return History(
-        [
-            Value(1, Split.TRAIN, "Loss", 3.0),
-            Value(1, Split.VALID, "Loss", 2.0),
-            Value(2, Split.TRAIN, "Loss", 1.0),
-            Value(2, Split.VALID, "Loss", 2.5),
-        ]
-    )
+    assert (tmp_path / "epoch-1/Loss.log").read_text() == "1,1\n"
+    assert (tmp_path / "epoch-2/Loss.log").read_text() == "2,1\n"
 
 
-def test_metrics_are_those_of_the_last_and_of_the_best_epoch(values, tmp_path):
-    write_metrics(values, tmp_path / "metrics.json")
+@pytest.mark.parametrize("name", ["../../Loss", "a/b", "a\\b", "..", "a\0b", "a\nb", "a\tb", ""])
+def test_a_name_that_leads_out_of_the_folder_is_refused(name, tmp_path):
+    logger = FileMetricLogger(tmp_path / "train")
 
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {
-        "epoch": 2,
-        "train": {"Loss": 1.0},
-        "valid": {"Loss": 2.5},
-        "best": {"epoch": 1, "train": {"Loss": 3.0}, "valid": {"Loss": 2.0}},
-    }
+    with pytest.raises(BuilderError, match="that is no name for a file"):
+        logger.log(1, name, 1.0, 1)
+
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_curve_has_a_row_an_epoch_and_a_column_a_split(values, tmp_path):
-    write_curves(values, tmp_path)
+def test_two_metrics_never_share_a_file(tmp_path):
+    logger = FileMetricLogger(tmp_path)
+    logger.log(1, "My Loss", 1.0, 1)
 
-    assert (tmp_path / "Loss.tsv").read_text() == "epoch\ttrain\tvalid\n1\t3\t2\n2\t1\t2.5\n"
+    with pytest.raises(BuilderError, match="'My Loss' and 'My_Loss' would share .*My_Loss.log"):
+        logger.log(1, "My_Loss", 1.0, 1)
+
+    logger.close()

@@ -1,8 +1,19 @@
 """Gradients of several batches as one."""
 
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from stages.optim import Window
+from stages.contracts.errors import CheckpointError
+from stages.optim import Accumulation, Window
+
+
+def filled(window, *batches):
+    """*window* after batches of (gradient, samples)."""
+    for gradient, samples in batches:
+        window.add([None if gradient is None else torch.tensor([gradient])], samples)
+    return window
 
 
 def test_a_window_is_the_mean_over_its_samples():
@@ -19,17 +30,110 @@ def test_a_window_is_the_mean_over_its_samples():
     assert window.batches == 0
 
 
-def test_a_gradient_that_comes_later_counts_as_zero_before():
-    window = Window(2)
-    window.add([None], 1)
-    window.add([torch.tensor([4.0])], 3)
-
-    assert window.take()[0].item() == 3.0
+def test_a_window_may_be_burns_sum_of_means():
+    assert filled(Window(2, reduction="sum"), (1.0, 3), (5.0, 1)).take()[0].item() == 6.0
 
 
-def test_a_window_of_one_hands_the_gradients_on_untouched():
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_gradient_that_comes_later_counts_as_zero_before(reduction):
+    window = filled(Window(2, reduction=reduction), (None, 1), (4.0, 3))
+
+    assert window.take()[0].item() == {"mean": 3.0, "sum": 4.0}[reduction]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_window_of_one_hands_the_gradients_on_untouched(reduction):
     gradient = torch.tensor([0.1])
-    window = Window(1)
+    window = Window(1, reduction=reduction)
     window.add([gradient], 7)
 
     assert window.take()[0] is gradient
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_window_leaves_what_it_was_given(reduction):
+    gradients = [torch.tensor([1.0]), torch.tensor([2.0])]
+    window = Window(2, reduction=reduction)
+    for gradient in gradients:
+        window.add([gradient], 3)
+    window.take()
+
+    assert gradients == [torch.tensor([1.0]), torch.tensor([2.0])]
+
+
+@pytest.mark.parametrize(
+    ("leftover", "reduction", "applied", "stays"),
+    [
+        ("flush", "mean", (3 * 1.0 + 5.0) / 4, 0),
+        ("flush", "sum", 6.0, 0),
+        ("drop", "mean", None, 0),
+        ("carry", "mean", None, 2),
+    ],
+)
+def test_an_epoch_that_ends_in_a_window(leftover, reduction, applied, stays):
+    window = filled(Window(3, reduction=reduction, leftover=leftover), (1.0, 3), (5.0, 1))
+
+    left = window.end_epoch()
+
+    assert (left and left[0].item()) == applied
+    assert window.batches == stays
+
+
+def test_an_epoch_that_ends_between_windows_leaves_nothing():
+    window = filled(Window(2), (1.0, 3), (5.0, 1))
+    window.take()
+
+    assert window.end_epoch() is None
+
+
+def test_a_window_that_is_carried_over_is_filled_up():
+    window = filled(Window(3, leftover="carry"), (1.0, 1), (2.0, 1))
+    window.end_epoch()
+
+    assert filled(window, (6.0, 1)).take()[0].item() == 3.0
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_window_goes_on_from_its_state(reduction):
+    window, resumed = (Window(3, reduction=reduction) for _ in "ab")
+    for gradients in ([torch.tensor([1.0]), None, torch.tensor([2.0])], [torch.tensor([3.0]), None, None]):
+        window.add(gradients, 5)
+
+    resumed.load_state_dict(window.state_dict())
+    for each in (window, resumed):
+        each.add([None, torch.tensor([7.0]), None], 2)
+
+    assert resumed.full
+    assert resumed.take() == window.take()
+
+
+def test_an_empty_window_has_a_state():
+    window = filled(Window(2), (1.0, 1))
+    window.load_state_dict(Window(2).state_dict())
+
+    assert window.batches == 0
+    assert window.end_epoch() is None
+    with pytest.raises(CheckpointError, match="batches, samples, parameters and sums"):
+        window.load_state_dict({"batches": 1})
+
+
+def test_every_device_brings_a_batch():
+    window = Window.of(Accumulation(batches=2, reduction="sum", leftover="drop"), devices=3)
+
+    assert (window.length, window.reduction, window.leftover) == (6, "sum", "drop")
+
+
+@settings(deadline=None)  # the first call of torch takes long
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 99))
+def test_batches_of_any_sizes_are_one_batch_of_the_joined_size(sizes, seed):
+    inputs = torch.randn(sum(sizes), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+
+    def gradients(batch):
+        return torch.autograd.grad(((batch @ weight) ** 2).mean(), [weight])
+
+    window = Window(len(sizes))
+    for batch in inputs.split(sizes):
+        window.add(gradients(batch), len(batch))
+
+    torch.testing.assert_close(window.take()[0], gradients(inputs)[0])

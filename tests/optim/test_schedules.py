@@ -1,37 +1,200 @@
-"""Learning rates, step for step."""
+"""Learning rates, step for step, and what Burn would save of them."""
 
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
-from stages.contracts.errors import CheckpointError
-from stages.optim import Constant, Cosine, Linear, Scheduler
-
-
-@pytest.mark.parametrize(
-    ("schedule", "closed_form"),
-    [
-        (Constant(), lambda i: 0.5),
-        (Linear(kind="linear", final=0.1, num_iters=400), lambda i: 0.5 - 0.4 * min(i, 400) / 400),
-        (
-            Cosine(kind="cosine", min=0.1, num_iters=400),
-            lambda i: 0.1 + 0.2 * (1 + math.cos(math.pi * (i % 401) / 400)),
-        ),
-    ],
+from stages.contracts.errors import CheckpointError, ParamsError
+from stages.optim import (
+    Composed,
+    Constant,
+    Cosine,
+    Exponential,
+    Linear,
+    Noam,
+    ScheduleConfig,
+    Scheduler,
+    Sequential,
+    Step,
 )
+
+LINEAR = Linear(final=0.1, num_iters=400)
+COSINE = Cosine(min=0.1, num_iters=400)
+WARM = Linear(initial=0.01, final=1.0, num_iters=100)
+RULES = [
+    (Constant(), lambda i: 0.5),
+    (Constant(initial=0.25), lambda i: 0.25),
+    (LINEAR, lambda i: 0.5 - 0.4 * min(i, 400) / 400),
+    (COSINE, lambda i: 0.1 + 0.2 * (1 + math.cos(math.pi * (i % 401) / 400))),
+    (Exponential(gamma=0.99), lambda i: 0.5 * 0.99**i),
+    (Noam(warmup_steps=300, model_size=64), lambda i: 0.5 / 8 * min((i + 1) ** -0.5, (i + 1) * 300**-1.5)),
+    (Step(step_size=30, gamma=0.9), lambda i: 0.5 * 0.9 ** (i // 30)),
+    (Composed(schedulers=(WARM, COSINE)), lambda i: WARM.rate(9, i) * COSINE.rate(0.5, i)),
+    (Composed(schedulers=(WARM, COSINE), reduction="sum"), lambda i: WARM.rate(9, i) + COSINE.rate(0.5, i)),
+    (
+        Composed(schedulers=(LINEAR, COSINE), reduction="avg"),
+        lambda i: (LINEAR.rate(0.5, i) + COSINE.rate(0.5, i)) / 2,
+    ),
+    (
+        Sequential(schedulers=(WARM, LINEAR, COSINE), milestones=(100, 250)),
+        lambda i: (
+            WARM.rate(9, i)
+            if i < 100
+            else LINEAR.rate(0.5, i - 100)
+            if i < 250
+            else COSINE.rate(0.5, i - 250)
+        ),
+    ),
+]
+KINDS = [f"{type(rule).__name__}-{number}" for number, (rule, _) in enumerate(RULES)]
+
+
+@pytest.mark.parametrize(("schedule", "closed_form"), RULES, ids=KINDS)
 def test_a_schedule_is_its_closed_form_for_a_thousand_steps(schedule, closed_form):
     scheduler = Scheduler(0.5, schedule)
 
-    assert [scheduler.step() for _ in range(1000)] == pytest.approx([closed_form(i) for i in range(1000)])
+    rates = [scheduler.step() for _ in range(1000)]
+
+    assert rates == pytest.approx([closed_form(i) for i in range(1000)], rel=1e-12, abs=1e-15)
 
 
-def test_a_scheduler_goes_on_from_its_state():
-    walked, resumed = (Scheduler(0.5, Linear(kind="linear", final=0, num_iters=9)) for _ in "ab")
-    for _ in range(4):
+def test_an_exponential_schedule_is_burns_repeated_product():
+    scheduler, product = Scheduler(0.5, Exponential(gamma=0.99)), 0.5 / 0.99
+
+    for _ in range(1000):
+        product *= 0.99
+
+        assert scheduler.step() == pytest.approx(product, rel=1e-12)
+
+
+NEVER = 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "before", "after_1", "after_5"),
+    [
+        (Constant(), None, None, None),
+        (Linear(final=0.1, num_iters=3), 4, 3, 0),
+        (Cosine(num_iters=3), NEVER, 0, 0),
+        (Cosine(num_iters=9), NEVER, 0, 4),
+        (Exponential(gamma=0.5), 1.0, 0.5, 0.03125),
+        (Noam(), 0, 1, 5),
+        (Step(step_size=3), -1, 0, 4),
+        (
+            Composed(schedulers=(Linear(final=0.1, num_iters=9), Exponential(initial=1.0, gamma=0.5))),
+            {"schedulers": [{"Linear": 10}, {"Exponential": 2.0}]},
+            {"schedulers": [{"Linear": 9}, {"Exponential": 1.0}]},
+            {"schedulers": [{"Linear": 5}, {"Exponential": 0.0625}]},
+        ),
+        (
+            Sequential(schedulers=(Linear(final=0.1, num_iters=9), Noam(), Noam()), milestones=(3, 7)),
+            {"step": 0, "0": 10, "1": 0, "2": 0},
+            {"step": 1, "0": 9, "1": 0, "2": 0},
+            {"step": 5, "0": 7, "1": 2, "2": 0},
+        ),
+    ],
+)
+def test_a_scheduler_knows_what_burn_would_save(schedule, before, after_1, after_5):
+    scheduler, states = Scheduler(0.5, schedule), []
+    for _ in range(6):
+        states.append(scheduler.burn_state())
+        scheduler.step()
+
+    assert (states[0], states[1], states[5]) == (before, after_1, after_5)
+
+
+@pytest.mark.parametrize("schedule", [rule for rule, _ in RULES], ids=KINDS)
+@given(st.integers(0, 600))
+def test_a_scheduler_goes_on_from_its_state(schedule, steps):
+    walked, resumed = Scheduler(0.5, schedule), Scheduler(0.5, schedule)
+    for _ in range(steps):
         walked.step()
 
-    resumed.load_state_dict(walked.state_dict())
+    resumed.load_state_dict({"iteration": walked.state_dict()["iteration"]})
 
+    assert resumed.state_dict() == walked.state_dict()
     assert resumed.step() == walked.step()
-    with pytest.raises(CheckpointError):
-        resumed.load_state_dict({"last_epoch": 3})
+
+
+def test_a_state_of_something_else_is_refused():
+    with pytest.raises(CheckpointError, match="last_epoch"):
+        Scheduler(0.5).load_state_dict({"last_epoch": 3})
+
+
+def test_an_iteration_may_be_an_epoch():
+    scheduler, rates = Scheduler(0.5, Step(step_size=1, gamma=0.1, per="epoch")), []
+    for _ in range(3):
+        rates.append([scheduler.step() for _ in range(2)])
+        scheduler.end_epoch(0.7)
+
+    assert rates == [pytest.approx([rate] * 2) for rate in (0.5, 0.05, 0.005)]
+    assert scheduler.state_dict() == {"iteration": 3, "burn": 2}
+
+
+def test_the_end_of_an_epoch_is_nothing_to_a_schedule_of_batches():
+    scheduler = Scheduler(0.5, LINEAR)
+    scheduler.end_epoch()
+
+    assert scheduler.iteration == 0
+
+
+def test_a_users_schedule_needs_a_rate_and_no_more():
+    class Halving:
+        def rate(self, initial, iteration):
+            return initial / 2**iteration
+
+    scheduler = Scheduler(1.0, Halving())
+
+    assert [scheduler.step() for _ in range(3)] == [1.0, 0.5, 0.25]
+    assert scheduler.burn_state() == 3
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
+def test_a_rate_that_is_none_is_refused(rate):
+    with pytest.raises(ParamsError, match="learning rate is"):
+        Scheduler(rate)
+
+
+@pytest.mark.parametrize(
+    "schedule", [COSINE, Composed(schedulers=(COSINE,)), Sequential(schedulers=(COSINE,), milestones=())]
+)
+def test_a_cosine_that_would_go_up_is_refused(schedule):
+    with pytest.raises(ParamsError, match=r"starts at 0.05 and its min is 0.1"):
+        Scheduler(0.05, schedule)
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"kind": "exponential", "gamma": 1.5}, "less than or equal to 1"),
+        ({"kind": "linear", "final": 0.1, "num_iters": 0}, "greater than 0"),
+        ({"kind": "composed", "schedulers": []}, "at least 1"),
+        (
+            {"kind": "composed", "schedulers": [{"kind": "noam"}, {"kind": "noam"}]},
+            "give all but one of them an initial",
+        ),
+        (
+            {"kind": "composed", "schedulers": [{"kind": "noam", "per": "epoch"}]},
+            "of the whole schedule instead",
+        ),
+        ({"kind": "sequential", "schedulers": [{"kind": "noam"}], "milestones": [3]}, "0 milestones"),
+        (
+            {"kind": "sequential", "schedulers": [{"kind": "noam"}] * 3, "milestones": [3, 3]},
+            "do not ascend",
+        ),
+        ({"kind": "cosin", "num_iters": 3}, "does not match any of the expected tags"),
+    ],
+)
+def test_a_schedule_that_cannot_be_meant_is_refused(section, told):
+    with pytest.raises(ValidationError, match=told):
+        TypeAdapter(ScheduleConfig).validate_python(section)
+
+
+@pytest.mark.parametrize("schedule", [rule for rule, _ in RULES], ids=KINDS)
+def test_a_schedule_is_the_same_after_a_way_through_json(schedule):
+    adapter = TypeAdapter(ScheduleConfig)
+
+    assert adapter.validate_json(schedule.model_dump_json()) == schedule

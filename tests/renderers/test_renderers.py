@@ -1,38 +1,115 @@
-"""Showing a run."""
+"""Showing a run where there is no terminal."""
 
-import io
+import logging
+import re
+import subprocess
+import sys
 
-from rich.console import Console
+import pytest
 
-from stages.contracts.events import Progress
+from stages import renderers
+from stages.contracts.errors import ParamsError
+from stages.contracts.events import Progress, Shown
 from stages.contracts.history import History, Split, Value
-from stages.renderers import LiveRenderer, PlainRenderer
+from stages.renderers import LiveRenderer, LogRenderer, NoRenderer, PlainRenderer, default_renderer
+from stages.renderers.live import LiveRenderer as Live
 
-HISTORY = History([Value(3, Split.TRAIN, "Accuracy", 97.254), Value(3, Split.VALID, "Loss", 0.0923)])
-PROGRESS = Progress(10, epoch=3, batch=4, batches=8, running=lambda: {"Loss": 0.5}, units={"Accuracy": "%"})
-LINE = "epoch  3/10 | train: Accuracy 97.25 % | valid: Loss 9.23e-2\n"
+HISTORY = History(
+    [
+        Value(2, Split.TRAIN, "Accuracy", 50.0),
+        Value(3, Split.TRAIN, "Loss", 0.5),
+        Value(3, Split.TRAIN, "Accuracy", 97.254),
+        Value(3, Split.VALID, "Loss", 0.0923),
+    ]
+)
+SHOWN = {"Accuracy": Shown("%")}
+PROGRESS = Progress(10, epoch=3, batch=4, batches=8, running=lambda: {"Loss": 0.5}, shown=SHOWN)
+LINE = "epoch  3/10 | train: Accuracy 97.25 %, Loss 0.50 | valid: Loss 9.23e-2"
+STEP_LINE = "epoch  3/10 | train 4/8 | Loss 0.50"
 
 
 def show(renderer):
     renderer.start(PROGRESS)
+    renderer.log(Split.TRAIN, 3, "Loss", 0.5)
     renderer.step(PROGRESS)
     renderer.epoch_end(PROGRESS, HISTORY)
     renderer.close()
 
 
-def test_the_plain_renderer_prints_a_line_an_epoch_and_nothing_else(capsys):
-    show(PlainRenderer())
+@pytest.mark.parametrize(
+    ("make", "lines"),
+    [
+        (PlainRenderer, [LINE]),
+        (lambda: PlainRenderer(interval_seconds=0), [STEP_LINE, LINE]),
+        (LiveRenderer, [LINE]),
+        (NoRenderer, []),
+    ],
+)
+def test_what_a_renderer_prints_to_a_pipe(make, lines, capsys):
+    """A short epoch has one line; a long one has one an interval besides; the live view needs a terminal."""
+    show(make())
 
-    assert capsys.readouterr().out == LINE
+    assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_the_live_renderer_draws_the_bar_and_leaves_only_the_line():
-    screen = io.StringIO()
+def test_the_log_renderer_makes_records_of_the_plain_lines(caplog):
+    caplog.set_level(logging.INFO)
 
-    show(LiveRenderer(Console(file=screen, force_terminal=True, width=100)))
+    show(LogRenderer(logging.getLogger("run"), interval_seconds=0))
 
-    assert "epoch 3/10 train" in screen.getvalue()
-    assert "4/8" in screen.getvalue()
-    assert "Loss 0.50" in screen.getvalue()
-    assert LINE.strip() in screen.getvalue()
-    assert "\x1b[?25h" in screen.getvalue()  # the cursor is back
+    assert [(each.name, each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("run", "INFO", STEP_LINE),
+        ("run", "INFO", LINE),
+    ]
+
+
+def test_closing_twice_prints_once(capsys):
+    renderer = Live()
+    renderer.start(PROGRESS)
+    renderer.epoch_end(PROGRESS, HISTORY)
+
+    renderer.close()
+    renderer.close()
+
+    assert capsys.readouterr().out.splitlines() == [LINE]
+
+
+@pytest.mark.parametrize(
+    ("named", "is_terminal", "term", "kind"),
+    [
+        (None, True, "xterm", "LiveRenderer"),
+        (None, True, "dumb", "PlainRenderer"),
+        (None, False, "xterm", "PlainRenderer"),
+        ("live", False, "xterm", "LiveRenderer"),
+        ("plain", True, "xterm", "PlainRenderer"),
+        ("none", True, "xterm", "NoRenderer"),
+        ("", False, "xterm", "PlainRenderer"),
+    ],
+)
+def test_the_default_is_what_the_variable_names_or_fits_the_output(
+    named, is_terminal, term, kind, monkeypatch
+):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("LEARNER_RENDERER", raising=False)
+    if named is not None:
+        monkeypatch.setenv("LEARNER_RENDERER", named)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
+
+    assert type(default_renderer()) is getattr(renderers, kind)
+
+
+def test_an_unknown_name_in_the_variable_is_answered_with_those_there_are(monkeypatch):
+    monkeypatch.setenv("LEARNER_RENDERER", "tui")
+
+    with pytest.raises(ParamsError, match="LEARNER_RENDERER is 'tui': set it to live, plain or none"):
+        default_renderer()
+
+
+def test_a_run_in_a_pipe_loads_no_plots():
+    code = (
+        "import sys; from stages.renderers import default_renderer; default_renderer(); print(*sys.modules)"
+    )
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert not set(re.findall(r"\S+", found.stdout)) & {"plotext", "rich", "termios"}

@@ -1,0 +1,207 @@
+"""What the loop costs: the Learner against the loop as a textbook writes it, and Lightning where installed.
+
+    python benchmarks/loop.py [--rounds 7] [--steps 1000] [--only mlp-64]
+
+60,000 uint8 images of 28×28 (random: no number depends on what is on them), Adam, loss and accuracy of
+every step, one torch thread, the CPU's clock. The contestants run in turn, each in a process of its own; a
+ratio is that of one round, and what is printed is the median over the rounds. The Learner has both metrics on
+both splits, its log files of every step and the plain renderer. Machines are noisy: trust the ratios.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from stages import data
+from stages.learner import LearnerBuilder
+from stages.metrics import AccuracyMetric, LossMetric
+from stages.models import ClassificationStep, Cnn
+from stages.optim import Adam
+from stages.renderers import PlainRenderer
+
+MEAN, STD = 127.5, 73.9
+SAMPLES = 60_000
+
+
+class Mlp(ClassificationStep, nn.Sequential):
+    """784-64-10."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+class Null(ClassificationStep, nn.Module):
+    """Ten weights and next to no arithmetic: what is timed is the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(10))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """(B, 10)."""
+        return images[:, 0, 0, :10] * self.weight
+
+
+CASES: dict[str, tuple[Callable[[], Any], int, float]] = {
+    "mlp-64": (Mlp, 64, 1.9),
+    "mlp-512": (Mlp, 512, 2.5),
+    "cnn-64": (partial(Cnn, (1, 28, 28), 10), 64, 1.05),
+    "null-64": (Null, 64, 2.7),
+}
+LIGHTNING = {"mlp-64": 4.5, "mlp-512": 2.8, "cnn-64": 1.15, "null-64": 10.0}
+
+
+def normalised(images: torch.Tensor) -> torch.Tensor:
+    """As a textbook does it, out of place."""
+    return (images.float() - MEAN) / STD
+
+
+def textbook(model: Any, images: torch.Tensor, labels: torch.Tensor, batch_size: int) -> None:
+    """One epoch: DataLoader over a TensorDataset, loss and accuracy of every step, nothing logged."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model.train()
+    losses, hits = 0.0, 0.0
+    for inputs, targets in DataLoader(TensorDataset(images, labels), batch_size, shuffle=True):
+        optimizer.zero_grad()
+        logits = model(normalised(inputs))
+        loss = F.cross_entropy(logits, targets)
+        loss.backward()
+        optimizer.step()
+        losses += loss.item()
+        hits += (logits.argmax(1) == targets).float().mean().item()
+
+
+def textbook_validation(model: Any, images: torch.Tensor, labels: torch.Tensor, batch_size: int) -> None:
+    """The same without updates."""
+    model.eval()
+    losses, hits = 0.0, 0.0
+    with torch.no_grad():
+        for inputs, targets in DataLoader(TensorDataset(images, labels), batch_size):
+            logits = model(normalised(inputs))
+            losses += F.cross_entropy(logits, targets).item()
+            hits += (logits.argmax(1) == targets).float().mean().item()
+
+
+def loaders(images: torch.Tensor, labels: torch.Tensor, batch_size: int, few: int) -> Any:
+    """All of the data to train on and *few* samples to validate on, or the other way round."""
+    builder = data.DataLoaderBuilder(data.NormalizeBatcher(MEAN, STD)).batch_size(batch_size)
+    short = builder.build(data.TensorDataset(images[:few], labels[:few]))
+    return builder.shuffle(1).build(data.TensorDataset(images, labels)), short
+
+
+def learner(model: Any, images: torch.Tensor, labels: torch.Tensor, batch_size: int) -> None:
+    """One epoch of the Learner, with one batch to validate on."""
+    train, short = loaders(images, labels, batch_size, batch_size)
+    fit(model, train, short)
+
+
+def learner_validation(model: Any, images: torch.Tensor, labels: torch.Tensor, batch_size: int) -> None:
+    """The same with one batch to train on."""
+    train, short = loaders(images, labels, batch_size, batch_size)
+    fit(model, short, train)
+
+
+def fit(model: Any, train: Any, valid: Any) -> None:
+    """Everything on, into a directory that is thrown away."""
+    with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(io.StringIO()):
+        builder = LearnerBuilder(Path(directory)).metrics(LossMetric(), AccuracyMetric()).devices(["cpu"])
+        builder.renderer(PlainRenderer()).seed(1).build(model, Adam(), 1e-3).fit(train, valid)
+
+
+def round_of(name: str, case: str, steps: int, seed: int) -> float:
+    """One epoch of contestant *name*: µs a step, of the CPU's clock."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    make, batch_size, _ = CASES[case]
+    count = min(steps * batch_size, SAMPLES)
+    images = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8)
+    labels = torch.randint(0, 10, (count,))
+    model, run = make(), contestant(name)
+    start = time.process_time()
+    run(model, images, labels, batch_size)
+    return 1e6 * (time.process_time() - start) / -(-count // batch_size)
+
+
+def contestant(name: str) -> Callable[..., None]:
+    """By name; Lightning's is imported where it is asked for only."""
+    if name == "lightning":
+        found: Callable[..., None] = importlib.import_module("lightning_loop").lightning_run
+        return found
+    return {
+        "textbook": textbook,
+        "learner": learner,
+        "textbook validation": textbook_validation,
+        "learner validation": learner_validation,
+    }[name]
+
+
+def compare(
+    ours: str, others: Sequence[str], case: str, steps: int, rounds: int
+) -> dict[str, tuple[float, float]]:
+    """For each contestant the median ratio to *ours* and its median µs a step.
+
+    Each has a process of its own, so that what one does to the allocator helps no other.
+    """
+    names = [*others, ours]
+    with ExitStack() as stack:
+        context = multiprocessing.get_context("spawn")
+        processes = {name: stack.enter_context(ProcessPoolExecutor(1, context)) for name in names}
+        taken: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(rounds + 1):
+            for name in names:
+                micros = processes[name].submit(round_of, name, case, steps, turn).result()
+                if turn:  # the first round warms up
+                    taken[name].append(micros)
+    return {
+        name: (
+            statistics.median(theirs / own for theirs, own in zip(times, taken[ours], strict=True)),
+            statistics.median(times),
+        )
+        for name, times in taken.items()
+    }
+
+
+def report(title: str, found: dict[str, tuple[float, float]], wanted: dict[str, float]) -> None:
+    """A line a contestant."""
+    for name, (ratio, micros) in found.items():
+        goal = f"  (goal {wanted[name]} ×)" if name in wanted else ""
+        print(f"{title:<18} {name:<20}{micros:8.0f} µs a step   learner is {ratio:5.2f} × as fast{goal}")
+
+
+def main() -> None:
+    """Print every case."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--only", help="one of " + ", ".join([*CASES, "validation"]))
+    options = parser.parse_args()
+    others = ["textbook"] + ["lightning"] * bool(importlib.util.find_spec("lightning"))
+    for case, (_, _, goal) in CASES.items():
+        if options.only in {None, case}:
+            wanted = {"textbook": goal, "lightning": LIGHTNING[case]}
+            report(case, compare("learner", others, case, options.steps, options.rounds), wanted)
+    if options.only in {None, "validation"}:
+        found = compare(
+            "learner validation", ["textbook validation"], "mlp-64", options.steps, options.rounds
+        )
+        report("validation mlp-64", found, {"textbook validation": 2.3})
+
+
+if __name__ == "__main__":
+    main()

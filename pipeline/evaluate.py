@@ -1,0 +1,64 @@
+"""A saved model measured on data: the project's own splits, or another source."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from pipeline.params import Params
+from stages import data, learner, metrics, records
+from stages.contracts.config import Use
+from stages.contracts.errors import ParamsError
+
+SPLITS = ("train", "valid")
+
+
+def evaluate(params: Params, paths: Mapping[str, Path], model_path: Path, source: str) -> dict[str, float]:
+    """Every metric of ``fit.metrics`` of the model at *model_path* over *source*, logged and printed.
+
+    *source* is ``train`` or ``valid`` of the prepared data, or ``KIND:PATH`` (``idx:folder``,
+    ``npz:file``) or an import path, of which the valid split is taken where it has one, and else all.
+    """
+    info = data.read_info(paths["dataset"])
+    model, _, _ = learner.Blueprint.read(paths["learner"]).build(params.build_learner.seed)
+    model.load_state_dict(records.NamedMpkGzFileRecorder().load(model_path))
+    batcher = data.NormalizeBatcher(info.normalization.mean, info.normalization.std)
+    loader = (
+        data.DataLoaderBuilder(batcher)
+        .batch_size(params.fit.batch_size)
+        .build(_dataset(paths["data"], source))
+    )
+    device = params.fit.device if isinstance(params.fit.device, str) else params.fit.device[0]
+    evaluator = (
+        learner.EvaluatorBuilder(paths["artifacts"])
+        .metrics(*map(metrics.build_metric, params.fit.metrics))
+        .device(device)
+        .summary()
+        .build(model)
+    )
+    return evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
+
+
+def _dataset(directory: Path, source: str) -> "data.TensorDataset":
+    if source in SPLITS:
+        prepared = data.read(directory)
+        return prepared.train if source == "train" else prepared.valid
+    loaded = data.load_source(_source(source))
+    arrays = data.checked(loaded.valid if isinstance(loaded, data.Splits) else loaded, source)
+    return data.TensorDataset(torch.from_numpy(arrays.inputs), torch.from_numpy(arrays.targets))
+
+
+def _source(text: str) -> "data.Idx | data.Npz | data.Digits | Use":
+    kind, _, path = text.partition(":")
+    match kind:
+        case "digits":
+            return data.Digits()
+        case "idx":
+            return data.Idx(kind="idx", path=path)
+        case "npz":
+            return data.Npz(kind="npz", path=path)
+        case _ if path:
+            return Use(kind=text)
+    raise ParamsError(
+        f"--source {text!r}: say train, valid, digits, idx:FOLDER, npz:FILE, or package.module:function"
+    )

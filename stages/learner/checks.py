@@ -1,0 +1,61 @@
+"""What cannot work, told when the learner is built and not in epoch 3."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args, get_type_hints
+
+from stages.contracts.errors import BuilderError
+from stages.contracts.history import Split
+from stages.learner.meter import Registered
+
+
+def check_model(model: Any) -> None:
+    """A model has steps. Raises `BuilderError`."""
+    missing = [name for name in ("train_step", "valid_step") if not callable(getattr(model, name, None))]
+    if missing:
+        raise BuilderError(
+            f"{type(model).__name__} has no {' and no '.join(missing)}: put a mixin before it, as in "
+            "class Net(ClassificationStep, YourModule)"
+        )
+
+
+def check_needs(rule: Any, metrics: Mapping[Split, Iterable[Registered]]) -> None:
+    """What *rule* decides by is measured, as a number that a resumed run has too. Raises `BuilderError`."""
+    known = {
+        (split, each.metric.name)
+        for split, registered in metrics.items()
+        for each in registered
+        if each.numeric and not each.telemetry
+    }
+    for split, metric in sorted(getattr(rule, "needs", set()) - known):
+        there = ", ".join(f"{split} {name}" for split, name in sorted(known)) or "none"
+        raise BuilderError(
+            f"{type(rule).__name__} decides by the {split} {metric!r}, which is not registered as a number; "
+            f"there: {there}. Call metric_{split}_numeric with it"
+        )
+
+
+def check_fed(model: Any, metrics: Mapping[Split, Iterable[Registered]]) -> None:
+    """Each metric measures what the model's step says it returns; silent where a step says nothing.
+
+    Raises `BuilderError`.
+    """
+    for split, step in ((Split.TRAIN, "train_step"), (Split.VALID, "valid_step")):
+        returned = _item_type(getattr(model, step))
+        for each in metrics[split]:
+            measures = getattr(each.metric, "measures", object)
+            if returned is not None and not issubclass(returned, measures):
+                raise BuilderError(
+                    f"metric {each.metric.name!r} measures a {each.measured}, and "
+                    f"{type(model).__name__}.{step} gives a {returned.__name__}: register another metric"
+                )
+
+
+def _item_type(step: Any) -> type | None:
+    """The item of a step by its annotation: ``-> Item``, or ``-> TrainOutput[Item]``."""
+    try:
+        returned = get_type_hints(step).get("return")
+    except Exception:  # noqa: BLE001  a user's annotation may name what is not there
+        return None
+    arguments = get_args(returned)
+    item = arguments[0] if arguments else returned
+    return item if isinstance(item, type) and item is not object else None

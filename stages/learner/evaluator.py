@@ -1,0 +1,125 @@
+"""EvaluatorBuilder and Evaluator: a trained model measured on data sets by name. Burn's of the same names."""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from stages.contracts import plugins
+from stages.contracts.errors import BuilderError
+from stages.contracts.events import MetricLogger, Progress, Renderer
+from stages.contracts.history import History, Split
+from stages.learner.builder import DEFAULT_RENDERER, AnyMetric
+from stages.learner.checks import check_fed, check_model
+from stages.learner.devices import find_device
+from stages.learner.loop import Loader
+from stages.learner.meter import Meter, Registered
+from stages.learner.summary import summary_text
+
+DEFAULT_LOGGER = "stages.loggers:TestMetricLogger"
+
+
+class EvaluatorBuilder:
+    """Puts an `Evaluator` together; its logs go to ``<directory>/test/<name>``::
+
+    evaluator = EvaluatorBuilder("artifacts").metrics(AccuracyMetric()).summary().build(model)
+    values = evaluator.eval("mnist", loader)
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self._directory = Path(directory)
+        self._metrics: list[Registered] = []
+        self._renderer: Renderer | None = None
+        self._device: str | torch.device = "auto"
+        self._summary = False
+
+    def metrics(self, *metrics: AnyMetric) -> Self:
+        """Measure *metrics*, with a row in the summary."""
+        self._metrics += [Registered(metric, numeric=True) for metric in metrics]
+        return self
+
+    def metrics_text(self, *metrics: AnyMetric) -> Self:
+        """Measure and log *metrics*."""
+        self._metrics += [Registered(metric, numeric=False) for metric in metrics]
+        return self
+
+    def renderer(self, renderer: Renderer) -> Self:
+        """Show the run with *renderer*."""
+        self._renderer = renderer
+        return self
+
+    def device(self, device: str | torch.device) -> Self:
+        """Measure on this one. Default: the best there is."""
+        self._device = device
+        return self
+
+    def summary(self) -> Self:
+        """Print the table after each evaluation."""
+        self._summary = True
+        return self
+
+    def build(self, model: Any) -> "Evaluator":
+        """The evaluator. Raises `BuilderError` for what could not work."""
+        check_model(model)
+        check_fed(model, {Split.TRAIN: [], Split.VALID: self._metrics})
+        renderer = self._renderer or plugins.find("renderer", DEFAULT_RENDERER, {})()
+        device = find_device(self._device)
+        return Evaluator(self._directory, model.to(device), self._metrics, renderer, summary=self._summary)
+
+
+class Evaluator:
+    """Measures a model; changes nothing in it."""
+
+    def __init__(
+        self, directory: Path, model: Any, metrics: Sequence[Registered], renderer: Renderer, *, summary: bool
+    ) -> None:
+        self._directory = directory
+        self._model = model
+        self._metrics = metrics
+        self._renderer = renderer
+        self._summary = summary
+        self.tests: dict[str, dict[str, float]] = {}
+        """Name to metric to value, of every evaluation so far."""
+
+    @torch.inference_mode()
+    def eval(self, name: str, loader: Loader) -> dict[str, float]:
+        """Every numeric metric over *loader*, logged under ``test/<name>`` (lower case, spaces as ``-``).
+
+        Raises `BuilderError` for a loader with no batches and for a name that is none.
+        """
+        tag = _tag(name)
+        if not len(loader):
+            raise BuilderError(f"eval({name!r}): the loader has no batches")
+        if hasattr(loader, "set_device"):
+            loader.set_device(next(self._model.parameters()).device)
+        logger: MetricLogger = plugins.find("logger", DEFAULT_LOGGER, {})(self._directory / "test" / tag)
+        meter = Meter([(each, [logger]) for each in self._metrics], self._renderer, Split.VALID, 1)
+        shown = {each.metric.name: each.shown for each in self._metrics}
+        progress = Progress(
+            1, epoch=1, split=Split.VALID, batches=len(loader), running=meter.running, shown=shown
+        )
+        progress.latest = meter.latest
+        model = self._model.eval()
+        try:
+            self._renderer.start(progress)
+            for iteration, item in enumerate(map(model.valid_step, loader), start=1):
+                meter.measure(item, iteration, 0.0)
+                progress.batch, progress.items = iteration, progress.items + item.size
+                self._renderer.step(progress)
+            self.tests[tag] = meter.finish()
+        finally:
+            self._renderer.close()
+            logger.close()
+        if self._summary:
+            sys.stdout.write(summary_text(History(), model, tests={tag: self.tests[tag]}) + "\n")
+        return self.tests[tag]
+
+
+def _tag(name: str) -> str:
+    tag = re.sub(r"\s+", "-", name.strip().lower())
+    if not tag or tag.startswith(".") or "/" in tag or "\0" in tag:
+        raise BuilderError(f"eval({name!r}): a name of letters and digits is needed, as it names a folder")
+    return tag

@@ -1,0 +1,134 @@
+"""What the builder puts together and the loop drives."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stages.checkpoints import FileCheckpointer, Retention
+from stages.contracts.events import MetricLogger, Progress, Renderer, Shown
+from stages.contracts.history import History, Split
+from stages.contracts.interrupter import Interrupter
+from stages.learner.meter import Meter, Registered
+from stages.learner.replicas import Replicas
+from stages.learner.state import State, history_of
+from stages.learner.stopping import EarlyStopping
+from stages.optim import Guard, Window
+
+log = logging.getLogger(__name__)
+
+
+class Renderers:
+    """Several renderers as one."""
+
+    def __init__(self, renderers: Sequence[Renderer]) -> None:
+        self.renderers = tuple(renderers)
+
+    def start(self, progress: Progress) -> None:
+        """Tell each."""
+        for each in self.renderers:
+            each.start(progress)
+
+    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
+        """Tell each."""
+        for each in self.renderers:
+            each.log(split, epoch, name, value)
+
+    def step(self, progress: Progress) -> None:
+        """Tell each."""
+        for each in self.renderers:
+            each.step(progress)
+
+    def epoch_end(self, progress: Progress, history: History) -> None:
+        """Tell each."""
+        for each in self.renderers:
+            each.epoch_end(progress, history)
+
+    def close(self) -> None:
+        """Tell each."""
+        for each in self.renderers:
+            each.close()
+
+
+@dataclass
+class Watchers:
+    """What is measured, and who is told."""
+
+    metrics: dict[Split, list[Registered]]
+    loggers: dict[Split, list[MetricLogger]]
+    telemetry: dict[Split, list[MetricLogger]]
+    """Where metrics of the clock and the machine are logged."""
+    renderer: Renderer
+
+    def meter(self, split: Split, epoch: int) -> Meter:
+        """Measures one epoch of *split*."""
+        metrics = [
+            (each, (self.telemetry if each.telemetry else self.loggers)[split])
+            for each in self.metrics[split]
+        ]
+        return Meter(metrics, self.renderer, split, epoch)
+
+    def shown(self) -> dict[str, Shown]:
+        """How each metric is shown; text metrics first."""
+        registered = [each for metrics in self.metrics.values() for each in metrics]
+        return {each.metric.name: each.shown for each in sorted(registered, key=lambda each: each.numeric)}
+
+    def flush(self) -> None:
+        """Have every logger write what it has."""
+        for logger in self._loggers():
+            logger.flush()
+
+    def close(self) -> None:
+        """Close everything, the renderer first so that the terminal is whole again."""
+        self.renderer.close()
+        for logger in self._loggers():
+            logger.close()
+
+    def _loggers(self) -> list[MetricLogger]:
+        return [each for kind in (self.loggers, self.telemetry) for split in Split for each in kind[split]]
+
+
+@dataclass
+class Parts:
+    """Everything a run is made of."""
+
+    state: State
+    num_epochs: int
+    seed: int
+    replicas: Replicas
+    window: Window
+    guard: Guard
+    watchers: Watchers
+    interrupter: Interrupter
+    checkpointer: FileCheckpointer | None
+    retention: Retention
+    stopping: EarlyStopping | None
+    history: History = field(default_factory=History)
+
+    def restore(self, epoch: int) -> None:
+        """Go on from the checkpoint of *epoch*. Raises `CheckpointError` if it is not there or not whole."""
+        if self.checkpointer is None:
+            return
+        log.info("Restoring checkpoint %d from %s", epoch, self.checkpointer.directory)
+        checkpoint = self.checkpointer.restore(epoch)
+        self.state.restore(checkpoint)
+        self.history = history_of(checkpoint)
+        self.window.load_state_dict(checkpoint.trainer["window"])
+        self.guard.load_state_dict(checkpoint.trainer["guard"])
+        self.replicas.synchronize()
+
+    def save(self) -> None:
+        """Write a checkpoint of the epoch that is done, and remove those that no rule keeps."""
+        if self.checkpointer is None:
+            return
+        log.info("Saving checkpoint %d to %s", self.state.epoch, self.checkpointer.directory)
+        trainer = {
+            "history": [[v.epoch, v.split.value, v.metric, v.value] for v in self.history],
+            "window": self.window.state_dict(),
+            "guard": self.guard.state_dict(),
+        }
+        self.checkpointer.save(self.state.epoch, self.state.checkpoint(trainer))
+        saved = self.checkpointer.saved()
+        kept = self.retention.keep([epoch for epoch in saved if epoch], self.history)
+        for epoch in sorted(set(saved) - kept - {self.state.epoch}):
+            log.info("Removing checkpoint %d", epoch)
+            self.checkpointer.delete(epoch)

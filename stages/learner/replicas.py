@@ -1,0 +1,79 @@
+"""The same model on several devices: a batch each, beside each other, and one update for all of them.
+
+A round of N devices computes what an accumulation window of N batches computes.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from stages.contracts.outputs import TrainOutput
+from stages.models import known_parameters
+
+
+class Replicas:
+    """The model on the first device, and copies of it on the others."""
+
+    def __init__(self, model: Any, devices: Sequence[torch.device]) -> None:
+        self.devices = tuple(devices)
+        self._models = [model, *(copy.deepcopy(model).to(device) for device in self.devices[1:])]
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def train_steps(self, batches: Sequence[Any]) -> list[TrainOutput[Any]]:
+        """A training step of each batch on a device of its own, with the gradients on the first.
+
+        Launched one after another: on accelerators they run at the same time.
+        """
+        steps = [model.train_step(batch) for model, batch in zip(self._models, batches, strict=False)]
+        first = self.devices[0]
+        return [
+            TrainOutput(
+                self._models[0], [None if g is None else g.to(first) for g in step.gradients], step.item
+            )
+            for step in steps
+        ]
+
+    def synchronize(self) -> None:
+        """Bring every copy to the first model's parameters."""
+        if len(self._models) == 1:
+            return
+        source = list(self._models[0].parameters())
+        with torch.no_grad():
+            for model in self._models[1:]:
+                for copied, parameter in zip(model.parameters(), source, strict=True):
+                    copied.copy_(parameter)
+
+    def each(self, change: Callable[[Any], None]) -> None:
+        """Do *change* to the model on every device."""
+        for model in self._models:
+            change(model)
+
+    @contextmanager
+    def known_parameters(self) -> Iterator[None]:
+        """Inside, no step asks a model for its parameters."""
+        with ExitStack() as stack:
+            for model in self._models:
+                stack.enter_context(known_parameters(model))
+            yield
+
+    def train(self) -> None:
+        """Training mode, on every device."""
+        for model in self._models:
+            model.train()
+
+
+def rounds(batches: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """*batches* in groups of *size*; the last has what is left."""
+    group = []
+    for batch in batches:
+        group.append(batch)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group

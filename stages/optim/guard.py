@@ -1,0 +1,109 @@
+"""Keeps NaN and infinity away from the weights."""
+
+import cmath
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.contracts.errors import CheckpointError, StageError
+from stages.contracts.outputs import TrainOutput
+from stages.optim.gradients import Gradients
+from stages.optim.non_finite import NonFinite
+
+SHOWN = 5
+ADVICE = "It has not reached the weights. Lower the learning rate, clip the gradients, look for bad samples"
+
+log = logging.getLogger(__name__)
+
+
+class NonFiniteError(StageError):
+    """A NaN or infinity in the loss or a gradient, found before it reached the weights."""
+
+
+class Guard:
+    """Lets a batch pass whose loss and gradients are finite; what about another, *rule* says.
+
+    On an accelerator this is the one place of a step that waits for the device.
+    """
+
+    def __init__(self, rule: NonFinite, names: Sequence[str]) -> None:
+        self.rule = rule
+        self.names = tuple(names)
+        """The names of the parameters, in the order of their gradients."""
+        self.skipped = 0
+        """How many batches were skipped in a row."""
+
+    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
+        """Whether *step* may change the weights.
+
+        Raises `NonFiniteError`, naming the tensors, where it must not and the rule is to stop, or where too
+        many batches in a row were skipped.
+        """
+        if _all_finite(step.item.loss, step.gradients):
+            self.skipped = 0
+            return True
+        found = list(self._found(step.item.loss, step.gradients))
+        if not found:  # finite numbers, whose sum is not
+            self.skipped = 0
+            return True
+        self.skipped += 1
+        where = f"epoch {epoch}, batch {iteration}: {_listed(found)}"
+        if self.rule.kind == "stop":
+            raise NonFiniteError(
+                f"{where}. {ADVICE}, or pass over such batches with non_finite: {{kind: skip}}"
+            )
+        if self.skipped > self.rule.limit:
+            raise NonFiniteError(
+                f"{where}, after {self.rule.limit} skipped batches in a row, non_finite's limit. {ADVICE}"
+            )
+        log.warning("%s; this batch is skipped, %d in a row", where, self.skipped)
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The batches skipped in a row, so that a resumed run stops where an unbroken one does."""
+        return {"skipped": self.skipped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from *state*. Raises `CheckpointError` where it is not a guard's."""
+        if not isinstance(state.get("skipped"), int):
+            raise CheckpointError(f"a guard's state has 'skipped', this one is {state}")
+        self.skipped = state["skipped"]
+
+    def _found(self, loss: Tensor, gradients: Gradients) -> Iterator[tuple[str, str]]:
+        """What the loss and each gradient hold that is not finite, and its name; exact, and slow."""
+        for name, tensor in [("loss", loss), *zip(self.names, gradients, strict=True)]:
+            if tensor is None:
+                continue
+            dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+            if dense.isnan().any():
+                yield name, "NaN"
+            elif not dense.isfinite().all():
+                yield name, "infinity"
+
+
+def _all_finite(loss: Tensor, gradients: Gradients) -> bool:
+    """True only where everything is finite; False also where a sum of finite numbers overflows.
+
+    A NaN or infinity stays in any sum and any norm, so one number a tensor is enough to look at.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    return _finite_sums(loss, present) if loss.is_cpu else _finite_norms(loss, present)
+
+
+def _finite_sums(loss: Tensor, gradients: list[Tensor]) -> bool:
+    """Reads one number after another, which costs next to nothing on a CPU."""
+    return cmath.isfinite(sum([gradient.sum().item() for gradient in gradients], loss.item()))
+
+
+def _finite_norms(loss: Tensor, gradients: list[Tensor]) -> bool:
+    """Few kernels, and waits for the device once."""
+    norms = torch._foreach_norm(gradients) if gradients else ()  # noqa: SLF001  one kernel for all
+    return bool(torch.stack([loss.detach(), *norms]).isfinite().all())
+
+
+def _listed(found: list[tuple[str, str]]) -> str:
+    shown = ", ".join(f"{what} in {name}" for name, what in found[:SHOWN])
+    return shown if len(found) <= SHOWN else f"{shown} and {len(found) - SHOWN} more"

@@ -1,0 +1,71 @@
+"""How far a schedule has come: what the loop asks for the rate of each batch."""
+
+import math
+from typing import Any, Protocol
+
+from stages.contracts.errors import CheckpointError, ParamsError
+from stages.optim.schedules import Constant, Schedule
+
+
+class LrScheduler(Protocol):
+    """What gives the learning rate of each batch. Burn's `LrScheduler`.
+
+    One with an attribute ``drives_groups`` that is true sets the rates of the optimizer's groups itself.
+    """
+
+    def step(self) -> float:
+        """The rate of the next batch."""
+
+    def end_epoch(self, metric: float | None = None) -> None:
+        """Hear that an epoch is over, and its validation loss where there is one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from *state*."""
+
+
+class Scheduler:
+    """A schedule and its iteration: a batch, or an epoch where the schedule says so. It never starts again.
+
+    Raises `ParamsError` for a rate that is not above 0, and for what the schedule cannot do with it.
+    """
+
+    def __init__(self, initial: float, schedule: Schedule | None = None) -> None:
+        if not 0 < initial < math.inf:
+            raise ParamsError(f"the learning rate is {initial}: give one above 0, as in 1e-3")
+        self.initial = initial
+        self.schedule = schedule or Constant()
+        self.iteration = 0
+        self._per_epoch = getattr(self.schedule, "per", "batch") == "epoch"
+        if hasattr(self.schedule, "check"):
+            self.schedule.check(initial)
+
+    def step(self) -> float:
+        """The rate of this batch; the next call is the next batch."""
+        rate = self.schedule.rate(self.initial, self.iteration)
+        if not self._per_epoch:
+            self.iteration += 1
+        return rate
+
+    def end_epoch(self, metric: float | None = None) -> None:  # noqa: ARG002  the protocol's
+        """The next iteration, where an iteration is an epoch."""
+        if self._per_epoch:
+            self.iteration += 1
+
+    def burn_state(self) -> Any:
+        """What Burn's scheduler of this kind saves at this point; for a user's schedule, the iteration."""
+        if hasattr(self.schedule, "burn_state"):
+            return self.schedule.burn_state(self.initial, self.iteration)
+        return self.iteration
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it has come, and the same as Burn says it, which nobody here reads."""
+        return {"iteration": self.iteration, "burn": self.burn_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the ``iteration`` in *state*. Raises `CheckpointError` where there is none."""
+        if not isinstance(state.get("iteration"), int):
+            raise CheckpointError(f"a scheduler's state has an 'iteration', this one is {state}")
+        self.iteration = state["iteration"]

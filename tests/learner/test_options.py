@@ -1,0 +1,234 @@
+"""Options of the builder beyond the plain run."""
+
+import logging
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from stages.checkpoints import KeepBest
+from stages.contracts.errors import BuilderError
+from stages.contracts.history import Split
+from stages.contracts.interrupter import Interrupter
+from stages.learner import LearnerBuilder, MetricEarlyStopping
+from stages.metrics import AccuracyMetric, LossMetric
+from stages.models import MlpRegressor
+from stages.optim import Adam, Sgd
+from stages.renderers import NoRenderer
+
+
+def same(one, other):
+    return all(
+        torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True)
+    )
+
+
+class Watching(NoRenderer):
+    """Calls *then* after the batch with this number of this epoch and split."""
+
+    def __init__(self, epoch, split, batch, then):
+        self.at, self.then = (epoch, split, batch), then
+
+    def step(self, progress):
+        if (progress.epoch, progress.split, progress.batch) == self.at:
+            self.then()
+
+
+def test_asked_to_stop_in_training_the_run_ends_after_that_batch_and_saves_no_half_epoch(train, tmp_path):
+    interrupter = Interrupter()
+    renderer = Watching(2, Split.TRAIN, 3, lambda: interrupter.stop("enough"))
+
+    learner = train(tmp_path, change=lambda b: b.renderer(renderer).with_interrupter(interrupter))
+
+    assert learner.epoch == 1
+    assert len((tmp_path / "train/epoch-2/Loss.log").read_text().splitlines()) == 3
+    assert not (tmp_path / "valid/epoch-2").exists()
+    assert not (tmp_path / "checkpoint/trainer-2.mpk.gz").exists()
+    assert interrupter.message == "enough"
+
+
+def test_asked_to_stop_in_validation_the_epoch_is_finished_and_saved(train, tmp_path):
+    interrupter = Interrupter()
+    renderer = Watching(2, Split.VALID, 1, interrupter.stop)
+
+    learner = train(tmp_path, change=lambda b: b.renderer(renderer).with_interrupter(interrupter))
+
+    assert learner.epoch == 2
+    assert (tmp_path / "checkpoint/trainer-2.mpk.gz").exists()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(train, tmp_path):
+    interrupter = Interrupter()
+    renderer = Watching(2, Split.TRAIN, 2, interrupter.stop)
+    unbroken = train(tmp_path / "unbroken")
+
+    train(tmp_path / "broken", change=lambda b: b.renderer(renderer).with_interrupter(interrupter))
+    resumed = train(tmp_path / "broken", checkpoint=1)
+
+    assert same(unbroken, resumed)
+    files = [
+        {
+            str(p.relative_to(tmp_path / name)): p.read_bytes()
+            for p in (tmp_path / name / "train").rglob("*.log")
+        }
+        for name in ("unbroken", "broken")
+    ]
+    assert files[0] == files[1]
+
+
+def test_the_builders_own_handle_stops_from_another_thread(start, tiny, tmp_path):
+    net, loaders = tiny
+    builder = start(tmp_path, epochs=10_000)
+    handle = builder.interrupter()
+    learner = builder.build(net(), Adam(), 0.01)
+
+    threading.Timer(0.3, handle.stop).start()
+    learner.fit(*loaders())
+
+    assert learner.epoch < 10_000
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_two_devices_equal_accumulating_over_two_batches(start, tiny, tmp_path, accumulation):
+    net, loaders = tiny
+    trained = []
+    for name, devices, batches in (("one", ["cpu"], 2 * accumulation), ("two", ["cpu", "cpu"], accumulation)):
+        model = net()
+        learner = (
+            start(tmp_path / name, 2).devices(devices).grads_accumulation(batches).build(model, Adam(), 0.05)
+        )
+        learner.fit(*loaders())
+        trained.append(learner)
+
+    assert same(*trained)
+    assert trained[0].history.series(Split.VALID, "Loss") == trained[1].history.series(Split.VALID, "Loss")
+
+
+def test_gradient_checkpointing_changes_no_number(train, tmp_path):
+    kept = train(tmp_path / "kept")
+    recomputed = train(tmp_path / "recomputed", change=lambda b: b.gradient_checkpointing())
+
+    assert same(kept, recomputed)
+
+
+def test_a_model_may_do_the_optimizer_step_itself(start, tiny, tmp_path):
+    net, loaders = tiny
+    rates = []
+    model = net()
+    model.optimize = lambda optimizer, gradients, rate: rates.append(
+        (type(optimizer).__name__, len(gradients), rate)
+    )
+
+    start(tmp_path, 1).build(model, Sgd(kind="sgd"), 0.5).fit(*loaders())
+
+    assert rates == [("SGD", 4, 0.5)] * 4
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), net().parameters(), strict=True))
+
+
+def test_metrics_registers_for_both_splits_and_text_metrics_have_no_curve(tiny, tmp_path):
+    net, loaders = tiny
+    builder = LearnerBuilder(tmp_path).metrics(LossMetric()).metrics_text(AccuracyMetric())
+
+    learner = builder.build(net(), Adam(), 0.1)
+    learner.fit(*loaders())
+
+    assert learner.history.metrics() == ["Loss"]
+    assert {path.name for path in tmp_path.rglob("*.log")} == {"Loss.log", "Accuracy.log", "experiment.log"}
+
+
+def test_progress_loggers_hear_what_the_renderer_hears(train, tmp_path):
+    heard = []
+    logger = Watching(1, Split.VALID, 2, lambda: heard.append("logger"))
+
+    train(tmp_path, change=lambda b: b.with_progress_logger(logger))
+
+    assert heard == ["logger"]
+
+
+def test_the_experiment_log_has_the_users_own_records_and_can_be_left_out(train, tmp_path):
+    class Talking(NoRenderer):
+        def epoch_end(self, progress, history):
+            logging.getLogger("my.lab").warning("hello")
+
+    train(tmp_path / "a", epochs=1, change=lambda b: b.renderer(Talking()))
+    train(tmp_path / "b", epochs=1, change=lambda b: b.with_application_logger(None))
+
+    text = (tmp_path / "a/experiment.log").read_text()
+    assert " WARN my::lab: hello" in text
+    assert "Executing training step for epoch 1" in text
+    assert "Saving checkpoint 1 to" in text
+    assert not (tmp_path / "b/experiment.log").exists()
+
+
+def test_telemetry_stays_out_of_history_and_tracked_files(start, tiny, tmp_path):
+    class Clock:
+        name, unit, telemetry = "Clock", "s", True
+
+        def measure(self, output):
+            return LossMetric().measure(output)
+
+    net, loaders = tiny
+    learner = start(tmp_path, 1).metrics(Clock()).build(net(), Adam(), 0.1)
+    learner.fit(*loaders())
+
+    assert (tmp_path / "telemetry/train/epoch-1/Clock.log").exists()
+    assert not (tmp_path / "train/epoch-1/Clock.log").exists()
+    assert learner.history.metrics() == ["Accuracy", "Loss"]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (
+            lambda b: b.early_stopping(MetricEarlyStopping(n_epochs=2)),
+            "MetricEarlyStopping decides by the valid 'Loss'.*there: none",
+        ),
+        (
+            lambda b: b.metrics(AccuracyMetric()).with_checkpointing_strategy(KeepBest()),
+            "KeepBest decides by the valid 'Loss'.*there: train Accuracy, valid Accuracy",
+        ),
+        (
+            lambda b: b.metrics_text(LossMetric()).early_stopping(MetricEarlyStopping(n_epochs=2)),
+            "is not registered as a number",
+        ),
+    ],
+)
+def test_a_rule_that_decides_by_nothing_is_refused_at_build(tmp_path, tiny, mistake, words):
+    net, _ = tiny
+
+    with pytest.raises(BuilderError, match=words):
+        mistake(LearnerBuilder(tmp_path)).build(net(), Adam())
+
+
+def test_a_metric_that_the_model_cannot_feed_is_refused_at_build(tmp_path):
+    builder = LearnerBuilder(tmp_path).metrics(AccuracyMetric())
+
+    with pytest.raises(
+        BuilderError, match="'Accuracy' measures a ClassificationOutput.*gives a RegressionOutput"
+    ):
+        builder.build(MlpRegressor((3,), 1), Adam())
+
+
+def test_the_parts_work_without_the_learner(tiny):
+    """A loop of one's own, as the Burn book's custom training loop."""
+    net, loaders = tiny
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    train, _ = loaders()
+    totals = []
+
+    for epoch in range(1, 6):
+        train.set_epoch(epoch)
+        total = None
+        for batch in train:
+            step = model.train_step(batch)
+            for parameter, gradient in zip(model.parameters(), step.gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+            measured = LossMetric().measure(step.item)
+            total = measured if total is None else total + measured
+        totals.append(total.value)
+
+    assert totals[-1] < totals[0]
+    assert isinstance(model, nn.Module)

@@ -1,0 +1,44 @@
+"""Every row of Burn's Learner has its name here and a test that holds it."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TABLE = re.search(r"<!-- burn -->\n(.*?)<!-- /burn -->", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in TABLE.splitlines()
+    if line.startswith("| ") and not line.startswith("| Burn ")
+]
+
+
+def tests_in(path):
+    return {
+        node.name
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def test_every_row_names_a_test_that_is_there():
+    assert len(ROWS) > 50
+    for row in ROWS:
+        burn, here, held = row
+        assert burn, row
+        assert here, row
+        path, name = re.fullmatch(r"`(tests/[\w/]+\.py)::(\w+)`", held).groups()
+        assert name in tests_in(path), row
+
+
+def test_every_name_is_there():
+    """A name is an attribute of a public package, as ``learner.LearnerBuilder.build``."""
+    import importlib
+
+    for _, here, _ in ROWS:
+        for name in re.findall(r"`(\w+\.[\w.]+)`", here):
+            package, *rest = name.split(".")
+            found = importlib.import_module(f"stages.{package}")
+            for part in rest:
+                assert hasattr(found, part), name
+                found = getattr(found, part)

@@ -1,0 +1,236 @@
+"""experiment.log."""
+
+import io
+import logging
+import multiprocessing
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from stages.contracts.errors import DataError
+from stages.loggers import ExperimentLog
+
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z (?P<rest>.*)")
+log = logging.getLogger("my_lab.nets")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "artifacts/experiment.log"
+
+
+@pytest.fixture(autouse=True)
+def _root_level():
+    """The root logger's level is that of a process of its own."""
+    level = logging.root.level
+    logging.root.setLevel(logging.WARNING)
+    yield
+    logging.root.setLevel(level)
+
+
+def rests(path):
+    return [LINE.fullmatch(line)["rest"] for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("level", "name", "line"),
+    [
+        (logging.INFO, "stages.learner.loop", " INFO stages::learner::loop: done 7"),
+        (logging.WARNING, "my_lab", " WARN my_lab: done 7"),
+        (logging.ERROR, "my_lab", "ERROR my_lab: done 7"),
+        (logging.CRITICAL, "my_lab", "ERROR my_lab: done 7"),
+        (logging.INFO, None, " INFO root: done 7"),
+        (logging.DEBUG, "my_lab", None),
+    ],
+)
+def test_a_line_has_burns_form(level, name, line, path, capsys):
+    with ExperimentLog(path):
+        logging.getLogger(name).log(level, "done %d", 7)
+
+    assert rests(path) == ([] if line is None else [line])
+
+
+def test_the_time_is_utc_to_the_microsecond(path):
+    record = logging.makeLogRecord(
+        {"name": "a", "levelno": logging.INFO, "msg": "x", "created": 1712282078.471521}
+    )
+
+    with ExperimentLog(path):
+        logging.root.handle(record)
+
+    assert path.read_text() == "2024-04-05T01:54:38.471521Z  INFO a: x\n"
+
+
+def test_a_run_is_added_to_those_before_it(path):
+    for run in ("first", "second"):
+        with ExperimentLog(path):
+            log.info(run)
+
+    assert rests(path) == [" INFO my_lab::nets: first", " INFO my_lab::nets: second"]
+
+
+def test_a_traceback_follows_its_line(path, capsys):
+    with ExperimentLog(path):
+        try:
+            _ = 1 / 0
+        except ZeroDivisionError:
+            log.exception("no luck")
+
+    lines = path.read_text().splitlines()
+    assert lines[0].endswith("ERROR my_lab::nets: no luck")
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "traceback"),
+    [
+        (ValueError("bad"), "PANIC => ValueError: bad", True),
+        (KeyboardInterrupt(), "PANIC => KeyboardInterrupt: ", True),
+        (DataError("no data"), "PANIC => DataError: no data", False),
+        (SystemExit(0), None, False),
+    ],
+)
+def test_what_leaves_the_block_is_noted_and_raised(error, line, traceback, path):
+    with pytest.raises(type(error)) as caught, ExperimentLog(path):
+        raise error
+
+    assert caught.value is error
+    text = path.read_text()
+    assert text.partition("\n")[0][28:] == (
+        "" if line is None else f"ERROR stages::loggers::experiment: {line}"
+    )
+    assert ("Traceback" in text) is traceback
+
+
+def test_everything_is_as_before_when_the_block_ends(path):
+    before = [(handler, list(handler.filters)) for handler in logging.root.handlers]
+
+    with ExperimentLog(path):
+        assert logging.root.level == logging.INFO
+    log.warning("later")
+
+    assert logging.root.level == logging.WARNING
+    assert [(handler, handler.filters) for handler in logging.root.handlers] == before
+    assert path.read_text() == ""
+
+
+def test_a_log_within_a_log_of_the_same_file_writes_no_line_twice(path):
+    outer, handlers = ExperimentLog(path), list(logging.root.handlers)
+    with pytest.raises(ValueError, match="bad"), outer, ExperimentLog(path), outer:
+        log.info("once")
+        raise ValueError("bad")
+
+    assert path.read_text().count("once") == 1
+    assert path.read_text().count("PANIC") == 1
+    assert logging.root.handlers == handlers
+
+
+def test_the_same_log_serves_one_run_after_another(path):
+    experiment = ExperimentLog(path)
+    for run in ("first", "second"):
+        with experiment:
+            log.info(run)
+
+    assert len(rests(path)) == 2
+
+
+def test_other_handlers_write_what_they_wrote_before(path):
+    screen = io.StringIO()
+    handler = logging.StreamHandler(screen)
+    logging.root.addHandler(handler)
+    loud = logging.getLogger("my_lab.loud")
+    loud.setLevel(logging.INFO)
+
+    with ExperimentLog(path):
+        log.info("quiet before, quiet now")
+        log.warning("shown before, shown now")
+        loud.info("asked for")
+    loud.setLevel(logging.NOTSET)
+    logging.root.removeHandler(handler)
+
+    assert screen.getvalue() == "shown before, shown now\nasked for\n"
+    assert len(rests(path)) == 3
+
+
+def test_warnings_still_reach_the_terminal_where_nobody_else_shows_them(path):
+    code = (
+        "import logging, sys; from stages.loggers import ExperimentLog\n"
+        "with ExperimentLog(sys.argv[1]):\n"
+        "    logging.getLogger('a').info('only in the file')\n"
+        "    logging.getLogger('a').warning('in both')\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+
+    assert done.stderr == "in both\n"
+    assert rests(path) == [" INFO a: only in the file", " WARN a: in both"]
+
+
+def test_a_record_that_cannot_be_written_ends_no_training(path, capsys):
+    with ExperimentLog(path):
+        log.info("%d", "no number")
+        log.info("goes on")
+
+    assert rests(path) == [" INFO my_lab::nets: goes on"]
+    assert "Logging error" in capsys.readouterr().err
+
+
+def test_a_line_a_step_waits_and_any_other_writes_it(path):
+    with ExperimentLog(path, flush_seconds=60):
+        for iteration in (1, 2, 3):
+            log.info("Iteration %d", iteration)
+        waiting = len(rests(path))
+        log.info("Saving checkpoint 1")
+        written = len(rests(path))
+
+    assert (waiting, written) == (1, 4)
+
+
+def test_a_line_a_step_waits_no_longer_than_said(path):
+    with ExperimentLog(path, flush_seconds=0):
+        for iteration in (1, 2, 3):
+            log.info("Iteration %d", iteration)
+        assert len(rests(path)) == 3
+
+
+def test_a_line_survives_the_death_of_its_process(path):
+    code = (
+        "import logging, os, signal, sys; from stages.loggers import ExperimentLog\n"
+        "with ExperimentLog(sys.argv[1]):\n"
+        "    logging.info('Saving checkpoint 1')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+
+    died = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+
+    assert died.returncode == -signal.SIGKILL
+    assert rests(path) == [" INFO root: Saving checkpoint 1"]
+
+
+def warn_from_a_worker():
+    log.info("from the worker")
+
+
+def test_a_forked_worker_writes_nothing_of_its_parents(path):
+    with ExperimentLog(path, flush_seconds=60):
+        for iteration in (1, 2):
+            log.info("Iteration %d", iteration)
+        worker = multiprocessing.get_context("fork").Process(target=warn_from_a_worker)
+        worker.start()
+        worker.join()
+
+    assert sorted(rests(path)) == [
+        " INFO my_lab::nets: Iteration 1",
+        " INFO my_lab::nets: Iteration 2",
+        " INFO my_lab::nets: from the worker",
+    ]
+
+
+def test_a_full_disk_hides_no_error_of_the_run(capsys):
+    with pytest.raises(ValueError, match="mine"), ExperimentLog("/dev/full"):
+        log.info("lost")
+        raise ValueError("mine")

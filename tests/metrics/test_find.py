@@ -1,0 +1,132 @@
+"""From params to a metric, and what is said where that is none or cannot measure."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from stages.contracts.config import Use
+from stages.contracts.errors import BuilderError, PluginError
+from stages.contracts.outputs import ClassificationOutput, RegressionOutput
+from stages.metrics import AccuracyMetric, Adapted, LossMetric, MseMetric, TorchMetric, build_metric
+
+LOSS = torch.tensor(0.0)
+
+
+def build(**params):
+    return build_metric(Use(**params))
+
+
+def test_a_metric_is_found_by_name():
+    assert isinstance(build(kind="loss"), LossMetric)
+
+
+def test_a_metric_of_torchmetrics_is_found_by_its_import_path():
+    metric = build(kind="torchmetrics.classification:MulticlassF1Score", num_classes=3, average="micro")
+    output = ClassificationOutput(LOSS, torch.eye(3), torch.tensor([0, 1, 1]))
+
+    assert isinstance(metric, TorchMetric)
+    assert metric.name == "MulticlassF1Score"
+    assert metric.measure(output).value == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({"kind": "builtins:object"}, PluginError, "no name, no unit, no measure"),
+        ({"kind": "acuracy"}, PluginError, "Did you mean 'accuracy'?"),
+        ({"kind": "top_k"}, PluginError, "missing a required argument: 'k'"),
+        ({"kind": "top_k", "k": 0}, BuilderError, "a k of 1 or more, not 0"),
+        ({"kind": "recall", "top_k": 0}, BuilderError, "a top_k of 1 or more, not 0"),
+        ({"kind": "recall", "top_k": 1, "threshold": 0.5}, BuilderError, "not both"),
+        ({"kind": "recall", "reduction": "mean"}, BuilderError, "macro or micro, not 'mean'"),
+        ({"kind": "auroc", "reduction": "mean"}, BuilderError, "macro or micro, not 'mean'"),
+        ({"kind": "f_beta", "beta": 0}, BuilderError, "a beta above 0, not 0"),
+        (
+            {"kind": "torchmetrics.classification:MulticlassF1Score", "num_classes": 1},
+            PluginError,
+            "cannot be built from {'num_classes': 1}",
+        ),
+        (
+            {"kind": "torchmetrics.regression:PearsonCorrCoef"},
+            BuilderError,
+            "a state 'mean_x' that cannot be joined",
+        ),
+        (
+            {"kind": "torchmetrics.wrappers:MinMaxMetric", "base_metric": TorchMetric},
+            PluginError,
+            "cannot be built from",
+        ),
+    ],
+)
+def test_params_that_make_no_metric_are_refused(params, error, message):
+    with pytest.raises(error) as caught:
+        build(**params)
+
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("params", "output", "message"),
+    [
+        (
+            {"kind": "top_k", "k": 4},
+            ClassificationOutput(LOSS, torch.eye(3), torch.arange(3)),
+            "a k of 4, and the model 3 classes",
+        ),
+        (
+            {"kind": "recall", "top_k": 4},
+            ClassificationOutput(LOSS, torch.eye(3), torch.arange(3)),
+            "needs 4 classes, and the model has 3",
+        ),
+        (
+            {"kind": "mse"},
+            RegressionOutput(LOSS, torch.zeros(3, 1), torch.zeros(3)),
+            "predictions (3, 1) for targets (3,)",
+        ),
+        (
+            {"kind": "torchmetrics.classification:MulticlassF1Score", "num_classes": 5},
+            ClassificationOutput(LOSS, torch.eye(3), torch.arange(3)),
+            "does not take what the model's step gives",
+        ),
+    ],
+)
+def test_an_output_that_does_not_fit_is_refused(params, output, message):
+    with pytest.raises(BuilderError) as caught:
+        build(**params).measure(output)
+
+    assert message in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Mine:
+    loss: torch.Tensor
+    scores: torch.Tensor
+    labels: torch.Tensor
+    size: int
+
+
+def test_any_metric_measures_a_users_own_output():
+    metric = Adapted(
+        AccuracyMetric(),
+        lambda mine: ClassificationOutput(mine.loss, mine.scores, mine.labels),
+        measures=Mine,
+    )
+
+    measured = metric.measure(Mine(LOSS, torch.eye(4), torch.tensor([0, 1, 2, 2]), 4))
+
+    assert measured.value == 75.0
+    assert (metric.name, metric.unit, metric.better) == ("Accuracy", "%", AccuracyMetric.better)
+    assert metric.measures is Mine
+
+
+def test_an_adapted_metric_keeps_how_it_is_shown():
+    assert Adapted(MseMetric(), list).decimals == 4
+
+
+def test_checking_params_loads_neither_torch_nor_torchmetrics():
+    code = "import sys, stages.metrics.config; print({'torch', 'torchmetrics', 'psutil'} & set(sys.modules))"
+
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -1,0 +1,204 @@
+"""Metrics of torchmetrics as values that add, against torchmetrics on the whole set."""
+
+import math
+import operator
+import pickle
+from functools import reduce
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchmetrics import Metric
+from torchmetrics.aggregation import MeanMetric
+from torchmetrics.classification import BinaryAUROC, BinaryF1Score, MulticlassConfusionMatrix
+from torchmetrics.functional.image import (
+    multiscale_structural_similarity_index_measure,
+    peak_signal_noise_ratio,
+    structural_similarity_index_measure,
+)
+from torchmetrics.functional.text import bleu_score, rouge_score
+from torchmetrics.text import Perplexity
+from torchmetrics.wrappers import MinMaxMetric
+
+from stages.contracts.config import Use
+from stages.contracts.errors import BuilderError
+from stages.contracts.outputs import ClassificationOutput, RegressionOutput, SequenceOutput
+from stages.metrics import TorchMetric, build_metric
+from stages.metrics.chunks import Chunks
+
+N = 8
+PAD = 0
+LOSS = torch.tensor(0.0)
+
+
+def images(generator, size=16):
+    targets, noise = torch.rand(2, N, 1, size, size, generator=generator)
+    return lambda rows: RegressionOutput(LOSS, targets[rows] + noise[rows] / 4, targets[rows])
+
+
+def large_images(generator):
+    return images(generator, 176)
+
+
+def masks(generator):
+    logits = torch.randn(N, 3, 4, 4, generator=generator)
+    targets = torch.randint(0, 3, (N, 4, 4), generator=generator)
+    return lambda rows: ClassificationOutput(LOSS, logits[rows], targets[rows])
+
+
+def binary(generator):
+    logits, targets = torch.randn(N, 1, generator=generator), torch.randint(0, 2, (N,), generator=generator)
+    return lambda rows: ClassificationOutput(LOSS, logits[rows], targets[rows])
+
+
+def tokens(generator):
+    predictions, targets = torch.randint(0, 4, (2, N, 9), generator=generator)
+    logits = torch.randn(N, 9, 4, generator=generator)
+    return lambda rows: SequenceOutput(LOSS, logits[rows], predictions[rows], targets[rows])
+
+
+def sentences(rows):
+    return [" ".join(map(str, row[: [*row, PAD].index(PAD)])) for row in rows.tolist()]
+
+
+def rouge(output):
+    predictions, targets = sentences(output.predictions), sentences(output.targets)
+    return 100 * rouge_score(predictions, targets, rouge_keys="rougeL")["rougeL_fmeasure"].item()
+
+
+def bleu(output):
+    targets = [[target] for target in sentences(output.targets)]
+    return 100 * bleu_score(sentences(output.predictions), targets, n_gram=2).item()
+
+
+def dice(output):
+    given_, right = (F > 0 for F in (output.output.argmax(1), output.targets))
+    hits = (given_ & right & (output.output.argmax(1) == output.targets)).sum()
+    return (2 * hits / (given_.sum() + right.sum())).item()
+
+
+def psnr(output):
+    images_ = zip(output.output, output.targets, strict=True)
+    return torch.stack([peak_signal_noise_ratio(*pair, data_range=1.0) for pair in images_]).mean().item()
+
+
+def whole(metric):
+    def oracle(output):
+        predictions = output.logits if isinstance(output, SequenceOutput) else output.output
+        return metric(predictions, output.targets).item()
+
+    return oracle
+
+
+def of_probabilities(metric):
+    def oracle(output):
+        return metric(output.output.sigmoid().squeeze(1), output.targets).item()
+
+    return oracle
+
+
+CASES = [
+    ({"kind": "bleu", "n_gram": 2, "pad_token": PAD}, tokens, bleu),
+    ({"kind": "rouge_l", "pad_token": PAD}, tokens, rouge),
+    ({"kind": "dice", "num_classes": 3}, masks, dice),
+    ({"kind": "psnr"}, images, psnr),
+    (
+        {"kind": "ssim"},
+        images,
+        whole(lambda *pair: structural_similarity_index_measure(*pair, data_range=1.0)),
+    ),
+    (
+        {"kind": "ms_ssim"},
+        large_images,
+        whole(lambda *pair: multiscale_structural_similarity_index_measure(*pair, data_range=1.0)),
+    ),
+    ({"kind": "torchmetrics.text:Perplexity", "ignore_index": PAD}, tokens, whole(Perplexity(PAD))),
+    ({"kind": "torchmetrics.classification:BinaryAUROC"}, binary, of_probabilities(BinaryAUROC())),
+    ({"kind": "torchmetrics.classification:BinaryF1Score"}, binary, of_probabilities(BinaryF1Score())),
+]
+
+
+@pytest.mark.parametrize(("params", "data", "oracle"), CASES, ids=[params["kind"] for params, *_ in CASES])
+@given(cuts=st.lists(st.integers(0, N), max_size=4), seed=st.integers(0, 99))
+@settings(max_examples=8, deadline=None)
+def test_an_epoch_is_measured_as_one_set_however_it_is_batched(params, data, oracle, cuts, seed):
+    metric = build_metric(Use.model_validate(params))
+    rows = data(torch.Generator().manual_seed(seed))
+
+    edges = [0, *sorted(cuts), N]
+    measured = reduce(operator.add, [metric.measure(rows(slice(a, b))) for a, b in pairwise(edges)])
+
+    assert measured.value == pytest.approx(oracle(rows(slice(None))), abs=1e-5)
+    assert measured.count == N
+
+
+class Extremes(Metric):
+    """States that are joined in each of the ways there are."""
+
+    def __init__(self):
+        super().__init__()
+        for name, start in (("sum", 0.0), ("mean", 0.0), ("min", math.inf), ("max", -math.inf)):
+            self.add_state(f"{name}_", torch.tensor(start), dist_reduce_fx=name)
+        self.add_state("cat_", [], dist_reduce_fx="cat")
+        self.add_state("none_", [], dist_reduce_fx=None)
+
+    def update(self, predictions, _):
+        self.sum_, self.mean_ = predictions.sum(), predictions.mean()
+        self.min_, self.max_ = predictions.min(), predictions.max()
+        self.cat_.append(predictions)
+        self.none_.append(predictions.sum())
+
+    def compute(self):
+        states = {name: getattr(self, f"{name}_") for name in ("sum", "mean", "min", "max")}
+        return states | {"cat": torch.cat(self.cat_).median(), "none": torch.stack(self.none_).sum()}
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"), [("sum", 15), ("mean", 3), ("min", 1), ("max", 5), ("cat", 3), ("none", 15)]
+)
+def test_states_are_joined_as_torchmetrics_joins_those_of_processes(key, expected):
+    metric = TorchMetric(Extremes(), key=key)
+
+    batches = [torch.tensor(batch) for batch in ([4.0], [1.0, 5.0], [3.0, 2.0])]
+    measured = [metric.measure(RegressionOutput(LOSS, batch, batch)) for batch in batches]
+
+    assert reduce(operator.add, measured).value == pytest.approx(expected)
+    assert [each.count for each in measured] == [1, 2, 2]
+
+
+def test_what_a_batch_added_stays_as_it_was():
+    metric = TorchMetric(BinaryAUROC())
+    rows = binary(torch.Generator().manual_seed(1))
+
+    first = metric.measure(rows(slice(0, 4)))
+    before = first.value
+    metric.measure(rows(slice(4, 8)))
+
+    assert first.value == before
+    assert pickle.loads(pickle.dumps(first)).value == before  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (MinMaxMetric(MeanMetric()), "keeps no states of its own"),
+        (Extremes(), "computes no single number but sum, mean, min, max, cat, none"),
+        (MulticlassConfusionMatrix(3), "no single number but a Tensor of shape (3, 3)"),
+    ],
+)
+def test_what_is_not_one_number_that_adds_is_refused(metric, message):
+    output = ClassificationOutput(LOSS, torch.eye(3), torch.arange(3))
+
+    with pytest.raises(BuilderError) as caught:
+        _ = TorchMetric(metric).measure(output).value
+
+    assert message in str(caught.value)
+
+
+def test_a_pile_keeps_its_order_and_is_copied_seldom():
+    pile = reduce(operator.add, (Chunks(((number,),)) for number in range(1000)))
+
+    assert list(pile) == list(range(1000))
+    assert len(pile.runs) < 12

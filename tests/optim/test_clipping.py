@@ -1,0 +1,59 @@
+"""How far gradients may go."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.optim import ClipByGlobalNorm, ClipByNorm, ClipByValue, clip
+
+FINITE = st.floats(-1e6, 1e6, width=32)
+LISTS = st.lists(
+    st.lists(FINITE, min_size=1, max_size=4).map(torch.tensor) | st.none(), min_size=1, max_size=4
+)
+
+
+@pytest.mark.parametrize(
+    ("clipping", "clipped"),
+    [
+        (ClipByValue(value=2.0), [[2.0, -2.0], None, [0.0], [1.0]]),
+        (ClipByValue(value=9.0), [[3.0, -4.0], None, [0.0], [1.0]]),
+        (ClipByNorm(max_norm=2.5), [[1.5, -2.0], None, [0.0], [1.0]]),
+        (ClipByNorm(max_norm=5.0), [[3.0, -4.0], None, [0.0], [1.0]]),
+        (ClipByGlobalNorm(max_norm=26**0.5 / 2), [[1.5, -2.0], None, [0.0], [0.5]]),
+        (ClipByGlobalNorm(max_norm=9.0), [[3.0, -4.0], None, [0.0], [1.0]]),
+    ],
+)
+def test_a_rule_clips_what_it_says_and_leaves_what_it_was_given(clipping, clipped):
+    gradients = [torch.tensor([3.0, -4.0]), None, torch.tensor([0.0]), torch.tensor([1.0])]
+
+    found = clip(gradients, clipping)
+
+    assert [None if each is None else pytest.approx(each.tolist()) for each in found] == clipped
+    assert gradients[0].tolist() == [3.0, -4.0]
+
+
+@settings(deadline=None)  # the first call of torch takes long
+@given(LISTS, st.floats(1e-3, 1e3))
+def test_no_gradient_is_longer_than_it_may_be_and_none_turns(gradients, limit):
+    by_value = clip(gradients, ClipByValue(value=limit))
+    by_norm = clip(gradients, ClipByNorm(max_norm=limit))
+    together = clip(gradients, ClipByGlobalNorm(max_norm=limit))
+
+    more = limit * (1 + 1e-5)
+    assert all(each.abs().max() <= more for each in by_value if each is not None)
+    assert all(each.norm() <= more for each in by_norm if each is not None)
+    assert sum(each.norm() ** 2 for each in together if each is not None) <= more**2
+    for found in (by_value, by_norm, together):
+        assert [each is None for each in found] == [each is None for each in gradients]
+        for before, after in zip(gradients, found, strict=True):
+            assert before is None or (before * after >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "clipping", [ClipByValue(value=9.0), ClipByNorm(max_norm=9.0), ClipByGlobalNorm(max_norm=9.0)]
+)
+def test_what_is_within_keeps_its_bits(clipping):
+    gradient = torch.randn(7, generator=torch.Generator().manual_seed(3))
+
+    assert torch.equal(clip([gradient], clipping)[0], gradient)

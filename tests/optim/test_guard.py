@@ -1,0 +1,115 @@
+"""NaN and infinity stay away from the weights."""
+
+import logging
+
+import pytest
+import torch
+
+from stages.contracts.errors import CheckpointError, StageError
+from stages.contracts.outputs import RegressionOutput, TrainOutput
+from stages.optim import Guard, NonFinite, NonFiniteError
+from stages.optim.guard import _finite_norms, _finite_sums
+
+NAMES = ["layers.0.weight", "layers.0.bias", "layers.1.weight"]
+SKIP = NonFinite(kind="skip", limit=2)
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def step(loss=1.0, *gradients):
+    """A step; a gradient that is not given is none."""
+    tensors = [None if each is None else torch.tensor(each) for each in gradients]
+    tensors += [None] * (len(NAMES) - len(tensors))
+    output = RegressionOutput(torch.tensor(loss, requires_grad=True), torch.zeros(1), torch.zeros(1))
+    return TrainOutput(None, tensors, output)
+
+
+BAD = [
+    (step(NAN, [1.0]), "NaN in loss."),
+    (step(-INFINITY, [1.0]), "infinity in loss."),
+    (step(1.0, [1.0], [0.0, NAN]), "NaN in layers.0.bias."),
+    (
+        step(1.0, [INFINITY, -INFINITY], None, [1.0, INFINITY]),
+        "infinity in layers.0.weight, infinity in layers.1.weight.",
+    ),
+    (
+        step(NAN, [NAN, INFINITY], [NAN], [NAN]),
+        "NaN in loss, NaN in layers.0.weight, NaN in layers.0.bias, NaN in",
+    ),
+]
+GOOD = [
+    step(1.0, [1.0], None, [-2.0]),
+    step(0.0),
+    step(1.0, [3e38, 3e38], [1e30] * 9),
+    step(-1e38, [-3e38] * 3),
+]
+
+
+@pytest.mark.parametrize(("bad", "named"), BAD)
+def test_stop_names_where_and_what(bad, named):
+    with pytest.raises(NonFiniteError, match=r"^epoch 3, batch 17: ") as caught:
+        Guard(NonFinite(), NAMES).passes(bad, 3, 17)
+
+    assert named in str(caught.value)
+    assert isinstance(caught.value, StageError)
+
+
+@pytest.mark.parametrize("good", GOOD)
+def test_finite_numbers_pass_however_large_their_sum(good):
+    assert Guard(NonFinite(), NAMES).passes(good, 1, 1)
+
+
+@pytest.mark.parametrize("test", [_finite_sums, _finite_norms], ids=["on a CPU", "on an accelerator"])
+def test_no_quick_test_overlooks_anything(test):
+    for bad, _ in BAD:
+        assert not test(bad.item.loss, [each for each in bad.gradients if each is not None])
+    for good in GOOD[:2]:
+        assert test(good.item.loss, [each for each in good.gradients if each is not None])
+
+
+def test_skip_lets_a_few_in_a_row_go_by_and_no_more(caplog):
+    guard = Guard(SKIP, NAMES)
+    good, bad = step(1.0), step(NAN)
+
+    with caplog.at_level(logging.WARNING):
+        passed = [guard.passes(each, 1, 1) for each in (bad, bad, good, bad, bad)]
+
+    assert passed == [False, False, True, False, False]
+    assert "epoch 1, batch 1: NaN in loss; this batch is skipped, 2 in a row" in caplog.text
+    with pytest.raises(NonFiniteError, match="after 2 skipped batches in a row"):
+        guard.passes(bad, 1, 6)
+
+
+def test_a_resumed_guard_counts_on():
+    guard, resumed = Guard(SKIP, NAMES), Guard(SKIP, NAMES)
+    for iteration in (1, 2):
+        guard.passes(step(NAN), 1, iteration)
+
+    resumed.load_state_dict(guard.state_dict())
+
+    with pytest.raises(NonFiniteError):
+        resumed.passes(step(NAN), 1, 3)
+    with pytest.raises(CheckpointError, match="skipped"):
+        resumed.load_state_dict({})
+
+
+def test_many_names_are_cut_short():
+    names = [f"layers.{number}" for number in range(9)]
+    bad = TrainOutput(None, [torch.tensor([NAN])] * 9, step(1.0).item)
+
+    with pytest.raises(NonFiniteError, match=r"layers.4 and 4 more\. "):
+        Guard(NonFinite(), names).passes(bad, 1, 1)
+
+
+def test_sparse_complex_and_half_gradients_are_looked_at():
+    sparse = torch.sparse_coo_tensor(
+        torch.tensor([[0, 2]]), torch.tensor([1.0, NAN]), (3,), check_invariants=True
+    )
+    half = torch.full((9,), 60000.0, dtype=torch.float16)
+
+    def passes(gradient):
+        return Guard(SKIP, ["weight"]).passes(TrainOutput(None, [gradient], step(1.0).item), 1, 1)
+
+    assert not passes(sparse)
+    assert not passes(torch.tensor([1j, complex(0, INFINITY)]))
+    assert passes(torch.tensor([1j, 1.0]))
+    assert passes(half)

@@ -1,0 +1,233 @@
+"""Optimizers from params: Burn's defaults, Burn's arithmetic."""
+
+import copy
+import math
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from stages.optim import (
+    AdaGrad,
+    Adam,
+    AdamW,
+    ClipByNorm,
+    Lbfgs,
+    Muon,
+    OptimizerConfig,
+    RmsProp,
+    Sgd,
+    Stepper,
+    build_optimizer,
+)
+
+CONFIGS = [
+    Adam(),
+    Adam(amsgrad=True, weight_decay=0.1),
+    AdamW(weight_decay=0.1),
+    Sgd(weight_decay=0.1),
+    Sgd(momentum=0.9, weight_decay=0.1),
+    Sgd(momentum=0.9, dampening=0.0, nesterov=True),
+    RmsProp(weight_decay=0.1),
+    RmsProp(centered=True, momentum=0.0),
+    AdaGrad(lr_decay=0.1, weight_decay=0.1),
+]
+
+
+def burn(config, weight, gradients, rate):
+    """*weight* after *gradients*, by Burn's formulas in plain floats."""
+    first = second = highest = velocity = 0.0
+    for step, gradient in enumerate(gradients, start=1):
+        decay = config.weight_decay
+        if isinstance(config, AdamW):
+            weight -= rate * decay * weight
+        else:
+            gradient = gradient + decay * weight  # noqa: PLW2901  as the formula reads
+        match config:
+            case Adam() | AdamW():
+                first = config.beta_1 * first + (1 - config.beta_1) * gradient
+                second = config.beta_2 * second + (1 - config.beta_2) * gradient**2
+                highest = max(highest, second) if config.amsgrad else second
+                mean, square = first / (1 - config.beta_1**step), highest / (1 - config.beta_2**step)
+                update = mean / (math.sqrt(square) + config.epsilon)
+            case Sgd():
+                update = gradient
+                if config.momentum:
+                    kept = 1.0 if step == 1 else 1 - config.dampening
+                    velocity = config.momentum * velocity + kept * gradient
+                    update = gradient + config.momentum * velocity if config.nesterov else velocity
+            case RmsProp():
+                second = config.alpha * second + (1 - config.alpha) * gradient**2
+                first = config.alpha * first + (1 - config.alpha) * gradient
+                spread = second - first**2 if config.centered else second
+                velocity = config.momentum * velocity + gradient / (math.sqrt(spread) + config.epsilon)
+                update = velocity
+            case AdaGrad():
+                second += gradient**2
+                update = gradient / (math.sqrt(second) + config.epsilon) / (1 + (step - 1) * config.lr_decay)
+        weight -= rate * update
+    return weight
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.kind}")
+def test_twenty_steps_are_burns_arithmetic(config):
+    gradients = [math.sin(3.0 * step) + 0.3 for step in range(20)]
+    weight = torch.nn.Parameter(torch.tensor([0.7], dtype=torch.float64))
+    stepper = Stepper([weight], build_optimizer(config, [weight]))
+
+    for gradient in gradients:
+        stepper.step([torch.tensor([gradient], dtype=torch.float64)], 0.01)
+
+    assert weight.item() == pytest.approx(burn(config, 0.7, gradients, 0.01), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "defaults"),
+    [
+        ("adam", {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-5, "weight_decay": 0.0, "amsgrad": False}),
+        ("adamw", {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-5, "weight_decay": 1e-4}),
+        ("sgd", {"momentum": None, "dampening": 0.1, "nesterov": False, "weight_decay": 0.0}),
+        ("rmsprop", {"alpha": 0.99, "momentum": 0.9, "epsilon": 1e-5, "centered": False}),
+        ("adagrad", {"lr_decay": 0.0, "epsilon": 1e-5}),
+        (
+            "muon",
+            {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "epsilon": 1e-7, "adjust_lr": "original"},
+        ),
+        ("lbfgs", {"max_iter": 20, "history_size": 100, "tolerance_grad": 1e-7, "tolerance_change": 1e-9}),
+    ],
+)
+def test_the_defaults_are_burns(kind, defaults):
+    config = TypeAdapter(OptimizerConfig).validate_python({"kind": kind})
+
+    assert config.clipping is None
+    assert {name: getattr(config, name) for name in defaults} == defaults
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"kind": "sgd", "nesterov": True}, "momentum: 0.9, dampening: 0"),
+        ({"kind": "sgd", "nesterov": True, "momentum": 0.9}, "dampening 0.1"),
+        ({"kind": "adam", "learning_rate": 0}, "greater than 0"),
+        ({"kind": "adam", "lr": 0.1}, "Extra inputs"),
+        ({"kind": "adam", "clipping": {"kind": "norm"}}, "max_norm"),
+        ({"kind": "muon", "others": {"clipping": {"kind": "norm", "max_norm": 1}}}, "clip all gradients"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_meant_is_refused(section, told):
+    with pytest.raises(ValidationError, match=told):
+        TypeAdapter(OptimizerConfig).validate_python(section)
+
+
+def test_the_stepper_clips():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    config = Sgd(learning_rate=1.0, clipping=ClipByNorm(max_norm=1.0))
+
+    Stepper([weight], build_optimizer(config, [weight]), config.clipping).step(
+        [torch.tensor([3.0, -4.0])], 1.0
+    )
+
+    assert weight.tolist() == pytest.approx([-0.6, 0.8])
+
+
+@pytest.mark.parametrize("odd", [torch.zeros(4, 4)[:, :2], torch.zeros(2, dtype=torch.complex64)])
+def test_parameters_that_the_fused_form_cannot_take_get_the_plain_one(odd):
+    weight = torch.nn.Parameter(odd)
+    stepper = Stepper([weight], build_optimizer(Adam(), [weight]))
+
+    stepper.step([torch.ones_like(weight)], 0.1)
+
+    assert torch.allclose(weight, torch.full_like(weight, -0.1), atol=1e-4)
+
+
+def muon_parameters():
+    generator = torch.Generator().manual_seed(5)
+    return [
+        torch.nn.Parameter(torch.randn(shape, generator=generator))
+        for shape in [(4, 3), (4,), (2, 3, 3), (2, 4)]
+    ]
+
+
+def muon_gradients(step):
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(each.shape, generator=generator) for each in muon_parameters()]
+
+
+def test_muon_updates_matrices_and_adamw_the_rest():
+    config = Muon(learning_rate=0.02, weight_decay=0.1, others=AdamW(learning_rate=0.001))
+    ours, theirs = muon_parameters(), muon_parameters()
+    matrices, rest = [theirs[0], theirs[3]], [theirs[1], theirs[2]]
+    stepper = Stepper(ours, build_optimizer(config, ours))
+    muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, momentum=0.95)
+    adamw = torch.optim.AdamW(rest, lr=0.001, eps=1e-5, weight_decay=1e-4, fused=True)
+
+    for step in range(5):
+        rate = 0.02 / (step + 1)
+        stepper.step(muon_gradients(step), rate)
+        for optimizer, share in ((muon, 1.0), (adamw, 0.001 / 0.02)):
+            optimizer.param_groups[0]["lr"] = rate * share
+        for parameter, gradient in zip(theirs, muon_gradients(step), strict=True):
+            parameter.grad = gradient
+        muon.step()
+        adamw.step()
+
+    assert all(torch.equal(left, right) for left, right in zip(ours, theirs, strict=True))
+
+
+def test_muon_goes_on_from_its_state_bit_equal():
+    unbroken = muon_parameters()
+    stepper = Stepper(unbroken, build_optimizer(Muon(), unbroken))
+    for step in range(3):
+        stepper.step(muon_gradients(step), 0.02)
+    broken = [torch.nn.Parameter(parameter.detach().clone()) for parameter in unbroken]
+    resumed = Stepper(broken, build_optimizer(Muon(), broken))
+    resumed.optimizer.load_state_dict(copy.deepcopy(stepper.optimizer.state_dict()))
+
+    for step in range(3, 6):
+        stepper.step(muon_gradients(step), 0.02)
+        resumed.step(muon_gradients(step), 0.02)
+
+    assert all(torch.equal(left, right) for left, right in zip(unbroken, broken, strict=True))
+
+
+@pytest.mark.parametrize("shapes", [[(2, 2)], [(2,)]])
+def test_muon_does_without_matrices_or_without_others(shapes):
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
+
+    Stepper(parameters, build_optimizer(Muon(), parameters)).step([torch.ones(shapes[0])], 0.1)
+
+    assert (parameters[0] < 1).all()
+
+
+def test_only_lbfgs_needs_a_closure():
+    weight = torch.nn.Parameter(torch.zeros(2))
+
+    needing = [config.kind for config in (*CONFIGS, Muon(), Lbfgs()) if needs(config, weight)]
+
+    assert needing == ["lbfgs"]
+
+
+def needs(config, weight):
+    return Stepper([weight], build_optimizer(config, [weight])).needs_closure
+
+
+def test_lbfgs_resumes_bit_equal():
+    def closure_of(weight):
+        def closure():
+            loss = ((weight - torch.arange(4.0)) ** 4).sum()
+            return loss, torch.autograd.grad(loss, [weight])
+
+        return closure
+
+    config = Lbfgs(max_iter=2, line_search="strong_wolfe")
+    unbroken = torch.nn.Parameter(torch.zeros(4))
+    stepper = Stepper([unbroken], build_optimizer(config, [unbroken]))
+    stepper.step_with_closure(closure_of(unbroken), 1.0)
+    broken = torch.nn.Parameter(unbroken.detach().clone())
+    resumed = Stepper([broken], build_optimizer(config, [broken]))
+    resumed.optimizer.load_state_dict(copy.deepcopy(stepper.optimizer.state_dict()))
+
+    for each, weight in ((stepper, unbroken), (resumed, broken)):
+        each.step_with_closure(closure_of(weight), 1.0)
+
+    assert torch.equal(unbroken, broken)

@@ -1,0 +1,322 @@
+"""A step of the optimizer: the same bits as torch's own, by whatever way."""
+
+import copy
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from stages.contracts.errors import BuilderError
+from stages.optim import Stepper, without_dynamo
+
+SHAPES = [(5, 3), (3,), (2, 2, 2), (4,)]
+OPTIMIZERS = {
+    "adam": lambda groups: torch.optim.Adam(groups, lr=0.1, eps=1e-5, fused=True),
+    "adam with decay": lambda groups: torch.optim.Adam(groups, lr=0.1, weight_decay=0.3, fused=True),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9), fused=True),
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, weight_decay=0.3, fused=True),
+    "sgd with momentum": lambda groups: torch.optim.SGD(
+        groups, lr=0.1, momentum=0.9, dampening=0.1, fused=True
+    ),
+    "nesterov": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, fused=True),
+}
+OTHERS = {
+    "adam, not fused": lambda groups: torch.optim.Adam(groups, lr=0.1),
+    "amsgrad": lambda groups: torch.optim.Adam(groups, lr=0.1, amsgrad=True, fused=True),
+    "maximize": lambda groups: torch.optim.SGD(groups, lr=0.1, maximize=True, fused=True),
+    "a tensor as rate": lambda groups: torch.optim.Adam(groups, lr=torch.tensor(0.1), fused=True),
+    "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=0.1),
+}
+
+
+def parameters():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def gradients(step, *, missing=()):
+    generator = torch.Generator().manual_seed(100 + step)
+    drawn = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    return [None if index in missing else gradient for index, gradient in enumerate(drawn)]
+
+
+def in_groups(parameters):
+    return [
+        {"params": parameters[:1]},
+        {"params": parameters[1:3], "lr": 0.02, "weight_decay": 0.01},
+        {"params": parameters[3:], "lr": 0.3},
+    ]
+
+
+def step_as_torch_does(optimizer, parameters, gradients, rates):
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def assert_same(left, right):
+    """Two trees hold the same tensors, bit for bit, and the same of all else."""
+    if isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype
+        assert left.shape == right.shape
+        assert torch.equal(left, right)
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, list):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    else:
+        assert left == right
+
+
+def missing_in(step, kind):
+    """Parameter 2 has no gradient in some steps, and parameter 1 none at first, but for sgd, see below."""
+    absent = {2} if step % 3 == 1 else set()
+    return absent | ({1} if step < 4 and "adam" in kind else set())
+
+
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, *OTHERS])
+@pytest.mark.parametrize("grouped", [False, True], ids=["one group", "three groups"])
+def test_twenty_steps_are_bit_equal_to_the_optimizers_own(kind, grouped):
+    build = {**OPTIMIZERS, **OTHERS}[kind]
+    ours, theirs = parameters(), parameters()
+    optimizer, reference = (build(in_groups(each) if grouped else each) for each in (ours, theirs))
+    stepper = Stepper(ours, optimizer)
+    initial = [float(group["lr"]) for group in optimizer.param_groups]
+
+    for step in range(20):
+        rate = 0.1 / (1 + step)
+        given = gradients(step, missing=missing_in(step, kind))
+        stepper.step(given, rate)
+        step_as_torch_does(reference, theirs, given, [rate * (each / initial[0]) for each in initial])
+
+    assert_same(ours, theirs)
+    assert_same(optimizer.state_dict(), reference.state_dict())
+    assert all(parameter.grad is None for parameter in ours)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_kernels_are_used_where_they_can_be(kind):
+    ours = parameters()
+
+    assert Stepper(ours, OPTIMIZERS[kind](ours))._lanes
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_the_kernels_are_not_used_where_they_cannot_be(kind):
+    ours = parameters()
+
+    assert Stepper(ours, OTHERS[kind](ours))._lanes is None
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_loaded_state_goes_on_bit_equal(kind):
+    """Also in a stepper that has made steps of its own before."""
+    build = OPTIMIZERS[kind]
+    unbroken, broken = parameters(), parameters()
+    stepper, resumed = (Stepper(each, build(in_groups(each))) for each in (unbroken, broken))
+    resumed.step(gradients(99), 0.5)
+    for step in range(5):
+        stepper.step(gradients(step), 0.1)
+
+    with torch.no_grad():
+        for source, target in zip(unbroken, broken, strict=True):
+            target.copy_(source)
+    resumed.optimizer.load_state_dict(copy.deepcopy(stepper.optimizer.state_dict()))
+    for step in range(5, 10):
+        stepper.step(gradients(step), 0.1)
+        resumed.step(gradients(step), 0.1)
+
+    assert_same(unbroken, broken)
+    assert_same(stepper.optimizer.state_dict(), resumed.optimizer.state_dict())
+
+
+def test_a_velocity_may_begin_later():
+    """Torch's own fused form fails there; the plain one says what is right."""
+    ours, theirs = parameters(), parameters()
+    stepper = Stepper(ours, torch.optim.SGD(ours, lr=0.1, momentum=0.9, dampening=0.1, fused=True))
+    reference = torch.optim.SGD(theirs, lr=0.1, momentum=0.9, dampening=0.1, foreach=False)
+
+    for step, missing in enumerate([{1, 3}, {3}, set(), {0}, set()]):
+        given = gradients(step, missing=missing)
+        stepper.step(given, 0.1)
+        step_as_torch_does(reference, theirs, given, [0.1])
+
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_hooks_are_called():
+    ours, calls = parameters(), []
+    stepper = Stepper(ours, torch.optim.Adam(ours, fused=True))
+    stepper.step(gradients(0), 0.1)
+
+    handle = stepper.optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    stepper.step(gradients(1), 0.1)
+    handle.remove()
+    stepper.step(gradients(2), 0.1)
+
+    assert calls == [1]
+    assert stepper.optimizer.state[ours[0]]["step"] == 3
+
+
+def test_a_step_that_somebody_replaced_is_called():
+    ours, calls = parameters(), []
+    optimizer = torch.optim.Adam(ours, fused=True)
+    optimizer.step = lambda: calls.append(1)
+
+    Stepper(ours, optimizer).step(gradients(0), 0.1)
+
+    assert calls == [1]
+
+
+def test_a_scheduler_of_torch_sets_the_rates_of_the_groups_and_is_not_warned_about():
+    ours = parameters()
+    optimizer = torch.optim.Adam(in_groups(ours), lr=0.1, fused=True)
+    scheduler = lr_scheduler.LambdaLR(optimizer, [lambda n: 0.5**n, lambda n: 1.0, lambda n: 0.1**n])
+    stepper = Stepper(ours, optimizer)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(2):
+            stepper.step(gradients(step), None)
+            scheduler.step()
+
+    assert stepper._lanes
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.025, 0.02, 0.003])
+
+
+def test_a_group_added_later_is_stepped_in_proportion():
+    ours = parameters()
+    stepper = Stepper(ours, torch.optim.Adam(ours[:2], lr=0.1, fused=True))
+    stepper.step(gradients(0), 0.1)
+    before = ours[3].clone()
+
+    stepper.optimizer.add_param_group({"params": ours[2:], "lr": 0.2})
+    stepper.step(gradients(1), 0.05)
+
+    assert [group["lr"] for group in stepper.optimizer.param_groups] == [0.05, 0.1]
+    assert not torch.equal(before, ours[3])
+
+
+@pytest.mark.parametrize("build", [OPTIMIZERS["adam"], OPTIMIZERS["sgd"], OTHERS["rmsprop"]])
+def test_gradients_of_any_layout_count_as_what_they_hold(build):
+    """Torch's fused kernels read memory in a row, whatever the strides of a gradient are."""
+    (weight,), (reference,) = ([torch.nn.Parameter(torch.zeros(3, 2))] for _ in "ab")
+    stepper, plain = (Stepper([each], build([each])) for each in (weight, reference))
+    transposed = torch.arange(6.0).reshape(2, 3).t()
+    expanded = torch.autograd.grad(weight.sum(), [weight])[0]
+    assert expanded.stride() == (0, 0)
+
+    for gradient in (transposed, expanded):
+        stepper.step([gradient], 0.1)
+        plain.step([gradient.clone(memory_format=torch.contiguous_format)], 0.1)
+
+    assert torch.equal(weight, reference)
+
+
+def test_a_parameter_with_gaps_is_refused_before_a_kernel_writes_into_them():
+    weight = torch.nn.Parameter(torch.zeros(4, 4)[:, :2])
+
+    with pytest.raises(BuilderError, match=r"strides \(4, 1\).*fused=False"):
+        Stepper([weight], torch.optim.Adam([weight], fused=True))
+    Stepper([weight], torch.optim.Adam([weight], fused=False))
+
+
+def test_groups_without_a_proportion_are_refused():
+    ours = parameters()
+
+    with pytest.raises(BuilderError, match="0 for the first"):
+        Stepper(ours, torch.optim.Adam([{"params": ours[:1], "lr": 0.0}, {"params": ours[1:]}], fused=True))
+
+
+def test_parameters_that_the_optimizer_does_not_hold_stay():
+    ours = parameters()
+    before = ours[0].clone()
+
+    Stepper(ours, torch.optim.Adam(ours[1:], fused=True)).step(gradients(0), 0.1)
+
+    assert torch.equal(before, ours[0])
+
+
+def test_two_dtypes_in_one_group_are_stepped():
+    ours = [torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+    stepper = Stepper(ours, torch.optim.Adam(ours, fused=True))
+
+    stepper.step([torch.ones_like(each) for each in ours], 0.1)
+
+    assert [each.dtype for each in ours] == [torch.float32, torch.float64]
+    assert all(torch.allclose(each, torch.full_like(each, 0.9)) for each in ours)
+
+
+def test_lbfgs_finds_the_minimum_of_a_quadratic():
+    scale, target = torch.tensor([1.0, 10.0, 100.0]), torch.tensor([3.0, -2.0, 1.0])
+    weight = torch.nn.Parameter(torch.zeros(3))
+    stepper = Stepper([weight], torch.optim.LBFGS([weight], lr=1.0, line_search_fn="strong_wolfe"))
+
+    def closure():
+        loss = (scale * (weight - target) ** 2).sum()
+        return loss, torch.autograd.grad(loss, [weight])
+
+    first = stepper.step_with_closure(closure, 1.0)
+    for _ in range(2):
+        stepper.step_with_closure(closure, 1.0)
+
+    assert first == 9 + 40 + 100
+    assert torch.allclose(weight, target, atol=1e-4)
+    assert weight.grad is None
+
+
+def test_lbfgs_refuses_gradients_of_one_evaluation():
+    weight = torch.nn.Parameter(torch.zeros(3))
+
+    with pytest.raises(BuilderError, match="step_with_closure"):
+        Stepper([weight], torch.optim.LBFGS([weight])).step([torch.ones(3)], 1.0)
+
+
+def test_a_torch_without_the_kernel_gets_the_optimizers_own_step(monkeypatch):
+    monkeypatch.delattr(torch, "_fused_adam_")
+    ours = parameters()
+
+    assert Stepper(ours, OPTIMIZERS["adam"](ours))._lanes is None
+    assert Stepper(ours, OPTIMIZERS["adamw"](ours))._lanes
+
+
+def test_leaving_the_compiler_out_leaves_no_trace():
+    methods = [getattr(torch.optim.Optimizer, name) for name in ("add_param_group", "state_dict")]
+    before = [dict(vars(each.__wrapped__)) for each in methods]
+
+    with without_dynamo():
+        pass
+
+    assert [dict(vars(each.__wrapped__)) for each in methods] == before
+
+
+def test_no_step_imports_the_compiler():
+    """It takes a second, for nothing."""
+    code = """
+import sys, torch
+from stages.optim import Adam, Stepper, build_optimizer, without_dynamo
+weight = torch.nn.Parameter(torch.zeros(3))
+optimizer = build_optimizer(Adam(), [weight])
+Stepper([weight], optimizer).step([torch.ones(3)], 0.1)
+with without_dynamo():
+    optimizer.load_state_dict(optimizer.state_dict())
+Stepper([weight], optimizer).step([torch.ones(3)], 0.1)
+print("torch._dynamo" in sys.modules, weight.tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith("False [-0.1")
