@@ -1,6 +1,8 @@
 """fit: the training, from what build-learner made to checkpoints, logs, metrics and curves."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from stages import data, learner, loggers, metrics
 from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
+from stages.contracts.errors import RunInterruptedError
 from stages.contracts.events import Renderer
 from stages.learner.stopping import MetricEarlyStopping
 from stages.metrics.config import MetricConfig
@@ -66,15 +69,35 @@ def fit(config: FitConfig, paths: Paths, renderer: Renderer | None = None) -> No
     results are renamed into place at the end.
     """
     prepared = data.read(paths.data)
+    learner.set_num_threads(config.num_threads)
+    with _workspace(paths) as workspace:
+        start = learner.Blueprint.read(workspace).build(config.seed)
+        run = _builder(config, workspace, renderer).build(*start)
+        run.fit(*_loaders(config, prepared))
+        if run.interrupted:
+            raise RunInterruptedError(
+                f"stopped on request after epoch {run.epoch} of {config.num_epochs}: nothing is recorded, "
+                "and the outputs are those of the last finished run"
+            )
+        loggers.write_metrics(run.history, workspace / "metrics.json")
+        loggers.write_curves(run.history, workspace / "plots")
+        _publish(workspace, paths)
+
+
+@contextmanager
+def _workspace(paths: Paths) -> Iterator[Path]:
+    """A copy of what build-learner made, to train in; however it ends, only its log for people stays."""
     workspace = paths.artifacts / ".fit"
     shutil.rmtree(workspace, ignore_errors=True)
     shutil.copytree(paths.learner, workspace)
-    learner.set_num_threads(config.num_threads)
-    run = _builder(config, workspace, renderer).build(*learner.Blueprint.read(workspace).build(config.seed))
-    run.fit(*_loaders(config, prepared))
-    loggers.write_metrics(run.history, workspace / "metrics.json")
-    loggers.write_curves(run.history, workspace / "plots")
-    _publish(workspace, paths)
+    try:
+        yield workspace
+    finally:
+        log = workspace / "experiment.log"
+        if log.exists():
+            with (paths.artifacts / log.name).open("ab") as whole:
+                whole.write(log.read_bytes())
+        shutil.rmtree(workspace)
 
 
 def _builder(config: FitConfig, workspace: Path, renderer: Renderer | None) -> "learner.LearnerBuilder":
@@ -114,7 +137,7 @@ def _loaders(config: FitConfig, prepared: "data.Prepared") -> "tuple[data.DataLo
 
 
 def _publish(workspace: Path, paths: Paths) -> None:
-    """Rename the results into place; what is no DVC output follows."""
+    """Rename the results into place, and the telemetry, which is no DVC output."""
     places = [getattr(paths, name) for name in ("checkpoint", "train", "valid", "plots")]
     for target in [*places, paths.artifacts / "telemetry"]:
         shutil.rmtree(target, ignore_errors=True)
@@ -122,6 +145,3 @@ def _publish(workspace: Path, paths: Paths) -> None:
         if made.exists() or target in places:
             made.replace(target)
     (workspace / "metrics.json").replace(paths.metrics)
-    with (paths.artifacts / "experiment.log").open("ab") as log:
-        log.write((workspace / "experiment.log").read_bytes())
-    shutil.rmtree(workspace)

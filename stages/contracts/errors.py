@@ -6,7 +6,9 @@
   x RecordError              a file of state that is cut, altered or not ours
   x CheckpointError          an epoch that was asked for and is not there, or is not whole
   x BuilderError             a learner that could not work, told before it starts
-  x StageFailedError              a stage that DVC ran, and that did not end well
+  x NonFiniteError           a NaN or infinity that would have reached the weights (stages.optim)
+  x StageFailedError         a stage that DVC ran, and that did not end well
+  x RunInterruptedError      exit code 130: somebody asked the run to stop, and it did
   * ParamsError              exit code 2: params.yaml (or an option) does not say something valid
 
 A message says what, where, what is there, and what to do.
@@ -50,6 +52,12 @@ class BuilderError(StageError):
 
 class StageFailedError(StageError):
     """A stage that DVC ran, and that did not end well."""
+
+
+class RunInterruptedError(StageError):
+    """Somebody asked the run to stop, and it did: what it has so far is no result."""
+
+    exit_code = 130
 
 
 def closest(name: str, known: Collection[str]) -> str:

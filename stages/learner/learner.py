@@ -38,6 +38,11 @@ class Learner:
         """The last epoch that is done; 0 before the first."""
         return self._parts.state.epoch
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was asked to stop, so that it may lack epochs."""
+        return self._parts.interrupter.should_stop()
+
     def fit(self, train: Loader, valid: Loader) -> nn.Module:
         """Train through the epochs that are left, validating after each; the trained model.
 

@@ -75,3 +75,11 @@ def test_the_batcher_normalises_and_leaves_the_data_alone():
 def test_an_impossible_option_is_refused(option):
     with pytest.raises(ValueError, match="must be"):
         option(builder())
+
+
+def test_batches_go_to_the_device():
+    """``meta`` is a device that every machine has and that is not the CPU."""
+    for workers in (0, 1):
+        (batch,) = builder().batch_size(10).num_workers(workers).set_device("meta").build(IN_MEMORY)
+
+        assert batch.inputs.device.type == batch.targets.device.type == "meta"

@@ -13,7 +13,7 @@ ROWS = [
 ]
 
 
-def tests_in(path):
+def names_of_tests(path):
     return {
         node.name
         for node in ast.walk(ast.parse((ROOT / path).read_text()))
@@ -28,7 +28,7 @@ def test_every_row_names_a_test_that_is_there():
         assert burn, row
         assert here, row
         path, name = re.fullmatch(r"`(tests/[\w/]+\.py)::(\w+)`", held).groups()
-        assert name in tests_in(path), row
+        assert name in names_of_tests(path), row
 
 
 def test_every_name_is_there():
