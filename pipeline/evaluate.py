@@ -19,6 +19,7 @@ def evaluate(params: Params, paths: Mapping[str, Path], model_path: Path, source
     *source* is ``train`` or ``valid`` of the prepared data, or ``KIND:PATH`` (``idx:folder``,
     ``npz:file``) or an import path, of which the valid split is taken where it has one, and else all.
     """
+    learner.set_num_threads(params.fit.num_threads)
     info = data.read_info(paths["dataset"])
     model, _, _ = learner.Blueprint.read(paths["learner"]).build(params.build_learner.seed)
     model.load_state_dict(records.NamedMpkGzFileRecorder().load(model_path))

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from stages.checkpoints import FileCheckpointer, Retention, default_retention
-from stages.contracts import plugins
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
+from stages.learner import defaults
 from stages.learner.checks import check_fed, check_model, check_needs
 from stages.learner.devices import find_device
 from stages.learner.learner import Learner
@@ -37,11 +37,6 @@ from stages.optim import (
     build_optimizer,
 )
 from stages.records import FullPrecision, Recorder
-
-# The learner is handed its loggers and renderer; these names stand in where nobody hands it any.
-DEFAULT_LOGGER = "stages.loggers:FileMetricLogger"
-DEFAULT_APPLICATION_LOG = "stages.loggers:ExperimentLog"
-DEFAULT_RENDERER = "stages.renderers:default_renderer"
 
 log = logging.getLogger(__name__)
 
@@ -280,23 +275,13 @@ class LearnerBuilder:
         return self
 
     def _watchers(self) -> Watchers:
-        renderer = self._renderer or plugins.find("renderer", DEFAULT_RENDERER, {})()
-        if self._progress_loggers:
-            renderer = Renderers([renderer, *self._progress_loggers])
-        loggers = self._loggers or self._file_loggers(self._directory)
+        renderer = self._renderer or defaults.renderer()
         return Watchers(
             metrics=self._metrics,
-            loggers=loggers,
-            telemetry=self._loggers or self._file_loggers(self._directory / "telemetry"),
-            renderer=renderer,
+            loggers=self._loggers or defaults.file_loggers(self._directory),
+            telemetry=self._loggers or defaults.file_loggers(self._directory / "telemetry"),
+            renderer=Renderers([renderer, *self._progress_loggers]) if self._progress_loggers else renderer,
         )
-
-    def _file_loggers(self, directory: Path) -> dict[Split, list[MetricLogger]]:
-        file_logger = plugins.find("logger", DEFAULT_LOGGER, {})
-        return {split: [file_logger(directory / split)] for split in Split}
 
     def _file_log(self) -> AbstractContextManager[object]:
-        application_log: AbstractContextManager[object] = plugins.find("logger", DEFAULT_APPLICATION_LOG, {})(
-            self._directory / "experiment.log"
-        )
-        return application_log
+        return defaults.application_log(self._directory / "experiment.log")

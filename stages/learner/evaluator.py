@@ -8,18 +8,16 @@ from typing import Any, Self
 
 import torch
 
-from stages.contracts import plugins
 from stages.contracts.errors import BuilderError
-from stages.contracts.events import MetricLogger, Progress, Renderer
+from stages.contracts.events import Progress, Renderer
 from stages.contracts.history import History, Split
-from stages.learner.builder import DEFAULT_RENDERER, AnyMetric
+from stages.learner import defaults
+from stages.learner.builder import AnyMetric
 from stages.learner.checks import check_fed, check_model
 from stages.learner.devices import find_device
 from stages.learner.loop import Loader
 from stages.learner.meter import Meter, Registered
 from stages.learner.summary import summary_text
-
-DEFAULT_LOGGER = "stages.loggers:TestMetricLogger"
 
 
 class EvaluatorBuilder:
@@ -65,7 +63,7 @@ class EvaluatorBuilder:
         """The evaluator. Raises `BuilderError` for what could not work."""
         check_model(model)
         check_fed(model, {Split.TRAIN: [], Split.VALID: self._metrics})
-        renderer = self._renderer or plugins.find("renderer", DEFAULT_RENDERER, {})()
+        renderer = self._renderer or defaults.renderer()
         device = find_device(self._device)
         return Evaluator(self._directory, model.to(device), self._metrics, renderer, summary=self._summary)
 
@@ -95,7 +93,7 @@ class Evaluator:
             raise BuilderError(f"eval({name!r}): the loader has no batches")
         if hasattr(loader, "set_device"):
             loader.set_device(next(self._model.parameters()).device)
-        logger: MetricLogger = plugins.find("logger", DEFAULT_LOGGER, {})(self._directory / "test" / tag)
+        logger = defaults.evaluation_logger(self._directory / "test" / tag)
         meter = Meter([(each, [logger]) for each in self._metrics], self._renderer, Split.VALID, 1)
         shown = {each.metric.name: each.shown for each in self._metrics}
         progress = Progress(

@@ -1,0 +1,104 @@
+"""The commands, as they are typed."""
+
+import json
+import re
+
+from stages.learner import summary_text
+from stages.loggers import read_history
+
+
+def test_the_version_is_that_of_the_package(project):
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", project.learner("--version").out)
+
+
+def test_summary_prints_the_table_of_the_finished_run(finished):
+    printed = finished.learner("summary").out
+
+    assert printed == summary_text(read_history(finished.folder / "artifacts"))
+    assert "| Valid | Accuracy | " in printed
+
+
+def test_summary_reads_a_tree_that_burn_wrote_in_every_line_form(project):
+    for epoch, lines in enumerate(["0.5\n0.7\n", "0.5,1\n0.7,3\n", "0.5,1\n0.7,1\n0.25,final\n"], start=1):
+        folder = project.folder / f"burn/valid/epoch-{epoch}"
+        folder.mkdir(parents=True)
+        (folder / "Loss.log").write_text(lines)
+
+    table = json.loads(project.learner("summary", "burn", "--json").out)
+
+    assert table["epochs"] == 3
+    (row,) = table["metrics"]
+    assert (row["split"], row["metric"], row["min"], row["min_epoch"]) == ("Valid", "Loss", 0.25, 3)
+    assert (round(row["max"], 6), row["max_epoch"]) == (0.65, 2)
+
+
+def test_summary_of_a_folder_without_logs_says_so(project):
+    refused = project.learner("summary", "stages")
+
+    assert refused.code == 1
+    assert "stages has no logs" in refused.err
+
+
+def test_evaluate_measures_the_saved_model_as_validation_did(finished):
+    assert finished.learner("evaluate").code == 0
+
+    metrics = json.loads((finished.folder / "artifacts/metrics.json").read_text())["valid"]
+    tests = json.loads(finished.learner("summary", "--json").out)["metrics"]
+    measured = {row["metric"]: row["min"] for row in tests if row["split"] == "Test (valid)"}
+    assert measured == metrics
+
+
+def test_evaluate_takes_another_source_and_says_what_it_does_not_take(finished):
+    assert "Test (digits)" in finished.learner("evaluate", "--source", "digits").out
+
+    for source, words in (
+        ("nowhere", "say train, valid, digits"),
+        ("idx:nowhere", "there is no folder 'nowhere'"),
+    ):
+        refused = finished.learner("evaluate", "--source", source)
+        assert refused.code != 0
+        assert words in refused.err
+
+
+def test_status_names_what_changed(finished):
+    assert finished.learner("status").out.count("up to date") == 5
+
+    finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
+
+    lines = finished.learner("status").out.splitlines()
+    assert re.search(
+        r"fit .*changed: deps params.yaml \(fit.batch_size modified\)|fit .*batch_size", lines[3]
+    )
+    assert lines[-1] == "checkpoints of epoch 1, 2"
+
+
+def test_metrics_of_the_clock_are_kept_out_of_what_dvc_tracks(finished):
+    before = finished.files("artifacts/train", "artifacts/valid", "artifacts/metrics.json", "artifacts/plots")
+    finished.edit("params.yaml", "[loss, accuracy]", "[loss, accuracy, iteration_speed, cpu_use]")
+
+    finished.ok("dvc", "repro")
+
+    tracked = finished.files(
+        "artifacts/train", "artifacts/valid", "artifacts/metrics.json", "artifacts/plots"
+    )
+    assert tracked == before
+    assert (finished.folder / "artifacts/telemetry/train/epoch-2/Iteration_Speed.log").exists()
+
+
+def test_every_part_can_be_named_in_params(finished):
+    finished.edit(
+        "params.yaml", "kind: adam\n", "kind: muon\n    clipping: {kind: global_norm, max_norm: 1.0}\n"
+    )
+    finished.edit("params.yaml", "kind: constant", "kind: noam\n    model_size: 64")
+    finished.edit(
+        "params.yaml", "[loss, accuracy]", "[loss, accuracy, auroc, {kind: top_k, k: 2}, learning_rate]"
+    )
+    finished.edit("params.yaml", "    batches: 1", "    batches: 2\n    leftover: carry")
+    finished.edit(
+        "params.yaml", "save_model:", "  early_stopping: {n_epochs: 1}\n  keep: {last: 1}\nsave_model:"
+    )
+
+    finished.ok("dvc", "repro")
+
+    plots = {path.name for path in (finished.folder / "artifacts/plots").iterdir()}
+    assert plots >= {"Loss.tsv", "Accuracy.tsv", "AUROC_[Macro].tsv", "Learning_Rate.tsv"}
