@@ -1,7 +1,6 @@
 from .batchers import Batch as Batch
 from .batchers import Batcher as Batcher
 from .batchers import NormalizeBatcher as NormalizeBatcher
-from .batchers import move as move
 from .config import Digits as Digits
 from .config import Idx as Idx
 from .config import Npz as Npz

@@ -38,16 +38,3 @@ class NormalizeBatcher:
         inputs = samples.inputs.to(torch.float32, copy=True)
         torch.add(self._offset, inputs, alpha=self._scale, out=inputs)  # one pass
         return Batch(inputs, samples.targets)
-
-
-def move(batch: Any, device: torch.device) -> Any:
-    """*batch* on *device*: tensors, whatever has ``to``, and tuples, lists and dicts of such."""
-    if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(part, device) for part in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(move(part, device) for part in batch)
-    if isinstance(batch, dict):
-        return {name: move(part, device) for name, part in batch.items()}
-    return batch

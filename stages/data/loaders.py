@@ -7,8 +7,9 @@ from typing import Any, Self
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
+from stages.contracts.placement import move
 from stages.contracts.seeds import derived_seed
-from stages.data.batchers import Batcher, move
+from stages.data.batchers import Batcher
 from stages.data.datasets import Dataset
 
 CPU = torch.device("cpu")

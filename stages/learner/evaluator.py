@@ -15,7 +15,7 @@ from stages.learner import defaults
 from stages.learner.builder import AnyMetric
 from stages.learner.checks import check_fed, check_model
 from stages.learner.devices import find_device
-from stages.learner.loop import Loader
+from stages.learner.loop import Loader, on_device
 from stages.learner.meter import Meter, Registered
 from stages.learner.summary import summary_text
 
@@ -91,8 +91,6 @@ class Evaluator:
         tag = _tag(name)
         if not len(loader):
             raise BuilderError(f"eval({name!r}): the loader has no batches")
-        if hasattr(loader, "set_device"):
-            loader.set_device(next(self._model.parameters()).device)
         logger = defaults.evaluation_logger(self._directory / "test" / tag)
         meter = Meter([(each, [logger]) for each in self._metrics], self._renderer, Split.VALID, 1)
         shown = {each.metric.name: each.shown for each in self._metrics}
@@ -101,9 +99,10 @@ class Evaluator:
         )
         progress.latest = meter.latest
         model = self._model.eval()
+        batches = on_device(loader, next(model.parameters()).device)
         try:
             self._renderer.start(progress)
-            for iteration, item in enumerate(map(model.valid_step, loader), start=1):
+            for iteration, item in enumerate(map(model.valid_step, batches), start=1):
                 meter.measure(item, iteration, 0.0)
                 progress.batch, progress.items = iteration, progress.items + item.size
                 self._renderer.step(progress)

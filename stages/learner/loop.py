@@ -6,7 +6,7 @@ optimizer; then the valid split, the history, the checkpoint, retention, and whe
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
 from stages.contracts.outputs import TrainOutput
+from stages.contracts.placement import move
 from stages.contracts.seeds import derived_seed
 from stages.learner.memory import keep_big_blocks
 from stages.learner.meter import Meter
@@ -36,6 +37,14 @@ class Loader(Protocol):
         """The batches."""
 
 
+def on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
+    """The batches of *loader* on *device*: our own loader puts them there, those of another are moved."""
+    if hasattr(loader, "set_device"):
+        loader.set_device(device)
+        return loader
+    return loader if device.type == "cpu" else (move(batch, device) for batch in loader)
+
+
 class Loop:
     """Runs the epochs that are left."""
 
@@ -51,11 +60,8 @@ class Loop:
 
     def run(self, train: Loader, valid: Loader) -> nn.Module:
         """Train on *train* and validate on *valid* after each epoch; the trained model."""
-        for loader in (train, valid):
-            if not len(loader):
-                raise BuilderError("a loader has no batches: both splits need at least one")
-            if hasattr(loader, "set_device"):
-                loader.set_device(self.parts.replicas.devices[0])
+        if not (len(train) and len(valid)):
+            raise BuilderError("a loader has no batches: both splits need at least one")
         keep_big_blocks()
         try:
             self.parts.watchers.renderer.start(self.progress)
@@ -102,7 +108,7 @@ class Loop:
         log.info("Executing validation step for epoch %d", epoch)
         model = self.state.model.eval()
         meter = self._begin(Split.VALID, loader, epoch)
-        for iteration, item in enumerate(map(model.valid_step, loader), start=1):
+        for iteration, item in enumerate(map(model.valid_step, self._batches(loader)), start=1):
             self._measured(meter, item, iteration, 0.0)
         self._end(meter)
 
@@ -123,10 +129,14 @@ class Loop:
         """The training step of each batch; a batch a device at a time."""
         replicas = self.parts.replicas
         if self.state.needs_closure:
-            return map(self._evaluated, loader)
+            return map(self._evaluated, self._batches(loader))
         if len(replicas) == 1:
-            return map(self.state.model.train_step, loader)
-        return (step for batches in rounds(loader, len(replicas)) for step in replicas.train_steps(batches))
+            return map(self.state.model.train_step, self._batches(loader))
+        groups = rounds(self._batches(loader), len(replicas))
+        return (step for batches in groups for step in replicas.train_steps(batches))
+
+    def _batches(self, loader: Loader) -> Iterable[Any]:
+        return on_device(loader, self.parts.replicas.devices[0])
 
     def _evaluated(self, batch: Any) -> TrainOutput[Any]:
         """A training step that can be taken again."""

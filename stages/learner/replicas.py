@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from stages.contracts.outputs import TrainOutput
+from stages.contracts.placement import move
 from stages.models import known_parameters
 
 
@@ -29,8 +30,11 @@ class Replicas:
 
         Launched one after another: on accelerators they run at the same time.
         """
-        steps = [model.train_step(batch) for model, batch in zip(self._models, batches, strict=False)]
         first = self.devices[0]
+        steps = [
+            model.train_step(batch if device == first else move(batch, device))
+            for model, device, batch in zip(self._models, self.devices, batches, strict=False)
+        ]
         return [
             TrainOutput(
                 self._models[0], [None if g is None else g.to(first) for g in step.gradients], step.item
