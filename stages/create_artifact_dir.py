@@ -27,6 +27,7 @@ ENTRIES = {
 UNTRACKED = {
     "experiment.log": "what happened when, for people",
     "telemetry": "metrics of the clock and the machine",
+    "test": "what evaluations measured",
 }
 
 

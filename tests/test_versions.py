@@ -35,7 +35,7 @@ def of_metrics(folder):
     }
 
 
-FOLDERS = ("checkpoint", "learner", "plots", "telemetry", "train", "valid")
+FOLDERS = ("checkpoint", "learner", "plots", "telemetry", "test", "train", "valid")
 STORED = {
     create_artifact_dir: (
         of_layout,
