@@ -1,7 +1,7 @@
 """Checkpoints on disk: for epoch N the files ``model-N``, ``optim-N``, ``scheduler-N`` and ``trainer-N``.
 
-``trainer-N`` is written last and holds the size and hash of the other three: a checkpoint exists
-when, and only when, that file does.
+``trainer-N`` is written last, removed first, and holds the size and hash of the other three: a checkpoint
+exists when, and only when, that file does.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import CheckpointError, RecordError
-from stages.contracts.files import sha256
+from stages.contracts.files import sha256, sync_directory
 from stages.records import FullPrecision, NamedMpkGzFileRecorder, Recorder, Tree
 
 PARTS = ("model", "optim", "scheduler")
@@ -45,7 +45,11 @@ class FileCheckpointer:
         return sorted(int(match[1]) for match in found if match)
 
     def save(self, epoch: int, checkpoint: Checkpoint) -> None:
-        """Write *checkpoint* as that of *epoch*; it exists once this returns, and not before."""
+        """Write *checkpoint* as that of *epoch*; it exists once this returns, and not before.
+
+        One that *epoch* has already ceases to exist when this begins.
+        """
+        self._remove_trainer(epoch)
         files = {}
         for part in PARTS:
             path = self.recorder.record(getattr(checkpoint, part), self.directory / f"{part}-{epoch}")
@@ -70,9 +74,15 @@ class FileCheckpointer:
 
     def delete(self, epoch: int) -> None:
         """Remove the checkpoint of *epoch*: first the file that makes it one."""
-        for part in ("trainer", *PARTS):
-            suffix = _trainer_recorder.suffix if part == "trainer" else self.recorder.suffix
-            (self.directory / f"{part}-{epoch}{suffix}").unlink(missing_ok=True)
+        self._remove_trainer(epoch)
+        for part in PARTS:
+            (self.directory / f"{part}-{epoch}{self.recorder.suffix}").unlink(missing_ok=True)
+
+    def _remove_trainer(self, epoch: int) -> None:
+        path = self.directory / f"trainer-{epoch}{_trainer_recorder.suffix}"
+        if path.exists():
+            path.unlink()
+            sync_directory(self.directory)
 
     def _verify(self, files: Mapping[str, Mapping[str, Any]]) -> None:
         for name, written in files.items():

@@ -1,4 +1,4 @@
-"""Loaders: batches in an order that depends on the seed and the epoch, and on nothing else."""
+"""Loaders: batches that depend on the seed and the epoch, and on nothing else."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,6 +11,7 @@ from stages.contracts.placement import move
 from stages.contracts.seeds import derived_seed
 from stages.data.batchers import Batcher
 from stages.data.datasets import Dataset
+from stages.data.fetching import Fetcher
 
 CPU = torch.device("cpu")
 
@@ -114,21 +115,27 @@ class DataLoader:
         return batches if self.device == CPU else (move(batch, self.device) for batch in batches)
 
     def _from_here(self) -> Iterator[Any]:
-        fetch = getattr(self.dataset, "__getitems__", self._one_by_one)
-        for indices in self.order.batches(self.epoch):
-            yield self.batcher.batch(fetch(indices))
+        fetcher = self._fetcher()
+        for place in enumerate(self.order.batches(self.epoch)):
+            yield fetcher[place]
 
     def _from_workers(self) -> Iterator[Any]:
         """The same batches, made by worker processes; their generator is not torch's global one."""
+        batches = enumerate(self.order.batches(self.epoch))
         return iter(
             TorchDataLoader(
-                self.dataset,  # type: ignore[arg-type]  # a Dataset by structure, not by descent
-                batch_sampler=[indices.tolist() for indices in self.order.batches(self.epoch)],
-                collate_fn=self.batcher.batch,
+                self._fetcher(),  # type: ignore[arg-type]  # a data set of batches, by structure
+                batch_size=None,
+                sampler=[(position, indices.tolist()) for position, indices in batches],
+                collate_fn=_as_it_is,
                 num_workers=self.workers,
                 generator=torch.Generator().manual_seed(derived_seed(self.order.seed or 0, self.epoch)),
             )
         )
 
-    def _one_by_one(self, indices: torch.Tensor) -> list[Any]:
-        return [self.dataset[index] for index in indices.tolist()]
+    def _fetcher(self) -> Fetcher:
+        return Fetcher(self.dataset, self.batcher, self.order.seed or 0, self.epoch)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -15,7 +15,7 @@ from stages.contracts.events import MetricLogger, Renderer
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.learner import defaults
-from stages.learner.checks import check_fed, check_model, check_needs
+from stages.learner.checks import check_fed, check_model, check_name, check_needs, check_optimizer
 from stages.learner.devices import find_device
 from stages.learner.learner import Learner
 from stages.learner.meter import Registered
@@ -73,7 +73,7 @@ class LearnerBuilder:
         self._checkpointer: FileCheckpointer | None = None
         self._retention: Retention | None = None
         self._stopping: EarlyStopping | None = None
-        self._interrupter = Interrupter()
+        self._interrupter: Interrupter | None = None
         self._seed: int | None = None
         self._summary = False
 
@@ -196,6 +196,7 @@ class LearnerBuilder:
 
     def interrupter(self) -> Interrupter:
         """The handle that stops this run after the step it is in, from any thread."""
+        self._interrupter = self._interrupter or Interrupter()
         return self._interrupter
 
     def with_interrupter(self, interrupter: Interrupter) -> Self:
@@ -204,12 +205,18 @@ class LearnerBuilder:
         return self
 
     def checkpoint(self, epoch: int) -> Self:
-        """Go on after *epoch*, from its checkpoint in ``<directory>/checkpoint``."""
+        """Go on after *epoch*, from its checkpoint in ``<directory>/checkpoint``.
+
+        Checkpoints and logs of later epochs are of another run then, and go when the next epoch is done.
+        """
         self._checkpoint = epoch
         return self
 
     def seed(self, seed: int) -> Self:
-        """What the random state of each epoch is derived from. Default: ``torch.initial_seed()``."""
+        """What the random state of each epoch is derived from.
+
+        Default: that of the checkpoint, or else ``torch.initial_seed()`` when the run begins.
+        """
         self._seed = seed
         return self
 
@@ -239,22 +246,25 @@ class LearnerBuilder:
         clipping = self._clipping or getattr(optimizer, "clipping", None)
         if not isinstance(optimizer, torch.optim.Optimizer):
             optimizer = build_optimizer(optimizer, model.parameters())
+        check_optimizer(optimizer, model, batches_a_step=self._accumulation.batches * len(devices))
+        scheduler = as_scheduler(optimizer, lr)
+        check_needs(scheduler, self._metrics)
         parts = Parts(
-            state=State(model, optimizer, as_scheduler(optimizer, lr), clipping),
+            state=State(model, optimizer, scheduler, clipping),
             num_epochs=self._num_epochs,
-            seed=torch.initial_seed() if self._seed is None else self._seed,
+            seed=self._seed,
             replicas=replicas,
             window=Window.of(self._accumulation, len(devices)),
             guard=Guard(self._non_finite, [name for name, _ in model.named_parameters()]),
             watchers=self._watchers(),
-            interrupter=self._interrupter,
+            interrupter=self._interrupter or Interrupter(),
             checkpointer=self._checkpointer,
             retention=self._retention or default_retention(),
             stopping=self._stopping,
         )
         if self._checkpoint is not None:
             parts.restore(self._checkpoint)
-        return Learner(parts, self._application_log(), summary=self._summary)
+        return Learner(parts, self._application_log, summary=self._summary)
 
     def _check(self, model: Any) -> None:
         check_model(model)
@@ -268,16 +278,14 @@ class LearnerBuilder:
             )
 
     def _register(self, split: Split, registered: Registered) -> Self:
-        names = [each.metric.name for each in self._metrics[split]]
-        if registered.metric.name in names:
-            raise BuilderError(f"two metrics of the {split} split are called {registered.metric.name!r}")
+        check_name(registered, self._metrics[split], f"the {split} split")
         self._metrics[split].append(registered)
         return self
 
     def _watchers(self) -> Watchers:
         renderer = self._renderer or defaults.renderer()
         return Watchers(
-            metrics=self._metrics,
+            metrics={split: list(metrics) for split, metrics in self._metrics.items()},
             loggers=self._loggers or defaults.file_loggers(self._directory),
             telemetry=self._loggers or defaults.file_loggers(self._directory / "telemetry"),
             renderer=Renderers([renderer, *self._progress_loggers]) if self._progress_loggers else renderer,

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
+import torch
+
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.learner.meter import Registered
@@ -16,6 +18,33 @@ def check_model(model: Any) -> None:
             f"{type(model).__name__} has no {' and no '.join(missing)}: put a mixin before it, as in "
             "class Net(ClassificationStep, YourModule)"
         )
+
+
+def check_name(registered: Registered, others: Iterable[Registered], where: str) -> None:
+    """No two metrics of one place share a name, and so a log. Raises `BuilderError`."""
+    if registered.metric.name in [each.metric.name for each in others]:
+        raise BuilderError(f"two metrics of {where} are called {registered.metric.name!r}")
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, batches_a_step: int) -> None:
+    """*optimizer* updates this *model*, and in a way that the loop can drive. Raises `BuilderError`."""
+    own = {id(parameter) for parameter in model.parameters()}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = sum(id(parameter) not in own for parameter in held)
+    if foreign:
+        raise BuilderError(
+            f"{foreign} of the {len(held)} parameters of the {type(optimizer).__name__} are not the model's: "
+            "make it with model.parameters() of the model that is trained"
+        )
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return
+    if batches_a_step > 1:
+        raise BuilderError(
+            f"L-BFGS evaluates one batch several times, so it cannot accumulate over {batches_a_step}: "
+            "use one device, no accumulation, and a larger batch"
+        )
+    if hasattr(model, "optimize"):
+        raise BuilderError("a model with a method optimize does its own step, which L-BFGS cannot drive")
 
 
 def check_needs(rule: Any, metrics: Mapping[Split, Iterable[Registered]]) -> None:

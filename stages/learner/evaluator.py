@@ -13,7 +13,7 @@ from stages.contracts.events import Progress, Renderer
 from stages.contracts.history import History, Split
 from stages.learner import defaults
 from stages.learner.builder import AnyMetric
-from stages.learner.checks import check_fed, check_model
+from stages.learner.checks import check_fed, check_model, check_name
 from stages.learner.devices import find_device
 from stages.learner.loop import Loader, on_device
 from stages.learner.meter import Meter, Registered
@@ -36,12 +36,16 @@ class EvaluatorBuilder:
 
     def metrics(self, *metrics: AnyMetric) -> Self:
         """Measure *metrics*, with a row in the summary."""
-        self._metrics += [Registered(metric, numeric=True) for metric in metrics]
-        return self
+        return self._register(metrics, numeric=True)
 
     def metrics_text(self, *metrics: AnyMetric) -> Self:
         """Measure and log *metrics*."""
-        self._metrics += [Registered(metric, numeric=False) for metric in metrics]
+        return self._register(metrics, numeric=False)
+
+    def _register(self, metrics: Sequence[AnyMetric], *, numeric: bool) -> Self:
+        for registered in [Registered(metric, numeric=numeric) for metric in metrics]:
+            check_name(registered, self._metrics, "an evaluation")
+            self._metrics.append(registered)
         return self
 
     def renderer(self, renderer: Renderer) -> Self:
@@ -65,24 +69,29 @@ class EvaluatorBuilder:
         check_fed(model, {Split.TRAIN: [], Split.VALID: self._metrics})
         renderer = self._renderer or defaults.renderer()
         device = find_device(self._device)
-        return Evaluator(self._directory, model.to(device), self._metrics, renderer, summary=self._summary)
+        evaluator = Evaluator(self._directory, model.to(device), list(self._metrics), renderer)
+        evaluator.device, evaluator.summary = device, self._summary
+        return evaluator
 
 
 class Evaluator:
     """Measures a model; changes nothing in it."""
 
     def __init__(
-        self, directory: Path, model: Any, metrics: Sequence[Registered], renderer: Renderer, *, summary: bool
+        self, directory: Path, model: Any, metrics: Sequence[Registered], renderer: Renderer
     ) -> None:
         self._directory = directory
         self._model = model
         self._metrics = metrics
         self._renderer = renderer
-        self._summary = summary
+        self.device = torch.device("cpu")
+        """Where the model is."""
+        self.summary = False
+        """Whether the table is printed after each evaluation."""
         self.tests: dict[str, dict[str, float]] = {}
         """Name to metric to value, of every evaluation so far."""
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def eval(self, name: str, loader: Loader) -> dict[str, float]:
         """Every numeric metric over *loader*, logged under ``test/<name>`` (lower case, spaces as ``-``).
 
@@ -99,7 +108,7 @@ class Evaluator:
         )
         progress.latest = meter.latest
         model = self._model.eval()
-        batches = on_device(loader, next(model.parameters()).device)
+        batches = on_device(loader, self.device)
         try:
             self._renderer.start(progress)
             for iteration, item in enumerate(map(model.valid_step, batches), start=1):
@@ -110,7 +119,7 @@ class Evaluator:
         finally:
             self._renderer.close()
             logger.close()
-        if self._summary:
+        if self.summary:
             sys.stdout.write(summary_text(History(), model, tests={tag: self.tests[tag]}) + "\n")
         return self.tests[tag]
 

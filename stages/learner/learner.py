@@ -1,6 +1,7 @@
 """The learner that a builder made."""
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from torch import nn
@@ -16,7 +17,7 @@ class Learner:
     """A model, an optimizer and a schedule, and everything they are trained with. Burn's `Learner`."""
 
     def __init__(
-        self, parts: Parts, application_log: AbstractContextManager[object], *, summary: bool
+        self, parts: Parts, application_log: Callable[[], AbstractContextManager[object]], *, summary: bool
     ) -> None:
         self._parts = parts
         self._application_log = application_log
@@ -49,7 +50,8 @@ class Learner:
         Raises `BuilderError` where a loader has no batches or a metric cannot measure what a step gives,
         and `NonFiniteError` before a NaN or infinity reaches the weights.
         """
-        with self._application_log:
+        self._check_whole()
+        with self._application_log():
             model = Loop(self._parts).run(train, valid)
         if self._summary:
             sys.stdout.write(summary_text(self.history, model) + "\n")
@@ -59,4 +61,12 @@ class Learner:
         """Write a checkpoint of the epoch that was finished last; 0 before the first."""
         if self._parts.checkpointer is None:
             raise BuilderError("save() needs a checkpointer: call with_file_checkpointer first")
+        self._check_whole()
         self._parts.save()
+
+    def _check_whole(self) -> None:
+        if self._parts.open_epoch is not None:
+            raise BuilderError(
+                f"this learner was stopped in the middle of epoch {self._parts.open_epoch}, and its weights "
+                f"are those of no epoch: build it again with checkpoint({self._parts.state.epoch})"
+            )

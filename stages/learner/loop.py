@@ -7,6 +7,7 @@ optimizer; then the valid split, the history, the checkpoint, retention, and whe
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,10 +19,11 @@ from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
 from stages.contracts.outputs import TrainOutput
 from stages.contracts.placement import move
-from stages.contracts.seeds import derived_seed
+from stages.learner.buffers import Buffers
 from stages.learner.memory import keep_big_blocks
 from stages.learner.meter import Meter
 from stages.learner.parts import Parts
+from stages.learner.randomness import set_epoch, set_random_state
 from stages.learner.replicas import rounds
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ class Loop:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.state = parts.state
+        self._meter = parts.watchers.meter(Split.TRAIN, 0)
+        self._buffers = Buffers(parts.state.model if parts.guard.rule.kind == "skip" else None)
         self.progress = Progress(
             parts.num_epochs,
             first_epoch=parts.state.epoch + 1,
@@ -63,22 +67,34 @@ class Loop:
         if not (len(train) and len(valid)):
             raise BuilderError("a loader has no batches: both splits need at least one")
         keep_big_blocks()
+        parts, first = self.parts, self.state.epoch + 1
         try:
-            self.parts.watchers.renderer.start(self.progress)
-            for epoch in range(self.state.epoch + 1, self.parts.num_epochs + 1):
-                torch.manual_seed(derived_seed(self.parts.seed, epoch))
-                with self.parts.replicas.known_parameters():
-                    trained = self._train(train, epoch)
-                if not trained:
-                    log.info("Training interrupted.")
-                    break
-                self._validate(valid, epoch)
-                if not self._finish(epoch):
-                    break
+            parts.watchers.renderer.start(self.progress)
+            if not self._is_over():
+                for epoch in range(first, parts.num_epochs + 1):
+                    if not self._run_epoch(train, valid, epoch):
+                        break
         finally:
-            self.parts.watchers.close()
+            with suppress(Exception):  # what ended the run is what is told
+                self._meter.drain()
+            parts.watchers.close()
         model: nn.Module = self.state.model
         return model
+
+    def _run_epoch(self, train: Loader, valid: Loader, epoch: int) -> bool:
+        """Train, validate, save; whether the run goes on."""
+        parts = self.parts
+        parts.open_epoch = epoch
+        set_random_state(parts.derived_seed(epoch))
+        parts.replicas.copy_buffers()
+        with parts.replicas.known_parameters():
+            trained = self._train(train, epoch)
+        if not trained:
+            log.info("Training interrupted.")
+            return False
+        self._validate(valid, epoch)
+        parts.open_epoch = None
+        return self._finish(epoch)
 
     def _train(self, loader: Loader, epoch: int) -> bool:
         """One pass with updates; whether it went to its end. What an interrupted one did is not saved."""
@@ -87,22 +103,26 @@ class Loop:
         should_stop = self.parts.interrupter.should_stop
         self.parts.replicas.train()
         meter = self._begin(Split.TRAIN, loader, epoch)
-        for iteration, step in enumerate(self._computed(loader), start=1):
+        iteration = 0
+        for step in self._computed(loader):
+            iteration += 1
             rate = state.scheduler.step()
             if guard.passes(step, epoch, iteration):
                 window.add(step.gradients, step.item.size)
+                self._measured(meter, step.item, iteration, rate)
+            else:
+                self._buffers.put_back()
+            del step  # or its gradients would live on beside those of the next
             if window.full:
-                self._update(window.take(), rate)
-            self._measured(meter, step.item, iteration, rate)
+                self._update(window.take(), rate, iteration)
             if should_stop():
-                meter.finish()
                 return False
         if (left := window.end_epoch()) is not None:
-            self._update(left, rate)
+            self._update(left, rate, iteration)
         self._end(meter)
         return True
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: what a model keeps from here, it may use in training
     def _validate(self, loader: Loader, epoch: int) -> None:
         """One pass without updates. Asked to stop meanwhile, it goes to its end, so that nothing is lost."""
         log.info("Executing validation step for epoch %d", epoch)
@@ -120,10 +140,15 @@ class Loop:
         self.parts.watchers.flush()
         self.parts.watchers.renderer.epoch_end(self.progress, history)
         self.parts.save()
-        reason = self.parts.stopping.reason(history) if self.parts.stopping else None
+        return not (self._is_over() or self.parts.interrupter.should_stop())
+
+    def _is_over(self) -> bool:
+        """Whether the rule to stop early says so, of a run that was resumed too."""
+        rule = self.parts.stopping
+        reason = rule.reason(self.parts.history) if rule and self.state.epoch else None
         if reason:
             log.info("Stopping training loop, %s", reason)
-        return not (reason or self.parts.interrupter.should_stop())
+        return reason is not None
 
     def _computed(self, loader: Loader) -> Iterator[TrainOutput[Any]]:
         """The training step of each batch; a batch a device at a time."""
@@ -131,7 +156,8 @@ class Loop:
         if self.state.needs_closure:
             return map(self._evaluated, self._batches(loader))
         if len(replicas) == 1:
-            return map(self.state.model.train_step, self._batches(loader))
+            compute = self._remembered if self._buffers else self.state.model.train_step
+            return map(compute, self._batches(loader))
         groups = rounds(self._batches(loader), len(replicas))
         return (step for batches in groups for step in replicas.train_steps(batches))
 
@@ -144,17 +170,34 @@ class Loop:
         step: TrainOutput[Any] = self._evaluate()
         return step
 
-    def _update(self, gradients: Any, rate: float) -> None:
+    def _remembered(self, batch: Any) -> TrainOutput[Any]:
+        """A training step whose effect on buffers can be undone."""
+        self._buffers.take()
+        step: TrainOutput[Any] = self.state.model.train_step(batch)
+        return step
+
+    def _update(self, gradients: Any, rate: float, iteration: int) -> None:
         if self.state.needs_closure:
-            self.state.update_by(self._evaluate, rate)
+            self._update_by_evaluation(rate, iteration)
         else:
             self.state.update(gradients, rate)
         self.parts.replicas.synchronize()
 
+    def _update_by_evaluation(self, rate: float, iteration: int) -> None:
+        """An update of L-BFGS; undone where one of its evaluations is not finite."""
+
+        def evaluate() -> TrainOutput[Any]:
+            step: TrainOutput[Any] = self._evaluate()
+            if not self.parts.guard.passes(step, self.progress.epoch, iteration):
+                raise FloatingPointError
+            return step
+
+        with suppress(FloatingPointError):
+            self.state.update_by(evaluate, rate)
+
     def _begin(self, split: Split, loader: Loader, epoch: int) -> Meter:
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(epoch)
-        meter = self.parts.watchers.meter(split, epoch)
+        set_epoch(loader, epoch, self.parts.derived_seed(epoch, split))
+        meter = self._meter = self.parts.watchers.meter(split, epoch)
         progress = self.progress
         progress.split, progress.epoch = split, epoch
         progress.batch, progress.batches, progress.items = 0, len(loader), 0

@@ -2,12 +2,16 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+
+import torch
 
 from stages.checkpoints import FileCheckpointer, Retention
 from stages.contracts.events import MetricLogger, Progress, Renderer, Shown
 from stages.contracts.history import History, Split
 from stages.contracts.interrupter import Interrupter
+from stages.contracts.seeds import derived_seed
 from stages.learner.meter import Meter, Registered
 from stages.learner.replicas import Replicas
 from stages.learner.state import State, history_of
@@ -79,9 +83,10 @@ class Watchers:
 
     def close(self) -> None:
         """Close everything, the renderer first so that the terminal is whole again."""
-        self.renderer.close()
-        for logger in self._loggers():
-            logger.close()
+        with ExitStack() as stack:  # each is closed, whatever the others raise
+            for logger in self._loggers():
+                stack.callback(logger.close)
+            stack.callback(self.renderer.close)
 
     def _loggers(self) -> list[MetricLogger]:
         return [each for kind in (self.loggers, self.telemetry) for split in Split for each in kind[split]]
@@ -93,7 +98,8 @@ class Parts:
 
     state: State
     num_epochs: int
-    seed: int
+    seed: int | None
+    """None until it is asked for, where nobody named one."""
     replicas: Replicas
     window: Window
     guard: Guard
@@ -103,6 +109,8 @@ class Parts:
     retention: Retention
     stopping: EarlyStopping | None
     history: History = field(default_factory=History)
+    open_epoch: int | None = None
+    """The epoch that has begun and is not done; then the weights are those of no checkpoint."""
 
     def restore(self, epoch: int) -> None:
         """Go on from the checkpoint of *epoch*. Raises `CheckpointError` if it is not there or not whole."""
@@ -114,10 +122,27 @@ class Parts:
         self.history = history_of(checkpoint)
         self.window.load_state_dict(checkpoint.trainer["window"])
         self.guard.load_state_dict(checkpoint.trainer["guard"])
+        self._take_seed(checkpoint.trainer["seed"])
         self.replicas.synchronize()
 
+    def _take_seed(self, seed: int) -> None:
+        """Go on with the checkpoint's *seed*, unless the builder was given one."""
+        if self.seed is None:
+            self.seed = seed
+        elif seed != self.seed and self.state.epoch:
+            log.warning("the seed is %d and was %d: the run will not equal an unbroken one", self.seed, seed)
+
+    def derived_seed(self, *path: int | str) -> int:
+        """A seed for what *path* names; of a run without a seed, from torch's own."""
+        if self.seed is None:
+            self.seed = torch.initial_seed()
+        return derived_seed(self.seed, *path)
+
     def save(self) -> None:
-        """Write a checkpoint of the epoch that is done, and remove those that no rule keeps."""
+        """Write a checkpoint of the epoch that is done.
+
+        Those that no rule keeps are removed, and those of later epochs, which are of another run.
+        """
         if self.checkpointer is None:
             return
         log.info("Saving checkpoint %d to %s", self.state.epoch, self.checkpointer.directory)
@@ -125,10 +150,12 @@ class Parts:
             "history": [[v.epoch, v.split.value, v.metric, v.value] for v in self.history],
             "window": self.window.state_dict(),
             "guard": self.guard.state_dict(),
+            "seed": torch.initial_seed() if self.seed is None else self.seed,
         }
         self.checkpointer.save(self.state.epoch, self.state.checkpoint(trainer))
         saved = self.checkpointer.saved()
-        kept = self.retention.keep([epoch for epoch in saved if epoch], self.history)
-        for epoch in sorted(set(saved) - kept - {self.state.epoch}):
+        own = [epoch for epoch in saved if 0 < epoch <= self.state.epoch]
+        kept = self.retention.keep(own, self.history) | {self.state.epoch}
+        for epoch in sorted(set(saved) - kept):
             log.info("Removing checkpoint %d", epoch)
             self.checkpointer.delete(epoch)

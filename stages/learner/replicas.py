@@ -1,6 +1,7 @@
 """The same model on several devices: a batch each, beside each other, and one update for all of them.
 
-A round of N devices computes what an accumulation window of N batches computes.
+A round of N devices computes what an accumulation window of N batches computes. Running statistics are
+those of the first device's batches; the others take them over when an epoch begins.
 """
 
 import copy
@@ -37,9 +38,11 @@ class Replicas:
         ]
         return [
             TrainOutput(
-                self._models[0], [None if g is None else g.to(first) for g in step.gradients], step.item
+                self._models[0],
+                [None if g is None else g.to(first) for g in step.gradients],
+                step.item if device == first else move(step.item, first),
             )
-            for step in steps
+            for step, device in zip(steps, self.devices, strict=False)
         ]
 
     def synchronize(self) -> None:
@@ -56,6 +59,13 @@ class Replicas:
         """Do *change* to the model on every device."""
         for model in self._models:
             change(model)
+
+    def copy_buffers(self) -> None:
+        """Bring every copy to the first model's buffers; between two calls each keeps its own."""
+        with torch.no_grad():
+            for model in self._models[1:]:
+                for copied, buffer in zip(model.buffers(), self._models[0].buffers(), strict=True):
+                    copied.copy_(buffer)
 
     @contextmanager
     def known_parameters(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """What training changes: the model, the optimizer, the scheduler, and how many epochs are done."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,13 +46,26 @@ class State:
             self._stepper.step(gradients, None if self._drives_groups else rate)
 
     def update_by(self, evaluate: Callable[[], TrainOutput[Any]], rate: float) -> None:
-        """One step of an optimizer that calls *evaluate* as often as it likes, as L-BFGS does."""
+        """One step of an optimizer that calls *evaluate* as often as it likes, as L-BFGS does.
+
+        Where one of the calls raises, weights and optimizer are as before.
+        """
+        weights = [parameter.detach().clone() for parameter in self.model.parameters()]
+        with without_dynamo():
+            optimizer = copy.deepcopy(self.optimizer.state_dict())
 
         def closure() -> tuple[Tensor, Sequence[Tensor | None]]:
             step = evaluate()
             return step.item.loss, step.gradients
 
-        self._stepper.step_with_closure(closure, None if self._drives_groups else rate)
+        try:
+            self._stepper.step_with_closure(closure, None if self._drives_groups else rate)
+        except BaseException:
+            with torch.no_grad(), without_dynamo():
+                for parameter, weight in zip(self.model.parameters(), weights, strict=True):
+                    parameter.copy_(weight)
+                self.optimizer.load_state_dict(optimizer)
+            raise
 
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:
         """All that is needed to go on from here, as trees of tensors and numbers; *trainer* is the loop's."""

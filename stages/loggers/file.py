@@ -4,16 +4,20 @@ The form is that of Burn 0.13 to 0.21, with the ``value,final`` line of 0.22 whe
 Names keep everything but spaces, which become ``_``.
 """
 
+import shutil
 from pathlib import Path
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.text import number
 from stages.loggers.lines import LineFile
 from stages.loggers.names import file_name
+from stages.loggers.reading import epoch_folders
 
 
 class FileMetricLogger:
     """Logs one split. A file is begun anew when its epoch begins.
+
+    The folders of later epochs, which an earlier run left, go then.
 
     Lines are kept for up to *flush_seconds*, then written by the call that finds them due.
     """
@@ -56,11 +60,18 @@ class FileMetricLogger:
         for other in self._files:
             if file_name(other, "log") == path.name:
                 raise BuilderError(f"metrics {other!r} and {name!r} would share {path}: rename one of them")
+        if not self._files:
+            self._remove_later_epochs()
         self._files[name] = LineFile(path, "w", self._flush_seconds)
         return self._files[name]
 
     def _folder(self) -> Path:
         return self.directory / f"epoch-{self._epoch}"
+
+    def _remove_later_epochs(self) -> None:
+        for epoch, folder in epoch_folders(self.directory).items():
+            if epoch > self._epoch and folder.is_dir() and not folder.is_symlink():
+                shutil.rmtree(folder)
 
 
 class TestMetricLogger(FileMetricLogger):
@@ -70,3 +81,6 @@ class TestMetricLogger(FileMetricLogger):
 
     def _folder(self) -> Path:
         return self.directory
+
+    def _remove_later_epochs(self) -> None:
+        """Nothing: what is called ``epoch-<n>`` here is not this logger's."""

@@ -25,7 +25,7 @@ def read_history(directory: Path | str) -> History:
     """
     history = History()
     for split in Split:
-        for epoch, folder in sorted(_epochs(Path(directory) / split).items()):
+        for epoch, folder in sorted(epoch_folders(Path(directory) / split).items()):
             for metric, value in _values(folder).items():
                 history.add(Value(epoch, split, metric, value))
     return history
@@ -39,17 +39,20 @@ def read_tests(directory: Path | str) -> dict[str, dict[str, float]]:
     root = Path(directory) / "test"
     if not root.is_dir():
         return {}
-    tags = [path.name for path in root.iterdir() if path.is_dir() and path not in _epochs(root).values()]
+    tags = [
+        path.name for path in root.iterdir() if path.is_dir() and path not in epoch_folders(root).values()
+    ]
     found = {tag: _values(_last_epoch(root / tag)) for tag in sorted(["", *tags])}
     return {tag: values for tag, values in found.items() if values}
 
 
 def count_epochs(directory: Path | str) -> int:
     """The highest ``epoch-<n>`` folder of either split, whatever is in it; 0 where there is none."""
-    return max((epoch for split in Split for epoch in _epochs(Path(directory) / split)), default=0)
+    return max((epoch for split in Split for epoch in epoch_folders(Path(directory) / split)), default=0)
 
 
-def _epochs(directory: Path) -> dict[int, Path]:
+def epoch_folders(directory: Path) -> dict[int, Path]:
+    """What is called ``epoch-<n>`` in *directory*, by n; nothing where there is no such directory."""
     if not directory.is_dir():
         return {}
     found = ((re.fullmatch(r"epoch-(\d+)", path.name), path) for path in directory.iterdir())
@@ -58,7 +61,7 @@ def _epochs(directory: Path) -> dict[int, Path]:
 
 def _last_epoch(folder: Path) -> Path:
     """Where an evaluation's files are: in *folder*, or, from one pre-release of Burn, an epoch in it."""
-    epochs = _epochs(folder)
+    epochs = epoch_folders(folder)
     return epochs[max(epochs)] if epochs else folder
 
 

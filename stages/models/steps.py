@@ -7,7 +7,7 @@ Three lines make a module trainable::
             return F.cross_entropy(logits, targets, label_smoothing=0.1)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +23,7 @@ else:
     Module = object
 
 
-_KNOWN = "_known_parameters"
+_known: dict[int, tuple[Tensor, ...]] = {}
 
 
 class Model(Protocol):
@@ -36,27 +36,34 @@ class Model(Protocol):
         """Forward on one batch, in evaluation mode and without gradients."""
 
 
-def backward(model: "torch.nn.Module", loss: Tensor) -> Sequence[Tensor | None]:
+def backward(model: "torch.nn.Module", loss: Tensor) -> list[Tensor | None]:
     """The gradient of *loss* for each of ``model.parameters()``, in that order.
 
     None for a parameter that is frozen or that the loss does not depend on. Nothing is left in ``.grad``.
     """
-    parameters = model.__dict__.get(_KNOWN) or tuple(model.parameters())
-    if all(parameter.requires_grad for parameter in parameters):
-        return torch.autograd.grad(loss, parameters, allow_unused=True)
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    gradients = iter(torch.autograd.grad(loss, trained, allow_unused=True))
-    return [next(gradients) if parameter.requires_grad else None for parameter in parameters]
+    parameters = _known.get(id(model)) or _without_gradients(model)
+    loss.backward()  # type: ignore[no-untyped-call]
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return gradients
 
 
 @contextmanager
 def known_parameters(model: "torch.nn.Module") -> Iterator[None]:
     """Inside, `backward` does not ask *model* for its parameters at each step: they stay the same ones."""
-    model.__dict__[_KNOWN] = tuple(model.parameters())
+    _known[id(model)] = _without_gradients(model)
     try:
         yield
     finally:
-        del model.__dict__[_KNOWN]
+        del _known[id(model)]
+
+
+def _without_gradients(model: "torch.nn.Module") -> tuple[Tensor, ...]:
+    parameters = tuple(model.parameters())
+    for parameter in parameters:
+        parameter.grad = None
+    return parameters
 
 
 class ClassificationStep(Module):

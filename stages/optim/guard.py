@@ -90,7 +90,8 @@ def _all_finite(loss: Tensor, gradients: Gradients) -> bool:
     A NaN or infinity stays in any sum and any norm, so one number a tensor is enough to look at.
     """
     present = [gradient for gradient in gradients if gradient is not None]
-    return _finite_sums(loss, present) if loss.is_cpu else _finite_norms(loss, present)
+    on_cpu = all(tensor.is_cpu for tensor in (loss, *present[:1]))
+    return _finite_sums(loss, present) if on_cpu else _finite_norms(loss, present)
 
 
 def _finite_sums(loss: Tensor, gradients: list[Tensor]) -> bool:
@@ -99,9 +100,13 @@ def _finite_sums(loss: Tensor, gradients: list[Tensor]) -> bool:
 
 
 def _finite_norms(loss: Tensor, gradients: list[Tensor]) -> bool:
-    """Few kernels, and waits for the device once."""
-    norms = torch._foreach_norm(gradients) if gradients else ()  # noqa: SLF001  one kernel for all
-    return bool(torch.stack([loss.detach(), *norms]).isfinite().all())
+    """Few kernels, and waits for the device once; the loss may be on another one than the gradients."""
+    if not gradients:
+        return bool(loss.detach().isfinite().all())
+    dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+    norms = torch._foreach_norm(dense)  # noqa: SLF001  one kernel for all
+    device = norms[0].device
+    return bool(torch.stack([each.to(device) for each in (loss.detach(), *norms)]).isfinite().all())
 
 
 def _listed(found: list[tuple[str, str]]) -> str:

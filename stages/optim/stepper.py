@@ -42,13 +42,17 @@ class Stepper:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the optimizer again: its groups, its options, its state."""
+        """Look at the optimizer again: its groups, its options, its state.
+
+        State that came back from a record is row-major; it is laid out as its parameter.
+        """
         groups = self.optimizer.param_groups
         for group in groups[len(self._initial) :]:
             self._initial.append(float(group.get("initial_lr", group["lr"])))
         _refuse_zero(self._initial)
         _refuse_gaps(groups)
         self._state, self._groups, self._known = self.optimizer.state, groups, len(groups)
+        _lay_out(self._state)
         self._lanes: list[Lane] | None = None
         if not _is_overridden(self.optimizer):
             self._lanes = lanes_of(self.optimizer, self.parameters)
@@ -56,8 +60,11 @@ class Stepper:
     def step(self, gradients: Gradients, learning_rate: float | None) -> None:
         """Update with *gradients*, one or None for each parameter of the model.
 
-        Without a *learning_rate* the groups keep theirs, as a scheduler of torch has set them.
+        Without a *learning_rate* the groups keep theirs, as a scheduler of torch has set them. Where all of
+        *gradients* are None nothing changes.
         """
+        if all(gradient is None for gradient in gradients):
+            return
         self._prepare(learning_rate)
         gradients = self._ready(gradients)
         if self._lanes is None or _is_hooked(self.optimizer):
@@ -135,6 +142,26 @@ def _is_overridden(optimizer: torch.optim.Optimizer) -> bool:
     """Whether somebody replaced the step of *optimizer*; torch's schedulers only count its calls."""
     step = vars(optimizer).get("step")
     return step is not None and getattr(step, "__wrapped__", None) is not type(optimizer).step
+
+
+def _lay_out(state: Any) -> None:
+    """Give every tensor that has the shape of its parameter the parameter's order in memory.
+
+    The fused kernels walk both in a row, whatever their strides.
+    """
+    for parameter, kept in state.items():
+        for key, value in kept.items():
+            if _is_laid_out_otherwise(value, parameter):
+                kept[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _is_laid_out_otherwise(value: Any, parameter: Tensor) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.layout == parameter.layout == torch.strided
+        and value.shape == parameter.shape
+        and value.stride() != parameter.stride()
+    )
 
 
 def _is_hooked(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,6 +1,7 @@
 """torch's learning rate schedulers, as the loop asks them; and any learning rate as a scheduler."""
 
 import copy
+from numbers import Real
 from typing import Any, Literal
 
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from stages.contracts.errors import BuilderError, CheckpointError
+from stages.contracts.history import Split
 from stages.optim.scheduler import LrScheduler, Scheduler
 
 
@@ -27,6 +29,11 @@ class TorchScheduler:
         self._started = False
         # torch would warn of a batch whose gradients only go into an accumulation window
         scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
+
+    @property
+    def needs(self) -> set[tuple[Split, str]]:
+        """The epoch values that it moves by, as split and metric; empty for all but ``ReduceLROnPlateau``."""
+        return {(Split.VALID, "Loss")} if isinstance(self.scheduler, ReduceLROnPlateau) else set()
 
     def step(self) -> float:
         """The rate of the first group for the next batch; the others' stand in the optimizer."""
@@ -68,7 +75,8 @@ def as_scheduler(optimizer: Optimizer, lr: float | LrScheduler | LRScheduler | N
     """Whatever says the learning rate, as the loop asks it: a number is constant, None the optimizer's own.
 
     A scheduler of torch moves on after each batch, as Burn's do; for each epoch, hand over
-    ``TorchScheduler(scheduler, per="epoch")``. Raises `BuilderError` for one of another optimizer.
+    ``TorchScheduler(scheduler, per="epoch")``. Raises `BuilderError` for one of another optimizer, and for
+    what says no rate.
     """
     if isinstance(lr, LRScheduler):
         lr = TorchScheduler(lr)
@@ -79,7 +87,15 @@ def as_scheduler(optimizer: Optimizer, lr: float | LrScheduler | LRScheduler | N
         )
     if lr is None:
         return Scheduler(float(optimizer.param_groups[0]["lr"]))
-    return Scheduler(float(lr)) if isinstance(lr, int | float) else lr
+    if isinstance(lr, float | Real):
+        return Scheduler(float(lr))
+    if not callable(getattr(lr, "step", None)):
+        raise BuilderError(
+            f"{lr!r} is a {type(lr).__name__}, which says no learning rate: give a number, a scheduler of "
+            "stages.optim or of torch, an object with its methods (step, end_epoch …), or None for the "
+            "optimizer's own rate"
+        )
+    return lr
 
 
 def _is_plain(value: Any) -> bool:

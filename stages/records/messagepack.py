@@ -42,6 +42,11 @@ def encoded(node: Any) -> Iterator[bytes | memoryview]:
     elif isinstance(node, dict):
         yield _packer.pack_map_header(len(node))
         for key, value in node.items():
+            if not isinstance(key, str):
+                raise RecordError(
+                    f"key {key!r} is no text but a {type(key).__name__}, and could not be read back: use "
+                    f"{str(key)!r}"
+                )
             yield _packer.pack(key)
             yield from encoded(value)
     elif isinstance(node, list | tuple):
@@ -74,7 +79,10 @@ def decoded(data: bytes, source: str) -> Any:
 
 def _encoded_tensor(tensor: Tensor) -> Iterator[bytes | memoryview]:
     if tensor.dtype not in _NAMES:
-        raise RecordError(f"a tensor of {tensor.dtype} cannot be recorded")
+        raise RecordError(
+            f"a tensor of {tensor.dtype} cannot be recorded, only of {', '.join(map(str, _NAMES))}: "
+            "convert it, a complex one with torch.view_as_real"
+        )
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     yield _packer.pack_map_header(3)
     yield _packer.pack("bytes")

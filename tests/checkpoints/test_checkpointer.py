@@ -59,3 +59,26 @@ def test_deleting_leaves_the_other_epochs(checkpointer):
 
     assert checkpointer.saved() == [3]
     assert len(list(checkpointer.directory.iterdir())) == 4
+
+
+class FailingRecorder(NamedMpkGzFileRecorder):
+    """Fails at its second record, as a run that is killed there."""
+
+    def record(self, tree, path):
+        if path.name.startswith("optim"):
+            raise OSError("killed")
+        return super().record(tree, path)
+
+
+def test_a_checkpoint_that_is_half_written_over_another_does_not_exist(checkpointer):
+    with pytest.raises(OSError, match="killed"):
+        FileCheckpointer(checkpointer.directory, FailingRecorder()).save(2, CHECKPOINT)
+
+    assert checkpointer.saved() == []
+
+
+def test_a_checkpoint_is_written_over_another(checkpointer):
+    checkpointer.save(2, Checkpoint({"w": torch.zeros(3)}, {}, {}))
+
+    assert checkpointer.saved() == [2]
+    assert torch.equal(checkpointer.restore(2).model["w"], torch.zeros(3))

@@ -1,9 +1,12 @@
-"""Batches in an order that depends on the seed and the epoch, and on nothing else."""
+"""Batches that depend on the seed and the epoch, and on nothing else."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 
-from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
+from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, Samples, TensorDataset
 
 
 class Ordinary:
@@ -14,6 +17,39 @@ class Ordinary:
 
     def __getitem__(self, index):
         return torch.full((2,), float(index)), torch.tensor(index)
+
+
+ROWS = {index: float(index) for index in range(10)}
+
+
+class Rows(Ordinary):
+    """A data set of rows by number, read several at once."""
+
+    def __getitems__(self, indices):
+        return [(torch.full((2,), ROWS[index]), torch.tensor(index)) for index in indices]
+
+
+def noise():
+    """(3,): one number of each generator that a data set may draw from."""
+    return torch.tensor([torch.rand(()).item(), random.gauss(0, 1), np.random.normal()])
+
+
+def noisy(sample):
+    return noise(), sample[1]
+
+
+class NoisyRows(Rows):
+    def __getitems__(self, indices):
+        return [noisy(sample) for sample in super().__getitems__(indices)]
+
+
+class NoisyBatcher:
+    def batch(self, items):
+        return Batch(noise(), Samples.of(items).targets)
+
+
+def global_states():
+    return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
 
 
 IN_MEMORY = TensorDataset(torch.arange(10.0).repeat_interleave(2).reshape(10, 2), torch.arange(10))
@@ -28,7 +64,7 @@ def builder():
     return DataLoaderBuilder(NormalizeBatcher()).batch_size(4)
 
 
-@pytest.mark.parametrize("dataset", [IN_MEMORY, Ordinary()], ids=["in memory", "ordinary"])
+@pytest.mark.parametrize("dataset", [IN_MEMORY, Ordinary(), Rows()], ids=["in memory", "ordinary", "rows"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_change_nothing(dataset, workers):
     alone = builder().shuffle(7).build(dataset)
@@ -38,6 +74,43 @@ def test_workers_change_nothing(dataset, workers):
 
     assert [order(alone, epoch) for epoch in (1, 2)] == [order(helped, epoch) for epoch in (1, 2)]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+NOISY = {
+    "samples": (MapperDataset(Ordinary(), noisy), NormalizeBatcher()),
+    "several samples": (NoisyRows(), NormalizeBatcher()),
+    "batches": (IN_MEMORY, NoisyBatcher()),
+}
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize(("dataset", "batcher"), NOISY.values(), ids=NOISY)
+def test_workers_change_nothing_that_is_drawn_at_random(dataset, batcher, seed):
+    def inputs(epoch, workers):
+        made = DataLoaderBuilder(batcher).batch_size(4).num_workers(workers)
+        loader = (made if seed is None else made.shuffle(seed)).build(dataset)
+        loader.set_epoch(epoch)
+        return [batch.inputs.tolist() for batch in loader]
+
+    before = global_states()
+    first, second = inputs(1, 0), inputs(2, 0)
+    after = global_states()
+
+    assert after == before
+    assert [inputs(2, workers) for workers in (0, 1, 2)] == [second] * 3
+    assert not {str(batch) for batch in first} & {str(batch) for batch in second}
+    assert len({str(batch) for batch in first}) == 3
+
+
+def test_what_a_sample_draws_depends_on_the_seed_the_epoch_and_its_index():
+    """Not on the batch it comes in."""
+
+    def drawn(batch_size):
+        loader = builder().batch_size(batch_size).shuffle(7).build(MapperDataset(Ordinary(), noisy))
+        return {int(i): x.tolist() for batch in loader for x, i in zip(*batch, strict=True)}
+
+    assert drawn(4) == drawn(3)
+    assert len(set(map(str, drawn(4).values()))) == 10
 
 
 def test_an_epoch_has_the_same_order_whatever_came_before():

@@ -3,7 +3,7 @@
 import pytest
 
 from stages.contracts.errors import BuilderError
-from stages.loggers import FileMetricLogger, TestMetricLogger
+from stages.loggers import FileMetricLogger, TestMetricLogger, count_epochs, read_history
 
 
 def test_a_line_a_batch_and_spaces_become_underscores(tmp_path):
@@ -91,6 +91,43 @@ def test_a_resumed_run_leaves_earlier_epochs_alone(tmp_path):
 
     assert (tmp_path / "epoch-1/Loss.log").read_text() == "1,1\n"
     assert (tmp_path / "epoch-2/Loss.log").read_text() == "2,1\n"
+
+
+def test_a_shorter_run_leaves_nothing_of_a_longer_one(tmp_path):
+    for value, epochs in ((1.0, 6), (2.0, 3)):
+        logger = FileMetricLogger(tmp_path / "train")
+        for epoch in range(1, epochs + 1):
+            logger.log(epoch, "Loss", value, 1)
+        logger.close()
+
+    values = {value.epoch: value.value for value in read_history(tmp_path)}
+    assert values == {1: 2.0, 2: 2.0, 3: 2.0}
+    assert count_epochs(tmp_path) == 3
+
+
+def test_only_folders_of_later_epochs_are_removed(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    train = tmp_path / "train"
+    for name in ("epoch-1", "epoch-3", "epoch-4-notes", "my-epoch-4"):
+        (train / name).mkdir(parents=True)
+    (train / "epoch-5").write_text("a file")
+    (train / "epoch-6").symlink_to(elsewhere)
+    logger = FileMetricLogger(train)
+    logger.log(2, "Loss", 1.0, 1)
+    logger.close()
+
+    left = {path.name for path in train.iterdir()}
+    assert left == {"epoch-1", "epoch-2", "epoch-4-notes", "my-epoch-4", "epoch-5", "epoch-6"}
+
+
+def test_a_test_set_removes_no_epochs(tmp_path):
+    (tmp_path / "epoch-9").mkdir()
+    logger = TestMetricLogger(tmp_path)
+    logger.log(1, "Loss", 1.0, 1)
+    logger.close()
+
+    assert (tmp_path / "epoch-9").is_dir()
 
 
 @pytest.mark.parametrize("name", ["../../Loss", "a/b", "a\\b", "..", "a\0b", "a\nb", "a\tb", ""])

@@ -57,3 +57,33 @@ def test_what_is_within_keeps_its_bits(clipping):
     gradient = torch.randn(7, generator=torch.Generator().manual_seed(3))
 
     assert torch.equal(clip([gradient], clipping)[0], gradient)
+
+
+@pytest.mark.parametrize("clipping", [ClipByNorm(max_norm=1.0), ClipByGlobalNorm(max_norm=1.0)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_whose_norm_is_beyond_them_keep_their_direction(clipping, dtype):
+    found = clip([torch.full((10_000,), 60000.0, dtype=dtype), None], clipping)[0]
+
+    assert found.dtype == dtype
+    assert found.double().norm() == pytest.approx(1.0, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "clipping", [ClipByValue(value=2.0), ClipByNorm(max_norm=2.5), ClipByGlobalNorm(max_norm=2.5)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_sparse_gradient_is_clipped_as_the_dense_one_and_stays_sparse(clipping, dtype):
+    """Also where it names an element twice, and where it holds nothing."""
+    full, empty = (
+        torch.sparse_coo_tensor(
+            torch.tensor([places]), torch.tensor(values, dtype=dtype), (4,), check_invariants=True
+        )
+        for places, values in [([0, 2, 0], [1.0, -4.0, 2.0]), ([], [])]
+    )
+
+    found = clip([full, None, empty], clipping)
+
+    assert found[0].is_sparse
+    assert found[2].is_sparse
+    assert torch.equal(found[0].to_dense(), clip([full.to_dense()], clipping)[0])
+    assert torch.equal(found[2].to_dense(), torch.zeros(4, dtype=dtype))

@@ -137,3 +137,40 @@ def test_batches_of_any_sizes_are_one_batch_of_the_joined_size(sizes, seed):
         window.add(gradients(batch), len(batch))
 
     torch.testing.assert_close(window.take()[0], gradients(inputs)[0])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_summed_where_they_have_room(dtype, reduction):
+    window = Window(3, reduction=reduction)
+    for value in (40000.0, 40000.0, -60000.0):
+        window.add([torch.tensor([value], dtype=dtype)], 256)
+        resumed = Window(3, reduction=reduction)
+        resumed.load_state_dict(window.state_dict())
+
+    for each in (window, resumed):
+        total = each.take()[0]
+        exact = 20000.0 / (3 if reduction == "mean" else 1)
+        assert total.dtype == dtype
+        assert total.item() == pytest.approx(exact, rel=1e-2)
+
+
+def test_a_mean_over_no_samples_is_no_update():
+    full, flushed = Window(2), Window(2)
+    for window, batches in ((full, 2), (flushed, 1)):
+        for _ in range(batches):
+            window.add([torch.tensor([0.0]), None], 0)
+
+    assert full.take() == [None, None]
+    assert flushed.end_epoch() is None
+    assert (full.batches, flushed.batches) == (0, 0)
+
+
+def test_a_window_of_whole_floats_may_come_from_an_older_checkpoint():
+    window, resumed = filled(Window(2), (1.0, 3)), Window(2)
+    state = window.state_dict()
+    del state["halves"]
+
+    resumed.load_state_dict(state)
+
+    assert filled(resumed, (5.0, 1)).take()[0].item() == 2.0

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.outputs import RegressionOutput, TrainOutput
@@ -113,3 +114,39 @@ def test_sparse_complex_and_half_gradients_are_looked_at():
     assert not passes(torch.tensor([1j, complex(0, INFINITY)]))
     assert passes(torch.tensor([1j, 1.0]))
     assert passes(half)
+
+
+def test_the_test_of_an_accelerator_takes_sparse_gradients_and_none():
+    sparse, infinite = (
+        torch.sparse_coo_tensor(
+            torch.tensor([[0, 2]]), torch.tensor([1.0, last]), (3,), check_invariants=True
+        )
+        for last in (2.0, INFINITY)
+    )
+
+    assert _finite_norms(torch.tensor(1.0), [sparse])
+    assert not _finite_norms(torch.tensor(1.0), [sparse, infinite])
+    assert _finite_norms(torch.tensor(1.0), [])
+    assert not _finite_norms(torch.tensor(NAN), [])
+
+
+@pytest.mark.parametrize(("loss", "gradient"), [("cuda", "cuda:1"), ("cuda", "cpu"), ("cpu", "cuda")])
+def test_the_loss_may_be_on_another_device_than_the_gradients(loss, gradient):
+    """Fake tensors have a device, and no numbers: what fails is only the look at the number at the end."""
+    with FakeTensorMode():
+        given = torch.ones(3, device=gradient)
+        item = RegressionOutput(torch.ones((), device=loss), given, given)
+
+        with pytest.raises(DataDependentOutputException):
+            Guard(SKIP, ["weight"]).passes(TrainOutput(None, [given], item), 1, 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_a_loss_on_a_cpu_and_gradients_on_an_accelerator_pass():
+    item = step(1.0).item
+
+    def passes(value):
+        return Guard(SKIP, ["weight"]).passes(TrainOutput(None, [torch.tensor([value]).cuda()], item), 1, 1)
+
+    assert passes(1.0)
+    assert not passes(NAN)

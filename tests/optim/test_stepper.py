@@ -10,7 +10,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from stages.contracts.errors import BuilderError
-from stages.optim import Stepper, without_dynamo
+from stages.optim import ClipByGlobalNorm, Stepper, without_dynamo
+from stages.records import NamedMpkGzFileRecorder
 
 SHAPES = [(5, 3), (3,), (2, 2, 2), (4,)]
 OPTIMIZERS = {
@@ -320,3 +321,63 @@ print("torch._dynamo" in sys.modules, weight.tolist())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.startswith("False [-0.1")
+
+
+def convolution(build):
+    """A channels-last convolution of always the same weights, and its stepper."""
+    model = torch.nn.Conv2d(3, 4, 3)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    model = model.to(memory_format=torch.channels_last)
+    return model, Stepper(list(model.parameters()), build(model.parameters()))
+
+
+def take_steps(model, stepper, steps):
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        drawn = [torch.randn(each.shape, generator=generator) for each in model.parameters()]
+        stepper.step(drawn, 0.1)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd with momentum"])
+@pytest.mark.parametrize("told", [True, False], ids=["refreshed", "noticed"])
+def test_a_channels_last_model_goes_on_bit_equal_from_a_record(kind, told, tmp_path):
+    """A record is row-major, and the fused kernels do not look at strides."""
+    unbroken, stepper = convolution(OPTIMIZERS[kind])
+    resumed, other = convolution(OPTIMIZERS[kind])
+    take_steps(unbroken, stepper, range(3))
+    saved = stepper.optimizer.state_dict()
+    state = {str(number): kept for number, kept in saved["state"].items()}
+    tree = {"model": dict(unbroken.state_dict()), "optim": {**saved, "state": state}}
+    NamedMpkGzFileRecorder().record(tree, tmp_path / "run")
+
+    loaded = NamedMpkGzFileRecorder().load(tmp_path / "run")
+    resumed.load_state_dict(loaded["model"])
+    state = {int(number): kept for number, kept in loaded["optim"]["state"].items()}
+    other.optimizer.load_state_dict({**loaded["optim"], "state": state})
+    if told:
+        other.refresh()
+    take_steps(unbroken, stepper, range(3, 6))
+    take_steps(resumed, other, range(3, 6))
+
+    assert_same(list(resumed.parameters()), list(unbroken.parameters()))
+    assert_same(other.optimizer.state_dict()["state"], stepper.optimizer.state_dict()["state"])
+    for parameter, kept in other.optimizer.state.items():
+        assert all(each.stride() == parameter.stride() for each in kept.values() if each.ndim)
+
+
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, *OTHERS])
+def test_no_gradient_at_all_changes_nothing(kind):
+    ours, calls = parameters(), []
+    stepper = Stepper(ours, {**OPTIMIZERS, **OTHERS}[kind](ours), ClipByGlobalNorm(max_norm=1.0))
+    stepper.step(gradients(0), 0.1)
+    stepper.optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    before = copy.deepcopy((ours, stepper.optimizer.state_dict()))
+
+    stepper.step([None] * len(ours), 0.7)
+
+    assert_same(ours, before[0])
+    assert_same(stepper.optimizer.state_dict(), before[1])
+    assert calls == []

@@ -4,11 +4,13 @@ import copy
 import json
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
 
 from stages.contracts.errors import BuilderError, CheckpointError
+from stages.contracts.history import Split
 from stages.optim import Cosine, Scheduler, Stepper, TorchScheduler, as_scheduler
 
 SCHEDULERS = {
@@ -141,3 +143,19 @@ def test_whatever_says_the_rate_becomes_a_scheduler():
     assert as_scheduler(one, torchs).per == "batch"
     with pytest.raises(BuilderError, match="StepLR belongs to another optimizer"):
         as_scheduler(optimizer(), torchs)
+
+
+def test_a_scheduler_says_which_values_it_needs():
+    assert TorchScheduler(plateau(optimizer())).needs == {(Split.VALID, "Loss")}
+    assert TorchScheduler(lr_scheduler.StepLR(optimizer(), 3), "epoch").needs == set()
+
+
+@pytest.mark.parametrize("rate", [np.float32(0.1), np.float64(0.1), np.int64(1)])
+def test_any_real_number_is_a_rate(rate):
+    assert as_scheduler(optimizer(), rate).step() == float(rate)
+
+
+@pytest.mark.parametrize("what", ["0.1", [0.1], 1j, object()])
+def test_what_says_no_rate_is_refused_with_what_does(what):
+    with pytest.raises(BuilderError, match="says no learning rate: give a number, a scheduler"):
+        as_scheduler(optimizer(), what)

@@ -124,3 +124,16 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 def test_an_unknown_recorder_names_those_there_are():
     with pytest.raises(ParamsError, match="'compat'.*default, compact.*Did you mean 'compact'"):
         named("compat")
+
+
+@pytest.mark.parametrize("key", [0, None, b"a"])
+def test_a_key_that_is_no_text_is_not_written(key, tmp_path):
+    with pytest.raises(RecordError, match=f"key {key!r} is no text"):
+        NamedMpkGzFileRecorder().record({"a": [{key: 1}]}, tmp_path / "item")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tensor_of_no_dtype_of_burns_is_refused_with_those_that_are(tmp_path):
+    with pytest.raises(RecordError, match=r"complex64 cannot be recorded, only of torch.float64, .*bool"):
+        NamedMpkGzFileRecorder().record({"a": torch.zeros(2, dtype=torch.complex64)}, tmp_path / "item")

@@ -1,0 +1,244 @@
+"""What goes wrong in a training, and what may not come of it."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from stages.contracts.errors import BuilderError
+from stages.contracts.history import Split
+from stages.contracts.interrupter import Interrupter
+from stages.learner import EvaluatorBuilder, LearnerBuilder, MetricEarlyStopping
+from stages.loggers import read_history
+from stages.metrics import AccuracyMetric, LossMetric
+from stages.models import ClassificationStep
+from stages.optim import Adam, Lbfgs, NonFinite, NonFiniteError
+from stages.records import DefaultRecorder
+from stages.renderers import NoRenderer
+
+
+class Normed(ClassificationStep, nn.Sequential):
+    """With running statistics."""
+
+
+def normed():
+    torch.manual_seed(3)
+    return Normed(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def state(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def equal(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def epochs_of(directory):
+    return sorted(
+        int(path.name.split("-")[1].split(".")[0]) for path in directory.glob("checkpoint/trainer-*")
+    )
+
+
+class Stopping(NoRenderer):
+    """Asks to stop in the second batch of the second epoch."""
+
+    def step(self, progress):
+        if (progress.epoch, progress.batch) == (2, 2):
+            progress.interrupter.stop()
+
+
+def test_a_shorter_run_in_the_same_directory_leaves_nothing_of_the_longer_one(train, tmp_path):
+    train(tmp_path, epochs=6)
+    train(tmp_path, epochs=3)
+
+    assert max(epochs_of(tmp_path)) == 3
+    assert read_history(tmp_path).epochs == 3
+
+
+def test_without_a_named_seed_a_resumed_run_goes_on_with_the_first_ones(tiny, tmp_path):
+    net, loaders = tiny
+
+    def run(name, epochs, resumed=None):
+        builder = LearnerBuilder(tmp_path / name).num_epochs(epochs).renderer(NoRenderer())
+        builder.metrics(LossMetric()).with_file_checkpointer(DefaultRecorder())
+        if resumed:
+            builder.checkpoint(resumed)
+        model = net()
+        torch.manual_seed(77 if resumed is None else 5)
+        return builder.build(model, Adam(), 0.05).fit(*loaders())
+
+    unbroken = run("unbroken", 4)
+    run("broken", 2)
+
+    assert equal(state(unbroken), state(run("broken", 4, resumed=2)))
+
+
+def test_recomputing_leaves_running_statistics_as_they_were(start, tiny, tmp_path):
+    _, loaders = tiny
+    kept, recomputed = normed(), normed()
+
+    start(tmp_path / "a").build(kept, Adam(), 0.05).fit(*loaders())
+    start(tmp_path / "b").gradient_checkpointing().build(recomputed, Adam(), 0.05).fit(*loaders())
+
+    assert equal(state(kept), state(recomputed))
+
+
+def test_a_skipped_batch_changes_nothing_not_even_running_statistics(start, tiny, tmp_path):
+    _, loaders = tiny
+    train, valid = loaders()
+    train.dataset.inputs[7] = math.nan
+
+    learner = start(tmp_path, 2).non_finite(NonFinite(kind="skip")).build(normed(), Adam(), 0.05)
+    learner.fit(train, valid)
+
+    assert all(tensor.isfinite().all() for tensor in learner.model.state_dict().values())
+    assert math.isfinite(learner.history.series(Split.TRAIN, "Loss")[2])
+
+
+def test_half_an_epoch_is_neither_saved_nor_gone_on_from(start, tiny, tmp_path):
+    net, loaders = tiny
+    learner = (
+        start(tmp_path, 3).renderer(Stopping()).with_interrupter(Interrupter()).build(net(), Adam(), 0.05)
+    )
+    learner.fit(*loaders())
+
+    for go_on in (learner.save, lambda: learner.fit(*loaders())):
+        with pytest.raises(BuilderError, match=r"stopped in the middle of epoch 2.*checkpoint\(1\)"):
+            go_on()
+
+
+def test_a_run_that_had_stopped_early_does_not_go_on_when_it_is_resumed(train, tmp_path):
+    def change(builder):
+        return builder.early_stopping(MetricEarlyStopping(n_epochs=1, min_delta=9.0))
+
+    stopped = train(tmp_path, epochs=9, change=change)
+    resumed = train(tmp_path, epochs=9, checkpoint=stopped.epoch, change=change)
+
+    assert resumed.epoch == stopped.epoch < 9
+
+
+def test_what_a_model_keeps_from_validation_it_may_use_in_training(start, tiny, tmp_path):
+    class Caching(Normed):
+        scale = None
+
+        def forward(self, inputs):
+            if self.scale is None or len(self.scale) < len(inputs):
+                self.scale = torch.ones(len(inputs), 1)
+            return super().forward(inputs) * self.scale[: len(inputs)]
+
+    model = Caching(*normed())
+    train, _ = tiny[1](batch_size=4)
+    _, valid = tiny[1](batch_size=11)
+
+    start(tmp_path, 2).build(model, Adam(), 0.05).fit(train, valid)
+
+
+def test_layers_under_reentrant_checkpointing_are_trained(start, tiny, tmp_path):
+    class Reentrant(Normed):
+        def forward(self, inputs):
+            hidden = checkpoint(self[0], inputs.requires_grad_(), use_reentrant=True)
+            return self[3](self[2](hidden))
+
+    model = Reentrant(*normed())
+    before = state(model)
+
+    start(tmp_path, 1).build(model, Adam(), 0.05).fit(*tiny[1]())
+
+    assert not torch.equal(before["0.weight"], model[0].weight)
+
+
+def test_every_batch_before_the_one_that_ended_the_run_is_in_the_log(start, tiny, tmp_path):
+    net, loaders = tiny
+    train, valid = loaders()
+    train.set_epoch(1)
+    last = list(train.order.batches(1))[-1]
+    train.dataset.inputs[last[0]] = math.nan
+
+    with pytest.raises(NonFiniteError):
+        start(tmp_path).build(net(), Adam(), 0.05).fit(train, valid)
+
+    assert len((tmp_path / "train/epoch-1/Loss.log").read_text().splitlines()) == len(train) - 1
+
+
+def test_lbfgs_leaves_the_weights_alone_where_an_evaluation_is_not_finite(start, tiny, tmp_path):
+    class Breaking(Normed):
+        calls = 0
+
+        def loss(self, logits, targets):
+            self.calls += 1
+            return super().loss(logits, targets) * (math.nan if self.calls == 3 else 1.0)
+
+    model = Breaking(*normed())
+    before = copy.deepcopy(list(model.parameters()))
+
+    with pytest.raises(NonFiniteError):
+        start(tmp_path).build(model, Lbfgs(kind="lbfgs"), 0.1).fit(*tiny[1]())
+
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_torch_loaders_with_generators_of_their_own_resume_exactly(start, tiny, tmp_path):
+    net, _ = tiny
+    samples = [(torch.full((4,), float(i % 5)), torch.tensor(i % 3)) for i in range(20)]
+
+    def run(name, epochs, resumed=None):
+        generator = torch.Generator().manual_seed(1)
+        loader = torch.utils.data.DataLoader(samples, batch_size=4, shuffle=True, generator=generator)
+        builder = start(tmp_path / name, epochs)
+        model = net()
+        learner = (builder.checkpoint(resumed) if resumed else builder).build(model, Adam(), 0.05)
+        return learner.fit(loader, loader)
+
+    unbroken = run("unbroken", 3)
+    run("broken", 1)
+
+    assert equal(state(unbroken), state(run("broken", 3, resumed=1)))
+
+
+def test_a_builder_may_be_used_again(start, tiny, tmp_path):
+    net, loaders = tiny
+    builder = start(tmp_path, 1)
+    first = builder.build(net(), Adam(), 0.05)
+    builder.metric_train_numeric(Renamed())
+    second = builder.build(net(), Adam(), 0.05)
+
+    first.fit(*loaders())
+
+    assert first.history.metrics() == ["Accuracy", "Loss"]
+    assert not second.interrupted
+
+
+class Renamed(LossMetric):
+    name = "Other"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda b, m: b.build(m, torch.optim.Adam(normed().parameters())),
+            "6 of the 6 parameters .* not the model's",
+        ),
+        (lambda b, m: b.grads_accumulation(4).build(m, Lbfgs(kind="lbfgs")), "cannot accumulate over 4"),
+        (lambda b, m: b.devices(["cpu", "cpu"]).build(m, Lbfgs(kind="lbfgs")), "cannot accumulate over 2"),
+        (
+            lambda b, m: b.build(m, sgd := torch.optim.SGD(m.parameters()), plateau(sgd)),
+            "decides by the valid 'Loss'",
+        ),
+        (
+            lambda b, m: EvaluatorBuilder("x").metrics(AccuracyMetric()).metrics_text(AccuracyMetric()),
+            "two metrics",
+        ),
+    ],
+)
+def test_what_would_train_wrongly_is_refused_at_build(tmp_path, make, words):
+    with pytest.raises(BuilderError, match=words):
+        make(LearnerBuilder(tmp_path).devices(["cpu"]), normed())
+
+
+def plateau(optimizer):
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
