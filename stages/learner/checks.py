@@ -59,8 +59,8 @@ def check_needs(rule: Any, metrics: Mapping[Split, Iterable[Registered]]) -> Non
         there = ", ".join(f"{split} {name}" for split, name in sorted(known)) or "none"
         raise BuilderError(
             f"{type(rule).__name__} decides by the {split} {metric!r}, which is not registered as a number; "
-            f"there: {there}. Register it (metric_{split}_numeric, or fit.metrics in params.yaml), or decide by "
-            "another (fit.keep and fit.early_stopping there)"
+            f"there: {there}. Register it (metric_{split}_numeric, or fit.metrics in params.yaml), or decide "
+            "by another (fit.keep and fit.early_stopping there)"
         )
 
 
