@@ -11,7 +11,7 @@ from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Direction, History, Split, Value
 from stages.contracts.outputs import TrainOutput
-from stages.optim import Clipping, LrScheduler, Stepper, without_dynamo
+from stages.optim import Clipping, LrScheduler, Stepper, clip, without_dynamo
 from stages.records import FullPrecision, NamedMpkGzFileRecorder, Recorder
 
 
@@ -41,7 +41,9 @@ class State:
         A model with a method ``optimize(optimizer, gradients, learning_rate)`` does it itself, as in Burn.
         """
         if hasattr(self.model, "optimize"):
-            self.model.optimize(self.optimizer, gradients, rate)
+            clipping = self._stepper.clipping
+            clipped = clip(gradients, clipping) if clipping else gradients
+            self.model.optimize(self.optimizer, clipped, rate)
         else:
             self._stepper.step(gradients, None if self._drives_groups else rate)
 

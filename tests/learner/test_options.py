@@ -14,7 +14,7 @@ from stages.contracts.interrupter import Interrupter
 from stages.learner import LearnerBuilder, MetricEarlyStopping
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import MlpRegressor
-from stages.optim import Adam, Sgd
+from stages.optim import Adam, ClipByValue, Sgd
 from stages.renderers import NoRenderer
 
 
@@ -124,6 +124,17 @@ def test_a_model_may_do_the_optimizer_step_itself(start, tiny, tmp_path):
 
     assert rates == [("SGD", 4, 0.5)] * 4
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), net().parameters(), strict=True))
+
+
+def test_a_model_that_does_the_step_itself_gets_clipped_gradients(start, tiny, tmp_path):
+    net, loaders = tiny
+    largest = []
+    model = net()
+    model.optimize = lambda optimizer, gradients, rate: largest.append(max(g.abs().max() for g in gradients))
+
+    start(tmp_path, 1).build(model, Sgd(kind="sgd", clipping=ClipByValue(value=1e-3)), 0.5).fit(*loaders())
+
+    assert max(largest) <= 1e-3
 
 
 def test_metrics_registers_for_both_splits_and_text_metrics_have_no_curve(tiny, tmp_path):
