@@ -1,161 +1,223 @@
-"""Recorders: how a tree of state becomes one file.
+"""Recorders: how a tree of state becomes one file, and a file a tree again. Burn's `Recorder`."""
 
-The container is the one of Burn 0.12 to 0.21 (``metadata``, ``item``, ``_b``); what stands under
-``item`` is named as in PyTorch.
-"""
-
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from isal import igzip, isal_zlib
 from torch import Tensor
 
-from stages.contracts.errors import ParamsError, RecordError, closest
-from stages.contracts.files import written_whole
-from stages.records.messagepack import decoded, encoded
-
-TYPE_NAME = "burn_core::record::file::NamedMpkGzFileRecorder<burn_core::record::settings::{}>"
-
-Tree = Any
-"""Dicts with text keys, lists, numbers, text, bytes, None and tensors, nested."""
-
-
-@dataclass(frozen=True)
-class Precision:
-    """How many bits a floating point number keeps in a file. Burn's `PrecisionSettings`."""
-
-    settings: str
-    float_type: str
-    int_type: str
-    convert: Callable[[Tensor], Tensor]
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _halved(tensor: Tensor) -> Tensor:
-    return tensor.half() if tensor.is_floating_point() else tensor
-
-
-FullPrecision = Precision("FullPrecisionSettings", "f32", "i32", _as_it_is)
-"""Every tensor as it is: what is loaded equals what was recorded, bit for bit."""
-
-HalfPrecision = Precision("HalfPrecisionSettings", "half::binary16::f16", "i16", _halved)
-"""Floating point as float16: half the size, for inference."""
+from stages.records import formats
+from stages.records.config import RecorderConfig
+from stages.records.flat.dotted import nested
+from stages.records.formats import FORMATS, Format
+from stages.records.named.container import metadata_of
+from stages.records.precision import DoublePrecision, FullPrecision, HalfPrecision, Precision
+from stages.records.source import PlainSource
+from stages.records.tensors import raw, tensor
+from stages.records.tree import Map, RawTensor, Record, Some, Tree, Variant
 
 
 class Recorder(Protocol):
     """Turns a tree into a file and back."""
 
-    suffix: str
     precision: Precision
+
+    @property
+    def suffix(self) -> str:
+        """What the names of its files end in."""
+
+    @property
+    def has_names(self) -> bool:
+        """Whether it can load with no example."""
 
     def record(self, item: Tree, path: Path) -> Path:
         """Write *item* to *path* with the suffix added; the name of the file."""
 
-    def load(self, path: Path) -> Tree:
-        """The tree that was recorded at *path*, with or without the suffix."""
+    def load(self, path: Path, like: Tree = None) -> Tree:
+        """The tree that was recorded at *path*, with or without the suffix.
+
+        A format without names (bincode) needs *like*, a tree of the same structure.
+        """
 
 
-class NamedMpkGzFileRecorder:
-    """MessagePack with names, gzipped. The same tree is the same bytes: no time, no name in the header."""
+class FileRecorder:
+    """One of the formats with one of the precisions. The same tree is the same bytes.
 
-    suffix = ".mpk.gz"
+    Precision is how floats and integers are written; any recorder reads any precision.
+    """
 
-    def __init__(self, precision: Precision = FullPrecision) -> None:
+    form: Format
+
+    def __init__(
+        self, precision: Precision = FullPrecision, *, compression: int = 1, threads: int | None = None
+    ) -> None:
+        """*compression* is 1, or 0 to store (gzipped formats); *threads* changes no byte."""
         self.precision = precision
+        self._compression = compression
+        self._threads = threads
+
+    @property
+    def suffix(self) -> str:
+        """What the names of its files end in."""
+        return self.form.suffix
+
+    @property
+    def has_names(self) -> bool:
+        """Whether it can load with no example."""
+        return self.form.has_names
 
     def record(self, item: Tree, path: Path) -> Path:
         """Write *item* to *path* with the suffix added, whole or not at all; the name of the file."""
-        target = self._named(path)
-        container = {
-            "metadata": {
-                "float": self.precision.float_type,
-                "int": self.precision.int_type,
-                "format": TYPE_NAME.format(self.precision.settings),
-                "version": "0.21.0",
-                "settings": self.precision.settings,
-            },
-            "item": _converted(item, self.precision.convert),
-            "_b": [],
-        }
-        with (
-            written_whole(target) as file,
-            igzip.IGzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,
-        ):
-            for piece in encoded(container):
-                packed.write(piece)
+        target = self.named(path)
+        metadata = metadata_of(self.form.type_name, self.precision)
+        formats.write(
+            Record(_written(item, self.precision), metadata),
+            target,
+            self.form,
+            compression=self._compression,
+            threads=self._threads,
+        )
         return target
 
-    def load(self, path: Path) -> Tree:
+    def load(self, path: Path, like: Tree = None) -> Tree:
         """The tree at *path*, with or without the suffix. Raises `RecordError` for anything else."""
-        source = self._named(path)
-        if not source.is_file():
-            raise RecordError(f"there is no record {source}")
-        container = decoded(_unzipped(source), str(source))
-        if not isinstance(container, dict) or not {"metadata", "item"} <= container.keys():
-            raise RecordError(f"{source} holds MessagePack, but no record (no 'metadata' and 'item')")
-        return container["item"]
+        return with_torch(formats.read(self.named(path), self.form, like=like).item)
 
-    def _named(self, path: Path) -> Path:
-        if path.name.endswith(self.suffix):
-            return path
-        return path.with_name(path.name + self.suffix)
+    def named(self, path: Path) -> Path:
+        """*path* with the suffix."""
+        return path if path.name.endswith(self.suffix) else path.with_name(path.name + self.suffix)
 
 
-def DefaultRecorder() -> NamedMpkGzFileRecorder:  # noqa: N802  Burn's name
-    """Burn's: everything is kept."""
+class NamedMpkFileRecorder(FileRecorder):
+    """MessagePack with names: ``.mpk``."""
+
+    form = FORMATS["named_mpk"]
+
+
+class NamedMpkGzFileRecorder(FileRecorder):
+    """MessagePack with names, gzipped: ``.mpk.gz``. Burn's default."""
+
+    form = FORMATS["named_mpk_gz"]
+
+
+class BinFileRecorder(FileRecorder):
+    """Bincode, which has no names: ``.bin``."""
+
+    form = FORMATS["bin"]
+
+
+class BinGzFileRecorder(FileRecorder):
+    """Bincode, gzipped: ``.bin.gz``."""
+
+    form = FORMATS["bin_gz"]
+
+
+class PrettyJsonFileRecorder(FileRecorder):
+    """JSON to look at: ``.json``."""
+
+    form = FORMATS["pretty_json"]
+
+
+class JsonGzFileRecorder(FileRecorder):
+    """JSON, gzipped: ``.json.gz``."""
+
+    form = FORMATS["json_gz"]
+
+
+class BurnpackRecorder(FileRecorder):
+    """Burn's own format since 0.19: ``.bpk``."""
+
+    form = FORMATS["burnpack"]
+
+
+class SafetensorsRecorder(FileRecorder):
+    """Safetensors, with the rest of the tree in its header: ``.safetensors``."""
+
+    form = FORMATS["safetensors"]
+
+
+class BytesRecorder:
+    """In memory. Burn's `NamedMpkBytesRecorder` and `BinBytesRecorder`."""
+
+    def __init__(self, form: Format, precision: Precision = FullPrecision) -> None:
+        self.precision = precision
+        self._form = form
+
+    def record(self, item: Tree) -> bytes:
+        """*item* as bytes."""
+        metadata = metadata_of(self._form.type_name, self.precision)
+        return b"".join(self._form.encoded(Record(_written(item, self.precision), metadata)))
+
+    def load(self, data: bytes, like: Tree = None) -> Tree:
+        """The tree in *data*. Raises `RecordError` for anything else."""
+        source = PlainSource.of_bytes(data)
+        record = self._form.decoded(source, like, True)  # noqa: FBT003  the format's
+        source.finish()
+        return with_torch(record.item)
+
+
+def NamedMpkBytesRecorder(precision: Precision = FullPrecision) -> BytesRecorder:  # noqa: N802  Burn's name
+    """MessagePack with names, in memory."""
+    return BytesRecorder(FORMATS["named_mpk"], precision)
+
+
+def BinBytesRecorder(precision: Precision = FullPrecision) -> BytesRecorder:  # noqa: N802  Burn's name
+    """Bincode, in memory."""
+    return BytesRecorder(FORMATS["bin"], precision)
+
+
+RECORDERS: dict[str, type[FileRecorder]] = {kind.form.name: kind for kind in FileRecorder.__subclasses__()}
+PRECISIONS = {"full": FullPrecision, "half": HalfPrecision, "double": DoublePrecision}
+
+
+def DefaultRecorder() -> FileRecorder:  # noqa: N802  Burn's name
+    """Burn's: ``.mpk.gz`` in full precision."""
     return NamedMpkGzFileRecorder(FullPrecision)
 
 
-def CompactRecorder() -> NamedMpkGzFileRecorder:  # noqa: N802  Burn's name
-    """Burn's: floats of 16 bits."""
+def CompactRecorder() -> FileRecorder:  # noqa: N802  Burn's name
+    """Burn's: ``.mpk.gz`` with floats of 16 bits."""
     return NamedMpkGzFileRecorder(HalfPrecision)
 
 
-RECORDERS: dict[str, Callable[[], Recorder]] = {
-    "default": DefaultRecorder,
-    "compact": CompactRecorder,
-}
+def recorder_of(config: RecorderConfig) -> FileRecorder:
+    """The recorder that *config* means."""
+    return RECORDERS[config.format_name](PRECISIONS[config.precision_name], compression=config.compression)
 
 
-def named(name: str) -> Recorder:
-    """The recorder that params call *name*: Burn's ``default`` (full precision) or ``compact`` (half)."""
-    if name not in RECORDERS:
-        raise ParamsError(
-            f"no recorder is called {name!r}: {', '.join(RECORDERS)}.{closest(name, RECORDERS)}"
-        )
-    return RECORDERS[name]()
+def read_item(path: Path, like: Tree = None) -> Tree:
+    """The item of the record at *path*, in the format that its suffix says, with torch's tensors."""
+    return with_torch(formats.read(path, like=like).item)
 
 
-def _converted(node: Tree, convert: Callable[[Tensor], Tensor]) -> Tree:
-    if isinstance(node, Tensor):
-        return convert(node)
+def write_state_dict(state: Mapping[str, Tensor], path: Path) -> None:
+    """*state* as a safetensors file under its own names, for ``safetensors.torch.load_file``."""
+    item = nested({name: raw(each) for name, each in state.items()}, "the state_dict")
+    formats.write(Record(item, None, {"format": "pt"}), path, FORMATS["safetensors"])
+
+
+def with_torch(item: Tree) -> Tree:
+    """*item* with torch's tensors in the place of raw ones, over the same memory."""
+    return _mapped(item, lambda leaf: tensor(leaf) if isinstance(leaf, RawTensor) else leaf)
+
+
+def _written(item: Tree, precision: Precision) -> Tree:
+    def leaf(node: Tree) -> Tree:
+        node = raw(node) if isinstance(node, Tensor) else node
+        return precision.convert(node) if isinstance(node, RawTensor) else node
+
+    return _mapped(item, leaf)
+
+
+def _mapped(node: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    """*node* with its leaves changed; what bincode needs to know stays."""
+    if isinstance(node, Some):
+        return Some(_mapped(node.value, change))
+    if isinstance(node, Variant):
+        return Variant(node.name, node.index, _mapped(node.value, change))
     if isinstance(node, dict):
-        return {key: _converted(value, convert) for key, value in node.items()}
+        kind = Map if isinstance(node, Map) else dict
+        return kind((key, _mapped(value, change)) for key, value in node.items())
     if isinstance(node, list | tuple):
-        return [_converted(value, convert) for value in node]
-    return node
-
-
-def _unzipped(path: Path) -> bytes:
-    """The content of a file that is one gzip member and nothing else."""
-    content = path.read_bytes()
-    if content[:2] != b"\x1f\x8b":
-        raise RecordError(f"{path} is no gzip file: it begins {content[:2]!r}")
-    stream = isal_zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-    try:
-        data: bytes = stream.decompress(content)
-    except isal_zlib.error as error:  # type: ignore[misc]  # isal's stub does not say that it is one
-        raise RecordError(f"{path} is altered: {error}") from error
-    if not stream.eof:
-        raise RecordError(f"{path} is cut short: its gzip stream does not end")
-    if stream.unused_data:
-        raise RecordError(
-            f"{path} goes on for {len(stream.unused_data)} bytes after its gzip stream has ended"
-        )
-    return data
+        return type(node)(_mapped(value, change) for value in node)
+    return change(node)

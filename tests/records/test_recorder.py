@@ -1,22 +1,54 @@
-"""State as files."""
+"""State as files: every recorder, precision and dtype, and any file into any module."""
 
-import gzip
-
-import msgpack
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import nn
 
-from stages.contracts.errors import ParamsError, RecordError
-from stages.contracts.files import written_whole
-from stages.records import HalfPrecision, NamedMpkGzFileRecorder, named
-from stages.records.messagepack import DTYPES
+from stages.contracts.errors import RecordError
+from stages.records import (
+    AsItIs,
+    BinBytesRecorder,
+    CompactRecorder,
+    DefaultRecorder,
+    DoublePrecision,
+    FullPrecision,
+    HalfPrecision,
+    NamedMpkBytesRecorder,
+    NamedMpkGzFileRecorder,
+    RecorderConfig,
+    beside,
+    from_plain,
+    load_into,
+    read_item,
+    record_of,
+    recorder_of,
+    skeleton_of,
+    to_plain,
+    write_state_dict,
+)
+from stages.records.recorder import PRECISIONS, RECORDERS
+from stages.records.tensors import DTYPES
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text()
 )
-trees = st.recursive(scalars, lambda each: st.lists(each) | st.dictionaries(st.text(), each))
+keys = st.text().filter(lambda key: ".." not in key and "\0" not in key)
+trees = st.recursive(scalars, lambda each: st.lists(each) | st.dictionaries(keys, each))
+FLOATS = {"full": torch.float32, "half": torch.float16, "double": torch.float64}
+INTEGERS = {"full": torch.int32, "half": torch.int16, "double": torch.int64}
+MODULES = {
+    "linear": lambda: nn.Linear(3, 2),
+    "conv": lambda: nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.BatchNorm2d(2), nn.Dropout(0.1)),
+    "norms": lambda: nn.ModuleDict({"a": nn.LayerNorm(4), "b": nn.GroupNorm(2, 4, affine=False)}),
+    "embedding": lambda: nn.Embedding(5, 3),
+    "lstm": lambda: nn.LSTM(3, 4, batch_first=True),
+    "gru": lambda: nn.GRU(3, 4),
+    "attention": lambda: nn.MultiheadAttention(4, 2),
+    "encoder": lambda: nn.TransformerEncoderLayer(4, 2, 8),
+}
 
 
 @settings(max_examples=50)
@@ -34,7 +66,7 @@ def test_every_tree_comes_back(tree, tmp_path_factory):
 def test_every_tensor_comes_back_bit_for_bit(dtype, shape, tmp_path):
     tensor = torch.randint(0, 2, shape).to(dtype)
 
-    NamedMpkGzFileRecorder().record({"t": tensor}, tmp_path / "item")
+    NamedMpkGzFileRecorder(AsItIs).record({"t": tensor}, tmp_path / "item")
     back = NamedMpkGzFileRecorder().load(tmp_path / "item.mpk.gz")["t"]
 
     assert back.dtype == dtype
@@ -42,12 +74,61 @@ def test_every_tensor_comes_back_bit_for_bit(dtype, shape, tmp_path):
     assert torch.equal(back, tensor)
 
 
-def test_a_tensor_that_is_a_view_is_written_row_major(tmp_path):
-    tensor = torch.arange(6.0).reshape(2, 3).T
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", RECORDERS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_every_recorder_writes_its_precision_and_reads_it_back(kind, precision, dtype, tmp_path):
+    tensor = torch.randint(0, 2, (2, 3)).to(dtype)
+    item = {"weight": tensor, "list": [tensor, tensor]}
+    recorder = RECORDERS[kind](PRECISIONS[precision])
 
-    NamedMpkGzFileRecorder().record(tensor, tmp_path / "item")
+    path = recorder.record(item, tmp_path / "item")
+    back = recorder.load(path, from_plain(to_plain(item), "the example"))
 
-    assert torch.equal(NamedMpkGzFileRecorder().load(tmp_path / "item"), tensor)
+    expected = tensor
+    if tensor.is_floating_point():
+        expected = tensor.to(FLOATS[precision])
+    elif dtype is not torch.bool:
+        expected = tensor.to(INTEGERS[precision])
+    assert back["weight"].dtype == expected.dtype
+    assert torch.equal(back["weight"], expected)
+    assert torch.equal(back["list"][1], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", RECORDERS)
+@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+def test_any_file_loads_into_a_module_of_any_dtype(make, kind, precision, dtype, tmp_path):
+    source, target = make(), make().to(dtype)
+    recorder = RECORDERS[kind](PRECISIONS[precision])
+
+    path = recorder.record(record_of(source), tmp_path / "model")
+    example = from_plain(to_plain(record_of(target)), "the example")
+    load_into(target, recorder.load(path, example), layout="burn")
+
+    written = {
+        name: each.to(FLOATS[precision]) if each.is_floating_point() else each
+        for name, each in source.state_dict().items()
+    }
+    for name, each in target.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            assert torch.equal(each, written[name].to(each.dtype)), name
+
+
+def test_full_precision_and_what_stands_beside_bring_back_every_bit(tmp_path):
+    module = nn.Sequential(nn.Linear(3, 2).double(), nn.BatchNorm1d(2), nn.Linear(2, 2).bfloat16())
+    module.register_buffer("big", torch.tensor([2**40]))
+    path = DefaultRecorder().record(record_of(module), tmp_path / "model")
+    NamedMpkGzFileRecorder(AsItIs).record(beside(module), tmp_path / "beside")
+
+    other = nn.Sequential(nn.Linear(3, 2).double(), nn.BatchNorm1d(2), nn.Linear(2, 2).bfloat16())
+    other.register_buffer("big", torch.tensor([0]))
+    load_into(other, read_item(path), layout="burn")
+    other.load_state_dict({**other.state_dict(), **read_item(tmp_path / "beside.mpk.gz")})
+
+    for name, each in module.state_dict().items():
+        assert torch.equal(other.state_dict()[name], each), name
 
 
 def test_the_same_tree_is_the_same_bytes_with_no_time_in_them(tmp_path):
@@ -58,82 +139,67 @@ def test_the_same_tree_is_the_same_bytes_with_no_time_in_them(tmp_path):
     assert first[4:8] == bytes(4)
 
 
-def test_the_container_is_burns(tmp_path):
-    path = NamedMpkGzFileRecorder().record({"weight": torch.tensor([1.5])}, tmp_path / "model")
+@pytest.mark.parametrize("recorder", [NamedMpkBytesRecorder(), BinBytesRecorder(HalfPrecision)])
+def test_a_record_in_memory_comes_back(recorder):
+    item = {"weight": torch.ones(2, 3), "count": 7}
 
-    content = msgpack.unpackb(gzip.decompress(path.read_bytes()))
+    back = recorder.load(recorder.record(item), from_plain(to_plain(item), "the example"))
 
-    assert list(content) == ["metadata", "item", "_b"]
-    assert list(content["metadata"]) == ["float", "int", "format", "version", "settings"]
-    assert content["item"] == {"weight": {"bytes": b"\0\0\xc0\x3f", "shape": [1], "dtype": "F32"}}
-    assert content["_b"] == []
+    assert back["weight"].sum() == 6
+    assert back["count"] == 7
 
 
-def test_half_precision_halves_floats_and_leaves_integers(tmp_path):
-    NamedMpkGzFileRecorder(HalfPrecision).record([torch.ones(2), torch.ones(2).long()], tmp_path / "half")
+def test_bytes_after_a_record_in_memory_are_refused():
+    data = NamedMpkBytesRecorder().record({"a": 1})
 
-    floats, integers = NamedMpkGzFileRecorder().load(tmp_path / "half")
-
-    assert (floats.dtype, integers.dtype) == (torch.float16, torch.int64)
+    with pytest.raises(RecordError, match="goes on for 1 bytes after its end"):
+        NamedMpkBytesRecorder().load(data + b"\0")
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("value", "kind", "precision"),
     [
-        (b"no gzip", "no gzip file"),
-        (gzip.compress(msgpack.packb({"metadata": {}, "item": 1}))[:-4], "cut short"),
-        (gzip.compress(msgpack.packb({"metadata": {}, "item": 1})) + b"\0", "goes on for 1 bytes"),
-        (gzip.compress(b"\x82"), "no whole MessagePack value"),
-        (gzip.compress(msgpack.packb({"metadata": {}, "item": 1}) + b"\0"), "no whole MessagePack value"),
-        (gzip.compress(msgpack.packb([1])), "no record"),
-        (gzip.compress(b"\x82\xa1a\x01\xa1a\x02"), "names a key twice"),
-        (
-            gzip.compress(msgpack.packb({"bytes": b"", "shape": [1], "dtype": "F32"})),
-            "holds 0 bytes instead of 4",
-        ),
-        (gzip.compress(msgpack.packb({"bytes": b"", "shape": [-1], "dtype": "F32"})), r"shape \[-1\]"),
-        (gzip.compress(msgpack.packb({"bytes": b"", "shape": [0], "dtype": "F31"})), "unknown dtype 'F31'"),
+        ("default", "named_mpk_gz", FullPrecision),
+        ("compact", "named_mpk_gz", HalfPrecision),
+        ("bin", "bin", FullPrecision),
+        ({"kind": "pretty_json", "precision": "double"}, "pretty_json", DoublePrecision),
+        ({"kind": "default", "precision": "half"}, "named_mpk_gz", HalfPrecision),
     ],
 )
-def test_a_file_that_is_no_record_says_what_is_wrong(content, words, tmp_path):
-    (tmp_path / "bad.mpk.gz").write_bytes(content)
+def test_params_name_a_recorder(value, kind, precision):
+    recorder = recorder_of(RecorderConfig.model_validate(value))
 
-    with pytest.raises(RecordError, match=words):
-        NamedMpkGzFileRecorder().load(tmp_path / "bad")
-
-
-def test_what_would_need_code_to_be_read_is_not_written(tmp_path):
-    with pytest.raises(RecordError, match="a object cannot be recorded"):
-        NamedMpkGzFileRecorder().record({"a": object()}, tmp_path / "item")
-
-    assert list(tmp_path.iterdir()) == []
+    assert (recorder.form.name, recorder.precision) == (kind, precision)
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-
-    with pytest.raises(OSError, match="full"), written_whole(path) as file:
-        file.write(b"new")
-        raise OSError("full")
-
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
+def test_an_unknown_recorder_is_refused():
+    with pytest.raises(ValidationError):
+        RecorderConfig.model_validate("pickle")
 
 
-def test_an_unknown_recorder_names_those_there_are():
-    with pytest.raises(ParamsError, match="'compat'.*default, compact.*Did you mean 'compact'"):
-        named("compat")
+def test_burns_names_for_recorders_are_there():
+    assert DefaultRecorder().suffix == ".mpk.gz"
+    assert CompactRecorder().precision is HalfPrecision
 
 
-@pytest.mark.parametrize("key", [0, None, b"a"])
-def test_a_key_that_is_no_text_is_not_written(key, tmp_path):
-    with pytest.raises(RecordError, match=f"key {key!r} is no text"):
-        NamedMpkGzFileRecorder().record({"a": [{key: 1}]}, tmp_path / "item")
+def test_a_state_dict_for_pytorch_is_read_by_safetensors_and_by_us(tmp_path):
+    from safetensors.torch import load_file
 
-    assert list(tmp_path.iterdir()) == []
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    path = tmp_path / "model.safetensors"
+    write_state_dict(module.state_dict(), path)
+
+    theirs, ours = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), nn.Sequential(nn.Linear(3, 2))
+    theirs.load_state_dict(load_file(path))
+    ours.append(nn.BatchNorm1d(2))
+    load_into(ours, read_item(path))
+
+    for name, each in module.state_dict().items():
+        assert torch.equal(theirs.state_dict()[name], each)
+        assert torch.equal(ours.state_dict()[name], each)
 
 
-def test_a_tensor_of_no_dtype_of_burns_is_refused_with_those_that_are(tmp_path):
-    with pytest.raises(RecordError, match=r"complex64 cannot be recorded, only of torch.float64, .*bool"):
-        NamedMpkGzFileRecorder().record({"a": torch.zeros(2, dtype=torch.complex64)}, tmp_path / "item")
+def test_a_skeleton_is_kept_as_plain_values():
+    tree = skeleton_of(nn.LSTM(2, 3))
+
+    assert from_plain(to_plain(tree), "here") == tree

@@ -1,0 +1,97 @@
+"""How records, and what is different between two, are shown: as a tree on a terminal, plainly in a pipe."""
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree as Drawn
+
+from stages.records.formats import Format
+from stages.records.inspection.comparing import Difference
+from stages.records.inspection.listing import Entry, described, printable, totals
+from stages.records.tree import Record
+
+NAMELESS = (
+    "\nThe file has no names in it, so its tensors cannot be told apart. A directory with learner.json\n"
+    "knows them: `learner records convert FILE OUT.mpk --learner DIRECTORY`, then show OUT.mpk"
+)
+
+
+def facts(file: Path, form: Format, record: Record, entry: Entry | None) -> dict[str, Any]:
+    """What is known of the record in *file* as a whole; sums only with *entry*, which lists its item."""
+    known: dict[str, Any] = {
+        "file": str(file),
+        "format": form.name,
+        "size": file.stat().st_size,
+        "metadata": vars(record.metadata) if record.metadata else None,
+        "extra": record.extra,
+    }
+    if entry is None:
+        return known
+    sums = totals(entry)
+    return known | {"tensors": sums.tensors, "parameters": sums.parameters, "bytes": sums.nbytes}
+
+
+def print_record(known: dict[str, Any], entry: Entry | None, *, constants: bool) -> None:
+    """Print *known*, which `facts` gives, and what *entry* lists; constants where asked for."""
+    typer.echo(printable(f"{known['file']}: {known['format']}, {known['size']:,} bytes"))
+    if metadata := known["metadata"]:
+        types = f"floats {metadata['float']}, integers {metadata['int']}"
+        typer.echo(printable(f"Burn {metadata['version']}, {metadata['settings']} ({types})"))
+    for key, text in (known["extra"] or {}).items():
+        typer.echo(printable(f"{key}: {text}"[:200]))
+    if entry is None:
+        typer.echo(NAMELESS)
+        return
+    counts = f"{known['tensors']:,} tensors, {known['parameters']:,} parameters"
+    typer.echo(f"{counts}, {known['bytes']:,} bytes of tensors\n")
+    if not entry.branch:
+        typer.echo(_line(entry))
+    elif sys.stdout.isatty():
+        drawn = Drawn("item")
+        _draw(entry, drawn, constants=constants)
+        Console().print(drawn)
+    else:
+        _print_below(entry, 0, constants=constants)
+
+
+def print_differences(found: Sequence[Difference]) -> None:
+    """Print a line for each, and how many they are."""
+    for one in found:
+        sides = " / ".join(filter(None, (one.first, one.second)))
+        line = f"{one.path or 'the item'}: {one.what} ({sides})"
+        if one.largest is not None:
+            line += f", {one.largest:.6g} apart at most, {one.relative:.2%} of a value"
+        typer.echo(printable(line))
+    typer.echo(f"{len(found)} differences" if found else "equal")
+
+
+def difference_row(one: Difference) -> dict[str, Any]:
+    """*one* for JSON, which has no number for infinity: that is the text ``inf``."""
+    row = {key: value for key, value in vars(one).items() if value is not None and value != ""}
+    return {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
+
+
+def _shown(entry: Entry, *, constants: bool) -> list[Entry]:
+    return [child for child in entry.children if constants or not child.constant]
+
+
+def _line(entry: Entry) -> str:
+    words = (printable(entry.name), described(entry), f"id {printable(entry.id)}" if entry.id else "")
+    return "  ".join(filter(None, words))
+
+
+def _draw(entry: Entry, branch: Drawn, *, constants: bool) -> None:
+    for child in _shown(entry, constants=constants):
+        _draw(child, branch.add(Text(_line(child))), constants=constants)
+
+
+def _print_below(entry: Entry, depth: int, *, constants: bool) -> None:
+    for child in _shown(entry, constants=constants):
+        typer.echo("  " * depth + _line(child))
+        _print_below(child, depth + 1, constants=constants)

@@ -1,0 +1,1 @@
+"""Formats that keep tensors under dotted names: burnpack and safetensors."""

@@ -1,0 +1,114 @@
+"""Burnpack (``.bpk``): a header, a CBOR map that describes the tensors, and their bytes at multiples of 256.
+
+Names are flat in the file and dotted; the record's item is the tree that they spell. A parameter has its id
+in the file, so it is ``{"id": …, "param": tensor}`` in the tree; a tensor with none stands there alone. Nil
+constants have no place in the file, and are not there when it is read. Files of Burn 0.19, which have their
+tensors without gaps, are read too.
+"""
+
+from collections.abc import Iterator
+
+from stages.contracts.errors import RecordError
+from stages.records.flat import cbor, data_section
+from stages.records.flat import dotted as flat
+from stages.records.flat.burnpack_reader import (
+    HEADER,
+    MAGIC,
+    MAX_METADATA,
+    VERSION,
+    Content,
+    Scalar,
+    data,
+    gap,
+    metadata,
+)
+from stages.records.flat.data_section import Place
+from stages.records.param_ids import id_of, number_of
+from stages.records.source import Source
+from stages.records.tree import RawTensor, Record, Signed, Tree
+
+
+def encoded(record: Record) -> Iterator[bytes | memoryview]:
+    """The bytes of *record*, in pieces: its tensors in the tree's order, its numbers as scalars.
+
+    Raises `RecordError` where the tree holds text or bytes, which belong into `Record.extra`.
+    """
+    content = _flat(record)
+    described = b"".join(cbor.encoded(_described(content)))
+    if len(described) > MAX_METADATA:
+        raise RecordError(f"the record's names take {len(described)} bytes, burnpack ends at {MAX_METADATA}")
+    head = HEADER.pack(MAGIC, VERSION, len(described)) + described
+    yield head + bytes(gap(len(head)))
+    position = 0
+    for name, tensor in content.tensors.items():
+        yield bytes(content.places[name].start - position)
+        yield from data_section.whole(tensor, name)
+        position = content.places[name].end
+
+
+def decoded(source: Source, *, keep_data: bool = True) -> Record:
+    """The record in *source*, which is left after the last tensor. Raises `RecordError` for anything else."""
+    content = metadata(source)
+    tensors = data_section.section(data(source, content.places), content.places, keep_data=keep_data)
+    leaves: dict[str, Tree] = {
+        name: {"id": id_of(content.ids[name]), "param": tensor} if name in content.ids else tensor
+        for name, tensor in tensors.items()
+    }
+    for name, value in content.scalars.items():
+        if name in leaves:
+            raise RecordError(f"{source.name} has a tensor and a scalar of the name {name!r}")
+        leaves[name] = value
+    return Record(flat.nested(leaves, source.name), extra=content.extra or None)
+
+
+def _flat(record: Record) -> Content:
+    extra = {flat.checked_text(key, "the record"): text for key, text in (record.extra or {}).items()}
+    content = Content(extra={key: flat.checked_text(text, "the record") for key, text in extra.items()})
+    position = 0
+    for name, leaf in flat.flattened(record.item):
+        if name in content.tensors or name in content.scalars:
+            raise RecordError(f"two values of the record have the name {name!r}")
+        if isinstance(leaf, bool | int | float):
+            content.scalars[name] = leaf
+            continue
+        tensor = leaf["param"] if flat.is_parameter(leaf) else leaf
+        if not isinstance(tensor, RawTensor):
+            raise RecordError(f"{name} is a {type(leaf).__name__}: burnpack holds tensors and numbers only")
+        if tensor is not leaf:
+            content.ids[name] = number_of(leaf["id"])
+        start = position + gap(position)
+        position = start + tensor.nbytes
+        content.tensors[name] = tensor
+        content.places[name] = Place(tensor.dtype, tensor.shape, start, position)
+    return content
+
+
+def _described(content: Content) -> cbor.Value:
+    described: dict[str, cbor.Value] = {
+        "tensors": {name: _descriptor(content, name) for name in sorted(content.tensors)}
+    }
+    if content.extra:
+        described["metadata"] = {key: content.extra[key] for key in sorted(content.extra)}
+    if content.scalars:
+        described["scalars"] = {name: _kind_of(content.scalars[name]) for name in sorted(content.scalars)}
+    return described
+
+
+def _descriptor(content: Content, name: str) -> cbor.Value:
+    place = content.places[name]
+    descriptor: dict[str, cbor.Value] = {
+        "dtype": {"Bool": "Native"} if place.dtype == "Bool" else place.dtype,
+        "shape": list(place.shape),
+        "data_offsets": [place.start, place.end],
+    }
+    if name in content.ids:
+        descriptor["param_id"] = content.ids[name]
+    return descriptor
+
+
+def _kind_of(value: Scalar) -> cbor.Value:
+    if isinstance(value, bool):
+        return {"Bool": value}
+    if isinstance(value, float):
+        return {"Float": value}
+    return {"Int": int(value)} if isinstance(value, Signed) or value < 0 else {"UInt": value}

@@ -1,0 +1,179 @@
+"""How far two records are apart: names, shapes, dtypes and every value, whatever form each was written in."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stages.records.dtypes import ITEM_SIZES
+from stages.records.tree import RawTensor, Tree, leaves
+
+PIECE = 1 << 18
+"""Elements compared at a time: a few MiB, however large the tensors are."""
+_NUMPY = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "Flex32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "Bool": "u1",
+}
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One name at which two records differ."""
+
+    path: str
+    what: str
+    """``only in the first``, ``only in the second``, ``kind``, ``shape``, ``dtype`` or ``value``."""
+    first: str = ""
+    second: str = ""
+    largest: float | None = None
+    """The largest absolute difference of two elements; infinite where one only is NaN or infinite."""
+    relative: float | None = None
+    """The largest difference of two elements, as a share of the larger one's magnitude."""
+
+
+def differences(
+    first: Tree, second: Tree, *, tolerance: float = 0.0, ids: bool = False
+) -> Iterator[Difference]:
+    """Where *second* is not *first*, in the first's order, then what the second has alone.
+
+    Values differ where they are further apart than *tolerance*; NaN equals NaN. Nil is as good as missing.
+    Parameter ids count with *ids* only.
+    """
+    left, right = _named(first, ids=ids), _named(second, ids=ids)
+    for path, value in left.items():
+        if path not in right:
+            yield Difference(path, "only in the first", first=_told(value))
+        else:
+            yield from _compared(path, value, right[path], tolerance)
+    for path, value in right.items():
+        if path not in left:
+            yield Difference(path, "only in the second", second=_told(value))
+
+
+def distance(first: RawTensor, second: RawTensor) -> tuple[float, float]:
+    """The largest absolute and the largest relative difference of two tensors of one shape."""
+    largest = relative = 0.0
+    for left, right in zip(_arrays(first), _arrays(second), strict=True):
+        apart, scale = _apart(left, right)
+        if not apart.any():
+            continue
+        largest = max(largest, float(apart.max()))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = np.where(apart == 0, 0.0, apart / scale)
+        relative = max(relative, float(np.where(np.isnan(shares), np.inf, shares).max()))
+    return largest, relative
+
+
+def _named(tree: Tree, *, ids: bool) -> dict[str, Any]:
+    """The leaves of *tree* by their names, a parameter's tensor by that of the parameter."""
+    found: dict[str, Any] = {}
+    for path, leaf in leaves(tree):
+        while path in found:  # a key that has dots in it may look like a path
+            path += " (again)"  # noqa: PLW2901
+        found[path] = leaf
+    ties = {path.removesuffix(".id") for path in found if _is_id(path, found)}
+    named: dict[str, Any] = {}
+    for path, leaf in found.items():
+        owner, _, name = path.rpartition(".")
+        if leaf is None or (owner in ties and name == "id" and not ids):
+            continue
+        named[owner if owner in ties and name == "param" else path] = leaf
+    return named
+
+
+def _is_id(path: str, found: dict[str, Any]) -> bool:
+    owner, _, name = path.rpartition(".")
+    return name == "id" and isinstance(found.get(f"{owner}.param"), RawTensor)
+
+
+def _compared(path: str, first: Any, second: Any, tolerance: float) -> Iterator[Difference]:
+    found = partial(Difference, path, first=_told(first), second=_told(second))
+    if isinstance(first, RawTensor) and isinstance(second, RawTensor):
+        if first.shape != second.shape:
+            yield found("shape")
+            return
+        largest, relative = distance(first, second)
+        if first.dtype != second.dtype or largest > tolerance:
+            what = "value" if first.dtype == second.dtype else "dtype"
+            yield found(what, largest=largest, relative=relative)
+    elif _is_number(first) and _is_number(second):
+        apart = _gap(first, second)
+        if apart > tolerance:
+            share = apart / max(abs(first), abs(second))
+            yield found("value", largest=apart, relative=share)
+    elif type(first) is not type(second):
+        yield found("kind")
+    elif first != second:
+        yield found("value")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _gap(first: float, second: float) -> float:
+    if first == second or (math.isnan(first) and math.isnan(second)):
+        return 0.0
+    gap = abs(first - second)
+    return math.inf if math.isnan(gap) else float(gap)
+
+
+def _apart(first: Array, second: Array) -> tuple[Array, Array]:
+    """Absolute differences, and the larger magnitudes; integers of one type exactly, all else as float64."""
+    if first.dtype == second.dtype and first.dtype.kind in "iu":
+        unsigned = first.dtype.str.replace("i", "u")
+        gaps = (np.maximum(first, second).view(unsigned) - np.minimum(first, second).view(unsigned)).astype(
+            "f8"
+        )
+        return gaps, np.maximum(np.abs(first.astype("f8")), np.abs(second.astype("f8")))
+    left, right = first.astype("f8"), second.astype("f8")
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    with np.errstate(invalid="ignore"):
+        gaps = np.where(same, 0.0, np.abs(left - right))
+    return np.where(np.isnan(gaps), np.inf, gaps), np.fmax(np.abs(left), np.abs(right))
+
+
+def _arrays(tensor: RawTensor) -> Iterator[Array]:
+    """The elements of *tensor* in arrays of `PIECE` elements, the last one shorter."""
+    size = PIECE * ITEM_SIZES[tensor.dtype]
+    waiting = bytearray()
+    for piece in tensor.pieces():
+        for start in range(0, len(piece), size):
+            waiting += piece[start : start + size]
+            if len(waiting) >= size:
+                yield _numbers(bytes(waiting[:size]), tensor.dtype)
+                del waiting[:size]
+    if waiting:
+        yield _numbers(bytes(waiting), tensor.dtype)
+
+
+def _numbers(data: bytes, dtype: str) -> Array:
+    numbers = np.frombuffer(data, _NUMPY[dtype])
+    if dtype == "BF16":  # the upper half of a float32
+        return (numbers.astype("<u4") << 16).view("<f4")
+    return numbers
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, RawTensor):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    return value if isinstance(value, str) else repr(value)

@@ -1,0 +1,140 @@
+"""A record for another form or precision: its metadata is rewritten, its tensors only where asked for."""
+
+from dataclasses import replace
+
+from stages.contracts.errors import RecordError
+from stages.records.dtypes import FLOATS, ITEM_SIZES
+from stages.records.formats import Format
+from stages.records.named.container import BURN_VERSION, metadata_of
+from stages.records.nameless.dtype_tables import version_of
+from stages.records.precision import AsItIs, DoublePrecision, FullPrecision, HalfPrecision, Precision
+from stages.records.tree import Map, Metadata, RawTensor, Record, Signed, Some, Tree, Variant, leaves
+
+PRECISIONS = {"full": FullPrecision, "half": HalfPrecision, "double": DoublePrecision}
+FIRST_NEW = (0, 14)
+"""The Burn that began to write a tensor as bytes, shape and dtype."""
+
+
+def converted(record: Record, form: Format, precision: Precision | None = None) -> Record:
+    """*record* as *form* takes it, its tensors in *precision*, or as they are where that is None.
+
+    It then says what its form is, and its precision: the one that it had, or that its floats have. The
+    version of Burn stays from 0.14 on, where tensors came to be written as they are now.
+    """
+    item = record.item if precision is None else _in_precision(record.item, precision)
+    metadata = metadata_of(form.type_name, precision or _settings(record))
+    return Record(item, replace(metadata, version=_version(record.metadata)), record.extra)
+
+
+def lossy(record: Record, precision: Precision | None) -> list[str]:
+    """The names of the tensors of *record* whose floats lose bits in *precision*."""
+    target = precision.float_dtype if precision else None
+    if target is None:
+        return []
+    return [
+        path.removesuffix(".param")
+        for path, leaf in leaves(record.item)
+        if isinstance(leaf, RawTensor) and leaf.dtype in FLOATS and _loses(leaf.dtype, target)
+    ]
+
+
+def typed(node: Tree, like: Tree, path: str = "") -> Tree:
+    """*node*, read from a form with names, with what bincode has to know beside, by the example *like*.
+
+    What is missing is nil, as Burn reads it. Raises `RecordError` where the two do not fit.
+    """
+    if isinstance(like, Some):
+        return None if node is None else Some(typed(node, like.value, path))
+    if isinstance(like, Variant):
+        if not isinstance(node, dict) or list(node) != [like.name]:
+            raise _misfit(node, f"a map of {like.name!r} alone", path)
+        return Variant(like.name, like.index, typed(node[like.name], like.value, f"{path}.{like.name}"))
+    if isinstance(like, dict):
+        return _typed_map(node, like, path)
+    if isinstance(like, list | tuple):
+        return _typed_list(node, like, path)
+    if like is None:
+        return None  # a constant, of which readers pass over any value
+    if isinstance(like, Signed):
+        return Signed(int(node)) if isinstance(node, int) else _refuse(node, "a whole number", path)
+    if isinstance(like, float) and isinstance(node, int | float):
+        return float(node)
+    fits = isinstance(node, type(like)) and isinstance(node, bool) == isinstance(like, bool)
+    return node if fits else _refuse(node, f"a {type(like).__name__}", path)
+
+
+def _typed_map(node: Tree, like: dict[str, Tree], path: str) -> Tree:
+    if not isinstance(node, dict):
+        raise _misfit(node, f"a map of {', '.join(like) or 'nothing'}", path)
+    if isinstance(like, Map):
+        first = next(iter(like.values()), None)
+        return Map({key: typed(value, like.get(key, first), f"{path}.{key}") for key, value in node.items()})
+    if unknown := node.keys() - like.keys():
+        raise RecordError(
+            f"{path.lstrip('.') or 'the record'} has {', '.join(sorted(unknown))}, the learner does not"
+        )
+    return {key: typed(node.get(key), value, f"{path}.{key}") for key, value in like.items()}
+
+
+def _typed_list(node: Tree, like: list[Tree] | tuple[Tree, ...], path: str) -> Tree:
+    if not isinstance(node, list | tuple) or (isinstance(like, tuple) and len(node) != len(like)):
+        raise _misfit(node, f"a list of {len(like)}", path)
+    examples = like if len(like) == len(node) else [like[0] if like else None] * len(node)
+    return type(like)(
+        typed(one, example, f"{path}.{i}")
+        for i, (one, example) in enumerate(zip(node, examples, strict=True))
+    )
+
+
+def _in_precision(node: Tree, precision: Precision) -> Tree:
+    """*node* with its tensors in *precision*; what bincode needs to know stays."""
+    if isinstance(node, RawTensor):
+        return precision.convert(node)
+    if isinstance(node, Some):
+        return Some(_in_precision(node.value, precision))
+    if isinstance(node, Variant):
+        return Variant(node.name, node.index, _in_precision(node.value, precision))
+    if isinstance(node, dict):
+        return type(node)({key: _in_precision(value, precision) for key, value in node.items()})
+    if isinstance(node, list | tuple):
+        return type(node)(_in_precision(value, precision) for value in node)
+    return node
+
+
+def _settings(record: Record) -> Precision:
+    """What *record* says of itself, or what the most of its floats are."""
+    known = {one.settings: one for one in (AsItIs, HalfPrecision, DoublePrecision)}
+    if isinstance(record.metadata, Metadata) and record.metadata.settings in known:
+        return known[record.metadata.settings]
+    sizes = {"F16": 0, "F64": 0}
+    others = 0
+    for _, leaf in leaves(record.item):
+        if isinstance(leaf, RawTensor) and leaf.dtype in sizes:
+            sizes[leaf.dtype] += leaf.numel
+        elif isinstance(leaf, RawTensor) and leaf.dtype in FLOATS:
+            others += leaf.numel
+    if sizes["F16"] > max(sizes["F64"], others):
+        return HalfPrecision
+    return DoublePrecision if sizes["F64"] > others else AsItIs
+
+
+def _version(metadata: Metadata | None) -> str:
+    try:
+        return metadata.version if metadata and version_of(metadata) >= FIRST_NEW else BURN_VERSION
+    except RecordError:
+        return BURN_VERSION
+
+
+def _loses(dtype: str, target: str) -> bool:
+    return ITEM_SIZES[target] < ITEM_SIZES[dtype] or {dtype, target} == {"BF16", "F16"}
+
+
+def _refuse(node: Tree, expected: str, path: str) -> Tree:
+    raise _misfit(node, expected, path)
+
+
+def _misfit(node: Tree, expected: str, path: str) -> RecordError:
+    name = path.lstrip(".") or "the record"
+    return RecordError(
+        f"{name} should be {expected} by the learner's example, there is a {type(node).__name__}"
+    )

@@ -1,0 +1,132 @@
+"""Whether files of state, and checkpoints, are whole: every byte is read, and no tensor is kept."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isal import igzip, isal_zlib
+
+from stages.contracts.errors import RecordError
+from stages.contracts.files import sha256
+from stages.records.formats import FORMATS, format_of, read
+from stages.records.inspection.listing import listed, totals
+from stages.records.nameless.metadata import metadata_at
+from stages.records.tree import Record
+
+_TRAINER = re.compile(r"trainer-(\d+)\.mpk\.gz")
+_SHARED = {
+    ".json": re.compile(rb'\s*\{\s*"(metadata|item)"\s*:'),
+    ".bin": re.compile(rb"(\x03f32|\x03f64|\x15half::binary16::f16)\x03i"),
+}
+"""How a record begins whose suffix other programs use too."""
+_BEGINNING = 256
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found of one file, or of one checkpoint."""
+
+    name: str
+    problem: str | None
+    """None where nothing is wrong."""
+    note: str = ""
+    """What there is, in a few words."""
+    epoch: int | None = None
+    """Of the checkpoint that the verdict is about; None where it is about a file."""
+
+
+def verdicts(path: Path) -> Iterator[Verdict]:
+    """One for the file *path*; for a directory one for each record and each checkpoint below it.
+
+    In a directory, ``.json`` and ``.bin`` files count only where they begin as a record does: other programs
+    use these names too. Raises `RecordError` where *path* is neither, or where there is no record below it.
+    """
+    if path.is_file():
+        yield file_verdict(path)
+        return
+    if not path.is_dir():
+        raise RecordError(f"there is no file and no directory {path}")
+    found = list(records_below(path))
+    if not found:
+        suffixes = ", ".join(form.suffix for form in FORMATS.values())
+        raise RecordError(f"there is no record below {path}: none of its files ends in {suffixes}")
+    problems: dict[Path, str | None] = {}
+    for one in found:
+        verdict = file_verdict(one)
+        problems[one] = verdict.problem
+        yield verdict
+    for one in found:
+        if match := _TRAINER.fullmatch(one.name):
+            yield checkpoint_verdict(one, int(match[1]), problems)
+
+
+def file_verdict(path: Path) -> Verdict:
+    """Whether the record at *path* is whole."""
+    try:
+        form = format_of(path)
+        if not form.has_names:
+            metadata = metadata_at(path, form)
+            return Verdict(
+                str(path), None, f"Burn {metadata.version}; only its metadata can be read with no names"
+            )
+        return Verdict(str(path), None, _note(read(path, form, keep_data=False)))
+    except (RecordError, OSError) as error:
+        return Verdict(str(path), str(error))
+
+
+def checkpoint_verdict(trainer: Path, epoch: int, problems: Mapping[Path, str | None]) -> Verdict:
+    """Whether all files that *trainer* names are as it says, and whole by *problems*."""
+    name = f"checkpoint {epoch} in {trainer.parent}"
+    if problem := problems.get(trainer):
+        return Verdict(name, problem, epoch=epoch)
+    item = read(trainer, keep_data=False).item
+    files = item.get("files") if isinstance(item, dict) else None
+    if not isinstance(files, dict) or not files:
+        return Verdict(name, f"{trainer} does not say which files belong to it", epoch=epoch)
+    for file, written in files.items():
+        path = trainer.parent / Path(file).name
+        if problem := problems.get(path) or _problem(path, written):
+            return Verdict(name, problem, epoch=epoch)
+    return Verdict(name, None, f"{len(files) + 1} files", epoch)
+
+
+def records_below(directory: Path) -> Iterator[Path]:
+    """Every record below *directory*, sorted by name within its folder."""
+    for path in sorted(directory.rglob("*")):
+        known = any(path.name.endswith(form.suffix) for form in FORMATS.values())
+        if known and path.is_file() and _is_claimed(path):
+            yield path
+
+
+def _note(record: Record) -> str:
+    sums = totals(listed(record.item))
+    version = f"Burn {record.metadata.version}, " if record.metadata else ""
+    return f"{version}{sums.tensors} tensors, {sums.nbytes:,} bytes"
+
+
+def _problem(path: Path, written: Any) -> str | None:
+    if not path.is_file():
+        return f"{path} is missing"
+    if not isinstance(written, dict) or not {"size", "sha256"} <= written.keys():
+        return f"size and sha256 of {path} are not told"
+    size = path.stat().st_size
+    if size != written["size"]:
+        return f"{path} has {size} bytes, {written['size']} were written"
+    return (
+        None if sha256(path) == written["sha256"] else f"{path} is not as it was written (its sha256 differs)"
+    )
+
+
+def _is_claimed(path: Path) -> bool:
+    """Whether *path* is to be a record: its suffix is ours alone, or it begins as one."""
+    form = format_of(path)
+    begins = _SHARED.get(form.suffix.removesuffix(".gz"))
+    if begins is None:
+        return True
+    try:
+        with igzip.open(path, "rb") if form.gzipped else path.open("rb") as file:
+            return bool(begins.match(file.read(_BEGINNING)))
+    except (OSError, EOFError, isal_zlib.error):  # type: ignore[misc]  # isal's stub lacks it
+        return True  # cannot be told, so it is to be looked at

@@ -1,0 +1,243 @@
+"""From a record back to a module's tensors, with every name that does not fit."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from stages.contracts.errors import RecordError
+from stages.records.modules.described import skeleton_of
+from stages.records.modules.slots import Slot, slots
+from stages.records.tensors import NAMES, part, raw_tree, tensor, whole
+from stages.records.tree import RawTensor, Tree, leaves, plain
+
+Layout = Literal["burn", "torch"]
+"""Whose names and axes a tree has."""
+SHOWN = 20
+"""Names that a message lists of each kind."""
+
+
+@dataclass
+class Restored:
+    """What of a record found its place, and what did not."""
+
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors under PyTorch's names, with PyTorch's axes."""
+    missing: list[str] = field(default_factory=list)
+    """Paths that the record has not."""
+    unexpected: list[str] = field(default_factory=list)
+    """Paths of tensors that have no place in the module."""
+    misshapen: list[str] = field(default_factory=list)
+    """Paths of tensors of another shape or kind, each with what is there and what is expected."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every tensor of the record, and of the module, found its counterpart."""
+        return not (self.missing or self.unexpected or self.misshapen)
+
+
+def state_of(item: Tree, skeleton: Tree, source: str) -> Restored:
+    """The state_dict that the record *item* holds, read by *skeleton*, with no module at hand.
+
+    Raises `RecordError`, which names *source*, for tensors that cannot be put together.
+    """
+    return _read(item, skeleton, source, {})
+
+
+def load_into(
+    module: nn.Module,
+    item: Tree,
+    *,
+    strict: bool = True,
+    source: str = "the record",
+    layout: Layout | None = None,
+) -> Restored:
+    """Give *module* the tensors of *item*, converted to its own dtypes and devices; say what did not fit.
+
+    *item* is a Burn record, or a tree of bare tensors under PyTorch's names, which is found out from names
+    and shapes unless *layout* says it. Strict: raises `RecordError` where anything does not fit, and then
+    nothing has changed. Not strict: what fits is loaded.
+    """
+    own = module.state_dict()
+    tree = skeleton_of(module)
+    item = raw_tree(item)
+    layout = layout or _layout(item, tree, own, source)
+    read = _read(item, tree, source, own) if layout == "burn" else _read_names(item, tree, own)
+    if strict and not read.fits:
+        raise RecordError(_complaint(read, module, source))
+    target: OrderedDict[str, Any] = OrderedDict({**own, **read.state})
+    if hasattr(own, "_metadata"):
+        target._metadata = own._metadata  # type: ignore[attr-defined]  # noqa: SLF001  versions of torch's own modules
+    module.load_state_dict(target)
+    return read
+
+
+class _Reading:
+    """A walk along a skeleton that collects a record's tensors by the names they have in PyTorch."""
+
+    def __init__(self, own: Mapping[str, Any]) -> None:
+        self.parts: dict[str, list[tuple[Slot, RawTensor]]] = {}
+        self.incomplete: set[str] = set()
+        self.report = Restored()
+        self._own = own
+
+    def walk(self, node: Tree, frame: Tree, path: str) -> None:
+        """*node* stands where the skeleton has *frame*."""
+        if isinstance(frame, Slot):
+            self._fill(node, frame, path)
+        elif isinstance(frame, dict | list):
+            frames, fields = _fields(frame), {} if _is_tensor(node) else _fields(node)
+            for key, inner in frames.items():
+                self.walk(fields.get(key), inner, _join(path, key))
+            for key in [key for key in fields if key not in frames]:
+                self._surplus(fields[key], _join(path, key))
+            if _is_tensor(node):
+                self._surplus(node, path)
+        else:
+            self._surplus(node, path)
+
+    def _fill(self, node: Tree, slot: Slot, path: str) -> None:
+        if not _is_tensor(node):
+            self.report.missing.append(path)
+            self.incomplete.add(slot.name)
+            self._surplus(node, path)
+            return
+        found = node if isinstance(node, RawTensor) else node["param"]
+        wrong = _mismatch(slot, found, self._own.get(slot.name))
+        if wrong:
+            self.report.misshapen.append(f"{path} {wrong}")
+            self.incomplete.add(slot.name)
+            return
+        self.parts.setdefault(slot.name, []).append((slot, found))
+
+    def _surplus(self, node: Tree, path: str) -> None:
+        for name, leaf in leaves(node, path):
+            if isinstance(leaf, RawTensor):
+                self.report.unexpected.append(name.removesuffix(".param"))
+
+
+def _read(item: Tree, skeleton: Tree, source: str, own: Mapping[str, Any]) -> Restored:
+    reading = _Reading(own)
+    reading.walk(raw_tree(item), plain(skeleton), "")
+    for name, parts in reading.parts.items():
+        if name in reading.incomplete:
+            continue
+        try:
+            reading.report.state[name] = whole(parts)
+        except (RuntimeError, RecordError) as error:
+            raise RecordError(f"{source}: {name} cannot be put together: {error}") from error
+    return reading.report
+
+
+def _read_names(item: Tree, skeleton: Tree, own: Mapping[str, Any]) -> Restored:
+    """*item* as tensors under PyTorch's own names; of tensors that the module has twice, one is enough."""
+    report = Restored()
+    found = {path: leaf for path, leaf in leaves(item) if isinstance(leaf, RawTensor)}
+    twins = _twins(own)
+    for name in {slot.name: None for _, slot in slots(skeleton)}:
+        if name not in found and not any(twin in found for twin in twins.get(name, ())):
+            report.missing.append(name)
+    for name, raw in found.items():
+        if not isinstance(own.get(name), Tensor):
+            report.unexpected.append(name)
+            continue
+        wrong = _mismatch(Slot(name, None, None, transposed=False, id=""), raw, own[name])
+        if wrong:
+            report.misshapen.append(f"{name} {wrong}")
+        else:
+            report.state[name] = tensor(raw)
+    for name in list(report.state):
+        report.state.update({twin: report.state[name] for twin in twins.get(name, ()) if twin not in found})
+    return report
+
+
+def _twins(own: Mapping[str, Any]) -> dict[str, list[str]]:
+    """For each tensor that has several names, as tied weights do, the other ones."""
+    places: dict[tuple[Any, ...], list[str]] = {}
+    for name, entry in own.items():
+        if isinstance(entry, Tensor) and entry.numel():
+            places.setdefault((entry.data_ptr(), entry.shape, entry.stride()), []).append(name)
+    return {name: [twin for twin in names if twin != name] for names in places.values() for name in names}
+
+
+def _mismatch(slot: Slot, found: RawTensor, own: Tensor | None) -> str | None:
+    """What *found* is and what should be there; None where it fits."""
+    shape = list(found.shape)
+    if own is not None:
+        expected = list(part(slot, own).shape)
+        if shape != expected or _kind(found.dtype) != _kind(NAMES.get(own.dtype, str(own.dtype))):
+            return f"is {found.dtype} {shape}, expected {NAMES.get(own.dtype, own.dtype)} {expected}"
+        return None
+    if slot.transposed and len(shape) != 2:
+        return f"is {found.dtype} {shape}, expected a matrix"
+    rows = None if slot.start is None or slot.stop is None else slot.stop - slot.start
+    axis = int(slot.transposed)
+    if rows is not None and (len(shape) <= axis or shape[axis] != rows):
+        return f"is {found.dtype} {shape}, expected {rows} on axis {axis}"
+    return None
+
+
+def _kind(dtype: str) -> str:
+    if dtype in {"F64", "F32", "Flex32", "F16", "BF16"}:
+        return "float"
+    return "bool" if dtype == "Bool" else "int"
+
+
+def _layout(item: Tree, tree: Tree, own: Mapping[str, Any], source: str) -> Layout:
+    """Whose names *item* has: a Burn record's, or PyTorch's."""
+    found = {path: leaf for path, leaf in leaves(item) if isinstance(leaf, RawTensor)}
+    ours = dict(slots(tree))
+    scores = [(len(found.keys() & own.keys()), len(found.keys() & ours.keys()))]
+    torchs = sum(
+        _fits(Slot(name, None, None, transposed=False, id=""), raw, own) for name, raw in found.items()
+    )
+    burns = sum(_fits(ours[name], raw, own) for name, raw in found.items() if name in ours)
+    scores.append((torchs, burns))
+    for score, other in scores:
+        if score != other:
+            return "torch" if score > other else "burn"
+    turned = [name for name in found if name in ours and ours[name].transposed]
+    if turned and torchs:
+        raise RecordError(
+            f"{source} could have Burn's axes or PyTorch's: {_listed(turned)} fit both ways. "
+            "Say which with layout='burn' or layout='torch'"
+        )
+    return "torch" if torchs else "burn"
+
+
+def _fits(slot: Slot, found: RawTensor, own: Mapping[str, Any]) -> bool:
+    return isinstance(own.get(slot.name), Tensor) and _mismatch(slot, found, own[slot.name]) is None
+
+
+def _is_tensor(node: Tree) -> bool:
+    if isinstance(node, RawTensor):
+        return True
+    return (
+        isinstance(node, dict) and node.keys() <= {"id", "param"} and isinstance(node.get("param"), RawTensor)
+    )
+
+
+def _fields(node: Tree) -> dict[str, Tree]:
+    """The fields of a struct or, by their index, the elements of an array."""
+    if isinstance(node, dict):
+        return node
+    return {str(key): value for key, value in enumerate(node)} if isinstance(node, list) else {}
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _complaint(read: Restored, module: nn.Module, source: str) -> str:
+    kinds = {"missing": read.missing, "unexpected": read.unexpected, "of another shape": read.misshapen}
+    lines = [f"  {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
+    return "\n".join(
+        [f"{source} does not fit {type(module).__name__}:", *lines, "load it not strictly to take what fits"]
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

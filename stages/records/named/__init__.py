@@ -1,0 +1,1 @@
+"""Burn's formats with names, MessagePack and JSON, in every version of them."""

@@ -1,0 +1,1 @@
+"""Bincode, which has no names: it is read by an example."""

@@ -1,0 +1,79 @@
+"""The numbers of a tensor in bincode of Burn 0.13 and before, whose kind only the metadata says."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stages.contracts.errors import RecordError
+from stages.records.dtypes import FLOATS
+from stages.records.source import Blob, Source
+from stages.records.tree import Metadata
+
+MARKED = {251: 2, 252: 4, 253: 8}
+"""First bytes that are no number themselves, with the bytes of the number that follows."""
+CHUNK = 1 << 16
+_FIXED = {"f32": ("F32", 4), "f64": ("F64", 8), "u8": ("U8", 1), "i8": ("I8", 1), "bool": ("Bool", 1)}
+_VARIABLE = {
+    "f16": "F16",
+    "bf16": "BF16",
+    **{f"{k}{n}": f"{k}{n}".upper() for k in "ui" for n in (16, 32, 64)},
+}
+_BITS = {"F16": "<u2", "BF16": "<u2", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+_SIGNED = {"I16": "<i2", "I32": "<i4", "I64": "<i8"}
+
+
+class Varints:
+    """Takes the numbers of a tensor like one of dtype *like*: floats, integers or Bool."""
+
+    def __init__(self, source: Source, metadata: Metadata, like: str) -> None:
+        named = metadata.float if like in FLOATS else metadata.int
+        name = "bool" if like == "Bool" else named.rsplit("::", 1)[-1]
+        if name not in _FIXED and name not in _VARIABLE:
+            raise RecordError(f"{source.name}: its metadata calls the numbers of a tensor {name[:100]!r}")
+        self._source = source
+        self.dtype, self.least_bytes = _FIXED[name] if name in _FIXED else (_VARIABLE[name], 1)
+        self._is_fixed = name in _FIXED
+
+    def taken(self, count: int, name: str, *, keep_data: bool) -> Blob | None:
+        """The next *count* numbers as the bytes of a tensor; None without *keep_data*."""
+        if not self._is_fixed:
+            values = self._variable(count, name)
+            return values.view(np.uint8) if keep_data else None
+        if keep_data:
+            return self._source.blob(count * self.least_bytes)
+        self._source.skip(count * self.least_bytes)
+        return None
+
+    def _variable(self, count: int, name: str) -> NDArray[Any]:
+        values = np.empty(count, _BITS.get(self.dtype) or _SIGNED[self.dtype])
+        filled = 0
+        held = b""
+        while filled < count:
+            # each number has a byte or more, so this takes nothing that comes after the last
+            held += self._source.take(max(1, min(CHUNK, count - filled - bool(held))))
+            numbers, held = self._whole(held, name)
+            limits = np.iinfo(values.dtype)
+            if numbers and not limits.min <= min(numbers) <= max(numbers) <= limits.max:
+                raise RecordError(f"{self._source.name}: {name} has numbers too large for {self.dtype}")
+            values[filled : filled + len(numbers)] = numbers
+            filled += len(numbers)
+        return values
+
+    def _whole(self, data: bytes, name: str) -> tuple[list[int], bytes]:
+        """The numbers that *data* begins with, and what is left of it: the beginning of another."""
+        numbers = []
+        at = 0
+        while at < len(data):
+            first = data[at]
+            end = at + 1 + MARKED.get(first, 0)
+            if first > max(MARKED):
+                raise RecordError(f"{self._source.name}: {name} has byte {first}, which begins no number")
+            if end > len(data):
+                break
+            number = first if end == at + 1 else int.from_bytes(data[at + 1 : end], "little")
+            if self.dtype in _SIGNED:
+                number = number // 2 if number % 2 == 0 else -(number + 1) // 2
+            numbers.append(number)
+            at = end
+        return numbers, data[at:]

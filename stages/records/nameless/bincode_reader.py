@@ -1,0 +1,216 @@
+"""Reading bincode 2 along an example tree."""
+
+import struct
+from dataclasses import dataclass
+
+from stages.contracts.errors import RecordError
+from stages.records.dtypes import ITEM_SIZES
+from stages.records.flat import data_section
+from stages.records.flat import dotted as flat
+from stages.records.flat.data_section import BOOL_STORES
+from stages.records.flat.dotted import MAX_ENTRIES
+from stages.records.nameless.bincode_numbers import MARKED, Varints
+from stages.records.nameless.dtype_tables import DtypeTable, table_of, version_of
+from stages.records.source import Source
+from stages.records.tree import Map, Metadata, RawTensor, Record, Signed, Some, Tree, Variant
+
+MAX_TEXT = 1 << 24
+"""Bytes of one text."""
+
+
+@dataclass(frozen=True)
+class _AnyOf:
+    """Examples of which any may be meant: the elements of a vector, the values of a map."""
+
+    examples: tuple[Tree, ...]
+
+
+def decoded(source: Source, like: Tree, *, keep_data: bool = True) -> Record:
+    """The record in *source*, which is left after the item. *like* is an example of the item.
+
+    Shapes, dtypes and numbers of the example do not matter (before Burn 0.14, whether a tensor is of floats,
+    integers or Bool does). Raises `RecordError` for anything else than such an item.
+    """
+    if like is None:
+        raise RecordError(
+            f"{source.name} is bincode, which has no names: give an example of what is in it (the record of "
+            "a fresh module of the same class; () for a constant learning rate), or use a format with names"
+        )
+    reader = _Reader(source)
+    metadata = Metadata(*(reader.text("the metadata") for _ in range(5)))
+    reader.begin(metadata, keep_data=keep_data)
+    return Record(None if like == () else reader.node(like, ()), metadata)
+
+
+class _Reader:
+    """Takes from *source* what an example says."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._metadata = Metadata("", "", "", "", "")
+        self._table: DtypeTable | None = None
+        self._keep_data = True
+
+    def begin(self, metadata: Metadata, *, keep_data: bool) -> None:
+        """Read tensors as the version that *metadata* names wrote them."""
+        self._metadata = metadata
+        self._keep_data = keep_data
+        self._table = table_of(metadata) if version_of(metadata) >= (0, 14) else None
+
+    def node(self, like: Tree, path: tuple[str, ...]) -> Tree:
+        """What comes next, of the kind of *like*."""
+        if isinstance(like, RawTensor):
+            name = _name(path)
+            return self._tensor(name, self._table) if self._table else self._old_tensor(like, name)
+        if isinstance(like, Some):
+            return Some(self.node(like.value, path)) if self._flag(path, "the tag of an option") else None
+        if isinstance(like, Variant | _AnyOf):
+            return self._variant(like.examples if isinstance(like, _AnyOf) else (like,), path)
+        if isinstance(like, Map):
+            return self._map(like, path)
+        if isinstance(like, dict):
+            return {key: self.node(value, flat.longer(path, key)) for key, value in like.items()}
+        if isinstance(like, tuple):
+            return tuple(self.node(value, flat.longer(path, str(i))) for i, value in enumerate(like))
+        if isinstance(like, list):
+            return self._vector(like, path)
+        return self._scalar(like, path)
+
+    def text(self, name: str) -> str:
+        """The text that comes next."""
+        size = self._size(MAX_TEXT, f"{name} has a text")
+        try:
+            return self._source.take(size).decode()
+        except UnicodeDecodeError as error:
+            raise self._error(f"{name} has a text that is no UTF-8") from error
+
+    def _variant(self, examples: tuple[Tree, ...], path: tuple[str, ...]) -> Tree:
+        if not all(isinstance(example, Variant) for example in examples):
+            return self.node(examples[0], path)
+        index = self._number()
+        meant = [example for example in examples if example.index == index]
+        if not meant:
+            known = ", ".join(sorted({f"{example.index} ({example.name})" for example in examples}))
+            raise self._error(f"{_name(path)} is case {index} of an enum, the example knows {known}")
+        inner = meant[0].value if len(meant) == 1 else _AnyOf(tuple(example.value for example in meant))
+        return Variant(meant[0].name, index, self.node(inner, flat.longer(path, meant[0].name)))
+
+    def _map(self, like: Map, path: tuple[str, ...]) -> Map:
+        found = Map()
+        others = _AnyOf(tuple(like.values()))
+        for _ in range(self._size(MAX_ENTRIES, f"{_name(path)} is a map")):
+            key = self.text(_name(path))
+            if key in found or "\0" in key or ".." in key or not like:
+                raise self._error(
+                    f"{_name(path)} has the key {key[:100]!r}: it is there twice, has a NUL or '..' in it, "
+                    "or the example has none"
+                )
+            found[key] = self.node(like.get(key, others), flat.longer(path, key))
+        return found
+
+    def _vector(self, like: list[Tree], path: tuple[str, ...]) -> list[Tree]:
+        size = self._size(MAX_ENTRIES, f"{_name(path)} is a vector")
+        if size and not like:
+            raise self._error(f"{_name(path)} has {size} elements, and the example has none to go by")
+        examples = like if size == len(like) else [_AnyOf(tuple(like))] * size
+        return [self.node(example, flat.longer(path, str(i))) for i, example in enumerate(examples)]
+
+    def _scalar(self, like: Tree, path: tuple[str, ...]) -> Tree:
+        name = _name(path)
+        if like is None:
+            if self._source.take(1) != b"\0":
+                raise self._error(f"{name} is a constant in the example, and no zero byte in the file")
+            return None
+        if isinstance(like, bool):
+            return self._flag(path, "true or false")
+        if isinstance(like, Signed):
+            number = self._number()
+            return Signed(number // 2 if number % 2 == 0 else -(number + 1) // 2)
+        if isinstance(like, int):
+            return self._number()
+        if isinstance(like, float):
+            return struct.unpack("<d", self._source.take(8))[0]
+        if isinstance(like, str):
+            return self.text(name)
+        if isinstance(like, bytes):
+            return self._source.take(self._size(self._source.remaining(), f"{name} is bytes"))
+        raise self._error(f"{name} is a {type(like).__name__} in the example, which no record can hold")
+
+    def _tensor(self, name: str, table: DtypeTable) -> RawTensor:
+        size = self._size(self._source.remaining(), f"{name} is a tensor")
+        data = None
+        if self._keep_data:
+            data = self._source.blob(size)
+        else:
+            self._source.skip(size)
+        shape = self._shape(name)
+        dtype, width = self._dtype(name, table)
+        expected = data_section.checked_shape(shape, name, where=self._source.name) * width
+        if size != expected:
+            raise self._error(f"{name} has {size} bytes, but shape {list(shape)} of {dtype} takes {expected}")
+        if data is None:
+            return data_section.without_data(dtype, shape)
+        return data_section.with_data(dtype, shape, data=data, where=f"{self._source.name}: {name}")
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._number() for _ in range(self._size(data_section.MAX_RANK, f"{name} has a shape")))
+
+    def _dtype(self, name: str, table: DtypeTable) -> tuple[str, int]:
+        """The dtype's name, and the bytes of one element in the file."""
+        index = self._number()
+        if index >= len(table.names):
+            raise self._error(
+                f"{name} has the dtype number {index}, Burn {self._metadata.version[:20]} knows 0 to "
+                f"{len(table.names) - 1}: the file is altered, or no record of such a module"
+            )
+        dtype = table.names[index]
+        if dtype == "QFloat":
+            raise self._error(f"{name} is quantised, which only Burn can read: dequantise it there first")
+        width = ITEM_SIZES[dtype]
+        if dtype == "Bool" and table.bool_has_store:
+            store = self._number()
+            if store >= len(BOOL_STORES):
+                raise self._error(
+                    f"{name} is Bool stored in way {store}, known are 0 to {len(BOOL_STORES) - 1}"
+                )
+            width = list(BOOL_STORES.values())[store]
+        return ("F32" if dtype == "Flex32" else dtype), width
+
+    def _old_tensor(self, like: RawTensor, name: str) -> RawTensor:
+        """A tensor of 0.13 or before: its numbers, of a kind that only the metadata says, and its shape."""
+        numbers = Varints(self._source, self._metadata, like.dtype)
+        size = self._size(self._source.remaining() // numbers.least_bytes, f"{name} is a tensor")
+        data = numbers.taken(size, name, keep_data=self._keep_data)
+        shape = self._shape(name)
+        if data_section.checked_shape(shape, name, where=self._source.name) != size:
+            raise self._error(f"{name} has {size} numbers, but shape {list(shape)}")
+        if data is None:
+            return data_section.without_data(numbers.dtype, shape)
+        return data_section.with_data(numbers.dtype, shape, data=data, where=f"{self._source.name}: {name}")
+
+    def _flag(self, path: tuple[str, ...], what: str) -> bool:
+        byte = self._source.take(1)[0]
+        if byte > 1:
+            raise self._error(f"{_name(path)} should begin with {what}, 0 or 1, there is {byte}")
+        return byte == 1
+
+    def _size(self, limit: int, what: str) -> int:
+        size = self._number()
+        if size > limit:
+            raise self._error(f"{what} of {size}, at most {limit} can be read")
+        return size
+
+    def _number(self) -> int:
+        first = self._source.take(1)[0]
+        if first not in MARKED:
+            if first > max(MARKED):
+                raise self._error(f"byte {first} begins no number")
+            return first
+        return int.from_bytes(self._source.take(MARKED[first]), "little")
+
+    def _error(self, what: str) -> RecordError:
+        return RecordError(f"{self._source.name}, before offset {self._source.offset}: {what}")
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return ".".join(path) or "the item"

@@ -1,0 +1,1 @@
+"""A torch optimizer as Burn's record of it, and back."""

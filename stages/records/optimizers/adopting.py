@@ -1,0 +1,83 @@
+"""An optimizer that goes on from a record that Burn wrote, whose ids are not ours."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.contracts.errors import RecordError
+from stages.records.modules.described import skeleton_of
+from stages.records.modules.slots import slots
+from stages.records.optimizers.moments import STEP, form_of, read
+from stages.records.optimizers.state import assign, members, new_step, options_of, places_of, settled
+from stages.records.tensors import raw_tree
+from stages.records.tree import Tree, leaves
+
+
+def adopt_optimizer(
+    optimizer: torch.optim.Optimizer,
+    module: nn.Module,
+    item: Tree,
+    model_item: Tree,
+    *,
+    source: str = "the optimizer's record",
+) -> list[str]:
+    """Give *optimizer* the state of a record that Burn wrote, and the paths of parameters it has none for.
+
+    Its ids are those of *model_item*, the record of the model that lies beside it. What it has no word of
+    (options, RMSProp's step) stays or begins as new. Raises `RecordError` where the two do not fit
+    *optimizer*, and then nothing has changed.
+    """
+    form = form_of(optimizer)
+    if form is None:
+        raise RecordError(
+            f"{source}: Burn has no {type(optimizer).__name__}, so it cannot be continued from it"
+        )
+    tree = skeleton_of(module)
+    foreign, entries, places = _ids(model_item), raw_tree(item) or {}, places_of(module, tree)
+    paths = {slot.id: path for path, slot in slots(tree)}
+    states, without = [], []
+    for group, parameter in members(optimizer):
+        own = places.get(id(parameter), ())
+        found = [(slot, entries.get(foreign.get(paths[slot.id], ""))) for slot in own]
+        if not found or any(node is None for _, node in found):
+            without += [paths[slot.id] for slot, node in found if node is None]
+            states.append(dict(optimizer.state.get(parameter, {})))
+            continue
+        new = _new(optimizer, group, parameter)
+        taken = {key: entry for key, entry in read(form, found, parameter, source).items() if key in new}
+        taken = {key: settled(entry, key, group, parameter) for key, entry in taken.items()}
+        states.append({**new, **taken})
+    assign(optimizer, [options_of(group) for group in optimizer.param_groups], states)
+    return without
+
+
+def _new(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """The state that *optimizer* would give *parameter* at its first step."""
+
+    def zeros() -> Tensor:
+        return torch.zeros_like(parameter, requires_grad=False)
+
+    step = new_step(0, group, parameter)
+    state: dict[str, Any]
+    if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+        state = {STEP: step, "exp_avg": zeros(), "exp_avg_sq": zeros()}
+        return {**state, "max_exp_avg_sq": zeros()} if group["amsgrad"] else state
+    if isinstance(optimizer, torch.optim.SGD):
+        return {"momentum_buffer": None} if group["momentum"] else {}
+    if isinstance(optimizer, torch.optim.RMSprop):
+        state = {STEP: step, "square_avg": zeros()}
+        state |= {"momentum_buffer": zeros()} if group["momentum"] > 0 else {}
+        return state | ({"grad_avg": zeros()} if group["centered"] else {})
+    return {STEP: step, "sum": zeros()}
+
+
+def _ids(model_item: Tree) -> dict[str, str]:
+    """The id that a model's record gives the parameter at each path."""
+    found = leaves(raw_tree(model_item))
+    return {
+        path.removesuffix(".id"): leaf
+        for path, leaf in found
+        if path.endswith(".id") and isinstance(leaf, str)
+    }

@@ -1,0 +1,166 @@
+"""Burn's record of a torch optimizer, what it leaves out, and the way back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.contracts.errors import RecordError
+from stages.records.modules.slots import Slot
+from stages.records.optimizers.moments import form_of, kept, read, recorded
+from stages.records.optimizers.state import (
+    assign,
+    members,
+    new_step,
+    options_of,
+    parameters_of,
+    places_of,
+    settled,
+)
+from stages.records.tensors import raw_tree
+from stages.records.tree import Map, Tree
+
+
+def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree = None) -> Tree:
+    """Burn's record of *optimizer*, a map from the ids of *module*'s parameters to their state.
+
+    None for an optimizer that Burn has not. Parameters with no state have no entry; tied ones have one at
+    each place. *skeleton* is the module's, for who has it already.
+    """
+    form = form_of(optimizer)
+    if form is None:
+        return None
+    places = places_of(module, skeleton)
+    record = Map()
+    for parameter in parameters_of(optimizer):
+        for slot in places.get(id(parameter), ()):
+            state = recorded(form, optimizer.state.get(parameter, {}), parameter, slot)
+            if state is not None:
+                record[slot.id] = state
+    return record
+
+
+def optimizer_rest(optimizer: torch.optim.Optimizer, module: nn.Module) -> Tree:
+    """What an exact resume needs beside `optimizer_record`: the options, and every entry not held there.
+
+    A tree of numbers, text and torch tensors. All of the ``state_dict`` for an optimizer Burn has not.
+    """
+    name, form = type(optimizer).__name__, form_of(optimizer)
+    if form is None:
+        return {"optimizer": name, "state_dict": _texted(optimizer.state_dict(), "state_dict")}
+    places = places_of(module, None)
+    state: dict[str, Tree] = {}
+    held: dict[str, list[str]] = {}
+    for index, (group, parameter) in enumerate(members(optimizer)):
+        entries = optimizer.state.get(parameter, {})
+        names = _held(
+            form, entries, parameter, places.get(id(parameter), ()), step=new_step(0, group, parameter)
+        )
+        held[str(index)] = sorted(names)
+        left = {key: entry for key, entry in entries.items() if key not in names}
+        if left:
+            state[str(index)] = _texted(left, f"state.{index}")
+    groups = [_texted(options_of(group), "param_groups") for group in optimizer.param_groups]
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    return {"optimizer": name, "param_groups": groups, "sizes": sizes, "held": held, "state": state}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item: Tree, rest: Tree) -> None:
+    """Give *optimizer* what `optimizer_record` and `optimizer_rest` took, bit for bit.
+
+    Raises `RecordError` where they are another optimizer's, and then nothing has changed.
+    """
+    _check(optimizer, rest)
+    form = form_of(optimizer)
+    if form is None:
+        _load_whole(optimizer, rest["state_dict"])
+        return
+    places, entries = places_of(module, None), raw_tree(item) or {}
+    groups = [
+        _merged(group, saved)
+        for group, saved in zip(optimizer.param_groups, rest["param_groups"], strict=True)
+    ]
+    states = []
+    for index, (group, parameter) in enumerate(members(optimizer, groups)):
+        names = rest["held"].get(str(index), [])
+        found = [(slot, entries.get(slot.id)) for slot in places.get(id(parameter), ())]
+        state = read(form, found, parameter, "the optimizer's record") if names else {}
+        lacking = [name for name in names if name not in state]
+        if lacking:
+            raise RecordError(f"the optimizer's record has no {', '.join(lacking)} of parameter {index}")
+        state = {name: settled(state[name], name, group, parameter) for name in names}
+        left = rest["state"].get(str(index), {})
+        states.append({**state, **{key: settled(left[key], key, group, parameter) for key in left}})
+    assign(optimizer, groups, states)
+
+
+def _held(
+    form: Tree, entries: Mapping[str, Any], parameter: Tensor, slots: Sequence[Slot], *, step: Tensor
+) -> set[str]:
+    """The entries that the record brings back, which may be none."""
+    if not slots or recorded(form, entries, parameter, slots[0]) is None:
+        return set()
+    return kept(form, entries, parameter, step=step)
+
+
+def _check(optimizer: torch.optim.Optimizer, rest: Tree) -> None:
+    name = type(optimizer).__name__
+    if not isinstance(rest, dict) or rest.get("optimizer") != name:
+        other = rest.get("optimizer") if isinstance(rest, dict) else rest
+        raise RecordError(
+            f"the state is one of {other}, the optimizer a {name}: take the one it was saved from"
+        )
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if "sizes" in rest and list(rest["sizes"]) != sizes:
+        raise RecordError(f"the state has groups of {rest['sizes']} parameters, the optimizer of {sizes}")
+
+
+def _merged(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The options *saved*; a list where *group* has a tuple, which files do not know, is one again."""
+    return {
+        key: tuple(value) if isinstance(group.get(key), tuple) and isinstance(value, list) else _copied(value)
+        for key, value in saved.items()
+    }
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _load_whole(optimizer: torch.optim.Optimizer, saved: Tree) -> None:
+    """Load a whole ``state_dict`` whose keys became text and whose tuples became lists."""
+    state, groups = saved.get("state", {}), saved.get("param_groups", [])
+    state = {int(key) if key.isdigit() else key: entry for key, entry in state.items()}
+    groups = [_merged(now, then) for now, then in zip(optimizer.param_groups, groups, strict=False)]
+    try:
+        optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"the state is not one of this {type(optimizer).__name__}: {error}") from error
+    for index, parameter in enumerate(parameters_of(optimizer)):
+        _undo_casts(optimizer.state.get(parameter, {}), state.get(index, {}))
+
+
+def _undo_casts(loaded: Any, saved: Tree) -> None:
+    """Take back the bits of what torch, on loading, cast to its parameter's type."""
+    for key, entry in saved.items() if isinstance(saved, dict) else ():
+        now = loaded.get(key)
+        if isinstance(entry, Tensor) and isinstance(now, Tensor) and now.dtype != entry.dtype:
+            loaded[key] = entry.to(now.device, copy=True)
+
+
+def _texted(node: Any, path: str) -> Tree:
+    """*node* with text for keys that are whole numbers, and lists for tuples."""
+    if isinstance(node, dict):
+        return {_text(key, path): _texted(value, f"{path}.{key}") for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_texted(value, f"{path}.{key}") for key, value in enumerate(node)]
+    if node is None or isinstance(node, bool | int | float | str | bytes | Tensor):
+        return node
+    raise RecordError(f"the optimizer's {path} is a {type(node).__name__}, which cannot be recorded")
+
+
+def _text(key: Any, path: str) -> str:
+    if isinstance(key, str | int) and not isinstance(key, bool):
+        return str(key)
+    raise RecordError(f"the optimizer's {path} has the key {key!r}, which is no text")

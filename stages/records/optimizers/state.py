@@ -1,0 +1,75 @@
+"""A torch optimizer's parameters, where they stand in a module's record, and the state it keeps of each."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.records.modules.described import skeleton_of
+from stages.records.modules.slots import Slot, slots
+from stages.records.optimizers.moments import STEP
+from stages.records.tree import Tree
+
+Options = dict[str, Any]
+"""Of one group: learning rate, betas and the like."""
+
+
+def places_of(module: nn.Module, skeleton: Tree) -> dict[int, list[Slot]]:
+    """The slots of each parameter, by its identity."""
+    by_name: dict[str, list[Slot]] = {}
+    for _, slot in slots(skeleton_of(module) if skeleton is None else skeleton):
+        by_name.setdefault(slot.name, []).append(slot)
+    places: dict[int, list[Slot]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).extend(by_name.get(name, ()))
+    return places
+
+
+def members(
+    optimizer: torch.optim.Optimizer, groups: list[Options] | None = None
+) -> Iterator[tuple[Options, Tensor]]:
+    """Each parameter with its group's options, those of *groups* where given."""
+    for place, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            yield (groups[place] if groups else group), parameter
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Every parameter, in the order of the ``state_dict``."""
+    return (parameter for _, parameter in members(optimizer))
+
+
+def options_of(group: Mapping[str, Any]) -> Options:
+    """What *group* says beside its parameters."""
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def new_step(value: float, group: Mapping[str, Any], parameter: Tensor) -> Tensor:
+    """The ``step`` of a new optimizer of torch's, at *value*."""
+    on_device = bool(group.get("capturable") or group.get("fused"))
+    wide = torch.get_default_dtype() == torch.float64 and not group.get("fused")
+    dtype = torch.float64 if wide else torch.float32
+    return torch.tensor(float(value), dtype=dtype, device=parameter.device if on_device else "cpu")
+
+
+def settled(entry: Any, key: str, group: Mapping[str, Any], parameter: Tensor) -> Any:
+    """*entry* where, and as what, an optimizer keeps it; a copy of its own."""
+    if key == STEP and isinstance(entry, int):
+        return new_step(entry, group, parameter)
+    if not isinstance(entry, Tensor):
+        return entry
+    device = new_step(0, group, parameter).device if key == STEP else parameter.device
+    if entry.shape == parameter.shape:  # in the parameter's order in memory, as torch makes it
+        return torch.empty_like(parameter, dtype=entry.dtype, requires_grad=False).copy_(entry)
+    return entry.detach().to(device, copy=True)
+
+
+def assign(optimizer: torch.optim.Optimizer, groups: list[Options], states: list[dict[str, Any]]) -> None:
+    """Give *optimizer* the options *groups* and, one for each parameter, the *states*."""
+    for group, options in zip(optimizer.param_groups, groups, strict=True):
+        group.update(options)
+    for (_, parameter), state in zip(members(optimizer), states, strict=True):
+        optimizer.state.pop(parameter, None)
+        if state:
+            optimizer.state[parameter] = state

@@ -1,0 +1,107 @@
+"""Where a reader takes its bytes: never more than there are, and no memory before it is known that they are.
+
+Every reader of a format goes through a `Source`, so the rules for files from strangers stand in one place.
+"""
+
+import io
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stages.contracts.errors import RecordError
+
+Blob = NDArray[np.uint8]
+"""Bytes in memory of their own, which `memoryview` and torch share without copying."""
+
+
+class Source(Protocol):
+    """A stream of bytes whose end is known."""
+
+    name: str
+    """Of the file, for messages."""
+    offset: int
+    """Bytes taken so far."""
+
+    def remaining(self) -> int:
+        """How many bytes there can be at most from here: what is declared longer is refused unread."""
+
+    def take(self, size: int) -> bytes:
+        """The next *size* bytes, for headers and short values. Raises `RecordError` where there are fewer."""
+
+    def blob(self, size: int) -> Blob:
+        """The next *size* bytes in memory of their own. Raises `RecordError` where there are fewer."""
+
+    def skip(self, size: int) -> None:
+        """Go past *size* bytes without keeping them. Raises `RecordError` where there are fewer."""
+
+    def finish(self) -> None:
+        """Raises `RecordError` unless the stream ends here, whole."""
+
+    def close(self) -> None:
+        """Let the file go."""
+
+
+class PlainSource:
+    """A file, or bytes in memory, that is not compressed."""
+
+    def __init__(self, file: BinaryIO, size: int, name: str) -> None:
+        self.name = name
+        self.offset = 0
+        self._size = size
+        self._file = file
+
+    @classmethod
+    def of_file(cls, path: Path) -> "PlainSource":
+        """The content of *path*."""
+        return cls(path.open("rb"), path.stat().st_size, str(path))
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> "PlainSource":
+        """*data* itself."""
+        return cls(io.BytesIO(data), len(data), "the record in memory")
+
+    def remaining(self) -> int:
+        """Bytes to the end."""
+        return self._size - self.offset
+
+    def take(self, size: int) -> bytes:
+        """The next *size* bytes."""
+        self._need(size)
+        data = self._file.read(size)
+        self._count(len(data), size)
+        return data
+
+    def blob(self, size: int) -> Blob:
+        """The next *size* bytes in memory of their own."""
+        self._need(size)
+        data = np.empty(size, np.uint8)
+        self._count(self._file.readinto(data.data), size)  # type: ignore[attr-defined]  # typeshed lacks it
+        return data
+
+    def skip(self, size: int) -> None:
+        """Go past *size* bytes."""
+        self._need(size)
+        self._file.seek(size, 1)
+        self.offset += size
+
+    def finish(self) -> None:
+        """Raises `RecordError` where bytes are left."""
+        if self.remaining():
+            raise RecordError(f"{self.name} goes on for {self.remaining()} bytes after its end")
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
+    def _need(self, size: int) -> None:
+        if not 0 <= size <= self.remaining():
+            raise RecordError(
+                f"{self.name}, offset {self.offset}: {size} bytes are declared, {self.remaining()} are left"
+            )
+
+    def _count(self, got: int, size: int) -> None:
+        self.offset += got
+        if got != size:
+            raise RecordError(f"{self.name}, offset {self.offset}: the file ended {size - got} bytes early")

@@ -1,0 +1,243 @@
+"""``learner records``, as it is typed, on files that Burn wrote."""
+
+import gzip
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+from stages.contracts.errors import StageError
+from stages.records.formats import FORMATS, read, write
+from stages.records.named.container import metadata_of
+from stages.records.precision import FullPrecision
+from stages.records.tree import RawTensor, Record
+
+BURN = Path(__file__).parents[3] / "shared" / "burn"
+MPK, BPK = BURN / "model.mpk", BURN / "model.bpk"
+needs_burn = pytest.mark.skipif(not MPK.exists(), reason="files that Burn wrote are not beside this project")
+NAMED = [name for name, form in FORMATS.items() if form.has_names]
+
+
+def learner(*arguments):
+    """How ``learner records`` ends: its code and what it prints; an error as `main` shows it."""
+    done = CliRunner().invoke(app, ["records", *map(str, arguments)])
+    if isinstance(done.exception, StageError):
+        return done.exception.exit_code, f"error: {done.exception}"
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def record(path, values=(1.0, 2.0, 3.0), **item):
+    """A small record at *path*."""
+    array = np.array(values, "<f4")
+    tree = {"fc": {"weight": {"id": "0" * 13, "param": RawTensor.of("F32", array.shape, array.tobytes())}}}
+    write(Record(tree | item, metadata_of("…", FullPrecision)), path, FORMATS["named_mpk_gz"])
+    return path
+
+
+@needs_burn
+def test_show_tells_what_burn_wrote():
+    code, text = learner("show", MPK)
+
+    assert code == 0
+    assert "named_mpk, 58,001 bytes\nBurn 0.17.0, HalfPrecisionSettings" in text
+    assert "42 tensors, 27,457 parameters, 54,914 bytes of tensors" in text
+    assert "\nfc\n  weight  F16 [64, 1]  id vbh7uti4e9e08\n" in text
+
+
+@needs_burn
+def test_show_says_the_same_as_json():
+    told = json.loads(learner("show", BPK, "--json")[1])
+
+    assert (told["format"], told["tensors"], told["parameters"]) == ("burnpack", 18, 260_810)
+    assert told["entries"][0]["path"] == "conv1.conv.weight"
+    assert told["entries"][0]["shape"] == [64, 1, 3, 3]
+
+
+def test_show_hides_constants_until_asked(tmp_path):
+    path = record(tmp_path / "a.mpk.gz", stride=[None, None], rate=0.5)
+
+    assert "stride" not in learner("show", path)[1]
+    assert "rate  0.5" in learner("show", path)[1]
+    assert "stride" in learner("show", path, "--all")[1]
+
+
+def test_show_of_a_file_without_names_tells_its_metadata_and_what_is_missing(tmp_path):
+    for form in (FORMATS["bin"], FORMATS["bin_gz"]):
+        path = tmp_path / f"a{form.suffix}"
+        write(Record({"rate": 0.5}, metadata_of(form.type_name, FullPrecision)), path, form)
+        code, text = learner("show", path)
+
+        assert code == 0
+        assert "Burn 0.21.0, FullPrecisionSettings" in text
+        assert "no names" in text
+        assert learner("verify", path)[0] == 0
+
+
+@needs_burn
+@pytest.mark.parametrize("name", NAMED)
+def test_a_file_goes_to_every_named_form_and_back(tmp_path, name):
+    there, back = tmp_path / f"a{FORMATS[name].suffix}", tmp_path / "back.mpk"
+
+    assert learner("convert", MPK, there) == (0, "")
+    assert learner("convert", there, back) == (0, "")
+
+    assert learner("diff", MPK, there)[0] == 0
+    assert learner("verify", there)[0] == 0
+    if name != "burnpack":  # which has no place for nil constants
+        assert back.read_bytes() == MPK.read_bytes()
+    assert learner("diff", MPK, back, "--ids") == (0, "equal\n")
+
+
+@needs_burn
+def test_a_burnpack_goes_to_safetensors_and_back_without_loss(tmp_path):
+    there, back = tmp_path / "a.safetensors", tmp_path / "back.bpk"
+
+    learner("convert", BPK, there)
+    learner("convert", there, back)
+
+    assert back.read_bytes() == BPK.read_bytes()
+
+
+@needs_burn
+def test_recorder_says_the_form_where_the_suffix_does_not(tmp_path):
+    assert learner("convert", MPK, tmp_path / "plain", "--recorder", "json_gz")[0] == 0
+
+    json.loads(gzip.decompress((tmp_path / "plain").read_bytes()))
+
+
+@needs_burn
+def test_precision_is_changed_where_asked_and_a_loss_is_told(tmp_path):
+    half = tmp_path / "half.bpk"
+    code, text = learner("convert", BPK, half, "--precision", "half")
+
+    assert (code, text.count("\n")) == (0, 1)
+    assert text.startswith("warning: half precision loses bits of conv1.conv.weight and 17 more")
+    assert learner("convert", half, tmp_path / "full.bpk", "--precision", "full") == (0, "")
+    differ, told = learner("diff", BPK, tmp_path / "full.bpk", "--json")
+    found = json.loads(told)["differences"]
+    assert differ == 1
+    assert {row["what"] for row in found} == {"value"}
+    assert max(row["largest"] for row in found) < 0.05
+
+
+def test_what_is_there_is_not_replaced_unless_asked(tmp_path):
+    first, second = record(tmp_path / "a.mpk.gz"), record(tmp_path / "b.mpk.gz", [9.0])
+
+    code, text = learner("convert", first, second)
+    assert (code, "--force" in text) == (1, True)
+    assert learner("diff", first, second)[0] == 1
+    assert learner("convert", first, second, "--force")[0] == 0
+    assert learner("diff", first, second)[0] == 0
+    code, text = learner("convert", first, first, "--force")
+    assert (code, "is the file that is to be read" in text) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("show", "nowhere.mpk"), 1, "there is no record nowhere.mpk"),
+        (("verify", "nowhere"), 1, "there is no file and no directory nowhere"),
+        (("show", "model.pt"), 1, "a record's name ends in one of .mpk.gz, .mpk"),
+        (("convert", "a.mpk", "b.mpk", "--recorder", "burnpak"), 2, "Did you mean 'burnpack'?"),
+        (("convert", "a.mpk", "b.bin"), 2, "--learner"),
+        (("diff", "a.mpk", "b.bin"), 2, "--learner"),
+    ],
+)
+def test_a_mistake_is_told(tmp_path, monkeypatch, arguments, code, words):
+    monkeypatch.chdir(tmp_path)
+
+    got, text = learner(*arguments)
+
+    assert got == code
+    assert words in text
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:-9], lambda data: data + b"x", lambda data: data[:40]])
+def test_verify_finds_a_file_that_is_cut_or_goes_on(tmp_path, spoil):
+    whole, spoilt = record(tmp_path / "a.mpk.gz"), tmp_path / "b.mpk.gz"
+    spoilt.write_bytes(spoil(whole.read_bytes()))
+
+    code, text = learner("verify", whole, spoilt)
+
+    assert code == 1
+    first, second = text.splitlines()
+    assert first == f"{whole}: ok (Burn 0.21.0, 1 tensors, 12 bytes)"
+    assert second.startswith(f"{spoilt}: wrong: ")
+
+
+def checkpoint(folder, epoch):
+    """The files of a checkpoint, as the checkpointer leaves them."""
+    parts = [record(folder / f"{part}-{epoch}.mpk.gz", [epoch]) for part in ("model", "optim", "scheduler")]
+    files = {
+        part.name: {"size": part.stat().st_size, "sha256": hashlib.sha256(part.read_bytes()).hexdigest()}
+        for part in parts
+    }
+    return record(folder / f"trainer-{epoch}.mpk.gz", files=files)
+
+
+def test_verify_says_which_checkpoints_are_whole(tmp_path):
+    folder = tmp_path / "checkpoint"
+    for epoch in (1, 2, 3, 4):
+        checkpoint(folder, epoch)
+    record(folder / "model-2.mpk.gz", [7.0])  # whole, and not what was written
+    (folder / "optim-3.mpk.gz").unlink()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "other.bin").write_bytes(b"no record")
+
+    code, text = learner("verify", tmp_path)
+
+    assert code == 1
+    told = [line.partition(": ") for line in text.splitlines() if line.startswith("checkpoint ")]
+    assert [words.startswith("ok") for _, _, words in told] == [True, False, False, True]
+    assert "is not as it was written" in told[1][2] or "bytes" in told[1][2]
+    assert "optim-3.mpk.gz is missing" in told[2][2]
+    assert "config.json" not in text
+    assert "other.bin" not in text
+
+
+def test_show_and_verify_load_no_torch_as_they_run(tmp_path):
+    path = record(tmp_path / "a.mpk.gz")
+    program = (
+        "import sys\nfrom pipeline.cli import app\n"
+        "assert not {'torch', 'numpy', 'prefect'} & sys.modules.keys()\n"
+        f"for name in ('show', 'verify'):\n    app(['records', name, {str(path)!r}], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_an_error_has_no_traceback(project):
+    refused = project.learner("records", "show", "nowhere.mpk")
+
+    assert (refused.code, refused.err) == (1, "error: there is no record nowhere.mpk\n")
+
+
+def test_what_convert_could_not_finish_leaves_nothing(tmp_path):
+    path = record(tmp_path / "a.mpk.gz", text="burnpack holds no text")
+
+    code, _ = learner("convert", path, tmp_path / "a.bpk")
+
+    assert code == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["a.mpk.gz"]
+    shutil.copy(path, tmp_path / "b.mpk.gz")
+    assert len(read(tmp_path / "b.mpk.gz").item) == 2
+
+
+def test_a_file_without_names_is_written_and_read_by_what_the_learner_knows(finished):
+    model, learner = "artifacts/model.mpk.gz", ("--learner", "artifacts/learner")
+
+    for source, target in ((model, "model.bin"), ("model.bin", "back.mpk.gz")):
+        done = finished.learner("records", "convert", source, target, *learner)
+        assert done.code == 0, done.text
+    compared = finished.learner("records", "diff", "--ids", model, "back.mpk.gz")
+
+    assert compared.code == 0, compared.text

@@ -1,0 +1,384 @@
+"""Burnpack, checked against a file that Burn wrote and against hand-made ones."""
+
+import contextlib
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stages.contracts.errors import RecordError
+from stages.records.dtypes import ITEM_SIZES
+from stages.records.flat import burnpack, cbor
+from stages.records.param_ids import id_of
+from stages.records.source import PlainSource
+from stages.records.tree import Map, RawTensor, Record, Signed, Some, Variant
+
+BURNS_OWN = Path(__file__).parents[3] / "shared/burn/model.bpk"
+
+
+def tensor(dtype="F32", shape=(2,), fill=1):
+    size = ITEM_SIZES[dtype]
+    for length in shape:
+        size *= length
+    return RawTensor.of(dtype, shape, bytes([fill]) * size)
+
+
+def comparable(node):
+    """*node* with what equality can see: types, and tensors by their bytes; the order of keys is not seen."""
+    if isinstance(node, RawTensor):
+        return ("tensor", node.dtype, node.shape, node.data().tobytes())
+    if isinstance(node, dict):
+        return {key: comparable(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [comparable(value) for value in node]
+    return (type(node).__name__, struct.pack("<d", node) if isinstance(node, float) else node)
+
+
+def written(record):
+    return b"".join(burnpack.encoded(record))
+
+
+def read(data, **options):
+    source = PlainSource.of_bytes(data)
+    record = burnpack.decoded(source, **options)
+    source.finish()
+    return record
+
+
+def described(**parts):
+    """A file with these CBOR parts, and 2,048 bytes of data."""
+    metadata = b"".join(cbor.encoded(parts))
+    return with_metadata(metadata)
+
+
+def with_metadata(metadata, data=bytes(2048)):
+    head = struct.pack("<4sHI", b"NRUB", 1, len(metadata)) + metadata
+    return head + bytes(-len(head) % 256) + data
+
+
+def at(start, end, *, dtype="F32", shape=(1,), **more):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end], **more}
+
+
+@pytest.fixture(scope="module")
+def burns_own():
+    if not BURNS_OWN.is_file():
+        pytest.skip(f"there is no {BURNS_OWN}: a file that Burn wrote")
+    return BURNS_OWN.read_bytes()
+
+
+KEYS = st.text(st.characters(exclude_characters=".\0", codec="utf-8"), min_size=1, max_size=4).filter(
+    lambda key: not key.isdigit()
+)
+TENSORS = st.builds(
+    tensor,
+    st.sampled_from(sorted(set(ITEM_SIZES) - {"Flex32"})),
+    st.lists(st.integers(0, 4), max_size=4).map(tuple),
+    st.integers(0, 1),
+)
+PARAMETERS = st.builds(
+    lambda number, param: {"id": id_of(number), "param": param}, st.integers(0, 2**64 - 1), TENSORS
+)
+SCALARS = st.one_of(
+    st.booleans(), st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1).map(Signed), st.floats()
+)
+TREES = st.recursive(
+    st.one_of(TENSORS, PARAMETERS, SCALARS),
+    lambda inner: st.one_of(
+        st.dictionaries(KEYS, inner, min_size=1, max_size=4), st.lists(inner, min_size=1, max_size=4)
+    ),
+    max_leaves=12,
+)
+ITEMS = st.dictionaries(KEYS, TREES, min_size=1, max_size=5)
+RECORDS = st.builds(
+    lambda item, extra: Record(item, extra=extra or None),
+    ITEMS,
+    st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+)
+
+
+def test_a_file_of_burn_comes_back_byte_for_byte(burns_own):
+    assert written(read(burns_own)) == burns_own
+
+
+def test_a_file_of_burn_is_the_tree_of_its_modules_with_the_ids_of_its_parameters(burns_own):
+    item = read(burns_own).item
+
+    assert list(item) == ["conv1", "conv2", "fc1", "fc2", "fc3"]
+    assert item["conv1"]["conv"]["weight"]["param"].shape == (64, 1, 3, 3)
+    assert len(item["fc1"]["weight"]["id"]) == 13
+
+
+def test_a_file_of_burn_cut_anywhere_is_refused(burns_own):
+    for end in [*range(2000), *range(2000, len(burns_own), 9973), len(burns_own) - 1]:
+        with pytest.raises(RecordError):
+            read(burns_own[:end])
+
+
+@given(RECORDS)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_tree_comes_back_with_its_ids_numbers_and_texts(record):
+    found = read(written(record))
+
+    assert comparable(found.item) == comparable(record.item)
+    assert found.extra == record.extra
+    assert found.metadata is None
+    assert written(found) == written(Record(found.item, extra=record.extra))
+
+
+@given(RECORDS, st.data())
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_an_altered_file_is_refused_or_read(record, data):
+    content = bytearray(written(record))
+    size = int.from_bytes(content[6:10], "little") + 10
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, size - 1))] = data.draw(st.integers(0, 255))
+
+    with contextlib.suppress(RecordError):
+        read(bytes(content))
+
+
+def test_a_small_file_cut_anywhere_is_refused():
+    item = {
+        "a": [tensor("F16"), tensor("Bool")],
+        "b": {"id": id_of(7), "param": tensor()},
+        "c": 1.5,
+        "d": True,
+    }
+    data = written(Record(item, extra={"k": "v"}))
+
+    for end in range(len(data)):
+        with pytest.raises(RecordError):
+            read(data[:end])
+
+
+def test_tensors_lie_at_multiples_of_256_in_the_order_of_the_tree_and_are_named_in_order():
+    data = written(Record({"z": tensor("U8", (3,), 7), "a": tensor("U8", (2,), 9)}))
+
+    assert data[256:259] == b"\7\7\7"
+    assert data[259:512] == bytes(253)
+    assert data[512:] == b"\x09\x09"
+    assert data.index(b"\x61a\xa3") < data.index(b"\x61z\xa3")
+
+
+def test_an_empty_record_is_padded_to_where_its_data_would_begin():
+    assert written(Record({})) == b"NRUB\x01\x00\x0a\x00\x00\x00\xa1\x67tensors\xa0" + bytes(236)
+    assert read(written(Record({}))).item == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "data"),
+    [
+        (0, "00"),
+        (23, "17"),
+        (24, "1818"),
+        (256, "190100"),
+        (2**16, "1a00010000"),
+        (2**64 - 1, "1bffffffffffffffff"),
+        (-1, "20"),
+        (-(2**63), "3b7fffffffffffffff"),
+        (1.0, "f93c00"),
+        (1.1, "fb3ff199999999999a"),
+        (100000.0, "fa47c35000"),
+        (float("inf"), "f97c00"),
+        (float("nan"), "f97e00"),
+        (-0.0, "f98000"),
+        (True, "f5"),
+        ("é", "62c3a9"),
+        ([1, [2]], "82018102"),
+        ({"a": 1}, "a1616101"),
+    ],
+)
+def test_cbor_is_written_in_its_shortest_form(value, data):
+    assert b"".join(cbor.encoded(value)).hex() == data
+
+
+def test_what_only_bincode_needs_is_gone_and_nil_is_left_out():
+    item = {"a": Some(tensor()), "b": None, "c": (1, 2), "d": Map(x=Variant("V1", 0, 3.0))}
+
+    found = read(written(Record(item))).item
+    assert comparable(found) == comparable({"a": tensor(), "c": [1, 2], "d": {"x": {"V1": 3.0}}})
+
+
+def test_keys_that_run_from_zero_are_a_list_in_the_order_of_their_numbers():
+    names = {f"layers.{index}.w": index for index in reversed(range(12))}
+    found = read(described(tensors={}, scalars={name: {"UInt": i} for name, i in names.items()})[:-2048]).item
+
+    assert found == {"layers": [{"w": index} for index in range(12)]}
+
+
+def test_keys_with_a_hole_or_a_leading_zero_are_no_list():
+    scalars = {"a.1": {"UInt": 1}, "b.00": {"UInt": 1}, "c.0": {"UInt": 1}, "c.2": {"UInt": 1}}
+
+    found = read(described(tensors={}, scalars=scalars)[:-2048]).item
+    assert found == {"a": {"1": 1}, "b": {"00": 1}, "c": {"0": 1, "2": 1}}
+
+
+def test_a_file_of_burn_0_19_has_its_tensors_without_gaps():
+    tensors = {"a": at(0, 4), "b": at(4, 6, dtype="F16"), "c": at(6, 1006, dtype="U8", shape=(1000,))}
+    metadata = b"".join(cbor.encoded({"tensors": tensors}))
+    content = bytes(range(6)) + b"\7" * 1000
+    data = struct.pack("<4sHI", b"NRUB", 1, len(metadata)) + metadata + content
+
+    item = read(data).item
+    assert b"".join(bytes(item[name].data()) for name in "abc") == content
+    assert read(data, keep_data=False).item["c"].shape == (1000,)
+    for end in range(len(metadata), len(data)):
+        with pytest.raises(RecordError):
+            read(data[:end])
+
+
+def test_a_file_that_lost_as_much_as_its_padding_is_not_taken_for_one_of_0_19():
+    data = written(Record({"a": tensor("U8", (1000,))}))
+    padding = 256 - len(data[:256].rstrip(b"\0"))
+
+    with pytest.raises(RecordError):
+        read(data[:-padding])
+
+
+@pytest.mark.parametrize("dtype", ["Bool", {"Bool": "Native"}, {"Bool": "U8"}])
+def test_every_form_of_bool_is_read(dtype):
+    data = described(tensors={"a": at(0, 2048, dtype=dtype, shape=(2048,))})
+
+    assert read(data).item["a"].dtype == "Bool"
+
+
+def test_a_bool_in_words_becomes_bytes():
+    data = described(tensors={"a": at(0, 8, dtype={"Bool": "U32"}, shape=(2,))})[:-2048] + b"\1\0\0\0\0\0\0\0"
+
+    assert bytes(read(data).item["a"].data()) == b"\1\0"
+
+
+def test_a_hole_and_what_a_later_burn_may_add_are_gone_past():
+    data = described(
+        tensors={"a": at(1024, 2048, shape=(256,), later=[1, {"x": [-1, 2.5]}, "text", True])}, later={"x": 1}
+    )
+
+    assert read(data).item["a"].shape == (256,)
+
+
+def test_without_its_data_a_tensor_has_a_shape_only(burns_own):
+    weight = read(burns_own, keep_data=False).item["fc1"]["weight"]["param"]
+
+    assert weight.shape == (1600, 128)
+    with pytest.raises(RecordError, match="not kept"):
+        weight.data()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"tensors": {"a": at(0, 4), "b": at(0, 4)}}, "inside the tensor before it"),
+        ({"tensors": {"a": at(0, 1024, shape=(256,)), "b": at(256, 260)}}, "inside the tensor before it"),
+        ({"tensors": {"a": at(8, 12)}}, "no multiple of 256"),
+        ({"tensors": {"a": at(4096, 4100)}}, "are declared"),
+        ({"tensors": {"a": at(0, 2**63, shape=(2**61,))}}, "are declared"),
+        ({"tensors": {"a": at(8, 4)}}, "takes 4 bytes"),
+        ({"tensors": {"a": at(0, 8)}}, "takes 4 bytes"),
+        ({"tensors": {"a": at(0, 0, shape=(2**62, 2**62))}}, "no memory could hold"),
+        ({"tensors": {"a": at(0, 0, shape=(0, 2**63))}}, "no memory could hold"),
+        ({"tensors": {"a": at(0, 4, shape=[1] * 33)}}, "an array of 33"),
+        ({"tensors": {"a": at(0, 4, shape=(-1,))}}, "a whole number is expected"),
+        ({"tensors": {"a": at(0, 4, dtype="F8")}}, "unknown dtype 'F8'"),
+        ({"tensors": {"a": at(0, 4, dtype={"QFloat": {"value": "Q8S"}})}}, "quantised"),
+        ({"tensors": {"a": at(0, 4, dtype={"Bool": "U16"})}}, "stored as 'U16'"),
+        ({"tensors": {"a": at(0, 4, dtype={})}}, "no name"),
+        ({"tensors": {"a": {"dtype": "F32", "shape": []}}}, "must have a dtype, a shape and two"),
+        ({"tensors": {"a": at(0, 4, param_id="x")}}, "a whole number is expected"),
+        ({"tensors": {"": at(0, 4)}}, "must be text without a NUL"),
+        ({"tensors": {"a..b": at(0, 4)}}, "must be text without a NUL"),
+        ({"tensors": {"../a": at(0, 4)}}, "must be text without a NUL"),
+        ({"tensors": {"a.": at(0, 4)}}, "must be text without a NUL"),
+        ({"tensors": {"a\0": at(0, 4)}}, "must be text without a NUL"),
+        ({"tensors": {".".join("a" * 129): at(0, 4)}}, "of 129 parts"),
+        ({"tensors": {"a": at(0, 4), "a.b": at(256, 260)}}, "only one can stand there"),
+        ({"tensors": {"a": at(256, 260), "a.b": at(0, 4)}}, "only one can stand there"),
+        ({"tensors": {"a": at(0, 4)}, "scalars": {"a": {"Int": 1}}}, "a tensor and a scalar"),
+        ({"tensors": {"a": at(0, 4, param_id=1)}, "scalars": {"a.id": {"Int": 1}}}, "only one can stand"),
+        ({"tensors": {}, "scalars": {"a": {"Text": "x"}}}, "not 'Text'"),
+        ({"tensors": {}, "scalars": {"a": {}}}, "not ''"),
+        ({"tensors": {}, "scalars": {"a": {"Int": 2**63}}}, "64 bits"),
+        ({"tensors": {}, "scalars": {"a": {"Float": 1}}}, "a float is expected"),
+        ({"tensors": {}, "scalars": {"a": {"Bool": 1}}}, "true or false"),
+        ({"tensors": {}, "metadata": {"a": 1}}, "text is expected"),
+        ({"tensors": []}, "a map is expected"),
+    ],
+)
+def test_what_burn_would_not_write_is_refused(parts, message):
+    with pytest.raises(RecordError) as raised:
+        read(described(**parts))
+
+    assert message in str(raised.value)
+
+
+DEEP = b"\xa1\x65later" + b"\x81" * 200 + b"\x00"
+TWICE = b"\xa1\x67scalars\xa2\x61a\xa1\x63Int\x01\x61a\xa1\x63Int\x01"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (b"", "ends where a value is expected"),
+        (b"\xa1", "a map of 1 is declared"),
+        (b"\xbb" + b"\xff" * 8, "a map of 18446744073709551615 is declared"),
+        (b"\xa1\x7b" + b"\xff" * 8, "bytes are declared"),
+        (b"\xa1\x61\xff\x00", "no UTF-8"),
+        (b"\xbf\xff", "open or reserved"),
+        (b"\xa0\x00", "1 bytes are left after"),
+        (DEEP, "deeper than 128"),
+        (b"\xa1\x65later\x9b" + b"\xff" * 8, "values are declared"),
+        (TWICE, "is there twice"),
+        (b"\xa2\x67tensors\xa0\x67tensors\xa0", "is there twice"),
+    ],
+)
+def test_metadata_that_is_not_whole_cbor_is_refused(metadata, message):
+    with pytest.raises(RecordError) as raised:
+        read(with_metadata(metadata))
+
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "bytes are declared"),
+        (b"BURN" + bytes(20), "is no burnpack"),
+        (b"NRUB\x02\0" + bytes(20), "version 2"),
+        (b"NRUB\x00\0" + bytes(20), "version 0"),
+        (b"NRUB\x01\0\xff\xff\xff\xff", "at most 104857600"),
+        (b"NRUB\x01\0\xff\0\0\0", "255 bytes are declared"),
+        (written(Record({})) + b"\0", "after its end"),
+    ],
+)
+def test_a_header_that_says_too_much_is_refused(data, message):
+    with pytest.raises(RecordError, match=message):
+        read(data)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"a": "text"}, "a is a str: burnpack holds tensors and numbers only"),
+        ({"a.b": 1}, "no name without a dot"),
+        ({"": 1}, "must be text without a NUL"),
+        (tensor(), "has no name"),
+        ({1: 1}, "keys must be text"),
+        ({"a": {"id": "no id!", "param": tensor()}}, "no id of a parameter"),
+        ({"a": [1], "b": {"c": object()}}, "b.c is a object"),
+        ({"a": 2**64}, "64 bits"),
+    ],
+)
+def test_what_burnpack_cannot_hold_is_refused_with_its_place(item, message):
+    with pytest.raises(RecordError) as raised:
+        written(Record(item))
+
+    assert message in str(raised.value)
+
+
+def test_short_names_cannot_ask_for_a_large_tree():
+    scalars = {f"{index}." + ".".join("a" * 100): {"UInt": 1} for index in range(1100)}
+
+    with pytest.raises(RecordError, match="more than 100000 nodes"):
+        read(described(tensors={}, scalars=scalars))

@@ -1,0 +1,319 @@
+"""gzip: one member that everybody reads, the same bytes on every run, and no file believed."""
+
+import gzip
+import io
+import random
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.contracts.errors import RecordError
+from stages.records.gzipped.source import GzipSource
+from stages.records.gzipped.writer import BLOCK, CHUNK, GzipWriter
+
+RANDOM = random.Random(0)  # noqa: S311  no secret
+NOISE = RANDOM.randbytes(300_000)
+FLOATS = np.random.default_rng(0).standard_normal(5 * CHUNK // 4, dtype=np.float32).tobytes()
+ZEROS = bytes(9 * CHUNK)
+
+
+def zipped(content, level=1, threads=1, *, step=None):
+    file = io.BytesIO()
+    with GzipWriter(file, level=level, threads=threads) as writer:
+        for start in range(0, len(content), step or len(content) or 1):
+            writer.write(content[start : start + (step or len(content))])
+    return file.getvalue()
+
+
+def read(path, **options):
+    """The content of *path*, whose length the member declares (all of these are below 4 GiB)."""
+    with GzipSource(path, **options) as source:
+        content = source.blob(struct.unpack("<I", path.read_bytes()[-4:])[0]).tobytes()
+        source.finish()
+    return content
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "record.mpk.gz"
+
+
+CONTENTS = {
+    "nothing": b"",
+    "a byte": b"a",
+    "noise": NOISE,
+    "floats": FLOATS,
+    "zeros": ZEROS,
+    "a chunk": FLOATS[:CHUNK],
+    "blocks": NOISE[: 2 * BLOCK],
+    "floats and zeros": (FLOATS[: 2 * CHUNK] + ZEROS[: 3 * CHUNK + 5]) * 3,
+}
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_what_is_written_is_read_by_everybody(content, level, path):
+    data = zipped(content, level)
+    path.write_bytes(data)
+    member = zlib.decompressobj(31)
+
+    assert gzip.decompress(data) == content
+    assert member.decompress(data) == content
+    assert member.eof
+    assert not member.unused_data
+    assert read(path, threads=1) == content
+    assert read(path, threads=2) == content
+
+
+@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize(
+    "content", [FLOATS, CONTENTS["floats and zeros"]], ids=["floats", "floats and zeros"]
+)
+def test_the_bytes_depend_neither_on_threads_nor_on_the_pieces(content, level):
+    once = zipped(content, level, 1)
+
+    assert zipped(content, level, 2) == once
+    assert zipped(content, level, 3) == once
+    assert zipped(content, level, 2, step=700_001) == once
+    assert zipped(content, level, 2, step=3 * CHUNK) == once
+
+
+def test_the_header_is_that_of_flate2_without_name_and_time():
+    assert zipped(b"abc")[:10] == b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_piece_may_change_once_it_is_written(level):
+    piece = bytearray(FLOATS)
+    file = io.BytesIO()
+
+    with GzipWriter(file, level=level, threads=2) as writer:
+        writer.write(piece)
+        piece[:] = bytes(len(piece))
+        writer.write(FLOATS[: 2 * CHUNK])
+
+    assert gzip.decompress(file.getvalue()) == FLOATS + FLOATS[: 2 * CHUNK]
+
+
+def test_a_writer_left_by_an_error_ends_no_member(path):
+    file = io.BytesIO()
+
+    with pytest.raises(KeyError), GzipWriter(file, threads=2) as writer:
+        writer.write(FLOATS)
+        raise KeyError
+
+    path.write_bytes(file.getvalue())
+    with pytest.raises(RecordError):
+        read(path)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    level=st.sampled_from([0, 1, 6, 9]),
+    parts=st.lists(
+        st.tuples(st.sampled_from(["noise", "zeros", "text"]), st.integers(0, 200_000)), max_size=6
+    ),
+    flush=st.sampled_from([zlib.Z_NO_FLUSH, zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH]),
+    steps=st.lists(st.integers(1, 100_000), min_size=1, max_size=5),
+)
+def test_what_zlib_writes_is_read_in_steps_of_any_size(level, parts, flush, steps, tmp_path_factory):
+    path = tmp_path_factory.mktemp("gzip") / "file"
+    kinds = {"noise": NOISE, "zeros": ZEROS, "text": b"a text that comes again and again, and " * 6000}
+    stream = zlib.compressobj(level, zlib.DEFLATED, 31)
+    pieces = [kinds[kind][:size] for kind, size in parts]
+    path.write_bytes(b"".join(stream.compress(p) + stream.flush(flush) for p in pieces) + stream.flush())
+    content, got = b"".join(pieces), b""
+
+    with GzipSource(path) as source:
+        for number in range(10**6):
+            size = min(steps[number % len(steps)], source.remaining())
+            got += source.take(size) if number % 2 else source.blob(size).tobytes()
+            if not source.remaining():
+                break
+        source.finish()
+
+    assert got == content
+
+
+def test_flushed_chunks_that_refer_back_are_read_right(path):
+    """As pigz writes them: on whole bytes, but not alone."""
+    stream = zlib.compressobj(6, zlib.DEFLATED, 31)
+    pieces = [NOISE[:5000] + FLOATS[number : CHUNK - 5000 + number] for number in range(5)]
+    data = b"".join(stream.compress(piece) + stream.flush(zlib.Z_SYNC_FLUSH) for piece in pieces)
+    path.write_bytes(data + stream.flush())
+
+    assert read(path, threads=2) == b"".join(pieces)
+
+
+def test_the_mark_of_a_flush_inside_a_block_misleads_nobody(path):
+    marks = b"\0\0\xff\xff" * 1000 + RANDOM.randbytes(CHUNK - 4000)
+    content = FLOATS[:CHUNK] + marks * 4 + FLOATS
+    path.write_bytes(zipped(content))
+
+    assert read(path, threads=2) == content
+
+
+@pytest.mark.parametrize("mtime", [0, 1_700_000_000])
+@pytest.mark.parametrize("flags", range(32))
+def test_headers_of_other_writers_are_read(flags, mtime, path):
+    head = b"\x1f\x8b\x08" + bytes([flags]) + struct.pack("<IBB", mtime, 2, 3)
+    head += struct.pack("<H", 6) + b"ab\x02\0xy" if flags & 4 else b""
+    head += b"name\0" if flags & 8 else b""
+    head += b"a comment\0" if flags & 16 else b""
+    head += struct.pack("<H", zlib.crc32(head) & 0xFFFF) if flags & 2 else b""
+    path.write_bytes(head + zipped(b"content")[10:])
+
+    assert read(path) == b"content"
+
+
+def member(content=b"content"):
+    return zipped(content)
+
+
+def end(declared, content=b"content"):
+    return struct.pack("<II", zlib.crc32(content), declared)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is no gzip file: it begins b''"),
+        (b"PK\x03\x04 and so on", "is no gzip file: it begins b'PK"),
+        (b"\x1f\x8b\x08\0", "4 bytes hold no gzip header"),
+        (b"\x1f\x8b\x07" + member()[3:], "method 7"),
+        (b"\x1f\x8b\x08\x80" + member()[4:], "flags 0x80"),
+        (b"\x1f\x8b\x08\x08" + b"n" * 40, "its gzip header is longer"),
+        (b"\x1f\x8b\x08\x02" + member()[4:10] + b"\1\2" + member()[10:], "header does not have the checksum"),
+        (member()[:-8] + end(2**32 - 1), "declares 4294967295 bytes of content"),
+        (member()[:-8] + end(60_000_000), "hold at most 1032 times as many"),
+        (member()[:-8] + end(8), "content ended after 7 bytes, and 8 are declared"),
+        (member()[:-8] + end(6), "the content goes on after its end at 6"),
+        (member()[:-8] + end(7, b"another"), "is altered: 7 bytes with checksum"),
+        (member()[:-8] + b"\0" + end(7), "1 bytes are too many"),
+        (member() + member(), "bytes are too many"),
+        (member() + end(7), "8 bytes are too many"),
+        (member()[:10] + b"\x07\0" + end(0, b""), "is altered"),
+        (
+            zipped(b"content", 0)[:12] + b"\0\0\0" + zipped(b"content", 0)[15:],
+            "is no beginning of a stored block",
+        ),
+    ],
+)
+def test_what_is_no_single_whole_member_is_refused(data, message, path):
+    path.write_bytes(data)
+
+    with pytest.raises(RecordError) as error:
+        read(path)
+
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_file_cut_or_longer_anywhere_is_refused(level, path):
+    data = zipped(b"content " * 9 + NOISE[:50], level)
+
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        with pytest.raises(RecordError):
+            read(path)
+    path.write_bytes(data + b"\0")
+    with pytest.raises(RecordError):
+        read(path)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_bit_flipped_is_refused_or_changes_nothing(level, path):
+    content = b"content " * 9 + NOISE[:50]
+    data = zipped(content, level)
+
+    for place in range(10 * 8, len(data) * 8):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            assert read(path) == content
+        except RecordError:
+            continue
+
+
+def test_a_large_file_cut_in_its_chunks_is_refused(path):
+    data = zipped(FLOATS)
+
+    for length in range(CHUNK // 2, len(data), CHUNK // 3):
+        path.write_bytes(data[:length] + data[-8:])
+        with pytest.raises(RecordError):
+            read(path, threads=2)
+
+
+def test_a_bomb_beyond_the_limit_is_refused_unread(path):
+    path.write_bytes(gzip.compress(bytes(80 * 2**20)))
+
+    with pytest.raises(RecordError, match="if you trust it, give a higher limit"):
+        GzipSource(path)
+    assert len(read(path, limit=2**27)) == 80 * 2**20
+
+
+def test_a_bomb_that_lies_about_its_length_is_stopped_where_it_said_it_ends(path):
+    path.write_bytes(gzip.compress(bytes(80 * 2**20))[:-8] + end(1000, bytes(1000)))
+
+    with GzipSource(path) as source:
+        source.take(1000)
+        with pytest.raises(RecordError, match="1 bytes are declared, 0 are left"):
+            source.take(1)
+        with pytest.raises(RecordError, match="the content goes on after its end at 1000"):
+            source.finish()
+
+
+def test_what_is_passed_over_counts_for_the_checksum(path):
+    path.write_bytes(zipped(FLOATS))
+
+    with GzipSource(path) as source:
+        source.skip(len(FLOATS) - 4)
+        last = source.take(4)
+        source.finish()
+
+    assert last == FLOATS[-4:]
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from stages.records.gzipped.source import GzipSource
+from stages.records.gzipped.writer import GzipWriter
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+state = np.random.default_rng(0).standard_normal(25_000_000, dtype=np.float32)
+path = Path(sys.argv[1])
+before = peak()
+with path.open("wb") as file, GzipWriter(file, level=int(sys.argv[2]), threads=2) as writer:
+    writer.write(state.data)
+print(peak() - before)
+size = state.nbytes
+del state
+before = peak()
+with GzipSource(path, threads=2) as source:
+    source.blob(size)
+    source.finish()
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_neither_way_needs_more_than_the_state_and_32_mb(level, path):
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(path), str(level)], capture_output=True, text=True, check=True
+    )
+
+    saving, loading = map(int, done.stdout.split())
+    assert saving < 32 * 2**20
+    assert loading < 32 * 2**20

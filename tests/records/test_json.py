@@ -1,0 +1,245 @@
+"""JSON: the text that serde_json writes, and a reader that a stranger's file cannot harm."""
+
+import json
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.contracts.errors import RecordError
+from stages.records.named.json_format import decoded, encoded, encoded_pretty
+from stages.records.source import PlainSource
+from stages.records.tree import RawTensor
+
+TREE = {
+    "a": {},
+    "b": [],
+    "c": [None, True, False, 1, -2, 1.0],
+    "d": RawTensor.of("U8", (3,), bytes([0, 10, 255])),
+    "e": 'é"\\\n\x01\x7f',
+    "u": (),
+}
+PRETTY = """{
+  "a": {},
+  "b": [],
+  "c": [
+    null,
+    true,
+    false,
+    1,
+    -2,
+    1.0
+  ],
+  "d": {
+    "bytes": [
+      0,
+      10,
+      255
+    ],
+    "shape": [
+      3
+    ],
+    "dtype": "U8"
+  },
+  "e": "é\\"\\\\\\n\\u0001\x7f",
+  "u": null
+}"""
+
+
+def read(text, **options):
+    data = text if isinstance(text, bytes) else text.encode()
+    return decoded(PlainSource.of_bytes(data), **options)
+
+
+def test_the_pretty_text_has_an_element_a_line():
+    text = b"".join(encoded_pretty(TREE)).decode()
+
+    assert text == PRETTY
+
+
+def test_the_compact_text_has_no_space_and_the_same_content():
+    text = b"".join(encoded(TREE)).decode()
+
+    assert text == json.dumps(json.loads(PRETTY), separators=(",", ":"), ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1.0, "1.0"),
+        (-0.0, "-0.0"),
+        (0.1, "0.1"),
+        (1e-5, "0.00001"),
+        (1.5e-6, "1.5e-6"),
+        (1e15, "1000000000000000.0"),
+        (1e16, "1e16"),
+        (123456789.125, "123456789.125"),
+        (5e-324, "5e-324"),
+        (1.7976931348623157e308, "1.7976931348623157e308"),
+        (float("nan"), "null"),
+        (float("-inf"), "null"),
+    ],
+)
+def test_a_float_is_written_as_serde_json_does(number, text):
+    assert b"".join(encoded(number)).decode() == text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+@settings(deadline=None, max_examples=300)
+def test_every_finite_float_comes_back_with_all_its_bits(number):
+    back = read(b"".join(encoded([number])))[0]
+
+    assert isinstance(back, float)
+    assert np.float64(back).tobytes() == np.float64(number).tobytes()
+
+
+@pytest.mark.parametrize("write", [encoded, encoded_pretty])
+@pytest.mark.parametrize("size", [0, 1, 1025, 70_000, 200_001])
+def test_bytes_of_any_length_come_back_whatever_pieces_they_were_in(write, size):
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    halves = (memoryview(data[: size // 3]), memoryview(data[size // 3 :]))
+
+    text = b"".join(write({"p": RawTensor("U8", (size,), lambda: halves)}))
+
+    assert bytes(read(text)["p"]["bytes"]) == data.tobytes()
+    assert json.loads(text)["p"]["bytes"] == data.tolist()
+    assert not size or read(text, keep_data=False)["p"]["bytes"].size == size
+
+
+def test_long_lists_of_numbers_are_arrays_and_short_ones_are_lists():
+    assert read("[1, 2.5, null, true]") == [1, 2.5, None, True]
+    assert read(json.dumps([0.5] * 5000)).dtype == np.float64
+    assert read(json.dumps([7] * 5000)).dtype == np.int16
+    assert read(json.dumps([7] * 20)).dtype == np.int16
+    assert read(json.dumps([None] * 20)) == [None] * 20
+    assert read("[" + "1," * 200_000 + "0.5]")[-1] == 0.5
+    assert read(json.dumps([2**63] * 5000)).dtype == np.uint64
+    assert read(json.dumps([True] * 5000)).dtype == np.bool_
+
+
+def test_a_long_list_is_read_right_across_the_places_where_it_is_cut():
+    numbers = np.random.default_rng(0).integers(-(2**40), 2**40, 100_000)
+
+    back = read(json.dumps(numbers.tolist()))
+
+    assert np.array_equal(back, numbers)
+
+
+def test_space_may_stand_wherever_json_allows_it():
+    assert read(' \n{ "a" : [ 1 ,2 ] ,\t"b":{ }}\r\n') == {"a": [1, 2], "b": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[1,",
+        "[1,]",
+        "[,1]",
+        "[01]",
+        "[1 2]",
+        "[1.]",
+        "[.5]",
+        "[+1]",
+        "[1e999]",
+        "1e999",
+        "9" * 400,
+        "18446744073709551616",
+        "[18446744073709551616, 1.5]",
+        "[" + ",".join(["9" * 400, "1.5"] * 1000) + "]",
+        "[" + ",".join(["9223372036854775808", "-1"] * 1000) + "]",
+        "[" + ",".join(["1e999"] * 2000) + "]",
+        "[" + "1," * 200_000 + "true]",
+        "[" + "1," * 200_000 + "18446744073709551616]",
+        "[" + "-1," * 200_000 + "18446744073709551615]",
+        "[" + "true," * 200_000 + "1]",
+        "[" + ('"' + "a" * 60_000 + '",') * 500 + "1]",
+        "NaN",
+        "[NaN]",
+        "[-Infinity]",
+        "nul",
+        "[tru]",
+        "[-]",
+        '{"a":1,"a":2}',
+        '{"a":1 "b":2}',
+        '{"a" 1}',
+        "{1:2}",
+        "{'a':1}",
+        '{"a":1}x',
+        '{"a":1}{}',
+        '"\x01"',
+        '"\\ud800"',
+        '"\\x"',
+        '"open',
+        b'"\xff"',
+        b"\xef\xbb\xbf{}",
+        b"\x00",
+        b"\x1f\x8b\x08",
+        "[" * 200 + "]" * 200,
+        "[" * 100_000,
+        '{"a":' * 200 + "1" + "}" * 200,
+        "[" + "9" * 5000 + "]",
+        "[" + "1," * 200_000 + "]",
+        "[" + "1," * 200_000 + ",1]",
+        "[" + "1" * 2_000_000 + ",1]",
+        "[" + ",".join(["1"] * 5000 + ["null"]) + "]",
+        "[" + ",".join([str(2**70)] * 5000) + "]",
+        "[" + "[]," * 300_000 + "[]]",
+        '"' + "a" * (2 << 20) + '"',
+    ],
+)
+def test_what_is_no_json_of_a_record_is_refused_with_file_and_offset(text):
+    with pytest.raises(RecordError, match="the record in memory, offset"):
+        read(text)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=400)
+def test_an_altered_file_is_refused_or_read_as_python_reads_it(data):
+    text = bytearray(PRETTY.encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        node = read(bytes(text))
+    except RecordError:
+        return
+
+    assert as_lists(node) == json.loads(bytes(text))
+
+
+def as_lists(node):
+    if isinstance(node, dict):
+        return {key: as_lists(value) for key, value in node.items()}
+    if isinstance(node, np.ndarray):
+        return node.tolist()
+    return [as_lists(value) for value in node] if isinstance(node, list) else node
+
+
+def test_reading_takes_a_few_times_the_file_at_most_and_no_long_time():
+    """A list of the shortest numbers, which as Python's own would be objects of 32 bytes each."""
+    text = ("[" + "0.5," * 500_000 + "1]").encode()
+    source = PlainSource.of_bytes(text)
+
+    tracemalloc.start()
+    begin = time.perf_counter()
+    node = decoded(source)
+    seconds = time.perf_counter() - begin
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert node.nbytes == 8 * 500_001
+    assert peak < 6 * len(text)
+    assert seconds < 5
+
+
+def test_writing_refuses_what_could_not_be_read_back():
+    loop: list[object] = []
+    loop.append(loop)
+
+    for node in ({1: 2}, {"a": object()}, "\ud800", loop):
+        with pytest.raises(RecordError):
+            b"".join(encoded(node))

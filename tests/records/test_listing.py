@@ -1,0 +1,185 @@
+"""What is told of a record, and of the difference between two."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from stages.records.formats import FORMATS
+from stages.records.inspection.comparing import differences, distance
+from stages.records.inspection.converting import converted, lossy, typed
+from stages.records.inspection.listing import as_json, described, listed, printable, totals
+from stages.records.precision import DoublePrecision, HalfPrecision
+from stages.records.tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
+
+OLD = Metadata("f32", "i32", "…", "0.13.2", "FullPrecisionSettings")
+
+
+def tensor(values, kind="<f4", dtype="F32"):
+    array = np.array(values, kind)
+    return RawTensor.of(dtype, array.shape, array.tobytes())
+
+
+def module(bias=(1.0, 2.0)):
+    weight = {"id": "abcdefghijklm", "param": tensor([[1, 2, 3], [4, 5, 6]])}
+    return {"fc": {"weight": weight, "bias": tensor(bias), "size": None}, "rate": 0.5, "stride": [None, None]}
+
+
+def test_a_parameter_and_its_id_are_one_entry():
+    entry = listed(module())
+    rows = {row["path"]: row for row in as_json(entry, constants=False)}
+
+    assert rows["fc.weight"] == {
+        "path": "fc.weight",
+        "dtype": "F32",
+        "shape": [2, 3],
+        "bytes": 24,
+        "id": "abcdefghijklm",
+    }
+    assert list(rows) == ["fc.weight", "fc.bias", "rate"]
+    assert "fc.size" in {row["path"] for row in as_json(entry, constants=True)}
+    assert (totals(entry).tensors, totals(entry).parameters, totals(entry).nbytes) == (2, 6, 32)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (tensor([1.0]), "F32 [1]"),
+        ({}, "empty"),
+        (None, "nil"),
+        (list(range(9)), "9 values"),
+        ([1, "a"], '[1, "a"]'),
+        (b"abc", "3 bytes"),
+        ("\x1b[2Jx", '"\\x1b[2Jx"'),
+        (Some(3), "3"),
+    ],
+)
+def test_a_value_is_told_in_a_few_words(value, words):
+    assert described(listed(value)) == words
+
+
+def test_a_name_from_a_stranger_moves_no_cursor():
+    assert printable("a\x1b[1mb\n\u202ec é") == "a\\x1b[1mb\\n\\u202ec é"
+
+
+def test_what_json_cannot_say_is_text():
+    rows = as_json(listed({"a": math.nan, "b": [1.0, math.inf], "c": b"12"}), constants=False)
+
+    assert [row["value"] for row in rows] == ["NaN", [1.0, "inf"], "2 bytes"]
+    assert json.dumps(rows, allow_nan=False)
+
+
+def test_equal_trees_have_no_difference_whatever_typed_them():
+    other = module() | {"stride": (None, None), "rate": 0.5}
+    other["fc"]["weight"]["id"] = "another"
+    del other["fc"]["size"]
+
+    assert not list(differences(module(), other))
+    (found,) = differences(module(), other, ids=True)
+    assert (found.path, found.what) == ("fc.weight.id", "value")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what", "largest"),
+    [
+        ({"a": tensor([1.0])}, {}, "only in the first", None),
+        ({}, {"a": 3}, "only in the second", None),
+        ({"a": tensor([1.0])}, {"a": 1.0}, "kind", None),
+        ({"a": "x"}, {"a": "y"}, "value", None),
+        ({"a": 3}, {"a": 5}, "value", 2),
+        ({"a": tensor([1, 2])}, {"a": tensor([[1, 2]])}, "shape", None),
+        ({"a": tensor([1, 2])}, {"a": tensor([1, 2], "<f2", "F16")}, "dtype", 0),
+        ({"a": tensor([1, 2])}, {"a": tensor([1, 2.5])}, "value", 0.5),
+        ({"a": tensor([np.nan, 2])}, {"a": tensor([1, 2])}, "value", math.inf),
+        ({"a": tensor([np.inf])}, {"a": tensor([-np.inf])}, "value", math.inf),
+        ({"a": tensor([2**60], "<i8", "I64")}, {"a": tensor([2**60 + 1], "<i8", "I64")}, "value", 1),
+        ({"a": tensor([-(2**63)], "<i8", "I64")}, {"a": tensor([2**63 - 1], "<i8", "I64")}, "value", 2.0**64),
+    ],
+)
+def test_each_kind_of_difference_is_told(first, second, what, largest):
+    (found,) = differences(first, second)
+
+    assert (found.path, found.what, found.largest) == ("a", what, largest)
+
+
+def test_a_parameter_and_a_bare_tensor_of_its_name_are_compared():
+    bare = module() | {"fc": {"weight": tensor([[1, 2, 3], [4, 5, 7]]), "bias": tensor([1.0, 2.0])}}
+
+    (found,) = differences(module(), bare)
+
+    assert (found.path, found.what, found.largest) == ("fc.weight", "value", 1)
+
+
+def test_nan_equals_nan_and_a_tolerance_is_kept():
+    first, second = {"a": tensor([np.nan, np.inf, 1.0])}, {"a": tensor([np.nan, np.inf, 1.25])}
+
+    assert not list(differences(first, first))
+    assert not list(differences(first, second, tolerance=0.25))
+    assert len(list(differences(first, second, tolerance=0.24))) == 1
+
+
+def test_bfloat16_is_compared_by_value():
+    ones, twos = tensor([0x3F80], "<u2", "BF16"), tensor([0x4000], "<u2", "BF16")
+
+    assert distance(ones, twos) == (1.0, 0.5)
+    assert distance(ones, tensor([1.0])) == (0.0, 0.0)
+
+
+def test_pieces_of_any_size_are_compared_as_one_tensor():
+    data = np.arange(600_000, dtype="<f4")
+    raw = memoryview(data.tobytes())
+    cut = RawTensor("F32", (600_000,), lambda: (raw[:3], raw[3:1_000_001], raw[1_000_001:]))
+    data[-1] += 4
+
+    assert distance(cut, tensor(data))[0] == 4
+
+
+def test_metadata_is_written_for_the_new_form():
+    made = converted(Record(module(), OLD), FORMATS["named_mpk"], HalfPrecision).metadata
+
+    assert made.format.startswith("burn_core::record::file::NamedMpkFileRecorder<")
+    assert (made.float, made.settings) == ("half::binary16::f16", "HalfPrecisionSettings")
+    assert made.version == "0.21.0"  # before 0.14 tensors were written otherwise
+
+
+def test_a_record_without_metadata_gets_that_of_its_floats():
+    item = {"a": tensor([1.0, 2.0], "<f2", "F16")}
+
+    assert converted(Record(item), FORMATS["named_mpk"]).metadata.float == "half::binary16::f16"
+
+
+def test_only_floats_that_lose_bits_are_lossy():
+    item = {"a": tensor([1.0]), "b": tensor([1.0], "<f2", "F16"), "c": tensor([1], "<i8", "I64")}
+
+    assert lossy(Record(item), HalfPrecision) == ["a"]
+    assert not lossy(Record(item), DoublePrecision)
+
+
+def test_an_example_types_what_was_read_with_names():
+    like = {
+        "state": Map(
+            {"x": Variant("V1", 0, {"time": Signed(0), "more": Some(tensor([1.0])), "less": Some(1)})}
+        ),
+        "stride": (None, None),
+    }
+    more = tensor([2.0])
+
+    made = typed({"state": {"y": {"V1": {"time": 3, "more": more}}}, "stride": [None, None]}, like)
+
+    assert isinstance(made["state"], Map)
+    inner = made["state"]["y"]
+    assert (inner.name, inner.index) == ("V1", 0)
+    assert isinstance(inner.value["time"], Signed)
+    assert inner.value["more"].value is more
+    assert inner.value["less"] is None
+    assert made["stride"] == (None, None)
+
+
+def test_show_and_verify_load_no_torch():
+    modules = "stages.records.inspection.listing, stages.records.inspection.verifying, pipeline.records_shown"
+    program = f"import {modules}, sys; assert 'torch' not in sys.modules"
+
+    subprocess.run([sys.executable, "-c", program], check=True)

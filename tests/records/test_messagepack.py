@@ -1,0 +1,266 @@
+"""MessagePack: the bytes are msgpack's and Burn's, and a file from a stranger is read or refused."""
+
+import math
+import struct
+import subprocess
+import sys
+import tracemalloc
+from itertools import repeat
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.contracts.errors import RecordError
+from stages.records.named.messagepack import Skipped, decoded, encoded
+from stages.records.source import PlainSource
+from stages.records.tree import RawTensor, Signed, Some, Variant
+
+BURN = Path(__file__).parents[3] / "shared/burn"
+
+integers = st.integers(-(2**63), 2**64 - 1)
+floats = st.floats(allow_nan=False)
+scalars = st.none() | st.booleans() | integers | floats | st.text()
+trees = st.recursive(
+    scalars | st.binary(),
+    lambda each: st.lists(each, max_size=40) | st.dictionaries(st.text(), each),
+    max_leaves=60,
+)
+number_lists = st.one_of(
+    st.lists(
+        st.one_of(st.integers(0, 40), st.integers(-40, 300), st.integers(0, 2**16), integers), max_size=90
+    ),
+    st.lists(floats, max_size=90),
+    st.lists(floats | st.integers(0, 9), max_size=90),
+    st.lists(
+        st.none() | st.integers(0, 2**16) | st.text(max_size=3) | st.just({}) | st.binary(), max_size=90
+    ),
+)
+
+
+def packed(node):
+    return b"".join(encoded(node))
+
+
+def unpacked(data, **options):
+    source = PlainSource.of_bytes(data)
+    node = decoded(source, **options)
+    source.finish()
+    return node
+
+
+def plain(node):
+    """*node* with lists and bytes where numpy arrays stand."""
+    if isinstance(node, np.ndarray):
+        return node.tobytes() if node.dtype == np.uint8 else node.tolist()
+    if isinstance(node, dict):
+        return {key: plain(value) for key, value in node.items()}
+    return [plain(value) for value in node] if isinstance(node, list) else node
+
+
+@given(tree=trees)
+def test_the_bytes_are_those_of_msgpack(tree):
+    assert packed(tree) == msgpack.packb(tree, use_bin_type=True)
+
+
+@given(tree=trees | number_lists)
+def test_every_tree_comes_back_and_is_the_same_bytes_again(tree):
+    data = packed(tree)
+
+    back = unpacked(data)
+
+    assert plain(back) == tree
+    assert packed(back) == data
+
+
+@settings(deadline=None, max_examples=20)
+@given(numbers=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50), times=st.integers(400, 4000))
+def test_long_lists_of_numbers_of_any_width_come_as_arrays(numbers, times):
+    numbers = numbers * times
+
+    back = unpacked(packed(numbers))
+
+    assert back.dtype == np.uint16
+    assert back.tolist() == numbers
+
+
+@pytest.mark.parametrize(("code", "marker"), [(">f4", b"\xca"), (">f8", b"\xcb")])
+def test_floats_keep_their_width(code, marker):
+    numbers = np.random.default_rng(0).standard_normal(70_000).astype(code)
+    width = numbers.itemsize
+    items = [marker + numbers.tobytes()[at : at + width] for at in range(0, numbers.nbytes, width)]
+    data = b"\xdd" + struct.pack(">I", len(numbers)) + b"".join(items)
+
+    back = unpacked(data)
+
+    assert back.dtype == np.dtype(code[1:])
+    assert np.array_equal(back, numbers)
+    assert packed(back) == data
+
+
+def test_a_list_that_stops_being_numbers_is_a_list():
+    numbers = [*range(70_000), "text", None, 0.5, b"data", {"a": [1]}, 2**64 - 1, -1]
+
+    assert plain(unpacked(packed(numbers))) == numbers
+
+
+def test_what_only_bincode_needs_is_gone():
+    tree = {"a": Some(3), "b": Variant("Linear", 1, Signed(-4)), "c": (1, Some(None))}
+
+    assert msgpack.unpackb(packed(tree)) == {"a": 3, "b": {"Linear": -4}, "c": [1, None]}
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (7,), (2, 3)])
+def test_a_tensor_is_a_map_in_burns_order_and_its_memory_is_not_copied(shape):
+    data = np.arange(4 * math.prod(shape), dtype=np.uint8)
+
+    pieces = list(encoded({"t": RawTensor.of("F32", shape, data)}))
+
+    expected = {"t": {"bytes": data.tobytes(), "shape": list(shape), "dtype": "F32"}}
+    assert b"".join(pieces) == msgpack.packb(expected)
+    assert not len(data) or any(np.shares_memory(np.frombuffer(piece, np.uint8), data) for piece in pieces)
+
+
+def test_data_that_is_not_wanted_is_passed_over():
+    tree = {"a": b"x" * 70_000, "b": [b"", 1], "c": [1] * 16 + [b"yz"]}
+
+    back = unpacked(packed(tree), keep_data=False)
+
+    assert back == {"a": Skipped(70_000), "b": [Skipped(0), 1], "c": [1] * 16 + [Skipped(2)]}
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"a": {"b": object()}}, "a.b is a builtins.object"),
+        ({"a": [1, {2: 3}]}, "a.1 has the key 2"),
+        ({"a": np.float64(1)}, "a is a numpy.float64"),
+        ({"a": {1, 2}}, "a is a builtins.set"),
+        ({"a": 2**64}, "a does not fit"),
+        ({"a": "\ud800"}, "a does not fit"),
+        ({"a": np.zeros((2, 2))}, "a is an array of float64 (2, 2)"),
+        ({"a": RawTensor.of("F8", (1,), b"")}, "a is a tensor of 'F8'"),
+        ({"a": RawTensor.of("F32", (2,), b"1234")}, "which are 8 bytes, but its data has 4"),
+        ({"a": RawTensor("F32", (2**30,), tuple)}, "a has 4294967296 bytes, and MessagePack ends at 4 GiB"),
+    ],
+)
+def test_what_cannot_be_recorded_is_named_by_its_place(node, message):
+    with pytest.raises(RecordError) as error:
+        packed(node)
+
+    assert message in str(error.value)
+
+
+def test_a_tensor_too_large_points_to_the_formats_that_take_it():
+    with pytest.raises(RecordError, match="safetensors or burnpack"):
+        packed(RawTensor("F32", (2**30,), tuple))
+
+
+def test_a_tree_too_deep_or_endless_is_not_written():
+    endless = []
+    endless.append(endless)
+
+    with pytest.raises(RecordError, match="deeper than 128"):
+        packed(endless)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "1 bytes are declared, 0 are left"),
+        (b"\xc1", "0xc1 begins nothing"),
+        (b"\xd4\x01\x02", "0xd4 begins nothing"),
+        (b"\xc7\x01\x02\x03", "0xc7 begins nothing"),
+        (b"\x82\xa1a\x01\xa1a\x02", "offset 6 (in a): the key 'a' stands twice"),
+        (b"\x81\x01\x02", "a key begins with 0x01"),
+        (b"\x81\xc4\x01a\x02", "a key begins with 0xc4"),
+        (b"\x81\xa1a\x91\xa2\xff\xfe", "(in a.0): b'\\xff\\xfe' is no UTF-8"),
+        (b"\x91" * 128 + b"\x90", "this array is nested deeper than 128"),
+        (b"\x81\xa1a" * 129 + b"\xc0", "this map is nested deeper than 128"),
+        (b"\xdd\xff\xff\xff\xff\x01", "this array declares at least 4294967295 bytes, 1 are left"),
+        (b"\xdf\x00\x00\x00\x02\xa1a\x01", "this map declares at least 4 bytes, 3 are left"),
+        (b"\xc6\xff\xff\xff\xff\x01", "4294967295 bytes are declared, 1 are left"),
+        (b"\xdb\xff\xff\xff\xff\x01", "4294967295 bytes are declared, 1 are left"),
+        (b"\x01\x02", "goes on for 1 bytes after its end"),
+    ],
+)
+def test_what_no_record_holds_is_refused(data, message):
+    with pytest.raises(RecordError) as error:
+        unpacked(data)
+
+    assert message in str(error.value)
+
+
+def test_nesting_of_128_is_read():
+    assert packed(unpacked(b"\x91" * 128 + b"\x01")) == b"\x91" * 128 + b"\x01"
+
+
+def test_what_follows_a_value_is_left_in_the_source():
+    source = PlainSource.of_bytes(packed([*range(20), *repeat(300, 20), "a", 1]) + b"\x07")
+
+    decoded(source)
+
+    assert source.take(1) == b"\x07"
+
+
+@pytest.mark.parametrize(
+    "tree", [{"a": [1.5] * 20, "b": [300] * 9 + [2] * 9, "c": b"data", "d": ["text", {}]}]
+)
+def test_a_file_cut_anywhere_is_refused(tree):
+    data = packed(tree)
+
+    for end in range(len(data)):
+        with pytest.raises(RecordError):
+            unpacked(data[:end])
+
+
+MEMORY = """
+import resource, struct, sys
+from stages.contracts.errors import RecordError
+from stages.records.named.messagepack import decoded
+from stages.records.source import PlainSource
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+filler = bytes.fromhex(sys.argv[1])
+count = 8_000_000 // len(filler)
+data = b"\\xdd" + struct.pack(">I", count) + filler * count
+before = peak()
+try:
+    decoded(PlainSource.of_bytes(data))
+except RecordError as error:
+    print(peak() - before, error)
+"""
+
+
+@pytest.mark.parametrize("filler", [b"\x80", b"\xc0", b"\xc4\x00", b"\x81\xa0\x80", b"\x91\x80"])
+def test_a_file_of_small_values_does_not_take_many_times_its_length(filler):
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, filler.hex()], capture_output=True, text=True, check=True
+    )
+
+    taken, message = done.stdout.split(maxsplit=1)
+    assert int(taken) < 2 * 8_000_000 + 64 * 2**20
+    assert "small values would take more memory" in message
+
+
+def test_reading_takes_the_memory_of_the_value_alone():
+    data = packed({"a": bytes(30_000_000), "b": np.full(2_000_000, 300)})
+    tracemalloc.start()
+
+    unpacked(data)
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 36_000_000
+
+
+@pytest.mark.skipif(not (BURN / "model.mpk").is_file(), reason="the file that Burn wrote is not here")
+def test_a_file_that_burn_wrote_is_the_same_bytes_again():
+    data = (BURN / "model.mpk").read_bytes()
+
+    assert packed(unpacked(data)) == data

@@ -1,0 +1,320 @@
+"""An optimizer goes on from its record and what stands beside it as if it had never stopped."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from stages.contracts.errors import RecordError
+from stages.records.modules.described import record_of, skeleton_of
+from stages.records.modules.restoring import load_into
+from stages.records.modules.slots import slots
+from stages.records.optimizers.adopting import adopt_optimizer
+from stages.records.optimizers.recorded import optimizer_record, optimizer_rest, restore_optimizer
+from stages.records.precision import FullPrecision
+from stages.records.tensors import tensor
+from stages.records.tree import Map, RawTensor, Variant, plain
+
+optim = torch.optim
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Net(nn.Module):
+    """Matrices that Burn has transposed, gates in one tensor, a convolution, and a tied weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(1, 3, 2)
+        self.rnn = nn.GRU(3, 2, batch_first=True)
+        self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.two.weight = self.one.weight
+
+    def forward(self, x):
+        hidden = self.rnn(self.conv(x).transpose(1, 2))[0]
+        return self.two(self.one(hidden)).square().mean()
+
+
+def made(seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    return Net().to(dtype)
+
+
+def train(module, optimizer, steps, first=0):
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(step)
+        loss = module(torch.randn(4, 1, 5, generator=generator).to(module.one.weight.dtype))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step(lambda loss=loss: loss) if isinstance(optimizer, optim.LBFGS) else optimizer.step()
+
+
+def through_a_file(node):
+    """*node* as a full-precision file with names reads it back: lists for tuples, every byte its own."""
+    if isinstance(node, RawTensor):
+        there = FullPrecision.convert(node)
+        return RawTensor.of(there.dtype, there.shape, bytearray(there.data()))
+    if isinstance(node, torch.Tensor):
+        return node.clone()
+    if isinstance(node, dict):
+        assert all(isinstance(key, str) for key in node)
+        return {key: through_a_file(value) for key, value in node.items()}
+    return [through_a_file(value) for value in node] if isinstance(node, list) else node
+
+
+def same(one, two):
+    if isinstance(one, torch.Tensor):
+        return (one.dtype, one.device, one.stride()) == (two.dtype, two.device, two.stride()) and torch.equal(
+            one, two
+        )
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(value, two[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return type(one) is type(two) and all(map(same, one, two))
+    return type(one) is type(two) and one == two
+
+
+OPTIMIZERS = {
+    "adam": lambda p: optim.Adam(p, 0.1, betas=(0.8, 0.9)),
+    "adam amsgrad": lambda p: optim.Adam(p, 0.1, amsgrad=True, weight_decay=0.1),
+    "adam fused": lambda p: optim.Adam(p, 0.1, fused=True),
+    "adam foreach": lambda p: optim.Adam(p, 0.1, foreach=True),
+    "adam tensor rate": lambda p: optim.Adam(p, torch.tensor(0.1)),
+    "adamw": lambda p: optim.AdamW(p, 0.1),
+    "adamw amsgrad": lambda p: optim.AdamW(p, 0.1, amsgrad=True, fused=True),
+    "sgd": lambda p: optim.SGD(p, 0.1),
+    "sgd momentum": lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+    "sgd fused": lambda p: optim.SGD(p, 0.1, momentum=0.9, fused=True),
+    "rmsprop": lambda p: optim.RMSprop(p, 0.1),
+    "rmsprop centered": lambda p: optim.RMSprop(p, 0.1, momentum=0.9, centered=True),
+    "adagrad": lambda p: optim.Adagrad(p, 0.1, lr_decay=0.1),
+    "adagrad fused": lambda p: optim.Adagrad(p, 0.1, initial_accumulator_value=0.5, fused=True),
+    "nadam": lambda p: optim.NAdam(p, 0.1),
+    "lbfgs": lambda p: optim.LBFGS(p, 0.1),
+    "adadelta": lambda p: optim.Adadelta(p, 0.1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_three_steps_more_are_those_of_an_unbroken_run_bit_for_bit(kind, dtype):
+    module = made(dtype=dtype)
+    optimizer = OPTIMIZERS[kind](module.parameters())
+    train(module, optimizer, 3)
+
+    other = made(seed=1, dtype=dtype)
+    other.load_state_dict(copy.deepcopy(module.state_dict()))
+    resumed = OPTIMIZERS[kind](other.parameters())
+    record, left = optimizer_record(optimizer, module), optimizer_rest(optimizer, module)
+    restore_optimizer(resumed, other, through_a_file(plain(record)), through_a_file(left))
+
+    assert same(resumed.state_dict(), optimizer.state_dict())
+    train(module, optimizer, 3, first=3)
+    train(other, resumed, 3, first=3)
+    assert same(dict(other.state_dict()), dict(module.state_dict()))
+
+
+def test_a_new_optimizer_is_restored_too():
+    module, other = made(), made()
+    optimizer = optim.Adam(module.parameters(), 0.5)
+    resumed = optim.Adam(other.parameters(), 0.1)
+    restore_optimizer(resumed, other, optimizer_record(optimizer, module), optimizer_rest(optimizer, module))
+
+    assert same(resumed.state_dict(), optimizer.state_dict())
+
+
+def entry(optimizer, module, path):
+    """The state that the record has of the parameter at *path*."""
+    ids = {there: slot.id for there, slot in slots(skeleton_of(module))}
+    return optimizer_record(optimizer, module)[ids[path]]
+
+
+BURN = {
+    "adam": {"momentum": {"time": 3, "moment_1": "exp_avg", "moment_2": "exp_avg_sq", "max_moment_2": None}},
+    "adamw amsgrad": {
+        "momentum": {
+            "time": 3,
+            "moment_1": "exp_avg",
+            "moment_2": "exp_avg_sq",
+            "max_moment_2": "max_exp_avg_sq",
+        }
+    },
+    "sgd momentum": {"momentum": {"velocity": "momentum_buffer"}},
+    "rmsprop": {
+        "square_avg": {"square_avg": "square_avg"},
+        "centered": {"grad_avg": None, "avg": "square_avg"},
+        "momentum": None,
+    },
+    "adagrad": {"lr_decay": {"time": 3, "sum": "sum"}},
+}
+
+
+@pytest.mark.parametrize("kind", BURN)
+def test_a_parameters_state_has_the_fields_of_burn(kind):
+    module = made()
+    optimizer = OPTIMIZERS[kind](module.parameters())
+    train(module, optimizer, 3)
+    state = optimizer.state[module.one.weight]
+
+    def matches(node, expected):
+        if isinstance(expected, dict):
+            return list(node) == list(expected) and all(matches(node[key], expected[key]) for key in expected)
+        return (
+            torch.equal(tensor(node), state[expected].t()) if isinstance(expected, str) else node == expected
+        )
+
+    found = entry(optimizer, module, "one.weight")
+    assert isinstance(optimizer_record(optimizer, module), Map)
+    assert (found.name, found.index, found.value.name, found.value.index) == ("V1", 0, "Rank2", 2)
+    assert matches(plain(found.value.value), BURN[kind])
+
+
+def test_moments_are_cut_like_the_parameters_they_belong_to():
+    module = made()
+    optimizer = optim.Adam(module.parameters())
+    train(module, optimizer, 2)
+    reset = plain(entry(optimizer, module, "rnn.reset_gate.input_transform.bias"))["V1"]["Rank1"]["momentum"]
+
+    assert torch.equal(tensor(reset["moment_1"]), optimizer.state[module.rnn.bias_ih_l0]["exp_avg"][:2])
+    assert isinstance(entry(optimizer, module, "conv.weight"), Variant)
+    assert entry(optimizer, module, "conv.weight").value.name == "Rank3"
+
+
+def test_the_average_of_a_centered_rmsprop_is_what_it_divides_by():
+    module = made()
+    optimizer = optim.RMSprop(module.parameters(), 0.1, centered=True)
+    train(module, optimizer, 2)
+    state = optimizer.state[module.two.bias]
+    centered = plain(entry(optimizer, module, "two.bias"))["V1"]["Rank1"]["centered"]
+
+    assert torch.equal(tensor(centered["avg"]), state["square_avg"] - state["grad_avg"] * state["grad_avg"])
+
+
+def test_burn_has_no_record_of_some_optimizers():
+    module = made()
+
+    assert optimizer_record(optim.NAdam(module.parameters()), module) is None
+
+
+def test_parameters_without_gradients_have_no_entry_and_stay_without():
+    module, other = made(), made()
+    module.conv.requires_grad_(False)
+    optimizer, resumed = optim.Adam(module.parameters()), optim.Adam(other.parameters())
+    train(module, optimizer, 1)
+    record, left = optimizer_record(optimizer, module), optimizer_rest(optimizer, module)
+    restore_optimizer(resumed, other, record, left)
+
+    assert not resumed.state.get(other.conv.weight)
+    assert len(record) == len(list(slots(skeleton_of(module)))) - 2
+
+
+def test_a_parameter_that_is_not_the_modules_is_restored_as_well():
+    def build():
+        torch.manual_seed(0)
+        module, beside = made(), nn.Parameter(torch.ones(2))
+        beside.grad = torch.ones(2)
+        return module, optim.Adam([*module.parameters(), beside])
+
+    (module, optimizer), (other, resumed) = build(), build()
+    optimizer.step()
+    restore_optimizer(resumed, other, optimizer_record(optimizer, module), optimizer_rest(optimizer, module))
+
+    assert same(resumed.state_dict(), optimizer.state_dict())
+
+
+def test_a_parameter_that_lies_otherwise_in_memory_has_moments_that_lie_so():
+    module = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+    optimizer = optim.Adam(module.parameters())
+    module(torch.ones(1, 2, 3, 3)).sum().backward()
+    optimizer.step()
+    record, left = optimizer_record(optimizer, module), optimizer_rest(optimizer, module)
+    resumed = optim.Adam(module.parameters())
+    restore_optimizer(resumed, module, through_a_file(plain(record)), left)
+
+    assert same(resumed.state_dict(), optimizer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda record, rest: rest.update(optimizer="SGD"), "one of SGD"),
+        (lambda record, rest: rest.update(sizes=[99]), "groups of"),
+        (lambda record, rest: record.clear(), "expected V1"),
+        (
+            lambda record, rest: record.update({key: {"V1": {"Rank1": {"x": 1}}} for key in record}),
+            "expected",
+        ),
+        (lambda record, rest: record.update(dict.fromkeys(record, next(iter(record.values())))), "shape"),
+    ],
+)
+def test_what_is_of_another_optimizer_is_refused_and_nothing_changes(change, said):
+    module = made()
+    optimizer = optim.Adam(module.parameters())
+    train(module, optimizer, 2)
+    record = through_a_file(plain(optimizer_record(optimizer, module)))
+    left = optimizer_rest(optimizer, module)
+    before = copy.deepcopy(optimizer.state_dict())
+    change(record, left)
+
+    with pytest.raises(RecordError, match=said):
+        restore_optimizer(optimizer, module, record, left)
+    assert same(optimizer.state_dict(), before)
+
+
+def with_other_ids(model, record):
+    """Both records with ids that are not ours, as Burn draws them."""
+    ids = {}
+
+    def renamed(node):
+        if isinstance(node, dict):
+            made = {key: renamed(value) for key, value in node.items()}
+            if "id" in made:
+                made["id"] = ids.setdefault(made["id"], f"{len(ids):013d}")
+            return made
+        return [renamed(value) for value in node] if isinstance(node, list) else node
+
+    model = renamed(model)
+    return model, {ids[key]: value for key, value in record.items()}
+
+
+@pytest.mark.parametrize("kind", ["adam", "adam fused", "adamw amsgrad", "sgd momentum", "adagrad"])
+def test_a_record_by_burn_alone_is_gone_on_from(kind):
+    module = made()
+    optimizer = OPTIMIZERS[kind](module.parameters())
+    train(module, optimizer, 3)
+    model, record = with_other_ids(plain(record_of(module)), plain(optimizer_record(optimizer, module)))
+
+    other = made(seed=1)
+    resumed = OPTIMIZERS[kind](other.parameters())
+    load_into(other, model)
+    without = adopt_optimizer(resumed, other, through_a_file(record), model)
+
+    assert without == []
+    assert same(resumed.state_dict(), optimizer.state_dict())
+
+
+def test_parameters_that_burns_record_has_no_word_of_are_named():
+    module = made()
+    optimizer = optim.RMSprop(module.parameters(), momentum=0.9)
+    train(module, optimizer, 2)
+    model, record = with_other_ids(plain(record_of(module)), plain(optimizer_record(optimizer, module)))
+    del record[model["conv"]["bias"]["id"]]
+    resumed = optim.RMSprop(module.parameters(), momentum=0.9)
+
+    assert adopt_optimizer(resumed, module, record, model) == ["conv.bias"]
+    assert resumed.state[module.one.bias]["step"] == 0
+    assert module.conv.bias not in resumed.state
+
+
+def test_an_optimizer_that_burn_has_not_adopts_nothing():
+    module = made()
+
+    with pytest.raises(RecordError, match="Burn has no NAdam"):
+        adopt_optimizer(optim.NAdam(module.parameters()), module, {}, {}, source="optim.mpk")

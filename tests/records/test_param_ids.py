@@ -1,0 +1,57 @@
+"""Ids of parameters: the ones that Burn wrote, and our own."""
+
+import uuid
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from stages.contracts.errors import RecordError
+from stages.records.param_ids import id_of, number_of, param_id
+
+REAL = Path(__file__).parents[3] / "shared" / "burn" / "model.mpk"
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason=f"the real record {REAL} is not here")
+def test_every_id_of_the_real_file_comes_back_from_its_number():
+    def ids(node):
+        if isinstance(node, dict):
+            yield from [node["id"]] if "id" in node else [i for value in node.values() for i in ids(value)]
+        if isinstance(node, list):
+            yield from (i for value in node for i in ids(value))
+
+    found = list(ids(msgpack.unpackb(REAL.read_bytes())["item"]))
+
+    assert len(found) == len(set(found)) == 42
+    assert [id_of(number_of(text)) for text in found] == found
+
+
+def test_an_id_is_eight_little_endian_bytes_in_base32():
+    assert id_of(0) == "0" * 13
+    assert id_of(1) == "0400000000000"
+    assert id_of(2**64 - 1) == "vvvvvvvvvvvvu"
+    assert number_of("0400000000000") == 1
+    assert number_of("VVVVVVVVVVVVU") == 2**64 - 1
+    assert param_id("fc.weight") == param_id("fc.weight")
+    assert param_id("fc.weight") != param_id("fc.bias")
+    assert len(param_id("")) == 13
+
+
+def test_ids_of_older_burns_are_numbers_too():
+    """Six bytes fill the low end, as in Burn's own test; UUIDs stay apart from each other."""
+    assert number_of("5kmiqb9d5k"[:10]) < 2**48
+    assert number_of(id_of(int.from_bytes(bytes([45] * 6), "little"))) == int.from_bytes(
+        bytes([45] * 6), "little"
+    )
+    names = [str(uuid.UUID(int=value << 64 | 7)) for value in range(100)]
+    assert len({number_of(name) for name in names}) == 100
+    assert number_of(names[3].upper()) == number_of(names[3])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["w" * 13, "invalid_id", "1", "vvvvvvvvvvvvv", "0" * 16, "30b82c23-788d-4d63-ada258d5f13c", "é" * 13],
+)
+def test_text_that_is_no_id_is_refused(text):
+    with pytest.raises(RecordError, match="is no id of a parameter"):
+        number_of(text)

@@ -1,0 +1,251 @@
+"""Named records of every Burn from 0.9 to 0.21, as trees that a reader of MessagePack or JSON left."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+
+from stages.contracts.errors import RecordError
+from stages.records.named.container import metadata_of, packed, unpacked
+from stages.records.named.versions import with_tensors
+from stages.records.precision import DoublePrecision, FullPrecision, HalfPrecision
+from stages.records.tree import Metadata, RawTensor, Record, Some, Variant
+
+FULL = Metadata("f32", "i32", "", "0.13.2", "FullPrecisionSettings")
+HALF = Metadata("half::binary16::f16", "i16", "", "0.11.1", "HalfPrecisionSettings")
+DOUBLE = Metadata("f64", "i64", "", "0.9.0", "DoublePrecisionSettings")
+REAL = Path(__file__).parents[3] / "shared" / "burn" / "model.mpk"
+
+
+@dataclass(frozen=True)
+class NotKept:
+    size: int
+
+
+def blob(data):
+    return np.frombuffer(bytes(data), np.uint8)
+
+
+def data_map(data, shape, dtype):
+    return {"bytes": data, "shape": shape, "dtype": dtype}
+
+
+def read(node, metadata=FULL):
+    return with_tensors({"layer": {"weight": node}}, metadata, "model.mpk")["layer"]["weight"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "data", "shape", "expected"),
+    [
+        ("F32", bytes(8), [2], "F32"),
+        ("Flex32", bytes(8), [1, 2], "F32"),
+        ("BF16", bytes(4), [2], "BF16"),
+        ("I8", b"\xff", [], "I8"),
+        ("Bool", b"\0\1", [2], "Bool"),
+        ({"Bool": "Native"}, b"\0\1", [2], "Bool"),
+        ({"Bool": "U8"}, b"\0\1", [2], "Bool"),
+        ({"Bool": "U32"}, b"\0\0\0\0\1\0\0\0", [2], "Bool"),
+        ("F64", b"", [3, 0], "F64"),
+    ],
+)
+def test_a_tensor_of_0_14_and_later_is_read_in_every_dtype(dtype, data, shape, expected):
+    for form in (blob(data), data, list(data), np.frombuffer(data, np.uint8).astype(np.int64)):
+        tensor = read(data_map(form, shape, dtype))
+
+        assert (tensor.dtype, tensor.shape) == (expected, tuple(shape))
+        assert tensor.data() == (b"\0\1" if expected == "Bool" else data)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "values", "dtype", "layout", "expected"),
+    [
+        (FULL, [1.5, -2.0], "F32", "<f4", [1.5, -2.0]),
+        (FULL, np.array([1.5, -2.0], ">f4"), "F32", "<f4", [1.5, -2.0]),
+        (FULL, [1.5, 2], "F32", "<f4", [1.5, 2.0]),
+        (DOUBLE, [1.5, -2.0], "F64", "<f8", [1.5, -2.0]),
+        (HALF, [0x3E00, 0xC000], "F16", "<f2", [1.5, -2.0]),
+        (HALF, np.array([0x3E00, 0xC000], np.uint16), "F16", "<f2", [1.5, -2.0]),
+        (HALF, [-3, 4], "I16", "<i2", [-3, 4]),
+        (FULL, [-3, 4], "I32", "<i4", [-3, 4]),
+        (DOUBLE, np.array([-3, 4], np.int8), "I64", "<i8", [-3, 4]),
+        (FULL, [True, False], "Bool", "u1", [1, 0]),
+        (FULL, np.array([True, False]), "Bool", "u1", [1, 0]),
+    ],
+)
+def test_the_numbers_of_0_13_and_before_are_what_the_metadata_calls_them(
+    metadata, values, dtype, layout, expected
+):
+    tensor = read({"value": values, "shape": [2]}, metadata)
+
+    assert tensor.dtype == dtype
+    assert np.frombuffer(tensor.data(), layout).tolist() == expected
+
+
+def test_bf16_of_0_13_and_empty_tensors_are_read():
+    bits = Metadata("half::bfloat::bf16", "i16", "", "0.13.0", "")
+
+    assert read({"value": [0x3FC0], "shape": [1]}, bits).dtype == "BF16"
+    assert read({"value": [], "shape": [0, 4]}, HALF).dtype == "F16"
+    assert read({"value": [], "shape": [0]}, FULL).data() == b""
+
+
+@pytest.mark.parametrize(
+    ("node", "what"),
+    [
+        (data_map(blob(bytes(7)), [2], "F32"), "holds 7 bytes, expected 8"),
+        (data_map(NotKept(7), [2], "F32"), "holds 7 bytes, expected 8"),
+        (data_map(blob(b""), [-1, 0], "F32"), "shape should be whole numbers"),
+        (data_map(blob(b""), [1.0], "F32"), "shape should be whole numbers"),
+        (data_map(blob(b""), [True], "F32"), "shape should be whole numbers"),
+        (data_map(blob(b""), "4", "F32"), "shape should be a list"),
+        (data_map(blob(b"\0"), [1] * 33, "U8"), "at most 32 sizes"),
+        (data_map(blob(b""), [0, 2**32, 2**32], "F32"), "more elements than 2\\*\\*63"),
+        (data_map(blob(b""), [2**62, 2], "U8"), "more elements than 2\\*\\*63"),
+        (data_map(blob(b"\0"), [1], "F8"), "dtype should be one of"),
+        (data_map(blob(b"\0"), [1], 7), "dtype should be one of"),
+        (data_map(blob(b"\0"), [1], {"Bool": "U16"}), "dtype should be one of"),
+        (data_map(blob(b"\0"), [1], {"Bool": ["Native"]}), "dtype should be one of"),
+        (data_map(blob(b"\0"), [1], {"QFloat": {"value": "Q8S"}}), "quantised.*Q8S.*dequantise"),
+        (data_map(blob(b"\2"), [1], "Bool"), "Bool and holds 2"),
+        (data_map(blob(b"\0\0\0\2"), [1], {"Bool": "U32"}), "Bool and holds 33554432"),
+        (data_map([256], [1], "U8"), "bytes should be binary"),
+        (data_map([1.0], [1], "U8"), "bytes should be binary"),
+        (data_map("a", [1], "U8"), "bytes should be binary"),
+        ({"value": [1.0], "shape": [2]}, "holds 1 values, expected 2"),
+        ({"value": [1.0], "shape": [-1]}, "shape should be whole numbers"),
+        ({"value": [None], "shape": [1]}, "null for NaN"),
+        ({"value": [True, 1], "shape": [2]}, "bool among numbers"),
+        ({"value": [2**31], "shape": [1]}, "does not fit the metadata's i32"),
+        ({"value": [10**400, 1.0], "shape": [2]}, "no float holds"),
+        ({"a..b": 1}, "has the name 'a..b'"),
+        ({"a\0": 1}, "a name is text without NUL"),
+    ],
+)
+def test_a_tensor_whose_parts_do_not_fit_is_refused_with_its_path(node, what):
+    with pytest.raises(RecordError, match=f"^model.mpk, layer.weight: .*{what}"):
+        read(node)
+
+
+@pytest.mark.parametrize(("float_type", "int_type"), [("f8", "i32"), ("f32", "i7")])
+def test_numbers_whose_kind_the_metadata_does_not_say_are_refused(float_type, int_type):
+    metadata = Metadata(float_type, int_type, "", "", "")
+    values = [1.5] if float_type == "f8" else [1]
+
+    with pytest.raises(RecordError, match="layer.weight.*the metadata calls"):
+        read({"value": values, "shape": [1]}, metadata)
+
+
+def test_a_struct_with_fields_named_like_a_tensors_stays_a_struct():
+    node = {"value": None, "shape": [1]}
+
+    assert read(node) == node
+    assert read({"value": [1], "shape": ["a"]}) == {"value": [1], "shape": ["a"]}
+
+
+def test_what_looks_like_an_old_tensor_is_a_struct_in_a_file_of_a_version_that_had_none():
+    node = {"value": [1.0], "shape": [1]}
+
+    for version in ("0.15.0", "0.21.0", "1.0.0"):
+        assert read(node, Metadata("f32", "i32", "", version, "")) == node
+    for version in ("0.9.0", "0.13.2", "0.14.0", ""):
+        assert read(node, Metadata("f32", "i32", "", version, "")).dtype == "F32"
+
+
+def test_numbers_that_are_no_tensor_are_a_list_again_and_blobs_bytes():
+    assert read([np.arange(20), blob(b"ab")]) == [list(range(20)), b"ab"]
+
+
+def test_a_tensor_that_was_not_kept_says_so_when_its_data_is_asked_for():
+    tensor = read(data_map(NotKept(8), [2], "F32"))
+
+    assert (tensor.dtype, tensor.shape, tensor.nbytes) == ("F32", (2,), 8)
+    with pytest.raises(RecordError, match="layer.weight: was read without its data"):
+        list(tensor.pieces())
+
+
+def test_a_tree_without_end_is_refused():
+    node = {}
+    for _ in range(500):
+        node = {"a": node}
+
+    with pytest.raises(RecordError, match="levels"):
+        with_tensors(node, FULL, "model.mpk")
+
+
+def container(**changes):
+    metadata = {"float": "f32", "int": "i32", "format": "a", "version": "0.18.0", "settings": "b"}
+    tree = {"_b": [], "more": 1, "item": {"a": 1}, "metadata": metadata} | changes
+    return {key: value for key, value in tree.items() if value != "missing"}
+
+
+@pytest.mark.parametrize("marker", [[], (), None, "missing"])
+def test_a_record_is_read_with_its_marker_in_each_form_and_without_it(marker):
+    assert unpacked(container(_b=marker), "f").item == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("tree", "what"),
+    [
+        ([], "no record of Burn.*a list"),
+        ({"metadata": {}}, "no record of Burn.*metadata"),
+        (container(_b={}), "_b: expected an empty array or nil.*dict"),
+        (container(_b=[1]), "_b"),
+        (container(_b=0), "_b"),
+        (container(metadata=[]), "metadata: expected a map"),
+        (container(metadata={"float": "f32"}), "int, format, version, settings should be text"),
+        (container(metadata={**container()["metadata"], "int": 32}), "int should be text"),
+    ],
+)
+def test_what_is_no_record_is_refused_with_what_is_there(tree, what):
+    with pytest.raises(RecordError, match=f"^model.mpk.*{what}"):
+        unpacked(tree, "model.mpk")
+
+
+def test_a_record_is_written_in_burns_order_with_nothing_of_bincodes():
+    item = {"b": Some(1), "a": (None, None), "c": Variant("Rank1", 1, {"x": 2})}
+
+    tree = packed(Record(item, metadata_of("NamedMpkGzFileRecorder", FullPrecision)))
+
+    assert list(tree) == ["metadata", "item", "_b"]
+    assert list(tree["metadata"]) == ["float", "int", "format", "version", "settings"]
+    assert tree["item"] == {"b": 1, "a": [None, None], "c": {"Rank1": {"x": 2}}}
+    assert msgpack.packb(tree["_b"]) == b"\x90"
+    with pytest.raises(RecordError, match="without metadata"):
+        packed(Record(item))
+
+
+def test_the_metadata_is_what_burn_writes():
+    half = metadata_of("NamedMpkFileRecorder", HalfPrecision)
+
+    assert half.float == "half::binary16::f16"
+    assert half.int == "i16"
+    assert half.settings == "HalfPrecisionSettings"
+    assert half.version == "0.21.0"
+    assert half.format == (
+        "burn_core::record::file::NamedMpkFileRecorder<burn_core::record::settings::HalfPrecisionSettings>"
+    )
+    assert metadata_of("BinBytesRecorder", DoublePrecision).format == (
+        "burn_core::record::memory::BinBytesRecorder<burn_core::record::settings::DoublePrecisionSettings, "
+        "alloc::vec::Vec<u8>>"
+    )
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason=f"the real record {REAL} is not here")
+def test_the_real_file_is_read_and_written_again_to_the_same_bytes():
+    data = REAL.read_bytes()
+    record = unpacked(msgpack.unpackb(data), "model.mpk")
+    wanted = metadata_of("NamedMpkFileRecorder", HalfPrecision)
+
+    def as_maps(node):
+        if isinstance(node, RawTensor):
+            return data_map(bytes(node.data()), list(node.shape), node.dtype)
+        if isinstance(node, dict):
+            return {key: as_maps(value) for key, value in node.items()}
+        return [as_maps(value) for value in node] if isinstance(node, list) else node
+
+    assert msgpack.packb(as_maps(packed(record))) == data
+    assert record.metadata.format == wanted.format
+    assert (record.metadata.float, record.metadata.int) == (wanted.float, wanted.int)
+    assert record.item["fc"]["weight"]["param"].shape == (64, 1)
