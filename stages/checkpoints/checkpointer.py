@@ -12,10 +12,10 @@ from typing import Any
 
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.files import sha256, sync_directory
-from stages.records import FullPrecision, NamedMpkGzFileRecorder, Recorder, Tree
+from stages.records import AsItIs, NamedMpkGzFileRecorder, Recorder, Tree, from_plain, read_item, to_plain
 
 PARTS = ("model", "optim", "scheduler")
-_trainer_recorder = NamedMpkGzFileRecorder(FullPrecision)
+_trainer_recorder = NamedMpkGzFileRecorder(AsItIs)
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,13 @@ class Checkpoint:
     """All that a run needs to go on after an epoch."""
 
     model: Tree
+    """Burn's record of the model."""
     optim: Tree
+    """Burn's record of the optimizer; empty where Burn has none like it."""
     scheduler: Tree
+    """Burn's record of the schedule; None where Burn has none like it."""
     trainer: Mapping[str, Any] = field(default_factory=dict)
-    """The loop's own state."""
+    """What only we need: the loop's own state, and what the other three do not bring back bit for bit."""
 
 
 class FileCheckpointer:
@@ -50,10 +53,13 @@ class FileCheckpointer:
         One that *epoch* has already ceases to exist when this begins.
         """
         self._remove_trainer(epoch)
-        files = {}
+        files: dict[str, Any] = {}
         for part in PARTS:
-            path = self.recorder.record(getattr(checkpoint, part), self.directory / f"{part}-{epoch}")
+            item = getattr(checkpoint, part)
+            path = self.recorder.record(item, self.directory / f"{part}-{epoch}")
             files[path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
+            if not self.recorder.has_names:
+                files[path.name]["example"] = to_plain(item)
         _trainer_recorder.record({**checkpoint.trainer, "files": files}, self.directory / f"trainer-{epoch}")
 
     def restore(self, epoch: int) -> Checkpoint:
@@ -67,8 +73,8 @@ class FileCheckpointer:
         try:
             trainer = _trainer_recorder.load(self.directory / f"trainer-{epoch}")
             self._verify(trainer["files"])
-            parts = {part: self.recorder.load(self.directory / f"{part}-{epoch}") for part in PARTS}
-        except (RecordError, KeyError, TypeError) as error:
+            parts = {part: self._load(part, epoch, trainer["files"]) for part in PARTS}
+        except (RecordError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint of epoch {epoch} is not whole: {error}") from error
         return Checkpoint(**parts, trainer=trainer)
 
@@ -76,13 +82,29 @@ class FileCheckpointer:
         """Remove the checkpoint of *epoch*: first the file that makes it one."""
         self._remove_trainer(epoch)
         for part in PARTS:
-            (self.directory / f"{part}-{epoch}{self.recorder.suffix}").unlink(missing_ok=True)
+            for path in self.directory.glob(f"{part}-{epoch}.*"):
+                path.unlink()
+
+    def sweep(self) -> None:
+        """Remove what a kill left: files of no checkpoint, and those that were being written."""
+        whole = set(self.saved())
+        for path in self.directory.iterdir() if self.directory.is_dir() else ():
+            match = re.match(rf"\.?({'|'.join((*PARTS, 'trainer'))})-(\d+)\.", path.name)
+            if match and (path.name.startswith(".") or int(match[2]) not in whole):
+                path.unlink()
 
     def _remove_trainer(self, epoch: int) -> None:
         path = self.directory / f"trainer-{epoch}{_trainer_recorder.suffix}"
         if path.exists():
             path.unlink()
             sync_directory(self.directory)
+
+    def _load(self, part: str, epoch: int, files: Mapping[str, Mapping[str, Any]]) -> Tree:
+        """As the recorder reads it, or, where another one wrote it, as the name says."""
+        [name] = [name for name in files if name.startswith(f"{part}-{epoch}.")]
+        example = from_plain(files[name].get("example"), name)
+        read = self.recorder.load if name.endswith(self.recorder.suffix) else read_item
+        return read(self.directory / name, example)
 
     def _verify(self, files: Mapping[str, Mapping[str, Any]]) -> None:
         for name, written in files.items():

@@ -84,6 +84,11 @@ class Keep(Config):
     best: tuple[Best, ...] = (Best(),)
     """By which metrics the best."""
 
+    @property
+    def most(self) -> int:
+        """How many stay at most."""
+        return self.last + len(self.best)
+
     def rule(self) -> AnyOf:
         """All of it as one rule."""
         best = (KeepBest(each.metric, each.split, each.direction) for each in self.best)

@@ -8,7 +8,8 @@
   x BuilderError             a learner that could not work, told before it starts
   x NonFiniteError           a NaN or infinity that would have reached the weights (stages.optim)
   x StageFailedError         a stage that DVC ran, and that did not end well
-  x RunInterruptedError      exit code 130: somebody asked the run to stop, and it did
+  x RunInUseError            a run store, or what else one run has to itself, that another one holds
+  x RunInterruptedError      exit code 130, or 128 + the signal: somebody asked the run to stop, and it did
   * ParamsError              exit code 2: params.yaml (or an option) does not say something valid
 
 A message says what, where, what is there, and what to do.
@@ -16,6 +17,7 @@ A message says what, where, what is there, and what to do.
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from signal import SIGINT
 
 
 class StageError(Exception):
@@ -54,10 +56,19 @@ class StageFailedError(StageError):
     """A stage that DVC ran, and that did not end well."""
 
 
-class RunInterruptedError(StageError):
-    """Somebody asked the run to stop, and it did: what it has so far is no result."""
+class RunInUseError(StageError):
+    """A run store that another process, or another run in this one, works in."""
 
-    exit_code = 130
+
+class RunInterruptedError(StageError):
+    """Somebody asked the run to stop, and it did: what it has so far is no result.
+
+    *number* is that of the signal; a key that was pressed counts as SIGINT.
+    """
+
+    def __init__(self, message: str, number: int = SIGINT) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number
 
 
 def closest(name: str, known: Collection[str]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from stages.contracts.history import History, Split
 from stages.contracts.interrupter import Interrupter
@@ -61,7 +61,7 @@ class Progress:
 
 
 class MetricLogger(Protocol):
-    """Writes what was measured on one split."""
+    """Writes what was measured on one split. A user's own needs no more; it may be `Resumable` too."""
 
     def log(self, epoch: int, name: str, value: float, count: int) -> None:
         """Note what metric *name* was on one batch of *count* samples."""
@@ -74,6 +74,26 @@ class MetricLogger(Protocol):
 
     def close(self) -> None:
         """The run is over, well or not."""
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """What a `MetricLogger` may do besides, so that a run that was stopped logs no line twice.
+
+    One that cannot is told of the steps after the resume, as if nothing had happened.
+    """
+
+    def position(self) -> dict[str, Any]:
+        """How far it is, as text, numbers, lists and maps; everything noted so far is on disk then."""
+
+    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
+        """Go on in the middle of *epoch*, where `position` said *position*: all that came later goes.
+
+        Raises `CheckpointError` where that cannot be.
+        """
+
+    def cut(self, epoch: int) -> None:
+        """All that is noted of the epochs after *epoch* goes; called before the first that is run."""
 
 
 class Renderer(Protocol):

@@ -1,12 +1,13 @@
 """Loaders: batches that depend on the seed and the epoch, and on nothing else."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
+from stages.contracts.errors import CheckpointError
 from stages.contracts.placement import move
 from stages.contracts.seeds import derived_seed
 from stages.data.batchers import Batcher
@@ -70,14 +71,15 @@ class Order:
     def __len__(self) -> int:
         return math.ceil(self.samples / self.batch_size)
 
-    def batches(self, epoch: int) -> Sequence[torch.Tensor]:
-        """The indices of each batch, int64."""
+    def batches(self, epoch: int, first: int = 0) -> Sequence[torch.Tensor]:
+        """The indices of each batch, int64, from batch *first* (from 0) on."""
         if self.seed is None:
             order = torch.arange(self.samples)
         else:
             generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch))
             order = torch.randperm(self.samples, generator=generator)
-        return torch.split(order, self.batch_size) if self.samples else ()
+        left = order[first * self.batch_size :]
+        return torch.split(left, self.batch_size) if len(left) else ()
 
 
 class DataLoader:
@@ -92,6 +94,7 @@ class DataLoader:
         self.workers = workers
         self.device = device
         self.epoch = 1
+        self._first = 0
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
@@ -106,27 +109,36 @@ class DataLoader:
         """The next iteration is that of *epoch*, from 1."""
         self.epoch = epoch
 
+    def set_position(self, batch: int) -> None:
+        """The next iteration, and only that, begins at *batch*, from 0; nothing before it is fetched.
+
+        What comes is what an unbroken iteration ends with: nothing where *batch* is the number of batches.
+        Raises `CheckpointError` beyond that.
+        """
+        if not 0 <= batch <= len(self):
+            raise CheckpointError(
+                f"an epoch of this loader has {len(self)} batches, so none can go on after {batch} of them: "
+                "the checkpoint is of other data, or of another batch size"
+            )
+        self._first = batch
+
     def set_device(self, device: torch.device) -> None:
         """Batches go to *device* from now on."""
         self.device = device
 
     def __iter__(self) -> Iterator[Any]:
-        batches = self._from_workers() if self.workers else self._from_here()
+        first, self._first = self._first, 0
+        places = enumerate(self.order.batches(self.epoch, first), start=first)
+        batches = self._from_workers(places) if self.workers else map(self._fetcher().__getitem__, places)
         return batches if self.device == CPU else (move(batch, self.device) for batch in batches)
 
-    def _from_here(self) -> Iterator[Any]:
-        fetcher = self._fetcher()
-        for place in enumerate(self.order.batches(self.epoch)):
-            yield fetcher[place]
-
-    def _from_workers(self) -> Iterator[Any]:
+    def _from_workers(self, places: Iterable[tuple[int, torch.Tensor]]) -> Iterator[Any]:
         """The same batches, made by worker processes; their generator is not torch's global one."""
-        batches = enumerate(self.order.batches(self.epoch))
         return iter(
             TorchDataLoader(
                 self._fetcher(),  # type: ignore[arg-type]  # a data set of batches, by structure
                 batch_size=None,
-                sampler=[(position, indices.tolist()) for position, indices in batches],
+                sampler=[(position, indices.tolist()) for position, indices in places],
                 collate_fn=_as_it_is,
                 num_workers=self.workers,
                 generator=torch.Generator().manual_seed(derived_seed(self.order.seed or 0, self.epoch)),

@@ -14,7 +14,7 @@ from stages.contracts.text import to_json
 from stages.models import ModelConfig, build_model
 from stages.optim import OptimizerConfig, ScheduleConfig, Scheduler
 
-FILE_NAME = "learner.json"
+BLUEPRINT = "learner.json"
 
 
 class Blueprint(Config):
@@ -43,12 +43,12 @@ class Blueprint(Config):
 
     def write(self, directory: Path) -> None:
         """As ``learner.json`` in *directory*."""
-        write_text(directory / FILE_NAME, to_json(self.model_dump(mode="json")) + "\n")
+        write_text(directory / BLUEPRINT, to_json(self.model_dump(mode="json")) + "\n")
 
     @classmethod
     def read(cls, directory: Path) -> "Blueprint":
         """The one in *directory*. Raises `CheckpointError` where there is none."""
-        path = directory / FILE_NAME
+        path = directory / BLUEPRINT
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:

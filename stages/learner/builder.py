@@ -3,40 +3,33 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Literal, Self
 
 import torch
 from torch import nn
 
-from stages.checkpoints import FileCheckpointer, Retention, default_retention
+from stages.checkpoints import Retention
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.learner import defaults
-from stages.learner.checks import check_fed, check_model, check_name, check_needs, check_optimizer
-from stages.learner.devices import find_device
+from stages.learner.assembly import Chosen, assembled
+from stages.learner.checks import check_name
 from stages.learner.learner import Learner
 from stages.learner.meter import Registered
-from stages.learner.parts import Parts, Renderers, Watchers
-from stages.learner.recompute import recompute_activations
-from stages.learner.replicas import Replicas
-from stages.learner.state import State
 from stages.learner.stopping import EarlyStopping
 from stages.metrics import Metric, StepMetric
 from stages.optim import (
     Accumulation,
     Clipping,
-    Guard,
     LrScheduler,
     NonFinite,
     OptimizerConfig,
-    Window,
-    as_scheduler,
-    build_optimizer,
 )
-from stages.records import FullPrecision, Recorder
+from stages.records import HalfPrecision, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -57,24 +50,8 @@ class LearnerBuilder:
     """
 
     def __init__(self, directory: Path | str) -> None:
-        self._directory = Path(directory)
-        self._metrics: dict[Split, list[Registered]] = {split: [] for split in Split}
-        self._loggers: dict[Split, list[MetricLogger]] = {}
-        self._renderer: Renderer | None = None
-        self._progress_loggers: list[Renderer] = []
+        self._chosen = Chosen(Path(directory))
         self._application_log: Callable[[], AbstractContextManager[object]] = self._file_log
-        self._num_epochs = 1
-        self._devices: Sequence[str | torch.device] = ["auto"]
-        self._accumulation = Accumulation()
-        self._non_finite = NonFinite()
-        self._clipping: Clipping | None = None
-        self._recompute = False
-        self._checkpoint: int | None = None
-        self._checkpointer: FileCheckpointer | None = None
-        self._retention: Retention | None = None
-        self._stopping: EarlyStopping | None = None
-        self._interrupter: Interrupter | None = None
-        self._seed: int | None = None
         self._summary = False
 
     def metric_train(self, metric: AnyMetric) -> Self:
@@ -107,17 +84,17 @@ class LearnerBuilder:
 
     def metric_loggers(self, train: MetricLogger, valid: MetricLogger) -> Self:
         """Log to these instead of to ``<directory>/train`` and ``<directory>/valid``."""
-        self._loggers = {Split.TRAIN: [train], Split.VALID: [valid]}
+        self._chosen.loggers = {Split.TRAIN: [train], Split.VALID: [valid]}
         return self
 
     def renderer(self, renderer: Renderer) -> Self:
         """Show the run with *renderer*. Default: a live view on a terminal, a line an epoch elsewhere."""
-        self._renderer = renderer
+        self._chosen.renderer = renderer
         return self
 
     def with_progress_logger(self, logger: Renderer) -> Self:
         """Tell *logger* of the progress too, beside the renderer."""
-        self._progress_loggers.append(logger)
+        self._chosen.progress_loggers.append(logger)
         return self
 
     def with_application_logger(self, installer: Callable[[], AbstractContextManager[object]] | None) -> Self:
@@ -132,7 +109,7 @@ class LearnerBuilder:
         """How many epochs the run has in all, those before a resume included. Default 1."""
         if num_epochs < 1:
             raise BuilderError(f"num_epochs({num_epochs}): a run has at least one epoch")
-        self._num_epochs = num_epochs
+        self._chosen.num_epochs = num_epochs
         return self
 
     def devices(self, devices: Sequence[str | torch.device]) -> Self:
@@ -143,7 +120,7 @@ class LearnerBuilder:
         """
         if isinstance(devices, str) or not devices:
             raise BuilderError(f"devices({devices!r}): a list of devices, as in ['cuda:0']")
-        self._devices = devices
+        self._chosen.devices = devices
         return self
 
     def grads_accumulation(self, batches: int, *, reduction: str = "mean", leftover: str = "flush") -> Self:
@@ -154,14 +131,14 @@ class LearnerBuilder:
         """
         if batches < 1:
             raise BuilderError(f"grads_accumulation({batches}): at least one batch a step")
-        self._accumulation = Accumulation.model_validate(
+        self._chosen.accumulation = Accumulation.model_validate(
             {"batches": batches, "reduction": reduction, "leftover": leftover}
         )
         return self
 
     def non_finite(self, rule: NonFinite) -> Self:
         """What to do about NaN or infinity in loss or gradients. Default: stop before the weights change."""
-        self._non_finite = rule
+        self._chosen.non_finite = rule
         return self
 
     def grad_clipping(self, clipping: Clipping) -> Self:
@@ -169,47 +146,67 @@ class LearnerBuilder:
 
         Default: what the optimizer's config says.
         """
-        self._clipping = clipping
+        self._chosen.clipping = clipping
         return self
 
     def gradient_checkpointing(self) -> Self:
         """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
-        self._recompute = True
+        self._chosen.recompute = True
         return self
 
     def with_file_checkpointer(self, recorder: Recorder) -> Self:
         """Write a checkpoint of every epoch to ``<directory>/checkpoint``. Default: none."""
-        if recorder.precision is not FullPrecision:
+        if recorder.precision is HalfPrecision:
             log.warning("checkpoints in half precision: a resumed run will not equal an unbroken one")
-        self._checkpointer = FileCheckpointer(self._directory / "checkpoint", recorder)
+        self._chosen.recorder = recorder
+        return self
+
+    def checkpoint_every(self, *, steps: int | None = None, seconds: float | None = None) -> Self:
+        """Write a checkpoint in the middle of an epoch too, of which the newest stays. Default: none.
+
+        A run that is asked to stop writes one in any case, if it has a checkpointer.
+        """
+        self._chosen.saving = replace(self._chosen.saving, every_steps=steps, every_seconds=seconds)
+        return self
+
+    def max_unsaved(self, seconds: float) -> Self:
+        """End a run whose checkpoints cannot be written for longer than this. Default: never."""
+        self._chosen.saving = replace(self._chosen.saving, max_unsaved_seconds=seconds)
+        return self
+
+    def identity(self, identity: str) -> Self:
+        """Have checkpoints carry *identity*, and refuse to go on from those that carry another."""
+        self._chosen.identity = identity
         return self
 
     def with_checkpointing_strategy(self, strategy: Retention) -> Self:
         """Which checkpoints stay beside the newest. Default: the last two and the best by validation loss."""
-        self._retention = strategy
+        self._chosen.retention = strategy
         return self
 
     def early_stopping(self, strategy: EarlyStopping) -> Self:
         """Stop when *strategy* says so. Default: never."""
-        self._stopping = strategy
+        self._chosen.stopping = strategy
         return self
 
     def interrupter(self) -> Interrupter:
         """The handle that stops this run after the step it is in, from any thread."""
-        self._interrupter = self._interrupter or Interrupter()
-        return self._interrupter
+        self._chosen.interrupter = self._chosen.interrupter or Interrupter()
+        return self._chosen.interrupter
 
     def with_interrupter(self, interrupter: Interrupter) -> Self:
         """Listen to a handle that exists already."""
-        self._interrupter = interrupter
+        self._chosen.interrupter = interrupter
         return self
 
-    def checkpoint(self, epoch: int) -> Self:
+    def checkpoint(self, epoch: int | Literal["auto"]) -> Self:
         """Go on after *epoch*, from its checkpoint in ``<directory>/checkpoint``.
 
         Checkpoints and logs of later epochs are of another run then, and go when the next epoch is done.
+        ``"auto"`` goes on from the newest checkpoint that is whole, in the middle of an epoch too, and
+        starts where there is none yet.
         """
-        self._checkpoint = epoch
+        self._chosen.checkpoint = epoch
         return self
 
     def seed(self, seed: int) -> Self:
@@ -217,7 +214,7 @@ class LearnerBuilder:
 
         Default: that of the checkpoint, or else ``torch.initial_seed()`` when the run begins.
         """
-        self._seed = seed
+        self._chosen.seed = seed
         return self
 
     def summary(self) -> Self:
@@ -237,59 +234,14 @@ class LearnerBuilder:
         or torch's), or nothing for the optimizer's own rate. Raises `BuilderError` or `CheckpointError` for
         what could not work.
         """
-        self._check(model)
-        devices = [find_device(device) for device in self._devices]
-        model = model.to(devices[0])
-        replicas = Replicas(model, devices)
-        if self._recompute:
-            replicas.each(recompute_activations)
-        clipping = self._clipping or getattr(optimizer, "clipping", None)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            optimizer = build_optimizer(optimizer, model.parameters())
-        check_optimizer(optimizer, model, batches_a_step=self._accumulation.batches * len(devices))
-        scheduler = as_scheduler(optimizer, lr)
-        check_needs(scheduler, self._metrics)
-        parts = Parts(
-            state=State(model, optimizer, scheduler, clipping),
-            num_epochs=self._num_epochs,
-            seed=self._seed,
-            replicas=replicas,
-            window=Window.of(self._accumulation, len(devices)),
-            guard=Guard(self._non_finite, [name for name, _ in model.named_parameters()]),
-            watchers=self._watchers(),
-            interrupter=self._interrupter or Interrupter(),
-            checkpointer=self._checkpointer,
-            retention=self._retention or default_retention(),
-            stopping=self._stopping,
+        return Learner(
+            assembled(self._chosen, model, optimizer, lr), self._application_log, summary=self._summary
         )
-        if self._checkpoint is not None:
-            parts.restore(self._checkpoint)
-        return Learner(parts, self._application_log, summary=self._summary)
-
-    def _check(self, model: Any) -> None:
-        check_model(model)
-        check_fed(model, self._metrics)
-        check_needs(self._stopping, self._metrics)
-        check_needs(self._retention, self._metrics)
-        if self._checkpoint is not None and self._checkpointer is None:
-            raise BuilderError(
-                f"checkpoint({self._checkpoint}) needs a checkpointer to read with: "
-                "call with_file_checkpointer first"
-            )
 
     def _register(self, split: Split, registered: Registered) -> Self:
-        check_name(registered, self._metrics[split], f"the {split} split")
-        self._metrics[split].append(registered)
+        check_name(registered, self._chosen.metrics[split], f"the {split} split")
+        self._chosen.metrics[split].append(registered)
         return self
 
-    def _watchers(self) -> Watchers:
-        renderer = self._renderer or defaults.renderer()
-        return Watchers(
-            metrics={split: list(metrics) for split, metrics in self._metrics.items()},
-            loggers=self._loggers or defaults.file_loggers(self._directory),
-            telemetry=self._loggers or defaults.file_loggers(self._directory / "telemetry"),
-            renderer=Renderers([renderer, *self._progress_loggers]) if self._progress_loggers else renderer,
-        )
-
     def _file_log(self) -> AbstractContextManager[object]:
-        return defaults.application_log(self._directory / "experiment.log")
+        return defaults.application_log(self._chosen.directory / "experiment.log")

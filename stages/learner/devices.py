@@ -1,5 +1,7 @@
 """Where a model trains."""
 
+import os
+
 import torch
 
 from stages.contracts.errors import BuilderError
@@ -24,6 +26,13 @@ def find_device(name: str | torch.device) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BuilderError(f"device {str(name)!r} is not on this machine; on it: {known}")
     return device
+
+
+def set_deterministic() -> None:
+    """Have torch use algorithms that give the same bits each time, and raise where it has none."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA is first used
+    torch.use_deterministic_algorithms(mode=True)
+    torch.backends.cudnn.benchmark = False
 
 
 def _available() -> list[str]:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import torch
 from torch import nn
 
 from stages.contracts.errors import BuilderError
@@ -44,22 +45,37 @@ class Learner:
         """Whether it was asked to stop, so that it may lack epochs."""
         return self._parts.interrupter.should_stop()
 
+    @property
+    def resumed(self) -> str | None:
+        """Where it was taken up, as in "after epoch 3"; None where it starts."""
+        return self._parts.resumed
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """What one checkpoint takes at most: the model, and two numbers for each of its parameters."""
+        state = self.model.state_dict().values()
+        weights = sum(each.nbytes for each in state if isinstance(each, torch.Tensor))
+        return weights + 2 * sum(each.nbytes for each in self.model.parameters())
+
     def fit(self, train: Loader, valid: Loader) -> nn.Module:
         """Train through the epochs that are left, validating after each; the trained model.
 
         Raises `BuilderError` where a loader has no batches or a metric cannot measure what a step gives,
-        and `NonFiniteError` before a NaN or infinity reaches the weights.
+        `NonFiniteError` before a NaN or infinity reaches the weights, and `CheckpointError` where checkpoints
+        that belong to the result could not be written.
         """
         self._check_whole()
         with self._application_log():
             model = Loop(self._parts).run(train, valid)
+            if self._parts.saver is not None and not self.interrupted:
+                self._parts.saver.finish()
         if self._summary:
             sys.stdout.write(summary_text(self.history, model) + "\n")
         return model
 
     def save(self) -> None:
         """Write a checkpoint of the epoch that was finished last; 0 before the first."""
-        if self._parts.checkpointer is None:
+        if self._parts.saver is None:
             raise BuilderError("save() needs a checkpointer: call with_file_checkpointer first")
         self._check_whole()
         self._parts.save()
@@ -68,5 +84,6 @@ class Learner:
         if self._parts.open_epoch is not None:
             raise BuilderError(
                 f"this learner was stopped in the middle of epoch {self._parts.open_epoch}, and its weights "
-                f"are those of no epoch: build it again with checkpoint({self._parts.state.epoch})"
+                'are those of no epoch: build it again with checkpoint("auto"), or with '
+                f"checkpoint({self._parts.state.epoch})"
             )

@@ -3,6 +3,7 @@
 Each epoch: the random state and the order of samples are set from (seed, epoch); every batch is a step
 of the schedule, a forward and backward pass, and, where the accumulation window is full, a step of the
 optimizer; then the valid split, the history, the checkpoint, retention, and whether to stop early.
+After any batch a checkpoint may be written, and a run that was stopped there goes on with the next one.
 """
 
 import logging
@@ -23,7 +24,8 @@ from stages.learner.buffers import Buffers
 from stages.learner.memory import keep_big_blocks
 from stages.learner.meter import Meter
 from stages.learner.parts import Parts
-from stages.learner.randomness import set_epoch, set_random_state
+from stages.learner.pausing import Pausing
+from stages.learner.randomness import set_random_state
 from stages.learner.replicas import rounds
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class Loop:
             shown=parts.watchers.shown(),
             interrupter=parts.interrupter,
         )
+        self._pausing = Pausing(parts, self.progress)
 
     def run(self, train: Loader, valid: Loader) -> nn.Module:
         """Train on *train* and validate on *valid* after each epoch; the trained model."""
@@ -70,7 +73,8 @@ class Loop:
         parts, first = self.parts, self.state.epoch + 1
         try:
             parts.watchers.renderer.start(self.progress)
-            if not self._is_over():
+            self._pausing.prepare()
+            if parts.place or not self._is_over():
                 for epoch in range(first, parts.num_epochs + 1):
                     if not self._run_epoch(train, valid, epoch):
                         break
@@ -87,24 +91,24 @@ class Loop:
         parts.open_epoch = epoch
         set_random_state(parts.derived_seed(epoch))
         parts.replicas.copy_buffers()
-        with parts.replicas.known_parameters():
-            trained = self._train(train, epoch)
-        if not trained:
-            log.info("Training interrupted.")
+        if parts.place is None or parts.place.split is Split.TRAIN:
+            with parts.replicas.known_parameters():
+                trained = self._train(train, epoch)
+            if not trained:
+                return False
+        if not self._validate(valid, epoch):
             return False
-        self._validate(valid, epoch)
         parts.open_epoch = None
         return self._finish(epoch)
 
     def _train(self, loader: Loader, epoch: int) -> bool:
-        """One pass with updates; whether it went to its end. What an interrupted one did is not saved."""
+        """One pass with updates; whether it went to its end."""
         log.info("Executing training step for epoch %d", epoch)
-        state, window, guard = self.state, self.parts.window, self.parts.guard
-        should_stop = self.parts.interrupter.should_stop
+        state, window, guard, pausing = self.state, self.parts.window, self.parts.guard, self._pausing
         self.parts.replicas.train()
-        meter = self._begin(Split.TRAIN, loader, epoch)
-        iteration = 0
-        for step in self._computed(loader):
+        meter, iteration = self._begin(Split.TRAIN, loader, epoch)
+        rate = 0.0
+        for step in self._computed(pausing.batches(partial(self._batches, loader))):
             iteration += 1
             rate = state.scheduler.step()
             if guard.passes(step, epoch, iteration):
@@ -115,7 +119,7 @@ class Loop:
             del step  # or its gradients would live on beside those of the next
             if window.full:
                 self._update(window.take(), rate, iteration)
-            if should_stop():
+            if pausing.stops_after(iteration):
                 return False
         if (left := window.end_epoch()) is not None:
             self._update(left, rate, iteration)
@@ -123,14 +127,18 @@ class Loop:
         return True
 
     @torch.no_grad()  # not inference_mode: what a model keeps from here, it may use in training
-    def _validate(self, loader: Loader, epoch: int) -> None:
-        """One pass without updates. Asked to stop meanwhile, it goes to its end, so that nothing is lost."""
+    def _validate(self, loader: Loader, epoch: int) -> bool:
+        """One pass without updates; whether it went to its end."""
         log.info("Executing validation step for epoch %d", epoch)
         model = self.state.model.eval()
-        meter = self._begin(Split.VALID, loader, epoch)
-        for iteration, item in enumerate(map(model.valid_step, self._batches(loader)), start=1):
+        meter, iteration = self._begin(Split.VALID, loader, epoch)
+        for item in map(model.valid_step, self._pausing.batches(partial(self._batches, loader))):
+            iteration += 1
             self._measured(meter, item, iteration, 0.0)
+            if self._pausing.stops_after(iteration):
+                return False
         self._end(meter)
+        return True
 
     def _finish(self, epoch: int) -> bool:
         """Save, show, and decide; whether the run goes on."""
@@ -150,15 +158,15 @@ class Loop:
             log.info("Stopping training loop, %s", reason)
         return reason is not None
 
-    def _computed(self, loader: Loader) -> Iterator[TrainOutput[Any]]:
+    def _computed(self, batches: Iterable[Any]) -> Iterator[TrainOutput[Any]]:
         """The training step of each batch; a batch a device at a time."""
         replicas = self.parts.replicas
         if self.state.needs_closure:
-            return map(self._evaluated, self._batches(loader))
+            return map(self._evaluated, batches)
         if len(replicas) == 1:
             compute = self._remembered if self._buffers else self.state.model.train_step
-            return map(compute, self._batches(loader))
-        groups = rounds(self._batches(loader), len(replicas))
+            return map(compute, batches)
+        groups = rounds(batches, len(replicas))
         return (step for batches in groups for step in replicas.train_steps(batches))
 
     def _batches(self, loader: Loader) -> Iterable[Any]:
@@ -195,14 +203,14 @@ class Loop:
         with suppress(FloatingPointError):
             self.state.update_by(evaluate, rate)
 
-    def _begin(self, split: Split, loader: Loader, epoch: int) -> Meter:
-        set_epoch(loader, epoch, self.parts.derived_seed(epoch, split))
+    def _begin(self, split: Split, loader: Loader, epoch: int) -> tuple[Meter, int]:
+        """What measures the pass that begins, and how many batches of it are done."""
         meter = self._meter = self.parts.watchers.meter(split, epoch)
         progress = self.progress
-        progress.split, progress.epoch = split, epoch
-        progress.batch, progress.batches, progress.items = 0, len(loader), 0
+        progress.split, progress.epoch, progress.batches = split, epoch, len(loader)
+        progress.batch, progress.items = self._pausing.begin(loader, meter)
         progress.running, progress.latest = meter.running, meter.latest
-        return meter
+        return meter, progress.batch
 
     def _measured(self, meter: Meter, item: Any, iteration: int, rate: float) -> None:
         meter.measure(item, iteration, rate)

@@ -1,6 +1,6 @@
 """What is measured on one split of one epoch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer, Shown, Step
 from stages.contracts.history import Split
 from stages.metrics import Mean, Metric, StepMetric, Summary
+from stages.metrics.summaries import from_tree, to_tree
 
 PENDING = 64
 """Batches that are measured before their values are asked for: on an accelerator each asking waits."""
@@ -58,6 +59,7 @@ class Meter:
         self._pending: list[tuple[str, Summary]] = []
         self._sums: dict[str, Summary] = {}
         self._latest: dict[str, Summary] = {}
+        self._carried: dict[str, Any] = {}
 
     def measure(self, item: Any, iteration: int, learning_rate: float) -> None:
         """Take in one batch. Raises `BuilderError` on the first that a metric cannot measure."""
@@ -72,8 +74,28 @@ class Meter:
             sums[name] = sums[name] + measured if name in sums else measured
             latest[name] = measured
             self._pending.append((name, measured))
+        if self._carried:
+            self._add_carried()
         if len(self._pending) >= PENDING * len(self._measures):
             self.drain()
+
+    def sums(self) -> dict[str, Any]:
+        """Every metric so far, as a tree that a record holds; no value is left to be handed on.
+
+        Raises `TypeError` for one that cannot be saved.
+        """
+        self.drain()
+        return {name: to_tree(total, name) for name, total in self._sums.items()}
+
+    def carry(self, sums: Mapping[str, Any]) -> None:
+        """Begin with *sums*, from `sums`: they count from the next batch on, which tells their types."""
+        self._carried = dict(sums)
+
+    def _add_carried(self) -> None:
+        for name, tree in self._carried.items():
+            if name in self._sums:
+                self._sums[name] = from_tree(tree, self._sums[name], name) + self._sums[name]
+        self._carried = {}
 
     def drain(self) -> None:
         """Hand on every batch's value that is still to be handed on."""

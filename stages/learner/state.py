@@ -8,11 +8,22 @@ import torch
 from torch import Tensor
 
 from stages.checkpoints import Checkpoint
-from stages.contracts.errors import CheckpointError
+from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import Direction, History, Split, Value
 from stages.contracts.outputs import TrainOutput
 from stages.optim import Clipping, LrScheduler, Stepper, clip, without_dynamo
-from stages.records import FullPrecision, NamedMpkGzFileRecorder, Recorder
+from stages.records import (
+    beside,
+    from_plain,
+    load_into,
+    optimizer_record,
+    optimizer_rest,
+    record_of,
+    restore_optimizer,
+    skeleton_of,
+    state_of,
+    to_plain,
+)
 
 
 class State:
@@ -70,36 +81,44 @@ class State:
             raise
 
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:
-        """All that is needed to go on from here, as trees of tensors and numbers; *trainer* is the loop's."""
+        """All that is needed to go on from here: Burn's records, and the rest with *trainer*, the loop's."""
+        layout = skeleton_of(self.model)
         with without_dynamo():
-            optim = self.optimizer.state_dict()
-        return Checkpoint(
-            model=dict(self.model.state_dict()),
-            optim={**optim, "state": {str(key): kept for key, kept in optim["state"].items()}},
-            scheduler=self.scheduler.state_dict(),
-            trainer={"epoch": self.epoch, **trainer},
-        )
+            return Checkpoint(
+                model=record_of(self.model, tree=layout),
+                optim=optimizer_record(self.optimizer, self.model, layout) or {},
+                scheduler=getattr(self.scheduler, "burn_state", lambda: None)(),
+                trainer={
+                    "epoch": self.epoch,
+                    "layout": to_plain(layout),
+                    "model": beside(self.model),
+                    "optim": optimizer_rest(self.optimizer, self.model),
+                    "scheduler": self.scheduler.state_dict(),
+                    **trainer,
+                },
+            )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from *checkpoint*. Raises `CheckpointError` if it does not fit."""
-        optim = checkpoint.optim
+        trainer = checkpoint.trainer
         try:
-            self.model.load_state_dict(checkpoint.model)
+            load_into(self.model, checkpoint.model, layout="burn", source="its model")
+            self.model.load_state_dict({**self.model.state_dict(), **trainer["model"]})
             with without_dynamo():
-                state = {int(key): kept for key, kept in optim["state"].items()}
-                self.optimizer.load_state_dict({**optim, "state": state})
+                restore_optimizer(self.optimizer, self.model, checkpoint.optim, trainer["optim"])
             self._stepper.refresh()
-            self.scheduler.load_state_dict(checkpoint.scheduler)
-            self.epoch = int(checkpoint.trainer["epoch"])
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.scheduler.load_state_dict(trainer["scheduler"])
+            self.epoch = int(trainer["epoch"])
+        except (RecordError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint is not one of this model and optimizer: {error}"
             ) from error
 
 
-def checkpoint_recorder() -> Recorder:
-    """The recorder that a run's own checkpoints are written with: every bit is kept."""
-    return NamedMpkGzFileRecorder(FullPrecision)
+def state_dict_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The model's weights in *checkpoint* under PyTorch's names, with PyTorch's axes and dtypes."""
+    read = state_of(checkpoint.model, from_plain(checkpoint.trainer["layout"], "the checkpoint"), "its model")
+    return {**read.state, **checkpoint.trainer["model"]}
 
 
 def best_epoch(checkpoint: Checkpoint) -> int:

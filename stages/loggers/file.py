@@ -5,10 +5,15 @@ Names keep everything but spaces, which become ``_``.
 """
 
 import shutil
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from stages.contracts.errors import BuilderError
+from stages.contracts.files import sync_directory
 from stages.contracts.text import number
+from stages.loggers.cutting import cut_back
 from stages.loggers.lines import LineFile
 from stages.loggers.names import file_name
 from stages.loggers.reading import epoch_folders
@@ -27,6 +32,10 @@ class FileMetricLogger:
         self._flush_seconds = flush_seconds
         self._epoch = 0
         self._files: dict[str, LineFile] = {}
+        self._continued: dict[str, int] = {}
+        """Size by path below the directory, of the files to go on with that are not open yet."""
+        self._unsynced: set[Path] = set()
+        """Closed files, and folders of new ones, that may not be on disk yet."""
 
     def log(self, epoch: int, name: str, value: float, count: int) -> None:
         """Add a line for one batch of *count* samples.
@@ -46,8 +55,38 @@ class FileMetricLogger:
 
     def close(self) -> None:
         """Flush and close. What is logged after that begins its files anew."""
+        self._continued.clear()
         while self._files:
-            self._files.popitem()[1].close()
+            file = self._files.popitem()[1]
+            self._unsynced.add(file.path)
+            file.close()
+
+    def position(self) -> dict[str, Any]:
+        """The size of each file of the epoch that was logged last; everything so far is on disk."""
+        sizes = {self._place(file.path): file.sync() for file in self._files.values()}
+        for path in sorted(self._unsynced):
+            with suppress(FileNotFoundError):
+                sync_directory(path)  # or a file: a file's name is no less synced by its descriptor
+        self._unsynced.clear()
+        return {"files": self._continued | sizes}
+
+    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
+        """Go on in the middle of *epoch*, where everything was as *position* says; all later lines go.
+
+        Raises `CheckpointError` where a file is missing or shorter than it was.
+        """
+        self.close()
+        self._continued = cut_back(self.directory, position)
+        self._epoch = epoch
+        for path in self._folder().glob("*.log"):
+            if self._place(path) not in self._continued:
+                path.unlink()
+        self._remove_epochs_after(epoch)
+
+    def cut(self, epoch: int) -> None:
+        """The folders of the epochs after *epoch* go, whatever an earlier run left in them."""
+        self.close()
+        self._remove_epochs_after(epoch)
 
     def _file(self, epoch: int, name: str) -> LineFile:
         if epoch != self._epoch:
@@ -61,16 +100,27 @@ class FileMetricLogger:
             if file_name(other, "log") == path.name:
                 raise BuilderError(f"metrics {other!r} and {name!r} would share {path}: rename one of them")
         if not self._files:
-            self._remove_later_epochs()
-        self._files[name] = LineFile(path, "w", self._flush_seconds)
+            self._begin()
+        goes_on = self._continued.pop(self._place(path), None) is not None
+        self._files[name] = LineFile(path, "a" if goes_on else "w", self._flush_seconds)
+        self._unsynced |= {path.parent, self.directory, self.directory.parent}
         return self._files[name]
+
+    def _begin(self) -> None:
+        """Forget the files of an epoch before, and remove those of epochs to come."""
+        here = self._place(self._folder() / "x")[:-1]
+        self._continued = {place: size for place, size in self._continued.items() if place.startswith(here)}
+        self._remove_epochs_after(self._epoch)
+
+    def _place(self, path: Path) -> str:
+        return path.relative_to(self.directory).as_posix()
 
     def _folder(self) -> Path:
         return self.directory / f"epoch-{self._epoch}"
 
-    def _remove_later_epochs(self) -> None:
+    def _remove_epochs_after(self, last: int) -> None:
         for epoch, folder in epoch_folders(self.directory).items():
-            if epoch > self._epoch and folder.is_dir() and not folder.is_symlink():
+            if epoch > last and folder.is_dir() and not folder.is_symlink():
                 shutil.rmtree(folder)
 
 
@@ -82,5 +132,5 @@ class TestMetricLogger(FileMetricLogger):
     def _folder(self) -> Path:
         return self.directory
 
-    def _remove_later_epochs(self) -> None:
+    def _remove_epochs_after(self, last: int) -> None:
         """Nothing: what is called ``epoch-<n>`` here is not this logger's."""

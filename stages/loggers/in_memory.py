@@ -1,7 +1,10 @@
 """What was logged, kept in memory: for tests and notebooks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from stages.loggers.cutting import part_of
 from stages.loggers.rows import Iterations
 
 
@@ -42,3 +45,21 @@ class InMemoryMetricLogger:
 
     def close(self) -> None:
         """The rows stay."""
+
+    def position(self) -> dict[str, Any]:
+        """How many rows there are, and the number of each metric's batch."""
+        return {"rows": len(self.rows), "iterations": self._iterations.position()}
+
+    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:  # noqa: ARG002 - the rows have theirs
+        """Go on in the middle of an epoch: all later rows go.
+
+        Fewer rows than there were are no error: memory does not outlive its process.
+        """
+        iterations = part_of(position, "iterations", dict)
+        del self.rows[part_of(position, "rows", int) :]
+        self._iterations.resume(iterations)
+
+    def cut(self, epoch: int) -> None:
+        """The rows after *epoch* go."""
+        self.rows = [row for row in self.rows if row.epoch <= epoch]
+        self._iterations = Iterations()

@@ -1,9 +1,12 @@
 """All batches as JSON, an object a line."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from stages.contracts.text import json_number
+from stages.loggers.cutting import part_of
 from stages.loggers.rows import Iterations, RowFile
 
 
@@ -34,6 +37,24 @@ class JsonLinesMetricLogger:
     def close(self) -> None:
         """Flush and close."""
         self._rows.close()
+        self._iterations = Iterations()
+
+    def position(self) -> dict[str, Any]:
+        """The file's size and the number of each metric's batch; everything so far is on disk."""
+        return {"files": self._rows.position(), "iterations": self._iterations.position()}
+
+    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
+        """Go on in the middle of *epoch*, where everything was as *position* says; all later rows go.
+
+        Raises `CheckpointError` where the file is missing or shorter than it was.
+        """
+        iterations = part_of(position, "iterations", dict)
+        self._rows.resume(epoch, position)
+        self._iterations.resume(iterations)
+
+    def cut(self, epoch: int) -> None:
+        """The rows after *epoch* go, whatever an earlier run left there."""
+        self._rows.cut(epoch)
         self._iterations = Iterations()
 
     def _write(self, epoch: int, iteration: str, name: str, value: float, count: str) -> None:

@@ -1,5 +1,6 @@
 """Lines on their way to a file: kept, and handed over together once some time has passed."""
 
+import os
 from pathlib import Path
 from time import monotonic
 from typing import Literal
@@ -8,13 +9,17 @@ from typing import Literal
 class LineFile:
     """A text file that is written about once in *flush_seconds*, in the thread that calls.
 
-    There is no timer: what was kept since the last line goes with the next one, or with `flush`.
+    There is no timer: what was kept since the last line goes with the next one, or with `flush`. Where the
+    disk is full, what did not fit is kept, and written once there is space.
     """
 
     def __init__(self, path: Path, mode: Literal["a", "w"], flush_seconds: float) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open(mode, encoding="utf-8", errors="backslashreplace", newline="\n")
+        self.path = path
+        self._file = path.open("ab" if mode == "a" else "wb", buffering=0)
         self._lines: list[str] = []
+        self._bytes = bytearray()
+        self._synced = False
         self._seconds = flush_seconds
         self._due = monotonic() + flush_seconds
 
@@ -27,15 +32,28 @@ class LineFile:
     def flush(self) -> None:
         """Hand everything to the operating system."""
         lines, self._lines = self._lines, []
-        self._file.write("".join(lines))
-        self._file.flush()
+        self._bytes += "".join(lines).encode("utf-8", "backslashreplace")
+        while self._bytes:
+            self._synced = False
+            del self._bytes[: self._file.write(self._bytes)]
         self._due = monotonic() + self._seconds
+
+    def sync(self) -> int:
+        """Everything is on disk when this returns: the file's size in bytes."""
+        self.flush()
+        if not self._synced:
+            os.fsync(self._file.fileno())
+            self._synced = True
+        return os.fstat(self._file.fileno()).st_size
 
     def forget(self) -> None:
         """Drop what is kept: in a forked process, where it is the parent's to write."""
         self._lines = []
+        self._bytes.clear()
 
     def close(self) -> None:
         """Flush, and write no more."""
-        self.flush()
-        self._file.close()
+        try:
+            self.flush()
+        finally:
+            self._file.close()

@@ -1,10 +1,12 @@
 """A row a batch, of all metrics and epochs in one file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from stages.contracts.errors import BuilderError
-from stages.contracts.files import write_text
+from stages.contracts.errors import BuilderError, CheckpointError
+from stages.contracts.files import sync_directory, write_text
+from stages.loggers.cutting import cut_back, part_of
 from stages.loggers.lines import LineFile
 
 
@@ -23,6 +25,15 @@ class Iterations:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         return count
 
+    def position(self) -> dict[str, Any]:
+        """How far the epoch is."""
+        return {"epoch": self._epoch, "counts": dict(self._counts)}
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on from *position*."""
+        self._epoch = part_of(position, "epoch", int)
+        self._counts = dict(part_of(position, "counts", dict))
+
 
 class RowFile:
     """A file of rows that a resumed run goes on with.
@@ -40,6 +51,8 @@ class RowFile:
         self._flush_seconds = flush_seconds
         self._epoch = 0
         self._file: LineFile | None = None
+        self._continued: int | None = None
+        """The size of a file to go on with that is not open yet."""
 
     def write(self, epoch: int, row: str) -> None:
         """Add *row*, which ends in a line break.
@@ -47,8 +60,10 @@ class RowFile:
         Raises `BuilderError` where there is a file already that holds something else.
         """
         file = self._file
-        if file is None or epoch < self._epoch:
+        if epoch < self._epoch or (file is None and self._continued is None):
             file = self._begun(epoch)
+        elif file is None:
+            file = self._opened()
         self._epoch = epoch
         file.write(row)
 
@@ -59,13 +74,56 @@ class RowFile:
 
     def close(self) -> None:
         """Flush and close. What is logged after that drops the rows from its epoch on."""
+        self._continued = None
         if self._file:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            file.close()
+
+    def position(self) -> dict[str, int]:
+        """The file's name with its size, all of it on disk; nothing where no file has been begun."""
+        size = self._file.sync() if self._file else self._continued
+        return {} if size is None else {self.path.name: size}
+
+    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
+        """Go on in the middle of *epoch*, where the file was as *position* says; all later rows go.
+
+        Raises `CheckpointError` where the file is missing or shorter than it was.
+        """
+        named = part_of(position, "files", dict)
+        if named and set(named) != {self.path.name}:
+            raise CheckpointError(
+                f"the checkpoint's log is {', '.join(map(repr, named))} and this logger's "
+                f"{self.path.name!r}: give it the name it had"
+            )
+        if named:
+            self.close()
+            self._continued = cut_back(self.path.parent, position)[self.path.name]
+            self._epoch = epoch
+        else:
+            self.cut(epoch - 1)
+
+    def cut(self, epoch: int) -> None:
+        """The rows after *epoch* go; a file with no other goes too.
+
+        Raises `BuilderError` where there is a file that holds something else.
+        """
+        self.close()
+        self._epoch = epoch + 1
+        rows = self._rows_before(self._epoch)
+        if rows:
+            write_text(self.path, self._header + "".join(rows))
+            self._continued = self.path.stat().st_size
+        elif self.path.exists():
+            self.path.unlink()
+            sync_directory(self.path.parent)
 
     def _begun(self, epoch: int) -> LineFile:
         self.close()
         write_text(self.path, self._header + "".join(self._rows_before(epoch)))
+        return self._opened()
+
+    def _opened(self) -> LineFile:
+        self._continued = None
         self._file = LineFile(self.path, "a", self._flush_seconds)
         return self._file
 

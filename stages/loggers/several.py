@@ -1,9 +1,12 @@
 """Several loggers as one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from typing import Any
 
-from stages.contracts.events import MetricLogger
+from stages.contracts.errors import CheckpointError
+from stages.contracts.events import MetricLogger, Resumable
+from stages.loggers.cutting import part_of
 
 
 class SeveralLoggers:
@@ -32,3 +35,30 @@ class SeveralLoggers:
         with ExitStack() as stack:
             for logger in reversed(self.loggers):
                 stack.callback(logger.close)
+
+    def position(self) -> dict[str, Any]:
+        """How far each is; None for one that cannot say."""
+        return {
+            "loggers": [each.position() if isinstance(each, Resumable) else None for each in self.loggers]
+        }
+
+    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
+        """Have each go on in the middle of *epoch*; one that could not say how far it was begins it anew.
+
+        Raises `CheckpointError` where there were more or fewer of them, or one cannot go on.
+        """
+        positions = part_of(position, "loggers", list)
+        if len(positions) != len(self.loggers):
+            raise CheckpointError(
+                f"the checkpoint is of {len(positions)} loggers together, and here are {len(self.loggers)}: "
+                "give those that the run had"
+            )
+        for logger, each in zip(self.loggers, positions, strict=True):
+            if isinstance(logger, Resumable):
+                logger.cut(epoch - 1) if each is None else logger.resume(epoch, each)
+
+    def cut(self, epoch: int) -> None:
+        """Have each that can drop what is after *epoch*."""
+        for logger in self.loggers:
+            if isinstance(logger, Resumable):
+                logger.cut(epoch)

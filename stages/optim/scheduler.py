@@ -61,8 +61,8 @@ class Scheduler:
         return self.iteration
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it has come, and the same as Burn says it, which nobody here reads."""
-        return {"iteration": self.iteration, "burn": self.burn_state()}
+        """How far it has come."""
+        return {"iteration": self.iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the ``iteration`` in *state*. Raises `CheckpointError` where there is none."""

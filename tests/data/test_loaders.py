@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from stages.contracts.errors import CheckpointError
 from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, Samples, TensorDataset
 
 
@@ -156,3 +157,59 @@ def test_batches_go_to_the_device():
         (batch,) = builder().batch_size(10).num_workers(workers).set_device("meta").build(IN_MEMORY)
 
         assert batch.inputs.device.type == batch.targets.device.type == "meta"
+
+
+class Counted(Ordinary):
+    """A data set that knows which of its samples were asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return super().__getitem__(index)
+
+
+def at(loader, epoch, position):
+    """What an iteration that begins at *position* gives, to the bit."""
+    loader.set_epoch(epoch)
+    loader.set_position(position)
+    return [(batch.inputs.numpy().tobytes(), batch.targets.tolist()) for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize(("dataset", "batcher"), NOISY.values(), ids=NOISY)
+def test_a_loader_that_begins_in_the_middle_gives_the_tail_of_the_epoch(dataset, batcher, seed, workers):
+    made = DataLoaderBuilder(batcher).batch_size(3).num_workers(workers)
+    loader = (made if seed is None else made.shuffle(seed)).build(dataset)
+    whole = at(loader, 2, 0)
+
+    for position in range(len(loader) + 1):
+        assert at(loader, 2, position) == whole[position:]
+        assert len(loader) == 4
+
+
+def test_the_position_is_that_of_the_next_iteration_only():
+    loader = builder().shuffle(7).build(IN_MEMORY)
+    whole = order(loader, 1)
+
+    loader.set_position(2)
+    first = iter(loader)
+
+    assert [batch.targets.tolist() for batch in loader] == whole
+    assert [batch.targets.tolist() for batch in first] == whole[2:]
+
+
+def test_nothing_is_fetched_that_was_skipped():
+    dataset = Counted()
+    loader = builder().build(dataset)
+
+    assert len(at(loader, 1, 2)) == 1
+    assert dataset.asked == [8, 9]
+
+
+@pytest.mark.parametrize("position", [-1, 4])
+def test_a_position_beyond_the_end_is_refused(position):
+    with pytest.raises(CheckpointError, match=f"has 3 batches, so none can go on after {position}"):
+        builder().build(IN_MEMORY).set_position(position)

@@ -48,14 +48,15 @@ def test_asked_to_stop_in_training_the_run_ends_after_that_batch_and_saves_no_ha
     assert interrupter.message == "enough"
 
 
-def test_asked_to_stop_in_validation_the_epoch_is_finished_and_saved(train, tmp_path):
+def test_asked_to_stop_in_validation_the_run_ends_there_and_can_go_on(train, tmp_path):
     interrupter = Interrupter()
     renderer = Watching(2, Split.VALID, 1, interrupter.stop)
 
     learner = train(tmp_path, change=lambda b: b.renderer(renderer).with_interrupter(interrupter))
+    resumed = train(tmp_path, checkpoint="auto")
 
-    assert learner.epoch == 2
-    assert (tmp_path / "checkpoint/trainer-2.mpk.gz").exists()
+    assert learner.epoch == 1
+    assert resumed.resumed == "in epoch 2, after batch 1 of validation"
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bytes(train, tmp_path):

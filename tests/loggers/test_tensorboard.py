@@ -72,3 +72,68 @@ def test_the_other_loggers_need_neither_tensorboard_nor_torch():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert found.stdout.strip() == "[]"
+
+
+def run(logger, steps):
+    """Loss and AUROC, four steps an epoch."""
+    for step in steps:
+        epoch = (step - 1) // 4 + 1
+        logger.log(epoch, "Loss", float(step), 2)
+        logger.log(epoch, "AUROC", 0.0, 2)
+        if step % 4 == 0:
+            logger.log_final(epoch, "AUROC", float(epoch))
+
+
+@pytest.mark.parametrize(("saved", "later"), [(1, 0), (3, 1), (4, 0), (6, 2), (8, 0), (11, 1)])
+def test_a_run_that_was_stopped_has_the_curves_of_an_unbroken_one(saved, later, tmp_path):
+    """Stopped on request at once, or killed some steps later within the epoch."""
+    whole = TensorBoardMetricLogger(tmp_path / "whole")
+    run(whole, range(1, 13))
+    whole.close()
+
+    broken = TensorBoardMetricLogger(tmp_path / "broken")
+    run(broken, range(1, saved + 1))
+    position = broken.position()
+    if not later:
+        broken.close()
+    else:
+        run(broken, range(saved + 1, saved + later + 1))
+        broken.position()  # as a kill would: no point of the epoch is written
+        broken.close()
+    resumed = TensorBoardMetricLogger(tmp_path / "broken")
+    resumed.resume((saved - 1) // 4 + 1, position)
+    run(resumed, range(saved + 1, 13))
+    resumed.close()
+
+    assert curves(tmp_path / "broken") == curves(tmp_path / "whole")
+
+
+def test_a_run_from_the_start_forgets_what_was_there(tmp_path):
+    for first in (1, 2):
+        logger = TensorBoardMetricLogger(tmp_path)
+        logger.cut(0)
+        run(logger, range(1, 4 * first + 1))
+        logger.close()
+
+    assert curves(tmp_path)["Loss"] == [(step, float(step)) for step in range(1, 9)]
+    assert curves(tmp_path)["Loss (epoch)"] == [(1, 2.5), (2, 6.5)]
+
+
+def test_an_epoch_that_is_run_again_has_each_batch_once(tmp_path):
+    logger = TensorBoardMetricLogger(tmp_path)
+    run(logger, range(1, 7))
+    logger.cut(1)
+    run(logger, range(5, 9))
+    logger.close()
+
+    assert [step for step, _ in curves(tmp_path)["Loss"]] == list(range(1, 9))
+
+
+def test_the_last_epoch_has_its_point_though_its_position_was_asked_for(tmp_path):
+    logger = TensorBoardMetricLogger(tmp_path)
+    run(logger, range(1, 5))
+    logger.position()
+    logger.flush()  # as the loop does at the end of an epoch
+    logger.close()
+
+    assert curves(tmp_path)["Loss (epoch)"] == [(1, 2.5)]

@@ -131,7 +131,7 @@ def test_an_iteration_may_be_an_epoch():
         scheduler.end_epoch(0.7)
 
     assert rates == [pytest.approx([rate] * 2) for rate in (0.5, 0.05, 0.005)]
-    assert scheduler.state_dict() == {"iteration": 3, "burn": 2}
+    assert scheduler.state_dict() == {"iteration": 3}
 
 
 def test_the_end_of_an_epoch_is_nothing_to_a_schedule_of_batches():

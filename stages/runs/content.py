@@ -1,0 +1,46 @@
+"""What a file or a directory holds, as one hash that does not depend on how it came there."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from stages.contracts.errors import DataError
+from stages.contracts.files import sha256
+
+
+def content_hash(path: Path) -> str:
+    """The sha256 of a file's bytes, or of the names and bytes of all files below a directory.
+
+    Times, owners, permissions and the order of creation do not count; a link is what it leads to, and an
+    empty directory is nothing, as it is to git and DVC. Raises `DataError` for what cannot be read.
+    """
+    try:
+        if not path.is_dir():
+            return sha256(_file(path))
+        whole = hashlib.sha256(b"directory\n")
+        for name, file in sorted(_files(path, b"", frozenset())):
+            whole.update(name + b"\0" + sha256(file).encode() + b"\n")
+        return whole.hexdigest()
+    except OSError as error:
+        raise DataError(f"{error.filename or path} cannot be read: {error.strerror}") from error
+
+
+def _files(directory: Path, prefix: bytes, above: frozenset[Path]) -> Iterator[tuple[bytes, Path]]:
+    """The name below the top, and the path, of every file."""
+    real = directory.resolve()
+    if real in above:
+        raise DataError(f"{directory} leads back to a directory that it lies in: remove that link")
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            name = prefix + os.fsencode(entry.name)
+            if entry.is_dir():
+                yield from _files(Path(entry.path), name + b"/", above | {real})
+            else:
+                yield name, _file(Path(entry.path))
+
+
+def _file(path: Path) -> Path:
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is neither a file nor a directory (a pipe, a socket or a device): remove it")
+    return path

@@ -1,0 +1,95 @@
+"""The heartbeat of a run: a small file that says how far it is, for those who look at it from outside."""
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stages.contracts.events import Progress
+from stages.contracts.history import History, Split
+from stages.runs.owner import Owner
+from stages.runs.store import HEARTBEAT_FILE, read_json
+
+
+@dataclass(frozen=True)
+class Beat:
+    """How far a run was when it last said so."""
+
+    owner: Owner
+    epoch: int
+    """From 1; 0 before the first."""
+    epochs: int
+    split: str
+    step: int
+    """Batches done of this epoch and split."""
+    steps: int
+    time: datetime
+
+
+class HeartbeatRenderer:
+    """Writes ``heartbeat.json`` at the start, after each epoch, at the end, and now and then between.
+
+    What cannot be written is left out, since a watcher changes nothing. It is not synced: after a power cut
+    it tells nothing that anybody needs.
+    """
+
+    def __init__(self, store_path: Path, interval_seconds: float = 2.0) -> None:
+        self._path = store_path / HEARTBEAT_FILE
+        self._part = store_path / f".{HEARTBEAT_FILE}.part"
+        self._interval = interval_seconds
+        self._due = 0.0
+        self._progress: Progress | None = None
+
+    def start(self, progress: Progress) -> None:
+        """The first beat."""
+        self._progress = progress
+        self._beat(progress)
+
+    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
+        """Not told."""
+
+    def step(self, progress: Progress) -> None:
+        """A beat, where the last one is long enough ago."""
+        if time.monotonic() >= self._due:
+            self._beat(progress)
+
+    def epoch_end(self, progress: Progress, history: History) -> None:  # noqa: ARG002  the protocol's
+        """A beat."""
+        self._beat(progress)
+
+    def close(self) -> None:
+        """The last beat, where there was a first one."""
+        if self._progress:
+            self._beat(self._progress)
+
+    def _beat(self, progress: Progress) -> None:
+        self._due = time.monotonic() + self._interval
+        content = {
+            **asdict(Owner.this_process()),
+            "epoch": progress.epoch,
+            "epochs": progress.epochs,
+            "split": progress.split.value,
+            "step": progress.batch,
+            "steps": progress.batches,
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
+        with suppress(OSError):
+            self._part.write_text(json.dumps(content) + "\n")
+            os.replace(self._part, self._path)  # noqa: PTH105  as fast as it gets
+
+
+def read_beat(store_path: Path) -> Beat | None:
+    """The last beat in the store *store_path*; None where there is none."""
+    content = read_json(store_path / HEARTBEAT_FILE)
+    if content is None:
+        return None
+    try:
+        owner = Owner(*(content[name] for name in ("pid", "host", "boot", "started")))
+        numbers = {name: int(content[name]) for name in ("epoch", "epochs", "step", "steps")}
+        when = datetime.fromisoformat(content["time"])
+        return Beat(owner, split=str(content["split"]), time=when, **numbers)
+    except (KeyError, TypeError, ValueError):
+        return None

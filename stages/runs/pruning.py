@@ -1,0 +1,68 @@
+"""Run stores that are not needed any more."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from stages.contracts.errors import RunInUseError
+from stages.runs.key import KEY
+from stages.runs.lock import held
+from stages.runs.store import FINISHED_FILE, TRASH, lock_of, set_aside, stores
+
+
+def prune(root: Path, keep: int = 3) -> list[str]:
+    """Remove all finished stores below *root* but the newest *keep*; the keys of those removed.
+
+    One that is not finished stays, and so does one that somebody works in. Killed in the middle, it leaves
+    whole stores, and what it did not get to remove the next one removes.
+    """
+    finished = {path: _finished_at(path) for path in stores(root)}
+    newest = sorted(
+        (path for path, time in finished.items() if time), key=lambda path: (-finished[path], path)
+    )
+    return _remove(root, newest[keep:], finished=True)
+
+
+def prune_unfinished(root: Path) -> list[str]:
+    """Remove all stores below *root* that are not finished and that nobody works in; their keys."""
+    return _remove(root, [path for path in stores(root) if not _finished_at(path)], finished=False)
+
+
+def _remove(root: Path, candidates: Iterable[Path], *, finished: bool) -> list[str]:
+    """Those *candidates* that are still *finished*, or still not, and free."""
+    removed = []
+    for path in candidates:
+        try:
+            with held(lock_of(path)):
+                if path.is_dir() and bool(_finished_at(path)) == finished:
+                    set_aside(path)
+                    lock_of(path).unlink()
+                    removed.append(path.name)
+        except RunInUseError:
+            continue
+    _sweep(root)
+    return removed
+
+
+def _sweep(root: Path) -> None:
+    """Clear away what was set aside, now or by one who was killed, and locks of stores that are gone."""
+    for trash in root.glob(f"{TRASH}*"):
+        shutil.rmtree(trash, ignore_errors=True)
+    for lock in root.glob("*.lock"):
+        store = lock.with_suffix("")
+        if store.exists() or not KEY.fullmatch(store.name):
+            continue
+        try:
+            with held(lock):
+                if not store.exists():
+                    lock.unlink(missing_ok=True)
+        except RunInUseError:
+            continue
+
+
+def _finished_at(path: Path) -> int:
+    """When the store *path* was finished, 0 where it is not."""
+    try:
+        return (path / FINISHED_FILE).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,20 @@
+"""Whether there is room for what a run will write."""
+
+import shutil
+from pathlib import Path
+
+from stages.contracts.errors import StageError
+
+
+def check_space(path: Path, needed_bytes: int) -> None:
+    """Raises `StageError` where the disk of *path* has less than *needed_bytes* free."""
+    free = shutil.disk_usage(path).free
+    if free < needed_bytes:
+        raise StageError(
+            f"{path} is on a disk with {_megabytes(free)} free, and the checkpoints to keep, and one more, "
+            f"take up to {_megabytes(needed_bytes)}: make space, or keep fewer (fit.keep)"
+        )
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,207 @@
+"""A run that was stopped between two batches goes on as if nothing had been."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stages.checkpoints import KeepLast
+from stages.contracts.errors import CheckpointError
+from stages.data import DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
+from stages.learner import LearnerBuilder, MetricEarlyStopping, set_deterministic
+from stages.metrics import AccuracyMetric, AurocMetric, LossMetric, PrecisionMetric
+from stages.models import ClassificationStep
+from stages.optim import Adam, Cosine, Scheduler
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import NoRenderer
+
+TRAIN_BATCHES, VALID_BATCHES, EPOCHS = 5, 2, 3
+STEPS = range(1, EPOCHS * (TRAIN_BATCHES + VALID_BATCHES))
+
+
+class Net(ClassificationStep, nn.Sequential):
+    """Draws from the generators of torch, Python and NumPy in each forward pass."""
+
+    def forward(self, inputs):
+        noise = random.random() + np.random.rand() if self.training else 0.0  # noqa: S311  not for secrets
+        return super().forward(inputs) + 0.1 * noise
+
+
+class StopAfter(NoRenderer):
+    """Stops the run after a number of steps, of both splits."""
+
+    def __init__(self, interrupter, steps):
+        super().__init__()
+        self.interrupter, self.left = interrupter, steps
+
+    def step(self, progress):
+        self.left -= 1
+        if self.left == 0:
+            self.interrupter.stop("the test")
+
+
+def augmented(sample):
+    inputs, target = sample
+    return inputs + 0.1 * torch.randn(4), target
+
+
+def dataset(samples):
+    inputs = torch.randn(samples, 4, generator=torch.Generator().manual_seed(samples))
+    return TensorDataset(inputs, inputs[:, :3].argmax(1))
+
+
+def loaders(workers):
+    builder = DataLoaderBuilder(NormalizeBatcher()).batch_size(8).num_workers(workers)
+    train = MapperDataset(dataset(8 * TRAIN_BATCHES - 3), augmented)
+    return builder.shuffle(5).build(train), builder.build(dataset(8 * VALID_BATCHES - 5))
+
+
+def run(directory, stop_after=None, workers=0, change=lambda builder: builder):
+    """Train in *directory* from wherever it can be taken up; the learner."""
+    torch.manual_seed(3)
+    model = Net(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
+    builder = LearnerBuilder(directory).num_epochs(EPOCHS).seed(1).devices(["cpu"])
+    for metric in (LossMetric(), AccuracyMetric(), PrecisionMetric(), AurocMetric()):
+        builder.metrics(metric)
+    builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto").grads_accumulation(3)
+    builder.early_stopping(MetricEarlyStopping(n_epochs=2))
+    builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
+    learner = change(builder).build(model, Adam(), Scheduler(0.05, Cosine(num_iters=20)))
+    learner.fit(*loaders(workers))
+    return learner
+
+
+def files(directory):
+    """Everything a run leaves, but for what has a clock in it."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != "experiment.log"
+    }
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("unbroken")
+    run(directory)
+    return files(directory)
+
+
+@pytest.mark.parametrize("stop_after", STEPS)
+def test_stopped_at_any_step_twice_and_taken_up_it_leaves_the_same_bytes(stop_after, unbroken, tmp_path):
+    first = run(tmp_path, stop_after)
+    second = run(tmp_path, stop_after=1)
+    run(tmp_path)
+
+    assert first.interrupted
+    assert second.resumed
+    assert files(tmp_path) == unbroken
+
+
+def test_with_workers_too(unbroken, tmp_path):
+    run(tmp_path, stop_after=TRAIN_BATCHES + VALID_BATCHES + 2, workers=2)
+    run(tmp_path, workers=2)
+
+    assert files(tmp_path) == unbroken
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+def test_on_cuda_too_under_the_deterministic_switch(tmp_path):
+    set_deterministic()
+
+    def on_cuda(builder):
+        return builder.devices(["cuda:0"])
+
+    run(tmp_path / "unbroken", change=on_cuda)
+    for stop_after in (3, 1, 5):
+        run(tmp_path / "broken", stop_after, change=on_cuda)
+    run(tmp_path / "broken", change=on_cuda)
+
+    assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
+
+
+def test_a_loader_of_torch_is_skipped_to_its_place(tmp_path):
+    def fit(directory, stop_after=None):
+        torch.manual_seed(3)
+        builder = LearnerBuilder(directory).num_epochs(2).seed(1).devices(["cpu"]).metrics(LossMetric())
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
+        builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
+        model = Net(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+        collate = NormalizeBatcher().batch
+        loader = torch.utils.data.DataLoader(dataset(30), 8, shuffle=True, collate_fn=collate)
+        builder.build(model, Adam(), 0.01).fit(loader, loader)
+
+    fit(tmp_path / "unbroken")
+    for stop_after in (2, 3, 2):
+        fit(tmp_path / "broken", stop_after)
+    fit(tmp_path / "broken")
+
+    assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
+
+
+def test_a_step_is_saved_every_so_many(tmp_path):
+    def change(builder):
+        return builder.checkpoint_every(steps=2)
+
+    run(tmp_path, stop_after=5, change=change)
+
+    assert len(list((tmp_path / "steps").glob("trainer-*"))) == 1
+
+
+def test_of_the_steps_only_the_newest_stays_and_none_after_the_epoch(tmp_path, unbroken):
+    run(tmp_path, change=lambda builder: builder.checkpoint_every(steps=1))
+
+    assert files(tmp_path) == unbroken
+
+
+@pytest.mark.parametrize("broken", ["model", "optim", "scheduler", "trainer"])
+def test_a_broken_step_is_passed_over_for_the_epoch_before(broken, tmp_path, unbroken, caplog):
+    run(tmp_path, stop_after=TRAIN_BATCHES + VALID_BATCHES + 2)
+    for path in (tmp_path / "steps").glob(f"{broken}-*"):
+        path.write_bytes(path.read_bytes()[:-9])
+
+    learner = run(tmp_path)
+
+    assert learner.epoch == EPOCHS
+    assert "Passing over" in caplog.text
+    assert files(tmp_path) == unbroken
+
+
+def test_where_none_is_whole_it_does_not_start_again(tmp_path):
+    run(tmp_path, stop_after=TRAIN_BATCHES + VALID_BATCHES + 2)
+    for path in tmp_path.rglob("model-*"):
+        path.write_bytes(b"")
+
+    with pytest.raises(CheckpointError, match="none of the checkpoints there are is whole"):
+        run(tmp_path)
+
+
+def test_more_epochs_go_on_from_the_last(tmp_path):
+    def epochs(number):
+        return lambda builder: builder.num_epochs(number).with_checkpointing_strategy(KeepLast(2))
+
+    run(tmp_path / "two", change=epochs(2))
+    grown = run(tmp_path / "two", change=epochs(4))
+    run(tmp_path / "four", change=epochs(4))
+
+    assert grown.resumed == "after epoch 2"
+    assert files(tmp_path / "two") == files(tmp_path / "four")
+
+
+def test_what_a_kill_left_of_a_checkpoint_goes(tmp_path, unbroken):
+    run(tmp_path)
+    (tmp_path / "checkpoint" / "model-9.mpk.gz").write_bytes(b"half")
+    (tmp_path / "checkpoint" / ".optim-3.mpk.gz.part").write_bytes(b"half")
+
+    run(tmp_path)
+
+    assert files(tmp_path) == unbroken
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    run(tmp_path, change=lambda builder: builder.identity("one"))
+
+    with pytest.raises(CheckpointError, match="is of run one, and this is run other"):
+        run(tmp_path, change=lambda builder: builder.identity("other"))

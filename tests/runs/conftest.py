@@ -1,0 +1,76 @@
+"""Other processes that work in run stores, and ones that are killed at a moment of our choice."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "fcntl.flock"}
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / ".runs"
+
+
+@pytest.fixture
+def process():
+    """A context manager: Python at work on some code."""
+    return _process
+
+
+@pytest.fixture
+def killed_before():
+    """A function that has something done in a process which is killed at one of its file operations."""
+    return _killed_before
+
+
+@contextmanager
+def _process(code, *arguments):
+    """Python running *code* until it has printed a line; at the end it is killed, if it still lives."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert started.stdout.readline(), "it ended before it was ready"
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+        started.stdout.close()
+
+
+def _killed_before(number, action):
+    """Whether *action*, in a process of its own, came to file operation *number* and was killed before it.
+
+    Each open, rename, removal and lock that Python makes is one, whatever part of the program makes it.
+    """
+    pid = os.fork()
+    if pid == 0:
+        _kill_at(number)
+        try:
+            action()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001  the child must not run on as a second pytest
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+def _kill_at(number):
+    left = iter(range(number))
+
+    def hook(event, arguments):
+        if event in FILE_EVENTS and next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)

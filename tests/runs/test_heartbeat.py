@@ -1,0 +1,145 @@
+"""The heartbeat: what it tells, what it costs, and that it disturbs nothing."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from datetime import UTC, datetime, timedelta
+
+from stages.contracts.events import Progress
+from stages.contracts.history import History, Split
+from stages.runs import HeartbeatRenderer, State, open_store, read_beat, runs
+from stages.runs.owner import Owner
+
+BEATING = """
+import sys, time
+from pathlib import Path
+from stages.contracts.events import Progress
+from stages.runs import HeartbeatRenderer, open_store
+with open_store(Path(sys.argv[1]), {}) as store:
+    heart, progress = HeartbeatRenderer(store.path, 0.0), Progress(epochs=9, epoch=3, batches=500)
+    heart.start(progress)
+    print("ready", flush=True)
+    while True:
+        progress.batch += 1
+        heart.step(progress)
+"""
+
+
+def test_it_tells_who_and_how_far_at_start_epoch_and_close_and_now_and_then(tmp_path):
+    progress = Progress(epochs=9, epoch=1, batches=50)
+    heart = HeartbeatRenderer(tmp_path, interval_seconds=0.05)
+    heart.start(progress)
+    assert (read_beat(tmp_path).epoch, read_beat(tmp_path).step) == (1, 0)
+
+    progress.batch = 7
+    heart.step(progress)
+    assert read_beat(tmp_path).step == 0
+    time.sleep(0.06)
+    heart.step(progress)
+    assert read_beat(tmp_path).step == 7
+
+    progress.split, progress.batch = Split.VALID, 8
+    heart.epoch_end(progress, History())
+    assert (read_beat(tmp_path).split, read_beat(tmp_path).step) == ("valid", 8)
+    progress.epoch = 2
+    heart.close()
+    beat = read_beat(tmp_path)
+    assert (beat.owner, beat.epoch, beat.epochs, beat.steps) == (Owner.this_process(), 2, 9, 50)
+    assert abs(beat.time - datetime.now(UTC)) < timedelta(seconds=10)
+
+
+def test_a_step_without_a_beat_costs_less_than_a_microsecond(tmp_path):
+    progress = Progress(epochs=1)
+    heart = HeartbeatRenderer(tmp_path, interval_seconds=60)
+    heart.start(progress)
+
+    rounds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(20_000):
+            heart.step(progress)
+        rounds.append((time.perf_counter() - start) / 20_000)
+
+    assert min(rounds) < 1e-6
+
+
+def test_where_it_cannot_write_the_run_goes_on(tmp_path):
+    gone = tmp_path / "gone"
+    heart = HeartbeatRenderer(gone, interval_seconds=0)
+
+    heart.start(Progress(epochs=1))
+    heart.step(Progress(epochs=1))
+    heart.close()
+
+    assert not gone.exists()
+    assert read_beat(gone) is None
+
+
+def test_it_is_whole_whenever_it_is_read_and_outlives_a_kill(tmp_path, process):
+    with process(BEATING, tmp_path) as worker:
+        (run,) = runs(tmp_path)
+        for _ in range(500):
+            assert read_beat(run.path).epochs == 9
+        (run,) = runs(tmp_path)
+        assert (run.state, run.owner.pid, run.started, run.stalled) == (
+            State.RUNNING,
+            worker.pid,
+            True,
+            False,
+        )
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+
+    (run,) = runs(tmp_path)
+    assert (run.state, run.beat.epoch) == (State.DEAD, 3)
+    assert run.beat.step > 0
+    assert run.owner.pid == worker.pid
+    assert run.owner.is_gone()
+
+
+def test_a_beat_of_the_process_before_is_not_taken_for_this_one(tmp_path, process):
+    with process(BEATING, tmp_path):
+        pass
+
+    with open_store(tmp_path, {}) as store:
+        (run,) = runs(tmp_path)
+        assert run.state is State.RUNNING
+        assert not run.started
+        HeartbeatRenderer(store.path).start(Progress(epochs=1))
+        assert runs(tmp_path)[0].started
+
+
+def test_a_run_at_work_that_said_nothing_for_a_minute_may_be_stalled(tmp_path):
+    with open_store(tmp_path, {}) as store:
+        HeartbeatRenderer(store.path).start(Progress(epochs=1))
+        assert not runs(tmp_path)[0].stalled
+        _age(store.path)
+
+        (run,) = runs(tmp_path)
+        assert (run.state, run.stalled) == (State.RUNNING, True)
+
+    assert not runs(tmp_path)[0].stalled
+
+
+def test_a_process_that_got_the_number_of_a_dead_one_is_not_taken_for_it():
+    here = Owner.this_process()
+
+    assert not here.is_gone()
+    assert Owner(here.pid, here.host, here.boot, "1").is_gone()
+    assert Owner(here.pid, here.host, "before the power cut", here.started).is_gone()
+    assert not Owner(here.pid, "another.host", "", "").is_gone()
+
+
+def test_a_damaged_heartbeat_is_none(tmp_path):
+    for text in ("", "{", "[]", "{}", json.dumps({"pid": 1})):
+        (tmp_path / "heartbeat.json").write_text(text)
+        assert read_beat(tmp_path) is None
+    shutil.rmtree(tmp_path)
+    assert read_beat(tmp_path) is None
+
+
+def _age(store):
+    for path in [*store.iterdir(), store]:
+        os.utime(path, (time.time() - 120, time.time() - 120))

@@ -1,0 +1,131 @@
+"""Which stores go, and that a killed removal does no harm."""
+
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from stages.runs import State, open_store, prune, prune_unfinished, run_key, runs, state_of
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from stages.runs import open_store
+with open_store(Path(sys.argv[1]), {"number": int(sys.argv[2])}) as store:
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+PRUNE = """
+import sys
+from pathlib import Path
+from stages.runs import prune
+print("ready", flush=True)
+prune(Path(sys.argv[1]), 0)
+"""
+
+
+def make(root, number, *, finished=True):
+    """A store with something in it; the higher the *number*, the later it was finished."""
+    with open_store(root, {"number": number}) as store:
+        (store.path / "checkpoint").mkdir()
+        (store.path / "checkpoint/model").write_text(f"weights {number}")
+        if finished:
+            store.finish({"epoch": number})
+            os.utime(store.path / "finished.json", (1e9 + number, 1e9 + number))
+    return store.key
+
+
+@pytest.mark.parametrize(("keep", "left"), [(3, [3, 4, 5]), (1, [5]), (0, []), (9, [1, 2, 3, 4, 5])])
+def test_the_newest_finished_ones_stay(root, keep, left):
+    keys = {number: make(root, number) for number in (4, 2, 5, 1, 3)}
+
+    removed = prune(root, keep)
+
+    assert set(removed) == {keys[number] for number in keys if number not in left}
+    assert {run.key for run in runs(root)} == {keys[number] for number in left}
+    assert {path.name for path in root.iterdir()} == {
+        name for number in left for name in (keys[number], f"{keys[number]}.lock")
+    }
+
+
+def test_what_is_not_finished_or_is_at_work_stays(root, process):
+    open_one, finished, other = make(root, 1, finished=False), make(root, 2), make(root, 3)
+    with process(HOLD, root, 3):
+        assert prune(root, 0) == [finished]
+        assert prune_unfinished(root) == [open_one]
+        assert [run.key for run in runs(root)] == [other]
+    with open_store(root, {"number": 3}):
+        assert prune(root, 0) == []
+    assert prune_unfinished(root) == []
+    assert prune(root, 0) == [other]
+
+
+def test_a_run_prunes_the_others_and_counts_among_the_newest_itself(root):
+    first, second = make(root, 1), make(root, 2)
+
+    with open_store(root, {"number": 3}) as store:
+        store.finish({})
+        assert prune(root, 2) == [first]
+
+    assert {run.key for run in runs(root)} == {second, store.key}
+
+
+def test_where_there_is_nothing_nothing_is_removed(root):
+    assert prune(root) == []
+    (root / "notes").mkdir(parents=True)
+    (root / "lock").touch()
+    (root / "other.lock").touch()
+    assert prune(root, 0) == prune_unfinished(root) == []
+    assert {path.name for path in root.iterdir()} == {"notes", "lock", "other.lock"}
+
+
+def test_killed_at_any_moment_it_leaves_whole_stores_and_the_next_one_clears_up(
+    root, tmp_path, killed_before
+):
+    keys = [make(root, number) for number in range(3)]
+    shutil.copytree(root, tmp_path / "before")
+    counts = set()
+
+    for number in range(1000):
+        shutil.rmtree(root)
+        shutil.copytree(tmp_path / "before", root)
+        killed = killed_before(number, lambda: prune(root, 1))
+        left = runs(root)
+        counts.add(len(left))
+        for run in left:
+            assert {path.name for path in run.path.iterdir()} == {"key.json", "finished.json", "checkpoint"}
+            assert (run.path / "checkpoint/model").read_text() == f"weights {keys.index(run.key)}"
+        assert run.state is State.FINISHED or killed
+        prune(root, 1)
+        assert {path.name for path in root.iterdir()} == {keys[2], f"{keys[2]}.lock"}
+        if not killed:
+            break
+
+    assert number > 10
+    assert counts == {1, 2, 3}
+
+
+def test_a_prune_that_is_killed_at_random_is_finished_by_the_next(root, process):
+    for trial in range(5):
+        for number in range(4):
+            make(root, number)
+        with process(PRUNE, root) as worker:
+            time.sleep(0.001 * trial)
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.wait()
+        prune(root, 0)
+        assert list(root.iterdir()) == []
+
+
+def test_a_run_that_opens_a_store_while_it_is_pruned_gets_a_whole_one_or_a_new_one(root, process):
+    code = PRUNE.replace("prune(Path(sys.argv[1]), 0)", "while True: prune(Path(sys.argv[1]), 0)")
+    with process(code, root):
+        for number in range(60):
+            with open_store(root, {"number": 1}) as store:
+                assert store.fresh or (store.path / "work").read_text() == "whole"
+                (store.path / "work").write_text("whole")
+                store.finish({"epoch": number})
+                assert state_of(root / run_key({"number": 1})) is State.RUNNING
+                assert (store.path / "work").exists()

@@ -1,0 +1,288 @@
+"""The run store: what it keeps, and who may work in it."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from stages.contracts.errors import RunInUseError, StageError
+from stages.runs import State, open_store, run_key, state_of
+
+ENTRIES = {"version": "1", "params": {"batch_size": 32}}
+WORK = """
+import sys, time
+from pathlib import Path
+from stages.runs import open_store
+with open_store(Path(sys.argv[1]), {"version": "1", "params": {"batch_size": 32}}) as store:
+    (store.path / "work").write_text("done")
+    print("ready", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_a_run_finds_its_own_work_again_and_no_other_run_does(root):
+    with open_store(root, ENTRIES) as store:
+        assert store.fresh
+        (store.path / "checkpoint").mkdir()
+
+    with open_store(root, ENTRIES) as store:
+        assert not store.fresh
+        assert (store.path / "checkpoint").is_dir()
+        assert json.loads((store.path / "key.json").read_text()) == store.entries == ENTRIES
+    with open_store(root, {**ENTRIES, "version": "2"}) as other:
+        assert other.fresh
+        assert other.path != store.path
+
+
+def test_a_store_in_which_nothing_was_done_is_fresh_again(root):
+    for _ in range(2):
+        with open_store(root, ENTRIES) as store:
+            assert store.fresh
+
+
+def test_a_finished_run_says_how_far_it_went_until_it_is_reopened(root):
+    with open_store(root, ENTRIES) as store:
+        assert store.finished is None
+        store.finish({"num_epochs": 5, "epoch": 4})
+
+    assert state_of(store.path) is State.FINISHED
+    with open_store(root, ENTRIES) as store:
+        assert store.finished == {"num_epochs": 5, "epoch": 4}
+        store.reopen()
+        store.reopen()
+        assert store.finished is None
+    assert state_of(store.path) is State.INTERRUPTED
+
+
+def test_a_restarted_store_is_empty_and_still_held(root):
+    with open_store(root, ENTRIES) as store:
+        (store.path / "deep").mkdir()
+        store.finish({})
+
+        store.restart()
+
+        assert [path.name for path in store.path.iterdir()] == ["key.json"]
+        assert store.fresh
+        assert {path.name for path in root.iterdir()} == {store.key, f"{store.key}.lock"}
+        with pytest.raises(RunInUseError):
+            open_store(root, ENTRIES).__enter__()
+
+
+def test_the_nearest_other_run_is_named_with_what_differs(root):
+    with open_store(root, ENTRIES) as store:
+        assert store.nearest() is None
+    with open_store(root, {"version": "2", "params": {"batch_size": 1}}):
+        pass
+
+    with open_store(root, {"version": "1", "params": {"batch_size": 64}}) as third:
+        assert third.nearest() == (run_key(ENTRIES), ["params.batch_size: 32 → 64"])
+
+
+def test_a_store_that_was_moved_to_another_name_is_refused(root):
+    with open_store(root, ENTRIES) as store:
+        pass
+    other = {**ENTRIES, "version": "2"}
+    store.path.rename(root / run_key(other))
+
+    with pytest.raises(StageError, match=f"is the store of run {store.key}, not of {run_key(other)}"):
+        open_store(root, other).__enter__()
+    with open_store(root, ENTRIES):  # and the lock is free again
+        pass
+
+
+def test_a_cut_key_file_is_mended(root):
+    with open_store(root, ENTRIES) as store:
+        (store.path / "key.json").write_text("{")
+
+    with open_store(root, ENTRIES) as store:
+        assert json.loads((store.path / "key.json").read_text()) == ENTRIES
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and sys.platform == "darwin", reason="another message")
+def test_a_root_that_cannot_be_made_is_told_without_a_traceback(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(StageError, match=r"the run store .* cannot be used: (Not a directory|File exists)"):
+        open_store(tmp_path / "file", ENTRIES).__enter__()
+
+
+def test_a_second_opener_in_this_process_is_refused_until_the_first_is_done(root):
+    with open_store(root, ENTRIES):
+        with pytest.raises(RunInUseError, match=f"in use by pid {os.getpid()}, host {socket.gethostname()}"):
+            open_store(root, ENTRIES).__enter__()
+        with open_store(root, {**ENTRIES, "version": "2"}):
+            pass
+    with open_store(root, ENTRIES):
+        pass
+
+
+def test_a_failed_attempt_leaves_the_store_free_for_the_next_one_in_this_process(root):
+    with pytest.raises(KeyboardInterrupt), open_store(root, ENTRIES):
+        raise KeyboardInterrupt
+
+    with open_store(root, ENTRIES) as store:
+        pass
+    assert state_of(store.path) is State.INTERRUPTED
+
+
+def test_another_process_is_named_and_its_death_frees_the_store_at_once(root, process):
+    path = root / run_key(ENTRIES)
+    with process(WORK, root, 60) as worker:
+        assert state_of(path) is State.RUNNING
+        with pytest.raises(RunInUseError, match=f"in use by pid {worker.pid}, host "):
+            open_store(root, ENTRIES).__enter__()
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+
+        assert state_of(path) is State.DEAD
+        with open_store(root, ENTRIES) as store:
+            assert not store.fresh
+    assert state_of(path) is State.INTERRUPTED
+
+
+def test_many_at_once_are_one_who_works_and_others_who_say_who_does(root, process):
+    with process(WORK, root, 60) as first:
+        code = WORK.replace("print(", "print('second'); print(")
+        others = [
+            subprocess.run(
+                [sys.executable, "-c", code, root, "0"], capture_output=True, text=True, check=False
+            )
+            for _ in range(3)
+        ]
+
+    assert all(f"in use by pid {first.pid}" in other.stderr for other in others)
+    assert all("second" not in other.stdout for other in others)
+
+
+def test_whoever_looks_does_not_keep_a_run_from_starting(root, process):
+    look = """
+import sys
+from pathlib import Path
+from stages.runs import runs
+print("ready", flush=True)
+while True:
+    runs(Path(sys.argv[1]))
+"""
+    with process(look, root):
+        for _ in range(200):
+            with open_store(root, ENTRIES):
+                pass
+
+
+def test_children_that_load_data_do_not_keep_the_lock_of_a_dead_run(root):
+    code = WORK.replace(
+        "import sys, time", "import multiprocessing, sys, time\nchild = lambda: time.sleep(30)"
+    ).replace(
+        '    print("ready", flush=True)',
+        '    started = multiprocessing.get_context("fork").Process(target=child)\n    started.start()\n'
+        '    print(started.pid, flush=True)\n    print("", flush=True)',
+    )
+    started = subprocess.Popen([sys.executable, "-c", code, root, "60"], stdout=subprocess.PIPE, text=True)
+    child = int(started.stdout.readline())
+    try:
+        assert state_of(root / run_key(ENTRIES)) is State.RUNNING
+        started.kill()
+        started.wait()
+
+        assert not os.kill(child, 0)
+        with open_store(root, ENTRIES):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        started.stdout.close()
+
+
+def test_a_child_that_ends_does_not_free_the_store_of_its_parent(root):
+    with open_store(root, ENTRIES) as store:
+        child = multiprocessing.get_context("fork").Process(target=_look_and_leave, args=(store.path,))
+        child.start()
+        child.join()
+
+        assert child.exitcode == 0
+        look = (
+            "import sys, pathlib as p; from stages.runs import state_of; print(state_of(p.Path(sys.argv[1])))"
+        )
+        seen = subprocess.run(
+            [sys.executable, "-c", look, store.path], capture_output=True, text=True, check=True
+        )
+        assert seen.stdout.strip() == "running"
+
+
+def test_killed_at_any_moment_of_a_restart_the_store_is_as_it_was_or_empty(root, tmp_path, killed_before):
+    with open_store(root, ENTRIES) as store:
+        for number in range(3):
+            (store.path / f"step-{number}").mkdir()
+            (store.path / f"step-{number}/state").write_text("whole")
+    shutil.copytree(root, tmp_path / "before")
+    whole = _files(store.path)
+    seen = set()
+
+    for number in range(1000):
+        shutil.rmtree(root)
+        shutil.copytree(tmp_path / "before", root)
+        killed = killed_before(number, lambda: _restart(root))
+        with open_store(root, ENTRIES) as after:
+            seen.add("empty" if after.fresh else "whole")
+            assert _files(after.path) == ({"key.json": whole["key.json"]} if after.fresh else whole)
+        if not killed:
+            break
+
+    assert number > 10
+    assert seen == {"empty", "whole"}
+
+
+def test_killed_at_any_moment_of_a_first_use_the_next_one_works(root, killed_before):
+    for number in range(1000):
+        killed = killed_before(number, lambda: _use(root))
+        with open_store(root, ENTRIES) as store:
+            assert store.finished in (None, {"epoch": 1}, {"epoch": 2})
+            assert (store.path / "key.json").exists()
+        assert state_of(store.path) in (State.INTERRUPTED, State.FINISHED)
+        shutil.rmtree(root)
+        if not killed:
+            break
+
+    assert number > 10
+
+
+def test_killed_again_and_again_at_random_a_store_is_never_stuck(root, process):
+    code = WORK.replace("    time.sleep", "    while True: store.restart()\n    time.sleep")
+    for trial in range(10):
+        with process(code, root, 60) as worker:
+            time.sleep(0.003 * trial)
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.wait()
+
+            assert worker.returncode == -signal.SIGKILL
+            with open_store(root, ENTRIES) as store:
+                assert store.path.is_dir()
+            assert state_of(store.path) is State.INTERRUPTED
+
+
+def _restart(root):
+    with open_store(root, ENTRIES) as store:
+        store.restart()
+
+
+def _use(root):
+    with open_store(root, ENTRIES) as store:
+        store.finish({"epoch": 1})
+        store.reopen()
+        store.finish({"epoch": 2})
+
+
+def _look_and_leave(path):
+    assert state_of(path) is State.RUNNING
+    with pytest.raises(RunInUseError):
+        open_store(path.parent, ENTRIES).__enter__()
+
+
+def _files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
