@@ -5,7 +5,7 @@ BIN := $(CURDIR)/.venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: repro test format
+.PHONY: repro test fuzz crash format
 
 repro: .venv/installed
 	dvc repro
@@ -15,6 +15,12 @@ test: .venv/installed-test
 	ruff check .
 	mypy
 	pytest
+
+fuzz: .venv/installed-test
+	python tests/records/fuzz.py --count 200000 --jobs 2 --out build/fuzz
+
+crash: .venv/installed-test
+	python tests/crash/crash.py --jobs 2
 
 format: .venv/installed-test
 	ruff format .

@@ -4,12 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from pipeline.guard import check_loaded, check_unchanged
+from pipeline.origin import origin
 from pipeline.params import Params, read_params
-from pipeline.paths import paths_of, read_paths
+from pipeline.paths import paths_of, read_paths, recorded_md5, runs_root
+from pipeline.signals import held
+from pipeline.snapshot import take_snapshot
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, closest
 from stages.contracts.events import Renderer
+from stages.contracts.interrupter import Interrupter
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,34 @@ def _load_data(params: Params, paths: dict[str, Path]) -> None:
 
 
 def _build_learner(params: Params, paths: dict[str, Path]) -> None:
-    build_learner.build_learner(params.build_learner, paths_of(build_learner.Paths, paths))
+    own = paths_of(build_learner.Paths, paths)
+    with origin(params.build_learner.checkpoint, paths) as directory:
+        build_learner.build_learner(params.build_learner, own, directory)
 
 
 def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = None) -> None:
-    fit.fit(params.fit, paths_of(fit.Paths, paths), renderer)
+    own = paths_of(fit.Paths, paths, runs=runs_root())
+    interrupter = Interrupter()
+    around = fit.Surroundings(_code(own), recorded_md5(own.metrics), renderer, interrupter)
+    with held(interrupter):
+        fit.fit(params.fit, own, around)
+
+
+def _code(paths: fit.Paths) -> dict[str, str | None]:
+    """What the run depends on beside the learner and the data: the code of models, also a user's own."""
+    files = take_snapshot("fit").files
+    inputs = (paths.learner, paths.data)
+    return {
+        path.as_posix(): state.digest
+        for path, state in sorted(files.items())
+        if not any(path.is_relative_to(each) for each in inputs)
+    }
+
+
+def current_entries() -> dict[str, Any]:
+    """What the key of a run would be made of now."""
+    own = paths_of(fit.Paths, read_paths(), runs=runs_root())
+    return fit.entries(read_params().fit, own, _code(own))
 
 
 def _save_model(params: Params, paths: dict[str, Path]) -> None:
@@ -56,10 +85,14 @@ STAGES = {
 def run_body(name: str, renderer: Renderer | None = None) -> None:
     """Do what stage *name* does, with the params.yaml and dvc.yaml of this folder.
 
-    *renderer* shows the stage that trains. Raises `ParamsError` for a name that no stage has, and whatever
-    the stage raises.
+    *renderer* shows the stage that trains. Raises `ParamsError` for a name that no stage has,
+    `StageError` where what the stage depends on is changed meanwhile, and whatever the stage raises.
     """
     if name not in STAGES:
         raise ParamsError(f"no stage is called {name!r}: {', '.join(STAGES)}.{closest(name, STAGES)}")
-    call = STAGES[name].call if renderer is None or name != "fit" else partial(_fit, renderer=renderer)
+    stage = STAGES[name]
+    before = take_snapshot(name)  # first, so that what is read after it is what it saw, or a difference
+    check_loaded(before, stage.version)
+    call = stage.call if renderer is None or name != "fit" else partial(_fit, renderer=renderer)
     call(read_params(), read_paths())
+    check_unchanged(before)

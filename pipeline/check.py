@@ -20,7 +20,8 @@ def missing_deps(params: Params, root: Path = Path()) -> list[str]:
     lines = []
     for stage, sections in CODE_OF.items():
         deps = [root / str(dep) for dep in stages.get(stage, {}).get("deps", [])]
-        used = {path for section in sections for path in _files(getattr(params, section), root)}
+        used = {path for section in sections for path in _modules(getattr(params, section), root)}
+        used |= set(_data(getattr(params, stage.replace("-", "_"))))
         lines += [
             f"dvc.yaml: an edit of {path} would not rerun {stage}; add to its deps:\n      - {path}"
             for path in sorted(used)
@@ -29,16 +30,28 @@ def missing_deps(params: Params, root: Path = Path()) -> list[str]:
     return lines
 
 
-def _files(config: BaseModel, root: Path) -> Iterator[Path]:
-    """The modules and data files below *root* that *config*, or anything in it, names."""
+def _modules(config: BaseModel, root: Path) -> Iterator[Path]:
+    """The modules below *root* that *config*, or anything in it, names."""
+    for name, value in _texts(config):
+        if name == "kind" and ":" in value:
+            yield from _module(value.partition(":")[0], root)
+
+
+def _data(config: BaseModel) -> Iterator[Path]:
+    """The files and directories of the project that *config*, or anything in it, names."""
+    for name, value in _texts(config):
+        if name == "path" and not Path(value).is_absolute():
+            yield Path(value)
+
+
+def _texts(config: BaseModel) -> Iterator[tuple[str, str]]:
+    """Every text in *config*, or in anything in it, by its key."""
     for name, value in [*config, *(config.model_extra or {}).items()]:
         for each in value if isinstance(value, tuple | list) else [value]:
             if isinstance(each, BaseModel):
-                yield from _files(each, root)
-            elif name == "kind" and isinstance(each, str) and ":" in each:
-                yield from _module(each.partition(":")[0], root)
-            elif name == "path" and isinstance(each, str) and not Path(each).is_absolute():
-                yield Path(each)
+                yield from _texts(each)
+            elif isinstance(each, str):
+                yield name, each
 
 
 def _module(name: str, root: Path) -> Iterator[Path]:

@@ -2,12 +2,17 @@
 
 import os
 import sys
+from contextlib import ExitStack
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stages.contracts.errors import StageError
+from pipeline.records import app as records_app
+from pipeline.runs import app as runs_app
+from pipeline.signals import ending
+from stages.contracts.errors import RunInterruptedError, StageError
 
 app = typer.Typer(
     name="learner",
@@ -16,6 +21,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(records_app)
+app.add_typer(runs_app)
 
 
 @app.command()
@@ -40,30 +47,64 @@ def run() -> None:
 
 
 @app.command()
+def resume(
+    rev: Annotated[str, typer.Argument(help="An experiment, tag, branch or commit, as git and DVC name it.")],
+    *,
+    epoch: Annotated[int, typer.Option(min=1, help="The one to go on after.")],
+    set_param: Annotated[
+        list[str], typer.Option("--set-param", "-S", metavar="KEY=VALUE", help="As in `dvc exp run -S`.")
+    ] = [],  # noqa: B006  never changed
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Begin optimizer and schedule anew.")
+    ] = False,
+    start: Annotated[bool, typer.Option("--run/--no-run", help="Run now, or only write params.yaml.")] = True,
+) -> None:
+    """Go on from a checkpoint of any run that DVC tracks: write it into params.yaml, and run."""
+    from pipeline.lock import project_lock
+    from pipeline.resume import set_checkpoint
+
+    with project_lock():
+        sha = set_checkpoint(rev, epoch, weights_only=weights_only, overrides=set_param)
+    typer.echo(f"params.yaml: build_learner.checkpoint is epoch {epoch} of {sha}")
+    if start:
+        run()
+
+
+@app.command()
 def stage(
     name: Annotated[str, typer.Argument(help="As dvc.yaml calls it, for example fit.")],
 ) -> None:
     """Do what one stage does. This is what dvc.yaml starts; for your own use, `dvc repro NAME`."""
+    from pipeline.lock import project_lock
+    from pipeline.orphans import is_alive, leave_with, started_by_dvc, starters
+
+    waiting = starters() if started_by_dvc(name) else []
+    with ExitStack() as stack:
+        try:
+            if waiting:
+                leave_with(waiting)
+            stack.enter_context(project_lock(waiting))
+            _run_stage(name)
+        except BaseException:
+            if waiting and is_alive(waiting[-1]):  # else another DVC may be at work on the outputs by now
+                from pipeline.reproduce import restore_outputs
+
+                restore_outputs(name)
+            raise
+
+
+def _run_stage(name: str) -> None:
     from pipeline import prefect_api
     from pipeline.bodies import STAGES, run_body
-    from pipeline.lock import project_lock
 
-    try:
-        with project_lock():
-            if prefect_api.configured() and name in STAGES:
-                os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
-                from pipeline.tasks import TASKS, hide_expected_tracebacks, run_shown_by_prefect
+    if prefect_api.configured() and name in STAGES:
+        os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
+        from pipeline.tasks import TASKS, hide_expected_tracebacks, run_shown_by_prefect
 
-                hide_expected_tracebacks()
-                TASKS[name](run_shown_by_prefect)
-            else:
-                run_body(name)
-    except BaseException:
-        if os.environ.get("DVC_STAGE") == name:
-            from pipeline.reproduce import restore_outputs
-
-            restore_outputs(name)
-        raise
+        hide_expected_tracebacks()
+        TASKS[name](run_shown_by_prefect)
+    else:
+        run_body(name)
 
 
 @app.command()
@@ -138,13 +179,30 @@ def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def main() -> None:
-    """Run the command line; a `StageError` is its message and its exit code, with no traceback."""
+    """Run the command line; a `StageError` is its message and its exit code, with no traceback.
+
+    So is a signal: 128 and its number, whatever was going on.
+    """
     sys.path.insert(0, str(Path.cwd()))  # a user's own modules lie beside params.yaml
     try:
-        app()
+        with ending():
+            app()
+    except RunInterruptedError as error:
+        typer.echo(str(error), err=True)
+        sys.exit(error.exit_code)
     except StageError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    except Exception as error:
+        if not _is_of_a_full_disk(error):
+            raise
+        typer.echo(f"error: {error}: make space, and the same command goes on", err=True)
+        sys.exit(1)
+
+
+def _is_of_a_full_disk(error: Exception) -> bool:
+    """Whether it says so in the system's words, or in SQLite's, in which DVC notes files."""
+    return getattr(error, "errno", None) in (ENOSPC, EDQUOT) or "disk is full" in str(error)
 
 
 def _report(name: str, outcome: str) -> None:

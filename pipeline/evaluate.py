@@ -22,7 +22,7 @@ def evaluate(params: Params, paths: Mapping[str, Path], model_path: Path, source
     learner.set_num_threads(params.fit.num_threads)
     info = data.read_info(paths["dataset"])
     model, _, _ = learner.Blueprint.read(paths["learner"]).build(params.build_learner.seed)
-    model.load_state_dict(records.NamedMpkGzFileRecorder().load(model_path))
+    records.load_into(model, records.read_item(model_path), source=str(model_path))
     batcher = data.NormalizeBatcher(info.normalization.mean, info.normalization.std)
     loader = (
         data.DataLoaderBuilder(batcher)

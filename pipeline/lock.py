@@ -2,36 +2,75 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from pipeline.orphans import is_alive
 from stages.contracts.errors import StageError
 
 PATH = Path(".runs/lock")
+PATIENCE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """Who has the lock, as the file says."""
+
+    pid: str = "unknown"
+    host: str = ""
+    starters: tuple[int, ...] = ()
+
+    @classmethod
+    def read(cls, file: IO[str]) -> "_Holder":
+        file.seek(0)
+        pid, host, *starters = [*file.read().split(), "", ""]
+        return cls(pid or "unknown", host, tuple(map(int, filter(None, starters))))
+
+    def is_leaving(self) -> bool:
+        """Whether it is dead, so that only a worker of it is left, or DVC, which started it, is."""
+        if self.host != socket.gethostname():
+            return False
+        return not all(map(is_alive, (int(self.pid), *self.starters)))
 
 
 @contextmanager
-def project_lock() -> Iterator[None]:
+def project_lock(starters: Sequence[int] = ()) -> Iterator[None]:
     """Hold the lock of the project in this folder; it goes with the process, however that ends.
 
-    Raises `StageError` where another process has it.
+    *starters* are the processes without which this one would not go on. Raises `StageError` where
+    another process has the lock; one whose own starters are gone is given time to leave.
     """
     PATH.parent.mkdir(exist_ok=True)
     with PATH.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise StageError(
-                f"this project is in use by pid {file.read().strip() or 'unknown'} "
-                f"(it holds {PATH.resolve()}): wait for it, or end it"
-            ) from None
+        _acquire(file)
+        os.register_at_fork(after_in_child=file.close)  # or a loader's worker would hold it too
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(" ".join(map(str, (os.getpid(), socket.gethostname(), *starters))))
         file.flush()
         try:
             yield
         finally:
             file.truncate(0)
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _acquire(file: IO[str]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _Holder.read(file)
+            if not holder.is_leaving() or time.monotonic() > deadline:
+                raise StageError(
+                    f"this project is in use by pid {holder.pid}{holder.host and f' on {holder.host}'} "
+                    f"(it holds {PATH.resolve()}): wait for it, or end it"
+                ) from None
+            time.sleep(0.1)
+        else:
+            return

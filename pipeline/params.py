@@ -32,6 +32,16 @@ class Params(Config):
             raise ValueError("save_model.epoch is 'best', so fit.metrics must have 'loss'")
         return self
 
+    @model_validator(mode="after")
+    def _epochs_are_left(self) -> Self:
+        checkpoint = self.build_learner.checkpoint
+        if checkpoint and checkpoint.epoch and checkpoint.epoch >= self.fit.num_epochs:
+            raise ValueError(
+                f"build_learner.checkpoint.epoch is {checkpoint.epoch}, and fit.num_epochs, which counts "
+                f"the epochs before it too, is {self.fit.num_epochs}: it must be more"
+            )
+        return self
+
 
 def read_yaml(path: Path) -> Any:
     """What *path* says, read as DVC does: YAML 1.2, so ``1e-4`` is a number.

@@ -1,5 +1,6 @@
 """Where everything lies: the one place is ``vars`` in dvc.yaml."""
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,22 @@ def read_paths(path: Path = Path("dvc.yaml")) -> dict[str, Path]:
     if not found:
         raise ParamsError(f"{path} has no vars: [{{paths: …}}], from which the stages take their paths")
     return {name: Path(value) for name, value in found[0].items()}
+
+
+def runs_root() -> Path:
+    """Where the run stores are: in the user's own project, also in `dvc exp run --temp` and the queue."""
+    return Path(os.environ.get("DVC_ROOT") or ".") / ".runs"
+
+
+def recorded_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
+    """The md5 of the file *output* that *path* has recorded; None where it has none."""
+    if not path.exists():
+        return None
+    for entry in (read_yaml(path).get("stages") or {}).values():
+        for out in entry.get("outs", []):
+            if out["path"] == output.as_posix():
+                return str(out.get("md5"))
+    return None
 
 
 def paths_of(kind: type[StagePaths], paths: dict[str, Path], **more: Any) -> StagePaths:

@@ -7,7 +7,7 @@ of DVC is replaced (`dvc.stage.run.cmd_run`), which is why dvc is pinned exactly
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
@@ -19,6 +19,7 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.bodies import run_body
+from pipeline.signals import held
 from stages.contracts.errors import StageError, StageFailedError
 from stages.contracts.events import Renderer
 
@@ -49,21 +50,31 @@ dvc.stage.run.cmd_run = _call_body
 def reproduce(name: str, renderer: Renderer | None = None) -> Outcome:
     """Reproduce stage *name* of the project in this folder, and nothing before or after it.
 
-    *renderer* shows the stage that trains.
+    *renderer* shows the stage that trains. A signal ends the body; one that comes while DVC is at work waits
+    until its locks are released and its files are whole.
 
     Raises what the stage's body raises, after its outputs are back as they were; `StageFailedError` where it
     is DVC that cannot go on.
     """
     called = []
+    with held() as signals:
 
-    def body() -> None:
-        called.append(name)
-        run_body(name, renderer)
+        def body() -> None:
+            called.append(name)
+            with signals.released():
+                run_body(name, renderer)
 
+        reproduced = _reproduce(name, body, called)
+    if not reproduced:
+        return Outcome.UNCHANGED
+    return Outcome.RAN if called else Outcome.RESTORED
+
+
+def _reproduce(name: str, body: Callable[[], None], called: Sequence[str]) -> list[Any]:
     token = _body.set(body)
     try:
         with _quiet_dvc(), Repo() as repo:
-            reproduced = repo.reproduce(name, single_item=True)
+            return list(repo.reproduce(name, single_item=True))
     except BaseException as error:
         if called:
             restore_outputs(name)
@@ -72,9 +83,6 @@ def reproduce(name: str, renderer: Renderer | None = None) -> Outcome:
         raise
     finally:
         _body.reset(token)
-    if not reproduced:
-        return Outcome.UNCHANGED
-    return Outcome.RAN if called else Outcome.RESTORED
 
 
 def restore_outputs(name: str) -> None:
@@ -82,7 +90,7 @@ def restore_outputs(name: str) -> None:
 
     DVC removes a stage's outputs before it runs; a run that fails must not cost the user the old ones.
     """
-    with Repo() as repo:
+    with held(), Repo() as repo:
         for output in repo.stage.load_one(name=name).outs:
             if output.hash_info and not output.changed_cache():
                 output.checkout(force=True)

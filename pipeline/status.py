@@ -7,12 +7,13 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.bodies import STAGES
-from pipeline.paths import read_paths
+from pipeline.paths import read_paths, runs_root
+from pipeline.runs import lines as run_lines
 from stages.contracts.errors import StageFailedError
 
 
 def status_lines() -> list[str]:
-    """A line for each stage, and one that says which epochs have a checkpoint."""
+    """A line for each stage, one that says which epochs have a checkpoint, and one for each run store."""
     try:
         with Repo() as repo:
             changed = repo.status()
@@ -23,7 +24,7 @@ def status_lines() -> list[str]:
         f"{name:<{width}}  version {stage.version}  {_changes(changed.get(name))}"
         for name, stage in STAGES.items()
     ]
-    return [*lines, _checkpoints(read_paths()["checkpoint"])]
+    return [*lines, _checkpoints(read_paths()["checkpoint"]), *run_lines(runs_root())]
 
 
 def _changes(entries: list[Any] | None) -> str:

@@ -8,8 +8,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from prefect import State, get_run_logger, task
+from prefect import State, Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import TaskRun
 from prefect.states import Completed
 
 from pipeline.bodies import run_body
@@ -38,9 +39,20 @@ def build_learner_task(door: Door) -> State[Any]:
     return _through(door, "build-learner")
 
 
-@task(name="fit", version=fit.VERSION, cache_policy=NO_CACHE)
+def is_worth_a_retry(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Whether the same may end otherwise: a mistake stays one, and a time-out is what somebody asked for."""
+    return not isinstance(state.data, StageError | TimeoutError)
+
+
+@task(
+    name="fit",
+    version=fit.VERSION,
+    cache_policy=NO_CACHE,
+    retries=2,
+    retry_condition_fn=is_worth_a_retry,
+)
 def fit_task(door: Door) -> State[Any]:
-    """Train."""
+    """Train. A retry goes on from what the attempt before it saved."""
     return _through(door, "fit")
 
 

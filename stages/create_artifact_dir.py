@@ -11,7 +11,7 @@ from stages.contracts.errors import ParamsError
 from stages.contracts.files import write_text
 from stages.contracts.text import to_json
 
-VERSION = "2"
+VERSION = "3"
 
 ENTRIES = {
     "config": "the whole resolved configuration",
@@ -23,6 +23,7 @@ ENTRIES = {
     "metrics": "the last and the best epoch's values",
     "plots": "a curve a metric",
     "model": "the trained model",
+    "exports": "the same weights in other forms",
 }
 UNTRACKED = {
     "experiment.log": "what happened when, for people",

@@ -1,4 +1,4 @@
-"""save-model: one epoch's weights, as the file that leaves the project."""
+"""save-model: one epoch's weights, as the files that leave the project."""
 
 import json
 from dataclasses import dataclass
@@ -7,16 +7,20 @@ from typing import Literal
 
 from stages import checkpoints, learner, records
 from stages.contracts.config import Config
-from stages.contracts.errors import CheckpointError, StageError
+from stages.contracts.errors import CheckpointError, ParamsError, StageError
+from stages.records.config import RecorderConfig
 
-VERSION = "1"
+VERSION = "2"
+SUFFIXES = {"safetensors": ".safetensors", "burnpack": ".bpk"}
 
 
 class SaveModelConfig(Config):
     """The section ``save_model``."""
 
-    recorder: Literal["default", "compact"] = "default"
-    """Burn's: ``default`` keeps every bit, ``compact`` halves floats to 16 bits."""
+    recorder: RecorderConfig = RecorderConfig()
+    """Burn's: ``default`` keeps every bit of floats of 32 bits, ``compact`` halves them to 16."""
+    exports: tuple[Literal["safetensors", "burnpack"], ...] = ()
+    """Other forms of the same weights: safetensors with PyTorch's names and axes, burnpack with Burn's."""
     epoch: Literal["last", "best"] = "last"
     """The last one, or the one with the lowest validation loss."""
 
@@ -28,24 +32,46 @@ class Paths:
     checkpoint: Path
     config: Path
     model: Path
+    exports: Path
 
 
 def save_model(config: SaveModelConfig, paths: Paths) -> None:
     """Write the model of the last or the best epoch; config.json beside it tells how it was made.
 
     Raises `CheckpointError` where that epoch's checkpoint is not there or not whole, and `StageError`
-    where config.json is not the one of this run.
+    where config.json is not the one of this run, and `ParamsError` where dvc.yaml names another kind of file.
     """
     if json.loads(paths.config.read_bytes())["save_model"] != config.model_dump(mode="json"):
         raise StageError(
             f"{paths.config} is of another run, and would stand beside this model: "
             "run create-artifact-dir first"
         )
-    checkpointer = checkpoints.FileCheckpointer(paths.checkpoint, learner.checkpoint_recorder())
+    recorder = records.recorder_of(config.recorder)
+    if not paths.model.name.endswith(recorder.suffix):
+        raise ParamsError(
+            f"save_model.recorder writes {recorder.suffix}, and dvc.yaml says {paths.model} (vars.paths): "
+            f"change that to {str(paths.model).partition('.')[0]}{recorder.suffix}"
+        )
+    chosen = _chosen(config, checkpoints.FileCheckpointer(paths.checkpoint, records.DefaultRecorder()))
+    recorder.record(chosen.model, paths.model)
+    paths.exports.mkdir(parents=True, exist_ok=True)
+    for name in config.exports:
+        _export(name, chosen, paths.exports / f"model{SUFFIXES[name]}")
+
+
+def _chosen(
+    config: SaveModelConfig, checkpointer: "checkpoints.FileCheckpointer"
+) -> "checkpoints.Checkpoint":
     saved = checkpointer.saved()
     if not saved:
-        raise CheckpointError(f"{paths.checkpoint} has no checkpoint: run fit first")
+        raise CheckpointError(f"{checkpointer.directory} has no checkpoint: run fit first")
     last = checkpointer.restore(saved[-1])
     epoch = saved[-1] if config.epoch == "last" else learner.best_epoch(last)
-    chosen = last if epoch == saved[-1] else checkpointer.restore(epoch)
-    records.named(config.recorder).record(chosen.model, paths.model)
+    return last if epoch == saved[-1] else checkpointer.restore(epoch)
+
+
+def _export(name: str, chosen: "checkpoints.Checkpoint", path: Path) -> None:
+    if name == "burnpack":
+        records.BurnpackRecorder().record(chosen.model, path)
+    else:
+        records.write_state_dict(learner.state_dict_of(chosen), path)

@@ -9,12 +9,15 @@ import pytest
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[1]
+COMMANDS = {"cli.py", "records.py", "runs.py", "resume.py"}
+"""What is typed: the only modules that import inside functions, so that a light command stays light."""
 STAGES = ("create_artifact_dir", "load_data", "build_learner", "fit", "save_model")
 
 LEAVES = {"records", "metrics", "models", "optim", "loggers", "renderers"}
 MAY_IMPORT = {
     "contracts": set(),
     **{part: {"contracts"} for part in LEAVES},
+    "runs": {"contracts"},
     "data": {"contracts", "records"},
     "checkpoints": {"contracts", "records"},
     "learner": {"contracts", "records", "checkpoints", "metrics", "models", "optim"},
@@ -66,7 +69,7 @@ def test_nothing_in_stages_knows_prefect_dvc_or_the_pipeline():
 
 def test_only_the_command_line_imports_inside_functions():
     for path in sources("stages") + sources("pipeline"):
-        if path.name == "cli.py":
+        if path.parent.name == "pipeline" and path.name in COMMANDS:
             continue
         functions = [
             node

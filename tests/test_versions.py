@@ -8,7 +8,7 @@ import json
 import pytest
 
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
-from stages.records import NamedMpkGzFileRecorder
+from stages.records import from_plain, read_item, state_of
 
 
 def of_layout(folder):
@@ -19,11 +19,14 @@ def of_data(folder):
     return {json.loads((folder / "data/prepared/dataset.json").read_text())["sha256"]: 1}
 
 
-def of_record(name):
+def of_record(name, beside):
+    """The weights of a record, by the layout in the trainer's record of a checkpoint *beside* it."""
+
     def norms(folder):
-        return {
-            key: tensor.norm().item() for key, tensor in NamedMpkGzFileRecorder().load(folder / name).items()
-        }
+        layout = from_plain(read_item(folder / beside)["layout"], beside)
+        read = state_of(read_item(folder / name), layout, name)
+        assert read.fits
+        return {key: tensor.norm().item() for key, tensor in read.state.items()}
 
     return norms
 
@@ -35,19 +38,20 @@ def of_metrics(folder):
     }
 
 
-FOLDERS = ("checkpoint", "learner", "plots", "telemetry", "test", "train", "valid")
+START = "artifacts/learner/checkpoint/{}-0.mpk.gz"
+FOLDERS = ("checkpoint", "exports", "learner", "plots", "telemetry", "test", "train", "valid")
 STORED = {
     create_artifact_dir: (
         of_layout,
-        "2",
+        "3",
         dict.fromkeys(
             ("config.json", "layout.json", "metrics.json", "model.mpk.gz", *FOLDERS, "experiment.log"), 1
         ),
     ),
     load_data: (of_data, "1", {"2d82a683a43249b4af007e671daf3619753a3748ed7eec61790618259107a274": 1}),
     build_learner: (
-        of_record("artifacts/learner/checkpoint/model-0"),
-        "2",
+        of_record(START.format("model"), START.format("trainer")),
+        "3",
         {
             "conv1.weight": 1.6,
             "conv1.bias": 0.55,
@@ -61,12 +65,12 @@ STORED = {
     ),
     fit: (
         of_metrics,
-        "2",
+        "3",
         {"train Accuracy": 74.8, "train Loss": 0.718, "valid Accuracy": 93.0, "valid Loss": 0.2537},
     ),
     save_model: (
-        of_record("artifacts/model"),
-        "1",
+        of_record("artifacts/model.mpk.gz", START.format("trainer")),
+        "2",
         {
             "conv1.weight": 1.71,
             "conv1.bias": 0.47,

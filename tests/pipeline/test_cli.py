@@ -67,7 +67,8 @@ def test_status_names_what_changed(finished):
 
     lines = finished.learner("status").out.splitlines()
     assert re.fullmatch(r"fit +version \d+  changed: deps params.yaml \(fit modified\)", lines[3])
-    assert lines[-1] == "checkpoints of epoch 1, 2"
+    assert lines[-2] == "checkpoints of epoch 1, 2"
+    assert re.fullmatch(r"run \w{16}: finished, 2 epochs, [\d:]+", lines[-1])
 
 
 def test_metrics_of_the_clock_are_kept_out_of_what_dvc_tracks(finished):

@@ -57,7 +57,7 @@ def test_the_graph_has_the_five_in_a_row_with_the_data_feeding_two(finished):
     [
         ("params.yaml", "recorder: default", "recorder: compact", ["create-artifact-dir", "save-model"]),
         ("params.yaml", "batch_size: 32", "batch_size: 64", ["create-artifact-dir", "fit", "save-model"]),
-        ("stages/save_model.py", 'VERSION = "1"', 'VERSION = "2"', ["save-model"]),
+        ("stages/save_model.py", 'VERSION = "2"', 'VERSION = "3"', ["save-model"]),
         ("stages/learner/loop.py", '"""The loop.', '"""The loop!', []),
         ("stages/renderers/plain.py", '"epoch ', '"Epoch ', []),
         ("stages/models/cnn.py", "nn.ReLU()", "nn.Tanh()", ["build-learner", "fit", "save-model"]),

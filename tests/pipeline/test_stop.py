@@ -11,7 +11,7 @@ from stages.renderers import NoRenderer
 
 class Stopping(NoRenderer):
     def step(self, progress):
-        if progress.epoch == 2:
+        if progress.epoch == 3:
             progress.interrupter.stop()
 
 
@@ -20,7 +20,7 @@ def test_a_stopped_fit_is_not_recorded_and_the_old_outputs_stay(finished, monkey
     before = finished.files("artifacts", "data", "dvc.lock")
     monkeypatch.chdir(finished.folder)
 
-    with pytest.raises(RunInterruptedError, match="after epoch 1 of 3") as stopped:
+    with pytest.raises(RunInterruptedError, match="after epoch 2 of 3") as stopped:
         reproduce("fit", Stopping())
 
     assert stopped.value.exit_code == 130

@@ -1,0 +1,161 @@
+"""What a stage of dvc.yaml depends on, as it is at one moment.
+
+It is read without DVC, which would take longer to import than most stages to run.
+"""
+
+import ast
+import hashlib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from pipeline.params import read_yaml
+from stages.contracts.errors import ParamsError
+
+ABSENT = "nothing"
+HASHED_BYTES = 16 << 20
+"""Files are told apart by content until a snapshot has read so much, and then by size, time and inode."""
+ALWAYS_IGNORED = (".git", ".hg", ".dvc", "__pycache__")
+
+
+@dataclass(frozen=True)
+class FileState:
+    """What tells a file from itself after an edit."""
+
+    size: int
+    modified: int
+    inode: int
+    digest: str | None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one stage depended on at one moment. It is empty where dvc.yaml does not have that stage."""
+
+    stage: str
+    params: Mapping[str, Any]
+    """By file and key, as in "params.yaml: fit"."""
+    files: Mapping[Path, FileState]
+    """Every file of ``deps``, by its path."""
+
+
+def take_snapshot(stage: str) -> Snapshot:
+    """*stage* as dvc.yaml, params.yaml, its modules and its dependencies have it now."""
+    content = read_yaml(Path("dvc.yaml"))
+    entry = (content.get("stages") or {}).get(stage) or {}
+    values = _variables(content)
+    params = dict(_params(_resolved(entry.get("params") or [], values)))
+    return Snapshot(stage, params, _files(_resolved(entry.get("deps") or [], values)))
+
+
+def _variables(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``${…}`` may name: params.yaml, and ``vars``."""
+    with suppress(ParamsError):
+        return _merged([read_yaml(Path("params.yaml")), *content.get("vars", [])])
+    return _merged(content.get("vars", []))
+
+
+def _merged(parts: list[Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for part in parts:
+        read = read_yaml(Path(part.partition(":")[0])) if isinstance(part, str) else part
+        values |= read
+    return values
+
+
+def _resolved(value: Any, values: Mapping[str, Any]) -> Any:
+    """*value* with ``${a.b}`` replaced by what *values* has there."""
+    if isinstance(value, str):
+        return re.sub(r"\$\{\s*([^}]+?)\s*\}", lambda found: str(_at(values, found[1])), value)
+    if isinstance(value, Mapping):
+        return {_resolved(key, values): _resolved(each, values) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_resolved(each, values) for each in value]
+    return value
+
+
+def _at(values: Any, key: str) -> Any:
+    for name in key.split("."):
+        if not isinstance(values, Mapping) or name not in values:
+            return ABSENT
+        values = values[name]
+    return values
+
+
+def _params(entries: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Each parameter's name and value: a key of params.yaml, or of another file."""
+    for entry in entries:
+        for name, keys in (entry if isinstance(entry, Mapping) else {"params.yaml": [entry]}).items():
+            values = _read(Path(name))
+            if not keys:
+                yield f"{name}:", values
+            for key in keys or []:
+                yield f"{name}: {key}", _at(values, str(key))
+
+
+def _read(path: Path) -> Any:
+    """All that *path* says; nothing where it cannot be read, which is a difference too."""
+    with suppress(OSError, ParamsError, SyntaxError, ValueError):
+        if path.suffix == ".py":
+            return dict(_literals(ast.parse(path.read_bytes()).body))
+        if path.suffix == ".toml":
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_yaml(path)
+    return {}
+
+
+def _literals(body: list[ast.stmt]) -> Iterator[tuple[str, Any]]:
+    """The plain literals that a module, or a class in it, gives names to."""
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name, dict(_literals(node.body))
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            with suppress(ValueError):
+                value = ast.literal_eval(node.value)
+                yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
+
+
+def _files(deps: list[Any]) -> dict[Path, FileState]:
+    ignored = (*ALWAYS_IGNORED, *_ignore_patterns())
+    found = {}
+    left = HASHED_BYTES
+    for dep in deps:
+        name = next(iter(dep)) if isinstance(dep, Mapping) else str(dep)
+        for path in _below(Path(name), ignored) if "://" not in name else ():
+            with suppress(OSError):
+                found[path] = state = _state(path, left)
+                left -= state.size if state.digest else 0
+    return found
+
+
+def _ignore_patterns() -> list[str]:
+    with suppress(OSError):
+        lines = map(str.strip, Path(".dvcignore").read_text(encoding="utf-8").splitlines())
+        return [line.strip("/") for line in lines if line and line[0] not in "#!"]
+    return []
+
+
+def _below(path: Path, ignored: tuple[str, ...]) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    for folder, folders, files in os.walk(path):
+        here = Path(folder)
+        folders[:] = sorted(each for each in folders if not _matches(here / each, ignored))
+        yield from (here / each for each in sorted(files) if not _matches(here / each, ignored))
+
+
+def _matches(path: Path, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(path.name, each) or fnmatch(path.as_posix(), each) for each in patterns)
+
+
+def _state(path: Path, hashable: int) -> FileState:
+    about = path.stat()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if about.st_size <= hashable else None
+    return FileState(about.st_size, about.st_mtime_ns, about.st_ino, digest)

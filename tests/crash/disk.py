@@ -1,0 +1,165 @@
+"""A disk that is full: what cannot be written is said, nothing is lost, and with space the run goes on.
+
+The disk is a small one in memory, mounted in a name space that only the trial's own processes see.
+"""
+
+import ctypes
+import os
+import random
+import re
+
+from projects import COMMANDS, difference, templates
+from report import Row, SkippedError
+from tiny import STEPS, Tiny, in_child, prepare
+from workers import side_by_side
+
+NEWNS, NEWUSER, REC, PRIVATE = 0x00020000, 0x10000000, 0x4000, 1 << 18
+BALLAST = "ballast"
+KIB = 1024
+SAID = re.compile(r"No space left on device|make space|disk is full", re.IGNORECASE)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount_small_disk(folder, kib):
+    """Mount one of *kib* KiB at *folder*, for this process and its children alone."""
+    flags = NEWNS if os.geteuid() == 0 else NEWNS | NEWUSER
+    _ask(_libc.unshare(flags))
+    _ask(_libc.mount(b"none", b"/", None, REC | PRIVATE, None))
+    _ask(_libc.mount(b"none", bytes(folder), b"tmpfs", 0, f"size={kib}k".encode()))
+
+
+def leave_free(folder, kib):
+    """Fill the disk at *folder* up to *kib* KiB."""
+    about = os.statvfs(folder)
+    size = about.f_bavail * about.f_frsize - kib * KIB
+    if size > 0:
+        with (folder / BALLAST).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _ask(code):
+    if code:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+class _Filled(Tiny):
+    """A run during which the disk becomes full at one step, 0 being its begin, and has space at another."""
+
+    def __init__(self, folder, kib, filled_at, freed_at=None):
+        super().__init__(folder)
+        self._kib, self._filled_at, self._freed_at = kib, filled_at, freed_at
+        self._count = self.counter.step
+        self.counter.step = self._step
+
+    def begin(self, old=None):
+        super().begin(old)
+        if self._filled_at == 0:
+            leave_free(self.folder, self._kib)
+
+    def make_space(self):
+        """Also for good: nobody fills the disk again."""
+        (self.folder / BALLAST).unlink(missing_ok=True)
+        self._filled_at = None
+
+    def _step(self, progress):
+        self._count(progress)
+        if self.counter.steps == self._filled_at:
+            leave_free(self.folder, self._kib)
+        elif self.counter.steps == self._freed_at:
+            (self.folder / BALLAST).unlink(missing_ok=True)
+
+
+class Disks:
+    """Runs on disks of every size."""
+
+    def __init__(self, folder, *, commands):
+        self.folder = folder
+        self._check_permitted()
+        prepare(folder)
+        run = Tiny(folder / "untouched")
+        run.begin()
+        assert in_child(run.fit)[0] == 0
+        self.reference = run.outputs()
+        self.kib = _needed(run.folder)
+        self.templates = templates(folder.parent) if commands else None
+
+    def _check_permitted(self):
+        (self.folder / "probe").mkdir()
+        code, _, said = in_child(lambda: mount_small_disk(self.folder / "probe", 64))
+        if code:
+            raise SkippedError(
+                f"this machine permits no mount in a name space of one's own: {said.split(chr(10))[-2]}"
+            )
+
+    def trial(self, planned):
+        """One run, then another with space."""
+        index, kind, share = planned
+        folder = self.folder / f"disk-{index}"
+        folder.mkdir()
+        action = getattr(self, f"_{kind}")
+        code, finding, said = in_child(lambda: action(folder, index, share))
+        finding = finding if code == 0 else f"the trial itself ended with {code}: {said}"
+        wrong = finding["wrong"] if code == 0 else finding
+        ended = finding["ended"] if code == 0 else 2
+        return Row(
+            f"a full disk: {kind.replace('_', ' ')}",
+            f"trial {index}: {wrong}" if wrong else "",
+            {f"ended with {ended}": 1},
+        )
+
+    def _space_after_it(self, folder, index, share):
+        mount_small_disk(folder, 4 * self.kib)
+        return self._full_and_again(_Filled(folder, int(share * self.kib / 4), index % STEPS))
+
+    def _space_while_it_runs(self, folder, index, share):
+        mount_small_disk(folder, 4 * self.kib)
+        filled_at = 1 + index % (STEPS - 1)
+        return self._full_and_again(
+            _Filled(folder, int(share * self.kib / 4), filled_at, filled_at + 1 + index // 2 % 4)
+        )
+
+    def _full_and_again(self, run):
+        run.begin()
+        code, _, said = in_child(run.fit)
+        wrong = [] if code == 0 or (code == 1 and SAID.search(said)) else [f"it ended with {code}: {said}"]
+        looked, answer, said = in_child(run.taken_up)
+        if looked or answer[1]:
+            wrong.append(f"a checkpoint is not whole: {said or answer}")
+        run.make_space()
+        again, _, said = in_child(run.fit)
+        if again:
+            wrong.append(f"with space it ended with {again}: {said}")
+        wrong.append(difference(run.outputs(), self.reference))
+        return {"ended": code, "wrong": "; ".join(filter(None, wrong))}
+
+    def _command(self, folder, index, share):
+        mount_small_disk(folder, 64 * KIB)
+        project = self.templates.start("training", folder / "project", beside=f"{folder}-beside")
+        leave_free(folder, int(share * 1200))
+        command = COMMANDS[("learner run", "dvc repro")[index % 2]]
+        code, wrong = project.finish(*command), []
+        said = project.said()
+        (folder / BALLAST).unlink(missing_ok=True)
+        if code and (not SAID.search(said) or "Traceback" in said):
+            wrong.append(f"{command} ended with {code}: {said[-1500:]}")
+        if again := project.finish(*command):
+            wrong.append(f"with space it ended with {again}: {project.said()[-1500:]}")
+        wrong.append(difference(project.result(), self.templates.reference))
+        return {"ended": code, "wrong": "; ".join(filter(None, wrong))}
+
+
+def _needed(folder):
+    """KiB that a disk must have for what is in *folder*, with a page for each file."""
+    return sum(4 + path.lstat().st_size // KIB for path in folder.rglob("*"))
+
+
+def run(asked, folder, until):
+    """A row for each trial."""
+    draw = random.Random(asked.seed)  # noqa: S311  no secret
+    kinds = ("space_after_it", "space_while_it_runs") * 5 + ("command",) * 2
+    plans = [(i, kinds[i % len(kinds)], draw.random()) for i in range(asked.count)]
+    if asked.replay is not None:
+        plans = plans[asked.replay :][:1]
+    disks = Disks(folder, commands=any(kind == "command" for _, kind, _ in plans))
+    return side_by_side(disks.trial, plans, asked.jobs, until)

@@ -1,0 +1,196 @@
+"""A command is killed or told to stop at a random moment; the same again must come to the same end."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+from projects import COMMANDS, templates
+from report import Row
+
+DONE = re.compile(r"^save-model: [a-z -]+\s*$", re.MULTILINE)
+"""The last that `learner run` says; after that, Python itself only ends."""
+EXIT_CODES = {"TERM": 143, "INT": 130, "HUP": 129}
+SHORT = (  # command, start, signal, target: what a short series is sure to have
+    ("dvc repro", "training", "KILL", "group"),
+    ("learner run", "training", "TERM", "group"),
+    ("dvc repro", "training", "KILL", "dvc"),
+    ("learner run", "training", "KILL", "group"),
+    ("dvc exp run --temp", "training", "KILL", "group"),
+    ("dvc repro", "training", "KILL", "stage"),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One trial, as its number and the seed make it."""
+
+    command: str
+    start: str
+    signal: str
+    target: str
+    moment: float
+    """Of the time that the run takes when it is left alone."""
+    second: float | None
+    """The same for the run after it; None where that is left alone."""
+    waits: bool
+    """Whether the next run begins only when nothing of the first is left."""
+
+    @property
+    def label(self):
+        """What it is counted under."""
+        of_dvc = f" of {self.target}" if self.command == "dvc repro" else ""
+        return f"{self.command}: SIG{self.signal}{of_dvc}"
+
+
+def plan(seed, index, attempt, *, short=False):
+    """The trial *index*; each *attempt* at it has a moment of its own."""
+    draw = random.Random(f"{seed} {index}")  # noqa: S311  no secret
+    command = draw.choices(list(COMMANDS), (45, 40, 15))[0]
+    start = draw.choices(("training", "nothing"), (4, 1))[0]
+    kind = draw.choices(("KILL", "TERM", "INT", "HUP"), (85, 5, 5, 5))[0]
+    one = command == "dvc repro" and kind == "KILL"  # DVC itself lets a SIGINT pass, which its stage gets too
+    target = draw.choice(("group", "stage", "dvc") if one else ("group",))
+    if short:
+        command, start, kind, target = SHORT[index % len(SHORT)]
+    moments = random.Random(f"{seed} {index} {attempt}")  # noqa: S311  no secret
+    moment, second = moments.random(), moments.random()
+    if short:  # the machine may be busy, and each trial that is too late costs as much as one that is not
+        moment *= 0.8
+    return Plan(
+        command, start, kind, target, moment, second if draw.random() < 0.25 else None, draw.random() < 0.5
+    )
+
+
+class Trials:
+    """Does trials, several at a time, each in a project of its own."""
+
+    def __init__(self, folder, seed, *, short):
+        self.folder = folder
+        self.seed = seed
+        self.short = short
+        self.templates = templates(folder.parent)
+        self._seconds = {("dvc repro", "training"): self.templates.seconds}
+        self._measuring = threading.Lock()
+
+    def run(self, indices, jobs, until):
+        """A row for each trial of *indices* that could be begun before *until*."""
+        with ThreadPoolExecutor(jobs) as pool:
+            rows = pool.map(lambda i: self.trial(i) if time.monotonic() < until else None, indices)
+            return [row for row in rows if row]
+
+    def trial(self, index):
+        """Do it, as often as it takes until the kill comes before the end."""
+        for attempt in count():
+            planned = plan(self.seed, index, attempt, short=self.short)
+            project = self.templates.start(planned.start, self.folder / f"{index}-{attempt}")
+            finding = self._broken_off(project, planned)
+            if finding is None:
+                project.remove()
+                continue
+            if finding:
+                finding = f"trial {index}, attempt {attempt}, {planned}: {finding}\n{project.said()[-1500:]}"
+            else:
+                project.remove()
+            return Row(planned.label, finding, {"too late": attempt})
+        return None
+
+    def _broken_off(self, project, planned):
+        """What is wrong after it; None where the command ended before the signal came."""
+        code = self._stopped(project, planned, planned.moment)
+        if code == 0 or (planned.signal != "KILL" and DONE.search(project.said())):
+            return None
+        wrong = [self._wrong_code(project, planned, code), self._wrong_leftovers(project, planned)]
+        if planned.waits and (left := project.orphans()):
+            wrong.append(f"left alive: {left}")
+        if planned.second is not None:
+            self._stopped(project, planned, planned.second, name="KILL")
+        ended = project.finish(*COMMANDS[planned.command])
+        if ended != 0:
+            wrong.append(f"the same command again ended with {ended}")
+        if left := project.orphans():
+            wrong.append(f"left alive at the end: {left}")
+        wrong.append(self.templates.wrong(project, planned.command, planned.start))
+        return "; ".join(filter(None, wrong))
+
+    def _stopped(self, project, planned, moment, name=None):
+        """Start the command and send the signal at *moment*; the exit code, 0 if that was too late."""
+        process = project.start(*COMMANDS[planned.command])
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(moment * self._seconds_of(planned))
+        if process.poll() is None:
+            self._send(project, process, planned.target, signal.Signals[f"SIG{name or planned.signal}"])
+        try:
+            return process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return process.wait() and -100
+
+    def _send(self, project, process, target, number):
+        """To the stage's process if that is meant and there is one, else to DVC's or to all."""
+        stages = [pid for pid, line in project.processes().items() if " pipeline stage " in line]
+        with suppress(ProcessLookupError):
+            if target == "group" or (target == "stage" and not stages):
+                os.killpg(process.pid, number)
+            else:
+                os.kill(process.pid if target == "dvc" else stages[-1], number)
+
+    def _wrong_code(self, project, planned, code):
+        if planned.command == "learner run":
+            number = signal.Signals[f"SIG{planned.signal}"]
+            wanted = -number if self._came_early(project) else EXIT_CODES.get(planned.signal, -9)
+        elif planned.signal == "KILL" and planned.target != "stage":
+            wanted = -9
+        else:  # DVC's own, or what it makes of its stage's
+            return "it hung" if code == -100 else ""
+        return "" if code == wanted else f"exit code {code}, not {wanted}"
+
+    def _came_early(self, project):
+        """Whether Python was still starting, and the program could not yet say anything."""
+        said = project.said()
+        return not said or (said.rstrip().endswith("KeyboardInterrupt") and "frozen runpy" in said)
+
+    def _wrong_leftovers(self, project, planned):
+        """What a run that was told to stop must have left: a checkpoint, a whole log, and no model."""
+        said, store = project.said(), project.store()
+        if planned.command != "learner run" or planned.signal == "KILL" or self._came_early(project):
+            return ""
+        if not said.rstrip().splitlines()[-1].startswith(f"SIG{planned.signal}: ") or "Traceback" in said:
+            return f"it did not say what ended it: {said[-300:]}"
+        if "stopped after epoch" not in said:
+            return ""
+        saved = [*store.glob("steps/trainer-*"), *store.glob("checkpoint/trainer-[1-9]*")]
+        log = (store / "experiment.log").read_text()
+        if not saved:
+            return "no checkpoint"
+        if (project.folder / "artifacts/model.mpk.gz").exists() or (store / "finished.json").exists():
+            return "a final model"
+        return "" if log.endswith("\n") else "the log ends in the middle of a line"
+
+    def _seconds_of(self, planned):
+        """How long the untouched run takes, measured when it is first asked."""
+        key = planned.command, planned.start
+        with self._measuring:
+            if key not in self._seconds:
+                project = self.templates.start(planned.start, self.folder / "measured")
+                begun = time.monotonic()
+                project.ok(*COMMANDS[planned.command])
+                self._seconds[key] = time.monotonic() - begun
+                if wrong := self.templates.wrong(project, planned.command, planned.start):
+                    raise AssertionError(f"{key}, untouched, is not as dvc repro is: {wrong}")
+                project.remove()
+            return self._seconds[key]
+
+
+def run(asked, folder, until):
+    """A row for each trial."""
+    trials = Trials(folder, asked.seed, short=asked.short)
+    indices = [asked.replay] if asked.replay is not None else range(asked.count)
+    return trials.run(indices, asked.jobs, until)

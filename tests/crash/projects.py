@@ -1,0 +1,189 @@
+"""Projects that trials break off: made once, copied for each, and compared with one that was left alone."""
+
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from conftest import fresh
+
+MARK = "CRASH_TRIAL"
+DVC_PART = re.compile(r"^\.dvc/cache/.*/\.[^/]*\.tmp$")
+"""What DVC was copying to its cache when it was killed; it takes it for nothing, and leaves it there."""
+TEMP = "dvc exp run --temp"
+COMMANDS = {
+    "dvc repro": ("dvc", "repro"),
+    "learner run": (sys.executable, "-m", "pipeline", "run"),
+    TEMP: ("dvc", "exp", "run", "--temp"),
+}
+PARAMS = (
+    ("num_epochs: 20", "num_epochs: 3\n  checkpoint_every_steps: 3"),
+    ("kind: cnn\n    dropout: 0.5", "kind: mlp\n    hidden_sizes: [16]\n    dropout: 0.3"),
+    ("kind: constant", "kind: cosine\n    num_iters: 100"),
+    ("batches: 1", "batches: 3"),
+)
+
+
+@functools.cache
+def templates(folder):
+    """The templates below *folder*, made when they are first asked for."""
+    return Templates(folder / "templates")
+
+
+class Templates:
+    """What a trial begins with, and what it must end with."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        home = folder / "prefect"
+        home.mkdir(parents=True)
+        self.nothing = Crashed(fresh(folder / "nothing", home))
+        for old, new in PARAMS:
+            self.nothing.project.edit("params.yaml", old, new)
+        self.nothing.ok("git", "commit", "-qam", "A short run")
+        self.training = self.nothing.copied_to(folder / "training")
+        self.training.ok("dvc", "repro", "build-learner")
+        self.training.ok("git", "add", "-A")
+        self.training.ok("git", "commit", "-qm", "All but the training")
+        done = self.training.copied_to(folder / "done")
+        begun = time.monotonic()
+        done.ok("dvc", "repro")
+        self.seconds = time.monotonic() - begun
+        """What the untouched `dvc repro` of the training took."""
+        self.reference = done.result()
+        """What every trial must come to."""
+        self.results = {name: getattr(self, name).result() for name in ("nothing", "training")}
+
+    def start(self, name, folder, beside=None):
+        """A project to begin a trial with: ``nothing`` is made yet, or all but the ``training``."""
+        return getattr(self, name).copied_to(folder, beside)
+
+    def wrong(self, project, command, start):
+        """What is not as it must be after *command*, in words; empty where all is."""
+        if command == TEMP:
+            cached = {name: data for name, data in self.reference.items() if name.startswith(".dvc/")}
+            wrong = difference(project.result(), self.results[start] | cached)
+            same = set(project.experiments()) == {self.reference["dvc.lock"]}
+            return wrong or ("" if same else "the experiment's dvc.lock is another")
+        writers = json.loads((project.folder / ".dvc/tmp/rwlock").read_text()).get("write")
+        wrong = difference(project.result(), self.reference)
+        return wrong or (f"DVC's lock says that {writers} write" if writers else "")
+
+
+class Crashed:
+    """A project in which processes end before their time."""
+
+    def __init__(self, project, beside=None):
+        self.project = project
+        self.beside = str(beside or project.folder)
+        """How the names begin of what lies beside it: what commands say, and what DVC notes of files."""
+        self.folder = project.folder
+        self.environment = project.environment | {
+            MARK: str(self.folder),
+            "DVC_SITE_CACHE_DIR": f"{self.beside}-site",
+            "PYTHONPATH": str(self.folder),
+        }
+
+    def copied_to(self, folder, beside=None):
+        """The same project elsewhere."""
+        return Crashed(self.project.copied_to(folder), beside)
+
+    def remove(self):
+        """All of it goes."""
+        for folder in (self.folder, Path(f"{self.beside}-site")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def start(self, *command, log="log"):
+        """*command*, as the leader of a group of its own; what it says goes to a file."""
+        with Path(f"{self.beside}.{log}").open("wb") as output:
+            return subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self, log="log"):
+        """What the last command said."""
+        return Path(f"{self.beside}.{log}").read_text(errors="replace")
+
+    def finish(self, *command, seconds=180):
+        """The exit code of *command*, run to its end; of one that hangs, minus one."""
+        process = self.start(*command)
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return -1
+
+    def ok(self, *command):
+        """Run *command*, which must end well."""
+        code = self.finish(*command)
+        assert code == 0, f"{command} ended with {code}:\n{self.said()}"
+        return self.said()
+
+    def processes(self):
+        """Every living process of this project, with its command line."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError, IndexError):
+                if entry.name.isdigit() and self._is_own(entry):
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+    def _is_own(self, entry):
+        if entry.joinpath("stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+            return False
+        mark = f"{MARK}={self.folder}\0".encode()
+        return mark in (entry / "environ").read_bytes() or (entry / "cwd").readlink() == self.folder
+
+    def orphans(self, seconds=30):
+        """The processes that are still there after *seconds*."""
+        deadline = time.monotonic() + seconds
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+    def result(self):
+        """All that a run leaves and that must not depend on what happened on the way."""
+        found = self.project.files("dvc.lock", "artifacts", "data", ".dvc/cache")
+        return {name: data for name, data in found.items() if not DVC_PART.search(name)}
+
+    def store(self):
+        """The only run store; None where there is none yet."""
+        found = [path for path in (self.folder / ".runs").glob("*") if path.is_dir()]
+        return found[0] if len(found) == 1 else None
+
+    def beat(self):
+        """How far the run has said that it is; None where it did not say."""
+        store = self.store()
+        with suppress(OSError, ValueError, TypeError):
+            return json.loads((store / "heartbeat.json").read_text())
+        return None
+
+    def experiments(self):
+        """What the newest experiments recorded: dvc.lock as each has it."""
+        listed = self.project.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps").split()
+        names = [name for name in listed if "/exec/" not in name and not name.endswith("stash")]
+        return [self.project.ok("git", "show", f"{name}:dvc.lock").encode() for name in names]
+
+
+def difference(found, wanted):
+    """What is not as *wanted* in *found*, in words; empty where all is."""
+    lines = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
+    lines += [f"{name} is too much" for name in sorted(found.keys() - wanted.keys())]
+    lines += [
+        f"{name} differs" for name in sorted(found.keys() & wanted.keys()) if found[name] != wanted[name]
+    ]
+    return "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else "")

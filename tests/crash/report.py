@@ -1,0 +1,32 @@
+"""What trials found, as a small table."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial."""
+
+    kind: str
+    finding: str = ""
+    """What is wrong; empty where all is well."""
+    counted: dict = field(default_factory=dict)
+    """What else there is to add up."""
+
+
+class SkippedError(Exception):
+    """Trials that this machine cannot do; the text says why."""
+
+
+def table(rows):
+    """A line for each kind of trial, and one for all."""
+    kinds = defaultdict(list)
+    for row in rows:
+        kinds[row.kind].append(row)
+    yield f"{'trial':<46}{'survived':>15}   besides"
+    for kind, own in [*sorted(kinds.items()), ("all", rows)]:
+        well = sum(not row.finding for row in own)
+        besides = sum((Counter(row.counted) for row in own), Counter())
+        more = ", ".join(f"{number} {name}" for name, number in sorted(besides.items()))
+        yield f"{kind:<46}{f'{well} of {len(own)}':>15}   {more}".rstrip()

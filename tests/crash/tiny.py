@@ -1,0 +1,183 @@
+"""A run of a few steps, done by `fit` itself in a child of this process, which costs no start-up."""
+
+import json
+import logging
+import mmap
+import os
+import signal
+import struct
+import sys
+import traceback
+from contextlib import suppress
+
+import numpy as np
+import torch
+
+from stages import build_learner, checkpoints, data, fit, records
+from stages.contracts.errors import RunInterruptedError, StageError
+from stages.learner.candidates import newest
+from stages.models.config import MlpConfig
+from stages.renderers import NoRenderer
+
+EVERY_STEPS = 2
+STEPS = 2 * (4 + 2)
+"""Of both epochs and both splits."""
+CONFIG = fit.FitConfig(
+    num_epochs=2,
+    batch_size=8,
+    num_workers=0,
+    num_threads=1,
+    device="cpu",
+    checkpoint_every_steps=EVERY_STEPS,
+    max_unsaved_seconds=3600,
+)
+
+
+class Counter(NoRenderer):
+    """Notes how many steps are done, where a process that is killed cannot take it along."""
+
+    def __init__(self):
+        self._memory = mmap.mmap(-1, 8)
+
+    def step(self, progress):
+        batches = 4 if progress.split.value == "valid" else 0
+        self.steps = (progress.epoch - 1) * 6 + batches + progress.batch
+
+    @property
+    def steps(self):
+        return struct.unpack("q", self._memory[:])[0]
+
+    @steps.setter
+    def steps(self, number):
+        self._memory[:] = struct.pack("q", number)
+
+
+class Tiny:
+    """The run in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.paths = fit.Paths(
+            artifacts=folder / "artifacts",
+            learner=folder.parent / "learner",
+            data=folder.parent / "data",
+            runs=folder / ".runs",
+            **{name: folder / "artifacts" / name for name in ("checkpoint", "train", "valid", "plots")},
+            metrics=folder / "artifacts" / "metrics.json",
+        )
+        self.counter = Counter()
+
+    def begin(self, old=None):
+        """The folder as it is before the run, with the *old* outputs of another in it."""
+        for name, content in (old or {}).items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.paths.artifacts.mkdir(exist_ok=True)
+
+    def fit(self, config=CONFIG):
+        """Do the run, or what is left of it."""
+        fit.fit(config, self.paths, fit.Surroundings(renderer=self.counter))
+
+    def outputs(self):
+        """All that it publishes, but for the log that has times in it."""
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in sorted(self.paths.artifacts.rglob("*"))
+            if path.is_file() and path.name != "experiment.log"
+        }
+
+    def store(self):
+        """The run store; None where there is none."""
+        found = [path for path in self.paths.runs.glob("*") if path.is_dir() and path.name[0] != "."]
+        return found[0] if found else None
+
+    def taken_up(self):
+        """How many steps the newest checkpoint has done; and what of the checkpoints was passed over.
+
+        None for the steps where there is nothing to go on from, or the run is done.
+        """
+        store, said = self.store(), Listener()
+        if store is None or (store / "finished.json").exists():
+            return None, said.lines
+        recorder = records.DefaultRecorder()
+        folders = [checkpoints.FileCheckpointer(store / name, recorder) for name in ("checkpoint", "steps")]
+        logging.getLogger("stages").addHandler(said)
+        found = newest(*folders, last_epoch=CONFIG.num_epochs, identity=None)
+        if found is None:
+            return None, said.lines
+        place = found.trainer.get("place")
+        if place is None:
+            return found.trainer["epoch"] * 6, said.lines
+        return (place["epoch"] - 1) * 6 + (4 if place["split"] == "valid" else 0) + place[
+            "iteration"
+        ], said.lines
+
+
+class Listener(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def prepare(folder):
+    """What every run reads: the data, and what build-learner makes."""
+    torch.set_num_threads(1)
+    draw = np.random.default_rng(7)
+    inputs = draw.normal(size=(45, 4)).astype(np.float32)
+    arrays = data.Arrays(inputs, inputs[:, :3].argmax(1))
+    splits = data.Splits(
+        *(data.Arrays(arrays.inputs[s], arrays.targets[s]) for s in (slice(30), slice(30, 45)))
+    )
+    data.write(folder / "data", data.prepare(splits))
+    config = build_learner.BuildLearnerConfig(model=MlpConfig(kind="mlp", hidden_sizes=(4,), dropout=0.3))
+    paths = build_learner.Paths(dataset=folder / "data" / "dataset.json", learner=folder / "learner")
+    ended, _, said = in_child(lambda: build_learner.build_learner(config, paths))
+    assert ended == 0, said
+
+
+def fork(action):
+    """A child that does *action*; its process id, and where to read how it ended."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return pid, reading
+    os.close(reading)
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(quiet, stream)
+    code, answer = 0, None
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        answer = action()
+    except (StageError, RunInterruptedError) as error:
+        code, answer = 1, str(error)
+    except BaseException:  # noqa: BLE001  the child must not run on as a second parent
+        code, answer = 2, traceback.format_exc()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os.write(writing, json.dumps(answer).encode())
+    os._exit(code)
+
+
+def ending(pid, reading, status=None):
+    """The exit code (minus the signal that killed it), what *action* gave, and what it said."""
+    with os.fdopen(reading, "rb") as pipe:
+        content = pipe.read()
+    if status is None:
+        _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    answer = json.loads(content) if content else None
+    return (code, answer, "") if code == 0 else (code, None, answer or "")
+
+
+def in_child(action):
+    """Do *action* in a child: exit code (1 after a `StageError`, 2 after any other), result, message."""
+    return ending(*fork(action))

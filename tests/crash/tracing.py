@@ -1,0 +1,155 @@
+"""Stops a child at each of its system calls on files below a folder, and has one of them end otherwise.
+
+It is what ``strace -e inject`` does, but it counts only the calls that matter, over all kinds of them, and it
+can make a short write that is a true one: the kernel is asked for fewer bytes.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from report import SkippedError
+
+TRACEME, POKEUSER, SETOPTIONS, SYSCALL, GET_SYSCALL_INFO = 0, 6, 0x4200, 24, 0x420E
+TRACESYSGOOD, EXITKILL = 1, 0x100000
+ENTRY, EXIT = 1, 2
+ORIG_RAX, RAX, RDX = 15 * 8, 10 * 8, 12 * 8
+AT_FDCWD = -100
+"""What the kernel calls the working folder."""
+BY_HANDLE = {0: "read", 1: "write", 18: "pwrite64", 40: "sendfile", 73: "flock", 74: "fsync", 75: "fdatasync"}
+BY_HANDLE |= {77: "ftruncate", 285: "fallocate"}
+BY_PATH = {82: "rename", 83: "mkdir", 84: "rmdir", 87: "unlink"}
+BY_FOLDER_AND_PATH = {257: "openat", 258: "mkdirat", 263: "unlinkat", 264: "renameat", 316: "renameat2"}
+CHANGING = {"write", "pwrite64", "sendfile", "ftruncate", "fsync", "fdatasync", "fallocate"}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_libc.ptrace.restype = ctypes.c_long
+
+
+class Info(ctypes.Structure):
+    """What the kernel says of a call."""
+
+    _fields_ = (
+        ("op", ctypes.c_uint8),
+        ("pad", ctypes.c_uint8 * 3),
+        ("arch", ctypes.c_uint32),
+        ("ip", ctypes.c_uint64),
+        ("sp", ctypes.c_uint64),
+        ("number", ctypes.c_uint64),
+        ("arguments", ctypes.c_uint64 * 6),
+        ("more", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True)
+class Call:
+    """A system call on a file below the folder."""
+
+    name: str
+    path: str
+
+    def __str__(self):
+        return f"{self.name} {self.path}"
+
+
+def check_permitted():
+    """Raise `SkippedError` where a child cannot be traced."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        raise SkippedError("system calls are changed by the registers of Linux on x86-64 alone")
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if _libc.ptrace(TRACEME, 0, None, None) == 0 else 1)
+    if os.waitpid(pid, 0)[1]:
+        raise SkippedError("this machine permits no tracing of a child (ptrace)")
+
+
+def wait_for_tracer():
+    """In the child: go on when the parent traces."""
+    _libc.ptrace(TRACEME, 0, None, None)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def trace(pid, folder, target=None, change=None):
+    """Let the child *pid* run, and *change* its call number *target* below *folder*.
+
+    The calls it made, and its status as `os.waitpid` gives it. *change* is ``kill``, ``short``, or an error
+    as ``ENOSPC``.
+    """
+    os.waitpid(pid, 0)
+    _ptrace(SETOPTIONS, pid, 0, TRACESYSGOOD | EXITKILL)
+    calls, pending, passed_on = [], None, 0
+    while True:
+        _ptrace(SYSCALL, pid, 0, passed_on)
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSTOPPED(status):
+            return calls, status
+        passed_on = 0
+        if os.WSTOPSIG(status) != signal.SIGTRAP | 0x80:
+            passed_on = os.WSTOPSIG(status)
+            continue
+        info = Info()
+        _ptrace(GET_SYSCALL_INFO, pid, ctypes.sizeof(info), ctypes.addressof(info))
+        if info.op == EXIT and pending:
+            _ptrace(POKEUSER, pid, RAX, -pending)
+            pending = None
+        elif info.op == ENTRY and (call := _call(pid, info)) and call.path.startswith(str(folder)):
+            calls.append(call)
+            if len(calls) - 1 == target:
+                pending = _changed(pid, info, change)
+
+
+def _changed(pid, info, change):
+    """Change the call that the child is about to make; the error to give at its end, if it is one."""
+    if change == "kill":
+        os.kill(pid, signal.SIGKILL)
+    elif change == "short":
+        _ptrace(POKEUSER, pid, RDX, max(1, info.arguments[2] // 2))
+    else:
+        _ptrace(POKEUSER, pid, ORIG_RAX, -1)
+        return getattr(errno, change)
+    return None
+
+
+def _call(pid, info):
+    number, arguments = info.number, info.arguments
+    if number in BY_HANDLE:
+        return Call(BY_HANDLE[number], _of_handle(pid, arguments[0]))
+    if number in BY_PATH:
+        return Call(BY_PATH[number], _text(pid, arguments[0]))
+    if number in BY_FOLDER_AND_PATH:
+        path, folder = _text(pid, arguments[1]), ctypes.c_int(arguments[0]).value
+        if not path.startswith("/") and folder != AT_FDCWD:
+            path = f"{_of_handle(pid, folder)}/{path}"
+        writes = BY_FOLDER_AND_PATH[number] == "openat" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        return Call("open to write" if writes else BY_FOLDER_AND_PATH[number], path)
+    return None
+
+
+def _of_handle(pid, handle):
+    try:
+        return str(Path(f"/proc/{pid}/fd/{handle}").readlink())
+    except OSError:
+        return ""
+
+
+def _text(pid, address):
+    """The text at *address* of the child's memory, up to its zero."""
+    try:
+        with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(4096 - address % 4096 or 4096).partition(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _ptrace(request, pid, address, value):
+    if _libc.ptrace(request, pid, address, value) < 0:
+        code = ctypes.get_errno()
+        if code != errno.ESRCH:  # the child is gone, which `os.waitpid` tells
+            raise OSError(code, os.strerror(code), "ptrace")

@@ -1,0 +1,71 @@
+"""What a stage depends on, edited while it runs, is not recorded with what the stage made of it before."""
+
+import pytest
+
+SOURCE = '''
+import os
+from pathlib import Path
+from stages.data import Arrays, Digits, load_source
+
+def load():
+    """The digits; on the way, what the test asks for is edited."""
+    for edit in os.environ["EDIT"].split("\\n"):
+        path, old, new = edit.split("|")
+        Path(path).write_text(Path(path).read_text().replace(old, new))
+    return load_source(Digits())
+'''
+
+
+@pytest.fixture
+def editing(finished):
+    """A finished project whose next load-data edits a file while it runs."""
+    (finished.folder / "editing.py").write_text(SOURCE)
+    finished.edit("params.yaml", "    kind: digits\n    path: null", '    kind: "editing:load"')
+    return finished
+
+
+DOORS = {"process": ("dvc", "repro", "load-data"), "in this process": ("python", "-m", "pipeline", "run")}
+
+
+EDITS = {
+    "params.yaml: load_data.valid_fraction was 0.2 and is 0.3": (
+        "params.yaml|valid_fraction: 0.2|valid_fraction: 0.3"
+    ),
+    "stages/load_data.py: VERSION was '1' and is '9'": 'stages/load_data.py|VERSION = "1"|VERSION = "9"',
+    "\n  stages/data/sources.py\n": 'stages/data/sources.py|"""|""" ',
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_edit_meanwhile_is_not_recorded_and_is_named(editing, door):
+    editing.ok("dvc", "repro", "create-artifact-dir")
+    before = editing.files("data", "dvc.lock")
+
+    done = editing.run(*DOORS[door], EDIT="\n".join(EDITS.values()))
+
+    assert done.code != 0
+    assert all(told in done.err for told in EDITS)
+    assert "Traceback" not in done.text
+    assert editing.files("data", "dvc.lock") == before
+    assert "load-data" in editing.ok("dvc", "status", "load-data")
+
+
+def test_an_edit_that_the_stage_does_not_depend_on_is_no_reason(editing):
+    of_another_stage = "params.yaml|num_epochs: 2|num_epochs: 3"
+    no_version = "stages/load_data.py|import|import "
+    same_content = "stages/data/sources.py|no such text|"
+
+    editing.ok("dvc", "repro", "load-data", EDIT="\n".join([of_another_stage, no_version, same_content]))
+
+    assert "up to date" in editing.ok("dvc", "status", "load-data")
+
+
+def test_a_flow_does_not_run_code_that_was_edited_after_it_had_loaded_it(editing):
+    edit = 'stages/build_learner.py|VERSION = "|VERSION = "9'
+
+    done = editing.learner("run", EDIT=edit)
+
+    assert done.code == 1
+    assert "build_learner.py: VERSION was changed after this process had loaded it" in done.err
+    assert "load-data: ran" in done.out
+    editing.ok("dvc", "repro", "build-learner", EDIT=edit)

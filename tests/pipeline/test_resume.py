@@ -1,0 +1,142 @@
+"""`learner resume`: from a checkpoint of any run that DVC tracks, by its name."""
+
+import shutil
+
+import pytest
+from ruamel.yaml import YAML
+
+SAME = [f"artifacts/{name}" for name in ("model.mpk.gz", "metrics.json", "plots", "train", "valid")]
+
+
+@pytest.fixture(scope="module")
+def _two(_finished, tmp_path_factory):
+    return _finished.copied_to(tmp_path_factory.mktemp("two") / "project")
+
+
+@pytest.fixture
+def two(_two):
+    """A run of two epochs that is committed; its params alone are put back after a test."""
+    before = (_two.folder / "params.yaml").read_bytes()
+    yield _two
+    (_two.folder / "params.yaml").write_bytes(before)
+
+
+def commit(project, name):
+    return project.ok("git", "rev-parse", name).strip()
+
+
+def recorded(lock):
+    """What a dvc.lock has of the outputs of fit and save-model."""
+    stages = YAML(typ="safe").load(lock)["stages"]
+    return {out["path"]: out["md5"] for name in ("fit", "save-model") for out in stages[name]["outs"]}
+
+
+def test_two_epochs_and_a_resume_to_three_equal_three_in_the_workspace_and_in_a_copy(finished, tmp_path):
+    other = finished.copied_to(tmp_path / "other")
+    other.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
+    other.ok("dvc", "repro")
+    straight = other.files(*SAME)
+
+    text = finished.learner("resume", "HEAD", "--epoch", "2", "-S", "fit.num_epochs=3").out
+
+    assert "goes on after epoch 2" in text
+    assert finished.files(*SAME) == straight
+    assert not list((finished.folder / ".runs").glob(".resume-*"))
+
+    other.ok("git", "checkout", "params.yaml", "dvc.lock")
+    assert other.learner("resume", "HEAD", "--epoch", "2", "-S", "fit.num_epochs=3", "--no-run").code == 0
+    text = other.ok("dvc", "exp", "run", "--temp", "-n", "apart")
+
+    assert "goes on after epoch 2" in text
+    (ref,) = other.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps/**/apart").split()
+    assert recorded(other.ok("git", "show", f"{ref}:dvc.lock")) == recorded(
+        (finished.folder / "dvc.lock").read_text()
+    )
+
+
+def test_any_name_becomes_the_full_sha_and_the_comments_stay(two):
+    sha = commit(two, "HEAD")
+    two.ok("git", "tag", "good")
+    two.ok("dvc", "exp", "save", "-n", "kept")
+    (kept,) = two.ok("git", "for-each-ref", "--format=%(objectname)", "refs/exps/**/kept").split()
+    before = (two.folder / "params.yaml").read_text()
+
+    for name, expected in {"kept": kept, "good": sha, sha[:8]: sha, "HEAD~0": sha}.items():
+        done = two.learner("resume", name, "--epoch", "1", "--no-run", "-S", "fit.num_epochs=9")
+
+        assert done.out == f"params.yaml: build_learner.checkpoint is epoch 1 of {expected}\n", done.text
+    added = f"  checkpoint:\n    rev: {sha}\n    epoch: 1\n"
+    edited = before.replace("build_learner:\n", f"build_learner:\n{added}").replace("epochs: 2", "epochs: 9")
+    assert (two.folder / "params.yaml").read_text() == edited
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nowhere", "--epoch", "1"], 2, "'nowhere': it is no experiment, tag, branch or commit here"),
+        (["HEAD", "--epoch", "7"], 1, "has no checkpoint of epoch 7; there: 1, 2"),
+        (["HEAD~1", "--epoch", "1"], 1, "has no checkpoint of epoch 1; there: none"),
+        (["HEAD", "--epoch", "2"], 2, "fit.num_epochs, which counts the epochs before it too, is 2"),
+        (["HEAD", "--epoch", "1", "-S", "fit.num_epoch=3"], 2, "Could not override 'fit.num_epoch'"),
+        (["HEAD", "--epoch", "1", "-S", "fit.batch_size=no"], 2, "fit.batch_size: Input should be"),
+        (["HEAD", "--epoch", "1", "-S", "other.yaml:a=1"], 2, "not of other.yaml"),
+    ],
+)
+def test_what_cannot_be_resumed_leaves_the_params_as_they_are(two, arguments, code, words):
+    before = (two.folder / "params.yaml").read_bytes()
+
+    done = two.learner("resume", *arguments)
+
+    assert (done.code, "Traceback" in done.err) == (code, False)
+    assert words in done.err
+    assert (two.folder / "params.yaml").read_bytes() == before
+
+
+def test_what_the_cache_has_lost_comes_from_a_remote_or_is_told_with_what_brings_it(finished, tmp_path):
+    finished.ok("git", "tag", "before")
+    finished.ok("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
+    finished.ok("dvc", "push", "-q")
+    shutil.rmtree(finished.folder / ".dvc/cache/files")
+
+    arguments = ("resume", "before", "--epoch", "1", "-S", "fit.num_epochs=3", "--no-run")
+    assert finished.learner(*arguments).code == 0
+    assert "going on after epoch 1" in finished.learner("stage", "build-learner").out
+
+    finished.ok("dvc", "remote", "remove", "store")
+    done = finished.learner(*arguments)
+
+    assert done.code == 1
+    assert "is not whole here" in done.err
+    assert "`dvc fetch --all-commits`" in done.err
+
+
+def test_a_name_in_params_is_refused_as_names_move(two):
+    kept = (two.folder / "params.yaml").read_text()
+    for said, words in {
+        "{rev: good, epoch: 1}": "checkpoint.rev: a full SHA is needed, as names move: `learner resume good",
+        "{epoch: 1}": "checkpoint: say either rev or path",
+        f"{{rev: {'a' * 40}}}": "checkpoint: a rev needs an epoch too",
+    }.items():
+        two.edit("params.yaml", "build_learner:\n", f"build_learner:\n  checkpoint: {said}\n")
+
+        done = two.learner("check")
+
+        assert (done.code, words in done.err) == (2, True), done.err
+        (two.folder / "params.yaml").write_text(kept)
+
+
+def test_a_path_is_a_dependency_that_check_asks_for_and_no_output(finished):
+    shutil.copytree(finished.folder / "artifacts", finished.folder / "old")
+    checkpoint = "build_learner:\n  checkpoint: {path: old, epoch: 1}\n"
+    finished.edit("params.yaml", "build_learner:\n", checkpoint)
+
+    assert finished.learner("check").out == (
+        "dvc.yaml: an edit of old would not rerun build-learner; add to its deps:\n      - old\n"
+    )
+
+    finished.edit("dvc.yaml", "      - ${paths.dataset}\n", "      - ${paths.dataset}\n      - old\n")
+    assert finished.learner("check").code == 0
+    assert "going on after epoch 1 of old" in finished.learner("stage", "build-learner").out
+
+    finished.edit("params.yaml", "path: old", "path: artifacts/checkpoint")
+    assert "which is an output of this pipeline" in finished.learner("stage", "build-learner").err

@@ -1,0 +1,169 @@
+"""``learner runs``: what is said of run stores, and what is removed of them."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.runs import lines, runs_root
+from stages.checkpoints import Checkpoint, FileCheckpointer
+from stages.contracts.events import Progress
+from stages.records import FullPrecision, NamedMpkGzFileRecorder
+from stages.runs import HeartbeatRenderer, open_store
+
+ENTRIES = {"version": "2", "params": {"batch_size": 32, "seed": 42}, "inputs": {"data": "a" * 64}}
+CURRENT = """
+
+def current_entries():
+    return {"version": "2", "params": {"batch_size": 64, "seed": 42}, "inputs": {"data": "b" * 64}}
+"""
+
+
+@pytest.fixture
+def root(project):
+    return project.folder / ".runs"
+
+
+def make(root, entries=ENTRIES, *, epochs=2, finished=True):
+    """The key of a run that has checkpoints of some *epochs*."""
+    with open_store(root, entries) as store:
+        checkpointer = FileCheckpointer(store.path / "checkpoint", NamedMpkGzFileRecorder(FullPrecision))
+        for epoch in range(1, epochs + 1):
+            checkpointer.save(epoch, Checkpoint({"weight": 0.5}, {"step": epoch}, {"step": epoch}))
+        HeartbeatRenderer(store.path).start(Progress(epochs=9, epoch=epochs, batch=7))
+        if finished:
+            store.finish({"epoch": epochs})
+    return store.key
+
+
+def test_list_tells_of_each_run_what_it_is_in_and_how_far_it_is(project, root):
+    assert project.learner("runs", "list").out == "no run in .runs\n"
+    finished = make(root)
+    stopped = make(root, {"version": "3"}, epochs=1, finished=False)
+
+    with open_store(root, {"version": "4"}) as running:
+        printed = project.learner("runs", "list").out.splitlines()
+        told = json.loads(project.learner("runs", "list", "--json").out)
+
+    assert printed[0].split() == ["key", "state", "epochs", "last", "seen", "at", "time", "size", "age"]
+    rows = {line.split()[0]: line for line in printed[1:]}
+    assert re.match(
+        rf"{finished}  finished +2  +epoch 2 step 7 +\d\d:\d\d:\d\d .* \d+ (min|s)$", rows[finished]
+    )
+    assert re.match(rf"{stopped}  interrupted +1  +epoch 1 step 7 ", rows[stopped])
+    assert re.match(rf"{running.key}  running +0  +- ", rows[running.key])
+    states = {run["key"]: (run["state"], run["epochs"], run["pid"]) for run in told}
+    assert states == {
+        finished: ("finished", 2, None),
+        stopped: ("interrupted", 1, None),
+        running.key: ("running", 0, os.getpid()),
+    }
+
+
+def test_a_run_has_a_line_for_status(root):
+    assert lines(root) == []
+    with open_store(root, ENTRIES) as store:
+        assert re.fullmatch(
+            rf"run {store.key}: running, pid {os.getpid()} on \S+, starting, \S+", lines(root)[0]
+        )
+        HeartbeatRenderer(store.path).start(Progress(epochs=9, epoch=3, batch=120))
+        line = rf"run {store.key}: running, pid {os.getpid()} on \S+, epoch 3 step 120, \d\d:\d\d:\d\d"
+        assert re.fullmatch(line, lines(root)[0])
+
+
+def test_show_says_what_a_run_is_made_of_and_what_differs_now(project, root):
+    key = make(root)
+    bodies = project.folder / "pipeline/bodies.py"
+    bodies.write_text(bodies.read_text() + CURRENT)
+
+    printed = project.learner("runs", "show", key[:4]).out
+    told = json.loads(project.learner("runs", "show", "--json").out)
+
+    assert "  params.batch_size: 32\n" in printed
+    assert re.search(
+        r"as they are now make run [0-9a-f]{16}, which differs in\n  inputs.data: a{12}… → b{12}…\n", printed
+    )
+    assert told["differences"][1] == "params.batch_size: 32 → 64"
+    assert (told["key"], told["entries"], told["finished"]) == (key, ENTRIES, {"epoch": 2})
+
+
+def test_show_says_that_a_run_is_the_one_of_now_or_why_it_cannot_tell(project, root):
+    make(root)
+    bodies = project.folder / "pipeline/bodies.py"
+    text = bodies.read_text()
+    bodies.write_text(f"{text}\n\ndef current_entries():\n    return {ENTRIES!r}\n")
+    assert "are the same now: fit works in this store" in project.learner("runs", "show").out
+
+    bodies.write_text(f"{text}\n\ndef current_entries():\n    raise ParamsError('there are no inputs yet')\n")
+    shown = project.learner("runs", "show")
+    assert shown.code == 0
+    assert "not compared" in shown.out
+    assert "there are no inputs yet" in shown.out
+
+
+def test_an_unknown_key_is_answered_with_those_there(project, root):
+    assert "there is no run in .runs" in project.learner("runs", "show").err
+    keys = [make(root, {"number": number}, epochs=0) for number in range(20)]
+    twice = next(key[0] for key in keys if sum(other[0] == key[0] for other in keys) > 1)
+
+    for command in ("show", "verify"):
+        unknown = project.learner("runs", command, "nothing")
+        assert unknown.code == 2
+        assert all(key in unknown.err for key in keys)
+        several = project.learner("runs", command, twice)
+        assert several.code == 2
+        assert "begins more than one key" in several.err
+
+
+def test_prune_keeps_the_newest_and_asks_before_it_removes_what_could_go_on(project, root):
+    finished = [make(root, {"number": number}, epochs=0) for number in range(4)]
+    stopped = make(root, {"version": "3"}, epochs=0, finished=False)
+
+    assert project.learner("runs", "prune").out == f"removed {finished[0]}\n"
+    assert project.learner("runs", "prune").out == "nothing to remove\n"
+    refused = project.learner("runs", "prune", "--all")
+    assert refused.code == 1
+    assert stopped in refused.out
+    assert (root / stopped).exists()
+    removed = project.learner("runs", "prune", "--all", "--yes", "--keep", "1").out.split()
+    assert set(removed) == {"removed", *finished[1:3], stopped}
+
+
+def test_verify_reads_every_checkpoint_and_names_what_is_not_as_it_was_written(project, root):
+    key = make(root)
+    assert project.learner("runs", "verify").out == "".join(
+        f"run {key}: checkpoint/trainer-{epoch}: whole\n" for epoch in (1, 2)
+    )
+    path = root / key / "checkpoint/optim-2.mpk.gz"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    (root / key / "checkpoint/trainer-1.mpk.gz").write_bytes(b"no record")
+
+    broken = project.learner("runs", "verify", key[:5])
+
+    assert broken.code == 1
+    assert re.search(r"trainer-1: .*trainer-1\.mpk\.gz", broken.out)
+    assert re.search(r"trainer-2: .*optim-2\.mpk\.gz is not as it was written", broken.out)
+
+
+def test_a_light_command_loads_neither_torch_nor_prefect_nor_dvc(project, root):
+    make(root)
+    for command in (["list"], ["show"], ["verify"], ["prune"]):
+        done = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", "runs", *command)
+        loaded = {line.rsplit("|", 1)[1].strip() for line in done.err.splitlines() if "|" in line}
+
+        assert done.code == 0, done.out
+        assert "stages.runs.overview" in loaded
+        assert not loaded & {"torch", "prefect", "dvc"}, command
+
+
+def test_the_stores_are_in_the_users_own_project(monkeypatch, tmp_path):
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    assert runs_root().resolve() == (Path.cwd() / ".runs").resolve()
+
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    assert runs_root() == tmp_path / ".runs"

@@ -1,0 +1,354 @@
+"""A signal in any phase: the exit code says so, nothing half-made is recorded, and the same command goes on.
+
+Every test holds the real process in the phase that it is about, so that the signal comes before the end.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from prefect.states import Failed
+
+from pipeline.tasks import TASKS
+from stages.contracts.errors import RunInterruptedError, StageError
+
+HOLD = '''
+import os, sys, time
+
+def hold(phase):
+    """Wait in *phase*, if it is the one that is asked for, until there is a file called release."""
+    if os.environ.get("HOLD") == phase and not os.path.exists("release"):
+        with open("held", "w") as file:
+            file.write(str(os.getpid()))
+        while not os.path.exists("release"):
+            time.sleep(0.01)
+
+def audit(event, args):
+    if event == "import" and args[0] in ("typer", "torch", "sklearn"):
+        hold("import " + args[0])
+    elif event == "os.rename" and str(args[1]).endswith("artifacts/metrics.json"):
+        hold("publish")
+    elif event == "open" and str(args[0]).endswith("dvc.lock") and "w" in str(args[1]):
+        hold("dvc.lock")
+
+if os.environ.get("HOLD"):
+    sys.addaudithook(audit)
+'''
+MODEL = """
+import os
+from sitecustomize import hold
+from torch import nn
+from stages.models.steps import ClassificationStep
+
+class Holding(ClassificationStep, nn.Sequential):
+    def __init__(self, input_shape, num_classes):
+        if os.environ.get("DVC_STAGE") != "build-learner":
+            hold("start-up")
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+        self.steps = 0
+
+    def train_step(self, batch):
+        self.steps += 1
+        if self.steps == 3:
+            hold("training")
+        return super().train_step(batch)
+
+    def valid_step(self, batch):
+        hold("validation")
+        return super().valid_step(batch)
+"""
+NUMBERS = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
+REPRO = ("dvc", "repro", "-s", "fit")
+
+
+class Running:
+    """A command of a project, started and not waited for."""
+
+    def __init__(self, project, *command, **environment):
+        self.folder = project.folder
+        self.release()
+        for name in ("held", "release"):
+            (self.folder / name).unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            command,
+            cwd=project.folder,
+            env=project.environment | {"PYTHONPATH": str(project.folder)} | environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        if "HOLD" in environment:
+            self.pid = self._held()
+
+    def _held(self):
+        """The process that waits in the phase."""
+        for _ in range(6000):
+            with suppress(OSError, ValueError):
+                return int((self.folder / "held").read_text())
+            assert self.process.poll() is None, self.process.stderr.read()
+            time.sleep(0.01)
+        raise AssertionError("it never came to that phase")
+
+    def send(self, name, pid=None):
+        os.kill(pid or self.pid, signal.Signals[name])
+        time.sleep(0.3)
+
+    def release(self):
+        (self.folder / "release").touch()
+
+    def ended(self):
+        """The exit code, and what was said."""
+        said = self.process.communicate(timeout=60)[1]
+        return self.process.returncode, said
+
+
+def is_gone(pid, seconds=30):
+    for _ in range(seconds * 100):
+        if not Path(f"/proc/{pid}/stat").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.fixture(autouse=True)
+def _hangups_are_heard():
+    """Also where these tests were started by something that ignores them, as nohup does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture(scope="session")
+def _holdable(_finished, tmp_path_factory):
+    """A finished project that waits where it is told to, with another run of fit ahead of it."""
+    made = _finished.copied_to(tmp_path_factory.mktemp("holdable") / "project")
+    (made.folder / "sitecustomize.py").write_text(HOLD)
+    (made.folder / "holding.py").write_text(MODEL)
+    (made.folder / "release").touch()
+    made.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "holding:Holding"')
+    made.ok("dvc", "repro")
+    made.ok("git", "add", "-A")
+    made.ok("git", "commit", "-qm", "Run it with a model that waits")
+    made.edit("params.yaml", "batch_size: 32", "batch_size: 64")
+    return made
+
+
+@pytest.fixture
+def holdable(_holdable, tmp_path):
+    return _holdable.copied_to(tmp_path / "project")
+
+
+@pytest.fixture
+def start(holdable):
+    """Start a command of the project; what still runs at the end of the test is ended."""
+    started = []
+
+    def start(*command, **environment):
+        started.append(Running(holdable, *command, **environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.release()
+        with suppress(OSError):
+            os.killpg(each.process.pid, signal.SIGKILL)
+        each.process.communicate()
+
+
+def outputs(project):
+    return project.files("artifacts", "data", "dvc.lock")
+
+
+@pytest.mark.parametrize(
+    ("stage", "phase", "name"),
+    [
+        ("fit", "import torch", "SIGTERM"),
+        ("load-data", "import sklearn", "SIGINT"),
+        ("fit", "start-up", "SIGHUP"),
+        ("fit", "training", "SIGTERM"),
+        ("fit", "training", "SIGHUP"),
+        ("fit", "validation", "SIGTERM"),
+        ("fit", "publish", "SIGINT"),
+    ],
+)
+def test_a_signal_ends_a_stage_with_its_own_exit_code_and_one_line(holdable, start, stage, phase, name):
+    before = outputs(holdable)
+    running = start(sys.executable, "-m", "pipeline", "stage", stage, HOLD=phase)
+
+    running.send(name)
+    if phase in ("training", "validation", "publish"):
+        assert running.process.poll() is None
+        running.release()
+    code, said = running.ended()
+
+    assert code == NUMBERS[name]
+    assert said.splitlines()[-1].startswith(f"{name}: ")
+    assert "Traceback" not in said
+    assert phase == "publish" or outputs(holdable) == before
+
+
+def test_a_second_sigint_does_not_wait(start):
+    running = start(sys.executable, "-m", "pipeline", "stage", "fit", HOLD="training")
+
+    running.send("SIGINT")
+    assert running.process.poll() is None
+    running.send("SIGINT")
+
+    assert running.ended()[0] == 130
+
+
+def test_what_is_ignored_stays_ignored(holdable, start):
+    command = f"trap '' HUP; exec {sys.executable} -m pipeline stage fit"
+    running = start("sh", "-c", command, HOLD="training")
+
+    running.send("SIGHUP")
+    running.release()
+
+    assert running.ended()[0] == 0
+
+
+def test_a_stage_that_dvc_runs_leaves_the_old_outputs_and_the_same_command_goes_on(holdable, start):
+    before = outputs(holdable)
+    running = start(*REPRO, HOLD="training")
+
+    running.send("SIGTERM")
+    running.release()
+    code, said = running.ended()
+
+    assert code != 0
+    assert "exited with 143" in said
+    assert outputs(holdable) == before
+    holdable.ok(*REPRO)
+
+
+@pytest.mark.parametrize(
+    ("phase", "name", "shell"),
+    [
+        ("import typer", "SIGKILL", "/bin/sh"),  # before the stage can look who started it
+        ("training", "SIGKILL", "/bin/sh"),
+        ("training", "SIGTERM", "/bin/bash"),
+    ],
+)
+def test_a_stage_goes_when_dvc_is_killed_and_dvc_can_be_started_again_at_once(
+    holdable, start, phase, name, shell
+):
+    holdable.edit("dvc.yaml", "stage fit", "stage fit || exit 1")  # so that the shell stays between
+    running = start(*REPRO, HOLD=phase, SHELL=shell)
+
+    running.send(name, running.process.pid)
+    running.process.wait(timeout=10)
+    assert not is_gone(running.pid, seconds=0)
+    again = subprocess.Popen(
+        REPRO,
+        cwd=holdable.folder,
+        env=holdable.environment | {"PYTHONPATH": str(holdable.folder)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    time.sleep(3 if phase == "training" else 0)
+    running.release()
+
+    assert is_gone(running.pid)
+    assert again.communicate(timeout=60)[1] is not None
+    assert again.returncode == 0
+    assert "fit" not in holdable.ok("dvc", "status", "fit")
+
+
+def test_a_flow_without_an_api_ends_likewise_and_dvc_is_left_in_order(holdable, start):
+    holdable.ok("dvc", "repro", "create-artifact-dir")
+    before = outputs(holdable)
+    running = start(sys.executable, "-m", "pipeline", "run", HOLD="training")
+
+    running.send("SIGINT")
+    running.release()
+    code, said = running.ended()
+
+    assert code == 130
+    assert said.splitlines()[-1].startswith("SIGINT: ")
+    assert outputs(holdable) == before
+    assert (holdable.folder / ".dvc/tmp/rwlock").read_text() == "{}"
+    holdable.ok(*REPRO)
+
+
+def test_dvc_is_not_broken_off_while_it_records(holdable, start):
+    running = start(sys.executable, "-m", "pipeline", "run", HOLD="dvc.lock")
+
+    running.send("SIGTERM")
+    assert running.process.poll() is None
+    running.release()
+
+    assert running.ended()[0] == 143
+    assert "up to date" in holdable.ok("dvc", "status", "create-artifact-dir")
+    assert "up to date" not in holdable.ok("dvc", "status", "fit")
+
+
+TIMED = """
+from prefect import flow
+from pipeline.reproduce import reproduce
+from pipeline.tasks import TASKS, hide_expected_tracebacks
+
+@flow(name="timed", validate_parameters=False)
+def timed():
+    hide_expected_tracebacks()
+    TASKS["fit"].with_options(timeout_seconds=5)(reproduce)
+
+timed()
+"""
+
+
+def states(address):
+    """The names of the states that flows ended in, oldest first."""
+    body = json.dumps({"sort": "START_TIME_ASC"}).encode()
+    request = urllib.request.Request(  # noqa: S310  loopback
+        f"{address}/flow_runs/filter", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
+        return [run["state_name"] for run in json.load(answer)]
+
+
+def test_a_flow_saves_before_prefect_ends_it_as_it_would(holdable, start, server):
+    (holdable.folder / "timed.py").write_text(TIMED)
+    known = len(states(server))
+
+    ended = start(sys.executable, "-m", "pipeline", "run", HOLD="training", PREFECT_API_URL=server)
+    ended.send("SIGTERM")
+    assert ended.process.poll() is None
+    ended.release()
+    code, said = ended.ended()
+    assert code == 143
+    assert "SIGTERM: stopped after epoch 0" in said
+
+    timed = start(sys.executable, "timed.py", HOLD="training", PREFECT_API_URL=server)
+    time.sleep(5)
+    assert timed.process.poll() is None
+    timed.release()
+    assert timed.ended()[0] == 1
+
+    assert states(server)[known:] == ["Crashed", "TimedOut"]
+    assert (holdable.folder / ".dvc/tmp/rwlock").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("error", "retried"),
+    [
+        (RuntimeError("CUDA error"), True),
+        (OSError("no space"), True),
+        (StageError("a mistake"), False),
+        (RunInterruptedError("stopped"), False),
+        (TimeoutError("too long"), False),
+    ],
+)
+def test_fit_is_tried_again_after_bad_luck_alone(error, retried):
+    task = TASKS["fit"]
+
+    assert task.retries == 2
+    assert task.retry_condition_fn(task, None, Failed(data=error)) == retried

@@ -1,0 +1,111 @@
+"""fit and its run store: what is taken up, what is begun anew, and what is told."""
+
+import shutil
+
+import pytest
+
+from pipeline.bodies import current_entries
+from stages.runs import differences, runs
+
+
+def trained(project, *options):
+    """`dvc repro` with *options*; what it printed."""
+    return project.ok("dvc", "repro", *options)
+
+
+def test_more_epochs_go_on_and_equal_a_run_that_had_them_from_the_start(finished, tmp_path):
+    other = finished.copied_to(tmp_path / "straight")
+    shutil.rmtree(other.folder / ".runs")
+    for project in (finished, other):
+        project.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
+
+    grown, straight = trained(finished), trained(other)
+
+    assert "goes on after epoch 2" in grown
+    assert "goes on" not in straight
+    assert finished.files("artifacts", "dvc.lock").keys() == other.files("artifacts", "dvc.lock").keys()
+    tracked = ("artifacts/checkpoint", "artifacts/train", "artifacts/valid", "artifacts/plots", "dvc.lock")
+    assert finished.files(*tracked) == other.files(*tracked)
+
+
+def test_in_an_isolated_copy_more_epochs_go_on_too(finished, tmp_path):
+    other = finished.copied_to(tmp_path / "straight")
+    shutil.rmtree(other.folder / ".runs")
+
+    grown = finished.ok("dvc", "exp", "run", "--temp", "-n", "grown", "-S", "fit.num_epochs=3")
+    other.ok("dvc", "exp", "run", "--temp", "-n", "straight", "-S", "fit.num_epochs=3")
+
+    locks = [
+        project.ok(
+            "git",
+            "show",
+            f"{project.ok('git', 'for-each-ref', '--format=%(refname)', 'refs/exps').split()[0]}:dvc.lock",
+        )
+        for project in (finished, other)
+    ]
+    assert "goes on after epoch 2" in grown
+    assert locks[0] == locks[1]
+
+
+def test_a_forced_rerun_of_a_finished_run_trains_again_from_the_start(finished):
+    before = finished.files("artifacts/checkpoint", "artifacts/train", "dvc.lock")
+
+    said = trained(finished, "-f", "-s", "fit")
+
+    assert "epoch 1/2" in said
+    assert "goes on" not in said
+    assert finished.files("artifacts/checkpoint", "artifacts/train", "dvc.lock") == before
+
+
+def test_a_run_that_was_done_but_not_recorded_is_not_done_again(finished):
+    """As after a kill between the end of the training and DVC's record of it."""
+    before = finished.files("artifacts/checkpoint", "dvc.lock")
+    shutil.rmtree(finished.folder / ".dvc/cache/runs")
+    shutil.rmtree(finished.folder / "artifacts/checkpoint")
+    (finished.folder / "dvc.lock").unlink()
+
+    said = trained(finished)
+
+    assert "is done already" in said
+    assert finished.files("artifacts/checkpoint", "dvc.lock") == before
+
+
+def test_fewer_epochs_are_trained_anew(finished):
+    finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
+
+    said = trained(finished)
+
+    assert "epoch 1/1" in said
+    assert [path.name for path in (finished.folder / "artifacts/train").iterdir()] == ["epoch-1"]
+
+
+def test_another_param_is_another_run_and_the_key_says_which(finished, monkeypatch):
+    finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
+    monkeypatch.chdir(finished.folder)
+    [run] = runs(finished.folder / ".runs")
+
+    assert differences(run.entries, current_entries()) == ["params.batch_size: 32 → 64"]
+    assert "params.batch_size: 32 → 64" in finished.learner("runs", "show").out
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("num_workers: 0", "num_workers: 1"), ("device: auto", "device: cpu")], ids=str
+)
+def test_what_changes_no_number_is_the_same_run(old, new, finished, monkeypatch):
+    finished.edit("params.yaml", old, new)
+    monkeypatch.chdir(finished.folder)
+    [run] = runs(finished.folder / ".runs")
+
+    assert differences(run.entries, current_entries()) == []
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_training(finished, monkeypatch, tmp_path):
+    from stages.contracts.errors import StageError
+    from stages.runs import check_space
+
+    with pytest.raises(StageError, match="make space, or keep fewer"):
+        check_space(tmp_path, 10**18)
+
+
+def test_the_status_tells_of_the_run(finished):
+    assert "finished" in finished.ok("learner", "status")
