@@ -6,10 +6,9 @@ import shutil
 from projects import difference
 from report import Row
 from tiny import CONFIG, EVERY_STEPS, Tiny, ending, fork, in_child, prepare
-from tracing import check_permitted, trace, wait_for_tracer
+from tracing import WRITES, check_permitted, trace, wait_for_tracer
 from workers import side_by_side
 
-WRITES = {"write", "pwrite64"}
 OTHER = CONFIG.model_copy(update={"seed": 1, "num_epochs": 3})
 MOST_LOST = EVERY_STEPS + 1
 """Steps: after the last batch of a split none is saved, but after the one that follows."""

@@ -25,7 +25,7 @@ BY_HANDLE = {0: "read", 1: "write", 18: "pwrite64", 40: "sendfile", 73: "flock",
 BY_HANDLE |= {77: "ftruncate", 285: "fallocate"}
 BY_PATH = {82: "rename", 83: "mkdir", 84: "rmdir", 87: "unlink"}
 BY_FOLDER_AND_PATH = {257: "openat", 258: "mkdirat", 263: "unlinkat", 264: "renameat", 316: "renameat2"}
-CHANGING = {"write", "pwrite64", "sendfile", "ftruncate", "fsync", "fdatasync", "fallocate"}
+WRITES = {"write", "pwrite64"}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -83,7 +83,7 @@ def trace(pid, folder, target=None, change=None):
     """
     os.waitpid(pid, 0)
     _ptrace(SETOPTIONS, pid, 0, TRACESYSGOOD | EXITKILL)
-    calls, pending, passed_on = [], None, 0
+    calls, changed, pending, passed_on = [], False, None, 0
     while True:
         _ptrace(SYSCALL, pid, 0, passed_on)
         _, status = os.waitpid(pid, 0)
@@ -100,8 +100,15 @@ def trace(pid, folder, target=None, change=None):
             pending = None
         elif info.op == ENTRY and (call := _call(pid, info)) and call.path.startswith(str(folder)):
             calls.append(call)
-            if len(calls) - 1 == target:
-                pending = _changed(pid, info, change)
+            if not changed and _is_meant(call, len(calls) - 1, target, change):
+                changed, pending = True, _changed(pid, info, change)
+
+
+def _is_meant(call, number, target, change):
+    """Whether it is the one to change; of writes, which others may come before by the clock, the next."""
+    if target is None or number < target:
+        return False
+    return number == target if change != "short" else call.name in WRITES
 
 
 def _changed(pid, info, change):
