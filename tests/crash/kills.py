@@ -122,9 +122,11 @@ class Trials:
 
     def _stopped(self, project, planned, moment, name=None):
         """Start the command and send the signal at *moment*; the exit code, 0 if that was too late."""
-        process = project.start(*COMMANDS[planned.command])
+        seconds = self._seconds_of(planned)
+        process, begun = project.start(*COMMANDS[planned.command]), time.monotonic()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(moment * self._seconds_of(planned))
+            process.wait(moment * seconds)
+            self._seconds[planned.command, planned.start] = time.monotonic() - begun  # it is quicker by now
         if process.poll() is None:
             self._send(project, process, planned.target, signal.Signals[f"SIG{name or planned.signal}"])
         try:
