@@ -126,7 +126,8 @@ class Trials:
         process, begun = project.start(*COMMANDS[planned.command]), time.monotonic()
         with suppress(subprocess.TimeoutExpired):
             process.wait(moment * seconds)
-            self._seconds[planned.command, planned.start] = time.monotonic() - begun  # it is quicker by now
+            if name is None:
+                self._seconds[planned.command, planned.start] = time.monotonic() - begun  # quicker by now
         if process.poll() is None:
             self._send(project, process, planned.target, signal.Signals[f"SIG{name or planned.signal}"])
         try:
