@@ -100,5 +100,6 @@ class Pausing:
                 now=random_state(),
                 sums=sums,
                 logs=self._parts.watchers.position(),
+                buffers=self._parts.replicas.buffers(),
             )
         )

@@ -106,6 +106,36 @@ def test_stopped_at_any_step_twice_and_taken_up_it_leaves_the_same_bytes(
     assert files(tmp_path) == unbroken
 
 
+class Drifting(nn.Module):
+    """Does something else each time it is called, as a buffer of its own counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs):
+        self.calls += inputs.detach().mean().abs()
+        return inputs * (1 + self.calls.clone())
+
+
+def test_what_each_of_several_devices_has_of_its_own_comes_back(tmp_path):
+    def fit(directory, stop_after=None):
+        torch.manual_seed(3)
+        builder = (
+            LearnerBuilder(directory).num_epochs(1).seed(1).devices(["cpu", "cpu"]).metrics(LossMetric())
+        )
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
+        builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
+        model = Net(nn.Linear(4, 8), Drifting(), nn.Linear(8, 3))
+        builder.build(model, Adam(), 0.05).fit(*loaders(0))
+
+    fit(tmp_path / "unbroken")
+    fit(tmp_path / "broken", stop_after=2)
+    fit(tmp_path / "broken")
+
+    assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 def test_on_cuda_too_under_the_deterministic_switch(tmp_path):
     set_deterministic()
