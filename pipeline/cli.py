@@ -29,11 +29,13 @@ app.add_typer(runs_app)
 def run() -> None:
     """Bring all five stages up to date in this process, as a Prefect flow where an API is configured."""
     from pipeline import prefect_api
+    from pipeline.caretaker import take_care
     from pipeline.lock import project_lock
     from pipeline.params import read_params
 
     read_params()  # before anything is started or removed
     with project_lock():
+        take_care(os.getpid())
         if prefect_api.configured():
             from pipeline.flow import learner_flow
 
@@ -75,6 +77,7 @@ def stage(
     name: Annotated[str, typer.Argument(help="As dvc.yaml calls it, for example fit.")],
 ) -> None:
     """Do what one stage does. This is what dvc.yaml starts; for your own use, `dvc repro NAME`."""
+    from pipeline.caretaker import take_care
     from pipeline.lock import project_lock
     from pipeline.orphans import is_alive, leave_with, started_by_dvc, starters
 
@@ -82,6 +85,7 @@ def stage(
     with ExitStack() as stack:
         try:
             if waiting:
+                take_care(waiting[-1])
                 leave_with(waiting)
             stack.enter_context(project_lock(waiting))
             _run_stage(name)

@@ -19,8 +19,8 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.bodies import run_body
-from pipeline.rwlock import mend_rwlock
 from pipeline.signals import held
+from pipeline.torn import keep_lock, mend
 from stages.contracts.errors import StageError, StageFailedError
 from stages.contracts.events import Renderer
 
@@ -74,8 +74,9 @@ def reproduce(name: str, renderer: Renderer | None = None) -> Outcome:
 def _reproduce(name: str, body: Callable[[], None], called: Sequence[str]) -> list[Any]:
     token = _body.set(body)
     try:
+        mend()
+        keep_lock()
         with _quiet_dvc(), Repo() as repo:
-            mend_rwlock(repo)
             return list(repo.reproduce(name, single_item=True))
     except BaseException as error:
         if called:

@@ -75,8 +75,8 @@ class Broken:
 
     finding: str
     """What is wrong; empty where nothing is."""
-    cut: bool
-    """Whether the kill came while DVC wrote its note of readers and writers, which it asks to be removed."""
+    torn: bool
+    """Whether the kill tore what DVC writes in place, before a stage of ours could begin, and took a hand."""
 
 
 class Trials:
@@ -110,7 +110,7 @@ class Trials:
                 finding = f"trial {index}, attempt {attempt}, {planned}: {finding}\n{project.said()[-1500:]}"
             else:
                 project.remove()
-            return Row(planned.label, finding, {"too late": attempt, "in DVC's note": int(broken.cut)})
+            return Row(planned.label, finding, {"too late": attempt, "by hand": int(broken.torn)})
         return None
 
     def _broken_off(self, project, planned):
@@ -123,14 +123,14 @@ class Trials:
             wrong.append(f"left alive: {left}")
         if planned.second is not None:
             self._stopped(project, planned, planned.second, name="KILL")
-        cut = planned.command == "dvc repro" and project.remove_cut_rwlock()
+        torn = planned.command == "dvc repro" and project.mend_by_hand()
         ended = project.finish(*COMMANDS[planned.command])
         if ended != 0:
             wrong.append(f"the same command again ended with {ended}")
         if left := project.orphans():
             wrong.append(f"left alive at the end: {left}")
         wrong.append(self.templates.wrong(project, planned.command, planned.start))
-        return Broken("; ".join(filter(None, wrong)), cut)
+        return Broken("; ".join(filter(None, wrong)), torn)
 
     def _stopped(self, project, planned, moment, name=None):
         """Start the command and send the signal at *moment*; the exit code, 0 if that was too late."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conftest import fresh
 
-from pipeline.rwlock import is_whole
+from pipeline.torn import is_whole_lock, is_whole_note
 
 MARK = "CRASH_TRIAL"
 DVC_PART = re.compile(r"^\.dvc/cache/.*/\.[^/]*\.tmp$")
@@ -129,16 +129,22 @@ class Crashed:
             process.wait()
             return -1
 
-    def remove_cut_rwlock(self):
-        """Do what DVC asks for where a kill cut its note of readers and writers; whether that was so.
+    def mend_by_hand(self):
+        """Do what DVC asks for where a kill tore what it writes in place; whether that was so.
 
-        `learner run` does it itself; before `dvc repro` none of ours runs.
+        A torn one has a second to be mended: nobody types the same command again sooner.
         """
-        note = self.folder / ".dvc/tmp/rwlock"
-        whole = is_whole(note)
-        if not whole:
+        lock, note = self.folder / "dvc.lock", self.folder / ".dvc/tmp/rwlock"
+        deadline = time.monotonic() + 1
+        while any(torn := [not is_whole_lock(lock), not is_whole_note(note)]):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        if torn[0]:
+            self.ok("git", "checkout", "dvc.lock")
+        if torn[1]:
             note.unlink()
-        return not whole
+        return any(torn)
 
     def ok(self, *command):
         """Run *command*, which must end well."""

@@ -37,6 +37,15 @@ def audit(event, args):
         hold("publish")
     elif event == "open" and str(args[0]).endswith("dvc.lock") and "w" in str(args[1]):
         hold("dvc.lock")
+        torn("dvc.lock", args[0])
+    elif event == "open" and str(args[0]).endswith("tmp/rwlock") and "w" in str(args[1]):
+        torn("rwlock", args[0])
+
+def torn(name, path):
+    """Wait, once a stage has begun, with the file as it is while it is being written."""
+    if os.environ.get("HOLD") == "torn " + name and os.path.exists(".runs/caretaker"):
+        os.truncate(path, 5)
+        hold("torn " + name)
 
 if os.environ.get("HOLD"):
     sys.addaudithook(audit)
@@ -289,6 +298,29 @@ def test_dvc_is_not_broken_off_while_it_records(holdable, start):
     assert running.ended()[0] == 143
     assert "up to date" in holdable.ok("dvc", "status", "create-artifact-dir")
     assert "up to date" not in holdable.ok("dvc", "status", "fit")
+
+
+@pytest.mark.parametrize("torn", ["dvc.lock", "rwlock"])
+@pytest.mark.parametrize("command", [REPRO, (sys.executable, "-m", "pipeline", "run")])
+def test_what_a_kill_tears_of_what_dvc_writes_is_mended(holdable, start, command, torn):
+    (holdable.folder / ".runs/caretaker").unlink(missing_ok=True)
+    before = (holdable.folder / "dvc.lock").read_bytes()
+    running = start(*command, HOLD=f"torn {torn}")
+    path = holdable.folder / ("dvc.lock" if torn == "dvc.lock" else ".dvc/tmp/rwlock")
+    assert path.stat().st_size == 5
+
+    os.killpg(running.process.pid, signal.SIGKILL)
+    running.process.wait(timeout=10)
+
+    assert is_gone(running.pid)
+    for _ in range(1000):
+        if not path.exists() or path.stat().st_size != 5:
+            break
+        time.sleep(0.01)
+    if torn == "dvc.lock":
+        assert path.read_bytes() == before
+    holdable.ok(*REPRO)
+    assert "fit" not in holdable.ok("dvc", "status", "fit")
 
 
 TIMED = """

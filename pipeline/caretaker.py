@@ -1,0 +1,82 @@
+"""A small process that stays until DVC has ended, and mends what that tore if it was killed.
+
+A stage of ours has ended when DVC records it. Where DVC is killed then, its next command would refuse to
+begin, before any code of ours runs. The process is forked while this one is still small, and is gone a
+moment after DVC is.
+"""
+
+import fcntl
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from pipeline.torn import keep_lock, mend
+
+CLAIM = Path(".runs/caretaker")
+
+
+def take_care(pid: int) -> None:
+    """Keep dvc.lock as it is, and have a process mend it as soon as process *pid* has ended."""
+    keep_lock()
+    CLAIM.parent.mkdir(exist_ok=True)
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        os.setsid()  # so that no signal to DVC's group ends it too
+        if os.fork() == 0:
+            _detach()
+            _wait_and_mend(pid)
+    finally:
+        os._exit(0)
+
+
+def _detach() -> None:
+    """Hold nothing of the process it comes from: no lock, no pipe, no handler."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(quiet, stream)
+    os.closerange(3, min(os.sysconf("SC_OPEN_MAX"), 1 << 16))
+
+
+def _wait_and_mend(pid: int) -> None:
+    """One for each DVC is enough: the first claims it, and those of later stages go."""
+    with CLAIM.open("a+") as claim, suppress(OSError):
+        claim.seek(0)
+        if claim.read() == str(pid) and not _claimed(claim.fileno()):
+            return
+        fcntl.flock(claim, fcntl.LOCK_EX)
+        claim.truncate(0)
+        claim.write(str(pid))
+        claim.flush()
+        _wait(pid)
+        mend()
+
+
+def _claimed(handle: int) -> bool:
+    """Whether it is ours now, because the one who had it is gone."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait(pid: int) -> None:
+    try:
+        poll = select.poll()
+        poll.register(os.pidfd_open(pid), select.POLLIN)
+        poll.poll()
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # not Linux, or an old one
+        with suppress(ProcessLookupError):
+            while True:
+                os.kill(pid, 0)
+                time.sleep(0.2)
