@@ -169,6 +169,37 @@ def evaluate(
     evaluate_model(read_params(), read_paths(), model, source)
 
 
+@app.command()
+def compare(
+    revs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[REV]...",
+            help="Experiments, branches, tags, SHAs, workspace. None: workspace and all experiments on HEAD.",
+        ),
+    ] = [],  # noqa: B006  never changed
+    *,
+    metric: Annotated[
+        list[str],
+        typer.Option(help="As Loss or valid/Loss; may be given again. None: those of the valid split."),
+    ] = [],  # noqa: B006  never changed
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="A metric (best first), a param, name, epochs, time, committed."),
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    as_md: Annotated[bool, typer.Option("--md", help="A Markdown table.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Every value in full.")] = False,
+) -> None:
+    """Put runs beside each other: the params that differ, the metrics, epochs, time, what is in the cache."""
+    from pipeline.compare import compare as compare_runs
+    from pipeline.compared.arranging import View
+
+    asked = {"json": as_json, "md": as_md, "csv": as_csv}
+    compare_runs(revs, View(tuple(metric), sort, reverse), [form for form, wanted in asked.items() if wanted])
+
+
 @app.callback(invoke_without_command=True)
 def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
