@@ -1,5 +1,6 @@
 """fit and its run store: what is taken up, what is begun anew, and what is told."""
 
+import json
 import shutil
 
 import pytest
@@ -109,3 +110,32 @@ def test_a_disk_that_is_too_small_is_told_before_the_training(finished, monkeypa
 
 def test_the_status_tells_of_the_run(finished):
     assert "finished" in finished.ok("learner", "status")
+
+
+def test_the_confusion_matrix_is_that_of_the_last_validation(finished):
+    lines = (finished.folder / "artifacts/plots/confusion.tsv").read_text().splitlines()
+    header, *cells = [line.split("\t") for line in lines]
+    accuracy = json.loads((finished.folder / "artifacts/metrics.json").read_text())["valid"]["Accuracy"]
+
+    hits = sum(int(count) for actual, given, count in cells if actual == given)
+    samples = sum(int(count) for *_, count in cells)
+    assert header == ["actual", "given", "count"]
+    assert (samples, 100 * hits / samples) == (359, pytest.approx(accuracy))
+
+
+def test_a_run_with_no_classes_has_an_empty_confusion_matrix(project):
+    numbers = project.folder / "my_numbers.py"
+    numbers.write_text(
+        "import numpy as np\n\n\ndef line():\n    from stages.data import Arrays\n\n"
+        "    inputs = np.linspace(0, 1, 64, dtype=np.float32)[:, None]\n"
+        "    return Arrays(inputs, 2 * inputs)\n"
+    )
+    project.edit("params.yaml", "kind: digits\n    path: null", 'kind: "my_numbers:line"')
+    project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp\n    hidden: [8]")
+    project.edit("params.yaml", "[loss, accuracy]", "[loss]")
+
+    trained(project)
+
+    assert (project.folder / "artifacts/plots/confusion.tsv").read_text() == "actual\tgiven\tcount\n"
+    shown = json.loads(project.ok("dvc", "plots", "show", "--json", "--out", "plots").partition("DVC")[0])
+    assert not shown.get("errors")

@@ -1,11 +1,11 @@
 """How long a run trained, from its run store; no output that is tracked has a clock in it."""
 
-import hashlib
 from collections.abc import Iterable
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
+from stages.contracts.files import md5
 from stages.runs.store import stores
 
 _TAKEN_UP = ("Restoring checkpoint ", "Passing over ")
@@ -29,8 +29,7 @@ class Durations:
         for store in stores(self._root):
             metrics = store / "metrics.json"
             if metrics.exists():
-                md5 = hashlib.md5(metrics.read_bytes(), usedforsecurity=False).hexdigest()
-                found.setdefault(md5, []).append(store)
+                found.setdefault(md5(metrics) or "", []).append(store)
         return found
 
 
