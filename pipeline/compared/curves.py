@@ -21,6 +21,11 @@ def measured(source: Source) -> dict[str, Measured]:
     return found
 
 
+def metric_of(path: Path) -> str:
+    """The name of the metric whose file *path* is."""
+    return path.stem.replace("_", " ")
+
+
 def rows(text: str) -> list[dict[str, str]]:
     """The rows of a TSV with a header."""
     header, *lines = [line.split("\t") for line in text.splitlines()] or [[]]
@@ -36,7 +41,7 @@ def number(cell: str | None) -> float | None:
 
 
 def _curves(path: Path, text: str) -> Iterator[Measured]:
-    metric = path.stem.replace("_", " ")
+    metric = metric_of(path)
     table = rows(text)
     for split in Split:
         series = dict(_points(table, split))

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.compared.arranging import View, arranged, shown_metrics
 from pipeline.compared.runs import Comparison, Measured, Run
-from stages.contracts.text import number, rounded, to_json
+from stages.contracts.text import number, printable, rounded, to_json
 
 ABSENT = "-"
 AS_GIVEN = View()
@@ -164,19 +164,14 @@ def _rounded(value: float) -> str:
 def _cells(comparison: Comparison, view: View) -> tuple[list[Column], list[list[str]]]:
     chosen = columns(comparison, view)
     rows = [
-        [ABSENT if (v := column.value(run)) is None else _one_line(column.shown(v)) for column in chosen]
+        [ABSENT if (v := column.value(run)) is None else printable(column.shown(v)) for column in chosen]
         for run in arranged(comparison, view)
     ]
     return chosen, [[column.title for column in chosen], *rows]
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    return [f"{run.name}: {note}" for run in comparison.runs for note in run.notes]
-
-
-def _one_line(text: str) -> str:
-    """*text* without what would move a terminal's cursor, or end a row."""
-    return "".join(each if each.isprintable() else "�" for each in text)
+    return [printable(f"{run.name}: {note}") for run in comparison.runs for note in run.notes]
 
 
 def _escaped(text: str) -> str:
