@@ -13,7 +13,7 @@ from pipeline.compared.arranging import shown_metrics
 from pipeline.compared.gathering import gather
 from pipeline.compared.points import Drawn, Point, drawn
 from pipeline.compared.runs import Comparison
-from pipeline.compared.specs import colours, curves_spec
+from pipeline.compared.specs import colours, curves_spec, has_points
 from pipeline.compared.terminal import terminal_charts
 from stages.contracts.errors import StageError
 from stages.contracts.files import written_whole
@@ -67,5 +67,7 @@ def _spec(metric: str, curves: Curves, runs: Sequence[str], *, x: str) -> dict[s
         for name, by_run in curves.items()
         for run, points in by_run.items()
     }
+    if not has_points(series):
+        raise StageError(f"{metric!r} has no finite number in any of these runs: there is nothing to draw")
     spec = curves_spec(series, x=x, title=metric.rpartition("/")[2], colour_of=colours(runs))
     return spec | {"width": 640, "height": 380, "background": "white"}

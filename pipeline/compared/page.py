@@ -16,7 +16,7 @@ from pipeline.compared import vega
 from pipeline.compared.arranging import View, arranged, shown_metrics
 from pipeline.compared.points import Drawn
 from pipeline.compared.runs import Comparison, Run
-from pipeline.compared.specs import colours, confusion_spec, curves_spec
+from pipeline.compared.specs import colours, confusion_spec, curves_spec, has_points
 from pipeline.compared.tables import ABSENT, Column, columns, plain
 from stages.contracts.history import Direction
 
@@ -63,7 +63,7 @@ def _summary(comparison: Comparison) -> str:
     first = comparison.runs[0].name
     return (
         f"{count} run{'s' * (count != 1)}, {differing or 'no'} param{'s' * (differing != 1)} that "
-        f"differ{'s' * (differing == 1)}; the first is {first}"
+        f"differ{'s' * (differing == 1)}; measured against {first}"
     )
 
 
@@ -141,6 +141,7 @@ def _charts(
     return [
         {"title": title, "spec": curves_spec(series, x=x, title=title, colour_of=colour_of)}
         for title, series in sorted(curves.items())
+        if has_points(series)
     ]
 
 

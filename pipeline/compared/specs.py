@@ -38,8 +38,13 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     return {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
 
 
+def has_points(series: Series) -> bool:
+    """Whether anything in *series* is a finite number, which alone can be drawn."""
+    return any(math.isfinite(value) for curve in series.values() for _, value in curve)
+
+
 def curves_spec(series: Series, *, x: str, title: str, colour_of: Mapping[str, str]) -> Spec:
-    """DVC's ``linear`` of *series*: a colour a run, a dash a split. What is no finite number is not drawn."""
+    """DVC's ``linear`` of *series*, which `has_points`: a colour a run, a dash a split."""
     points = [
         {"rev": run, "split": split, x: step, "value": value}
         for (run, split), curve in series.items()
@@ -47,10 +52,9 @@ def curves_spec(series: Series, *, x: str, title: str, colour_of: Mapping[str, s
         if math.isfinite(value)
     ]
     spec = _filled("linear", points, x=x, y="value", title=title, y_label=title)
-    spec["encoding"] |= {
-        "color": _scale("rev", "run", colour_of),
-        "strokeDash": _scale("split", "split", DASHES),
-    }
+    spec["encoding"]["color"] = _scale("rev", "run", colour_of)
+    if len({split for _, split in series}) > 1:
+        spec["encoding"]["strokeDash"] = _scale("split", "split", DASHES)
     smoothed, *_ = spec["layer"]
     smoothed["transform"][0]["groupby"] = ["rev", "split"]
     spec["layer"][-1]["transform"][0]["calculate"] = "datum.rev + ' ' + datum.split"
@@ -74,7 +78,8 @@ def _filled(template: str, points: list[dict[str, Any]], **properties: str) -> S
         raise StageError(
             f"the plot template {template!r} cannot be used ({error}): `git checkout {folder}` brings it back"
         ) from error
-    return spec or {"data": {"values": []}}
+    spec.pop("$schema", None)  # an address of the version that the template was written for
+    return spec
 
 
 def _scale(field: str, title: str, values: Mapping[str, Any]) -> Spec:
@@ -83,4 +88,5 @@ def _scale(field: str, title: str, values: Mapping[str, Any]) -> Spec:
         "title": title,
         "type": "nominal",
         "scale": {"domain": list(values), "range": list(values.values())},
+        "legend": {"symbolType": "stroke", "symbolSize": 400},
     }

@@ -10,8 +10,8 @@ try:
 except ImportError:  # the extra is not installed, and most commands need none of it
     vl_convert = None
 
-VERSION = "5.21"
-"""Of Vega-Lite: the newest of those that DVC's templates are written for."""
+VERSION = "6.4"
+"""Of Vega-Lite: that of the Vega which comes with it. It takes DVC's templates, which are of 5, too."""
 
 
 def libraries() -> str:

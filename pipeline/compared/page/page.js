@@ -3,6 +3,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const hidden = new Set();
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const MATRICES = 12;
+const ERRORS = 1; // what Vega is to say of itself: no warnings of what the templates do on purpose
 let order = data.runs.map((_, place) => place);
 let sorted = null;
 let view = "epochs";
@@ -97,10 +98,10 @@ function drawConfig() {
   const keys = only ? data.params.filter((key) => new Set(runs.map((run) => run.params[key])).size > 1) : data.params;
   if (!keys.length || !runs.length) {
     const said = runs.length ? "All of these runs were told the same." : "No run is shown.";
-    table.replaceChildren(element("tbody", {}, element("tr", {}, element("td", { textContent: said }))));
+    table.replaceChildren(element("tbody", {}, element("tr", {}, element("td", { className: "said", textContent: said }))));
     return;
   }
-  const heads = ["", ...runs.map((run) => run.name)].map((text) => element("th", { scope: "col", textContent: text }));
+  const heads = [element("th"), ...runs.map((run) => element("th", { scope: "col" }, swatch(run), run.name))];
   const rows = keys.map((key) => {
     const first = runs[0].params[key];
     const cells = runs.map((run) => {
@@ -124,12 +125,10 @@ function colour(name) {
 
 function fitted(spec, names) {
   const made = structuredClone(spec);
-  delete made.$schema;
   delete made.title;
   made.background = null;
   made.data.values = made.data.values.filter((point) => names.has(point.rev));
-  for (const param of everyParam(made)) {
-    delete param.bind_;
+  for (const param of [made, ...everyLayer(made)].flatMap((each) => each.params || [])) {
     if (param.name === "smooth") {
       delete param.bind;
       param.value = view === "iterations" ? smooth : param.value;
@@ -140,23 +139,23 @@ function fitted(spec, names) {
   made.config = {
     view: { stroke: null },
     axis: { ...text, gridColor: colour("--line"), domainColor: colour("--line"), tickColor: colour("--line"), titleFontWeight: "normal" },
-    legend: { ...text, disable: true },
     header: text,
   };
   return made;
 }
 
-function* everyParam(spec) {
-  yield* spec.params || [];
-  for (const layer of spec.layer || []) yield* everyParam(layer);
+function* everyLayer(spec) {
+  for (const layer of spec.layer || []) {
+    yield layer;
+    yield* everyLayer(layer);
+  }
 }
 
 async function plot(card, spec, renderer) {
   const place = element("div", { className: "plot" });
   card.append(place);
-  const options = { mode: "vega-lite", renderer, actions: false, tooltip: { theme: dark.matches ? "dark" : "light" } };
-  const made = await vegaEmbed(place, spec, options);
-  return made;
+  const options = { mode: "vega-lite", renderer, actions: false, logLevel: ERRORS, tooltip: { theme: dark.matches ? "dark" : "light" } };
+  return vegaEmbed(place, spec, options);
 }
 
 async function drawPlots() {
@@ -178,6 +177,9 @@ function curveCards(names) {
   const place = document.getElementById("curves");
   const cards = data.charts[view].map(({ title, spec }) => {
     const own = fitted(spec, names);
+    own.encoding.x.axis = { tickMinStep: 1, format: "~s" };
+    for (const name of ["color", "strokeDash"]) if (own.encoding[name]) own.encoding[name].legend = null;
+    for (const layer of everyLayer(own)) if (layer.encoding && layer.encoding.y) layer.encoding.y.title = null;
     Object.assign(own, { width: "container", height: 230, autosize: { type: "fit-x", contains: "padding" } });
     const card = element("div", { className: "card" }, element("h3", { textContent: title }));
     if (!own.data.values.length) card.append(element("p", { className: "empty", textContent: "No run that is shown has it." }));
@@ -193,9 +195,12 @@ function matrixCards(names) {
   const shown = visible().filter((run) => data.confusion[run.name]);
   const cards = shown.slice(0, MATRICES).map((run) => {
     const spec = fitted(data.confusion[run.name], names);
-    delete spec.facet.column.title;
     spec.facet.column.header = { labels: false, title: null };
-    Object.assign(spec.spec, { width: 250, height: 250 });
+    const [cells, counts] = spec.spec.layer;
+    const range = dark.matches ? ["#26364a", "#4b86e8"] : ["#dbe8f7", "#0b4f9c"];
+    Object.assign(cells.encoding.color, { legend: null, scale: { domain: [0, 1], range } });
+    if (dark.matches) counts.encoding.color = { value: "#f2f5f9" };
+    Object.assign(spec.spec, { width: 270, height: 270 });
     const title = element("h3", {}, swatch(run), element("span", { textContent: run.name }));
     return [element("div", { className: "card" }, title), spec, "svg"];
   });
@@ -220,6 +225,7 @@ function choose(name) {
     tab.setAttribute("aria-selected", String(tab.dataset.view === name));
   }
   document.getElementById("smoothing").hidden = name !== "iterations";
+  document.querySelector(".legend").hidden = name === "iterations";
   drawPlots();
 }
 
