@@ -94,7 +94,7 @@ def json_table(comparison: Comparison, view: View = AS_GIVEN) -> str:
 
 def duration(seconds: float) -> str:
     """``7.2 s``, ``3 min 5 s``, ``2 h 3 min``."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

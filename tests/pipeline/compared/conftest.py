@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 
+import pytest
 from websockets.sync.client import connect
 
 FLAGS = (
@@ -93,7 +94,11 @@ class Browser:
         """The page in a window of that size, and in a colour *scheme*, as the PNG *path*."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
         )
         self.run("new Promise(done => setTimeout(done, 1500))")
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
@@ -108,3 +113,13 @@ class Browser:
         self._process.terminate()
         self._process.wait(timeout=SECONDS)
         self._log.close()
+
+
+@pytest.fixture
+def browser(tmp_path):
+    """A browser with an empty page; the test is skipped where no Chromium is installed."""
+    if chromium() is None:
+        pytest.skip("no chromium is installed")
+    started = Browser(chromium(), tmp_path / "profile")
+    yield started
+    started.close()
