@@ -40,8 +40,9 @@ def _matches(asked: str, there: Sequence[str]) -> list[str]:
     wanted = asked.casefold().replace("_", " ")
     found = [name for name in there if wanted in (name.casefold(), name.casefold().partition("/")[2])]
     if not found:
+        known = [*there, *(name.partition("/")[2] for name in there)]
         raise ParamsError(
-            f"no run has a metric {asked!r}.{closest(asked, there)} There: {', '.join(there) or 'none'}"
+            f"no run has a metric {asked!r}.{closest(asked, known)} There: {', '.join(there) or 'none'}"
         )
     return found
 
