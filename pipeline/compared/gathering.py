@@ -31,7 +31,7 @@ def gather(revs: Sequence[str] | None = None) -> Comparison:
     with opened() as repo:
         durations = Durations(runs_root())
         named = _default(repo) if revs is None else _named(repo, revs)
-        return Comparison(tuple(_run(name, Source(repo, sha), durations) for name, sha in named.items()))
+        return Comparison(tuple(_read(name, Source(repo, sha), durations) for name, sha in named.items()))
 
 
 @contextmanager
@@ -63,9 +63,17 @@ def _named(repo: Repo, revs: Sequence[str]) -> dict[str, str | None]:
     return {rev: None if rev == WORKSPACE else resolved_in(rev, repo) for rev in revs}
 
 
+def _read(name: str, source: Source, durations: Durations) -> Run:
+    try:
+        return _run(name, source, durations)
+    except ParamsError as error:
+        raise ParamsError(f"run {name}: {error}") from error
+
+
 def _run(name: str, source: Source, durations: Durations) -> Run:
     params, notes = _params(source)
     metrics = measured(source)
+    written = source.paths.get("metrics")
     cached = source.cached
     if source.lock and not cached:
         notes.append(_missing(source))
@@ -75,7 +83,7 @@ def _run(name: str, source: Source, durations: Durations) -> Run:
         params=params,
         metrics=metrics,
         epochs=max((max(each.series) for each in metrics.values()), default=None),
-        seconds=durations.seconds(source.hashes.get(source.paths["metrics"].as_posix())) if metrics else None,
+        seconds=durations.seconds(source.hashes.get(written.as_posix())) if written else None,
         committed=source.committed,
         cached=cached,
         notes=tuple(notes),
@@ -83,21 +91,17 @@ def _run(name: str, source: Source, durations: Durations) -> Run:
 
 
 def _missing(source: Source) -> str:
-    how = (
-        "`dvc fetch` or `dvc repro`" if source.sha is None else "`dvc fetch --all-commits` or `dvc exp pull`"
-    )
-    return f"not all outputs are in the cache: {how} brings them"
+    brought = "`dvc fetch --all-commits` or `dvc exp pull`" if source.sha else "`dvc fetch` or `dvc repro`"
+    return f"not all outputs are in the cache: {brought} brings them"
 
 
 def _params(source: Source) -> tuple[dict[str, Any], list[str]]:
     """What the stages were told when they ran, and what is to be said of it."""
     now = source.tracked(PARAMS)
     sections: dict[str, Any] = {}
-    stages = source.lock
-    for name in sorted(
-        stages, key=lambda name: name != "create-artifact-dir"
-    ):  # all of them; the others know better
-        sections |= stages[name].get("params", {}).get(PARAMS, {})
+    whole_first = sorted(source.lock, key=lambda name: name != "create-artifact-dir")  # others know better
+    for name in whole_first:
+        sections |= source.lock[name].get("params", {}).get(PARAMS, {})
     if not sections:
         return flat(now), ["nothing was run: there is no dvc.lock with params"]
     ran = flat(sections)

@@ -44,6 +44,7 @@ def _data(comparison: Comparison, drawn: Mapping[str, Drawn], view: View) -> Tre
     colour_of = colours([run.name for run in comparison.runs])
     return {
         "summary": _summary(comparison),
+        "first": comparison.runs[0].name,
         "runs": [_run(run, colour_of[run.name]) for run in runs],
         "columns": [_column(comparison, column, runs) for column in columns(comparison, view)],
         "params": list(dict.fromkeys(key for run in runs for key in run.params)),
@@ -60,10 +61,9 @@ def _data(comparison: Comparison, drawn: Mapping[str, Drawn], view: View) -> Tre
 def _summary(comparison: Comparison) -> str:
     count = len(comparison.runs)
     differing = len(comparison.differing)
-    first = comparison.runs[0].name
     return (
         f"{count} run{'s' * (count != 1)}, {differing or 'no'} param{'s' * (differing != 1)} that "
-        f"differ{'s' * (differing == 1)}; measured against {first}"
+        f"differ{'s' * (differing == 1)}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from dvc.repo import Repo
 
 from pipeline.params import parse_yaml
 from pipeline.paths import paths_in
+from stages.contracts.errors import ParamsError
 
 DIRECTORY = ".dir"
 """What ends the hash of a directory: that of a list of its files."""
@@ -33,9 +35,10 @@ class Source:
 
     @cached_property
     def paths(self) -> dict[str, Path]:
-        """``vars.paths`` of its own dvc.yaml; empty where there is none."""
-        content = self.tracked("dvc.yaml")
-        return paths_in(content, "dvc.yaml") if content else {}
+        """``vars.paths`` of its own dvc.yaml; empty where that has none, as that of another project."""
+        with suppress(ParamsError):
+            return paths_in(self.tracked("dvc.yaml"), "dvc.yaml")
+        return {}
 
     def tracked(self, name: str) -> dict[str, Any]:
         """The YAML file *name* as git has it; empty where it has none."""

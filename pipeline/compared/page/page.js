@@ -243,5 +243,7 @@ for (const tab of document.querySelectorAll("[role=tab]")) {
 document.getElementById("only-differing").addEventListener("change", drawConfig);
 dark.addEventListener("change", drawPlots);
 document.getElementById("summary").textContent = data.summary;
+document.getElementById("runs-hint").textContent =
+  `A heading sorts. A tick shows or hides a run everywhere below. Δ: how much the best value is above that of ${data.first}.`;
 drawNotes();
 draw();

@@ -6,14 +6,18 @@ import math
 import pytest
 
 from pipeline.compared.arranging import View, arranged
+from pipeline.compared.directions import direction_of
 from pipeline.compared.durations import worked_seconds
 from pipeline.compared.gathering import flat
 from pipeline.compared.page import page
 from pipeline.compared.points import MOST, Drawn, thinned
 from pipeline.compared.runs import Comparison, Measured, Run
 from pipeline.compared.tables import csv_table, duration, json_table, markdown_table, short_names, text_table
+from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction
+from stages.metrics import build_metric
+from stages.metrics.config import BUILT_IN
 
 NASTY = "</script><img src=x onerror=alert(1)>|\x1b[2J\n# no"
 
@@ -130,3 +134,19 @@ def test_a_long_curve_is_thinned_alike_in_all_runs():
     kept = [step for step, _ in thinned(points)]
     assert kept == list(range(0, MOST * 3, 4))
     assert thinned(points[:MOST]) == points[:MOST]
+
+
+def test_the_name_of_every_metric_we_ship_tells_which_way_it_is_better():
+    arguments = {"top_k": {"k": 2}, "dice": {"num_classes": 2}}
+    built = [build_metric(Use(kind=kind, **arguments.get(kind, {}))) for kind in BUILT_IN]
+    said = {
+        each.name: getattr(each, "better", None) for each in built if not getattr(each, "telemetry", False)
+    }
+
+    assert len(said) > 15
+    assert {name: direction_of(name) for name in said} == said
+
+
+def test_a_word_inside_another_says_nothing():
+    assert direction_of("Certainty") is None
+    assert direction_of("Learning Rate") is None
