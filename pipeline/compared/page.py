@@ -25,7 +25,7 @@ Tree = dict[str, Any]
 
 def page(comparison: Comparison, drawn: Mapping[str, Drawn], view: View) -> str:
     """The page. Raises `StageError` where the extra ``page`` is not installed."""
-    parts = files("pipeline.compared") / "page"
+    parts = files("pipeline.compared") / "web"
     scripts = {"vega": _closed(vega.libraries()), "js": (parts / "page.js").read_text(encoding="utf-8")}
     filled = {
         **scripts,
