@@ -19,6 +19,7 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.bodies import run_body
+from pipeline.rwlock import mend_rwlock
 from pipeline.signals import held
 from stages.contracts.errors import StageError, StageFailedError
 from stages.contracts.events import Renderer
@@ -74,6 +75,7 @@ def _reproduce(name: str, body: Callable[[], None], called: Sequence[str]) -> li
     token = _body.set(body)
     try:
         with _quiet_dvc(), Repo() as repo:
+            mend_rwlock(repo)
             return list(repo.reproduce(name, single_item=True))
     except BaseException as error:
         if called:

@@ -61,6 +61,15 @@ def test_the_burn_guide_reaches_97_per_cent(project):
     assert (project.folder / "guide/model.mpk.gz").exists()
 
 
+def test_what_was_written_for_lightning_trains_with_few_changes(project):
+    (project.folder / "ported.py").write_text(named("ported.py"))
+
+    text = project.ok(sys.executable, "ported.py")
+
+    assert float(re.findall(r"epoch .* valid: Accuracy ([\d.]+)", text)[-1]) >= 90
+    assert "epoch  1/10" not in project.ok(sys.executable, "ported.py")
+
+
 def test_the_custom_loop_learns(project):
     (project.folder / "custom.py").write_text(named("custom.py"))
 

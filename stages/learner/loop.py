@@ -91,6 +91,8 @@ class Loop:
         parts.open_epoch = epoch
         set_random_state(parts.derived_seed(epoch))
         parts.replicas.copy_buffers()
+        if parts.place is not None:
+            parts.replicas.restore_buffers(parts.place.buffers)
         if parts.place is None or parts.place.split is Split.TRAIN:
             with parts.replicas.known_parameters():
                 trained = self._train(train, epoch)

@@ -70,8 +70,8 @@ class Pausing:
         saved, it stops in training, and in validation goes on to the end of the epoch, which keeps it.
         """
         parts, progress = self._parts, self._progress
-        asked = parts.interrupter.should_stop()
-        if not (asked or (parts.saver is not None and parts.saver.is_due())):
+        asked, saves_next = parts.interrupter.should_stop(), iteration + 1 < progress.batches
+        if not (asked or (parts.saver is not None and parts.saver.is_due(saves_next=saves_next))):
             return False
         if not self._cannot_save:
             if iteration == progress.batches or iteration % len(parts.replicas):
@@ -100,5 +100,6 @@ class Pausing:
                 now=random_state(),
                 sums=sums,
                 logs=self._parts.watchers.position(),
+                buffers=self._parts.replicas.buffers(),
             )
         )

@@ -1,8 +1,10 @@
 """Where in an epoch a run is: all that the next step depends on beside the state and the history."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Split
@@ -27,6 +29,8 @@ class Place:
     """Every metric over the batches that are done."""
     logs: Mapping[str, Any] = field(default_factory=dict)
     """How far each log has come."""
+    buffers: Sequence[Sequence[Tensor]] = ()
+    """What the model on each further device has of its own."""
 
     def to_tree(self) -> dict[str, Any]:
         """As a record holds it."""

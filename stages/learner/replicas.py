@@ -67,6 +67,17 @@ class Replicas:
                 for copied, buffer in zip(model.buffers(), self._models[0].buffers(), strict=True):
                     copied.copy_(buffer)
 
+    def buffers(self) -> list[list[torch.Tensor]]:
+        """What each copy has of its own, as it is now."""
+        return [[buffer.detach().clone() for buffer in model.buffers()] for model in self._models[1:]]
+
+    def restore_buffers(self, kept: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Give each copy what `buffers` gave; one that had none yet keeps what it has."""
+        with torch.no_grad():
+            for model, own in zip(self._models[1:], kept, strict=False):
+                for buffer, value in zip(model.buffers(), own, strict=True):
+                    buffer.copy_(value)
+
     @contextmanager
     def known_parameters(self) -> Iterator[None]:
         """Inside, no step asks a model for its parameters."""

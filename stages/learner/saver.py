@@ -42,11 +42,15 @@ class Saver:
         self._saved_at = self._tried_at = time.monotonic()
         self._untried_steps = 0
 
-    def is_due(self) -> bool:
-        """Whether this step is one to save after; asked once after each."""
+    def is_due(self, *, saves_next: bool = True) -> bool:
+        """Whether this step is one to save after; asked once after each.
+
+        Where the next one cannot be saved, a step comes early rather than late: no more than an interval
+        is ever lost.
+        """
         self._untried_steps += 1
-        rule = self._rule
-        if rule.every_steps and self._untried_steps >= rule.every_steps:
+        rule, ahead = self._rule, not saves_next
+        if rule.every_steps and self._untried_steps + ahead >= rule.every_steps:
             return True
         return rule.every_seconds is not None and time.monotonic() - self._tried_at >= rule.every_seconds
 

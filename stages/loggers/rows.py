@@ -142,3 +142,38 @@ class RowFile:
         elif not rows:
             return []
         raise BuilderError(f"{self.path} is there and holds something else: name another file, or remove it")
+
+
+class RowLogger:
+    """Logs one split to a `RowFile`: what loggers of a row a batch share."""
+
+    def __init__(self, rows: RowFile) -> None:
+        self._rows = rows
+        self._iterations = Iterations()
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        self._rows.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._rows.close()
+        self._iterations = Iterations()
+
+    def position(self) -> dict[str, Any]:
+        """The file's size and the number of each metric's batch; everything so far is on disk."""
+        return {"files": self._rows.position(), "iterations": self._iterations.position()}
+
+    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
+        """Go on in the middle of *epoch*, where everything was as *position* says; all later rows go.
+
+        Raises `CheckpointError` where the file is missing or shorter than it was.
+        """
+        iterations = part_of(position, "iterations", dict)
+        self._rows.resume(epoch, position)
+        self._iterations.resume(iterations)
+
+    def cut(self, epoch: int) -> None:
+        """The rows after *epoch* go, whatever an earlier run left there."""
+        self._rows.cut(epoch)
+        self._iterations = Iterations()

@@ -19,3 +19,20 @@ ITEM_SIZES = {
 """Bytes of one element. ``Flex32`` is kept as ``F32``; ``Bool`` is one byte of 0 or 1."""
 FLOATS = frozenset({"F64", "F32", "Flex32", "F16", "BF16"})
 INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"})
+NUMPY = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "Flex32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "Bool": "u1",
+}
+"""What numpy calls each; it lacks BF16, so that is its bits."""

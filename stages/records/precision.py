@@ -8,28 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.records.dtypes import FLOATS, INTEGERS, ITEM_SIZES
+from stages.records.dtypes import FLOATS, INTEGERS, ITEM_SIZES, NUMPY
 from stages.records.tree import RawTensor
 
 PIECE_SIZE = 4 << 20
 """Bytes at most in memory at once for a tensor that is being converted, before and after."""
-
-_NUMPY = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "Flex32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "u1",
-}
-"""BF16, which numpy lacks, as its bits."""
 
 Array = NDArray[Any]
 
@@ -86,14 +69,14 @@ def _cast(source: str, target: str) -> Callable[[Array], Array]:
         with np.errstate(over="ignore", invalid="ignore"):  # too large is infinite, and that is meant
             if source == "BF16":
                 values = (values.astype("<u4") << 16).view("<f4")
-            return values.astype(_NUMPY[target])
+            return values.astype(NUMPY[target])
 
     return cast
 
 
 def _fits(tensor: RawTensor, target: str) -> bool:
     """Whether every element is in the range of *target*; reads them only where the types leave it open."""
-    own, other = np.iinfo(_NUMPY[tensor.dtype]), np.iinfo(_NUMPY[target])
+    own, other = np.iinfo(NUMPY[tensor.dtype]), np.iinfo(NUMPY[target])
     if other.min <= own.min and own.max <= other.max:
         return True
     return all(
@@ -108,7 +91,7 @@ def _chunks(tensor: RawTensor, target_size: int) -> Iterator[Array]:
     step = PIECE_SIZE // max(size, target_size) * size
     for piece in _whole(tensor.pieces(), size):
         for start in range(0, len(piece), step):
-            yield np.frombuffer(piece[start : start + step], _NUMPY[tensor.dtype])
+            yield np.frombuffer(piece[start : start + step], NUMPY[tensor.dtype])
 
 
 def _whole(pieces: Iterable[memoryview], size: int) -> Iterator[memoryview]:

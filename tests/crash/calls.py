@@ -10,8 +10,6 @@ from tracing import WRITES, check_permitted, trace, wait_for_tracer
 from workers import side_by_side
 
 OTHER = CONFIG.model_copy(update={"seed": 1, "num_epochs": 3})
-MOST_LOST = EVERY_STEPS + 1
-"""Steps: after the last batch of a split none is saved, but after the one that follows."""
 
 
 class Calls:
@@ -102,14 +100,14 @@ class Calls:
         lost = 0 if steps is None else max(done - steps, 0)
         if passed_over:
             return lost, f"not whole: {passed_over}"
-        if change == "kill" and (lost > MOST_LOST or (steps is None and self._should_have(run, done))):
+        if change == "kill" and (lost > EVERY_STEPS or (steps is None and self._should_have(run, done))):
             return lost, f"{done} steps were done and {steps} of them kept"
         return lost, ""
 
     def _should_have(self, run, done):
         """Whether there must be something to go on from: not before anything was saved, nor at the end."""
         store = run.store()
-        return done > MOST_LOST and store is not None and not (store / "finished.json").exists()
+        return done > EVERY_STEPS and store is not None and not (store / "finished.json").exists()
 
 
 def run(asked, folder, until):

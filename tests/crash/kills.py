@@ -69,6 +69,16 @@ def plan(seed, index, attempt, *, short=False):
     )
 
 
+@dataclass(frozen=True)
+class Broken:
+    """What came of a trial."""
+
+    finding: str
+    """What is wrong; empty where nothing is."""
+    cut: bool
+    """Whether the kill came while DVC wrote its note of readers and writers, which it asks to be removed."""
+
+
 class Trials:
     """Does trials, several at a time, each in a project of its own."""
 
@@ -91,19 +101,20 @@ class Trials:
         for attempt in count():
             planned = plan(self.seed, index, attempt, short=self.short)
             project = self.templates.start(planned.start, self.folder / f"{index}-{attempt}")
-            finding = self._broken_off(project, planned)
-            if finding is None:
+            broken = self._broken_off(project, planned)
+            if broken is None:
                 project.remove()
                 continue
+            finding = broken.finding
             if finding:
                 finding = f"trial {index}, attempt {attempt}, {planned}: {finding}\n{project.said()[-1500:]}"
             else:
                 project.remove()
-            return Row(planned.label, finding, {"too late": attempt})
+            return Row(planned.label, finding, {"too late": attempt, "in DVC's note": int(broken.cut)})
         return None
 
     def _broken_off(self, project, planned):
-        """What is wrong after it; None where the command ended before the signal came."""
+        """What came of it; None where the command ended before the signal came."""
         code = self._stopped(project, planned, planned.moment)
         if code == 0 or (planned.signal != "KILL" and DONE.search(project.said())):
             return None
@@ -112,19 +123,23 @@ class Trials:
             wrong.append(f"left alive: {left}")
         if planned.second is not None:
             self._stopped(project, planned, planned.second, name="KILL")
+        cut = planned.command == "dvc repro" and project.remove_cut_rwlock()
         ended = project.finish(*COMMANDS[planned.command])
         if ended != 0:
             wrong.append(f"the same command again ended with {ended}")
         if left := project.orphans():
             wrong.append(f"left alive at the end: {left}")
         wrong.append(self.templates.wrong(project, planned.command, planned.start))
-        return "; ".join(filter(None, wrong))
+        return Broken("; ".join(filter(None, wrong)), cut)
 
     def _stopped(self, project, planned, moment, name=None):
         """Start the command and send the signal at *moment*; the exit code, 0 if that was too late."""
-        process = project.start(*COMMANDS[planned.command])
+        seconds = self._seconds_of(planned)
+        process, begun = project.start(*COMMANDS[planned.command]), time.monotonic()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(moment * self._seconds_of(planned))
+            process.wait(moment * seconds)
+            if name is None:
+                self._seconds[planned.command, planned.start] = time.monotonic() - begun  # quicker by now
         if process.poll() is None:
             self._send(project, process, planned.target, signal.Signals[f"SIG{name or planned.signal}"])
         try:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from conftest import fresh
 
+from pipeline.rwlock import is_whole
+
 MARK = "CRASH_TRIAL"
 DVC_PART = re.compile(r"^\.dvc/cache/.*/\.[^/]*\.tmp$")
 """What DVC was copying to its cache when it was killed; it takes it for nothing, and leaves it there."""
@@ -126,6 +128,17 @@ class Crashed:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return -1
+
+    def remove_cut_rwlock(self):
+        """Do what DVC asks for where a kill cut its note of readers and writers; whether that was so.
+
+        `learner run` does it itself; before `dvc repro` none of ours runs.
+        """
+        note = self.folder / ".dvc/tmp/rwlock"
+        whole = is_whole(note)
+        if not whole:
+            note.unlink()
+        return not whole
 
     def ok(self, *command):
         """Run *command*, which must end well."""

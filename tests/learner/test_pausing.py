@@ -17,7 +17,9 @@ from stages.optim import Adam, Cosine, Scheduler
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 
-TRAIN_BATCHES, VALID_BATCHES, EPOCHS = 5, 2, 3
+TRAIN_BATCHES, VALID_BATCHES = 5, 2
+MOST_EPOCHS, EPOCHS = 5, 3
+"""Early stopping ends the run after the third."""
 STEPS = range(1, EPOCHS * (TRAIN_BATCHES + VALID_BATCHES))
 
 
@@ -62,11 +64,11 @@ def run(directory, stop_after=None, workers=0, change=lambda builder: builder):
     """Train in *directory* from wherever it can be taken up; the learner."""
     torch.manual_seed(3)
     model = Net(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
-    builder = LearnerBuilder(directory).num_epochs(EPOCHS).seed(1).devices(["cpu"])
+    builder = LearnerBuilder(directory).num_epochs(MOST_EPOCHS).seed(1).devices(["cpu"])
     for metric in (LossMetric(), AccuracyMetric(), PrecisionMetric(), AurocMetric()):
         builder.metrics(metric)
     builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto").grads_accumulation(3)
-    builder.early_stopping(MetricEarlyStopping(n_epochs=2))
+    builder.early_stopping(MetricEarlyStopping(n_epochs=2, min_delta=0.3))
     builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
     learner = change(builder).build(model, Adam(), Scheduler(0.05, Cosine(num_iters=20)))
     learner.fit(*loaders(workers))
@@ -85,26 +87,53 @@ def files(directory):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     directory = tmp_path_factory.mktemp("unbroken")
-    run(directory)
+    learner = run(directory)
+    assert (learner.epoch, learner.interrupted) == (EPOCHS, False)
     return files(directory)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop_after", STEPS)
-def test_stopped_at_any_step_twice_and_taken_up_it_leaves_the_same_bytes(stop_after, unbroken, tmp_path):
-    first = run(tmp_path, stop_after)
-    second = run(tmp_path, stop_after=1)
-    run(tmp_path)
+def test_stopped_at_any_step_twice_and_taken_up_it_leaves_the_same_bytes(
+    stop_after, workers, unbroken, tmp_path
+):
+    first = run(tmp_path, stop_after, workers)
+    second = run(tmp_path, stop_after=1, workers=workers)
+    run(tmp_path, workers=workers)
 
     assert first.interrupted
     assert second.resumed
     assert files(tmp_path) == unbroken
 
 
-def test_with_workers_too(unbroken, tmp_path):
-    run(tmp_path, stop_after=TRAIN_BATCHES + VALID_BATCHES + 2, workers=2)
-    run(tmp_path, workers=2)
+class Drifting(nn.Module):
+    """Does something else each time it is called, as a buffer of its own counts."""
 
-    assert files(tmp_path) == unbroken
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs):
+        self.calls += inputs.detach().mean().abs()
+        return inputs * (1 + self.calls.clone())
+
+
+def test_what_each_of_several_devices_has_of_its_own_comes_back(tmp_path):
+    def fit(directory, stop_after=None):
+        torch.manual_seed(3)
+        builder = (
+            LearnerBuilder(directory).num_epochs(1).seed(1).devices(["cpu", "cpu"]).metrics(LossMetric())
+        )
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
+        builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
+        model = Net(nn.Linear(4, 8), Drifting(), nn.Linear(8, 3))
+        builder.build(model, Adam(), 0.05).fit(*loaders(0))
+
+    fit(tmp_path / "unbroken")
+    fit(tmp_path / "broken", stop_after=2)
+    fit(tmp_path / "broken")
+
+    assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
@@ -183,11 +212,11 @@ def test_more_epochs_go_on_from_the_last(tmp_path):
         return lambda builder: builder.num_epochs(number).with_checkpointing_strategy(KeepLast(2))
 
     run(tmp_path / "two", change=epochs(2))
-    grown = run(tmp_path / "two", change=epochs(4))
-    run(tmp_path / "four", change=epochs(4))
+    grown = run(tmp_path / "two", change=epochs(3))
+    run(tmp_path / "three", change=epochs(3))
 
     assert grown.resumed == "after epoch 2"
-    assert files(tmp_path / "two") == files(tmp_path / "four")
+    assert files(tmp_path / "two") == files(tmp_path / "three")
 
 
 def test_what_a_kill_left_of_a_checkpoint_goes(tmp_path, unbroken):

@@ -19,3 +19,13 @@ def test_a_second_run_says_who_has_the_project_and_changes_nothing(finished):
 
     assert finished.files("artifacts/checkpoint", "artifacts/model.mpk.gz").items() <= before.items()
     assert finished.learner("run").code == 0
+
+
+def test_what_a_kill_cut_of_the_note_dvc_keeps_is_no_hindrance(finished):
+    note = finished.folder / ".dvc/tmp/rwlock"
+    for cut in ("", '{"write": {'):
+        note.write_text(cut)
+
+        assert "unchanged" in finished.ok("python", "-m", "pipeline", "run")
+
+    assert finished.run("dvc", "repro").code == 0

@@ -9,27 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.records.dtypes import ITEM_SIZES
+from stages.records.dtypes import ITEM_SIZES, NUMPY
 from stages.records.tree import RawTensor, Tree, leaves
 
 PIECE = 1 << 18
 """Elements compared at a time: a few MiB, however large the tensors are."""
-_NUMPY = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "Flex32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "u1",
-    "Bool": "u1",
-}
 Array = NDArray[Any]
 
 
@@ -165,7 +149,7 @@ def _arrays(tensor: RawTensor) -> Iterator[Array]:
 
 
 def _numbers(data: bytes, dtype: str) -> Array:
-    numbers = np.frombuffer(data, _NUMPY[dtype])
+    numbers = np.frombuffer(data, NUMPY[dtype])
     if dtype == "BF16":  # the upper half of a float32
         return (numbers.astype("<u4") << 16).view("<f4")
     return numbers
