@@ -1,6 +1,6 @@
 """A revision's epoch curves, from the files that `dvc plots` shows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.compared.directions import direction_of
@@ -49,7 +49,7 @@ def _curves(path: Path, text: str) -> Iterator[Measured]:
             yield Measured(split.value, metric, series, direction_of(metric))
 
 
-def _points(table: list[Mapping[str, str]] | list[dict[str, str]], split: str) -> Iterator[tuple[int, float]]:
+def _points(table: Sequence[Mapping[str, str]], split: str) -> Iterator[tuple[int, float]]:
     for row in table:
         epoch, value = row.get("epoch", ""), number(row.get(split))
         if epoch.isdecimal() and value is not None:
