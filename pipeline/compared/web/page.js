@@ -192,7 +192,7 @@ function curveCards(names) {
 
 function matrixCards(names) {
   const place = document.getElementById("confusion");
-  const shown = visible().filter((run) => data.confusion[run.name]);
+  const shown = visible().filter((run) => Object.hasOwn(data.confusion, run.name));
   const cards = shown.slice(0, MATRICES).map((run) => {
     const spec = fitted(data.confusion[run.name], names);
     spec.facet.column.header = { labels: false, title: null };
