@@ -49,13 +49,21 @@ def read_yaml(path: Path) -> Any:
     Raises `ParamsError` where it is missing or no YAML.
     """
     try:
-        return YAML(typ="safe").load(path.read_text(encoding="utf-8")) or {}
+        return parse_yaml(path.read_text(encoding="utf-8"), path)
     except OSError as error:
         raise ParamsError(
             f"{path} cannot be read ({error.strerror}): start in the folder that has it"
         ) from error
-    except (YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ParamsError(f"{path} is no valid YAML: {error}") from error
+
+
+def parse_yaml(text: str, source: Path | str) -> Any:
+    """What *text*, the content of *source*, says. Raises `ParamsError` where it is no YAML."""
+    try:
+        return YAML(typ="safe").load(text) or {}
+    except YAMLError as error:
+        raise ParamsError(f"{source} is no valid YAML: {error}") from error
 
 
 def read_params(path: Path = Path("params.yaml")) -> Params:

@@ -1,6 +1,7 @@
 """Where everything lies: the one place is ``vars`` in dvc.yaml."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +17,14 @@ def read_paths(path: Path = Path("dvc.yaml")) -> dict[str, Path]:
 
     Raises `ParamsError` where that is missing.
     """
-    content = read_yaml(path)
+    return paths_in(read_yaml(path), path)
+
+
+def paths_in(content: Mapping[str, Any], source: Path | str) -> dict[str, Path]:
+    """The same of *content*, which was read from *source*."""
     found = [each["paths"] for each in content.get("vars", []) if "paths" in each]
     if not found:
-        raise ParamsError(f"{path} has no vars: [{{paths: …}}], from which the stages take their paths")
+        raise ParamsError(f"{source} has no vars: [{{paths: …}}], from which the stages take their paths")
     return {name: Path(value) for name, value in found[0].items()}
 
 

@@ -27,12 +27,13 @@ def resolved(name: str) -> str:
     """
     try:
         with Repo() as repo:
-            return _resolved(name, repo)
+            return resolved_in(name, repo)
     except DvcException as error:
         raise StageError(f"{Path.cwd()} has no revisions: {error}") from error
 
 
-def _resolved(name: str, repo: Repo) -> str:
+def resolved_in(name: str, repo: Repo) -> str:
+    """The same, of a project that is open."""
     try:
         return str(resolve_rev(repo.scm, name))
     except RevError as error:

@@ -1,6 +1,5 @@
 """fit: the training, from what build-learner made to checkpoints, logs, metrics and curves."""
 
-import hashlib
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,14 +14,16 @@ from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.contracts.events import Renderer
+from stages.contracts.files import md5
 from stages.contracts.interrupter import Interrupter
+from stages.contracts.seeds import derived_seed
 from stages.learner.stopping import MetricEarlyStopping
 from stages.metrics.config import MetricConfig
 from stages.optim.gradients import Accumulation
 from stages.optim.non_finite import NonFinite
 from stages.records.config import RecorderConfig
 
-VERSION = "3"
+VERSION = "4"
 CHANGES_NO_NUMBER = {
     "num_epochs",
     "num_workers",
@@ -83,6 +84,9 @@ class Paths:
     valid: Path
     metrics: Path
     plots: Path
+    iterations: Path
+    """In ``plots``, as is ``confusion``."""
+    confusion: Path
     runs: Path
     """Where the run stores are."""
 
@@ -143,7 +147,7 @@ def _make_ready(store: "runs.RunStore", config: FitConfig, paths: Paths, recorde
     done = store.finished
     if done and done["num_epochs"] < config.num_epochs:
         store.reopen()
-    elif done and done["num_epochs"] == config.num_epochs and _md5(store.path / "metrics.json") != recorded:
+    elif done and done["num_epochs"] == config.num_epochs and md5(store.path / "metrics.json") != recorded:
         return
     elif done or _is_too_far(store.path, config.num_epochs):
         store.restart()
@@ -180,14 +184,18 @@ def _train(config: FitConfig, paths: Paths, store: "runs.RunStore", around: Surr
     runs.check_space(store.path, (config.keep.most + 2) * run.checkpoint_bytes)
     if run.resumed:
         sys.stdout.write(f"run {store.key} goes on {run.resumed}\n")
-    run.fit(*_loaders(config, prepared))
+    plots = loggers.PlotPaths(paths.plots, paths.iterations, paths.confusion).moved(store.path / "plots")
+    train, valid = _loaders(config, prepared)
+    run.fit(train, valid)
+    seed = derived_seed(config.seed, "confusion")
+    matrix = learner.confusion_matrix(run.model, valid, seed=seed, should_stop=lambda: run.interrupted)
     if run.interrupted:
         raise RunInterruptedError(
             f"stopped after epoch {run.epoch} of {config.num_epochs}, and saved in {store.path}: the same "
             "command goes on from there. Nothing is recorded; the outputs are those of the last finished run"
         )
     loggers.write_metrics(run.history, store.path / "metrics.json")
-    loggers.write_curves(run.history, store.path / "plots")
+    loggers.write_plots(run.history, matrix.cells() if matrix else [], store.path, plots)
     store.finish({"num_epochs": config.num_epochs, "epoch": run.epoch})
 
 
@@ -237,8 +245,3 @@ def _publish(workspace: Path, paths: Paths) -> None:
     outputs = [paths.checkpoint, paths.train, paths.valid, paths.plots, paths.metrics]
     others = [paths.artifacts / "telemetry", paths.artifacts / "experiment.log"]
     runs.publish({workspace / name.name: name for name in [*outputs, *others]})
-
-
-def _md5(path: Path) -> str | None:
-    """As DVC records it."""
-    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.exists() else None

@@ -114,7 +114,7 @@ def test_importing_does_not_load_torch_prefect_or_dvc(module):
     assert found.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", [["--help"], ["check"], ["status"]])
+@pytest.mark.parametrize("command", [["--help"], ["check"], ["status"], ["compare"]])
 def test_a_light_command_loads_neither_torch_nor_prefect(command, project):
     log = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", *command).err
     loaded = {line.rsplit("|", 1)[1].strip() for line in log.splitlines() if line.startswith("import time:")}

@@ -62,7 +62,8 @@ def train(dataset, tmp_path_factory):
     def trained(epochs, origin=None, *, learner=None, **changes):
         folder = tmp_path_factory.mktemp("run") / "artifacts"
         start = build(dataset, folder / "learner", origin, **(learner or {}))
-        names = ("checkpoint", "train", "valid", "metrics.json", "plots")
+        outputs = ("checkpoint", "train", "valid", "metrics.json", "plots")
+        names = (*outputs, "plots/iterations", "plots/confusion.tsv")
         paths = FitPaths(folder, start, dataset, *(folder / name for name in names), folder.parent / "runs")
         fit(FitConfig.model_validate({**RUN, "num_epochs": epochs, **changes}), paths)
         return Trained(folder)

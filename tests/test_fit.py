@@ -1,7 +1,9 @@
 """fit and its run store: what is taken up, what is begun anew, and what is told."""
 
+import json
 import shutil
 
+import numpy as np
 import pytest
 
 from pipeline.bodies import current_entries
@@ -109,3 +111,29 @@ def test_a_disk_that_is_too_small_is_told_before_the_training(finished, monkeypa
 
 def test_the_status_tells_of_the_run(finished):
     assert "finished" in finished.ok("learner", "status")
+
+
+def test_the_confusion_matrix_is_that_of_the_last_validation(finished):
+    lines = (finished.folder / "artifacts/plots/confusion.tsv").read_text().splitlines()
+    header, *cells = [line.split("\t") for line in lines]
+    accuracy = json.loads((finished.folder / "artifacts/metrics.json").read_text())["valid"]["Accuracy"]
+
+    hits = sum(int(count) for actual, given, count in cells if actual == given)
+    samples = sum(int(count) for *_, count in cells)
+    assert header == ["actual", "given", "count"]
+    assert (samples, 100 * hits / samples) == (359, pytest.approx(accuracy))
+
+
+def test_a_run_with_no_classes_has_an_empty_confusion_matrix(project):
+    inputs = np.linspace(0, 1, 64, dtype=np.float32)[:, None]
+    np.savez(project.folder / "line.npz", inputs=inputs, targets=2 * inputs)
+    project.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: line.npz")
+    project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp_regressor")
+    project.edit("params.yaml", "[loss, accuracy]", "[loss]")
+
+    trained(project)
+
+    assert (project.folder / "artifacts/plots/confusion.tsv").read_text() == "actual\tgiven\tcount\n"
+    shown = json.loads(project.run("dvc", "plots", "show", "--json").out)
+    assert "errors" not in shown
+    assert "artifacts/plots/iterations/valid/Loss.tsv" in shown["data"]

@@ -48,3 +48,8 @@ def sha256(path: Path) -> str:
     """The digest of *path*'s content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def md5(path: Path) -> str | None:
+    """The digest that DVC knows *path*'s content by; None where there is no such file."""
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.exists() else None

@@ -59,6 +59,11 @@ def scientific(value: float, decimals: int) -> str:
     return "NaN" if math.isnan(value) else _short_exponent(f"{value:.{decimals}e}")
 
 
+def printable(text: str) -> str:
+    """*text* without what would move a terminal's cursor, or end a line."""
+    return "".join(each if each.isprintable() else "�" for each in text)
+
+
 def _short_exponent(text: str) -> str:
     mantissa, _, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa

@@ -1,6 +1,7 @@
 from .blueprint import BLUEPRINT as BLUEPRINT
 from .blueprint import Blueprint as Blueprint
 from .builder import LearnerBuilder as LearnerBuilder
+from .confusion import confusion_matrix as confusion_matrix
 from .continuing import Past as Past
 from .continuing import Start as Start
 from .continuing import continued as continued

@@ -3,6 +3,7 @@ from .adapted import Adapted as Adapted
 from .areas import AucPrMetric as AucPrMetric
 from .areas import AurocMetric as AurocMetric
 from .config import MetricConfig as MetricConfig
+from .confusion_matrix import ConfusionMatrix as ConfusionMatrix
 from .cuda import CudaMetric as CudaMetric
 from .error_rates import CharErrorRate as CharErrorRate
 from .error_rates import WordErrorRate as WordErrorRate

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotext
 from rich.text import Text
@@ -17,9 +18,14 @@ LARGEST_VALUE = 1e100
 """Beyond it plotext's arithmetic overflows; who sees such a number needs no more exact picture."""
 
 
-def chart(curves: Mapping[Split, Sequence[Point]], width: int, height: int) -> Text:
-    """*curves* on common axes, *width* columns by *height* rows; says so where there is nothing to draw."""
-    drawn = {split: points for split, points in curves.items() if points}
+def chart(
+    curves: Mapping[Any, Sequence[Point]], width: int, height: int, *, colours: Mapping[Any, int] = COLOURS
+) -> Text:
+    """*curves* on common axes, *width* columns by *height* rows; says so where there is nothing to draw.
+
+    *colours* are of the 256 that terminals number, by the curves' names.
+    """
+    drawn = {name: points for name, points in curves.items() if points}
     if not drawn:
         return Text("no points yet", style="dim")
     if width < SMALLEST[0] or height < SMALLEST[1]:
@@ -32,8 +38,8 @@ def chart(curves: Mapping[Split, Sequence[Point]], width: int, height: int) -> T
     figure.axes(active=False, axis="x", side="upper")
     figure.axes(active=False, axis="y", side="right")
     _set_axes(figure, list(drawn.values()), width, height)
-    for split, points in drawn.items():
-        marker = plotext.marker("braille", plotext.pixel(foreground=COLOURS[split]))
+    for name, points in drawn.items():
+        marker = plotext.marker("braille", plotext.pixel(foreground=colours[name]))
         values = [clamped(value) for _, value in points]
         figure.draw(figure.signal([number for number, _ in points], values, marker=marker).lines())
     return Text.from_ansi(figure.build().string())

@@ -64,6 +64,8 @@ class Tiny:
             runs=folder / ".runs",
             **{name: folder / "artifacts" / name for name in ("checkpoint", "train", "valid", "plots")},
             metrics=folder / "artifacts" / "metrics.json",
+            iterations=folder / "artifacts/plots/iterations",
+            confusion=folder / "artifacts/plots/confusion.tsv",
         )
         self.counter = Counter()
 

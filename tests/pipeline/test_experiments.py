@@ -16,7 +16,10 @@ def test_experiments_are_run_listed_compared_and_plotted(finished):
     assert {"train.Loss", "valid.Accuracy"} <= set(compared)
 
     plots = json.loads(finished.ok("dvc", "plots", "show", "--json"))["data"]
-    assert set(plots) == {"artifacts/plots/Accuracy.tsv", "artifacts/plots/Loss.tsv"}
+    files = ("Accuracy.tsv", "Loss.tsv")
+    folders = ("", "iterations/train/", "iterations/valid/")
+    curves = {f"artifacts/plots/{folder}{file}" for folder in folders for file in files}
+    assert set(plots) == {*curves, "artifacts/plots/confusion.tsv"}
     points = plots["artifacts/plots/Loss.tsv"][0]["content"]["data"]["values"]
     assert {point["field"] for point in points} == {"train", "valid"}
     assert {point["epoch"] for point in points} == {"1"}

@@ -1,0 +1,66 @@
+"""What is drawn of a run beside its epoch curves: the value of every batch, and the confusion matrix."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.compared.curves import metric_of, number, rows
+from pipeline.compared.gathering import opened
+from pipeline.compared.runs import Comparison
+from pipeline.compared.source import Source
+from stages.contracts.history import Split
+
+MOST = 1000
+"""Points of a curve of batches; a longer one is thinned, as more could not be told apart."""
+Point = tuple[int, float]
+Cell = tuple[str, str, int]
+"""Actual class, given class, and how often."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is drawn of one run; empty where the cache has nothing."""
+
+    iterations: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    """By ``split/metric``, the step from 0 and the value there."""
+    confusion: Sequence[Cell] = ()
+
+
+def drawn(comparison: Comparison) -> dict[str, Drawn]:
+    """What is drawn of each run, by its name."""
+    with opened() as repo:
+        return {run.name: _drawn(Source(repo, run.sha)) for run in comparison.runs}
+
+
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """At most `MOST` of *points*: those whose step is a multiple of a power of two."""
+    stride, kept = 1, list(points)
+    while len(kept) > MOST:
+        stride *= 2
+        kept = [point for point in kept if point[0] % stride == 0]
+    return kept
+
+
+def _drawn(source: Source) -> Drawn:
+    paths = source.paths
+    found = {}
+    for split in Split if "iterations" in paths else ():
+        for path in source.below(paths["iterations"] / split):
+            points = list(_points(source.read(path) or ""))
+            if points:
+                found[f"{split}/{metric_of(path)}"] = thinned(points)
+    return Drawn(found, tuple(_cells(source)))
+
+
+def _points(text: str) -> Iterator[Point]:
+    for row in rows(text):
+        step, value = row.get("step", ""), number(row.get("value"))
+        if step.isdecimal() and value is not None:
+            yield int(step), value
+
+
+def _cells(source: Source) -> Iterator[Cell]:
+    path = source.paths.get("confusion")
+    for row in rows((path and source.read(path)) or ""):
+        count = row.get("count", "")
+        if count.isdecimal():
+            yield row.get("actual", ""), row.get("given", ""), int(count)

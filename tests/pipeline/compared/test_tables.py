@@ -1,0 +1,152 @@
+"""What is made of runs once they are known: tables, order, times, the data of a page."""
+
+import json
+import math
+
+import pytest
+
+from pipeline.compared.arranging import View, arranged
+from pipeline.compared.directions import direction_of
+from pipeline.compared.durations import worked_seconds
+from pipeline.compared.gathering import flat
+from pipeline.compared.page import page
+from pipeline.compared.points import MOST, Drawn, thinned
+from pipeline.compared.runs import Comparison, Measured, Run
+from pipeline.compared.tables import csv_table, duration, json_table, markdown_table, short_names, text_table
+from stages.contracts.config import Use
+from stages.contracts.errors import ParamsError
+from stages.contracts.history import Direction
+from stages.metrics import build_metric
+from stages.metrics.config import BUILT_IN
+
+NASTY = "</script><img src=x onerror=alert(1)>|\x1b[2J\n# no"
+
+
+def run(name, losses, **params):
+    series = dict(enumerate(losses, start=1))
+    metrics = {"valid/Loss": Measured("valid", "Loss", series, Direction.LOWEST)} if losses else {}
+    return Run(name=name, sha=None, params=params, metrics=metrics, epochs=len(losses) or None)
+
+
+def names(comparison, **view):
+    return [each.name for each in arranged(comparison, View(**view))]
+
+
+THREE = Comparison(
+    (run("a", [3.0, 1.0], rate=0.1), run("b", [0.5, math.nan], rate=2), run("c", [], rate="x"))
+)
+
+
+def test_the_best_value_is_finite_and_the_difference_is_to_the_first_run():
+    a, b, c = THREE.runs
+
+    assert (b.metrics["valid/Loss"].best, b.metrics["valid/Loss"].best_epoch) == (0.5, 1)
+    assert [THREE.delta(each, "valid/Loss") for each in (a, b, c)] == [0.0, -0.5, None]
+
+
+@pytest.mark.parametrize(
+    ("view", "order"),
+    [
+        ({}, "abc"),
+        ({"reverse": True}, "cba"),
+        ({"sort": "Loss"}, "bac"),
+        ({"sort": "valid/loss", "reverse": True}, "abc"),
+        ({"sort": "rate"}, "abc"),
+        ({"sort": "rate", "reverse": True}, "cba"),
+        ({"sort": "epochs"}, "abc"),
+        ({"sort": "name", "reverse": True}, "cba"),
+    ],
+)
+def test_runs_stand_in_the_order_asked_for_and_those_without_a_value_last(view, order):
+    assert "".join(names(THREE, **view)) == order
+
+
+@pytest.mark.parametrize("view", [{"sort": "los"}, {"metrics": ("Los",), "sort": None}])
+def test_what_no_run_has_is_refused_with_what_there_is(view):
+    with pytest.raises(ParamsError, match="valid/Loss"):
+        text_table(THREE, View(**view))
+
+
+def test_a_metric_of_which_nobody_says_what_is_better_has_no_best_value():
+    rate = Measured("train", "Learning Rate", {1: 0.1, 2: 0.2}, None)
+    table = json.loads(json_table(Comparison((Run("a", None, metrics={rate.name: rate}),))))
+
+    [found] = table["runs"]
+    assert (found["metrics"][rate.name]["best"], found["metrics"][rate.name]["last"]) == (None, 0.2)
+
+
+def test_a_param_is_called_by_as_much_of_its_end_as_is_its_own():
+    keys = ["fit.seed", "load_data.seed", "fit.batch_size"]
+
+    assert short_names(keys) == {key: key if "seed" in key else "batch_size" for key in keys}
+
+
+def test_an_empty_section_is_a_value():
+    assert flat({"fit": {"keep": {}, "seed": 1}}) == {"fit.keep": {}, "fit.seed": 1}
+
+
+def test_no_name_moves_the_cursor_or_breaks_a_table():
+    comparison = Comparison((run(NASTY, [1.0], rate=NASTY), run("b", [2.0], rate=1)))
+
+    text, markdown = text_table(comparison), markdown_table(comparison)
+    assert len(text.splitlines()) == 3
+    assert "\x1b" not in text + markdown
+    assert len(markdown.splitlines()) == 4
+    assert "<img" not in markdown.replace("\\<", "")
+    assert NASTY in csv_table(comparison).replace('""', '"')
+
+
+def test_a_page_holds_nasty_names_as_data_only():
+    drawn = {NASTY: Drawn({"valid/Loss": [(0, 1.0), (1, math.nan)]}, [("0", "1", 2)]), "b": Drawn()}
+    comparison = Comparison((run(NASTY, [1.0], rate=NASTY), run("b", [math.inf], rate=1)))
+
+    text = page(comparison, drawn, View())
+
+    assert "<img src=x" not in text
+    assert text.count("</script>") == 3
+    kept = text.partition('id="data">')[2].partition("</script>")[0]
+    assert json.loads(kept)["runs"][0]["params"] == {"rate": NASTY}
+
+
+def test_the_time_in_which_nobody_worked_is_not_counted():
+    lines = [
+        "2026-01-01T00:00:00.000000Z  INFO stages::learner::loop: Executing training step for epoch 1",
+        "2026-01-01T00:00:10.500000Z  INFO stages::learner::saver: Saving checkpoint 1 to x",
+        "Traceback (most recent call last):",
+        "2026-01-02T00:00:00.000000Z  INFO stages::learner::parts: Restoring checkpoint 1 from x",
+        "2026-01-02T00:00:02.000000Z  INFO stages::learner::loop: Executing training step for epoch 2",
+    ]
+
+    assert worked_seconds(lines) == 12.5
+    assert worked_seconds([]) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(7.25, "7.2 s"), (59.99, "1 min 0 s"), (185, "3 min 5 s"), (7380, "2 h 3 min")]
+)
+def test_a_duration_is_told_in_two_units(seconds, shown):
+    assert duration(seconds) == shown
+
+
+def test_a_long_curve_is_thinned_alike_in_all_runs():
+    points = [(step, 0.0) for step in range(MOST * 3)]
+
+    kept = [step for step, _ in thinned(points)]
+    assert kept == list(range(0, MOST * 3, 4))
+    assert thinned(points[:MOST]) == points[:MOST]
+
+
+def test_the_name_of_every_metric_we_ship_tells_which_way_it_is_better():
+    arguments = {"top_k": {"k": 2}, "dice": {"num_classes": 2}}
+    built = [build_metric(Use(kind=kind, **arguments.get(kind, {}))) for kind in BUILT_IN]
+    said = {
+        each.name: getattr(each, "better", None) for each in built if not getattr(each, "telemetry", False)
+    }
+
+    assert len(said) > 15
+    assert {name: direction_of(name) for name in said} == said
+
+
+def test_a_word_inside_another_says_nothing():
+    assert direction_of("Certainty") is None
+    assert direction_of("Learning Rate") is None
