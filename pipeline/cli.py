@@ -11,6 +11,7 @@ import typer
 
 from pipeline.records import app as records_app
 from pipeline.runs import app as runs_app
+from pipeline.share import pull, push
 from pipeline.signals import ending
 from stages.contracts.errors import RunInterruptedError, StageError
 
@@ -23,6 +24,8 @@ app = typer.Typer(
 )
 app.add_typer(records_app)
 app.add_typer(runs_app)
+app.command()(push)
+app.command()(pull)
 
 
 @app.command()
