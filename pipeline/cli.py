@@ -115,13 +115,34 @@ def check() -> None:
     """Say whether params.yaml is valid, and what dvc.yaml does not depend on although params name it."""
     from pipeline.check import missing_deps
     from pipeline.params import read_params
+    from pipeline.versions import stale
 
-    missing = missing_deps(read_params())
+    missing = [*missing_deps(read_params()), *stale()]
     for line in missing:
         typer.echo(line)
     if missing:
         raise typer.Exit(1)
     typer.echo("params.yaml is valid")
+
+
+@app.command()
+def versions() -> None:
+    """Note in versions.yaml which stages are installed, for a project that `learner init` made."""
+    from pipeline.versions import refresh
+
+    for line in refresh() or ["versions.yaml says what is installed"]:
+        typer.echo(line)
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made where it is missing; . for here.")],
+) -> None:
+    """Make a project for your own model and data. No file that is there is overwritten."""
+    from pipeline.init import make_project
+
+    for line in make_project(directory):
+        typer.echo(line)
 
 
 @app.command()
