@@ -86,7 +86,9 @@ def _git_top(directory: Path) -> Path | None:
     try:
         found = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)  # noqa: S603  fixed
     except FileNotFoundError as error:
-        raise StageError("git is not installed, and DVC's experiments are git's commits: install it") from error
+        raise StageError(
+            "git is not installed, and DVC's experiments are git's commits: install it"
+        ) from error
     return Path(found.stdout.strip()).resolve() if found.returncode == 0 else None
 
 

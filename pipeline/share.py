@@ -63,8 +63,9 @@ def chosen_git_remote(there: Sequence[str], asked: str | None, experiments: Sequ
         return there[0]
     if experiments:
         raise ParamsError(
-            f"experiments are git's commits, and go to a remote of git's; there: {', '.join(there) or 'none'}. "
-            "`git remote add origin URL` adds one, --git-remote NAME (or a URL) says which"
+            "experiments are git's commits, and go to a remote of git's; "
+            f"there: {', '.join(there) or 'none'}. `git remote add origin URL` adds one, "
+            "--git-remote NAME (or a URL) says which"
         )
     return None
 
@@ -87,6 +88,6 @@ def _run(command: Sequence[str]) -> None:
     code = subprocess.run([sys.executable, "-m", *command], check=False).returncode  # noqa: S603  DVC, of this environment
     if code:
         raise StageError(
-            f"`{' '.join(command)}` ended with {code}; what it said stands above. `learner doctor` says which "
-            "remotes are set up, and whether they answer"
+            f"`{' '.join(command)}` ended with {code}; what it said stands above. `learner doctor` says "
+            "which remotes are set up, and whether they answer"
         )

@@ -8,14 +8,17 @@ that it does not.
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline.params import read_yaml
+from pipeline.snapshot import Snapshot
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
-from stages.contracts.errors import ParamsError
+from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
 
 PATH = Path("versions.yaml")
 HEAD = "# Which stages of learner-pipeline are installed. `learner versions` writes it; DVC reads it.\n"
+PREFIX = f"{PATH}: "
 STAGES = (create_artifact_dir, load_data, build_learner, fit, save_model)
 CODE = {"models": "models/**/*.py", "sources": "data/sources.py"}
 """What a user of this project itself has in ``deps``: shipped parts that are told apart by their content."""
@@ -40,7 +43,7 @@ def is_used(root: Path = Path()) -> bool:
 
 
 def stale(root: Path = Path()) -> list[str]:
-    """A line for each entry of *root*'s versions.yaml that is not what is installed; none if it is not used."""
+    """A line for each entry of *root*'s versions.yaml, where it is used, that is not what is installed."""
     if not is_used(root):
         return []
     path = root / PATH
@@ -64,6 +67,26 @@ def refresh(root: Path = Path()) -> list[str]:
     if lines:
         write_text(root / PATH, text())
     return [line.partition(": `")[0] for line in lines]
+
+
+def check_written(before: Snapshot) -> None:
+    """Raise `StageError` where versions.yaml does not say what is installed of the stage *before* is of.
+
+    What it makes would else be recorded as made by another version.
+    """
+    now = installed()
+    for key, written in before.params.items():
+        name = key.removeprefix(PREFIX)
+        if key.startswith(PREFIX) and written != now.get(name, written):
+            raise StageError(
+                f"{PATH} says that {name} is {written}, and installed is {now[name]}: `learner versions` "
+                "writes it anew, and the same command runs what depends on it"
+            )
+
+
+def shipped_code(params: Mapping[str, Any]) -> dict[str, str | None]:
+    """Of the *params* of a stage those that are a hash of code, by their names: a run depends on them."""
+    return {key: str(params[key]) for key in (f"{PREFIX}{name}" for name in CODE) if key in params}
 
 
 def _digest(pattern: str) -> str:

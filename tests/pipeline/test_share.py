@@ -41,7 +41,7 @@ def s3(tmp_path_factory):
     try:
         for _ in range(600):
             with contextlib.suppress(OSError):
-                opener.open(urllib.request.Request(f"{address}/bucket", method="PUT"))
+                opener.open(urllib.request.Request(f"{address}/bucket", method="PUT"))  # noqa: S310  loopback
                 break
             assert process.poll() is None, "the S3 server did not start"
             time.sleep(0.1)
