@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from pipeline.doctor import doctor
+from pipeline.init import init, versions
 from pipeline.records import app as records_app
 from pipeline.runs import app as runs_app
 from pipeline.share import pull, push
@@ -24,8 +26,8 @@ app = typer.Typer(
 )
 app.add_typer(records_app)
 app.add_typer(runs_app)
-app.command()(push)
-app.command()(pull)
+for each in (push, pull, init, versions, doctor):
+    app.command()(each)
 
 
 @app.command()
@@ -123,26 +125,6 @@ def check() -> None:
     if missing:
         raise typer.Exit(1)
     typer.echo("params.yaml is valid")
-
-
-@app.command()
-def versions() -> None:
-    """Note in versions.yaml which stages are installed, for a project that `learner init` made."""
-    from pipeline.versions import refresh
-
-    for line in refresh() or ["versions.yaml says what is installed"]:
-        typer.echo(line)
-
-
-@app.command()
-def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made where it is missing; . for here.")],
-) -> None:
-    """Make a project for your own model and data. No file that is there is overwritten."""
-    from pipeline.init import make_project
-
-    for line in make_project(directory):
-        typer.echo(line)
 
 
 @app.command()

@@ -1,98 +1,24 @@
-"""``learner init``: a project for a user's own model and data, which depends on this package."""
+"""The commands ``learner init`` and ``learner versions``: a user's own project, and what it is built on."""
 
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import distributions
-from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
-from pipeline import versions
-from pipeline.installation import Installation, installation
-from stages.contracts.errors import ParamsError, StageError
-from stages.contracts.files import write_text
+import typer
 
-DOTTED = {"gitignore": ".gitignore", "dvcignore": ".dvcignore"}
-MAY_BE_THERE = set(DOTTED.values())
-DVC_CONFIG = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Made where it is missing; . for here.")]
 
 
-def make_project(directory: Path) -> Iterator[str]:
-    """Make a project in *directory*, and say what is in it and what comes next.
+def init(directory: Directory) -> None:
+    """Make a project for your own model and data. No file that is there is overwritten."""
+    from pipeline.new_project import make_project
 
-    Raises `ParamsError`, and writes nothing, where a file of it is there already.
-    """
-    there = _written(directory, project_files(installation(distributions(name="learner-pipeline"))))
-    _git_and_dvc(directory)
-    yield f"{directory} has a model (model.py), its data (source.py), params.yaml, dvc.yaml and a test"
-    for name, missing in there.items():
-        if missing:
-            yield f"{directory / name} was there; add to it:\n  " + "\n  ".join(missing)
-    enter = "" if directory.resolve() == Path.cwd() else f"cd {directory} && "
-    yield f"next: {enter}make repro, and make test"
+    for line in make_project(directory):
+        typer.echo(line)
 
 
-def project_files(where: Installation) -> dict[str, str]:
-    """Every file of a new project, by its name; *where* is where pip finds this package."""
-    template = files("pipeline") / "template"
-    texts = {
-        DOTTED.get(each.name, each.name): each.read_text(encoding="utf-8")
-        for each in template.iterdir()
-        if each.is_file()
-    }
-    texts |= {"versions.yaml": versions.text(), "requirements.txt": f"{where.requirement}\npytest>=8\n"}
-    return texts | ({"local.mk": where.local} if where.local else {})
+def versions() -> None:
+    """Note in versions.yaml which stages are installed, for a project that `learner init` made."""
+    from pipeline.versions import refresh
 
-
-def _written(directory: Path, texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Write *texts*; for each that may be there before, and is, the lines that it lacks.
-
-    Raises `ParamsError`, and writes nothing, where another one is there.
-    """
-    if directory.exists() and not directory.is_dir():
-        raise ParamsError(f"{directory} is a file: give a folder, or a name that is free")
-    taken = sorted(name for name in texts if (directory / name).exists() and name not in MAY_BE_THERE)
-    if taken:
-        raise ParamsError(
-            f"{directory} has {', '.join(taken)} already, and nothing is overwritten: take another folder"
-        )
-    lacking = {}
-    for name, text in texts.items():
-        path = directory / name
-        if path.exists():
-            there = path.read_text(encoding="utf-8").splitlines()
-            lacking[name] = [line for line in text.splitlines() if line not in there]
-        else:
-            write_text(path, text)
-    return lacking
-
-
-def _git_and_dvc(directory: Path) -> None:
-    """Make *directory* a git repository and a DVC project, as far as it is not, and stage what is new."""
-    top = _git_top(directory)
-    if top is None:
-        _run(["git", "init", "--quiet"], directory)
-        top = directory.resolve()
-    if not (directory / ".dvc").exists():
-        own = [] if top == directory.resolve() else ["--subdir"]
-        _run([sys.executable, "-m", "dvc", "init", "--quiet", *own], directory)
-        (directory / ".dvc/config").write_text(DVC_CONFIG)
-    _run(["git", "add", "."], directory)
-
-
-def _git_top(directory: Path) -> Path | None:
-    """The root of the git repository that *directory* is in; None where it is in none."""
-    command = ["git", "rev-parse", "--show-toplevel"]
-    try:
-        found = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)  # noqa: S603  fixed
-    except FileNotFoundError as error:
-        raise StageError(
-            "git is not installed, and DVC's experiments are git's commits: install it"
-        ) from error
-    return Path(found.stdout.strip()).resolve() if found.returncode == 0 else None
-
-
-def _run(command: Sequence[str], directory: Path) -> None:
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)  # noqa: S603  fixed
-    if done.returncode:
-        raise StageError(f"`{' '.join(command)}` in {directory} ended with {done.returncode}: {done.stderr}")
+    for line in refresh() or ["versions.yaml says what is installed"]:
+        typer.echo(line)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from pipeline.init import project_files
 from pipeline.installation import Installation, installation
+from pipeline.new_project import project_files
 from stages.contracts.errors import StageError
 
 ROOT = Path(__file__).parents[2]

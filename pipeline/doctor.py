@@ -1,0 +1,73 @@
+"""The command ``learner doctor``: is all well here, and if not, what is to be done?"""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pipeline.findings import Finding
+
+PATIENCE_SECONDS = 35.0
+
+
+def doctor(
+    *,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Remove the locks and ghosts of processes that are gone.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+) -> None:
+    """Look at packages, devices, disk, remotes, Prefect, dvc.yaml, git and leftovers; exit 1 on a problem."""
+    from pipeline.findings import Level
+
+    found = _examined()
+    if fix:
+        mended = [each for each in found if each.mend]
+        for each in mended:
+            each.mend and each.mend()
+            if not as_json:
+                typer.echo(f"mended: {each.what}")
+        found = _examined() if mended else found
+    if as_json:
+        typer.echo(json.dumps([_plain(each) for each in found], indent=2))
+    else:
+        for each in found:
+            _print(each, max(len(one.about) for one in found))
+    if any(each.level is Level.PROBLEM for each in found):
+        raise typer.Exit(1)
+
+
+def _examined() -> "list[Finding]":
+    from pipeline import leftovers, remotes, surroundings, untracked
+    from pipeline.findings import gathered
+
+    checks = {
+        "packages": surroundings.packages,
+        "params": untracked.project,
+        "devices": surroundings.devices,
+        "disk": surroundings.disk,
+        "prefect": surroundings.prefect,
+        "remotes": remotes.remotes,
+        "untracked": untracked.untracked,
+        "locks": leftovers.locks,
+        "experiments": leftovers.ghosts,
+        "runs": leftovers.runs,
+    }
+    return gathered(checks, PATIENCE_SECONDS)
+
+
+def _plain(finding: "Finding") -> dict[str, object]:
+    return {
+        "about": finding.about,
+        "level": finding.level.value,
+        "what": finding.what,
+        "cure": finding.cure,
+        "fixable": finding.mend is not None,
+    }
+
+
+def _print(finding: "Finding", width: int) -> None:
+    typer.echo(f"{finding.level:<7}  {finding.about:<{width}}  {finding.what}")
+    for line in finding.cure.splitlines():
+        typer.echo(f"{'':<7}  {'':<{width}}  {'→ ' if line == finding.cure.splitlines()[0] else ''}{line}")
