@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from pipeline.findings import Finding
+    from pipeline.findings import Check, Finding
 
 PATIENCE_SECONDS = 35.0
 
@@ -19,16 +19,16 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """Look at packages, devices, disk, remotes, Prefect, dvc.yaml, git and leftovers; exit 1 on a problem."""
-    from pipeline.findings import Level
+    from pipeline.findings import Level, gathered, once
 
-    found = _examined()
+    checks = _checks()
+    by_check = gathered(checks, PATIENCE_SECONDS)
     if fix:
-        mended = [each for each in found if each.mend]
-        for each in mended:
-            each.mend and each.mend()
-            if not as_json:
-                typer.echo(f"mended: {each.what}")
-        found = _examined() if mended else found
+        mended = {name: _mended(findings) for name, findings in by_check.items()}
+        by_check |= gathered({name: checks[name] for name in mended if mended[name]}, PATIENCE_SECONDS)
+        for what in (what for each in mended.values() for what in each):
+            typer.echo(f"mended: {what}", err=as_json)
+    found = once(by_check)
     if as_json:
         typer.echo(json.dumps([_plain(each) for each in found], indent=2))
     else:
@@ -38,11 +38,10 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _examined() -> "list[Finding]":
+def _checks() -> "dict[str, Check]":
     from pipeline import leftovers, remotes, surroundings, untracked
-    from pipeline.findings import gathered
 
-    checks = {
+    return {
         "packages": surroundings.packages,
         "params": untracked.project,
         "devices": surroundings.devices,
@@ -54,7 +53,16 @@ def _examined() -> "list[Finding]":
         "experiments": leftovers.ghosts,
         "runs": leftovers.runs,
     }
-    return gathered(checks, PATIENCE_SECONDS)
+
+
+def _mended(findings: "list[Finding]") -> list[str]:
+    """Do what mends *findings*; what each of those was."""
+    mended = []
+    for each in findings:
+        if each.mend:
+            each.mend()
+            mended.append(each.what)
+    return mended
 
 
 def _plain(finding: "Finding") -> dict[str, object]:

@@ -50,8 +50,8 @@ def problem(about: str, what: str, cure: str, mend: Callable[[], None] | None = 
     return Finding(about, Level.PROBLEM, what, cure, mend)
 
 
-def gathered(checks: Mapping[str, Check], seconds: float) -> list[Finding]:
-    """What all *checks* find, in their order; each thing once, though several may stumble over it.
+def gathered(checks: Mapping[str, Check], seconds: float) -> dict[str, list[Finding]]:
+    """What each of *checks* finds, by its name.
 
     They run beside each other, for *seconds* at most, in threads that end with the process.
     """
@@ -73,5 +73,13 @@ def gathered(checks: Mapping[str, Check], seconds: float) -> list[Finding]:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     late = f"no answer within {seconds:g} seconds"
-    every = [each for about in checks for each in found.get(about, [warning(about, late, "try again")])]
-    return list({(each.what, each.cure): each for each in reversed(every)}.values())[::-1]
+    return {about: found.get(about, [warning(about, late, "try again")]) for about in checks}
+
+
+def once(found: Mapping[str, Iterable[Finding]]) -> list[Finding]:
+    """All that was *found*, in order; what several checks stumbled over is there once."""
+    every: dict[tuple[str, str], Finding] = {}
+    for findings in found.values():
+        for each in findings:
+            every.setdefault((each.what, each.cure), each)
+    return list(every.values())

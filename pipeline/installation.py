@@ -1,9 +1,8 @@
 """Where pip finds this package again, as it was installed."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, distributions
 from urllib.parse import unquote, urlparse
 
 from stages.contracts.errors import StageError
@@ -22,16 +21,19 @@ class Installation:
     """What local.mk says, which is this machine's own; None where the requirement is enough."""
 
 
-def installation(found: Iterable[Distribution]) -> Installation:
-    """How this package was installed: by name from an index, from a URL, or from a folder of this machine.
+def this_package(name: str = "learner-pipeline") -> Distribution:
+    """The distribution that this is, as installed; what a checkout notes of itself is not meant.
 
-    *found* are its distributions, of which a checkout's own folder may be one, and that does not say it.
-    Raises `StageError` where there is none.
+    Raises `StageError` where it is not installed.
     """
-    packages = list(found)
-    if not packages:
-        raise StageError("learner-pipeline is not installed, only started: `pip install` it first")
-    package = next((each for each in packages if each.read_text(ORIGIN)), packages[0])
+    found = list(distributions(name=name))
+    if not found:
+        raise StageError(f"{name} is not installed, only started: `pip install` it first")
+    return next((each for each in found if each.read_text("RECORD")), found[0])
+
+
+def installation(package: Distribution) -> Installation:
+    """How *package* was installed: by name from an index, from a URL, or from a folder of this machine."""
     origin = json.loads(package.read_text(ORIGIN) or "{}")
     url = str(origin.get("url", ""))
     name = package.metadata["Name"]

@@ -3,12 +3,11 @@
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import distributions
 from importlib.resources import files
 from pathlib import Path
 
 from pipeline import versions
-from pipeline.installation import Installation, installation
+from pipeline.installation import Installation, installation, this_package
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
 
@@ -23,7 +22,7 @@ def make_project(directory: Path) -> Iterator[str]:
 
     Raises `ParamsError`, and writes nothing, where a file of it is there already.
     """
-    there = _written(directory, project_files(installation(distributions(name="learner-pipeline"))))
+    there = _written(directory, project_files(installation(this_package())))
     _git_and_dvc(directory)
     yield f"{directory} has a model (model.py), its data (source.py), params.yaml, dvc.yaml and a test"
     for name, missing in there.items():

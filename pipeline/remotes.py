@@ -56,23 +56,25 @@ def _asked(name: str, url: str) -> Finding:
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
         return problem(about, f"{url} cannot be reached: {last}", HELP)
-    if answer["there"]:
+    if answer["filled"]:
         return ok(about, f"{url} answers")
+    bucket = answer["path"].partition("/")[0]
+    if answer["nearest"] in (answer["path"], bucket or None):
+        return ok(about, f"{url} answers, and has nothing yet")
     if answer["nearest"]:
-        cure = (
-            "the first `learner push` makes it; if there was one, is a disk not mounted, or the name wrong?"
-        )
-        return warning(about, f"{url} answers, and has nothing yet", cure)
-    return problem(about, f"{url}: there is no {answer['path'].split('/')[0]!r}", HELP)
+        cure = "the first push makes it; if there was one: is a disk not mounted, or the name wrong?"
+        return warning(about, f"{url}: there is {answer['nearest']}, and nothing in it of that name", cure)
+    return problem(about, f"{url} answers, and has no {bucket!r}", HELP)
 
 
 def say(name: str) -> None:
-    """Print, for the process that asked, whether remote *name* has something, or what it would be put in."""
+    """Print, for the process that asked, whether remote *name* has something, and how much of its path is."""
     with Repo() as repo:
-        remote = repo.cloud.get_remote_odb(name)
-        path, there = remote.path, remote.fs.exists(remote.path)
-        nearest, above = there, path
-        while not nearest and remote.fs.parent(above) not in ("", above):
-            above = remote.fs.parent(above)
-            nearest = remote.fs.exists(above)
-    sys.stdout.write(json.dumps({"path": path, "there": there, "nearest": nearest}) + "\n")
+        remote = repo.cloud.get_remote(name)
+        path, files = remote.path, remote.fs
+        filled = files.exists(repo.cloud.get_remote_odb(name).path)
+        nearest = path
+        while nearest and not filled and not files.exists(nearest):
+            above = files.parent(nearest)
+            nearest = "" if above == nearest else above
+    sys.stdout.write(json.dumps({"path": path, "filled": filled, "nearest": nearest}) + "\n")

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 
@@ -18,12 +18,13 @@ from packaging.requirements import Requirement
 
 from pipeline import prefect_api
 from pipeline.findings import Finding, ok, problem, warning
+from pipeline.installation import this_package
 from pipeline.params import read_params
 from pipeline.paths import read_paths, runs_root
 from stages.runs.store import stores
 
 SHOWN = ("torch", "prefect", "dvc")
-ANSWER_SECONDS = 3.0
+ANSWER_SECONDS = 5.0
 DEVICE_SECONDS = 30.0
 DEVICES = "import json; from stages.learner.devices import available; print(json.dumps(available()))"
 _NUMBER = re.compile(r"(?:model|optim|scheduler|trainer)-(\d+)\..+")
@@ -31,11 +32,7 @@ _NUMBER = re.compile(r"(?:model|optim|scheduler|trainer)-(\d+)\..+")
 
 def packages() -> Iterator[Finding]:
     """Whether what this package needs is installed, in the versions that it needs."""
-    try:
-        package = distribution("learner-pipeline")
-    except PackageNotFoundError:
-        yield problem("packages", "learner-pipeline is not installed, only started", "pip install it")
-        return
+    package = this_package()
     needs = [Requirement(each) for each in package.requires or []]
     wrong = [each for need in needs if _is_wanted(need) for each in _lacks(need)]
     yield from wrong

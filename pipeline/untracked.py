@@ -66,7 +66,7 @@ def _used(params: Params) -> set[Path]:
 
 
 def _plain(entries: list[Any] | None) -> Iterator[str]:
-    """The paths among a stage's *entries* that are its own, not those of ``vars``, which the pipeline makes."""
+    """The paths among a stage's *entries* but those of ``vars``, which the pipeline makes."""
     for entry in entries or []:
         path = next(iter(entry)) if isinstance(entry, dict) else str(entry)
         if "${" not in path and "://" not in path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from pipeline.installation import Installation, installation
+from pipeline.installation import Installation, installation, this_package
 from pipeline.new_project import project_files
 from stages.contracts.errors import StageError
 
@@ -199,11 +199,11 @@ GIT = {
     ],
 )
 def test_a_project_names_this_package_as_it_was_installed_and_no_machines_path(origin, requirement, local):
-    found = [Installed(None), Installed(origin and json.dumps(origin))]
+    package = Installed(origin and json.dumps(origin))
 
-    assert installation(found) == Installation(requirement, local)
+    assert installation(package) == Installation(requirement, local)
 
 
 def test_what_is_not_installed_cannot_be_named():
-    with pytest.raises(StageError, match="is not installed"):
-        installation([])
+    with pytest.raises(StageError, match="no-such-package is not installed, only started"):
+        this_package("no-such-package")
