@@ -14,7 +14,7 @@ from typing import Any
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.findings import Finding, ok, problem, warning
+from pipeline.findings import Finding, Level, ok, problem, warning
 from pipeline.lock import PATH as PROJECT_LOCK
 from pipeline.orphans import is_alive
 from pipeline.paths import runs_root
@@ -25,6 +25,7 @@ from stages.runs.overview import runs as all_runs
 
 RWLOCKS = (Path("rwlock"), Path("exps/rwlock"))
 GHOSTS = Path("exps/standalone")
+QUEUED = Path("exps/run")
 DOCTOR = "`learner doctor --fix` does it"
 
 
@@ -136,12 +137,18 @@ def _began(pid: int) -> float | None:
 
 
 def ghosts() -> Iterator[Finding]:
-    """What a killed `dvc exp run --temp` left: DVC shows it as running for ever."""
+    """What a killed `dvc exp run --temp`, or a killed worker of the queue, left: DVC shows it as running."""
     try:
-        root = Path(Repo.find_dvc_dir()) / "tmp" / GHOSTS
+        temporary = Path(Repo.find_dvc_dir()) / "tmp"
     except DvcException:
         return
-    dead = 0
+    found = [*_ghosts_of_copies(temporary / GHOSTS), *_ghosts_of_queue(temporary / QUEUED)]
+    if all(each.level is Level.OK for each in found):
+        found.append(ok("experiments", "no ghost of a killed one"))
+    yield from found
+
+
+def _ghosts_of_copies(root: Path) -> Iterator[Finding]:
     for note in sorted(root.glob("run/*/*.run")):
         with suppress(OSError, ValueError, TypeError, AttributeError):
             content = json.loads(note.read_text())
@@ -150,14 +157,22 @@ def ghosts() -> Iterator[Finding]:
             if any(not _is_gone(pid, noted) for pid, noted in pids.items()) or _works(folder):
                 yield ok("experiments", f"{name} is running in {folder}")
             elif pids:
-                dead += 1
                 what = f"{name} is shown as running, and pid {_listed(pids)} that ran it is gone"
                 cure = f"rm -r {note.parent} {folder}: {DOCTOR}"
                 yield warning("experiments", what, cure, partial(_remove_ghost, root, note.parent, folder))
             else:
                 yield warning("experiments", f"{name} is about to run, or was killed then", f"see {folder}")
-    if not dead:
-        yield ok("experiments", "no ghost of a killed `dvc exp run --temp`")
+
+
+def _ghosts_of_queue(root: Path) -> Iterator[Finding]:
+    """They are the queue's, and only its own commands clear them."""
+    for note in sorted(root.glob("*/*.json")):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            process = json.loads(note.read_text())
+            if process["returncode"] is None and _is_gone(int(process["pid"]), note):
+                name = json.loads(note.with_suffix(".run").read_text()).get("name") or note.stem[:7]
+                what = f"{name} is shown as running in the queue, and pid {process['pid']} is gone"
+                yield warning("experiments", what, f"dvc queue kill {name} && dvc queue remove {name}")
 
 
 def _of_copy(folder: Path) -> dict[int, Path]:

@@ -187,6 +187,23 @@ def test_the_ghost_of_a_killed_experiment_is_removed_and_a_running_one_is_not(fi
     assert "ghost" not in finished.ok("dvc", "exp", "show", "--json")
 
 
+def test_the_ghost_of_a_killed_worker_is_told_with_the_commands_that_clear_it(finished, monkeypatch):
+    """The files are those that a worker of DVC's queue leaves when it is killed."""
+    monkeypatch.chdir(finished.folder)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    task = Path(".dvc/tmp/exps/run/cb0d254")
+    task.mkdir(parents=True)
+    (task / "cb0d254.run").write_text(json.dumps({"name": "mine", "location": "dvc-task", "status": 2}))
+
+    for pid, code in ((ended.pid, None), (os.getpid(), None), (ended.pid, 0)):
+        (task / "cb0d254.json").write_text(json.dumps({"pid": pid, "returncode": code}))
+        (found,) = ghosts()
+        told = (found.level, found.cure)
+        dead = (Level.WARNING, "dvc queue kill mine && dvc queue remove mine")
+        assert told == (dead if (pid, code) == (ended.pid, None) else (Level.OK, "")), (pid, code)
+
+
 def test_outside_of_a_project_it_says_what_is_missing_once(tmp_path, project):
     away = type(project)(tmp_path, project.environment["PREFECT_HOME"])
     away.environment |= {"PYTHONPATH": str(project.folder), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
