@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,26 @@ def s3(tmp_path_factory):
     finally:
         process.terminate()
         process.wait(timeout=60)
+
+
+@pytest.fixture
+def ssh(tmp_path):
+    """The port of an SFTP server on loopback, and the key that opens it."""
+    pytest.importorskip("dvc_ssh", reason="SSH needs the extra ssh")
+    asyncssh = pytest.importorskip("asyncssh")
+    key, folder = tmp_path / "key", tmp_path / "far"
+    made = asyncssh.generate_private_key("ssh-ed25519")
+    made.write_private_key(key)
+    made.write_public_key(f"{key}.pub")
+    (folder / "srv").mkdir(parents=True)
+    command = [sys.executable, Path(__file__).with_name("sftp.py"), folder, key]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield int(process.stdout.readline()), key
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+        process.stdout.close()
 
 
 @pytest.fixture
@@ -126,6 +147,21 @@ def test_a_tagged_model_is_found_by_its_name_and_one_experiment_is_pulled_alone(
     refused = other.learner("pull", "two")
     assert (refused.code, "Traceback" in refused.err) == (1, False)
     assert "`dvc exp pull origin two` ended with" in refused.err
+
+
+def test_ssh_stores_and_gives_back_what_was_pushed(finished, clone, tmp_path, ssh):
+    port, key = ssh
+    options = ("port", str(port)), ("keyfile", str(key))
+    published(finished, tmp_path, "ssh://user@127.0.0.1/srv/store", *options)
+
+    pushed = finished.learner("push")
+    other = clone(finished)
+    pulled = other.learner("pull")
+
+    assert (pushed.code, pulled.code) == (0, 0), pushed.text + pulled.text
+    assert list((tmp_path / "far/srv/store").iterdir())
+    assert other.files("artifacts", "data") == finished.files("artifacts", "data")
+    assert "ssh://user@127.0.0.1/srv/store answers\n" in other.learner("doctor").out
 
 
 @pytest.mark.parametrize(
