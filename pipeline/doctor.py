@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stages.contracts.errors import StageError
+
 if TYPE_CHECKING:
     from pipeline.findings import Check, Finding
 
@@ -39,8 +41,10 @@ def doctor(
 
 
 def _checks() -> "dict[str, Check]":
-    from pipeline import leftovers, remotes, surroundings, untracked
-
+    try:
+        from pipeline import leftovers, remotes, surroundings, untracked
+    except ImportError as error:
+        raise StageError(f"{error}: install learner-pipeline anew, with what it needs") from error
     return {
         "packages": surroundings.packages,
         "params": untracked.project,

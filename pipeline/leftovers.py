@@ -26,6 +26,7 @@ from stages.runs.overview import runs as all_runs
 RWLOCKS = (Path("rwlock"), Path("exps/rwlock"))
 GHOSTS = Path("exps/standalone")
 QUEUED = Path("exps/run")
+CLOCK_SECONDS = 2
 DOCTOR = "`learner doctor --fix` does it"
 
 
@@ -53,11 +54,11 @@ def _list_of(path: Path) -> Iterator[Finding]:
         else:
             yield ok("locks", f"a DVC writes {path} at this moment")
         return
-    alive = {pid: command for pid, command in owners.items() if not _is_gone(pid, path)}
-    gone = [pid for pid in owners if pid not in alive]
-    for pid, command in alive.items():
-        yield ok("locks", f"pid {pid} works in this project now: {command}")
-    taken = [pid for pid in gone if is_alive(pid)]
+    gone = [pid for pid in owners if not is_alive(pid)]
+    taken = [pid for pid, command in owners.items() if is_alive(pid) and _is_another(pid, command, path)]
+    for pid, command in owners.items():
+        if pid not in (*gone, *taken):
+            yield ok("locks", f"pid {pid} works in this project now: {command}")
     if taken:
         what = f"{path} names pid {_listed(taken)}, which is another process now: DVC waits for it for ever"
         yield problem("locks", what, f"take it out: {DOCTOR}", partial(_remove_gone, path))
@@ -106,7 +107,7 @@ def _remove_gone(path: Path) -> None:
     with _guard(path) as free:
         if not free or not (owners := _owners(path)):
             return
-        gone = {pid for pid in owners if _is_gone(pid, path)}
+        gone = {pid for pid, each in owners.items() if not is_alive(pid) or _is_another(pid, each, path)}
         content = json.loads(path.read_text())
         write = {name: each for name, each in content.get("write", {}).items() if each["pid"] not in gone}
         read = {
@@ -117,23 +118,21 @@ def _remove_gone(path: Path) -> None:
         write_text(path, json.dumps({"write": write, "read": read}))
 
 
-def _is_gone(pid: int, noted_in: Path) -> bool:
-    """Whether *pid* has ended; also where one that began after *noted_in* was written has its number."""
-    if not is_alive(pid):
-        return True
-    began = _began(pid)
-    with suppress(FileNotFoundError):
-        return began is not None and began > noted_in.stat().st_mtime + 2
-    return False
+def _is_another(pid: int, command: str, noted_in: Path) -> bool:
+    """Whether process *pid* began after *noted_in* was written, and is none of DVC's *command* either.
 
-
-def _began(pid: int) -> float | None:
-    """When process *pid* began, as `time.time` counts; None where the system does not say."""
+    Both, as a clock that is set makes a process seem younger. False where the system does not say it.
+    """
     with suppress(OSError, ValueError, IndexError):
+        arguments = command.split()[1:]
+        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
+        if words[len(words) - len(arguments) :] == arguments:
+            return False
         ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
         [boot] = [line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime ")]
-        return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
-    return None
+        began = int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+        return began > noted_in.stat().st_mtime + CLOCK_SECONDS
+    return False
 
 
 def ghosts() -> Iterator[Finding]:
@@ -154,7 +153,7 @@ def _ghosts_of_copies(root: Path) -> Iterator[Finding]:
             content = json.loads(note.read_text())
             name, folder = content.get("name") or note.stem[:7], Path(str(content.get("root_dir", "")))
             pids = _of_copy(folder)
-            if any(not _is_gone(pid, noted) for pid, noted in pids.items()) or _works(folder):
+            if any(map(is_alive, pids)) or _works(folder):
                 yield ok("experiments", f"{name} is running in {folder}")
             elif pids:
                 what = f"{name} is shown as running, and pid {_listed(pids)} that ran it is gone"
@@ -169,19 +168,19 @@ def _ghosts_of_queue(root: Path) -> Iterator[Finding]:
     for note in sorted(root.glob("*/*.json")):
         with suppress(OSError, ValueError, TypeError, KeyError):
             process = json.loads(note.read_text())
-            if process["returncode"] is None and _is_gone(int(process["pid"]), note):
+            if process["returncode"] is None and not is_alive(int(process["pid"])):
                 name = json.loads(note.with_suffix(".run").read_text()).get("name") or note.stem[:7]
                 what = f"{name} is shown as running in the queue, and pid {process['pid']} is gone"
                 yield warning("experiments", what, f"dvc queue kill {name} && dvc queue remove {name}")
 
 
-def _of_copy(folder: Path) -> dict[int, Path]:
-    """Every process that the copy of a project in *folder* names, and where."""
+def _of_copy(folder: Path) -> set[int]:
+    """Every process that the copy of a project in *folder* names."""
     path = folder / ".dvc/tmp/rwlock"
-    found = dict.fromkeys(_owners(path) or {}, path)
+    found = set(_owners(path) or {})
     for lock in (path.with_name("rwlock.lock"), path.with_name("lock")):
         with suppress(OSError, ValueError, IndexError):
-            found[int(lock.read_text().split()[0])] = lock
+            found.add(int(lock.read_text().split()[0]))
     return found
 
 
@@ -195,7 +194,7 @@ def _works(folder: Path) -> bool:
 
 
 def _remove_ghost(root: Path, note: Path, folder: Path) -> None:
-    if _works(folder) or any(not _is_gone(pid, noted) for pid, noted in _of_copy(folder).items()):
+    if _works(folder) or any(map(is_alive, _of_copy(folder))):
         return
     if folder.resolve().parent == root.resolve():  # a copy that DVC made there, and nothing else
         shutil.rmtree(folder, ignore_errors=True)

@@ -13,6 +13,8 @@ from stages.contracts.files import write_text
 
 NAMES = {"gitignore": ".gitignore", "dvcignore": ".dvcignore", "pipeline.yaml": "dvc.yaml"}
 """What git and DVC would obey in this project, too, is kept under another name."""
+LOCAL = "local.mk"
+"""Says what only this machine knows; git ignores it."""
 MAY_BE_THERE = {".gitignore", ".dvcignore"}
 DVC_CONFIG = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
 
@@ -22,8 +24,9 @@ def make_project(directory: Path) -> Iterator[str]:
 
     Raises `ParamsError`, and writes nothing, where a file of it is there already.
     """
-    there = _written(directory, project_files(installation(this_package())))
-    _git_and_dvc(directory)
+    texts = project_files(installation(this_package()))
+    there = _written(directory, texts)
+    _git_and_dvc(directory, [name for name in texts if name not in (LOCAL, *there)])
     yield f"{directory} has a model (model.py), its data (source.py), params.yaml, dvc.yaml and a test"
     for name, missing in there.items():
         if missing:
@@ -41,7 +44,7 @@ def project_files(where: Installation) -> dict[str, str]:
         if each.is_file()
     }
     texts |= {"versions.yaml": versions.text(), "requirements.txt": f"{where.requirement}\npytest>=8\n"}
-    return texts | ({"local.mk": where.local} if where.local else {})
+    return texts | ({LOCAL: where.local} if where.local else {})
 
 
 def _written(directory: Path, texts: Mapping[str, str]) -> dict[str, list[str]]:
@@ -67,8 +70,8 @@ def _written(directory: Path, texts: Mapping[str, str]) -> dict[str, list[str]]:
     return lacking
 
 
-def _git_and_dvc(directory: Path) -> None:
-    """Make *directory* a git repository and a DVC project, as far as it is not, and stage what is new."""
+def _git_and_dvc(directory: Path, names: Sequence[str]) -> None:
+    """Make *directory* a git repository and a DVC project, as far as it is not, and stage *names* in it."""
     top = _git_top(directory)
     if top is None:
         _run(["git", "init", "--quiet"], directory)
@@ -77,7 +80,8 @@ def _git_and_dvc(directory: Path) -> None:
         own = [] if top == directory.resolve() else ["--subdir"]
         _run([sys.executable, "-m", "dvc", "init", "--quiet", *own], directory)
         (directory / ".dvc/config").write_text(DVC_CONFIG)
-    _run(["git", "add", "."], directory)
+        _run(["git", "add", ".dvc/config"], directory)
+    _run(["git", "add", "--", *names], directory)
 
 
 def _git_top(directory: Path) -> Path | None:

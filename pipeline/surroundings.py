@@ -34,7 +34,7 @@ def packages() -> Iterator[Finding]:
     """Whether what this package needs is installed, in the versions that it needs."""
     package = this_package()
     needs = [Requirement(each) for each in package.requires or []]
-    wrong = [each for need in needs if _is_wanted(need) for each in _lacks(need)]
+    wrong = [each for need in needs if _is_wanted(need) for each in lacks(need)]
     yield from wrong
     if not wrong:
         shown = ", ".join(f"{name} {version(name)}" for name in SHOWN)
@@ -53,10 +53,11 @@ def _is_wanted(need: Requirement, extra: str = "") -> bool:
 
 def _has(needs: Iterable[Requirement], extra: str) -> bool:
     own = [need for need in needs if need.marker and _is_wanted(need, extra) and not _is_wanted(need)]
-    return not any(finding for need in own for finding in _lacks(need))
+    return not any(finding for need in own for finding in lacks(need))
 
 
-def _lacks(need: Requirement) -> Iterator[Finding]:
+def lacks(need: Requirement) -> Iterator[Finding]:
+    """What is wrong with the installed version of *need*; nothing where it will do."""
     try:
         there = version(need.name)
     except PackageNotFoundError:
@@ -110,7 +111,11 @@ def disk() -> Iterator[Finding]:
     if not size:
         yield ok("disk", f"{_megabytes(free)} free; what a checkpoint takes is known after build-learner")
         return
-    kept = read_params().fit.keep.most
+    yield room(free, size, read_params().fit.keep.most)
+
+
+def room(free: int, size: int, kept: int) -> Finding:
+    """Whether *free* bytes are enough for *kept* checkpoints of *size*, at work and published."""
     at_work, published = size * (kept + 1), 2 * size * kept
     what = (
         f"{_megabytes(free)} free; a checkpoint takes {_megabytes(size)}: a run with {kept} and one more "
@@ -118,11 +123,8 @@ def disk() -> Iterator[Finding]:
     )
     cure = "make space (`learner runs prune`, `dvc gc --workspace`), or keep fewer: fit.keep"
     if free < at_work:
-        yield problem("disk", what, cure)
-    elif free < at_work + published:
-        yield warning("disk", what, cure)
-    else:
-        yield ok("disk", what)
+        return problem("disk", what, cure)
+    return warning("disk", what, cure) if free < at_work + published else ok("disk", what)
 
 
 def _newest_size(folder: Path) -> int:

@@ -7,13 +7,17 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from pipeline.findings import Level, gathered, ok, once
 from pipeline.leftovers import ghosts, locks
+from pipeline.surroundings import lacks, prefect, room
 from stages.contracts.errors import ParamsError
 
 
@@ -214,6 +218,57 @@ def test_outside_of_a_project_it_says_what_is_missing_once(tmp_path, project):
     problems = [what for (_, level), each in found.items() if level == Level.PROBLEM for what, _ in each]
     assert sum("params.yaml cannot be read" in each for each in problems) == 1
     assert any("DVC does not know this folder" in each for each in problems)
+
+
+@pytest.mark.parametrize(("free", "level"), [(98, "ok"), (97, "warning"), (40, "warning"), (39, "problem")])
+def test_the_room_is_that_of_a_run_at_work_and_of_what_it_publishes(free, level):
+    """Of three that stay, and one more; then three in artifacts, and three in DVC's cache."""
+    assert room(free * 10**6, 9_800_000, 3).level == level
+
+
+@pytest.mark.parametrize(
+    ("need", "said"),
+    [
+        ("typer>=0.1", []),
+        ("typer<0.1", [r"typer is \d\S+, and <0.1 is needed: pip install 'typer<0.1'"]),
+        ("no-such-package>=2", ["no-such-package is not installed: pip install 'no-such-package>=2'"]),
+    ],
+)
+def test_what_is_missing_or_of_a_wrong_version_is_told_with_what_installs_it(need, said):
+    found = [f"{each.what}: {each.cure}" for each in lacks(Requirement(need))]
+
+    assert len(found) == len(said)
+    assert all(map(re.fullmatch, said, found))
+
+
+@pytest.mark.parametrize(
+    ("status", "level", "words"),
+    [
+        (200, "warning", "it is 2.20.1, and 3"),
+        (401, "problem", "does not let you in: HTTP 401"),
+        (404, "problem", "answers HTTP 404"),
+    ],
+)
+def test_an_api_of_another_version_or_one_that_refuses_is_told(monkeypatch, status, level, words):
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status if self.path == "/api/admin/version" else 500)
+            self.end_headers()
+            self.wfile.write(b'"2.20.1"')
+
+        def log_message(self, *arguments):
+            pass
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
+
+        (found,) = prefect()
+        server.shutdown()
+
+    assert found.level == level
+    assert words in found.what
 
 
 def test_a_check_that_fails_or_hangs_hides_no_other():
