@@ -134,12 +134,16 @@ def test_in_a_repository_of_gits_a_folder_becomes_a_project_of_its_own(project, 
     own = type(project)(tmp_path / "repository/mine", project.environment["PREFECT_HOME"])
     own.environment["PYTHONPATH"] = str(project.folder)
     (own.folder / ".gitignore").write_text("/data/\n")
+    (own.folder / "notes").touch()
 
     told = own.ok(sys.executable, "-m", "pipeline", "init", ".")
 
     assert ".gitignore was there; add to it:\n  __pycache__/\n" in told
     assert (own.folder / ".gitignore").read_text() == "/data/\n"
     assert not (own.folder / ".git").exists()
+    staged = set(own.ok("git", "diff", "--cached", "--name-only", "--relative").split())
+    made = FILES - {".dvc", ".git", ".gitignore"} | {".dvc/config", ".dvc/.gitignore"}
+    assert staged == made
     assert "subdir" not in (own.folder / ".dvc/config").read_text()
     assert own.ok("dvc", "root").strip() == "."
     assert own.learner("check").out == "params.yaml is valid\n"
