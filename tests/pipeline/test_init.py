@@ -46,19 +46,14 @@ def own(package, tmp_path):
 
 def test_an_edit_of_the_own_model_reruns_what_is_built_of_it_and_a_new_version_its_stage(own, package):
     assert ran(own.ok("dvc", "repro")) == ["create-artifact-dir", "load-data", *AFTER_BUILD]
-    own.ok("git", "add", "-A")
-    own.ok("git", "commit", "-qm", "Run it")
-    made = own.files("artifacts", "data")
+    made = own.files("artifacts/model.mpk.gz")
 
     package.edit("stages/learner/loop.py", '"""The loop.', '"""The loop, commented.')
     assert ran(own.ok("dvc", "repro")) == []
 
     own.edit("model.py", "nn.ReLU()", "nn.Tanh()")
     assert sorted(ran(own.ok("dvc", "repro"))) == AFTER_BUILD
-    assert own.files("artifacts/model.mpk.gz") != made["artifacts/model.mpk.gz"]
-    own.ok("git", "checkout", "-q", ".")
-    assert ran(own.ok("dvc", "repro")) == []
-    assert own.files("artifacts", "data") == made
+    assert own.files("artifacts/model.mpk.gz") != made
 
     package.edit("stages/fit.py", 'VERSION = "3"', 'VERSION = "4"')
     package.edit("stages/models/steps.py", "F.cross_entropy(logits, targets)", "F.nll_loss(logits, targets)")

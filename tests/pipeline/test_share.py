@@ -129,8 +129,10 @@ def test_a_fresh_clone_gets_model_and_experiments_from_s3_and_goes_on(finished, 
     assert "epoch 3/3" in resumed.out
 
 
-def test_a_tagged_model_is_found_by_its_name_and_one_experiment_is_pulled_alone(finished, clone, tmp_path):
-    published(finished, tmp_path, str(tmp_path / "store"))
+def test_from_ssh_a_tagged_model_is_got_by_name_and_an_experiment_alone(finished, clone, tmp_path, ssh):
+    port, key = ssh
+    options = ("port", str(port)), ("keyfile", str(key))
+    published(finished, tmp_path, "ssh://user@127.0.0.1/srv/store", *options)
     for name in ("one", "two"):
         finished.ok("dvc", "exp", "save", "-n", name)
     finished.ok("git", "tag", "-a", "classifier@v1.0.0", "-m", "The first")
@@ -140,6 +142,7 @@ def test_a_tagged_model_is_found_by_its_name_and_one_experiment_is_pulled_alone(
 
     finished.ok("dvc", "artifacts", "get", str(tmp_path / "git"), "classifier", "-o", str(tmp_path / "got"))
     assert (tmp_path / "got").read_bytes() == (finished.folder / "artifacts/model.mpk.gz").read_bytes()
+    assert list((tmp_path / "far/srv/store").iterdir())
 
     other = clone(finished)
     assert other.learner("pull", "one").code == 0
@@ -147,21 +150,6 @@ def test_a_tagged_model_is_found_by_its_name_and_one_experiment_is_pulled_alone(
     refused = other.learner("pull", "two")
     assert (refused.code, "Traceback" in refused.err) == (1, False)
     assert "`dvc exp pull origin two` ended with" in refused.err
-
-
-def test_ssh_stores_and_gives_back_what_was_pushed(finished, clone, tmp_path, ssh):
-    port, key = ssh
-    options = ("port", str(port)), ("keyfile", str(key))
-    published(finished, tmp_path, "ssh://user@127.0.0.1/srv/store", *options)
-
-    pushed = finished.learner("push")
-    other = clone(finished)
-    pulled = other.learner("pull")
-
-    assert (pushed.code, pulled.code) == (0, 0), pushed.text + pulled.text
-    assert list((tmp_path / "far/srv/store").iterdir())
-    assert other.files("artifacts", "data") == finished.files("artifacts", "data")
-    assert "ssh://user@127.0.0.1/srv/store answers\n" in other.learner("doctor").out
 
 
 @pytest.mark.parametrize(
