@@ -12,6 +12,7 @@ from pipeline.params import Params, read_params
 from pipeline.paths import paths_of, read_paths, recorded_md5, runs_root
 from pipeline.signals import held
 from pipeline.snapshot import take_snapshot
+from pipeline.versions import check_written, shipped_code
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, closest
 from stages.contracts.events import Renderer
@@ -54,11 +55,11 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
 
 def _code(paths: fit.Paths) -> dict[str, str | None]:
     """What the run depends on beside the learner and the data: the code of models, also a user's own."""
-    files = take_snapshot("fit").files
+    snapshot = take_snapshot("fit")
     inputs = (paths.learner, paths.data)
-    return {
+    return shipped_code(snapshot.params) | {
         path.as_posix(): state.digest
-        for path, state in sorted(files.items())
+        for path, state in sorted(snapshot.files.items())
         if not any(path.is_relative_to(each) for each in inputs)
     }
 
@@ -93,6 +94,7 @@ def run_body(name: str, renderer: Renderer | None = None) -> None:
     stage = STAGES[name]
     before = take_snapshot(name)  # first, so that what is read after it is what it saw, or a difference
     check_loaded(before, stage.version)
+    check_written(before)
     call = stage.call if renderer is None or name != "fit" else partial(_fit, renderer=renderer)
     call(read_params(), read_paths())
     check_unchanged(before)

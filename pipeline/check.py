@@ -20,8 +20,8 @@ def missing_deps(params: Params, root: Path = Path()) -> list[str]:
     lines = []
     for stage, sections in CODE_OF.items():
         deps = [root / str(dep) for dep in stages.get(stage, {}).get("deps", [])]
-        used = {path for section in sections for path in _modules(getattr(params, section), root)}
-        used |= set(_data(getattr(params, stage.replace("-", "_"))))
+        used = {path for section in sections for path in modules(getattr(params, section), root)}
+        used |= set(data_files(getattr(params, stage.replace("-", "_"))))
         lines += [
             f"dvc.yaml: an edit of {path} would not rerun {stage}; add to its deps:\n      - {path}"
             for path in sorted(used)
@@ -30,14 +30,14 @@ def missing_deps(params: Params, root: Path = Path()) -> list[str]:
     return lines
 
 
-def _modules(config: BaseModel, root: Path) -> Iterator[Path]:
+def modules(config: BaseModel, root: Path) -> Iterator[Path]:
     """The modules below *root* that *config*, or anything in it, names."""
     for name, value in _texts(config):
         if name == "kind" and ":" in value:
             yield from _module(value.partition(":")[0], root)
 
 
-def _data(config: BaseModel) -> Iterator[Path]:
+def data_files(config: BaseModel) -> Iterator[Path]:
     """The files and directories of the project that *config*, or anything in it, names."""
     for name, value in _texts(config):
         if name == "path" and not Path(value).is_absolute():

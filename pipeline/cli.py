@@ -9,8 +9,11 @@ from typing import Annotated
 
 import typer
 
+from pipeline.doctor import doctor
+from pipeline.init import init, versions
 from pipeline.records import app as records_app
 from pipeline.runs import app as runs_app
+from pipeline.share import pull, push
 from pipeline.signals import ending
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 
@@ -30,6 +33,8 @@ Revs = Annotated[
 ]
 app.add_typer(records_app)
 app.add_typer(runs_app)
+for each in (push, pull, init, versions, doctor):
+    app.command()(each)
 
 
 @app.command()
@@ -123,8 +128,9 @@ def check() -> None:
     """Say whether params.yaml is valid, and what dvc.yaml does not depend on although params name it."""
     from pipeline.check import missing_deps
     from pipeline.params import read_params
+    from pipeline.versions import stale
 
-    missing = missing_deps(read_params())
+    missing = [*missing_deps(read_params()), *stale()]
     for line in missing:
         typer.echo(line)
     if missing:

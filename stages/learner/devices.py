@@ -13,15 +13,15 @@ def find_device(name: str | torch.device) -> torch.device:
     Raises `BuilderError` for a name that torch does not know and for a device that is not there.
     """
     if name == "auto":
-        return torch.device(_available()[0])
+        return torch.device(available()[0])
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    known = ", ".join(["auto", *_available()])
+    known = ", ".join(["auto", *available()])
     if device is None:
         raise BuilderError(f"no device is called {str(name)!r}; on this machine: {known}")
-    if device.type not in {each.split(":")[0] for each in _available()}:
+    if device.type not in {each.split(":")[0] for each in available()}:
         raise BuilderError(f"device {str(name)!r} is not on this machine; on it: {known}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BuilderError(f"device {str(name)!r} is not on this machine; on it: {known}")
@@ -35,7 +35,7 @@ def set_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _available() -> list[str]:
+def available() -> list[str]:
     """The devices here, the fastest first."""
     names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():

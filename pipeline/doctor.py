@@ -1,0 +1,85 @@
+"""The command ``learner doctor``: is all well here, and if not, what is to be done?"""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stages.contracts.errors import StageError
+
+if TYPE_CHECKING:
+    from pipeline.findings import Check, Finding
+
+PATIENCE_SECONDS = 35.0
+
+
+def doctor(
+    *,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Remove the locks and ghosts of processes that are gone.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+) -> None:
+    """Look at packages, devices, disk, remotes, Prefect, dvc.yaml, git and leftovers; exit 1 on a problem."""
+    from pipeline.findings import Level, gathered, once
+
+    checks = _checks()
+    by_check = gathered(checks, PATIENCE_SECONDS)
+    if fix:
+        mended = {name: _mended(findings) for name, findings in by_check.items()}
+        by_check |= gathered({name: checks[name] for name in mended if mended[name]}, PATIENCE_SECONDS)
+        for what in (what for each in mended.values() for what in each):
+            typer.echo(f"mended: {what}", err=as_json)
+    found = once(by_check)
+    if as_json:
+        typer.echo(json.dumps([_plain(each) for each in found], indent=2))
+    else:
+        for each in found:
+            _print(each, max(len(one.about) for one in found))
+    if any(each.level is Level.PROBLEM for each in found):
+        raise typer.Exit(1)
+
+
+def _checks() -> "dict[str, Check]":
+    try:
+        from pipeline import leftovers, remotes, surroundings, untracked
+    except ImportError as error:
+        raise StageError(f"{error}: install learner-pipeline anew, with what it needs") from error
+    return {
+        "packages": surroundings.packages,
+        "params": untracked.project,
+        "devices": surroundings.devices,
+        "disk": surroundings.disk,
+        "prefect": surroundings.prefect,
+        "remotes": remotes.remotes,
+        "untracked": untracked.untracked,
+        "locks": leftovers.locks,
+        "experiments": leftovers.ghosts,
+        "runs": leftovers.runs,
+    }
+
+
+def _mended(findings: "list[Finding]") -> list[str]:
+    """Do what mends *findings*; what each of those was."""
+    mended = []
+    for each in findings:
+        if each.mend:
+            each.mend()
+            mended.append(each.what)
+    return mended
+
+
+def _plain(finding: "Finding") -> dict[str, object]:
+    return {
+        "about": finding.about,
+        "level": finding.level.value,
+        "what": finding.what,
+        "cure": finding.cure,
+        "fixable": finding.mend is not None,
+    }
+
+
+def _print(finding: "Finding", width: int) -> None:
+    typer.echo(f"{finding.level:<7}  {finding.about:<{width}}  {finding.what}")
+    for line in finding.cure.splitlines():
+        typer.echo(f"{'':<7}  {'':<{width}}  {'→ ' if line == finding.cure.splitlines()[0] else ''}{line}")

@@ -1,0 +1,20 @@
+"""The model: edit it, and `dvc repro` builds and trains it anew."""
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from stages.models import ClassificationStep
+
+
+class Net(ClassificationStep, nn.Sequential):
+    """One hidden layer. The shape of an input and the number of classes are filled in from the data."""
+
+    def __init__(self, input_shape: Sequence[int], num_classes: int, width: int = 64) -> None:
+        super().__init__(
+            nn.Flatten(),
+            nn.Linear(math.prod(input_shape), width),
+            nn.ReLU(),
+            nn.Linear(width, num_classes),
+        )
