@@ -49,7 +49,7 @@ def listed(text: str) -> list[str]:
 
 @contextmanager
 def claimed(devices: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[str, int]]:
-    """One of *devices* that no other job has, and the handle that holds the claim, also where it is inherited.
+    """One of *devices* that no other job has, and the handle that holds the claim, whoever inherits it.
 
     Waits until one is free. Raises `StageError` where it is not *wanted* any more before that.
     """

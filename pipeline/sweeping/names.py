@@ -16,7 +16,7 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9._+=,-]+")
 
 
 def plain_names(points: Sequence[Point]) -> list[str]:
-    """A name for each point, as ``batch_size=32,learning_rate=0.001``; empty where that tells it not apart."""
+    """A name for each point, as ``batch_size=32,learning_rate=0.001``; empty where that is not unique."""
     titles = short_names(sorted({key for point in points for key, _ in point.varying}))
     names = [_legal(",".join(f"{titles[key]}={value}" for key, value in each.varying)) for each in points]
     counted = Counter(names)

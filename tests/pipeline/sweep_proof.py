@@ -1,0 +1,43 @@
+"""The long proof, `make sweep-proof`: 8 points, 2 jobs, one that fails, SIGKILL in the middle, and once more."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sweeps import Sweep, attempts, epochs
+
+RATES = [f"0.00{number}" for number in range(1, 8)]
+EPOCHS = 4
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["alone", "recorded"])
+@pytest.mark.parametrize("engine", ["threads", "dask"])
+def test_seven_of_eight_points_run_once_although_the_flow_is_killed(engine, recorded, project, request):
+    environment = {"PREFECT_API_URL": request.getfixturevalue("server")} if recorded else {}
+    sweep = Sweep(
+        project, "-j", "2", "--engine", engine, "-S", f"fit.num_epochs={EPOCHS}",
+        "-S", f"build_learner.optimizer.learning_rate={','.join([*RATES[:3], '1e30', *RATES[3:]])}",
+        **environment,
+    )  # fmt: skip
+    names = [f"learning_rate={rate}" for rate in RATES]
+
+    with sweep.started() as process:
+        sweep.until(process, experiments=3, training=1)
+        process.kill()
+        process.wait()
+        before, were_at_work = sweep.experiments(), sweep.at_work()
+    told = sweep.to_its_end()
+
+    print(f"\n{engine}: killed with {before} done and {were_at_work} at work\n{told.text}")
+    assert told.code == 1
+    assert "1 of 8 points failed" in told.err
+    assert "learning_rate=1e+30" in told.err or "learning_rate=1e30" in told.err
+    assert sweep.experiments() == names
+    assert not sweep.processes()
+    for name in names:
+        log = sweep.logs()[name]
+        assert epochs(log) == list(range(1, EPOCHS + 1)), log
+        assert name not in before or attempts(log) == 1, log
+        assert f"{name}  " in told.out

@@ -1,0 +1,81 @@
+"""What the tests of sweeps share: a sweep in a process of its own, and what it left behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+
+class Sweep:
+    """``learner sweep`` in *project*, as often as it is started."""
+
+    def __init__(self, project, *arguments, **environment):
+        self.project = project
+        self.command = [sys.executable, "-m", "pipeline", "sweep", *arguments]
+        self.environment = project.environment | environment
+
+    @contextmanager
+    def started(self):
+        """It at work; what it prints goes to a file."""
+        with (self.project.folder.parent / "sweep.out").open("w") as out:
+            process = subprocess.Popen(
+                self.command, cwd=self.project.folder, env=self.environment, stdin=subprocess.DEVNULL,
+                stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )  # fmt: skip
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+
+    def to_its_end(self):
+        """How it ended."""
+        return self.project.run(*self.command[:1], *self.command[1:], **self.environment)
+
+    def until(self, process, *, experiments, training):
+        """Wait for so many experiments, and runs at work."""
+        while len(self.experiments()) < experiments or len(self.at_work()) < training:
+            assert process.poll() is None, (self.project.folder.parent / "sweep.out").read_text()
+            time.sleep(0.05)
+
+    def experiments(self):
+        """The names of the experiments, sorted."""
+        listed = self.project.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps")
+        return sorted(ref.rpartition("/")[2] for ref in listed.split())
+
+    def at_work(self):
+        """The points whose log says that an epoch has begun, or that a run goes on, and that have not ended."""
+        done = self.experiments()
+        return [name for name, log in self.logs().items() if name not in done and re.search(r"^epoch ", log, re.M)]
+
+    def logs(self):
+        """What each point's processes printed, in all of their attempts."""
+        found = sorted((self.project.folder / ".runs/sweep").glob("*.log"))
+        return {path.stem: path.read_text() for path in found}
+
+    def processes(self):
+        """The processes that are at work in a copy of the project."""
+        found = []
+        for entry in os.listdir("/proc"):
+            try:
+                place = os.readlink(f"/proc/{entry}/cwd")
+            except OSError:
+                continue
+            if place.startswith(str(self.project.folder / ".runs")):
+                found.append(int(entry))
+        return found
+
+
+def epochs(log):
+    """The epochs that ended, in the order in which a log tells them."""
+    return [int(number) for number in re.findall(r"^epoch +(\d+)/", log, re.MULTILINE)]
+
+
+def attempts(log):
+    """How often a point was started."""
+    return log.count("$ dvc exp run ")
