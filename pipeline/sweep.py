@@ -13,7 +13,7 @@ from pipeline.compared.tables import text_table
 from pipeline.sweeping.base import Base, freeze, unknown_code
 from pipeline.sweeping.conducting import conduct
 from pipeline.sweeping.engines import Crew
-from pipeline.sweeping.job import Job
+from pipeline.sweeping.job import SWEEP, Job, tidy
 from pipeline.sweeping.planning import Planned, plan
 from pipeline.sweeping.points import Point
 from stages.contracts.errors import StageFailedError
@@ -77,8 +77,10 @@ def show(points: Sequence[Point]) -> None:
 
 
 def _jobs(base: Base, planned: Sequence[Planned], *, share_gpus: bool) -> list[Job]:
-    sweep_lock = base.root / ".runs/sweep" / f"sweep-{secrets.token_hex(4)}.lock"
-    sweep_lock.parent.mkdir(parents=True, exist_ok=True)
+    folder = base.root / ".runs/sweep"
+    folder.mkdir(parents=True, exist_ok=True)
+    tidy(folder)
+    sweep_lock = folder / f"{SWEEP}{secrets.token_hex(4)}.lock"
     return [
         Job(
             base,
@@ -87,6 +89,7 @@ def _jobs(base: Base, planned: Sequence[Planned], *, share_gpus: bool) -> list[J
             each.params,
             sweep_lock,
             gpu=each.wants_gpu and not share_gpus,
+            run=each.run,
         )
         for each in planned
         if not each.is_done and not each.mistake

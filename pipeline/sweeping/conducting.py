@@ -17,7 +17,7 @@ class Future(Protocol):
         ...
 
     def result(self) -> Any:
-        """Nothing. Raises what the job raised, or what became of its worker."""
+        """What went wrong, if anything. Raises what the job raised, or what became of its worker."""
         ...
 
 
@@ -37,9 +37,10 @@ def conduct(jobs: Sequence[Job], width: int, submit: Submit, report: Report) -> 
     try:
         with held(jobs[0].sweep):
             while waiting or active:
-                while waiting and len(active) < width:
-                    active.append(waiting.pop(0))
-                    _start(active[-1], submit, finished)
+                while len(active) < width and (job := _next(waiting, active)):
+                    waiting.remove(job)
+                    active.append(job)
+                    _start(job, submit, finished)
                 job, future = finished.get()
                 active.remove(job)
                 report(job, _error(future))
@@ -52,13 +53,19 @@ def conduct(jobs: Sequence[Job], width: int, submit: Submit, report: Report) -> 
         jobs[0].sweep.unlink(missing_ok=True)
 
 
+def _next(waiting: Sequence[Job], active: Sequence[Job]) -> Job | None:
+    """The first that may start: of one run never two, and the second then finds much done."""
+    at_work = {job.run for job in active}
+    return next((job for job in waiting if job.run not in at_work), None)
+
+
 def _start(job: Job, submit: Submit, finished: "SimpleQueue[tuple[Job, Future]]") -> None:
     submit(job).add_done_callback(lambda future: finished.put((job, future)))
 
 
 def _error(future: Future) -> Exception | None:
     try:
-        future.result()
-    except Exception as error:  # noqa: BLE001  a job's, or of an engine whose worker died: it is the point's alone
-        return error
-    return None
+        error = future.result()
+    except Exception as failure:  # noqa: BLE001  a job's, or of an engine whose worker died: it is the point's alone
+        return failure
+    return error if isinstance(error, Exception) else None

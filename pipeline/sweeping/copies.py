@@ -45,7 +45,7 @@ def collect(base: Base, place: Path, name: str) -> None:
     """Bring the experiment *name* from the clone at *place* into the project, with one atomic update."""
     ref = base.ref(name)
     git(base.top, "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc",
-        f"file://{place}", f"{ref}:{ref}")  # fmt: skip
+        str(place), f"{ref}:{ref}")  # fmt: skip
 
 
 def _share_identity(base: Base, place: Path) -> None:
@@ -57,14 +57,14 @@ def _share_identity(base: Base, place: Path) -> None:
 
 def _share_cache(root: Path, folder: Path) -> None:
     with Repo(str(root)) as repo:
-        now = merge_levels(repo.config)
+        now = _own_settings(repo.config)
         now["cache"]["dir"] = repo.cache.local_cache_dir
     now["core"]["site_cache_dir"] = str(folder / ".dvc/tmp/site")  # or each copy would leave one behind
     with Config(os.fspath(folder / ".dvc")).edit("local", validate=False) as local:
         merge(local, now)
 
 
-def merge_levels(config: Config) -> Config:
+def _own_settings(config: Config) -> Config:
     """What the project's own two files say, with paths that hold anywhere."""
     now = config.read("repo")
     merge(now, config.read("local"))

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from pipeline.sweeping.conducting import Submit
-from pipeline.sweeping.job import run_job
+from pipeline.sweeping.job import failure_of
 from stages.contracts.errors import ParamsError
 
 
@@ -39,7 +39,7 @@ class Crew:
         """What submits a job, with no Prefect; the workers go when the block ends."""
         if self.engine is Engine.THREADS:
             with ThreadPoolExecutor(self.width) as pool:
-                yield lambda job: pool.submit(run_job, job)
+                yield lambda job: pool.submit(failure_of, job)
         else:
             with self._module().opened(self.width, self.address) as submit:
                 yield submit

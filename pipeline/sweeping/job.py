@@ -6,6 +6,7 @@ the point; the point's, so that it runs once; and its log's, which all of its pr
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from pipeline.sweeping.base import Base
 from pipeline.sweeping.copies import collect, isolated
 from pipeline.sweeping.devices import VISIBLE, claimed, visible
 from pipeline.sweeping.results import is_result
-from stages.contracts.errors import RunInUseError, StageFailedError
+from stages.contracts.errors import RunInUseError, StageError, StageFailedError
 from stages.runs.lock import held, is_held
 
+SWEEP = "sweep-"
+COPY = ".copy"
 PAUSE_SECONDS = 0.2
 PATIENCE_SECONDS = 120.0
 """How long the processes of a point may take to save once they are to stop."""
@@ -43,6 +45,8 @@ class Job:
     """The lock file of the sweep: while it is held, the point is wanted."""
     gpu: bool
     """Whether it gets a GPU to itself, where there are any."""
+    run: str
+    """Which training it is: of points that would share a run store, the same."""
 
     @property
     def log(self) -> Path:
@@ -52,7 +56,7 @@ class Job:
     @property
     def place(self) -> Path:
         """Where its copy of the project stands."""
-        return self.log.parent / sha256(self.name.encode()).hexdigest()[:12]
+        return self.log.with_suffix(COPY)
 
     def is_wanted(self) -> bool:
         """Whether the sweep is still there."""
@@ -74,10 +78,20 @@ def run_job(job: Job) -> None:
             start = job.log.stat().st_size
             code = _attempt(job, folder, environment, stdin)
             if not job.is_wanted():
-                raise StageFailedError(f"stopped with the sweep, and goes on with it; log: {job.log}")
+                raise StageFailedError("stopped with the sweep, and goes on with it")
             if code:
-                raise StageFailedError(f"{_reason(job.log, start) or f'exit code {code}'}\n  log: {job.log}")
+                log = job.log.relative_to(job.base.root)
+                raise StageFailedError(f"{_reason(job.log, start) or f'exit code {code}'}\n  log: {log}")
             collect(job.base, job.place, job.name)
+
+
+def failure_of(job: Job) -> StageError | None:
+    """What `run_job` raises, as a value: an engine would print an exception with its traceback."""
+    try:
+        run_job(job)
+    except StageError as error:
+        return error
+    return None
 
 
 def _is_done(job: Job) -> bool:
@@ -161,6 +175,16 @@ def _end(process: "subprocess.Popen[bytes]", is_there: Callable[[], bool]) -> No
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
+
+
+def tidy(folder: Path) -> None:
+    """Remove from *folder* the copies in which nobody is at work, and the locks of sweeps that ended."""
+    for place in folder.glob(f"*{COPY}"):
+        if is_silent(place.with_suffix(".log")) and not is_held(place.with_suffix(".lock")):
+            shutil.rmtree(place, ignore_errors=True)
+    for lock in folder.glob(f"{SWEEP}*.lock"):
+        if not is_held(lock):
+            lock.unlink(missing_ok=True)
 
 
 def is_silent(log: Path) -> bool:

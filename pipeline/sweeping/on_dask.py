@@ -9,7 +9,7 @@ from distributed import Client
 from prefect_dask import DaskTaskRunner
 
 from pipeline.sweeping.conducting import Submit
-from pipeline.sweeping.job import Job, run_job
+from pipeline.sweeping.job import Job, failure_of
 from stages.contracts.errors import StageError
 
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
@@ -32,7 +32,7 @@ def opened(width: int, address: str | None) -> Iterator[Submit]:
     with client:
 
         def submit(job: Job) -> Any:
-            return client.submit(run_job, job, key=f"experiment-{job.name}", pure=False, retries=0)
+            return client.submit(failure_of, job, key=f"experiment-{job.name}", pure=False, retries=0)
 
         yield submit
 

@@ -9,7 +9,7 @@ import ray
 from prefect_ray import RayTaskRunner
 
 from pipeline.sweeping.conducting import Submit
-from pipeline.sweeping.job import Job, run_job
+from pipeline.sweeping.job import Job, failure_of
 from stages.contracts.errors import StageError
 
 ADDRESS = "RAY_ADDRESS"
@@ -34,7 +34,7 @@ def opened(width: int, address: str | None) -> Iterator[Submit]:
     except (ConnectionError, ValueError) as error:
         raise StageError(f"no Ray cluster answers at {address}: {error}") from error
     try:
-        work = ray.remote(max_retries=0)(run_job)
+        work = ray.remote(max_retries=0)(failure_of)
 
         def submit(job: Job) -> Any:
             return work.remote(job).future()

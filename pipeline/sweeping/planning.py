@@ -1,5 +1,6 @@
 """What a sweep has to do: each point with its name, and whether it is done, or cannot be."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from pipeline.sweeping.names import plain_names, told_apart
 from pipeline.sweeping.points import Point
 from pipeline.sweeping.results import PARAMS, is_result, params_of
 from stages.contracts.errors import ParamsError
+from stages.fit import CHANGES_NO_NUMBER
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,15 @@ class Planned:
     """What is wrong with its params; it cannot run then."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """What the params files say then."""
+
+    @property
+    def run(self) -> str:
+        """The same for points that fit would train in one run store."""
+        own = self.params.get(PARAMS, {})
+        fit = {key: value for key, value in (own.get("fit") or {}).items() if key not in CHANGES_NO_NUMBER}
+        others = {name: content for name, content in self.params.items() if name != PARAMS}
+        parts = [own.get("load_data"), own.get("build_learner"), fit, others]
+        return json.dumps(parts, sort_keys=True, default=str)
 
     @property
     def wants_gpu(self) -> bool:

@@ -1,4 +1,4 @@
-"""The long proof, `make sweep-proof`: 8 points, 2 jobs, one that fails, SIGKILL in the middle, and once more."""
+"""`make sweep-proof`: 8 points, 2 jobs, one that fails, SIGKILL in the middle, and the same command again."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_seven_of_eight_points_run_once_although_the_flow_is_killed(engine, reco
         before, were_at_work = sweep.experiments(), sweep.at_work()
     told = sweep.to_its_end()
 
-    print(f"\n{engine}: killed with {before} done and {were_at_work} at work\n{told.text}")
+    print(f"\n{engine}: killed with {before} done and {were_at_work} at work\n{told.text}")  # noqa: T201  it is to be read
     assert told.code == 1
     assert "1 of 8 points failed" in told.err
     assert "learning_rate=1e+30" in told.err or "learning_rate=1e30" in told.err

@@ -1,12 +1,11 @@
 """What the tests of sweeps share: a sweep in a process of its own, and what it left behind."""
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 
 class Sweep:
@@ -24,7 +23,6 @@ class Sweep:
             process = subprocess.Popen(
                 self.command, cwd=self.project.folder, env=self.environment, stdin=subprocess.DEVNULL,
                 stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )  # fmt: skip
             try:
                 yield process
@@ -49,9 +47,9 @@ class Sweep:
         return sorted(ref.rpartition("/")[2] for ref in listed.split())
 
     def at_work(self):
-        """The points whose log says that an epoch has begun, or that a run goes on, and that have not ended."""
+        """The points that have ended an epoch, and have no experiment yet."""
         done = self.experiments()
-        return [name for name, log in self.logs().items() if name not in done and re.search(r"^epoch ", log, re.M)]
+        return [name for name, log in self.logs().items() if name not in done and epochs(log)]
 
     def logs(self):
         """What each point's processes printed, in all of their attempts."""
@@ -61,13 +59,10 @@ class Sweep:
     def processes(self):
         """The processes that are at work in a copy of the project."""
         found = []
-        for entry in os.listdir("/proc"):
-            try:
-                place = os.readlink(f"/proc/{entry}/cwd")
-            except OSError:
-                continue
-            if place.startswith(str(self.project.folder / ".runs")):
-                found.append(int(entry))
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if str((entry / "cwd").readlink()).startswith(f"{self.project.folder}/.runs"):
+                    found.append(int(entry.name))
         return found
 
 
