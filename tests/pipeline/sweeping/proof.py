@@ -1,12 +1,6 @@
 """`make sweep-proof`: 8 points, 2 jobs, one that fails, SIGKILL in the middle, and the same command again."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from sweeps import Sweep, attempts, epochs
 
 RATES = [f"0.00{number}" for number in range(1, 8)]
 EPOCHS = 4
@@ -14,9 +8,11 @@ EPOCHS = 4
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["alone", "recorded"])
 @pytest.mark.parametrize("engine", ["threads", "dask"])
-def test_seven_of_eight_points_run_once_although_the_flow_is_killed(engine, recorded, project, request):
+def test_seven_of_eight_points_run_once_although_the_flow_is_killed(
+    engine, recorded, project, sweep_in, request
+):
     environment = {"PREFECT_API_URL": request.getfixturevalue("server")} if recorded else {}
-    sweep = Sweep(
+    sweep = sweep_in(
         project, "-j", "2", "--engine", engine, "-S", f"fit.num_epochs={EPOCHS}",
         "-S", f"build_learner.optimizer.learning_rate={','.join([*RATES[:3], '1e30', *RATES[3:]])}",
         **environment,
@@ -37,7 +33,6 @@ def test_seven_of_eight_points_run_once_although_the_flow_is_killed(engine, reco
     assert sweep.experiments() == names
     assert not sweep.processes()
     for name in names:
-        log = sweep.logs()[name]
-        assert epochs(log) == list(range(1, EPOCHS + 1)), log
-        assert name not in before or attempts(log) == 1, log
+        assert sweep.epochs(name) == list(range(1, EPOCHS + 1)), sweep.logs()[name]
+        assert name not in before or sweep.attempts(name) == 1, sweep.logs()[name]
         assert f"{name}  " in told.out

@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: a sweep in a process of its own, and what it left behind."""
+"""A sweep in a process of its own, and what it left behind."""
 
 import re
 import subprocess
@@ -6,6 +6,8 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import pytest
 
 
 class Sweep:
@@ -49,7 +51,7 @@ class Sweep:
     def at_work(self):
         """The points that have ended an epoch, and have no experiment yet."""
         done = self.experiments()
-        return [name for name, log in self.logs().items() if name not in done and epochs(log)]
+        return [name for name in self.logs() if name not in done and self.epochs(name)]
 
     def logs(self):
         """What each point's processes printed, in all of their attempts."""
@@ -65,12 +67,16 @@ class Sweep:
                     found.append(int(entry.name))
         return found
 
+    def epochs(self, name):
+        """The epochs that the point *name* ended, in the order in which its log tells them."""
+        return [int(number) for number in re.findall(r"\bepoch +(\d+)/\d+ \|", self.logs()[name])]
 
-def epochs(log):
-    """The epochs that ended, in the order in which a log tells them."""
-    return [int(number) for number in re.findall(r"^epoch +(\d+)/", log, re.MULTILINE)]
+    def attempts(self, name):
+        """How often it was started."""
+        return self.logs()[name].count("$ dvc exp run ")
 
 
-def attempts(log):
-    """How often a point was started."""
-    return log.count("$ dvc exp run ")
+@pytest.fixture(scope="session")
+def sweep_in():
+    """A sweep in a project, with what is typed after ``learner sweep``."""
+    return Sweep
