@@ -2,13 +2,16 @@
 
 import json
 import re
+import shlex
 import signal
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+README = (Path(__file__).parents[3] / "README.md").read_text()
 RATE = "build_learner.optimizer.learning_rate"
 
 
@@ -162,9 +165,9 @@ def test_ctrl_c_has_every_point_saved_and_the_same_command_goes_on_as_a_recorded
     project, sweep_in, server
 ):
     """Points that differ in their length alone share a run store: one goes on where the other ended."""
-    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 20")
+    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 9")
     sweep = sweep_in(
-        project, "-j", "2", "--engine", "dask", "-S", "fit.num_epochs=20,22", PREFECT_API_URL=server
+        project, "-j", "2", "--engine", "dask", "-S", "fit.num_epochs=9,10", PREFECT_API_URL=server
     )
 
     with sweep.started() as process:
@@ -179,8 +182,8 @@ def test_ctrl_c_has_every_point_saved_and_the_same_command_goes_on_as_a_recorded
     told = sweep.to_its_end()
 
     assert told.code == 0, told.text
-    assert sweep.epochs("num_epochs=20") == list(range(1, 21))
-    assert sweep.epochs("num_epochs=22") == [21, 22]
+    assert sweep.epochs("num_epochs=9") == list(range(1, 10))
+    assert sweep.epochs("num_epochs=10") == [10]
     runs = ask(server, "task_runs")
     assert {each["name"] for each in runs if each["state_name"] == "Completed"} >= set(sweep.experiments())
     assert {"learner-sweep"} == {each["name"] for each in ask(server, "flows")}
@@ -192,3 +195,11 @@ def ask(server, what):
     )
     with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
         return json.load(answer)
+
+
+def test_every_sweep_of_the_readme_is_one(project):
+    commands = re.findall(r"^\$ learner (sweep .*)$", README, re.MULTILINE)
+
+    counts = [len(project.learner(*shlex.split(each), "--dry-run").out.splitlines()) for each in commands]
+
+    assert counts == [8, 4, 2]
