@@ -16,7 +16,7 @@ from pipeline.sweeping.engines import Crew
 from pipeline.sweeping.job import SWEEP, Job, tidy
 from pipeline.sweeping.planning import Planned, plan
 from pipeline.sweeping.points import Point
-from stages.contracts.errors import StageFailedError
+from stages.contracts.errors import StageError, StageFailedError
 
 
 @dataclass
@@ -32,7 +32,8 @@ class Progress:
         if error is None:
             self.succeeded(job.name, "done")
         else:
-            self.has_failed(job.name, str(error))
+            said = str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
+            self.has_failed(job.name, said)
 
     def succeeded(self, name: str, how: str) -> None:
         """Its experiment is there."""
@@ -56,7 +57,6 @@ def sweep(points: Sequence[Point], crew: Crew, *, share_gpus: bool) -> None:
     crew.check()
     base = freeze(Path.cwd())
     planned = plan(base, points)
-    names = {each.point: each.name for each in planned}
     progress = Progress(len(planned))
     _warn(base)
     typer.echo(f"{_count(planned, 'point')}, {crew.width} at a time on {crew.engine}")
@@ -66,7 +66,7 @@ def sweep(points: Sequence[Point], crew: Crew, *, share_gpus: bool) -> None:
         elif each.mistake:
             progress.has_failed(each.name, each.mistake)
     _run(_jobs(base, planned, share_gpus=share_gpus), crew, progress)
-    _conclude([names[point] for point in points], progress)
+    _conclude([each.name for each in planned], progress)
 
 
 def show(points: Sequence[Point]) -> None:
@@ -80,7 +80,7 @@ def _jobs(base: Base, planned: Sequence[Planned], *, share_gpus: bool) -> list[J
     folder = base.root / ".runs/sweep"
     folder.mkdir(parents=True, exist_ok=True)
     tidy(folder)
-    sweep_lock = folder / f"{SWEEP}{secrets.token_hex(4)}.lock"
+    sweep_lock = folder / f"{secrets.token_hex(4)}{SWEEP}"
     return [
         Job(
             base,
@@ -105,11 +105,9 @@ def _run(jobs: Sequence[Job], crew: Crew, progress: Progress) -> None:
         elif jobs:
             with crew.opened() as submit:
                 conduct(jobs, crew.width, submit, progress.report)
-    except StageFailedError:
-        if not progress.failed:
-            raise
-    except BaseException:
-        typer.echo(f"{len(progress.done)} of {progress.total} points are done; the same command goes on")
+    except BaseException as error:
+        if not isinstance(error, StageError):  # a signal, as a rule
+            typer.echo(f"{len(progress.done)} of {progress.total} points are done; the same command goes on")
         raise
 
 

@@ -34,7 +34,7 @@ class Base:
 
     def text(self, path: str, commit: str | None = None) -> str | None:
         """The file *path* of the project in *commit*; None where it is not there."""
-        done = _git(self.root, "show", f"{commit or self.commit}:./{path}")
+        done = asked(self.root, "show", f"{commit or self.commit}:./{path}")
         return done.stdout if done.returncode == 0 else None
 
     def content(self, path: str, commit: str | None = None) -> Any:
@@ -62,7 +62,7 @@ def freeze(root: Path) -> Base:
     root = root.resolve()
     if not (root / ".dvc").is_dir():
         raise ParamsError(f"{root} has no .dvc: start in the folder that has dvc.yaml and params.yaml")
-    head = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    head = asked(root, "rev-parse", "--verify", "--quiet", "HEAD")
     if head.returncode:
         raise ParamsError(f"{root} has no commit of git, on which experiments hang: git add, git commit")
     top = Path(git(root, "rev-parse", "--show-toplevel").strip())
@@ -82,13 +82,14 @@ def unknown_code(root: Path) -> list[str]:
 
 def git(folder: Path, *arguments: str) -> str:
     """What git prints. Raises `StageError` with what it says where it fails."""
-    done = _git(folder, *arguments)
+    done = asked(folder, *arguments)
     if done.returncode:
         raise StageError(f"git {' '.join(arguments[:2])} in {folder}: {done.stderr.strip()}")
     return done.stdout
 
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def asked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What git answers, and how it ended."""
     return subprocess.run(  # noqa: S603  arguments of our own, no shell
         ["git", "-C", str(folder), *arguments],  # noqa: S607  the one that DVC finds too
         capture_output=True,

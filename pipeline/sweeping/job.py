@@ -24,7 +24,8 @@ from pipeline.sweeping.results import is_result
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
 from stages.runs.lock import held, is_held
 
-SWEEP = "sweep-"
+SWEEP = ".sweep"
+"""How the lock file of a sweep ends."""
 COPY = ".copy"
 PAUSE_SECONDS = 0.2
 PATIENCE_SECONDS = 120.0
@@ -77,12 +78,13 @@ def run_job(job: Job) -> None:
             folder = stack.enter_context(isolated(job.base, job.place))
             start = job.log.stat().st_size
             code = _attempt(job, folder, environment, stdin)
-            if not job.is_wanted():
-                raise StageFailedError("stopped with the sweep, and goes on with it")
-            if code:
+            if code == 0:
+                collect(job.base, job.place, job.name)
+            elif job.is_wanted():
                 log = job.log.relative_to(job.base.root)
                 raise StageFailedError(f"{_reason(job.log, start) or f'exit code {code}'}\n  log: {log}")
-            collect(job.base, job.place, job.name)
+            else:
+                raise StageFailedError("stopped with the sweep, and goes on with it")
 
 
 def failure_of(job: Job) -> StageError | None:
@@ -182,7 +184,7 @@ def tidy(folder: Path) -> None:
     for place in folder.glob(f"*{COPY}"):
         if is_silent(place.with_suffix(".log")) and not is_held(place.with_suffix(".lock")):
             shutil.rmtree(place, ignore_errors=True)
-    for lock in folder.glob(f"{SWEEP}*.lock"):
+    for lock in folder.glob(f"*{SWEEP}"):
         if not is_held(lock):
             lock.unlink(missing_ok=True)
 

@@ -12,13 +12,16 @@ from pipeline.sweeping.conducting import Submit
 from pipeline.sweeping.job import Job, failure_of
 from stages.contracts.errors import StageError
 
+PATIENCE_SECONDS = 20
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
 
 
 def task_runner(width: int, address: str | None) -> Any:
     """Dask as Prefect's task runner."""
     address = address or os.environ.get(ADDRESS)
-    return DaskTaskRunner(address=address) if address else DaskTaskRunner(cluster_kwargs=_local(width))
+    if address:
+        return DaskTaskRunner(address=address, client_kwargs={"timeout": PATIENCE_SECONDS})
+    return DaskTaskRunner(cluster_kwargs=_local(width))
 
 
 @contextmanager
@@ -26,13 +29,13 @@ def opened(width: int, address: str | None) -> Iterator[Submit]:
     """What submits a job to Dask itself. Raises `StageError` where no scheduler answers at *address*."""
     address = address or os.environ.get(ADDRESS)
     try:
-        client = Client(address) if address else Client(**_local(width))
+        client = Client(address, timeout=PATIENCE_SECONDS) if address else Client(**_local(width))
     except OSError as error:
         raise StageError(f"no Dask scheduler answers at {address}: {error}") from error
     with client:
 
         def submit(job: Job) -> Any:
-            return client.submit(failure_of, job, key=f"experiment-{job.name}", pure=False, retries=0)
+            return client.submit(failure_of, job, pure=False, retries=0)
 
         yield submit
 

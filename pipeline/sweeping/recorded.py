@@ -1,6 +1,7 @@
 """A sweep as a Prefect flow: a task run for each point, on the task runner of the engine."""
 
 from collections.abc import Sequence
+from errno import EDQUOT, ENOSPC
 from typing import Any
 
 from httpx import HTTPError
@@ -15,6 +16,10 @@ from pipeline.sweeping.engines import Crew
 from pipeline.sweeping.job import Job, run_job
 from pipeline.tasks import hide_expected_tracebacks
 from stages.contracts.errors import StageError, StageFailedError
+
+
+class PointsFailedError(StageFailedError):
+    """Why the flow is Failed, as Prefect shows it."""
 
 
 @task(name="experiment", cache_policy=NO_CACHE)
@@ -37,13 +42,13 @@ def sweep_flow(jobs: Sequence[Job], width: int, report: Report) -> None:
     hide_expected_tracebacks()
     conduct(jobs, width, lambda job: experiment_task.with_options(task_run_name=job.name).submit(job), heard)
     if failed:
-        raise StageFailedError(f"{len(failed)} of {len(jobs)} points failed: {', '.join(failed)}")
+        raise PointsFailedError(f"{len(failed)} of {len(jobs)} points failed: {', '.join(failed)}")
 
 
 def run_recorded(jobs: Sequence[Job], crew: Crew, report: Report) -> None:
-    """Run *jobs* as a flow of the Prefect API that is configured.
+    """Run *jobs* as a flow of the Prefect API that is configured; of points that fail *report* hears.
 
-    Raises `StageError` where the API does not answer, at the start or later.
+    Raises `StageError` where the API does not answer, at the start or later, or the engine does not.
     """
     with get_client(sync_client=True) as client:
         if error := client.api_healthcheck():
@@ -54,6 +59,12 @@ def run_recorded(jobs: Sequence[Job], crew: Crew, report: Report) -> None:
     runner: Any = crew.task_runner() or ThreadPoolTaskRunner(max_workers=crew.width)
     try:
         sweep_flow.with_options(task_runner=runner)(jobs, crew.width, report)
+    except PointsFailedError:
+        return  # the caller has heard of each one
+    except OSError as error:
+        if error.errno in (ENOSPC, EDQUOT):
+            raise
+        raise StageError(f"the workers of {crew.engine} were not to be had: {error}") from error
     except (HTTPError, PrefectException) as error:
         raise StageError(
             f"the Prefect API was lost on the way ({error}): experiments that ended are kept, and the same "

@@ -1,6 +1,5 @@
 """Whether an experiment is what a point would make. Git says it: there is no book of our own to go stale."""
 
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -10,7 +9,7 @@ from dvc.exceptions import DvcException
 from dvc.utils.hydra import apply_overrides
 
 from pipeline.params import read_params
-from pipeline.sweeping.base import Base, parsed
+from pipeline.sweeping.base import Base, asked, parsed
 from pipeline.sweeping.points import Point
 from stages.contracts.errors import ParamsError
 
@@ -66,8 +65,8 @@ def _sources(stages: Any) -> Iterator[str]:
 
 
 def _differ(base: Base, commit: str, paths: list[str]) -> bool:
-    command = ["git", "--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *paths]
-    return subprocess.run(command, cwd=base.root, check=False).returncode != 0  # noqa: S603  no shell
+    command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *paths]
+    return asked(base.root, *command).returncode != 0
 
 
 def _has(content: Any, values: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ import shlex
 import signal
 import urllib.request
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_each_point_runs_once_although_the_sweep_is_killed(swept):
     assert all(f"{name}: done before" in swept.told.out for name in swept.before)
     assert not swept.sweep.processes()
     left = [path.name for path in (swept.project.folder / ".runs/sweep").iterdir()]
-    assert not [name for name in left if name.endswith(".copy") or name.startswith("sweep-")]
+    assert not [name for name in left if name.endswith((".copy", ".sweep"))]
 
 
 def test_it_ends_with_the_table_of_what_there_is(swept):
@@ -143,6 +144,15 @@ def test_a_mistake_in_all_points_is_told_before_any_runs_and_one_in_some_fails_t
     assert refused.code == 2
     assert "fit.batch_sise" in refused.err
     assert "Traceback" not in refused.err
+
+    for engine, told in (
+        (["--address", "tcp://127.0.0.1:1"], "--engine dask"),
+        (["--engine", "ray"], "[ray]"),
+    ):
+        if "ray" in engine and find_spec("prefect_ray"):
+            continue
+        refused = swept.project.learner("sweep", "-S", "fit.batch_size=1,2", *engine)
+        assert (refused.code, told in refused.err) == (2, True)
 
     some = swept.dry("-S", "fit.batch_size=32,0")
     assert [value for name, value in some.items() if "batch_size=0" in name] == 4 * [
