@@ -35,7 +35,7 @@ class Sweep:
 
     def to_its_end(self):
         """How it ended."""
-        return self.project.run(*self.command[:1], *self.command[1:], **self.environment)
+        return self.project.run(*self.command, **self.environment)
 
     def until(self, process, *, experiments, training):
         """Wait for so many experiments, and runs at work."""
