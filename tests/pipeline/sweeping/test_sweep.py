@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import signal
+import sys
 import urllib.request
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,8 +17,8 @@ README = (Path(__file__).parents[3] / "README.md").read_text()
 RATE = "build_learner.optimizer.learning_rate"
 
 
-GRID = f"{RATE}=0.001,0.002,1e30,0.003"
-GOOD = ["learning_rate=0.001", "learning_rate=0.002", "learning_rate=0.003"]
+GRID = f"{RATE}=0.001,1e30,0.002"
+GOOD = ["learning_rate=0.001", "learning_rate=0.002"]
 BAD = "learning_rate=1e+30"
 
 
@@ -46,7 +47,7 @@ def state(project):
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory, checked_out, sweep_in):
-    """Four points, of which one fails, on two GPUs, in a project with changes that are not committed."""
+    """Three points, of which one fails, on two GPUs, in a project with changes that are not committed."""
     project = checked_out(tmp_path_factory.mktemp("swept") / "project")
     project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
     project.edit(
@@ -69,7 +70,7 @@ def swept(tmp_path_factory, checked_out, sweep_in):
 def test_a_failed_point_stops_no_other_and_is_reported_with_its_log(swept):
     assert swept.told.code == 1
     assert f"{BAD}: failed" in swept.told.out
-    assert "error: 1 of 4 points failed" in swept.told.err
+    assert "error: 1 of 3 points failed" in swept.told.err
     reason = re.search(rf"^{re.escape(BAD)}: (.*)\n  log: (.*)$", swept.told.err, re.MULTILINE)
     assert "NaN in loss" in reason[1]
     assert "NaN in loss" in (swept.project.folder / reason[2]).read_text()
@@ -112,7 +113,7 @@ def test_each_job_sees_one_gpu(swept):
         each for log in swept.sweep.logs().values() for each in re.findall(r"^GPU (.*)$", log, re.MULTILINE)
     ]
 
-    assert len(seen) >= 3
+    assert len(seen) >= 4  # one of them failed twice, one was killed
     assert set(seen) == {"0", "1"}
 
 
@@ -155,7 +156,7 @@ def test_a_mistake_in_all_points_is_told_before_any_runs_and_one_in_some_fails_t
         assert (refused.code, told in refused.err) == (2, True)
 
     some = swept.dry("-S", "fit.batch_size=32,0")
-    assert [value for name, value in some.items() if "batch_size=0" in name] == 4 * [
+    assert [value for name, value in some.items() if "batch_size=0" in name] == 3 * [
         "not valid: params.yaml is not valid:"
     ]
 
@@ -176,9 +177,8 @@ def test_ctrl_c_has_every_point_saved_and_the_same_command_goes_on_as_a_recorded
 ):
     """Points that differ in their length alone share a run store: one goes on where the other ended."""
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 9")
-    sweep = sweep_in(
-        project, "-j", "2", "--engine", "dask", "-S", "fit.num_epochs=9,10", PREFECT_API_URL=server
-    )
+    command = ["-j", "2", "--engine", "dask", "-S", "fit.num_epochs=9,10"]
+    sweep = sweep_in(project, *command)
 
     with sweep.started() as process:
         sweep.until(process, experiments=0, training=1)
@@ -189,7 +189,7 @@ def test_ctrl_c_has_every_point_saved_and_the_same_command_goes_on_as_a_recorded
     assert "Traceback" not in out
     assert not sweep.processes()
 
-    told = sweep.to_its_end()
+    told = sweep_in(project, *command, PREFECT_API_URL=server).to_its_end()
 
     assert told.code == 0, told.text
     assert sweep.epochs("num_epochs=9") == list(range(1, 10))
@@ -213,3 +213,9 @@ def test_every_sweep_of_the_readme_is_one(project):
     counts = [len(project.learner(*shlex.split(each), "--dry-run").out.splitlines()) for each in commands]
 
     assert counts == [8, 4, 2]
+
+
+def test_an_attempt_whose_starter_is_gone_begins_nothing(project):
+    command = [sys.executable, "-m", "pipeline.sweeping.attempt", "1", "--temp", "--name", "orphan"]
+
+    assert project.run(*command).code == -signal.SIGTERM
