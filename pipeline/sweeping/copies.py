@@ -24,6 +24,13 @@ def isolated(base: Base, place: Path) -> Iterator[Path]:
     """
     shutil.rmtree(place, ignore_errors=True)
     try:
+        yield _cloned(base, place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _cloned(base: Base, place: Path) -> Path:
+    try:
         git(base.top, "clone", "--quiet", "--shared", "--no-checkout", str(base.top), str(place))
         git(place, "checkout", "--quiet", "--force", "-B", "sweep", base.head)
         git(place, "restore", "--source", base.commit, "--staged", "--worktree", ":/")
@@ -34,11 +41,9 @@ def isolated(base: Base, place: Path) -> Iterator[Path]:
             file.write(f"{RUNS}\n")
         (base.root / RUNS).mkdir(exist_ok=True)
         (folder / RUNS).symlink_to(base.root / RUNS)  # what a killed run saved is found by the next attempt
-        yield folder
     except OSError as error:
         raise StageError(f"the copy {place} cannot be made: {error}") from error
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    return folder
 
 
 def collect(base: Base, place: Path, name: str) -> None:

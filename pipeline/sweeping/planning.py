@@ -48,24 +48,20 @@ def plan(base: Base, points: Sequence[Point]) -> list[Planned]:
     Raises `ParamsError` where not one of them has valid params: that is a mistake in what was typed.
     """
     there = base.experiments()
-    planned = [_planned(base, *each, there) for each in zip(points, plain_names(points), strict=True)]
+    tree = git(base.root, "rev-parse", f"{base.commit}^{{tree}}")
+    planned = [_planned(base, *each, there, tree) for each in zip(points, plain_names(points), strict=True)]
     if planned and all(each.mistake for each in planned):
         raise ParamsError(planned[0].mistake)
     return planned
 
 
-def _planned(base: Base, point: Point, plain: str, there: dict[str, str]) -> Planned:
+def _planned(base: Base, point: Point, plain: str, there: Mapping[str, str], tree: str) -> Planned:
     try:
         params = params_of(base, point)
     except ParamsError as error:
         return Planned(point, plain or told_apart(point, point.overrides), mistake=str(error))
-    content: list[Any] = [params]
-    for name in [plain, told_apart(point, content)]:
-        if name and name in there and is_result(base, there[name], params):
+    names = [*filter(None, [plain]), told_apart(point, params), told_apart(point, [params, tree])]
+    for name in names:
+        if name in there and is_result(base, there[name], params):
             return Planned(point, name, is_done=True, params=params)
-    free = next((name for name in (plain, told_apart(point, content)) if name and name not in there), None)
-    if free is None:  # the same params with other code, run before on this HEAD
-        content.append(git(base.root, "rev-parse", f"{base.commit}^{{tree}}"))
-        free = told_apart(point, content)
-    is_done = free in there and is_result(base, there[free], params)
-    return Planned(point, free, is_done, params=params)
+    return Planned(point, next((name for name in names if name not in there), names[-1]), params=params)
