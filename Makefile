@@ -5,7 +5,7 @@ BIN := $(CURDIR)/.venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: repro test fuzz crash format
+.PHONY: repro test fuzz crash sweep-proof format
 
 repro: .venv/installed
 	dvc repro
@@ -21,6 +21,9 @@ fuzz: .venv/installed-test
 
 crash: .venv/installed-test
 	python tests/crash/crash.py --jobs 2
+
+sweep-proof: .venv/installed-test
+	pytest -s tests/pipeline/sweeping/proof.py
 
 format: .venv/installed-test
 	ruff format .

@@ -10,7 +10,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGTERM
@@ -44,19 +44,12 @@ def leave_with(pids: Sequence[int]) -> None:
     if not pids or (_owners() and not _owners() & set(pids)):
         _leave()
         return
-    _ask_the_kernel()
-    try:
-        handles = [os.pidfd_open(pid) for pid in pids]
-    except ProcessLookupError:
-        _leave()
-        return
-    except (AttributeError, OSError):  # not Linux, or an old one
-        threading.Thread(target=_poll, args=(os.getppid(),), daemon=True).start()
-        return
-    if starters() != list(pids):  # one ended meanwhile, and its number may be another's
-        _leave()
-        return
-    threading.Thread(target=_wait, args=(handles,), daemon=True).start()
+    _watch(pids, lambda: starters() == list(pids))
+
+
+def leave_with_parent(parent: int) -> None:
+    """Have this process get a SIGTERM as soon as *parent*, which started it, ends, or at once if it has."""
+    _watch([parent], lambda: os.getppid() == parent)
 
 
 def is_alive(pid: int) -> bool:
@@ -94,6 +87,22 @@ def _owners() -> set[int]:
             break
         time.sleep(0.02)
     return set()
+
+
+def _watch(pids: Sequence[int], are_there: Callable[[], bool]) -> None:
+    _ask_the_kernel()
+    try:
+        handles = [os.pidfd_open(pid) for pid in pids]
+    except ProcessLookupError:
+        _leave()
+        return
+    except (AttributeError, OSError):  # not Linux, or an old one
+        threading.Thread(target=_poll, args=(os.getppid(),), daemon=True).start()
+        return
+    if not are_there():  # one ended meanwhile, and its number may be another's
+        _leave()
+        return
+    threading.Thread(target=_wait, args=(handles,), daemon=True).start()
 
 
 def _ask_the_kernel() -> None:

@@ -131,6 +131,12 @@ def home(tmp_path_factory):
     return tmp_path_factory.mktemp("prefect")
 
 
+@pytest.fixture(scope="session")
+def checked_out(home):
+    """What makes a fresh project in a folder."""
+    return lambda folder: fresh(folder, home)
+
+
 @pytest.fixture
 def project(tmp_path, home):
     """A fresh project with a run of two epochs ahead of it."""

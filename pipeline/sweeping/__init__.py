@@ -1,0 +1,1 @@
+"""The parts of ``learner sweep``: its points, their names, isolated copies, devices, engines."""

@@ -1,0 +1,99 @@
+"""What every point of a sweep starts from: the project as git sees it when the sweep begins.
+
+It is a commit, of HEAD and the changes in the workspace, which nothing refers to. So all points run the same
+code, whatever is edited meanwhile, and neither DVC nor a kill ever touches the user's files.
+"""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dvc.utils.serialize import PARSERS
+
+from stages.contracts.errors import ParamsError, StageError
+
+
+@dataclass(frozen=True)
+class Base:
+    """A project, frozen."""
+
+    root: Path
+    """The folder of the project: it has params.yaml."""
+    top: Path
+    """The folder that git calls the top level."""
+    head: str
+    """The commit that the experiments hang on."""
+    commit: str
+    """HEAD with the changes of the workspace; HEAD itself where there are none."""
+
+    @property
+    def prefix(self) -> Path:
+        """Where the project is below the top level."""
+        return self.root.relative_to(self.top)
+
+    def text(self, path: str, commit: str | None = None) -> str | None:
+        """The file *path* of the project in *commit*; None where it is not there."""
+        done = asked(self.root, "show", f"{commit or self.commit}:./{path}")
+        return done.stdout if done.returncode == 0 else None
+
+    def content(self, path: str, commit: str | None = None) -> Any:
+        """What the file *path* says, read as DVC reads params; empty where there is none."""
+        text = self.text(path, commit)
+        return {} if text is None else parsed(text, path)
+
+    def experiments(self) -> dict[str, str]:
+        """The experiments on this HEAD: name to commit."""
+        where = self.ref("")
+        listed = git(self.root, "for-each-ref", "--format=%(objectname) %(refname)", where)
+        pairs = (line.split(" ", 1) for line in listed.splitlines())
+        return {ref.removeprefix(where): commit for commit, ref in pairs}
+
+    def ref(self, name: str) -> str:
+        """Where DVC keeps the experiment *name* of this HEAD."""
+        return f"refs/exps/{self.head[:2]}/{self.head[2:]}/{name}"
+
+
+def freeze(root: Path) -> Base:
+    """The project in *root* as it is now, as far as git knows its files.
+
+    Raises `ParamsError` where it is no project of git's and DVC's with a commit.
+    """
+    root = root.resolve()
+    if not (root / ".dvc").is_dir():
+        raise ParamsError(f"{root} has no .dvc: start in the folder that has dvc.yaml and params.yaml")
+    head = asked(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    if head.returncode:
+        raise ParamsError(f"{root} has no commit of git, on which experiments hang: git add, git commit")
+    top = Path(git(root, "rev-parse", "--show-toplevel").strip())
+    changed = git(root, "stash", "create", "learner sweep").strip()
+    return Base(root, top, head.stdout.strip(), changed or head.stdout.strip())
+
+
+def parsed(text: str, path: str) -> Any:
+    """What the params file *path* says whose content is *text*, read as DVC does."""
+    return PARSERS[Path(path).suffix.lower()](text, path)
+
+
+def unknown_code(root: Path) -> list[str]:
+    """The Python files below *root* that git neither knows nor ignores: no isolated copy has them."""
+    return git(root, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What git prints. Raises `StageError` with what it says where it fails."""
+    done = asked(folder, *arguments)
+    if done.returncode:
+        raise StageError(f"git {' '.join(arguments[:2])} in {folder}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def asked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What git answers, and how it ended."""
+    return subprocess.run(  # noqa: S603  arguments of our own, no shell
+        ["git", "-C", str(folder), *arguments],  # noqa: S607  the one that DVC finds too
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )

@@ -1,0 +1,71 @@
+"""The points of a sweep: what -S says, multiplied out by DVC's own rules."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dvc.exceptions import DvcException
+from dvc.utils.cli_parse import to_path_overrides
+from dvc.utils.hydra import get_hydra_sweeps, to_hydra_overrides
+from hydra.errors import HydraException
+
+from stages.contracts.errors import ParamsError
+
+
+@dataclass(frozen=True)
+class Point:
+    """One choice of every param that a sweep sets."""
+
+    overrides: tuple[tuple[str, tuple[str, ...]], ...]
+    """Each params file with what is set in it, as DVC's -S has it; the same on every call."""
+    varying: tuple[tuple[str, str], ...]
+    """The keys that differ from point to point, with this point's values. Of a lone point it is all keys."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """What `dvc exp run` is to be told."""
+        return [part for path, mine in self.overrides for each in mine for part in ("-S", f"{path}:{each}")]
+
+
+def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0) -> list[Point]:
+    """Every point of the grid that *set_params* span, in the order in which they are written.
+
+    With *draw* so many of them, without replacement, and in an order that depends on *seed* alone: a larger
+    *draw* begins with the points of a smaller one. Raises `ParamsError` for what DVC does not understand.
+    """
+    if not set_params:
+        raise ParamsError("a sweep needs something to vary: -S fit.batch_size=32,64")
+    state = random.getstate()
+    random.seed(seed)  # hydra's shuffle(…) asks the global generator
+    try:
+        by_file = to_path_overrides(set_params)
+        swept = [
+            (path, override.key_or_group)
+            for path, mine in by_file.items()
+            for override in to_hydra_overrides(mine)
+            if override.is_sweep_override()
+        ]
+        grid = [_point(each, swept) for each in get_hydra_sweeps(by_file)]
+    except (DvcException, HydraException) as error:
+        raise ParamsError(f"-S {' -S '.join(set_params)}: {_first_line(error)}") from error
+    finally:
+        random.setstate(state)
+    points = list(dict.fromkeys(grid))
+    if draw is None:
+        return points
+    random.Random(seed).shuffle(points)  # noqa: S311  a sample, no secret
+    return points[:draw]
+
+
+def _point(overrides: dict[str, list[str]], swept: Sequence[tuple[str, str]]) -> Point:
+    values = [
+        ((path, override.key_or_group), override.get_value_element_as_str())
+        for path, mine in overrides.items()
+        for override in to_hydra_overrides(mine)
+    ]
+    varying = tuple((key, value) for (path, key), value in values if not swept or (path, key) in swept)
+    return Point(tuple((path, tuple(mine)) for path, mine in overrides.items()), varying)
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split("\nSee ")[0].split("\n"))
