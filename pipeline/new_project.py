@@ -11,7 +11,14 @@ from pipeline.installation import Installation, installation, this_package
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
 
-NAMES = {"gitignore": ".gitignore", "dvcignore": ".dvcignore", "pipeline.yaml": "dvc.yaml"}
+PLOT = ".dvc/plots/confusion_counts.json"
+"""A template of plots, which DVC looks for there."""
+NAMES = {
+    "gitignore": ".gitignore",
+    "dvcignore": ".dvcignore",
+    "pipeline.yaml": "dvc.yaml",
+    "confusion_counts.json": PLOT,
+}
 """What git and DVC would obey in this project, too, is kept under another name."""
 LOCAL = "local.mk"
 """Says what only this machine knows; git ignores it."""
@@ -25,8 +32,12 @@ def make_project(directory: Path) -> Iterator[str]:
     Raises `ParamsError`, and writes nothing, where a file of it is there already.
     """
     texts = project_files(installation(this_package()))
+    plot = texts.pop(PLOT)
     there = _written(directory, texts)
-    _git_and_dvc(directory, [name for name in texts if name not in (LOCAL, *there)])
+    _git_and_dvc(directory)
+    if not (directory / PLOT).exists():
+        write_text(directory / PLOT, plot)  # only now: DVC wants to make the folder itself
+    _run(["git", "add", "--", PLOT, *(name for name in texts if name not in (LOCAL, *there))], directory)
     yield f"{directory} has a model (model.py), its data (source.py), params.yaml, dvc.yaml and a test"
     for name, missing in there.items():
         if missing:
@@ -70,8 +81,8 @@ def _written(directory: Path, texts: Mapping[str, str]) -> dict[str, list[str]]:
     return lacking
 
 
-def _git_and_dvc(directory: Path, names: Sequence[str]) -> None:
-    """Make *directory* a git repository and a DVC project, as far as it is not, and stage *names* in it."""
+def _git_and_dvc(directory: Path) -> None:
+    """Make *directory* a git repository and a DVC project, as far as it is not."""
     top = _git_top(directory)
     if top is None:
         _run(["git", "init", "--quiet"], directory)
@@ -81,7 +92,6 @@ def _git_and_dvc(directory: Path, names: Sequence[str]) -> None:
         _run([sys.executable, "-m", "dvc", "init", "--quiet", *own], directory)
         (directory / ".dvc/config").write_text(DVC_CONFIG)
         _run(["git", "add", ".dvc/config"], directory)
-    _run(["git", "add", "--", *names], directory)
 
 
 def _git_top(directory: Path) -> Path | None:

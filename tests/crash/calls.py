@@ -67,8 +67,9 @@ class Calls:
         call = self.calls[number]
         run = self._begin(f"case-{index}")
         calls, code, said = self._traced(run, number, change)
-        lost, wrong = self._wrong_store(run, change)
-        wrong = [self._wrong_ending(change, code, said), wrong]
+        reached = len(calls) > number  # or not: what comes by the clock may come more seldom this time
+        lost, wrong = self._wrong_store(run, change if reached else None)
+        wrong = [self._wrong_ending(change if reached else None, code, said), wrong]
         ended, _, said = in_child(run.fit)
         if ended != 0:
             wrong.append(f"the run after it ended with {ended}: {said}")
@@ -79,15 +80,14 @@ class Calls:
             finding = f"trial {index}, {change} at call {number}: {where}: {finding}"
         else:
             shutil.rmtree(run.folder)
-        reached = len(calls) > number
         counted = {f"lost {lost} steps": 1} if reached and change == "kill" else {}
         return Row(f"a system call: {change}", finding, counted if reached else {"not reached": 1})
 
     def _wrong_ending(self, change, code, said):
         if change == "kill":
             return "" if code == -9 else f"it was to be killed and ended with {code} {said}"
-        if change == "short":
-            return "" if code == 0 else f"a short write ended it with {code}: {said}"
+        if change in ("short", None):
+            return "" if code == 0 else f"a run that loses nothing ended with {code}: {said}"
         return "" if code == 0 or (code == 1 and said) else f"an error ended it with {code}: {said}"
 
     def _wrong_store(self, run, change):

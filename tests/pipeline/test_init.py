@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from pipeline.installation import Installation, installation, this_package
-from pipeline.new_project import project_files
+from pipeline.new_project import PLOT, project_files
 from stages.contracts.errors import StageError
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ def test_in_a_repository_of_gits_a_folder_becomes_a_project_of_its_own(project, 
     assert (own.folder / ".gitignore").read_text() == "/data/\n"
     assert not (own.folder / ".git").exists()
     staged = set(own.ok("git", "diff", "--cached", "--name-only", "--relative").split())
-    made = FILES - {".dvc", ".git", ".gitignore"} | {".dvc/config", ".dvc/.gitignore"}
+    made = FILES - {".dvc", ".git", ".gitignore"} | {".dvc/config", ".dvc/.gitignore", PLOT}
     assert staged == made
     assert "subdir" not in (own.folder / ".dvc/config").read_text()
     assert own.ok("dvc", "root").strip() == "."
@@ -162,7 +162,8 @@ def test_a_new_project_has_the_pipeline_of_this_one():
     made = project_files(Installation("learner-pipeline==1"))
 
     assert pipeline(made["dvc.yaml"]) == pipeline((ROOT / "dvc.yaml").read_text())
-    assert set(made) == FILES - {".dvc", ".git"}
+    assert set(made) == FILES - {".dvc", ".git"} | {PLOT}
+    assert made[PLOT] == (ROOT / PLOT).read_text()
 
 
 class Installed(Distribution):
