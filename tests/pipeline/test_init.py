@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 
 from pipeline.installation import Installation, installation, this_package
 from pipeline.new_project import PLOT, project_files
+from stages import fit
 from stages.contracts.errors import StageError
 
 ROOT = Path(__file__).parents[2]
@@ -55,16 +56,21 @@ def test_an_edit_of_the_own_model_reruns_what_is_built_of_it_and_a_new_version_i
     assert sorted(ran(own.ok("dvc", "repro"))) == AFTER_BUILD
     assert own.files("artifacts/model.mpk.gz") != made
 
-    package.edit("stages/fit.py", 'VERSION = "3"', 'VERSION = "4"')
+    package.edit("stages/fit.py", f'VERSION = "{fit.VERSION}"', 'VERSION = "new"')
     package.edit("stages/models/steps.py", "F.cross_entropy(logits, targets)", "F.nll_loss(logits, targets)")
     old = own.learner("check")
     assert old.code == 1
-    assert "versions.yaml: fit is 3, and installed is 4: `learner versions` writes it anew" in old.out
+    assert (
+        f"versions.yaml: fit is {fit.VERSION}, and installed is new: `learner versions` writes it anew"
+        in old.out
+    )
     refused = own.learner("stage", "fit")
     assert (refused.code, "Traceback" in refused.err) == (1, False)
-    assert "versions.yaml says that fit is 3, and installed is 4" in refused.err
+    assert f"versions.yaml says that fit is {fit.VERSION}, and installed is new" in refused.err
     told = own.learner("versions").out
-    assert told.startswith("versions.yaml: fit is 3, and installed is 4\nversions.yaml: models is ")
+    assert told.startswith(
+        f"versions.yaml: fit is {fit.VERSION}, and installed is new\nversions.yaml: models is "
+    )
     assert own.learner("versions").out == "versions.yaml says what is installed\n"
     assert set(json.loads(own.ok("dvc", "status", "--json"))) == {"build-learner", "fit"}
 
