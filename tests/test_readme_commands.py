@@ -77,9 +77,11 @@ def test_real_mnist_trains(project):
     (project.folder.parent / "shared").symlink_to(MNIST.parent)
     [typed] = commands()["Real MNIST"]
 
-    shown = run(project, typed, **{"fit.num_epochs=3": "fit.num_epochs=1"})
+    quick = {"fit.num_epochs=3": "fit.num_epochs=1", "fit.batch_size=64": "fit.batch_size=256"}
 
-    assert float(re.search(r"valid: Accuracy ([\d.]+)", shown)[1]) >= 95
+    shown = run(project, typed, **quick)
+
+    assert float(re.search(r"valid: Accuracy ([\d.]+)", shown)[1]) >= 90
 
 
 def test_the_benchmarks_run(project, tmp_path):
