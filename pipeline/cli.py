@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import ExitStack
+from enum import StrEnum
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,13 @@ app.add_typer(records_app)
 app.add_typer(runs_app)
 
 
+class OnCollision(StrEnum):
+    """What the second of two runs of a deployment does."""
+
+    wait = "wait"
+    cancel = "cancel"
+
+
 @app.command()
 def run() -> None:
     """Bring all five stages up to date in this process, as a Prefect flow where an API is configured."""
@@ -35,9 +43,9 @@ def run() -> None:
     read_params()  # before anything is started or removed
     with project_lock():
         if prefect_api.configured():
-            from pipeline.flow import learner_flow
+            from pipeline.recording import run_flow
 
-            learner_flow(_report)
+            run_flow(_report)
         else:
             from pipeline.bodies import STAGES
             from pipeline.reproduce import reproduce
@@ -99,12 +107,51 @@ def _run_stage(name: str) -> None:
 
     if prefect_api.configured() and name in STAGES:
         os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
-        from pipeline.tasks import TASKS, hide_expected_tracebacks, run_shown_by_prefect
+        from pipeline.membership import member_of_flow_run
+        from pipeline.recorded import run_recorded
+        from pipeline.tasks import TASKS, hide_expected_tracebacks
 
         hide_expected_tracebacks()
-        TASKS[name](run_shown_by_prefect)
+        with member_of_flow_run():
+            TASKS[name](run_recorded)
     else:
         run_body(name)
+
+
+@app.command()
+def serve(
+    targets: Annotated[
+        list[str] | None, typer.Argument(metavar="[STAGE]...", help="With what they need; none means all.")
+    ] = None,
+    *,
+    cron: Annotated[str | None, typer.Option(help='When to run, for example "0 3 * * *".')] = None,
+    interval: Annotated[float | None, typer.Option(min=1, help="Or the seconds from run to run.")] = None,
+    timezone: Annotated[str, typer.Option(help="In which --cron is meant.")] = "UTC",
+    name: Annotated[str, typer.Option(help="Of the deployment.")] = "nightly",
+    set_param: Annotated[
+        list[str], typer.Option("--set-param", "-S", metavar="KEY=VALUE", help="As in `dvc exp run -S`.")
+    ] = [],  # noqa: B006  never changed
+    experiment: Annotated[
+        bool, typer.Option("--experiment/--workspace", help="Each run apart, as an experiment; or in here.")
+    ] = True,
+    push: Annotated[bool, typer.Option("--push", help="To the remotes, after each run.")] = False,
+    timeout: Annotated[float | None, typer.Option(min=1, help="Seconds after which a run saves.")] = None,
+    on_collision: Annotated[
+        OnCollision, typer.Option(help="What a run does while one of this deployment is at work.")
+    ] = OnCollision.wait,
+) -> None:
+    """Run on a schedule, as a deployment of the Prefect server that is configured, until this is ended."""
+    from pipeline.serve import Plan
+    from pipeline.serve import serve as serve_flow
+
+    parameters = {
+        "overrides": set_param,
+        "experiment": experiment,
+        "push": push,
+        "targets": targets or [],
+        "timeout_seconds": timeout,
+    }
+    serve_flow(Plan(name, cron, interval, timezone, cancels=on_collision is OnCollision.cancel), parameters)
 
 
 @app.command()

@@ -59,6 +59,15 @@ def leave_with(pids: Sequence[int]) -> None:
     threading.Thread(target=_wait, args=(handles,), daemon=True).start()
 
 
+def leave_with_parent(pid: int) -> None:
+    """Have this process get a SIGTERM as soon as *pid*, which started it, ends; or at once if it has."""
+    _ask_the_kernel()
+    if os.getppid() != pid:
+        _leave()
+        return
+    threading.Thread(target=_poll, args=(pid,), daemon=True).start()  # where the kernel is not asked
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process *pid* runs on this machine, which is not one that only waits to be collected."""
     with suppress(OSError):

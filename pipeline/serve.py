@@ -1,0 +1,112 @@
+"""`learner serve`: a deployment that is made, and whose runs are started, by this process."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.runner import Runner
+from prefect.schedules import Cron, Interval, Schedule
+from prefect.settings import PREFECT_API_URL
+from prefect.types.entrypoint import EntrypointType
+from pydantic import ValidationError
+
+from pipeline import prefect_api
+from pipeline.artifacts import GONE
+from pipeline.deployments import scheduled_flow
+from pipeline.overrides import overridden
+from pipeline.sharing import check_remotes
+from pipeline.targets import needed
+from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When a deployment runs, and what the second of two runs does."""
+
+    name: str
+    cron: str | None = None
+    interval: float | None = None
+    """Seconds."""
+    timezone: str = "UTC"
+    cancels: bool = False
+    """A run that comes while another is at work is cancelled; otherwise it waits."""
+
+    def schedule(self) -> Schedule | None:
+        """As Prefect has it; None where runs are only started by hand. Raises `ParamsError`."""
+        if self.cron and self.interval:
+            raise ParamsError("--cron and --interval exclude each other: a deployment has one schedule")
+        if self.interval:
+            return Interval(self.interval)
+        if self.cron is None:
+            return None
+        try:
+            CronSchedule(cron=self.cron, timezone=self.timezone)
+        except ValidationError as error:
+            told = "; ".join(each["msg"] for each in error.errors())
+            raise ParamsError(f"--cron {self.cron!r} --timezone {self.timezone}: {told}") from error
+        return Cron(self.cron, timezone=self.timezone)
+
+    def limit(self) -> ConcurrencyLimitConfig:
+        """One run at a time."""
+        strategies = ConcurrencyLimitStrategy
+        strategy = strategies.CANCEL_NEW if self.cancels else strategies.ENQUEUE
+        return ConcurrencyLimitConfig(limit=1, collision_strategy=strategy)
+
+
+def serve(plan: Plan, parameters: Mapping[str, Any]) -> None:
+    """Make the deployment, and start its runs until a signal ends this; runs at work are cancelled, and save.
+
+    Its schedule pauses then. Raises `ParamsError` for what no run could be made of, `StageError` where there
+    is no server to serve for, and `RunInterruptedError` at the end.
+    """
+    if not prefect_api.configured():
+        raise ParamsError(
+            "no Prefect server is configured, and a schedule needs one: `prefect server start` starts it, and "
+            "`prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api` names it"
+        )
+    overridden(parameters["overrides"])
+    needed(parameters["targets"])
+    if parameters["push"]:
+        check_remotes(experiment=parameters["experiment"])
+    schedule = plan.schedule()
+    runner = _Runner(name=plan.name, pause_on_shutdown=True)
+    try:
+        runner.add_flow(
+            scheduled_flow,
+            name=plan.name,
+            schedule=schedule,
+            concurrency_limit=plan.limit(),
+            parameters=dict(parameters),
+            entrypoint_type=EntrypointType.MODULE_PATH,
+        )
+    except GONE as error:
+        raise StageError(
+            f"the Prefect server at {PREFECT_API_URL.value()} does not answer: {error}"
+        ) from error
+    sys.stdout.write(
+        f"serves learner/{plan.name}: `prefect deployment run learner/{plan.name}` starts a run now\n"
+    )
+    sys.stdout.flush()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+    signal.signal(signal.SIGINT, runner.handle_sigterm)
+    asyncio.run(runner.start())
+
+
+class _Runner(Runner):
+    """Prefect's, which says of a signal that it was one."""
+
+    def handle_sigterm(self, number: int = signal.SIGTERM, *_: Any) -> None:
+        """Cancel the runs at work, and leave."""
+        self.stop()
+        raise RunInterruptedError(
+            f"{signal.Signals(number).name}: the schedule is paused; runs that were at work are cancelled, "
+            "and saved",
+            number,
+        )
