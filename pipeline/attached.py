@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,9 +24,13 @@ OURS = "PREFECT__"
 
 
 def run_dvc(
-    arguments: Sequence[str], environment: Mapping[str, str] | None = None, *, deadline: float | None = None
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    say: Callable[[str], None],
+    deadline: float | None = None,
 ) -> None:
-    """Run ``dvc`` with *arguments* to its end; what it prints is printed.
+    """Run ``dvc`` with *arguments* to its end; *say* hears every line of it.
 
     Whatever ends the waiting (a signal, *deadline* on the monotonic clock) ends it too, by way of SIGINT, so
     that a stage saves and DVC clears up. Raises `StageFailedError` with its last lines where it ends badly,
@@ -43,12 +47,12 @@ def run_dvc(
         start_new_session=True,
     )
     last: deque[str] = deque(maxlen=SHOWN_LINES)
-    reader = threading.Thread(target=_show, args=(child, last), daemon=True)
+    reader = threading.Thread(target=_show, args=(child, last, say), daemon=True)
     reader.start()
     try:
         code = child.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"dvc {arguments[0]} was stopped, as its time was over") from error
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"dvc {' '.join(arguments[:2])} was stopped, as its time was over") from None
     finally:
         _stop(child)
         reader.join(5)
@@ -64,11 +68,10 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
     return mine | {"PATH": path, **more}
 
 
-def _show(child: "subprocess.Popen[str]", last: deque[str]) -> None:
+def _show(child: "subprocess.Popen[str]", last: deque[str], say: Callable[[str], None]) -> None:
     for line in child.stdout or ():
         last.append(line.rstrip())
-        sys.stdout.write(line)
-        sys.stdout.flush()
+        say(line.rstrip())
 
 
 def _stop(child: "subprocess.Popen[str]") -> None:

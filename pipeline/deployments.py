@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat
 from pipeline.artifacts import Artifacts
 from pipeline.flow import bring_up_to_date
 from pipeline.goodbye import bounded_goodbye
-from pipeline.isolation import run_experiment
+from pipeline.isolation import Choice, run_experiment
 from pipeline.lock import project_lock
 from pipeline.overrides import PARAMS, overridden
 from pipeline.results import read_results
@@ -37,7 +37,7 @@ OWN_RUN = "PREFECT__FLOW_RUN_ID"
 """Prefect sets it in a process that it starts for one run."""
 
 
-@flow(name="learner")
+@flow(name="learner", persist_result=False)
 def scheduled_flow(
     overrides: Annotated[
         list[str], Field(description="Params as for `dvc exp run -S`, for example fit.num_epochs=30")
@@ -66,18 +66,20 @@ def scheduled_flow(
         check_remotes(experiment=experiment)
     with ExitStack() as stack:
         stack.callback(_goodbye())
+        logger = get_run_logger()
         run = _this_run()
         title = str(deployment.name or "learner")
         if experiment:
             rev = f"{title}-{run.name}-{str(run.id)[-6:]}"
-            run_experiment(rev, overrides, targets, flow_run=str(run.id), deadline=deadline)
+            choice = Choice(rev, overrides, targets)
+            run_experiment(choice, logger, flow_run=str(run.id), deadline=deadline)
         else:
             rev = None
             _run_here(names, changed if overrides else None, deadline)
         if results := read_results(rev):
-            show(results, run, Artifacts.of_this_run(get_run_logger()), title)
+            show(results, run, Artifacts.of_this_run(logger), title)
         if push:
-            push_results(rev)
+            push_results(rev, logger.info)
 
 
 def _goodbye() -> Callable[[], None]:

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
 from prefect.schedules import Cron, Interval, Schedule
 from prefect.settings import PREFECT_API_URL
@@ -68,24 +69,24 @@ def serve(plan: Plan, parameters: Mapping[str, Any]) -> None:
     """
     if not prefect_api.configured():
         raise ParamsError(
-            "no Prefect server is configured, and a schedule needs one: `prefect server start` starts it, and "
-            "`prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api` names it"
+            "no Prefect server is configured, and a schedule needs one: `prefect server start` starts it, "
+            "and `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api` names it"
         )
     overridden(parameters["overrides"])
     needed(parameters["targets"])
     if parameters["push"]:
         check_remotes(experiment=parameters["experiment"])
     schedule = plan.schedule()
+    made = scheduled_flow.to_deployment(
+        name=plan.name,
+        schedule=schedule,
+        concurrency_limit=plan.limit(),
+        parameters=dict(parameters),
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
     runner = _Runner(name=plan.name, pause_on_shutdown=True)
     try:
-        runner.add_flow(
-            scheduled_flow,
-            name=plan.name,
-            schedule=schedule,
-            concurrency_limit=plan.limit(),
-            parameters=dict(parameters),
-            entrypoint_type=EntrypointType.MODULE_PATH,
-        )
+        runner.add_deployment(cast(RunnerDeployment, made))
     except GONE as error:
         raise StageError(
             f"the Prefect server at {PREFECT_API_URL.value()} does not answer: {error}"
@@ -95,18 +96,39 @@ def serve(plan: Plan, parameters: Mapping[str, Any]) -> None:
     )
     sys.stdout.flush()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
-    signal.signal(signal.SIGINT, runner.handle_sigterm)
-    asyncio.run(runner.start())
+    asyncio.run(runner.serve())
 
 
 class _Runner(Runner):
-    """Prefect's, which says of a signal that it was one."""
+    """Prefect's, which on a signal waits until the runs at work have saved, and says that it was one.
+
+    Prefect's own handler leaves them behind: it begins to stop them, and does not wait.
+    """
+
+    _signal: int | None = None
+
+    async def serve(self) -> None:
+        """Start runs until a signal comes. Raises `RunInterruptedError` then."""
+        self._loop_of_runs = asyncio.get_running_loop()
+        signal.signal(signal.SIGINT, self.handle_sigterm)
+        await self.start()
+        if self._signal:
+            raise self._interrupted(self._signal)
 
     def handle_sigterm(self, number: int = signal.SIGTERM, *_: Any) -> None:
-        """Cancel the runs at work, and leave."""
-        self.stop()
-        raise RunInterruptedError(
-            f"{signal.Signals(number).name}: the schedule is paused; runs that were at work are cancelled, "
-            "and saved",
-            number,
+        """Cancel the runs at work, and leave; a second SIGINT does not wait for them."""
+        if self._signal is None:
+            self._signal = number
+            self._loop_of_runs.call_soon_threadsafe(self._stop_soon)
+        elif number == signal.SIGINT:
+            raise self._interrupted(number)
+
+    def _stop_soon(self) -> None:
+        self._stopping = asyncio.ensure_future(self.astop())
+
+    @staticmethod
+    def _interrupted(number: int) -> RunInterruptedError:
+        name = signal.Signals(number).name
+        return RunInterruptedError(
+            f"{name}: the schedule is paused; a run that was at work is cancelled, and saved", number
         )

@@ -1,6 +1,7 @@
 """What a flow pushes at its end: DVC's cache, and the experiment that it made."""
 
 import subprocess
+from collections.abc import Callable
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
@@ -37,9 +38,7 @@ def git_remote() -> str:
     return names[0]
 
 
-def push(experiment: str | None) -> None:
+def push(experiment: str | None, say: Callable[[str], None]) -> None:
     """Push the cache with its run-cache, or *experiment* with what of the cache belongs to it."""
-    if experiment:
-        run_dvc(["exp", "push", git_remote(), experiment])
-    else:
-        run_dvc(["push", "--run-cache"])
+    command = ["exp", "push", git_remote(), experiment] if experiment else ["push", "--run-cache"]
+    run_dvc(command, say=say)

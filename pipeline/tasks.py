@@ -77,12 +77,12 @@ def _through(door: Door, name: str) -> State[Any]:
 
 
 def hide_expected_tracebacks() -> None:
-    """Have Prefect log a `StageError` as its message alone; any other exception keeps its traceback."""
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
+    """Have Prefect log a `StageError` and a time-out as a message alone; others keep their traceback."""
+    for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_without_traceback)
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    if record.exc_info and isinstance(record.exc_info[1], StageError):
+    if record.exc_info and isinstance(record.exc_info[1], StageError | TimeoutError):
         record.exc_info = None
     return True
