@@ -20,9 +20,9 @@ GONE = (httpx.HTTPError, PrefectException, RuntimeError)
 
 @contextmanager
 def impatient_client() -> Iterator[SyncPrefectClient]:
-    """A client of the API that tries everything twice, and waits ten seconds at most for an answer."""
+    """A client of the API that tries everything once, and waits ten seconds at most for an answer."""
     with (
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_API_REQUEST_TIMEOUT: 10.0}),
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}),
         get_client(sync_client=True) as client,
     ):
         yield client
@@ -57,17 +57,15 @@ class Artifacts:
             with impatient_client() as client:
                 return client.create_artifact(artifact).id
         except GONE as error:
-            self.logger.warning("the artifact %s is not written: %s", key, _said(error))
+            said = str(error).split("\n")[0] or type(error).__name__
+            self.logger.warning("the artifact %s is not written: %s", key, said)
         return None
 
-    def update(self, artifact: UUID, data: Any, description: str) -> None:
-        """Replace what *artifact* says."""
+    def update(self, artifact: UUID, data: Any, description: str) -> bool:
+        """Replace what *artifact* says. Returns whether that was done; nothing is told of it."""
         try:
             with impatient_client() as client:
                 client.update_artifact(artifact, ArtifactUpdate(data=data, description=description))
-        except GONE as error:
-            self.logger.warning("an artifact is not brought up to date: %s", _said(error))
-
-
-def _said(error: Exception) -> str:
-    return str(error).split("\n")[0] or type(error).__name__
+        except GONE:
+            return False
+        return True

@@ -112,10 +112,12 @@ def _run_stage(name: str) -> None:
         from pipeline.tasks import TASKS, hide_expected_tracebacks
 
         hide_expected_tracebacks()
-        with member_of_flow_run():
-            TASKS[name](run_recorded)
-    else:
-        run_body(name)
+        with member_of_flow_run() as is_recorded:
+            if is_recorded:
+                TASKS[name](run_recorded)
+                return
+            typer.echo("warning: the Prefect server has gone, so this stage is not recorded there", err=True)
+    run_body(name)
 
 
 @app.command()

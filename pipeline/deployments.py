@@ -2,8 +2,9 @@
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from pydantic import Field, PositiveFloat
 
 from pipeline.artifacts import Artifacts
 from pipeline.flow import bring_up_to_date
-from pipeline.goodbye import bounded_goodbye
+from pipeline.goodbye import begin_goodbye, goodbye_seconds
 from pipeline.isolation import Choice, run_experiment
 from pipeline.lock import project_lock
 from pipeline.overrides import PARAMS, overridden
@@ -65,7 +66,8 @@ def scheduled_flow(
     if push:
         check_remotes(experiment=experiment)
     with ExitStack() as stack:
-        stack.callback(_goodbye())
+        if OWN_RUN in os.environ:
+            stack.callback(begin_goodbye, threading.Event(), goodbye_seconds())
         logger = get_run_logger()
         run = _this_run()
         title = str(deployment.name or "learner")
@@ -80,13 +82,6 @@ def scheduled_flow(
             show(results, run, Artifacts.of_this_run(logger), title)
         if push:
             push_results(rev, logger.info)
-
-
-def _goodbye() -> Callable[[], None]:
-    """What bounds the end of this process, where it has been started for this run alone."""
-    if OWN_RUN not in os.environ:
-        return lambda: None
-    return ExitStack().enter_context(bounded_goodbye())
 
 
 def _this_run() -> FlowRun:

@@ -10,8 +10,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from prefect.settings import PREFECT_API_URL
 
@@ -22,23 +20,22 @@ DEFAULT_SECONDS = 60.0
 PROBE_SECONDS = 2.0
 
 
-@contextmanager
-def bounded_goodbye() -> Iterator[Callable[[], None]]:
-    """What the block is given is to be called when the stages are through.
+def begin_goodbye(over: threading.Event, seconds: float) -> None:
+    """The stages are through: from now on this process does not wait for a server that has gone.
 
-    From then on the process ends, with a message and exit code 1, once the server has not answered for the
-    seconds of `VARIABLE`; unless the block ends before. Raises `ParamsError` where that is no number.
+    It ends with a message and exit code 1 once the server has not answered for *seconds*, unless *over* is set
+    before.
     """
-    seconds = _seconds()
-    over = threading.Event()
+    threading.Thread(target=_watch, args=(over, seconds), name="goodbye", daemon=True).start()
 
-    def through() -> None:
-        threading.Thread(target=_watch, args=(over, seconds), name="goodbye", daemon=True).start()
 
+def goodbye_seconds() -> float:
+    """What `VARIABLE` says. Raises `ParamsError` where that is no number."""
+    text = os.environ.get(VARIABLE, "")
     try:
-        yield through
-    finally:
-        over.set()
+        return float(text) if text else DEFAULT_SECONDS
+    except ValueError as error:
+        raise ParamsError(f"{VARIABLE} is {text!r}: it is to be a number of seconds") from error
 
 
 def gone_message() -> str:
@@ -49,21 +46,13 @@ def gone_message() -> str:
     )
 
 
-def _seconds() -> float:
-    text = os.environ.get(VARIABLE, "")
-    try:
-        return float(text) if text else DEFAULT_SECONDS
-    except ValueError as error:
-        raise ParamsError(f"{VARIABLE} is {text!r}: it is to be a number of seconds") from error
-
-
 def _watch(over: threading.Event, seconds: float) -> None:
     seen = time.monotonic()
     while not over.wait(PROBE_SECONDS):
         if _answers():
             seen = time.monotonic()
         elif time.monotonic() - seen > seconds:
-            sys.stderr.write(f"error: {gone_message()}\n")
+            sys.stderr.write(f"\nerror: {gone_message()}\n")
             sys.stderr.flush()
             os._exit(1)
 

@@ -108,10 +108,8 @@ class ProgressRenderer:
         while not is_over:
             is_over = self._over.wait(self._interval if told else 0.0)
             now = self._now
-            if now == told:
-                continue
             if artifact is None:
                 artifact = self._artifacts.create("progress", KEY, now[0], now[1])
-            else:
-                self._artifacts.update(artifact, now[0], now[1])
+            elif now != told and not self._artifacts.update(artifact, now[0], now[1]):
+                continue
             told = now

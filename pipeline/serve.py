@@ -4,11 +4,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
+import httpx
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import RunnerDeployment
@@ -99,6 +101,16 @@ def serve(plan: Plan, parameters: Mapping[str, Any]) -> None:
     asyncio.run(runner.serve())
 
 
+def _patient(poll: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+    """*poll*, without the errors of a server that does not answer: the next time it may."""
+
+    async def poll_if_it_answers() -> Any:
+        with suppress(httpx.TransportError):
+            return await poll()
+
+    return poll_if_it_answers
+
+
 class _Runner(Runner):
     """Prefect's, which on a signal waits until the runs at work have saved, and says that it was one.
 
@@ -106,6 +118,16 @@ class _Runner(Runner):
     """
 
     _signal: int | None = None
+
+    async def __aenter__(self) -> Self:
+        """Ready to start runs, and to outlive the server: Prefect's own gives up after minutes without one.
+
+        With that it would end the runs at work.
+        """
+        await super().__aenter__()
+        poller = self._scheduled_run_poller
+        poller._get_and_submit_flow_runs = _patient(poller._get_and_submit_flow_runs)  # noqa: SLF001
+        return self
 
     async def serve(self) -> None:
         """Start runs until a signal comes. Raises `RunInterruptedError` then."""
