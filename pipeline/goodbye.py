@@ -23,8 +23,8 @@ PROBE_SECONDS = 2.0
 def begin_goodbye(over: threading.Event, seconds: float) -> None:
     """The stages are through: from now on this process does not wait for a server that has gone.
 
-    It ends with a message and exit code 1 once the server has not answered for *seconds*, unless *over* is set
-    before.
+    It ends with a message and exit code 1 once the server has not answered for *seconds*, unless *over* is
+    set before.
     """
     threading.Thread(target=_watch, args=(over, seconds), name="goodbye", daemon=True).start()
 
@@ -41,7 +41,7 @@ def goodbye_seconds() -> float:
 def gone_message() -> str:
     """What to say where the server has gone."""
     return (
-        f"the Prefect server at {PREFECT_API_URL.value()} has gone, so it does not know how this run ended. "
+        f"the Prefect server at {PREFECT_API_URL.value()} has gone, so it does not know how this ended. "
         "What the stages made is recorded by DVC: `learner status` shows it"
     )
 
