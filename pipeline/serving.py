@@ -30,7 +30,6 @@ from pipeline.sharing import check_remotes
 from pipeline.targets import needed
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 
-
 Poll = Callable[..., Coroutine[Any, Any, None]]
 
 

@@ -20,9 +20,14 @@ LOOKED_AT = 20
 
 
 def show(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> None:
-    """Write the artifacts of *run*, which left *results*; their keys begin with *title*."""
+    """Write the artifacts of *run*, which left *results*; their keys begin with *title*.
+
+    Where the first cannot be written, nobody is there to write to, and the others are left out.
+    """
     prefix = _slug(title)
-    artifacts.create("table", f"{prefix}-summary", _table(_summary(results)), _summary_title(results))
+    told = f"Learner summary, {results.epochs} epochs"
+    if not artifacts.create("table", f"{prefix}-summary", _table(_summary(results)), told):
+        return
     if url := curves_url(results.history):
         artifacts.create("image", f"{prefix}-curves", url, "The curves, epoch by epoch")
     else:
@@ -40,10 +45,6 @@ def show(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> No
     told = f"Against {name}, the last run of this deployment" if name else "The first run of this deployment"
     artifacts.create("table", f"{prefix}-comparison", _table(rows), told)
     artifacts.create("markdown", key, f"```json\n{json.dumps(now, indent=1)}\n```", "What was run")
-
-
-def _summary_title(results: Results) -> str:
-    return f"Learner summary, {results.epochs} epochs"
 
 
 def _summary(results: Results) -> Iterator[dict[str, Any]]:
