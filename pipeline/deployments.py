@@ -19,6 +19,7 @@ from pipeline.artifacts import Artifacts
 from pipeline.flow import bring_up_to_date
 from pipeline.goodbye import begin_goodbye, goodbye_seconds
 from pipeline.isolation import Choice, run_experiment
+from pipeline.lease import outlive_the_lease
 from pipeline.lock import project_lock
 from pipeline.overrides import PARAMS, overridden
 from pipeline.results import read_results
@@ -36,6 +37,8 @@ WAIT_SECONDS = 3600.0
 """How long a run in the workspace waits for whoever runs there already."""
 OWN_RUN = "PREFECT__FLOW_RUN_ID"
 """Prefect sets it in a process that it starts for one run."""
+
+outlive_the_lease()  # before Prefect's engine, which imports this module, begins the run
 
 
 @flow(name="learner", persist_result=False)

@@ -6,8 +6,8 @@ from logging import Logger, LoggerAdapter
 from typing import Any
 
 import httpx
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
-from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from pipeline.artifacts import GONE
@@ -44,7 +44,7 @@ def gpu_slots(logger: "Logger | LoggerAdapter[Any]", count: int | None = None) -
         logger.warning("trains without the slots of %r, as the server is gone: %s", LIMIT, error)
         yield
         return
-    except PrefectException as error:
+    except ConcurrencySlotAcquisitionError as error:
         raise StageError(
             f"{wanted} slots of the concurrency limit {LIMIT!r} are not to be had: {error}. "
             f"`prefect gcl inspect {LIMIT}` shows the limit"

@@ -71,6 +71,7 @@ class Server:
             "PREFECT_HOME": str(home),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
             "DO_NOT_TRACK": "1",
             "PATH": "/usr/bin:/bin",
         } | ({"PREFECT_API_DATABASE_CONNECTION_URL": database} if database else {})

@@ -398,6 +398,24 @@ def test_what_could_not_be_served_is_told_at_once(project, monkeypatch):
     assert needed(["build-learner"]) == ["create-artifact-dir", "load-data", "build-learner"]
 
 
+LEASE = """
+import time, uuid, prefect.flow_engine
+import pipeline.deployments
+
+with prefect.flow_engine.maintain_concurrency_lease(uuid.uuid4(), 300, raise_on_lease_renewal_failure=True):
+    time.sleep(10)
+    print("goes on")
+"""
+
+
+@LONG
+def test_a_run_goes_on_where_its_place_in_the_limit_is_lost(project, server):
+    done = project.run(sys.executable, "-c", LEASE, PREFECT_API_URL=server)
+
+    assert "slots are no longer reserved" in done.err
+    assert done.out == "goes on\n"
+
+
 @LONG
 def test_a_time_out_saves_and_the_next_run_goes_on(serve, project):
     for mode in ("--workspace", "--experiment"):
