@@ -5,7 +5,7 @@ BIN := $(CURDIR)/.venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: repro test fuzz crash format
+.PHONY: repro test fuzz crash flows format
 
 repro: .venv/installed
 	dvc repro
@@ -21,6 +21,10 @@ fuzz: .venv/installed-test
 
 crash: .venv/installed-test
 	python tests/crash/crash.py --jobs 2
+
+flows: .venv/installed-test
+	LEARNER_TEST_LONG=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_doors.py
+	LEARNER_TEST_LONG=1 LEARNER_TEST_POSTGRES=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_doors.py
 
 format: .venv/installed-test
 	ruff format .

@@ -100,7 +100,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
 def _row(name: str, before: Any, now: Any) -> dict[str, Any]:
     both = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (before, now))
     difference = f"{now - before:+.4g}" if both else ""
-    return {"": name, "last run": _number(before), "this run": _number(now), "difference": difference}
+    return {"name": name, "last run": _number(before), "this run": _number(now), "difference": difference}
 
 
 def _number(value: Any) -> Any:
