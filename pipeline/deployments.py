@@ -1,11 +1,13 @@
 """The flow as it is deployed, with parameters: by `learner serve`, by prefect.yaml, from the UI."""
 
+import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +24,10 @@ from pipeline.isolation import Choice, run_experiment
 from pipeline.lease import outlive_the_lease
 from pipeline.lock import project_lock
 from pipeline.overrides import PARAMS, overridden
-from pipeline.results import read_results
+from pipeline.results import Results, read_results
 from pipeline.sharing import check_remotes
 from pipeline.sharing import push as push_results
-from pipeline.showing import show
+from pipeline.showing import show, slug
 from pipeline.targets import needed
 from pipeline.tasks import hide_expected_tracebacks
 from stages.contracts.errors import ParamsError, StageError
@@ -64,52 +66,74 @@ def scheduled_flow(
     hide_expected_tracebacks()
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # a user's own modules lie beside params.yaml
-    names = needed(targets)
-    changed = overridden(overrides)
+    order = Order(overrides, targets, deadline)
+    order.check()
     if push:
         check_remotes(experiment=experiment)
     with ExitStack() as stack:
         if OWN_RUN in os.environ:
             stack.callback(begin_goodbye, threading.Event(), goodbye_seconds())
-        logger = get_run_logger()
-        run = _this_run()
         title = str(deployment.name or "learner")
-        if experiment:
-            rev = f"{title}-{run.name}-{str(run.id)[-6:]}"
-            choice = Choice(rev, overrides, targets)
-            run_experiment(choice, logger, flow_run=str(run.id), deadline=deadline)
-        else:
-            rev = None
-            _run_here(names, changed if overrides else None, deadline)
-        if results := read_results(rev):
-            show(results, run, Artifacts.of_this_run(logger), title)
+        name = _name_of_experiment(title) if experiment else None
+        results = _run_apart(order, name) if name else _run_here(order)
+        if results:
+            show(results, _this_run(), Artifacts.of_this_run(get_run_logger()), title)
         if push:
-            push_results(rev, logger.info)
+            push_results(name, get_run_logger().info)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a run is to do."""
+
+    overrides: Sequence[str]
+    targets: Sequence[str]
+    deadline: float | None
+    """On the monotonic clock."""
+
+    def check(self) -> None:
+        """Raise `ParamsError` for what can never be done."""
+        overridden(self.overrides)
+        needed(self.targets)
 
 
 def _this_run() -> FlowRun:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
-        raise StageError("this flow is recorded by a Prefect server, or not run at all")
+        raise StageError("this flow runs where a Prefect server records it: call it, not its function")
     return context.flow_run
 
 
-def _run_here(names: Sequence[str], params: str | None, deadline: float | None) -> None:
+def _name_of_experiment(title: str) -> str:
+    run = _this_run()
+    return f"{slug(title)}-{slug(run.name)}-{str(run.id)[-6:]}"
+
+
+def _run_apart(order: Order, name: str) -> Results | None:
+    choice = Choice(name, order.overrides, order.targets)
+    run_experiment(choice, get_run_logger(), flow_run=str(_this_run().id), deadline=order.deadline)
+    return read_results(name)
+
+
+def _run_here(order: Order) -> Results | None:
     logger = get_run_logger()
-    with project_lock(patience_seconds=_wait_seconds()), _params(params):
-        bring_up_to_date(names, lambda name, outcome: logger.info("%s: %s", name, outcome), deadline)
+    left = math.inf if order.deadline is None else order.deadline - time.monotonic()
+    with project_lock(patience_seconds=min(_wait_seconds(), left)), _params(order.overrides):
+        names = needed(order.targets)
+        bring_up_to_date(names, lambda name, outcome: logger.info("%s: %s", name, outcome), order.deadline)
+        return read_results()
 
 
 @contextmanager
-def _params(text: str | None) -> Iterator[None]:
-    """params.yaml says *text* in the block, and after it where it ends well, as after `dvc exp run -S`.
+def _params(overrides: Sequence[str]) -> Iterator[None]:
+    """params.yaml has *overrides* in the block, and after it where it ends well, as after `dvc exp run -S`.
 
     Else it says again what it said before, unless somebody has edited it meanwhile.
     """
-    if text is None:
+    if not overrides:
         yield
         return
-    before = PARAMS.read_text(encoding="utf-8")
+    before, text = PARAMS.read_text(encoding="utf-8"), overridden(overrides)
     write_text(PARAMS, text)
     try:
         yield

@@ -24,7 +24,7 @@ def show(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> No
 
     Where the first cannot be written, nobody is there to write to, and the others are left out.
     """
-    prefix = _slug(title)
+    prefix = slug(title)
     told = f"Learner summary, {results.epochs} epochs"
     if not artifacts.create("table", f"{prefix}-summary", _table(_summary(results)), told):
         return
@@ -111,5 +111,6 @@ def _table(rows: Any) -> str:
     return json.dumps(list(rows))
 
 
-def _slug(title: str) -> str:
+def slug(title: str) -> str:
+    """*title* in lower-case letters, digits and dashes, as a key of Prefect's and a name of DVC's must be."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "learner"
