@@ -72,12 +72,12 @@ def _last_record(run: FlowRun, key: str, artifacts: Artifacts) -> tuple[str, Map
 
 
 def _newest_record(client: SyncPrefectClient, run: FlowRun, key: str) -> tuple[str, Mapping[str, Any]]:
-    same = FlowRunFilter.model_validate({"deployment_id": {"any_": [run.deployment_id]}})
+    same = FlowRunFilter.model_validate(
+        {"deployment_id": {"any_": [run.deployment_id]}, "state": {"type": {"any_": ["COMPLETED"]}}}
+    )
     runs = client.read_flow_runs(flow_run_filter=same, sort=FlowRunSort.START_TIME_DESC, limit=LOOKED_AT)
     records = ArtifactFilter.model_validate({"key": {"any_": [key]}})
     for each in runs:
-        if each.id == run.id:
-            continue
         of_it = FlowRunFilter.model_validate({"id": {"any_": [each.id]}})
         for artifact in client.read_artifacts(artifact_filter=records, flow_run_filter=of_it):
             found = re.search(r"\{.*\}", str(artifact.data), re.DOTALL)

@@ -342,7 +342,7 @@ def test_a_run_outlives_its_server_and_ends(project, mortal_server):
 
 
 SLOTS = """
-import logging
+import logging, subprocess
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from pipeline.slots import LIMIT, gpu_slots, used_gpus
@@ -354,7 +354,7 @@ def held():
 
 with gpu_slots(logging.getLogger(), 2):
     pass  # a server without such a limit
-client._client.post("/v2/concurrency_limits/", json={"name": LIMIT, "limit": 2})
+subprocess.run(["prefect", "gcl", "create", "gpu", "--limit", "2"], check=True, stdout=subprocess.DEVNULL)
 with gpu_slots(logging.getLogger()):
     print("used", used_gpus(), "held", held())
 with gpu_slots(logging.getLogger(), 2):
@@ -431,8 +431,9 @@ def test_a_time_out_saves_and_the_next_run_goes_on(serve, project):
         assert served.api.wait(timed) == "TimedOut"
         assert project.files("params.yaml", "dvc.yaml") == before
 
-        assert served.api.wait(served.api.start(f"timed{mode}")) == "Completed"
-        assert served.api.logged(served.api.runs(f"timed{mode}")[-1]["id"], "goes on in epoch 1")
+        again = served.api.start(f"timed{mode}")
+        assert served.api.wait(again) == "Completed"
+        assert served.api.logged(again, "goes on in epoch 2")
         assert served.end() == 143
 
 
@@ -452,7 +453,7 @@ def test_an_experiment_is_cancelled_and_the_next_goes_on(serve, project):
     assert project.ok("dvc", "exp", "list", "--name-only") == ""
     again = served.api.start("apart")
     assert served.api.wait(again) == "Completed"
-    assert served.api.logged(again, "goes on in epoch 1")
+    assert served.api.logged(again, "goes on in epoch 2")
 
 
 @LONG
@@ -481,7 +482,9 @@ def test_prefect_yaml_deploys_for_a_worker(project, server):
     api = Api(server)
     project.ok("prefect", "work-pool", "create", "--type", "process", "learner", PREFECT_API_URL=server)
     project.ok("prefect", "--no-prompt", "deploy", "--all", PREFECT_API_URL=server)
-    run = api.start("process", overrides=["fit.num_epochs=1"], targets=["fit"])
+    given = ("--param", 'overrides=["fit.num_epochs=1"]', "--param", 'targets=["fit"]')
+    project.ok("prefect", "deployment", "run", "learner/process", *given, PREFECT_API_URL=server)
+    run = api.runs("process")[0]["id"]
 
     worker = ("prefect", "worker", "start", "--pool", "learner", "--run-once")
     project.ok(*worker, PREFECT_API_URL=server)
