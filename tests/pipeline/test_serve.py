@@ -56,16 +56,28 @@ class Api:
         self.address = address
 
     def get(self, path):
-        with urllib.request.urlopen(f"{self.address}/{path}") as answer:  # noqa: S310  loopback
-            return json.load(answer)
+        return self._ask(f"{self.address}/{path}")
 
     def post(self, path, body):
         request = urllib.request.Request(  # noqa: S310  loopback
             f"{self.address}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
-            text = answer.read()
-        return json.loads(text) if text else None
+        return self._ask(request)
+
+    @staticmethod
+    def _ask(request):
+        """As Prefect's own client: a server on SQLite that is busy says 503, and is asked again."""
+        for _ in range(60):
+            try:
+                with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
+                    text = answer.read()
+            except urllib.error.HTTPError as error:
+                if error.code != 503:
+                    raise
+                time.sleep(0.5)
+            else:
+                return json.loads(text) if text else None
+        raise AssertionError("it is busy for good")
 
     def deployment(self, name):
         return self.get(f"deployments/name/learner/{name}")
