@@ -8,7 +8,7 @@ from stages.contracts.history import History
 try:
     import vl_convert
 except ImportError:
-    vl_convert = None
+    vl_convert = None  # type: ignore[assignment,unused-ignore]
 
 EXTRA = "pip install 'learner-pipeline[page]'"
 

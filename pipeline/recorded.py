@@ -32,12 +32,19 @@ class _Lines(TextIOBase):
             self._logger.info("%s", line)
         return len(text)
 
+    def end(self) -> None:
+        """Log what no line end has followed."""
+        if self._rest:
+            self.write("\n")
+
 
 @contextmanager
 def _logged(logger: "RunLogger") -> Iterator[None]:
     """What the block prints to standard output is logged instead."""
-    with redirect_stdout(_Lines(logger)):
+    lines = _Lines(logger)
+    with redirect_stdout(lines):
         yield
+    lines.end()
 
 
 def run_recorded(name: str, renderer: Renderer | None = None) -> None:

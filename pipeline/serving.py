@@ -108,9 +108,9 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
 def _patient(poll: Poll) -> Poll:
     """*poll*, without the errors of a server that does not answer: the next time it may."""
 
-    async def poll_if_it_answers(*given: Any) -> None:
+    async def poll_if_it_answers(*given: Any, **named: Any) -> None:
         with suppress(httpx.TransportError):
-            await poll(*given)
+            await poll(*given, **named)
 
     return poll_if_it_answers
 
