@@ -5,7 +5,7 @@ BIN := $(CURDIR)/.venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: repro test fuzz crash sweep-proof format
+.PHONY: repro test fuzz crash sweep-proof flows format
 
 repro: .venv/installed
 	dvc repro
@@ -24,6 +24,10 @@ crash: .venv/installed-test
 
 sweep-proof: .venv/installed-test
 	pytest -s tests/pipeline/sweeping/proof.py
+
+flows: .venv/installed-test
+	LEARNER_TEST_LONG=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_doors.py
+	LEARNER_TEST_LONG=1 LEARNER_TEST_POSTGRES=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_doors.py
 
 format: .venv/installed-test
 	ruff format .

@@ -13,6 +13,7 @@ from pipeline.doctor import doctor
 from pipeline.init import init, versions
 from pipeline.records import app as records_app
 from pipeline.runs import app as runs_app
+from pipeline.serve import serve
 from pipeline.share import pull, push
 from pipeline.signals import ending
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
@@ -33,7 +34,7 @@ Revs = Annotated[
 ]
 app.add_typer(records_app)
 app.add_typer(runs_app)
-for each in (push, pull, init, versions, doctor):
+for each in (serve, push, pull, init, versions, doctor):
     app.command()(each)
 
 
@@ -49,9 +50,9 @@ def run() -> None:
     with project_lock():
         take_care(os.getpid())
         if prefect_api.configured():
-            from pipeline.flow import learner_flow
+            from pipeline.recording import run_flow
 
-            learner_flow(_report)
+            run_flow(_report)
         else:
             from pipeline.bodies import STAGES
             from pipeline.reproduce import reproduce
@@ -115,12 +116,17 @@ def _run_stage(name: str) -> None:
 
     if prefect_api.configured() and name in STAGES:
         os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
-        from pipeline.tasks import TASKS, hide_expected_tracebacks, run_shown_by_prefect
+        from pipeline.membership import member_of_flow_run
+        from pipeline.recorded import run_recorded
+        from pipeline.tasks import TASKS, hide_expected_tracebacks
 
         hide_expected_tracebacks()
-        TASKS[name](run_shown_by_prefect)
-    else:
-        run_body(name)
+        with member_of_flow_run() as is_recorded:
+            if is_recorded:
+                TASKS[name](run_recorded)
+                return
+            typer.echo("warning: the Prefect server has gone, so this stage is not recorded there", err=True)
+    run_body(name)
 
 
 @app.command()

@@ -1,28 +1,43 @@
 """The flow: the five tasks in order, each through DVC in this process."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 
-from prefect import flow, get_run_logger
+from prefect import flow
 
+from pipeline.bodies import STAGES
+from pipeline.recorded import run_recorded
 from pipeline.reproduce import Outcome, reproduce
 from pipeline.tasks import TASKS, hide_expected_tracebacks
-from stages.renderers import LogRenderer
+
+LEAST_SECONDS = 0.01
+"""A time-out of none is none at all."""
 
 Report = Callable[[str, Outcome], None]
 
 
 @flow(name="learner", validate_parameters=False)
-def learner_flow(report: Report) -> None:
-    """Bring every stage up to date; *report* hears of each one's outcome.
+def learner_flow(report: Report, through: Callable[[], None]) -> None:
+    """Bring every stage up to date; *report* hears of each one's outcome, *through* is called at the end."""
+    hide_expected_tracebacks()
+    try:
+        bring_up_to_date(STAGES, report)
+    finally:
+        through()
 
-    The tasks are called, not submitted: a task in a thread of its own would never see a signal.
+
+def bring_up_to_date(names: Iterable[str], report: Report, deadline: float | None = None) -> None:
+    """Bring the stages *names* up to date, within a flow run.
+
+    The tasks are called, not submitted: a task in a thread of its own would never see a signal. One that is
+    at work at *deadline*, on the monotonic clock, saves and is timed out.
     """
 
     def door(name: str) -> Outcome:
-        outcome = reproduce(name, LogRenderer(get_run_logger()))
+        outcome = reproduce(name, run=run_recorded)
         report(name, outcome)
         return outcome
 
-    hide_expected_tracebacks()
-    for each in TASKS.values():
-        each(door)
+    for name in names:
+        left = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
+        TASKS[name].with_options(timeout_seconds=left)(door)

@@ -39,15 +39,16 @@ class _Holder:
 
 
 @contextmanager
-def project_lock(starters: Sequence[int] = ()) -> Iterator[None]:
+def project_lock(starters: Sequence[int] = (), *, patience_seconds: float = 0.0) -> Iterator[None]:
     """Hold the lock of the project in this folder; it goes with the process, however that ends.
 
     *starters* are the processes without which this one would not go on. Raises `StageError` where
-    another process has the lock; one whose own starters are gone is given time to leave.
+    another process has the lock for longer than *patience_seconds*; one whose own starters are gone is given
+    time to leave.
     """
     PATH.parent.mkdir(exist_ok=True)
     with PATH.open("a+") as file:
-        _acquire(file)
+        _acquire(file, patience_seconds)
         os.register_at_fork(after_in_child=file.close)  # or a loader's worker would hold it too
         file.truncate(0)
         file.write(" ".join(map(str, (os.getpid(), socket.gethostname(), *starters))))
@@ -59,14 +60,15 @@ def project_lock(starters: Sequence[int] = ()) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _acquire(file: IO[str]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def _acquire(file: IO[str], patience_seconds: float) -> None:
+    began = time.monotonic()
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = _Holder.read(file)
-            if not holder.is_leaving() or time.monotonic() > deadline:
+            patience = max(patience_seconds, PATIENCE_SECONDS if holder.is_leaving() else 0.0)
+            if time.monotonic() - began >= patience:
                 raise StageError(
                     f"this project is in use by pid {holder.pid}{holder.host and f' on {holder.host}'} "
                     f"(it holds {PATH.resolve()}): wait for it, or end it"

@@ -24,6 +24,8 @@ from pipeline.torn import keep_lock, mend
 from stages.contracts.errors import StageError, StageFailedError
 from stages.contracts.events import Renderer
 
+Run = Callable[[str, Renderer | None], None]
+
 _body: ContextVar[Callable[[], None] | None] = ContextVar("body", default=None)
 _start_command = dvc.stage.run.cmd_run
 
@@ -48,11 +50,12 @@ def _call_body(stage: Any, dry: bool = False, run_env: Any = None) -> None:  # n
 dvc.stage.run.cmd_run = _call_body
 
 
-def reproduce(name: str, renderer: Renderer | None = None) -> Outcome:
+def reproduce(name: str, renderer: Renderer | None = None, *, run: Run = run_body) -> Outcome:
     """Reproduce stage *name* of the project in this folder, and nothing before or after it.
 
-    *renderer* shows the stage that trains. A signal ends the body; one that comes while DVC is at work waits
-    until its locks are released and its files are whole.
+    Where the stage must run, *run* is called to do it, with *renderer*, which shows the stage that trains.
+    A signal ends that call; one that comes while DVC is at work waits until its locks are released and its
+    files are whole.
 
     Raises what the stage's body raises, after its outputs are back as they were; `StageFailedError` where it
     is DVC that cannot go on.
@@ -63,7 +66,7 @@ def reproduce(name: str, renderer: Renderer | None = None) -> Outcome:
         def body() -> None:
             called.append(name)
             with signals.released():
-                run_body(name, renderer)
+                run(name, renderer)
 
         reproduced = _reproduce(name, body, called)
     if not reproduced:

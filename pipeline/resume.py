@@ -1,24 +1,11 @@
 """`learner resume`: what it writes into params.yaml."""
 
-import io
-from collections.abc import MutableMapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Sequence
 from typing import Any
 
-from dvc.exceptions import DvcException
-from dvc.utils.cli_parse import to_path_overrides
-from dvc.utils.hydra import apply_overrides
-from ruamel.yaml import YAML
-from ruamel.yaml.representer import RoundTripRepresenter
-from ruamel.yaml.util import load_yaml_guess_indent
-
-from pipeline.params import read_params, read_yaml
+from pipeline.overrides import PARAMS, overridden
 from pipeline.revisions import Revision, resolved
-from stages.contracts.errors import ParamsError
 from stages.contracts.files import write_text
-
-PARAMS = Path("params.yaml")
 
 
 def set_checkpoint(name: str, epoch: int, *, weights_only: bool, overrides: Sequence[str]) -> str:
@@ -30,68 +17,9 @@ def set_checkpoint(name: str, epoch: int, *, weights_only: bool, overrides: Sequ
     rev = resolved(name)
     Revision(rev).check(epoch)
     checkpoint = {"rev": rev, "epoch": epoch} | ({"weights_only": True} if weights_only else {})
-    with TemporaryDirectory() as folder:
-        draft = Path(folder) / PARAMS.name
-        _write_draft(draft, checkpoint, overrides)
-        try:
-            read_params(draft)
-        except ParamsError as error:
-            raise ParamsError(str(error).replace(str(draft), f"{PARAMS}, which stays as it is,")) from error
-        write_text(PARAMS, _edited(PARAMS.read_text(encoding="utf-8"), read_yaml(draft)))
+
+    def go_on(content: dict[str, Any]) -> None:
+        content["build_learner"] = {**(content.get("build_learner") or {}), "checkpoint": checkpoint}
+
+    write_text(PARAMS, overridden(overrides, go_on))
     return rev
-
-
-def _write_draft(draft: Path, checkpoint: dict[str, Any], overrides: Sequence[str]) -> None:
-    """What params.yaml is to say, with neither its comments nor its form."""
-    content = read_yaml(PARAMS)
-    content["build_learner"] = {**(content.get("build_learner") or {}), "checkpoint": checkpoint}
-    with draft.open("w", encoding="utf-8") as file:
-        YAML().dump(content, file)
-    by_file = to_path_overrides(overrides)
-    if others := by_file.keys() - {PARAMS.name}:
-        raise ParamsError(f"-S sets params of {PARAMS}, not of {', '.join(sorted(others))}")
-    for mine in by_file.values():
-        try:
-            apply_overrides(draft, mine)
-        except DvcException as error:
-            raise ParamsError(
-                f"-S {' -S '.join(mine)}: {error.__cause__ or error}. A key that {PARAMS} does not have yet "
-                "is added with a plus, as in -S +fit.keep.last=3"
-            ) from error
-
-
-def _edited(text: str, wanted: Any) -> str:
-    """The YAML *text*, with its comments and its form, changed where it does not say what is *wanted*."""
-    yaml = YAML()
-    yaml.Representer = _Representer
-    yaml.width = 1 << 16
-    yaml.preserve_quotes = True
-    _, step, dash = load_yaml_guess_indent(text)
-    yaml.indent(sequence=(step or 2), offset=(dash or 0))
-    content = yaml.load(text)
-    _merge(content, wanted)
-    target = io.StringIO()
-    yaml.dump(content, target)
-    return target.getvalue()
-
-
-def _merge(content: MutableMapping[str, Any], wanted: MutableMapping[str, Any]) -> None:
-    for key in [key for key in content if key not in wanted]:
-        del content[key]
-    for key, value in wanted.items():
-        there = content.get(key)
-        if isinstance(there, MutableMapping) and isinstance(value, MutableMapping):
-            _merge(there, value)
-        elif key not in content and hasattr(content, "insert"):
-            content.insert(0, key, value)  # last, it would come after the blank line that ends a section
-        elif there != value or isinstance(there, bool) != isinstance(value, bool):
-            content[key] = value
-
-
-class _Representer(RoundTripRepresenter):
-    """Writes null where ruamel writes nothing."""
-
-
-_Representer.add_representer(
-    type(None), lambda representer, _: representer.represent_scalar("tag:yaml.org,2002:null", "null")
-)

@@ -1,22 +1,20 @@
 """The five stages as versioned Prefect tasks.
 
 A task is told by which *door* its stage goes: through DVC in this process (`reproduce`, in the flow), or
-straight to the body (`run_shown_by_prefect`, in a process that DVC itself started).
+straight to the body (`run_recorded`, in a process that DVC itself started).
 """
 
 import logging
 from collections.abc import Callable
 from typing import Any
 
-from prefect import State, Task, get_run_logger, task
+from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Completed
 
-from pipeline.bodies import run_body
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import StageError
-from stages.renderers import LogRenderer
 
 Door = Callable[[str], object]
 
@@ -78,18 +76,13 @@ def _through(door: Door, name: str) -> State[Any]:
     return Completed(name="Cached", message=f"DVC: {outcome}")
 
 
-def run_shown_by_prefect(name: str) -> None:
-    """Do what stage *name* does, and show it through the logger of the task run that this is called in."""
-    run_body(name, LogRenderer(get_run_logger()))
-
-
 def hide_expected_tracebacks() -> None:
-    """Have Prefect log a `StageError` as its message alone; any other exception keeps its traceback."""
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
+    """Have Prefect log a `StageError` and a time-out as a message alone; others keep their traceback."""
+    for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_without_traceback)
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    if record.exc_info and isinstance(record.exc_info[1], StageError):
+    if record.exc_info and isinstance(record.exc_info[1], StageError | TimeoutError):
         record.exc_info = None
     return True

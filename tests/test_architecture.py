@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = {"cli.py", "records.py", "runs.py", "resume.py", "init.py", "doctor.py", "sweep.py"}
+COMMANDS = {"cli.py", "records.py", "runs.py", "resume.py", "init.py", "doctor.py", "sweep.py", "serve.py"}
 """What is typed: the only modules that import inside functions, so that a light command stays light."""
 STAGES = ("create_artifact_dir", "load_data", "build_learner", "fit", "save_model")
 

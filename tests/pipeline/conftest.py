@@ -1,40 +1,120 @@
-"""A Prefect server, for the tests of what it is told."""
+"""A Prefect server, for the tests of what it is told; on SQLite, or on PostgreSQL where that is asked for."""
 
 import contextlib
+import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A real Prefect server on a free port of loopback; its address."""
-    home = tmp_path_factory.mktemp("server")
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    environment = {
-        "PREFECT_HOME": str(home),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-        "PATH": "/usr/bin:/bin",
-    }
-    with (home / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-    address = f"http://127.0.0.1:{port}/api"
+        return probe.getsockname()[1]
+
+
+def program(name):
+    """Where PostgreSQL's *name* is; skips the test where it is not."""
+    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    found = shutil.which(name) or (str(installed[-1]) if installed else None)
+    if found is None:
+        pytest.skip(f"PostgreSQL is not installed: there is no {name}")
+    return found
+
+
+@pytest.fixture(scope="session")
+def database():
+    """The address of a database in a PostgreSQL cluster of its own; None for SQLite, without the variable."""
+    if not os.environ.get("LEARNER_TEST_POSTGRES"):
+        yield None
+        return
+    folder = Path(tempfile.mkdtemp(prefix="learner-postgres-"))
+    port = free_port()
+    other = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
+    if other:  # PostgreSQL does not run as root
+        shutil.chown(folder, other["user"], other["group"])
+    quiet = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **other}
+    make = ["-D", folder / "data", "-U", "learner", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+    subprocess.run([program("initdb"), *make], check=True, **quiet)
+    start = ["-D", folder / "data", "-p", str(port), "-h", "127.0.0.1", "-k", folder]
+    process = subprocess.Popen([program("postgres"), *start], **quiet)
     try:
         for _ in range(600):
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{address}/health")  # noqa: S310  loopback
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
-            assert process.poll() is None, (home / "log").read_text()
+            assert process.poll() is None
             time.sleep(0.1)
-        yield address
+        yield f"postgresql+asyncpg://learner@127.0.0.1:{port}/postgres"
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # its fast shutdown
         process.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Server:
+    """A real Prefect server on a free port of loopback."""
+
+    def __init__(self, home, database):
+        port = free_port()
+        self.address = f"http://127.0.0.1:{port}/api"
+        self.log = home / "log"
+        command = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        environment = {
+            "PREFECT_HOME": str(home),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+            "DO_NOT_TRACK": "1",
+            "PATH": "/usr/bin:/bin",
+        } | ({"PREFECT_API_DATABASE_CONNECTION_URL": database} if database else {})
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *command], env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def wait(self):
+        """Until it answers."""
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{self.address}/health")  # noqa: S310  loopback
+                return
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.1)
+
+    def end(self):
+        self.process.terminate()
+        self.process.wait(timeout=60)
+
+
+@contextlib.contextmanager
+def running_server(home, database):
+    made = Server(home, database)
+    try:
+        made.wait()
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, database):
+    """The address of a server that all tests of a module share."""
+    with running_server(tmp_path_factory.mktemp("server"), database) as made:
+        yield made.address
+
+
+@pytest.fixture
+def mortal_server(tmp_path, database):
+    """One that a test may end."""
+    home = tmp_path / "server"
+    home.mkdir()
+    with running_server(home, database) as made:
+        yield made

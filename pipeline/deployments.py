@@ -1,0 +1,151 @@
+"""The flow as it is deployed, with parameters: by `learner serve`, by prefect.yaml, from the UI."""
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+from prefect.runtime import deployment
+from pydantic import Field, PositiveFloat
+
+from pipeline.artifacts import Artifacts
+from pipeline.flow import bring_up_to_date
+from pipeline.goodbye import begin_goodbye, goodbye_seconds
+from pipeline.isolation import Choice, run_experiment
+from pipeline.lease import outlive_the_lease
+from pipeline.lock import project_lock
+from pipeline.overrides import PARAMS, overridden
+from pipeline.results import Results, read_results
+from pipeline.sharing import check_remotes
+from pipeline.sharing import push as push_results
+from pipeline.showing import show, slug
+from pipeline.targets import needed
+from pipeline.tasks import hide_expected_tracebacks
+from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.files import write_text
+
+NOTHING: list[str] = []
+WAIT = "LEARNER_WAIT_SECONDS"
+WAIT_SECONDS = 3600.0
+"""How long a run in the workspace waits for whoever runs there already."""
+OWN_RUN = "PREFECT__FLOW_RUN_ID"
+"""Prefect sets it in a process that it starts for one run."""
+
+outlive_the_lease()  # before Prefect's engine, which imports this module, begins the run
+
+
+@flow(name="learner", persist_result=False)
+def scheduled_flow(
+    overrides: Annotated[
+        list[str], Field(description="Params as for `dvc exp run -S`, for example fit.num_epochs=30")
+    ] = NOTHING,
+    *,
+    experiment: Annotated[
+        bool,
+        Field(description="As an isolated, named experiment that leaves the workspace alone; else in it"),
+    ] = True,
+    push: Annotated[bool, Field(description="Push the cache, and the experiment, to the remotes")] = False,
+    targets: Annotated[
+        list[str], Field(description="Stages to bring up to date, with what they need; none means all")
+    ] = NOTHING,
+    timeout_seconds: Annotated[
+        PositiveFloat | None, Field(description="Save and stop after this long; the next run goes on")
+    ] = None,
+) -> None:
+    """Train: the five stages through DVC, in the workspace that this is served from or in a copy of it."""
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    hide_expected_tracebacks()
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a user's own modules lie beside params.yaml
+    order = Order(overrides, targets, deadline)
+    order.check()
+    if push:
+        check_remotes(experiment=experiment)
+    with ExitStack() as stack:
+        if OWN_RUN in os.environ:
+            stack.callback(begin_goodbye, threading.Event(), goodbye_seconds())
+        title = str(deployment.name or "learner")
+        name = _name_of_experiment(title) if experiment else None
+        results = _run_apart(order, name) if name else _run_here(order)
+        if results:
+            show(results, _this_run(), Artifacts.of_this_run(get_run_logger()), title)
+        if push:
+            push_results(name, get_run_logger().info)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a run is to do."""
+
+    overrides: Sequence[str]
+    targets: Sequence[str]
+    deadline: float | None
+    """On the monotonic clock."""
+
+    def check(self) -> None:
+        """Raise `ParamsError` for what can never be done."""
+        overridden(self.overrides)
+        needed(self.targets)
+
+
+def _this_run() -> FlowRun:
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        raise StageError("this flow runs where a Prefect server records it: call it, not its function")
+    return context.flow_run
+
+
+def _name_of_experiment(title: str) -> str:
+    run = _this_run()
+    return f"{slug(title)}-{slug(run.name)}-{str(run.id)[-6:]}"
+
+
+def _run_apart(order: Order, name: str) -> Results | None:
+    choice = Choice(name, order.overrides, order.targets)
+    run_experiment(choice, get_run_logger(), flow_run=str(_this_run().id), deadline=order.deadline)
+    return read_results(name)
+
+
+def _run_here(order: Order) -> Results | None:
+    logger = get_run_logger()
+    left = math.inf if order.deadline is None else order.deadline - time.monotonic()
+    with project_lock(patience_seconds=min(_wait_seconds(), left)), _params(order.overrides):
+        names = needed(order.targets)
+        bring_up_to_date(names, lambda name, outcome: logger.info("%s: %s", name, outcome), order.deadline)
+        return read_results()
+
+
+@contextmanager
+def _params(overrides: Sequence[str]) -> Iterator[None]:
+    """params.yaml has *overrides* in the block, and after it where it ends well, as after `dvc exp run -S`.
+
+    Else it says again what it said before, unless somebody has edited it meanwhile.
+    """
+    if not overrides:
+        yield
+        return
+    before, text = PARAMS.read_text(encoding="utf-8"), overridden(overrides)
+    write_text(PARAMS, text)
+    try:
+        yield
+    except BaseException:
+        if PARAMS.read_text(encoding="utf-8") == text:
+            write_text(PARAMS, before)
+        raise
+
+
+def _wait_seconds() -> float:
+    text = os.environ.get(WAIT, "")
+    try:
+        return float(text) if text else WAIT_SECONDS
+    except ValueError as error:
+        raise ParamsError(f"{WAIT} is {text!r}: it is to be a number of seconds") from error

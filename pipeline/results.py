@@ -1,0 +1,105 @@
+"""What a run left, in the workspace or as an experiment: curves, numbers, params, checkpoint."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dvc.api import DVCFileSystem
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+from dvc.scm import RevError
+
+from pipeline.params import read_yaml
+from pipeline.paths import read_paths
+from stages.contracts.errors import StageError
+from stages.contracts.history import History
+from stages.loggers.reading import count_epochs, read_history
+from stages.runs.key import leaves
+
+_MODEL = re.compile(r"model-(\d+)\..+")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where the newest checkpoint's model lies, which later runs do not replace."""
+
+    epoch: int
+    name: str
+    """Its path in the project."""
+    cached: Path
+    """Its file in DVC's cache."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one run left."""
+
+    rev: str | None
+    """The revision; None for the workspace."""
+    history: History
+    epochs: int
+    params: Mapping[str, Any]
+    """Dotted name to value."""
+    metrics: Mapping[str, float]
+    """Dotted name to value, of the last epoch."""
+    checkpoint: Checkpoint | None
+
+
+def read_results(rev: str | None = None) -> Results | None:
+    """What revision *rev* holds, or the workspace; None where it has no logs of a training.
+
+    Raises `StageError` where what it recorded is not in the cache any more.
+    """
+    try:
+        with _files(rev) as (files, folder):
+            return _read(rev, files, folder)
+    except (DvcException, RevError, FileNotFoundError) as error:
+        raise StageError(f"what {rev or 'the workspace'} recorded cannot be read: {error}") from error
+
+
+@contextmanager
+def _files(rev: str | None) -> Iterator[tuple[DVCFileSystem, Path]]:
+    with TemporaryDirectory() as folder:
+        yield DVCFileSystem(".", rev=rev), Path(folder)
+
+
+def _read(rev: str | None, files: DVCFileSystem, folder: Path) -> Results | None:
+    for name in ("params.yaml", "dvc.yaml"):
+        files.get(name, str(folder / name))
+    paths = read_paths(folder / "dvc.yaml")
+    for name in ("train", "valid", "metrics"):
+        if files.exists(paths[name].as_posix()):
+            files.get(paths[name].as_posix(), str(folder / name), recursive=True)
+    history = read_history(folder)
+    if not len(history):
+        return None
+    metrics = leaves(read_yaml(folder / "metrics")) if (folder / "metrics").exists() else {}
+    return Results(
+        rev,
+        history,
+        count_epochs(folder),
+        leaves(read_yaml(folder / "params.yaml")),
+        {name: value for name, value in metrics.items() if isinstance(value, int | float)},
+        _checkpoint(files, paths["checkpoint"]),
+    )
+
+
+def _checkpoint(files: DVCFileSystem, directory: Path) -> Checkpoint | None:
+    if not files.exists(directory.as_posix()):
+        return None
+    names = [Path(each).name for each in files.ls(directory.as_posix(), detail=False)]
+    found = [match for match in map(_MODEL.fullmatch, names) if match]
+    if not found:
+        return None
+    newest = max(found, key=lambda match: int(match[1]))
+    path = directory / newest[0]
+    recorded = files.info(path.as_posix()).get("dvc_info") or {}
+    if "md5" not in recorded:
+        return None
+    with Repo() as repo:
+        cached = Path(repo.cache.local.oid_to_path(recorded["md5"]))
+    return Checkpoint(int(newest[1]), path.as_posix(), cached)

@@ -1,0 +1,49 @@
+"""The command `learner serve`."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class OnCollision(StrEnum):
+    """What the second of two runs of a deployment does."""
+
+    wait = "wait"
+    cancel = "cancel"
+
+
+def serve(
+    targets: Annotated[
+        list[str] | None, typer.Argument(metavar="[STAGE]...", help="With what they need; none means all.")
+    ] = None,
+    *,
+    cron: Annotated[str | None, typer.Option(help='When to run, for example "0 3 * * *".')] = None,
+    interval: Annotated[float | None, typer.Option(min=1, help="Or the seconds from run to run.")] = None,
+    timezone: Annotated[str, typer.Option(help="In which --cron is meant.")] = "UTC",
+    name: Annotated[str, typer.Option(help="Of the deployment.")] = "nightly",
+    set_param: Annotated[
+        list[str], typer.Option("--set-param", "-S", metavar="KEY=VALUE", help="As in `dvc exp run -S`.")
+    ] = [],  # noqa: B006  never changed
+    experiment: Annotated[
+        bool, typer.Option("--experiment/--workspace", help="Each run apart, as an experiment; or in here.")
+    ] = True,
+    push: Annotated[bool, typer.Option("--push", help="To the remotes, after each run.")] = False,
+    timeout: Annotated[float | None, typer.Option(min=1, help="Seconds after which a run saves.")] = None,
+    on_collision: Annotated[
+        OnCollision, typer.Option(help="What a run does while one of this deployment is at work.")
+    ] = OnCollision.wait,
+) -> None:
+    """Run on a schedule, as a deployment of the Prefect server that is configured, until this is ended."""
+    from pipeline.serving import Plan, serve_deployment
+
+    parameters = {
+        "overrides": set_param,
+        "experiment": experiment,
+        "push": push,
+        "targets": targets or [],
+        "timeout_seconds": timeout,
+    }
+    serve_deployment(
+        Plan(name, cron, interval, timezone, cancels=on_collision is OnCollision.cancel), parameters
+    )

@@ -1,0 +1,116 @@
+"""What the page of a flow run shows of it: summary, curves, checkpoint, and what is new."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
+
+from pipeline.artifacts import GONE, Artifacts, impatient_client
+from pipeline.curves_image import EXTRA, curves_url
+from pipeline.results import Results
+from stages.learner.summary import summary_rows
+
+LOOKED_AT = 20
+"""Of so many runs before this one, the newest that recorded something is the last."""
+
+
+def show(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> None:
+    """Write the artifacts of *run*, which left *results*; their keys begin with *title*.
+
+    Where the first cannot be written, nobody is there to write to, and the others are left out.
+    """
+    prefix = slug(title)
+    told = f"Learner summary, {results.epochs} epochs"
+    if not artifacts.create("table", f"{prefix}-summary", _table(_summary(results)), told):
+        return
+    if url := curves_url(results.history):
+        artifacts.create("image", f"{prefix}-curves", url, "The curves, epoch by epoch")
+    else:
+        artifacts.logger.info("no image of the curves: %s brings it", EXTRA)
+    if results.checkpoint:
+        found = results.checkpoint
+        link = f"[{found.name}]({found.cached.as_uri()})"
+        if results.rev:
+            link += f"\n\nAnywhere that has this repository: `dvc get . {found.name} --rev {results.rev}`"
+        artifacts.create("markdown", f"{prefix}-checkpoint", link, f"The model after epoch {found.epoch}")
+    key = f"{prefix}-record"
+    name, before = _last_record(run, key, artifacts)
+    now = {"metrics": dict(results.metrics), "params": dict(results.params)}
+    rows = list(_differences(before, now))
+    told = f"Against {name}, the last run of this deployment" if name else "The first run of this deployment"
+    artifacts.create("table", f"{prefix}-comparison", _table(rows), told)
+    artifacts.create("markdown", key, f"```json\n{json.dumps(now, indent=1)}\n```", "What was run")
+
+
+def _summary(results: Results) -> Iterator[dict[str, Any]]:
+    for row in summary_rows(results.history):
+        yield {
+            "Split": row.split,
+            "Metric": row.metric,
+            "Min.": _number(row.min),
+            "Epoch of min.": row.min_epoch,
+            "Max.": _number(row.max),
+            "Epoch of max.": row.max_epoch,
+        }
+
+
+def _last_record(run: FlowRun, key: str, artifacts: Artifacts) -> tuple[str, Mapping[str, Any]]:
+    """Name and record of the last run of this deployment that left one; nothing if none did."""
+    if run.deployment_id is None:
+        return "", {}
+    try:
+        with impatient_client() as client:
+            return _newest_record(client, run, key)
+    except GONE as error:
+        artifacts.logger.warning("the last run is not looked up: %s", error)
+    return "", {}
+
+
+def _newest_record(client: SyncPrefectClient, run: FlowRun, key: str) -> tuple[str, Mapping[str, Any]]:
+    same = FlowRunFilter.model_validate(
+        {"deployment_id": {"any_": [run.deployment_id]}, "state": {"type": {"any_": ["COMPLETED"]}}}
+    )
+    runs = client.read_flow_runs(flow_run_filter=same, sort=FlowRunSort.START_TIME_DESC, limit=LOOKED_AT)
+    records = ArtifactFilter.model_validate({"key": {"any_": [key]}})
+    for each in runs:
+        of_it = FlowRunFilter.model_validate({"id": {"any_": [each.id]}})
+        for artifact in client.read_artifacts(artifact_filter=records, flow_run_filter=of_it):
+            found = re.search(r"\{.*\}", str(artifact.data), re.DOTALL)
+            if found:
+                return each.name, json.loads(found[0])
+    return "", {}
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for every metric, and one for every param that is another."""
+    old, new = before.get("metrics", {}), now["metrics"]
+    for name in sorted({*old, *new}):
+        yield _row(name, old.get(name), new.get(name))
+    old, new = before.get("params", {}), now["params"]
+    for name in sorted({*old, *new}) if before else ():
+        if old.get(name) != new.get(name):
+            yield _row(name, old.get(name), new.get(name))
+
+
+def _row(name: str, before: Any, now: Any) -> dict[str, Any]:
+    both = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (before, now))
+    difference = f"{now - before:+.4g}" if both else ""
+    return {"name": name, "last run": _number(before), "this run": _number(now), "difference": difference}
+
+
+def _number(value: Any) -> Any:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def _table(rows: Any) -> str:
+    return json.dumps(list(rows))
+
+
+def slug(title: str) -> str:
+    """*title* in lower-case letters, digits and dashes, as a key of Prefect's and a name of DVC's must be."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "learner"

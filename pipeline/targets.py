@@ -1,0 +1,31 @@
+"""Which stages a flow brings up to date for the ones that it is asked for."""
+
+from collections.abc import Sequence
+
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+
+from pipeline.bodies import STAGES
+from stages.contracts.errors import ParamsError, StageFailedError, closest
+
+
+def needed(targets: Sequence[str]) -> list[str]:
+    """*targets* and the stages that they depend on, in order; all stages where there are no targets.
+
+    Raises `ParamsError` for a name that no stage has.
+    """
+    for name in targets:
+        if name not in STAGES:
+            raise ParamsError(f"no stage is called {name!r}: {', '.join(STAGES)}.{closest(name, STAGES)}")
+    if not targets:
+        return list(STAGES)
+    try:
+        with Repo() as repo:
+            graph = repo.index.graph
+            wanted = [each for each in graph if getattr(each, "name", None) in targets]
+            for each in wanted:  # an edge goes from a stage to what it depends on
+                wanted += [below for below in graph[each] if below not in wanted]
+            names = {each.name for each in wanted}
+    except DvcException as error:
+        raise StageFailedError(str(error)) from error
+    return [name for name in STAGES if name in names]

@@ -1,0 +1,506 @@
+"""A deployment: what its runs do with a workspace, what they show, and how they end.
+
+The model waits where a file says so, so that a test knows what a run is at; every wait is for a state.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+
+import pytest
+
+from pipeline.params import read_yaml
+from pipeline.serving import Plan
+from pipeline.sharing import check_remotes
+from pipeline.targets import needed
+from stages.contracts.errors import ParamsError, StageError
+
+LONG = pytest.mark.skipif(not os.environ.get("LEARNER_TEST_LONG"), reason="takes minutes: make flows runs it")
+ENDED = {"Completed", "Failed", "Crashed", "Cancelled", "TimedOut"}
+MODEL = """
+import os, time
+from pathlib import Path
+from torch import nn
+from stages.models.steps import ClassificationStep
+
+ROOT = Path(os.environ.get("DVC_ROOT") or ".")
+
+class Waiting(ClassificationStep, nn.Sequential):
+    def __init__(self, input_shape, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+        self.steps = 0
+
+    def train_step(self, batch):
+        self.steps += 1
+        if (ROOT / "hold").exists() and self.steps == 50:
+            (ROOT / "held").touch()
+            while (ROOT / "hold").exists():
+                time.sleep(0.02)
+        if (ROOT / "fail").exists() and self.steps == 50:
+            (ROOT / "fail").unlink()
+            raise RuntimeError("bad luck")
+        return super().train_step(batch)
+"""
+
+
+class Api:
+    """What a user sees in the UI, from where the UI has it."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def get(self, path):
+        return self._ask(f"{self.address}/{path}")
+
+    def post(self, path, body):
+        request = urllib.request.Request(  # noqa: S310  loopback
+            f"{self.address}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        return self._ask(request)
+
+    @staticmethod
+    def _ask(request):
+        """As Prefect's own client: a server on SQLite that is busy says 503, and is asked again."""
+        for _ in range(60):
+            try:
+                with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
+                    text = answer.read()
+            except urllib.error.HTTPError as error:
+                if error.code != 503:
+                    raise
+                time.sleep(0.5)
+            else:
+                return json.loads(text) if text else None
+        raise AssertionError("it is busy for good")
+
+    def deployment(self, name):
+        return self.get(f"deployments/name/learner/{name}")
+
+    def start(self, name, **parameters):
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        return self.post(f"deployments/{self.deployment(name)['id']}/create_flow_run", body)["id"]
+
+    def cancel(self, run):
+        self.post(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+
+    def state(self, run):
+        return self.get(f"flow_runs/{run}")["state_name"]
+
+    def wait(self, run, *states):
+        """Until *run* is in one of *states*, or at its end."""
+        for _ in range(1200):
+            if self.state(run) in (states or ENDED):
+                return self.state(run)
+            time.sleep(0.1)
+        raise AssertionError(f"it is {self.state(run)}: {self.logs(run)}")
+
+    def runs(self, name):
+        wanted = {"deployments": {"id": {"any_": [self.deployment(name)["id"]]}}}
+        return self.post("flow_runs/filter", wanted | {"sort": "EXPECTED_START_TIME_ASC"})
+
+    def of(self, kind, run, **more):
+        return self.post(f"{kind}/filter", {"flow_runs": {"id": {"any_": [run]}}} | more)
+
+    def logs(self, run):
+        wanted = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
+        return [each["message"] for each in self.post("logs/filter", wanted)]
+
+    def logged(self, run, text):
+        """Until a line of *run* has *text* in it; logs come some seconds late."""
+        for _ in range(300):
+            if any(text in line for line in self.logs(run)):
+                return True
+            time.sleep(0.1)
+        return False
+
+    def tasks(self, run, count):
+        """The tasks of *run*, in order, once there are *count*: they come through a queue."""
+        for _ in range(300):
+            found = self.of("task_runs", run, sort="EXPECTED_START_TIME_ASC")
+            if len(found) >= count and all(each["state_name"] in ENDED | {"Cached"} for each in found):
+                break
+            time.sleep(0.1)
+        return [(each["name"].rsplit("-", 1)[0], each["state_name"]) for each in found]
+
+    def artifacts(self, run):
+        return {each["key"]: each for each in self.of("artifacts", run) if each["key"]}
+
+
+class Served:
+    """A project whose model waits, with `learner serve` at work in it."""
+
+    def __init__(self, project, address, *arguments):
+        self.project = project
+        self.folder = project.folder
+        self.api = Api(address)
+        self.environment = {
+            "PREFECT_API_URL": address,
+            "PREFECT_RUNNER_POLL_FREQUENCY": "1",
+            "LEARNER_GOODBYE_SECONDS": "3",
+        }
+        with (self.folder / "../serve.log").open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline", "serve", "--interval", "86400", *arguments],
+                cwd=self.folder,
+                env=project.environment | self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        for _ in range(600):
+            if "serves learner/" in self.said:
+                return
+            assert self.process.poll() is None, self.said
+            time.sleep(0.1)
+
+    @property
+    def said(self):
+        return (self.folder / "../serve.log").read_text()
+
+    def hold(self):
+        (self.folder / "held").unlink(missing_ok=True)
+        (self.folder / "hold").touch()
+
+    def wait_until_held(self):
+        for _ in range(1200):
+            if (self.folder / "held").exists():
+                return
+            time.sleep(0.1)
+        raise AssertionError(self.said)
+
+    def release(self):
+        (self.folder / "hold").unlink(missing_ok=True)
+
+    def end(self):
+        self.release()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+
+def waiting(project):
+    """*project* with the model that waits; what steers it is no part of the project."""
+    (project.folder / "waiting.py").write_text(MODEL)
+    (project.folder / ".git/info/exclude").write_text("hold\nheld\nfail\n")
+    project.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "waiting:Waiting"')
+    project.ok("git", "add", "-A")
+    project.ok("git", "commit", "-qm", "A model that waits")
+    return project
+
+
+@pytest.fixture
+def serve(project, server):
+    """Start `learner serve` in the project; what is left of it at the end of the test is ended."""
+    started = []
+
+    def start(*arguments, address=server):
+        if not started:
+            waiting(project)
+        started.append(Served(project, address, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.end()
+        with suppress(OSError):
+            os.killpg(each.process.pid, signal.SIGKILL)
+
+
+def of_fit(project):
+    return read_yaml(project.folder / "dvc.lock")["stages"]["fit"]
+
+
+def test_runs_in_the_workspace_wait_are_cancelled_retried_and_shown(serve, project):
+    """One deployment through a day: a collision, a cancel, a failure; the workspace is whole after each."""
+    served = serve("--workspace", "--name", "daily")
+    api = served.api
+
+    served.hold()
+    first = api.start("daily")
+    served.wait_until_held()
+    second = api.start("daily")
+    assert api.wait(second, "AwaitingConcurrencySlot") == "AwaitingConcurrencySlot"
+    refused = project.learner("run")
+    assert refused.code == 1
+    assert "this project is in use by pid" in refused.err
+    served.release()
+    assert api.wait(first) == "Completed"
+    assert api.wait(second) == "Completed"
+    stages = ["create-artifact-dir", "load-data", "build-learner", "fit", "save-model"]
+    assert api.tasks(first, 5) == [(name, "Completed") for name in stages]
+    assert api.tasks(second, 5) == [(name, "Cached") for name in stages]
+    assert "up to date" in project.ok("dvc", "status")
+    assert api.logged(first, "= Learner Summary =")
+    assert api.logged(first, "epoch 2/2 | train: Accuracy")
+    check_artifacts(api, first, second, project)
+
+    before = project.files("params.yaml", "artifacts/checkpoint", "artifacts/metrics.json")
+    recorded = of_fit(project)
+    served.hold()
+    longer = ["fit.num_epochs=9", "fit.batch_size=16"]
+    cancelled = api.start("daily", overrides=longer)
+    served.wait_until_held()
+    api.cancel(cancelled)
+    time.sleep(2)  # the signal comes while it is held
+    served.release()
+    assert api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
+    assert project.files("params.yaml", "artifacts/checkpoint", "artifacts/metrics.json") == before
+    assert of_fit(project) == recorded
+    assert (project.folder / ".dvc/tmp/rwlock").read_text() == "{}"
+
+    (project.folder / "fail").touch()
+    retried = api.start("daily", overrides=longer)
+    assert api.wait(retried) == "Completed"
+    assert api.logged(retried, "goes on in epoch 1, after batch")
+    assert api.logged(retried, "RuntimeError('bad luck')")
+    assert not (project.folder / "fail").exists()
+    fit = next(each for each in api.of("task_runs", retried) if each["name"].startswith("fit"))
+    assert fit["run_count"] == 2
+    assert read_yaml(project.folder / "params.yaml")["fit"]["num_epochs"] == 9
+    assert "up to date" in project.ok("dvc", "status")
+
+    failed = api.start("daily", overrides=["fit.num_epochz=3"])
+    assert api.wait(failed) == "Failed"
+    assert api.logged(failed, "-S fit.num_epochz=3: ")
+    assert not any("Traceback" in line for line in api.logs(failed))
+
+    assert served.end() == 143
+    assert "SIGTERM: the schedule is paused" in served.said
+    assert api.deployment("daily")["paused"]
+
+
+def check_artifacts(api, first, second, project):
+    found = api.artifacts(first)
+    assert found["fit-progress"]["data"] == 100
+    assert found["fit-progress"]["description"].startswith("epoch 2/2 | train: Accuracy")
+    rows = json.loads(found["daily-summary"]["data"])
+    assert [row["Metric"] for row in rows] == ["Accuracy", "Loss"] * 2
+    link = found["daily-checkpoint"]["data"].split("file://")[1].split(")")[0]
+    assert link.startswith(str(project.folder))
+    with open(link, "rb") as cached:  # noqa: PTH123  an address
+        assert cached.read() == (project.folder / "artifacts/checkpoint/model-2.mpk.gz").read_bytes()
+    assert found["daily-curves"]["data"].startswith("data:image/png;base64,iVBOR")
+    assert found["daily-comparison"]["description"] == "The first run of this deployment"
+    name = api.get(f"flow_runs/{first}")["name"]
+    compared = api.artifacts(second)["daily-comparison"]
+    assert compared["description"] == f"Against {name}, the last run of this deployment"
+    rows = json.loads(compared["data"])
+    assert {"epoch", "valid.Accuracy"} <= {row["name"] for row in rows}
+    assert {row["difference"] for row in rows} == {"+0"}
+
+
+def test_scheduled_runs_are_experiments_that_leave_the_workspace_alone(serve, project, tmp_path):
+    """An interval's second run collides with the first, and is cancelled; the first is pushed."""
+    for remote, command in (("git", ["git", "init", "-q", "--bare"]), ("dvc", ["mkdir"])):
+        project.ok(*command, str(tmp_path / remote))
+    project.ok("git", "remote", "add", "origin", str(tmp_path / "git"))
+    project.ok("dvc", "remote", "add", "--default", "there", str(tmp_path / "dvc"))
+    served = serve("--name", "often", "--interval", "8", "--on-collision", "cancel", "--push", "fit")
+    api = served.api
+    before = project.files("params.yaml", "dvc.yaml", "waiting.py", ".dvc/config")
+    served.hold()
+
+    served.wait_until_held()
+    first = next(each for each in api.runs("often") if each["state_name"] == "Running")
+    second = next(each for each in api.runs("often") if each["state_name"] == "Scheduled")
+    assert api.wait(second["id"]) == "Cancelled"
+    served.release()
+    assert api.wait(first["id"]) == "Completed"
+
+    assert served.end() == 143
+    assert project.ok("git", "status", "--short") == ""
+    assert project.files("params.yaml", "dvc.yaml", "waiting.py", ".dvc/config") == before
+    assert not (project.folder / "dvc.lock").exists()
+    name = f"often-{first['name']}-{first['id'][-6:]}"
+    assert name in project.ok("dvc", "exp", "list", "--name-only").splitlines()
+    stages = ["create-artifact-dir", "load-data", "build-learner", "fit"]
+    assert sorted(api.tasks(first["id"], 4)) == sorted((stage, "Completed") for stage in stages)
+    assert api.logged(first["id"], "epoch 2/2 | train: Accuracy")
+    assert name in project.ok("git", "ls-remote", "origin")
+    assert len(list((tmp_path / "dvc").rglob("*"))) > 10
+    assert name in api.artifacts(first["id"])["often-checkpoint"]["data"]
+
+
+def test_a_run_outlives_its_server_and_ends(project, mortal_server):
+    waiting(project)
+    (project.folder / "hold").touch()
+    running = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", "run"],
+        cwd=project.folder,
+        env=project.environment | {"PREFECT_API_URL": mortal_server.address, "LEARNER_GOODBYE_SECONDS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    for _ in range(600):
+        if (project.folder / "held").exists():
+            break
+        time.sleep(0.1)
+
+    mortal_server.process.kill()
+    (project.folder / "hold").unlink()
+    said = running.communicate(timeout=120)[0]
+
+    assert running.returncode == 1
+    assert "save-model: ran" in said
+    assert said.splitlines()[-1].startswith(f"error: the Prefect server at {mortal_server.address} has gone")
+    assert "up to date" in project.ok("dvc", "status")
+
+
+SLOTS = """
+import logging, subprocess
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from pipeline.slots import LIMIT, gpu_slots, used_gpus
+
+client = get_client(sync_client=True)
+
+def held():
+    return client._client.get(f"/v2/concurrency_limits/{LIMIT}").json()["active_slots"]
+
+with gpu_slots(logging.getLogger(), 2):
+    pass  # a server without such a limit
+subprocess.run(["prefect", "gcl", "create", "gpu", "--limit", "2"], check=True, stdout=subprocess.DEVNULL)
+with gpu_slots(logging.getLogger()):
+    print("used", used_gpus(), "held", held())
+with gpu_slots(logging.getLogger(), 2):
+    print("held", held())
+print("held", held())
+with gpu_slots(logging.getLogger(), 3):
+    pass
+"""
+
+
+def test_a_training_holds_as_many_slots_as_it_uses_gpus(project, server):
+    project.edit("params.yaml", "device: auto", "device: cpu")
+
+    done = project.run(sys.executable, "-c", SLOTS, PREFECT_API_URL=server)
+
+    assert done.out.splitlines() == ["used 0 held 0", "held 2", "held 0"]
+    assert "StageError: 3 slots of the concurrency limit 'gpu' are not to be had" in done.err
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (Plan("n", cron="0 25 * * *"), "--cron '0 25 * * *'"),
+        (Plan("n", cron="0 3 * * *", timezone="Mars/Olympus"), "Mars/Olympus"),
+        (Plan("n", cron="0 3 * * *", interval=60.0), "exclude each other"),
+    ],
+)
+def test_a_schedule_that_means_nothing_is_refused(plan, message):
+    with pytest.raises(ParamsError, match=message.replace("*", r"\*")):
+        plan.schedule()
+
+
+def test_what_could_not_be_served_is_told_at_once(project, monkeypatch):
+    refused = project.learner("serve", "--cron", "0 3 * * *")
+    assert refused.code == 2
+    assert "no Prefect server is configured" in refused.err
+    monkeypatch.chdir(project.folder)
+
+    with pytest.raises(StageError, match="`dvc remote add"):
+        check_remotes(experiment=False)
+    with pytest.raises(ParamsError, match="Did you mean 'fit'"):
+        needed(["fitt"])
+    assert needed(["build-learner"]) == ["create-artifact-dir", "load-data", "build-learner"]
+
+
+LEASE = """
+import time, uuid, prefect.flow_engine
+import pipeline.deployments
+
+with prefect.flow_engine.maintain_concurrency_lease(uuid.uuid4(), 300, raise_on_lease_renewal_failure=True):
+    time.sleep(10)
+    print("goes on")
+"""
+
+
+@LONG
+def test_a_run_goes_on_where_its_place_in_the_limit_is_lost(project, server):
+    done = project.run(sys.executable, "-c", LEASE, PREFECT_API_URL=server)
+
+    assert "slots are no longer reserved" in done.err
+    assert done.out == "goes on\n"
+
+
+@LONG
+def test_a_time_out_saves_and_the_next_run_goes_on(serve, project):
+    for mode in ("--workspace", "--experiment"):
+        served = serve(mode, "--name", f"timed{mode}", "-S", f"fit.seed={len(mode)}")
+        before = project.files("params.yaml", "dvc.yaml")
+        served.hold()
+        timed = served.api.start(f"timed{mode}", timeout_seconds=25)
+        served.wait_until_held()
+        time.sleep(25)
+        served.release()
+        assert served.api.wait(timed) == "TimedOut"
+        assert project.files("params.yaml", "dvc.yaml") == before
+
+        again = served.api.start(f"timed{mode}")
+        assert served.api.wait(again) == "Completed"
+        assert served.api.logged(again, "goes on in epoch 2")
+        assert served.end() == 143
+
+
+@LONG
+def test_an_experiment_is_cancelled_and_the_next_goes_on(serve, project):
+    served = serve("--name", "apart")
+    served.hold()
+    cancelled = served.api.start("apart")
+    served.wait_until_held()
+
+    served.api.cancel(cancelled)
+    time.sleep(2)  # the signal comes while it is held
+    served.release()
+
+    assert served.api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
+    assert project.ok("git", "status", "--short") == ""
+    assert project.ok("dvc", "exp", "list", "--name-only") == ""
+    again = served.api.start("apart")
+    assert served.api.wait(again) == "Completed"
+    assert served.api.logged(again, "goes on in epoch 2")
+
+
+@LONG
+def test_a_served_experiment_outlives_its_server_and_ends(serve, project, mortal_server):
+    served = serve("--name", "alone", address=mortal_server.address)
+    served.hold()
+    run = served.api.start("alone")
+    served.wait_until_held()
+
+    mortal_server.process.kill()
+    served.release()
+    for _ in range(1800):
+        if "has gone, so it does not know how this ended" in served.said:
+            break
+        time.sleep(0.1)
+
+    assert "has gone, so it does not know how this ended" in served.said
+    [name] = project.ok("dvc", "exp", "list", "--name-only").splitlines()
+    assert name.endswith(run[-6:])
+    assert project.ok("git", "status", "--short") == ""
+
+
+@LONG
+def test_prefect_yaml_deploys_for_a_worker(project, server):
+    waiting(project)
+    api = Api(server)
+    project.ok("prefect", "work-pool", "create", "--type", "process", "learner", PREFECT_API_URL=server)
+    project.ok("prefect", "--no-prompt", "deploy", "--all", PREFECT_API_URL=server)
+    given = ("--param", 'overrides=["fit.num_epochs=1"]', "--param", 'targets=["fit"]')
+    project.ok("prefect", "deployment", "run", "learner/process", *given, PREFECT_API_URL=server)
+    run = api.runs("process")[0]["id"]
+
+    worker = ("prefect", "worker", "start", "--pool", "learner", "--run-once")
+    project.ok(*worker, PREFECT_API_URL=server)
+
+    assert api.wait(run) == "Completed"
+    assert api.deployment("process")["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+    assert len(project.ok("dvc", "exp", "list", "--name-only").splitlines()) == 1
