@@ -57,6 +57,7 @@ def _wait_and_mend(pid: int) -> None:
         claim.flush()
         _wait(pid)
         mend()
+        keep_lock()
 
 
 def _claimed(handle: int) -> bool:

@@ -5,18 +5,20 @@ import sys
 from contextlib import ExitStack
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from pipeline.doctor import doctor
-from pipeline.init import init, versions
-from pipeline.records import app as records_app
-from pipeline.runs import app as runs_app
-from pipeline.serve import serve
-from pipeline.share import pull, push
+from pipeline.commands.compare import compare, plot
+from pipeline.commands.doctor import doctor
+from pipeline.commands.init import init, versions
+from pipeline.commands.records import app as records_app
+from pipeline.commands.runs import app as runs_app
+from pipeline.commands.serve import serve
+from pipeline.commands.share import pull, push
+from pipeline.commands.sweep import sweep
 from pipeline.signals import ending
-from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
+from stages.contracts.errors import RunInterruptedError, StageError
 
 app = typer.Typer(
     name="learner",
@@ -25,17 +27,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-Revs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="[REV]...",
-        help="Experiments, branches, tags, SHAs, workspace. None: workspace and all experiments on HEAD.",
-    ),
-]
 app.add_typer(records_app)
 app.add_typer(runs_app)
-for each in (serve, push, pull, init, versions, doctor):
-    app.command()(each)
 
 
 @app.command()
@@ -50,7 +43,7 @@ def run() -> None:
     with project_lock():
         take_care(os.getpid())
         if prefect_api.configured():
-            from pipeline.recording import run_flow
+            from pipeline.flows.recording import run_flow
 
             run_flow(_report)
         else:
@@ -116,8 +109,8 @@ def _run_stage(name: str) -> None:
 
     if prefect_api.configured() and name in STAGES:
         os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
-        from pipeline.membership import member_of_flow_run
-        from pipeline.recorded import run_recorded
+        from pipeline.flows.membership import member_of_flow_run
+        from pipeline.flows.recorded import run_recorded
         from pipeline.tasks import TASKS, hide_expected_tracebacks
 
         hide_expected_tracebacks()
@@ -127,40 +120,6 @@ def _run_stage(name: str) -> None:
                 return
             typer.echo("warning: the Prefect server has gone, so this stage is not recorded there", err=True)
     run_body(name)
-
-
-@app.command()
-def sweep(
-    *,
-    set_param: Annotated[
-        list[str],
-        typer.Option("--set-param", "-S", metavar="KEY=VALUES", help="As in `dvc exp run --queue -S`."),
-    ],
-    draw: Annotated[
-        int | None, typer.Option("--random", min=1, metavar="N", help="Only N points of the grid.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Which ones --random draws.")] = 0,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="So many points at a time.")] = 1,
-    engine: Annotated[Literal["threads", "dask", "ray"], typer.Option(help="Who starts them.")] = "threads",
-    address: Annotated[
-        str | None, typer.Option(help="Of a Dask or Ray cluster that is there; it must see these files.")
-    ] = None,
-    share_gpus: Annotated[
-        bool, typer.Option("--share-gpus", help="All jobs see all GPUs, instead of one each.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the points and run none.")] = False,
-) -> None:
-    """Run an experiment for each point of a grid; the same command goes on where it was stopped."""
-    from pipeline.sweep import show
-    from pipeline.sweep import sweep as run_sweep
-    from pipeline.sweeping.engines import Crew, Engine
-    from pipeline.sweeping.points import expand
-
-    points = expand(set_param, draw=draw, seed=seed)
-    if dry_run:
-        show(points)
-    else:
-        run_sweep(points, Crew(Engine(engine), jobs, address), share_gpus=share_gpus)
 
 
 @app.command()
@@ -226,61 +185,8 @@ def evaluate(
     evaluate_model(read_params(), read_paths(), model, source)
 
 
-@app.command()
-def compare(
-    revs: Revs = [],  # noqa: B006  never changed
-    *,
-    metric: Annotated[
-        list[str],
-        typer.Option(help="As Loss or valid/Loss; may be given again. None: those of the valid split."),
-    ] = [],  # noqa: B006  never changed
-    sort: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="A metric (best first), a param, name, epochs, time, committed."),
-    ] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
-    as_md: Annotated[bool, typer.Option("--md", help="A Markdown table.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Every value in full.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="One page with all curves, which works offline.")
-    ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Show that page in the browser.")] = False,
-) -> None:
-    """Put runs beside each other: the params that differ, the metrics, epochs, time, what is in the cache."""
-    from pipeline import compare as comparing
-    from pipeline.compared.arranging import View
-
-    view = View(tuple(metric), sort, reverse)
-    forms = [form for form, asked in {"json": as_json, "md": as_md, "csv": as_csv}.items() if asked]
-    if show and html is None:
-        raise ParamsError("--open shows a page: say --html FILE too")
-    if html is None or forms:
-        comparing.compare(revs, view, forms)
-    if html is not None:
-        comparing.write_page(revs, view, html)
-    if html is not None and show:
-        comparing.open_page(html)
-
-
-@app.command()
-def plot(
-    metric: Annotated[str, typer.Argument(help="As Loss, for both splits, or valid/Loss.")],
-    revs: Revs = [],  # noqa: B006  never changed
-    *,
-    iterations: Annotated[
-        bool, typer.Option("--iterations", help="The value of every batch instead of the epochs'.")
-    ] = False,
-    svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Into this file, not the terminal.")
-    ] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="The same.")] = None,
-) -> None:
-    """Draw one metric of several runs, in the terminal or as an image."""
-    from pipeline.plot import plot as draw
-
-    images = {form: path for form, path in {"svg": svg, "png": png}.items() if path is not None}
-    draw(metric, revs, images, iterations=iterations)
+for each in (compare, plot, sweep, serve, push, pull, doctor, init, versions):
+    app.command()(each)
 
 
 @app.callback(invoke_without_command=True)

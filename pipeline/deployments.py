@@ -17,18 +17,18 @@ from prefect.context import FlowRunContext
 from prefect.runtime import deployment
 from pydantic import Field, PositiveFloat
 
-from pipeline.artifacts import Artifacts
 from pipeline.flow import bring_up_to_date
-from pipeline.goodbye import begin_goodbye, goodbye_seconds
-from pipeline.isolation import Choice, run_experiment
-from pipeline.lease import outlive_the_lease
+from pipeline.flows.artifacts import Artifacts
+from pipeline.flows.goodbye import begin_goodbye, goodbye_seconds
+from pipeline.flows.isolation import Choice, run_experiment
+from pipeline.flows.lease import outlive_the_lease
+from pipeline.flows.results import Results, read_results
+from pipeline.flows.sharing import check_remotes
+from pipeline.flows.sharing import push as push_results
+from pipeline.flows.showing import show, slug
+from pipeline.flows.targets import needed
 from pipeline.lock import project_lock
 from pipeline.overrides import PARAMS, overridden
-from pipeline.results import Results, read_results
-from pipeline.sharing import check_remotes
-from pipeline.sharing import push as push_results
-from pipeline.showing import show, slug
-from pipeline.targets import needed
 from pipeline.tasks import hide_expected_tracebacks
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from prefect import flow
 
 from pipeline.bodies import STAGES
-from pipeline.recorded import run_recorded
+from pipeline.flows.recorded import run_recorded
 from pipeline.reproduce import Outcome, reproduce
 from pipeline.tasks import TASKS, hide_expected_tracebacks
 

@@ -7,8 +7,8 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.bodies import STAGES
+from pipeline.commands.runs import lines as run_lines
 from pipeline.paths import read_paths, runs_root
-from pipeline.runs import lines as run_lines
 from stages.contracts.errors import StageFailedError
 
 

@@ -32,21 +32,17 @@ def keep_lock() -> None:
         file.write(LOCK.read_bytes())
 
 
-def mend() -> list[Path]:
-    """Put right what a kill has torn in the project in this folder; what that was.
+def mend() -> None:
+    """Put right what a kill has torn in the project in this folder.
 
     Nothing is touched that another process may be writing at this moment.
     """
-    mended = []
     with suppress(OSError), none_writes(TEMPORARY / "lock") as free:
         if free and not is_whole_lock(LOCK):
             _put_back()
-            mended.append(LOCK)
     with suppress(OSError), none_writes(TEMPORARY / "rwlock.lock") as free:
         if free and not is_whole_note(NOTE):
             NOTE.unlink()
-            mended.append(NOTE)
-    return mended
 
 
 def is_whole_lock(path: Path) -> bool:

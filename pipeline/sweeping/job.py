@@ -146,7 +146,7 @@ def _attempt(job: Job, folder: Path, environment: Mapping[str, str], stdin: int)
         log.write(f"$ dvc exp run {' '.join(arguments)}\n".encode())
         log.flush()
         process = subprocess.Popen(  # noqa: S603  no shell
-            [sys.executable, "-m", "pipeline.sweeping.attempt", str(os.getpid()), *arguments],
+            [sys.executable, "-m", "pipeline.attached", str(os.getpid()), "exp", "run", *arguments],
             cwd=folder,
             env=dict(environment),
             stdin=stdin,

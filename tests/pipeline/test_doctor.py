@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from pipeline.findings import Level, gathered, ok, once
-from pipeline.leftovers import ghosts, locks
-from pipeline.surroundings import lacks, prefect, room
+from pipeline.health.findings import Level, gathered, ok, once
+from pipeline.health.leftovers import ghosts, locks
+from pipeline.health.surroundings import lacks, prefect, room
 from stages.contracts.errors import ParamsError
 
 
@@ -95,19 +95,23 @@ def test_what_is_wrong_is_said_with_what_mends_it_and_ends_with_1(finished, tmp_
 
 def test_a_broken_lock_is_removed_and_one_of_the_living_stays(finished):
     """DVC writes its list in place: a kill leaves it empty, and then every command of DVC's fails."""
-    lock = finished.folder / ".dvc/tmp/rwlock"
+    lock, record = finished.folder / ".dvc/tmp/rwlock", finished.folder / "dvc.lock"
     lock.write_text("")
     assert "structure is corrupted" in finished.run("dvc", "repro", "-f").text
+    recorded = record.read_bytes()
+    record.write_text("")
 
     told = finished.learner("doctor")
     mended = finished.learner("doctor", "--fix")
 
     assert told.code == 1
     assert re.search(r"problem  locks +\S+rwlock is not whole.*\n.*rm \S+rwlock", told.out)
+    assert re.search(r"problem  locks +dvc.lock is not whole.*\n.*git checkout dvc.lock", told.out)
     assert mended.code == 0, mended.out
     assert mended.out.startswith("mended: ")
     assert "ok       locks" in mended.out
     assert not lock.exists()
+    assert record.read_bytes() == recorded
 
 
 def test_of_a_lock_only_what_the_dead_have_is_taken_out(finished, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runs import lines, runs_root
+from pipeline.commands.runs import lines, runs_root
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.contracts.events import Progress
 from stages.records import FullPrecision, NamedMpkGzFileRecorder

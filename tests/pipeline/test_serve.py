@@ -15,10 +15,10 @@ from contextlib import suppress
 
 import pytest
 
+from pipeline.flows.serving import Plan
+from pipeline.flows.sharing import check_remotes
+from pipeline.flows.targets import needed
 from pipeline.params import read_yaml
-from pipeline.serving import Plan
-from pipeline.sharing import check_remotes
-from pipeline.targets import needed
 from stages.contracts.errors import ParamsError, StageError
 
 LONG = pytest.mark.skipif(not os.environ.get("LEARNER_TEST_LONG"), reason="takes minutes: make flows runs it")
@@ -357,7 +357,7 @@ SLOTS = """
 import logging, subprocess
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from pipeline.slots import LIMIT, gpu_slots, used_gpus
+from pipeline.flows.slots import LIMIT, gpu_slots, used_gpus
 
 client = get_client(sync_client=True)
 

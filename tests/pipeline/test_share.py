@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.share import chosen_git_remote, pull_commands, push_commands
+from pipeline.commands.share import chosen_git_remote, pull_commands, push_commands
 from stages.contracts.errors import ParamsError
 
 BUCKET = "s3://bucket/store"

@@ -216,6 +216,6 @@ def test_every_sweep_of_the_readme_is_one(project):
 
 
 def test_an_attempt_whose_starter_is_gone_begins_nothing(project):
-    command = [sys.executable, "-m", "pipeline.sweeping.attempt", "1", "--temp", "--name", "orphan"]
+    command = [sys.executable, "-m", "pipeline.attached", "1", "exp", "run", "--temp", "--name", "orphan"]
 
     assert project.run(*command).code == -signal.SIGTERM

@@ -10,11 +10,11 @@ from dvc.config import Config, ConfigError
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.findings import Finding, ok, problem, warning
+from pipeline.health.findings import Finding, ok, problem, warning
 
 ANSWER_SECONDS = 8.0
 """For what is far away and has to be logged in to; a library's own patience is a minute and more."""
-ASK = "import sys; from pipeline.remotes import say; say(sys.argv[1])"
+ASK = "import sys; from pipeline.health.remotes import say; say(sys.argv[1])"
 HELP = "`learner push` and `learner pull` need it: see its address, your access, and the network"
 
 

@@ -8,7 +8,7 @@ import typer
 from stages.contracts.errors import StageError
 
 if TYPE_CHECKING:
-    from pipeline.findings import Check, Finding
+    from pipeline.health.findings import Check, Finding
 
 PATIENCE_SECONDS = 35.0
 
@@ -21,7 +21,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """Look at packages, devices, disk, remotes, Prefect, dvc.yaml, git and leftovers; exit 1 on a problem."""
-    from pipeline.findings import Level, gathered, once
+    from pipeline.health.findings import Level, gathered, once
 
     checks = _checks()
     by_check = gathered(checks, PATIENCE_SECONDS)
@@ -42,7 +42,7 @@ def doctor(
 
 def _checks() -> "dict[str, Check]":
     try:
-        from pipeline import leftovers, remotes, surroundings, untracked
+        from pipeline.health import leftovers, remotes, surroundings, untracked
     except ImportError as error:
         raise StageError(f"{error}: install learner-pipeline anew, with what it needs") from error
     return {

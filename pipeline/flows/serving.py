@@ -22,12 +22,12 @@ from prefect.types.entrypoint import EntrypointType
 from pydantic import ValidationError
 
 from pipeline import prefect_api
-from pipeline.artifacts import GONE
 from pipeline.deployments import scheduled_flow
-from pipeline.goodbye import begin_goodbye, goodbye_seconds
+from pipeline.flows.artifacts import GONE
+from pipeline.flows.goodbye import begin_goodbye, goodbye_seconds
+from pipeline.flows.sharing import check_remotes
+from pipeline.flows.targets import needed
 from pipeline.overrides import overridden
-from pipeline.sharing import check_remotes
-from pipeline.targets import needed
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 
 Poll = Callable[..., Coroutine[Any, Any, None]]

@@ -35,7 +35,7 @@ def serve(
     ] = OnCollision.wait,
 ) -> None:
     """Run on a schedule, as a deployment of the Prefect server that is configured, until this is ended."""
-    from pipeline.serving import Plan, serve_deployment
+    from pipeline.flows.serving import Plan, serve_deployment
 
     parameters = {
         "overrides": set_param,

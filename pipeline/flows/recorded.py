@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from prefect import get_run_logger
 
 from pipeline.bodies import run_body
-from pipeline.progress import ProgressRenderer, Together
-from pipeline.slots import gpu_slots
+from pipeline.flows.progress import ProgressRenderer, Together
+from pipeline.flows.slots import gpu_slots
 from stages.contracts.events import Renderer
 from stages.renderers import LogRenderer
 

@@ -1,12 +1,11 @@
 """What killed processes left behind: which of it keeps others from their work, and which is of no matter."""
 
-import fcntl
 import json
 import os
 import shutil
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from typing import Any
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.findings import Finding, Level, ok, problem, warning
+from pipeline.health.findings import Finding, Level, ok, problem, warning
 from pipeline.lock import PATH as PROJECT_LOCK
 from pipeline.orphans import is_alive
 from pipeline.paths import runs_root
+from pipeline.torn import LOCK, is_whole_lock, mend, none_writes
 from stages.contracts.files import write_text
 from stages.runs.lock import is_held
 from stages.runs.overview import Run, State
@@ -37,6 +37,9 @@ def locks() -> Iterator[Finding]:
     except DvcException:
         return
     found = [each for name in RWLOCKS for each in _list_of(temporary / name)]
+    if not is_whole_lock(LOCK):
+        what = f"{LOCK} is not whole, as after a kill or on a full disk, and DVC refuses to work"
+        found.append(problem("locks", what, f"git checkout {LOCK}: {DOCTOR}", mend))
     if PROJECT_LOCK.exists() and is_held(PROJECT_LOCK):
         pid = (PROJECT_LOCK.read_text().split() or ["unknown"])[0]
         found.append(ok("locks", f"pid {pid} works in this project now ({PROJECT_LOCK})"))
@@ -85,16 +88,9 @@ def _entries(content: Any) -> Iterator[Any]:
         yield from several
 
 
-@contextmanager
-def _guard(path: Path) -> Iterator[bool]:
-    """Whether DVC's own lock around *path* was free; it is held then, so that no DVC writes there."""
-    with path.with_name(f"{path.name}.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+def _guard(path: Path) -> AbstractContextManager[bool]:
+    """Whether no DVC writes *path*, nor can as long as this is held."""
+    return none_writes(path.with_name(f"{path.name}.lock"))
 
 
 def _remove_broken(path: Path) -> None:

@@ -8,7 +8,7 @@ from logging import Logger, LoggerAdapter
 from typing import Any
 
 from pipeline.attached import run_dvc
-from pipeline.membership import FLOW_RUN
+from pipeline.flows.membership import FLOW_RUN
 
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")
 """How the lines begin that a stage has logged to the server itself."""

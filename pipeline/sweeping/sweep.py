@@ -1,13 +1,13 @@
 """What ``learner sweep`` does: plan, run what is not done, tell how each point ended, compare."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
 
-from pipeline import prefect_api
 from pipeline.compared.gathering import gather
 from pipeline.compared.tables import text_table
 from pipeline.sweeping.base import Base, freeze, unknown_code
@@ -49,8 +49,12 @@ class Progress:
         typer.echo(f"[{len(self.done) + len(self.failed)}/{self.total}] {name}: {how}")
 
 
-def sweep(points: Sequence[Point], crew: Crew, *, share_gpus: bool) -> None:
-    """Run what is not done of *points*, each as an experiment, and print the table of all.
+Run = Callable[[Sequence[Job], Crew, Callable[[Job, Exception | None], None]], None]
+"""Has a crew do jobs, and tells of each how it ended."""
+
+
+def sweep(points: Sequence[Point], crew: Crew, run: Run, *, share_gpus: bool) -> None:
+    """*run* what is not done of *points*, each as an experiment, and print the table of all.
 
     Raises `StageFailedError` where a point failed, after the others, and `ParamsError` before anything runs.
     """
@@ -65,8 +69,16 @@ def sweep(points: Sequence[Point], crew: Crew, *, share_gpus: bool) -> None:
             progress.succeeded(each.name, "done before")
         elif each.mistake:
             progress.has_failed(each.name, each.mistake)
-    _run(_jobs(base, planned, share_gpus=share_gpus), crew, progress)
+    if jobs := _jobs(base, planned, share_gpus=share_gpus):
+        with _told_where_it_stopped(progress):
+            run(jobs, crew, progress.report)
     _conclude([each.name for each in planned], progress)
+
+
+def run_alone(jobs: Sequence[Job], crew: Crew, report: Callable[[Job, Exception | None], None]) -> None:
+    """Have *crew* do *jobs*, with nothing recorded."""
+    with crew.opened() as submit:
+        conduct(jobs, crew.width, submit, report)
 
 
 def show(points: Sequence[Point]) -> None:
@@ -96,15 +108,10 @@ def _jobs(base: Base, planned: Sequence[Planned], *, share_gpus: bool) -> list[J
     ]
 
 
-def _run(jobs: Sequence[Job], crew: Crew, progress: Progress) -> None:
+@contextmanager
+def _told_where_it_stopped(progress: Progress) -> Iterator[None]:
     try:
-        if jobs and prefect_api.configured():
-            from pipeline.sweeping.recorded import run_recorded
-
-            run_recorded(jobs, crew, progress.report)
-        elif jobs:
-            with crew.opened() as submit:
-                conduct(jobs, crew.width, submit, progress.report)
+        yield
     except BaseException as error:
         if not isinstance(error, StageError):  # a signal, as a rule
             typer.echo(f"{len(progress.done)} of {progress.total} points are done; the same command goes on")

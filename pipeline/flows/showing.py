@@ -10,9 +10,9 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
-from pipeline.artifacts import GONE, Artifacts, impatient_client
-from pipeline.curves_image import EXTRA, curves_url
-from pipeline.results import Results
+from pipeline.flows.artifacts import GONE, Artifacts, impatient_client
+from pipeline.flows.curves_image import EXTRA, curves_url
+from pipeline.flows.results import Results
 from stages.learner.summary import summary_rows
 
 LOOKED_AT = 20

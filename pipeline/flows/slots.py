@@ -10,7 +10,7 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from pipeline.artifacts import GONE
+from pipeline.flows.artifacts import GONE
 from pipeline.params import read_params
 from stages.contracts.errors import StageError
 from stages.learner import find_device

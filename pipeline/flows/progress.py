@@ -6,7 +6,7 @@ from logging import Logger, LoggerAdapter
 from typing import Any
 from uuid import UUID
 
-from pipeline.artifacts import Artifacts
+from pipeline.flows.artifacts import Artifacts
 from stages.contracts.events import Progress, Renderer
 from stages.contracts.history import History, Split
 from stages.renderers.plain import epoch_line

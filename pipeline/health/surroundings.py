@@ -17,7 +17,7 @@ from platform import python_version
 from packaging.requirements import Requirement
 
 from pipeline import prefect_api
-from pipeline.findings import Finding, ok, problem, warning
+from pipeline.health.findings import Finding, ok, problem, warning
 from pipeline.installation import this_package
 from pipeline.params import read_params
 from pipeline.paths import read_paths, runs_root

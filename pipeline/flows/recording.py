@@ -6,7 +6,7 @@ from functools import partial
 import httpx
 
 from pipeline.flow import Report, learner_flow
-from pipeline.goodbye import begin_goodbye, gone_message, goodbye_seconds
+from pipeline.flows.goodbye import begin_goodbye, gone_message, goodbye_seconds
 from stages.contracts.errors import StageError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.check import data_files, missing_deps, modules
-from pipeline.findings import Finding, ok, problem, warning
+from pipeline.health.findings import Finding, ok, problem, warning
 from pipeline.params import Params, read_params, read_yaml
 from pipeline.versions import stale
 

@@ -1,0 +1,1 @@
+"""Flow runs: how they are served, what they show, hold and survive."""

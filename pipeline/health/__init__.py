@@ -1,0 +1,1 @@
+"""What `learner doctor` looks at."""
