@@ -15,13 +15,13 @@ from pathlib import Path
 
 from pipeline.torn import keep_lock, mend
 
-CLAIM = Path(".runs/caretaker")
+CLAIMS = Path(".runs")
 
 
 def take_care(pid: int) -> None:
     """Keep dvc.lock as it is, and have a process mend it as soon as process *pid* has ended."""
     keep_lock()
-    CLAIM.parent.mkdir(exist_ok=True)
+    CLAIMS.mkdir(exist_ok=True)
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -47,26 +47,13 @@ def _detach() -> None:
 
 def _wait_and_mend(pid: int) -> None:
     """One for each DVC is enough: the first claims it, and those of later stages go."""
-    with CLAIM.open("a+") as claim, suppress(OSError):
-        claim.seek(0)
-        if claim.read() == str(pid) and not _claimed(claim.fileno()):
-            return
-        fcntl.flock(claim, fcntl.LOCK_EX)
-        claim.truncate(0)
-        claim.write(str(pid))
-        claim.flush()
+    claim = CLAIMS / f"caretaker-{pid}"
+    with suppress(OSError), claim.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _wait(pid)
         mend()
         keep_lock()
-
-
-def _claimed(handle: int) -> bool:
-    """Whether it is ours now, because the one who had it is gone."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        claim.unlink()
 
 
 def _wait(pid: int) -> None:

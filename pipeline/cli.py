@@ -85,13 +85,14 @@ def stage(
     """Do what one stage does. This is what dvc.yaml starts; for your own use, `dvc repro NAME`."""
     from pipeline.caretaker import take_care
     from pipeline.lock import project_lock
-    from pipeline.orphans import is_alive, leave_with, started_by_dvc, starters
+    from pipeline.orphans import dvc_among, is_alive, leave_with, started_by_dvc, starters
 
     waiting = starters() if started_by_dvc(name) else []
     with ExitStack() as stack:
         try:
+            if dvc := dvc_among(waiting):
+                take_care(dvc)
             if waiting:
-                take_care(waiting[-1])
                 leave_with(waiting)
             stack.enter_context(project_lock(waiting))
             _run_stage(name)

@@ -36,6 +36,11 @@ def starters() -> list[int]:
     return above[: known[0] + 1] if known else above[:1]
 
 
+def dvc_among(pids: Sequence[int]) -> int | None:
+    """The one of *pids* that DVC says it runs in; None where it is gone, or did not start this one."""
+    return next(iter(_owners() & set(pids)), None)
+
+
 def leave_with(pids: Sequence[int]) -> None:
     """Have this process get a SIGTERM as soon as one of *pids* ends, or at once if one has ended.
 

@@ -40,19 +40,19 @@ def named(name):
     return next(block for block in PYTHON if block.startswith(f"# {name}\n"))
 
 
-def test_the_burn_guide_reaches_97_per_cent(project):
+def test_the_burn_guide_reaches_96_per_cent(project):
     """On MNIST where it is there, in fewer epochs than the guide has; on digits otherwise."""
     script = named("guide.py")
     if MNIST.is_dir():
         (project.folder.parent / "shared").symlink_to(MNIST.parent)
-        quick = "TrainingConfig(model=model, num_epochs=2, learning_rate=1e-3, num_workers=0)"
+        quick = "TrainingConfig(model=model, num_epochs=1, learning_rate=1e-3, num_workers=0)"
         script = script.replace("TrainingConfig(model=model)", quick)
     (project.folder / "guide.py").write_text(script)
 
     text = project.ok(sys.executable, "guide.py", OMP_NUM_THREADS="1")
 
     accuracies = re.findall(r"epoch .* valid: Accuracy ([\d.]+)", text)
-    assert float(accuracies[-1]) >= 97
+    assert float(accuracies[-1]) >= 96
     assert "= Learner Summary =" in text
     config = (project.folder / "guide/config.json").read_text()
     assert config.startswith(
