@@ -5,7 +5,7 @@ BIN := $(CURDIR)/.venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: repro test fuzz crash sweep-proof flows format
+.PHONY: repro test fuzz crash sweep-proof flows long format
 
 repro: .venv/installed
 	dvc repro
@@ -28,6 +28,9 @@ sweep-proof: .venv/installed-test
 flows: .venv/installed-test
 	LEARNER_TEST_LONG=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_doors.py
 	LEARNER_TEST_LONG=1 LEARNER_TEST_POSTGRES=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_doors.py
+
+long: .venv/installed-test
+	LEARNER_TEST_LONG=1 pytest -m long
 
 format: .venv/installed-test
 	ruff format .

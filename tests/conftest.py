@@ -14,6 +14,15 @@ ROOT = Path(__file__).parents[1]
 MNIST = ROOT.parent / "shared" / "mnist"
 
 
+def pytest_collection_modifyitems(items):
+    """What takes long is left to ``make long`` and ``make flows``."""
+    if os.environ.get("LEARNER_TEST_LONG"):
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="takes long: make long runs it"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     """Tiny models on a busy machine: a second thread only waits for the first."""

@@ -72,6 +72,7 @@ def test_the_commands_of_the_first_screens_and_of_records_run(finished):
         run(finished, typed)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not MNIST.is_dir(), reason="the files of MNIST are not here")
 def test_real_mnist_trains(project):
     (project.folder.parent / "shared").symlink_to(MNIST.parent)
@@ -84,10 +85,17 @@ def test_real_mnist_trains(project):
     assert float(re.search(r"valid: Accuracy ([\d.]+)", shown)[1]) >= 90
 
 
-def test_the_benchmarks_run(project, tmp_path):
+def test_the_benchmark_of_the_loop_runs(project):
     shutil.copytree(ROOT / "benchmarks", project.folder / "benchmarks")
-    loop, records = commands()["Speed"]
+    loop, _ = commands()["Speed"]
 
     assert "null-64" in run(project, loop, "--rounds", "1", "--steps", "10", "--only", "null-64")
+
+
+@pytest.mark.long
+def test_the_benchmark_of_records_runs(project, tmp_path):
+    shutil.copytree(ROOT / "benchmarks", project.folder / "benchmarks")
+    _, records = commands()["Speed"]
     memory = records.split()[-1]
+
     run(project, records, "--rounds", "1", "--megabytes", "2", **{memory: str(tmp_path)})

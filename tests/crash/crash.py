@@ -20,8 +20,8 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 from report import SkippedError, table  # noqa: E402  found by the line above
 
 PARTS = {  # how many trials in a short series, and in a long one
-    "kills": (4, 1000),
-    "calls": (40, 100_000),
+    "kills": (3, 1000),
+    "calls": (24, 100_000),
     "disk": (10, 300),
     "spoilt": (300, 100_000),
     "rivals": (2, 60),

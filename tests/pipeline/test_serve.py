@@ -21,7 +21,6 @@ from pipeline.flows.targets import needed
 from pipeline.params import read_yaml
 from stages.contracts.errors import ParamsError, StageError
 
-LONG = pytest.mark.skipif(not os.environ.get("LEARNER_TEST_LONG"), reason="takes minutes: make flows runs it")
 ENDED = {"Completed", "Failed", "Crashed", "Cancelled", "TimedOut"}
 MODEL = """
 import os, time
@@ -422,7 +421,7 @@ with prefect.flow_engine.maintain_concurrency_lease(uuid.uuid4(), 300, raise_on_
 """
 
 
-@LONG
+@pytest.mark.long
 def test_a_run_goes_on_where_its_place_in_the_limit_is_lost(project, server):
     done = project.run(sys.executable, "-c", LEASE, PREFECT_API_URL=server)
 
@@ -430,7 +429,7 @@ def test_a_run_goes_on_where_its_place_in_the_limit_is_lost(project, server):
     assert done.out == "goes on\n"
 
 
-@LONG
+@pytest.mark.long
 def test_a_time_out_saves_and_the_next_run_goes_on(serve, project):
     for mode in ("--workspace", "--experiment"):
         served = serve(mode, "--name", f"timed{mode}", "-S", f"fit.seed={len(mode)}")
@@ -449,7 +448,7 @@ def test_a_time_out_saves_and_the_next_run_goes_on(serve, project):
         assert served.end() == 143
 
 
-@LONG
+@pytest.mark.long
 def test_an_experiment_is_cancelled_and_the_next_goes_on(serve, project):
     served = serve("--name", "apart")
     served.hold()
@@ -468,7 +467,7 @@ def test_an_experiment_is_cancelled_and_the_next_goes_on(serve, project):
     assert served.api.logged(again, "goes on in epoch 2")
 
 
-@LONG
+@pytest.mark.long
 def test_a_served_experiment_outlives_its_server_and_ends(serve, project, mortal_server):
     served = serve("--name", "alone", address=mortal_server.address)
     served.hold()
@@ -488,7 +487,7 @@ def test_a_served_experiment_outlives_its_server_and_ends(serve, project, mortal
     assert project.ok("git", "status", "--short") == ""
 
 
-@LONG
+@pytest.mark.long
 def test_prefect_yaml_deploys_for_a_worker(project, server):
     waiting(project)
     api = Api(server)

@@ -172,6 +172,7 @@ def test_an_api_that_does_not_answer_is_told(swept):
     assert swept.sweep.experiments() == GOOD
 
 
+@pytest.mark.long
 def test_ctrl_c_has_every_point_saved_and_the_same_command_goes_on_as_a_recorded_flow_on_dask(
     project, sweep_in, server
 ):
