@@ -88,16 +88,17 @@ def stage(
     from pipeline.orphans import dvc_among, is_alive, leave_with, started_by_dvc, starters
 
     waiting = starters() if started_by_dvc(name) else []
+    dvc = dvc_among(waiting)
     with ExitStack() as stack:
         try:
-            if dvc := dvc_among(waiting):
+            if dvc:
                 take_care(dvc)
             if waiting:
                 leave_with(waiting)
             stack.enter_context(project_lock(waiting))
             _run_stage(name)
         except BaseException:
-            if waiting and is_alive(waiting[-1]):  # else another DVC may be at work on the outputs by now
+            if dvc and is_alive(dvc):  # else another DVC may be at work on the outputs by now
                 from pipeline.reproduce import restore_outputs
 
                 restore_outputs(name)
