@@ -29,8 +29,9 @@ from pipeline.flows.showing import show, slug
 from pipeline.flows.targets import needed
 from pipeline.lock import project_lock
 from pipeline.overrides import PARAMS, overridden
+from pipeline.seconds import seconds_of
 from pipeline.tasks import hide_expected_tracebacks
-from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.errors import StageError
 from stages.contracts.files import write_text
 
 NOTHING: list[str] = []
@@ -118,7 +119,7 @@ def _run_apart(order: Order, name: str) -> Results | None:
 def _run_here(order: Order) -> Results | None:
     logger = get_run_logger()
     left = math.inf if order.deadline is None else order.deadline - time.monotonic()
-    with project_lock(patience_seconds=min(_wait_seconds(), left)), _params(order.overrides):
+    with project_lock(patience_seconds=min(seconds_of(WAIT, WAIT_SECONDS), left)), _params(order.overrides):
         names = needed(order.targets)
         bring_up_to_date(names, lambda name, outcome: logger.info("%s: %s", name, outcome), order.deadline)
         return read_results()
@@ -141,11 +142,3 @@ def _params(overrides: Sequence[str]) -> Iterator[None]:
         if PARAMS.read_text(encoding="utf-8") == text:
             write_text(PARAMS, before)
         raise
-
-
-def _wait_seconds() -> float:
-    text = os.environ.get(WAIT, "")
-    try:
-        return float(text) if text else WAIT_SECONDS
-    except ValueError as error:
-        raise ParamsError(f"{WAIT} is {text!r}: it is to be a number of seconds") from error

@@ -13,7 +13,7 @@ import urllib.request
 
 from prefect.settings import PREFECT_API_URL
 
-from stages.contracts.errors import ParamsError
+from pipeline.seconds import seconds_of
 
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
 DEFAULT_SECONDS = 60.0
@@ -31,11 +31,7 @@ def begin_goodbye(over: threading.Event, seconds: float) -> None:
 
 def goodbye_seconds() -> float:
     """What `VARIABLE` says. Raises `ParamsError` where that is no number."""
-    text = os.environ.get(VARIABLE, "")
-    try:
-        return float(text) if text else DEFAULT_SECONDS
-    except ValueError as error:
-        raise ParamsError(f"{VARIABLE} is {text!r}: it is to be a number of seconds") from error
+    return seconds_of(VARIABLE, DEFAULT_SECONDS)
 
 
 def gone_message() -> str:
