@@ -1,51 +1,18 @@
 """The progress of a training as an artifact, kept up by a thread so that no step waits for it."""
 
 import threading
-from dataclasses import dataclass
 from logging import Logger, LoggerAdapter
 from typing import Any
 from uuid import UUID
 
 from pipeline.flows.artifacts import Artifacts
-from stages.contracts.events import Progress, Renderer
+from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
 from stages.renderers.plain import epoch_line
 
 INTERVAL_SECONDS = 5.0
 GOODBYE_SECONDS = 5.0
 KEY = "fit-progress"
-
-
-@dataclass(frozen=True)
-class Together:
-    """Renderers that are told the same, one after the other."""
-
-    renderers: tuple[Renderer, ...]
-
-    def start(self, progress: Progress) -> None:
-        """The run begins."""
-        for each in self.renderers:
-            each.start(progress)
-
-    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """A point of a curve."""
-        for each in self.renderers:
-            each.log(split, epoch, name, value)
-
-    def step(self, progress: Progress) -> None:
-        """A batch is done."""
-        for each in self.renderers:
-            each.step(progress)
-
-    def epoch_end(self, progress: Progress, history: History) -> None:
-        """An epoch is done."""
-        for each in self.renderers:
-            each.epoch_end(progress, history)
-
-    def close(self) -> None:
-        """The run is over."""
-        for each in self.renderers:
-            each.close()
 
 
 class ProgressRenderer:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from prefect import get_run_logger
 
 from pipeline.bodies import run_body
-from pipeline.flows.progress import ProgressRenderer, Together
+from pipeline.flows.progress import ProgressRenderer
 from pipeline.flows.slots import gpu_slots
 from stages.contracts.events import Renderer
+from stages.contracts.renderers import Renderers
 from stages.renderers import LogRenderer
 
 if TYPE_CHECKING:
@@ -58,5 +59,5 @@ def run_recorded(name: str, renderer: Renderer | None = None) -> None:
         if name == "fit":
             stack.enter_context(gpu_slots(logger))
             shown = ProgressRenderer.of_this_run(logger)
-            renderer = Together(tuple(filter(None, (LogRenderer(logger), shown, renderer))))
+            renderer = Renderers([each for each in (LogRenderer(logger), shown, renderer) if each])
         run_body(name, renderer)

@@ -13,6 +13,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
+from stages.contracts.renderers import Renderers
 from stages.learner import defaults
 from stages.learner.checks import check_fed, check_model, check_needs, check_optimizer
 from stages.learner.devices import find_device
@@ -23,7 +24,7 @@ from stages.learner.replicas import Replicas
 from stages.learner.saver import Saver, SavingRule
 from stages.learner.state import State
 from stages.learner.stopping import EarlyStopping
-from stages.learner.watchers import Renderers, Watchers
+from stages.learner.watchers import Watchers
 from stages.optim import (
     Accumulation,
     Clipping,

@@ -1,45 +1,13 @@
 """Who is told what: metrics, their logs, and the renderer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contracts.events import MetricLogger, Progress, Renderer, Resumable, Shown
-from stages.contracts.history import History, Split
+from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown
+from stages.contracts.history import Split
 from stages.learner.meter import Meter, Registered
-
-
-class Renderers:
-    """Several renderers as one."""
-
-    def __init__(self, renderers: Sequence[Renderer]) -> None:
-        self.renderers = tuple(renderers)
-
-    def start(self, progress: Progress) -> None:
-        """Tell each."""
-        for each in self.renderers:
-            each.start(progress)
-
-    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Tell each."""
-        for each in self.renderers:
-            each.log(split, epoch, name, value)
-
-    def step(self, progress: Progress) -> None:
-        """Tell each."""
-        for each in self.renderers:
-            each.step(progress)
-
-    def epoch_end(self, progress: Progress, history: History) -> None:
-        """Tell each."""
-        for each in self.renderers:
-            each.epoch_end(progress, history)
-
-    def close(self) -> None:
-        """Tell each."""
-        for each in self.renderers:
-            each.close()
 
 
 @dataclass
