@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.orphans import is_alive
 from pipeline.torn import keep_lock, mend
 
 CLAIMS = Path(".runs")
@@ -64,7 +65,5 @@ def _wait(pid: int) -> None:
     except ProcessLookupError:
         return
     except (AttributeError, OSError):  # not Linux, or an old one
-        with suppress(ProcessLookupError):
-            while True:
-                os.kill(pid, 0)
-                time.sleep(0.2)
+        while is_alive(pid):
+            time.sleep(0.2)

@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from signal import SIGTERM
 
+from pipeline.torn import NOTE
+
 STAGE = "DVC_STAGE"
-RWLOCK = Path(".dvc/tmp/rwlock")
 PR_SET_PDEATHSIG = 1
 
 
@@ -83,7 +84,7 @@ def _ancestors() -> list[int]:
 def _owners() -> set[int]:
     """Every process that DVC says writes outputs of this project now. Empty where DVC does not say it."""
     here = Path.cwd()
-    path = next((each / RWLOCK for each in (here, *here.parents) if (each / RWLOCK).exists()), RWLOCK)
+    path = next((each / NOTE for each in (here, *here.parents) if (each / NOTE).exists()), NOTE)
     for _ in range(20):
         with suppress(OSError, ValueError, AttributeError, KeyError):  # ValueError: DVC is writing it
             content = json.loads(path.read_text())

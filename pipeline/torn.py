@@ -28,8 +28,10 @@ def keep_lock() -> None:
     if not LOCK.exists():
         KEPT.unlink(missing_ok=True)
         return
-    with written_whole(KEPT) as file:
-        file.write(LOCK.read_bytes())
+    content = LOCK.read_bytes()
+    if not KEPT.exists() or KEPT.read_bytes() != content:
+        with written_whole(KEPT) as file:
+            file.write(content)
 
 
 def mend() -> None:

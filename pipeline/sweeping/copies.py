@@ -9,7 +9,7 @@ from pathlib import Path
 from dvc.config import Config, merge
 from dvc.repo import Repo
 
-from pipeline.sweeping.base import Base, git
+from pipeline.sweeping.frozen import Base, git
 from stages.contracts.errors import StageError
 
 RUNS = ".runs"

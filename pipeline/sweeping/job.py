@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.sweeping.base import Base
 from pipeline.sweeping.copies import collect, isolated
 from pipeline.sweeping.devices import VISIBLE, claimed, visible
+from pipeline.sweeping.frozen import Base
 from pipeline.sweeping.results import is_result
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
 from stages.runs.lock import held, is_held

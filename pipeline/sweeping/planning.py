@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.sweeping.base import Base, git
+from pipeline.sweeping.frozen import Base, git
 from pipeline.sweeping.names import plain_names, told_apart
 from pipeline.sweeping.points import Point
 from pipeline.sweeping.results import PARAMS, is_result, params_of

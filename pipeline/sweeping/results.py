@@ -9,7 +9,7 @@ from dvc.exceptions import DvcException
 from dvc.utils.hydra import apply_overrides
 
 from pipeline.params import read_params
-from pipeline.sweeping.base import Base, asked, parsed
+from pipeline.sweeping.frozen import Base, asked, parsed
 from pipeline.sweeping.points import Point
 from stages.contracts.errors import ParamsError
 

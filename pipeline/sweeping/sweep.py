@@ -10,9 +10,9 @@ import typer
 
 from pipeline.compared.gathering import gather
 from pipeline.compared.tables import text_table
-from pipeline.sweeping.base import Base, freeze, unknown_code
 from pipeline.sweeping.conducting import conduct
 from pipeline.sweeping.engines import Crew
+from pipeline.sweeping.frozen import Base, freeze, unknown_code
 from pipeline.sweeping.job import SWEEP, Job, tidy
 from pipeline.sweeping.planning import Planned, plan
 from pipeline.sweeping.points import Point
