@@ -32,7 +32,7 @@ def evaluate(params: Params, paths: Mapping[str, Path], model_path: Path, source
     device = params.fit.device if isinstance(params.fit.device, str) else params.fit.device[0]
     evaluator = (
         learner.EvaluatorBuilder(paths["artifacts"])
-        .metrics(*map(metrics.build_metric, params.fit.metrics))
+        .metrics(*[metrics.build_metric(each) for each in params.fit.metrics])
         .device(device)
         .summary()
         .build(model)

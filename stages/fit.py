@@ -203,7 +203,7 @@ def _builder(config: FitConfig, store: "runs.RunStore", around: Surroundings) ->
     accumulation = config.grads_accumulation
     builder = (
         learner.LearnerBuilder(store.path)
-        .metrics(*map(metrics.build_metric, config.metrics))
+        .metrics(*[metrics.build_metric(each) for each in config.metrics])
         .num_epochs(config.num_epochs)
         .seed(config.seed)
         .devices([config.device] if isinstance(config.device, str) else config.device)

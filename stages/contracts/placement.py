@@ -9,9 +9,9 @@ def move(batch: Any, device: Any) -> Any:
     if hasattr(batch, "to"):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(part, device) for part in batch))
+        return type(batch)(*[move(part, device) for part in batch])
     if isinstance(batch, tuple | list):
-        return type(batch)(move(part, device) for part in batch)
+        return type(batch)([move(part, device) for part in batch])
     if is_dataclass(batch) and not isinstance(batch, type):
         return replace(
             batch, **{each.name: move(getattr(batch, each.name), device) for each in fields(batch)}

@@ -24,8 +24,18 @@ class Fetcher:
         self._path = seed, epoch
 
     def __getitem__(self, place: tuple[int, Sequence[int] | Tensor]) -> Any:
-        """The batch at a position in the epoch, of the samples at these indices."""
-        position, indices = place
+        """Return the batch at a position in the epoch, made of the samples at these indices.
+
+        Raises `RuntimeError` if the dataset or the batcher raises StopIteration, which would end the epoch.
+        """
+        try:
+            return self._batch(*place)
+        except StopIteration as error:
+            raise RuntimeError(
+                f"batch {place[0]}: the dataset or the batcher raised StopIteration"
+            ) from error
+
+    def _batch(self, position: int, indices: Sequence[int] | Tensor) -> Any:
         if type(self._dataset) is not TensorDataset:
             with random_state_kept():
                 items = self._drawn(position, torch.as_tensor(indices).tolist())

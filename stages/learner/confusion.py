@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from stages.contracts.outputs import ClassificationOutput
-from stages.learner.loop import Loader, on_device
+from stages.learner.batches import Loader, on_device
 from stages.learner.randomness import set_random_state
 from stages.metrics import ConfusionMatrix
 
@@ -23,11 +23,12 @@ def confusion_matrix(
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     model.eval()
     total: ConfusionMatrix | None = None
-    for item in map(model.valid_step, on_device(loader, device)):
+    for batch in on_device(loader, device):
+        item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
         if should_stop() or not _is_of_classes(item):
             return None
-        batch = ConfusionMatrix.of(item)
-        total = batch if total is None else total + batch
+        matrix = ConfusionMatrix.of(item)
+        total = matrix if total is None else total + matrix
     return total
 
 

@@ -12,10 +12,10 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress, Renderer
 from stages.contracts.history import History, Split
 from stages.learner import defaults
+from stages.learner.batches import Loader, on_device
 from stages.learner.builder import AnyMetric
 from stages.learner.checks import check_fed, check_model, check_name
 from stages.learner.devices import find_device
-from stages.learner.loop import Loader, on_device
 from stages.learner.meter import Meter, Registered
 from stages.learner.summary import summary_text
 
@@ -108,10 +108,10 @@ class Evaluator:
         )
         progress.latest = meter.latest
         model = self._model.eval()
-        batches = on_device(loader, self.device)
         try:
             self._renderer.start(progress)
-            for iteration, item in enumerate(map(model.valid_step, batches), start=1):
+            for iteration, batch in enumerate(on_device(loader, self.device), start=1):
+                item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
                 meter.measure(item, iteration, 0.0)
                 progress.batch, progress.items = iteration, progress.items + item.size
                 self._renderer.step(progress)

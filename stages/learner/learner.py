@@ -9,7 +9,8 @@ from torch import nn
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import History
-from stages.learner.loop import Loader, Loop
+from stages.learner.batches import Loader
+from stages.learner.loop import Loop
 from stages.learner.parts import Parts
 from stages.learner.summary import summary_text
 

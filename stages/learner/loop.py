@@ -7,10 +7,10 @@ After any batch a checkpoint may be written, and a run that was stopped there go
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
 from stages.contracts.outputs import TrainOutput
-from stages.contracts.placement import move
+from stages.learner.batches import Loader, on_device
 from stages.learner.buffers import Buffers
 from stages.learner.memory import keep_big_blocks
 from stages.learner.meter import Meter
@@ -29,24 +29,6 @@ from stages.learner.randomness import set_random_state
 from stages.learner.replicas import rounds
 
 log = logging.getLogger(__name__)
-
-
-class Loader(Protocol):
-    """What `fit` iterates over, once an epoch: ours, or a `torch.utils.data.DataLoader`."""
-
-    def __len__(self) -> int:
-        """The number of batches."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """The batches."""
-
-
-def on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
-    """The batches of *loader* on *device*: our own loader puts them there, those of another are moved."""
-    if hasattr(loader, "set_device"):
-        loader.set_device(device)
-        return loader
-    return loader if device.type == "cpu" else (move(batch, device) for batch in loader)
 
 
 class Loop:
@@ -104,25 +86,33 @@ class Loop:
         return self._finish(epoch)
 
     def _train(self, loader: Loader, epoch: int) -> bool:
-        """One pass with updates; whether it went to its end."""
+        """Train on *loader* once; return whether the pass was completed.
+
+        No step runs inside `map` or a generator, which would take a StopIteration of the model for the end.
+        """
         log.info("Executing training step for epoch %d", epoch)
         state, window, guard, pausing = self.state, self.parts.window, self.parts.guard, self._pausing
         self.parts.replicas.train()
         meter, iteration = self._begin(Split.TRAIN, loader, epoch)
         rate = 0.0
-        for step in self._computed(pausing.batches(partial(self._batches, loader))):
-            iteration += 1
-            rate = state.scheduler.step()
-            if guard.passes(step, epoch, iteration):
-                window.add(step.gradients, step.item.size)
-                self._measured(meter, step.item, iteration, rate)
-            else:
-                self._buffers.put_back()
-            del step  # or its gradients would live on beside those of the next
-            if window.full:
-                self._update(window.take(), rate, iteration)
-            if pausing.stops_after(iteration):
-                return False
+        compute = self._computation()
+        for batch in self._grouped(pausing.batches(partial(self._batches, loader))):
+            steps = compute(batch)
+            del batch  # free its memory before the next one is loaded
+            while steps:
+                step = steps.pop(0)
+                iteration += 1
+                rate = state.scheduler.step()
+                if guard.passes(step, epoch, iteration):
+                    window.add(step.gradients, step.item.size)
+                    self._measured(meter, step.item, iteration, rate)
+                else:
+                    self._buffers.put_back()
+                del step  # free its gradients before the next ones are computed
+                if window.full:
+                    self._update(window.take(), rate, iteration)
+                if pausing.stops_after(iteration):
+                    return False
         if (left := window.end_epoch()) is not None:
             self._update(left, rate, iteration)
         self._end(meter)
@@ -130,11 +120,13 @@ class Loop:
 
     @torch.no_grad()  # not inference_mode: what a model keeps from here, it may use in training
     def _validate(self, loader: Loader, epoch: int) -> bool:
-        """One pass without updates; whether it went to its end."""
+        """Validate on *loader* once; return whether the pass was completed."""
         log.info("Executing validation step for epoch %d", epoch)
         model = self.state.model.eval()
         meter, iteration = self._begin(Split.VALID, loader, epoch)
-        for item in map(model.valid_step, self._pausing.batches(partial(self._batches, loader))):
+        for batch in self._pausing.batches(partial(self._batches, loader)):
+            item = model.valid_step(batch)
+            del batch  # free its memory before the next one is loaded
             iteration += 1
             self._measured(meter, item, iteration, 0.0)
             if self._pausing.stops_after(iteration):
@@ -160,31 +152,34 @@ class Loop:
             log.info("Stopping training loop, %s", reason)
         return reason is not None
 
-    def _computed(self, batches: Iterable[Any]) -> Iterator[TrainOutput[Any]]:
-        """The training step of each batch; a batch a device at a time."""
+    def _grouped(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """Return *batches*; for several devices in lists of one batch per device."""
         replicas = self.parts.replicas
+        return batches if len(replicas) == 1 else rounds(batches, len(replicas))
+
+    def _computation(self) -> Callable[[Any], list[TrainOutput[Any]]]:
+        """Return the function that computes the training steps of what `_grouped` yields."""
         if self.state.needs_closure:
-            return map(self._evaluated, batches)
-        if len(replicas) == 1:
-            compute = self._remembered if self._buffers else self.state.model.train_step
-            return map(compute, batches)
-        groups = rounds(batches, len(replicas))
-        return (step for batches in groups for step in replicas.train_steps(batches))
+            return self._evaluated
+        if len(self.parts.replicas) > 1:
+            return self.parts.replicas.train_steps
+        if self._buffers:
+            return self._remembered
+        train_step = self.state.model.train_step
+        return lambda batch: [train_step(batch)]
 
     def _batches(self, loader: Loader) -> Iterable[Any]:
         return on_device(loader, self.parts.replicas.devices[0])
 
-    def _evaluated(self, batch: Any) -> TrainOutput[Any]:
-        """A training step that can be taken again."""
+    def _evaluated(self, batch: Any) -> list[TrainOutput[Any]]:
+        """Compute a training step that L-BFGS can evaluate again."""
         self._evaluate = partial(self.state.model.train_step, batch)
-        step: TrainOutput[Any] = self._evaluate()
-        return step
+        return [self._evaluate()]
 
-    def _remembered(self, batch: Any) -> TrainOutput[Any]:
-        """A training step whose effect on buffers can be undone."""
+    def _remembered(self, batch: Any) -> list[TrainOutput[Any]]:
+        """Compute a training step whose effect on buffers can be undone."""
         self._buffers.take()
-        step: TrainOutput[Any] = self.state.model.train_step(batch)
-        return step
+        return [self.state.model.train_step(batch)]
 
     def _update(self, gradients: Any, rate: float, iteration: int) -> None:
         if self.state.needs_closure:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from stages.contracts.errors import CheckpointError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split
 from stages.learner.meter import Meter
@@ -50,15 +51,17 @@ class Pausing:
         return place.iteration, place.items
 
     def batches(self, batches: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-        """Those of *batches* that are left, drawn in the random state they would have been drawn in."""
+        """Return an iterator over the rest of *batches*, drawn in the random state of an uninterrupted run.
+
+        Raises `CheckpointError` if the loader ends before the position of the checkpoint.
+        """
         place = self._parts.place
         if place is not None:
             restore_random_state(place.before)
         self._before = random_state()
         left = iter(batches())
         if place is not None:
-            for _ in range(self._skip):  # a loader of torch's knows no position
-                next(left)
+            _skip(left, self._skip)  # a loader of torch has no position
             restore_random_state(place.now)
             self._parts.place = None
         return left
@@ -103,3 +106,14 @@ class Pausing:
                 buffers=self._parts.replicas.buffers(),
             )
         )
+
+
+def _skip(batches: Iterator[Any], number: int) -> None:
+    """Draw the first *number* of *batches*. Raises `CheckpointError` if they end before."""
+    missing = object()
+    for done in range(number):
+        if next(batches, missing) is missing:
+            raise CheckpointError(
+                f"the loader ended after {done} batches, but the checkpoint resumes after batch {number}: "
+                "it was saved with other data or another batch size. Use the same loader as before"
+            )

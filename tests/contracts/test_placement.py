@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from stages.contracts.placement import move
-from stages.learner.loop import on_device
+from stages.learner.batches import on_device
 
 
 class Pair(NamedTuple):

@@ -110,6 +110,29 @@ def test_what_is_found_out_later_is_told_as_clearly(finished, old, new, words):
     )
 
 
+EXHAUSTED = """
+from stages.models import Mlp
+
+class Exhausted(Mlp):
+    def valid_step(self, batch):
+        return next(iter(()))
+"""
+
+
+def test_stop_iteration_in_a_users_step_shows_its_frame_and_records_nothing(finished):
+    (finished.folder / "exhausted.py").write_text(EXHAUSTED)
+    finished.edit("params.yaml", "kind: cnn", 'kind: "exhausted:Exhausted"')
+    finished.edit("params.yaml", "    dropout: 0.5\n", "")
+    finished.ok("dvc", "repro", "build-learner", "create-artifact-dir")
+    before = finished.files("artifacts", "data", "dvc.lock")
+
+    for refused in (finished.run("dvc", "repro", "fit"), finished.learner("stage", "fit")):
+        assert refused.code != 0
+        assert "in valid_step" in refused.err
+        assert "StopIteration" in refused.err
+        assert finished.files("artifacts", "data", "dvc.lock") == before
+
+
 def test_a_folder_without_a_project_is_told_so(project, tmp_path):
     project.folder = tmp_path
 

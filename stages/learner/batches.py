@@ -1,0 +1,64 @@
+"""The batches of one pass over a loader, on the device that computes them."""
+
+from collections.abc import Iterable, Iterator
+from traceback import walk_tb
+from typing import Any, Protocol, Self
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from stages.contracts.placement import move
+
+
+class Loader(Protocol):
+    """An iterable over the batches of an epoch: ours, or a `torch.utils.data.DataLoader`."""
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the batches."""
+
+
+def on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
+    """Return the batches of *loader* on *device*; a loader without ``set_device`` has its batches moved."""
+    if hasattr(loader, "set_device"):
+        loader.set_device(device)
+        return loader
+    batches = TorchBatches(loader) if isinstance(loader, DataLoader) else loader
+    return batches if device.type == "cpu" else (move(batch, device) for batch in batches)
+
+
+class TorchBatches:
+    """An iterator over one pass of a `torch.utils.data.DataLoader`.
+
+    The iterator of torch ends at any StopIteration, also at one that the dataset raised. Here that one is
+    the cause of a RuntimeError, as in a generator.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._batches = iter(loader)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._batches)
+        except StopIteration as error:
+            if _is_of_user(error, self._loader):
+                dataset = type(self._loader.dataset).__name__
+                raise RuntimeError(f"{dataset} or its collate_fn raised StopIteration") from error
+            raise
+
+
+def _is_of_user(error: StopIteration, loader: DataLoader[Any]) -> bool:
+    """Return whether *error* was raised while a batch was made, instead of by the end of the sampler."""
+    modules = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
+    if "torch._utils" in modules:  # raised in a worker, and again in this process
+        return True
+    fetch = "torch.utils.data._utils.fetch"
+    if isinstance(loader.dataset, IterableDataset):  # its end is a StopIteration too
+        return fetch in modules[:-1] and loader.batch_sampler is not None
+    return fetch in modules
