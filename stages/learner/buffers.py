@@ -15,12 +15,17 @@ class Buffers:
     def __bool__(self) -> bool:
         return bool(self._buffers)
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """The values that `take` copied last."""
+        return self._kept
+
     def take(self) -> None:
-        """Remember them as they are."""
+        """Copy the current values."""
         self._kept = [buffer.clone() for buffer in self._buffers]
 
-    def put_back(self) -> None:
-        """Make them what was remembered."""
+    def put_back(self, values: list[torch.Tensor] | None = None) -> None:
+        """Set the buffers to *values*, by default to those that `take` copied last."""
         with torch.no_grad():
-            for buffer, kept in zip(self._buffers, self._kept, strict=False):
+            for buffer, kept in zip(self._buffers, self._kept if values is None else values, strict=False):
                 buffer.copy_(kept)

@@ -31,6 +31,10 @@ from stages.learner.replicas import rounds
 log = logging.getLogger(__name__)
 
 
+class _SkippedError(Exception):
+    """An evaluation of L-BFGS is not finite and its batch is skipped."""
+
+
 class Loop:
     """Runs the epochs that are left."""
 
@@ -165,21 +169,28 @@ class Loop:
             return self.parts.replicas.train_steps
         if self._buffers:
             return self._remembered
-        train_step = self.state.model.train_step
-        return lambda batch: [train_step(batch)]
+        train_step, clear_gradients = self.state.model.train_step, self.parts.replicas.clear_gradients
+
+        def compute(batch: Any) -> list[TrainOutput[Any]]:
+            clear_gradients()
+            return [train_step(batch)]
+
+        return compute
 
     def _batches(self, loader: Loader) -> Iterable[Any]:
         return on_device(loader, self.parts.replicas.devices[0])
 
-    def _evaluated(self, batch: Any) -> list[TrainOutput[Any]]:
-        """Compute a training step that L-BFGS can evaluate again."""
-        self._evaluate = partial(self.state.model.train_step, batch)
-        return [self._evaluate()]
-
     def _remembered(self, batch: Any) -> list[TrainOutput[Any]]:
         """Compute a training step whose effect on buffers can be undone."""
         self._buffers.take()
+        self.parts.replicas.clear_gradients()
         return [self.state.model.train_step(batch)]
+
+    def _evaluated(self, batch: Any) -> list[TrainOutput[Any]]:
+        """Compute the first evaluation of L-BFGS, and keep *batch* for the next ones."""
+        self._evaluate = partial(self._remembered, batch)
+        self._first: TrainOutput[Any] | None = self._evaluate()[0]
+        return [self._first]
 
     def _update(self, gradients: Any, rate: float, iteration: int) -> None:
         if self.state.needs_closure:
@@ -189,16 +200,19 @@ class Loop:
         self.parts.replicas.synchronize()
 
     def _update_by_evaluation(self, rate: float, iteration: int) -> None:
-        """An update of L-BFGS; undone where one of its evaluations is not finite."""
+        """Update with L-BFGS; undo the update if one of its evaluations is not finite."""
+        before = self._buffers.kept
 
         def evaluate() -> TrainOutput[Any]:
-            step: TrainOutput[Any] = self._evaluate()
+            step, self._first = self._first or self._evaluate()[0], None
             if not self.parts.guard.passes(step, self.progress.epoch, iteration):
-                raise FloatingPointError
+                raise _SkippedError
             return step
 
-        with suppress(FloatingPointError):
+        try:
             self.state.update_by(evaluate, rate)
+        except _SkippedError:
+            self._buffers.put_back(before)
 
     def _begin(self, split: Split, loader: Loader, epoch: int) -> tuple[Meter, int]:
         """What measures the pass that begins, and how many batches of it are done."""

@@ -13,7 +13,7 @@ import torch
 
 from stages.contracts.outputs import TrainOutput
 from stages.contracts.placement import move
-from stages.models import known_parameters
+from stages.models import clear_gradients, known_parameters
 
 
 class Replicas:
@@ -27,10 +27,11 @@ class Replicas:
         return len(self.devices)
 
     def train_steps(self, batches: Sequence[Any]) -> list[TrainOutput[Any]]:
-        """A training step of each batch on a device of its own, with the gradients on the first.
+        """Compute a training step of each batch on a device of its own, with the gradients on the first.
 
-        Launched one after another: on accelerators they run at the same time.
+        The steps are launched one after another: on accelerators they run at the same time.
         """
+        self.clear_gradients()
         first = self.devices[0]
         steps = [
             model.train_step(batch if device == first else move(batch, device))
@@ -44,6 +45,11 @@ class Replicas:
             )
             for step, device in zip(steps, self.devices, strict=False)
         ]
+
+    def clear_gradients(self) -> None:
+        """Set ``.grad`` of every parameter to None, on every device."""
+        for model in self._models:
+            clear_gradients(model)
 
     def synchronize(self) -> None:
         """Bring every copy to the first model's parameters."""
@@ -80,7 +86,7 @@ class Replicas:
 
     @contextmanager
     def known_parameters(self) -> Iterator[None]:
-        """Inside, no step asks a model for its parameters."""
+        """Look up the parameters of every model once for the block."""
         with ExitStack() as stack:
             for model in self._models:
                 stack.enter_context(known_parameters(model))

@@ -30,18 +30,26 @@ class Model(Protocol):
     """An `nn.Module` with Burn's `TrainStep` and `ValidStep`."""
 
     def train_step(self, batch: Any) -> TrainOutput[Any]:
-        """Forward and backward on one batch, in training mode."""
+        """Run forward and backward on one batch, in training mode.
+
+        Every ``.grad`` is None when the step begins. Return the gradients of `backward`, or call
+        ``loss.backward()`` and return ``[p.grad for p in self.parameters()]``.
+        """
 
     def valid_step(self, batch: Any) -> Any:
         """Forward on one batch, in evaluation mode and without gradients."""
 
 
 def backward(model: "torch.nn.Module", loss: Tensor) -> list[Tensor | None]:
-    """The gradient of *loss* for each of ``model.parameters()``, in that order.
+    """Return the gradient of *loss* for each of ``model.parameters()``, in that order.
 
-    None for a parameter that is frozen or that the loss does not depend on. Nothing is left in ``.grad``.
+    The gradient of a parameter is None if it is frozen or if the loss does not depend on it. ``.grad`` is
+    cleared before, so that an earlier ``loss.backward()`` does not count, and after. To train on the sum of
+    several losses, call this function once with their sum.
     """
-    parameters = _known.get(id(model)) or _without_gradients(model)
+    parameters = _known.get(id(model)) or tuple(model.parameters())
+    for parameter in parameters:
+        parameter.grad = None
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -49,21 +57,24 @@ def backward(model: "torch.nn.Module", loss: Tensor) -> list[Tensor | None]:
     return gradients
 
 
+def clear_gradients(model: "torch.nn.Module") -> None:
+    """Set ``.grad`` of every parameter of *model* to None.
+
+    The learner does so before each training step, as a textbook loop calls ``optimizer.zero_grad()``.
+    """
+    for parameter in _known.get(id(model)) or model.parameters():
+        parameter.grad = None
+
+
 @contextmanager
 def known_parameters(model: "torch.nn.Module") -> Iterator[None]:
-    """Inside, `backward` does not ask *model* for its parameters at each step: they stay the same ones."""
-    _known[id(model)] = _without_gradients(model)
+    """Look up the parameters of *model* once for the block, instead of at each step; then clear ``.grad``."""
+    _known[id(model)] = tuple(model.parameters())
     try:
         yield
     finally:
+        clear_gradients(model)
         del _known[id(model)]
-
-
-def _without_gradients(model: "torch.nn.Module") -> tuple[Tensor, ...]:
-    parameters = tuple(model.parameters())
-    for parameter in parameters:
-        parameter.grad = None
-    return parameters
 
 
 class ClassificationStep(Module):

@@ -86,9 +86,11 @@ class Stepper:
     def step_with_closure(
         self, closure: Callable[[], tuple[Tensor, Gradients]], learning_rate: float | None
     ) -> float:
-        """Update with an optimizer that evaluates several times a step, as L-BFGS does; the first loss.
+        """Update with an optimizer that evaluates several times a step, as L-BFGS does.
 
-        *closure* gives the loss and the gradients at the parameters as they are at each call.
+        *closure* returns the loss and its gradients at the current parameters. It must not add to ``.grad``,
+        which holds the gradients of the previous evaluation; afterwards ``.grad`` is None.
+        Return the first loss.
         """
 
         def evaluate() -> float:
@@ -97,9 +99,10 @@ class Stepper:
             return float(loss.detach())
 
         self._prepare(learning_rate)
-        loss = self.optimizer.step(evaluate)
-        self._take_back()
-        return float(loss)
+        try:
+            return float(self.optimizer.step(evaluate))
+        finally:
+            self._take_back()
 
     def _prepare(self, learning_rate: float | None) -> None:
         optimizer = self.optimizer
