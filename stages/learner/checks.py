@@ -7,7 +7,9 @@ import torch
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
+from stages.contracts.outputs import TrainOutput
 from stages.learner.meter import Registered
+from stages.optim.gradients import Gradients
 
 
 def check_model(model: Any) -> None:
@@ -45,6 +47,20 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, ba
         )
     if hasattr(model, "optimize"):
         raise BuilderError("a model with a method optimize does its own step, which L-BFGS cannot drive")
+
+
+def has_gradients(step: TrainOutput[Any]) -> bool:
+    """Return whether *step* can change a weight; a step of no samples counts as one."""
+    return step.item.size == 0 or any(gradient is not None for gradient in step.gradients)
+
+
+def missing_gradients(model: Any, gradients: Gradients, where: str) -> BuilderError:
+    """Return the error for a first update, at *where*, without a gradient for any parameter."""
+    return BuilderError(
+        f"{where}: no parameter of {type(model).__name__} would be trained, all {len(gradients)} gradients "
+        "are None. The loss must depend on the model's own parameters: compute it without detach(), "
+        "torch.no_grad() or a copy of the model, and return backward(self, loss) from train_step"
+    )
 
 
 def check_needs(rule: Any, metrics: Mapping[Split, Iterable[Registered]]) -> None:

@@ -21,6 +21,7 @@ from stages.contracts.history import Split, Value
 from stages.contracts.outputs import TrainOutput
 from stages.learner.batches import Loader, on_device
 from stages.learner.buffers import Buffers
+from stages.learner.checks import has_gradients, missing_gradients
 from stages.learner.memory import keep_big_blocks
 from stages.learner.meter import Meter
 from stages.learner.parts import Parts
@@ -50,6 +51,7 @@ class Loop:
             interrupter=parts.interrupter,
         )
         self._pausing = Pausing(parts, self.progress)
+        self._has_gradients = hasattr(parts.state.model, "optimize")  # such a model updates itself
 
     def run(self, train: Loader, valid: Loader) -> nn.Module:
         """Train on *train* and validate on *valid* after each epoch; the trained model."""
@@ -108,6 +110,7 @@ class Loop:
                 iteration += 1
                 rate = state.scheduler.step()
                 if guard.passes(step, epoch, iteration):
+                    self._has_gradients = self._has_gradients or has_gradients(step)
                     window.add(step.gradients, step.item.size)
                     self._measured(meter, step.item, iteration, rate)
                 else:
@@ -193,6 +196,10 @@ class Loop:
         return [self._first]
 
     def _update(self, gradients: Any, rate: float, iteration: int) -> None:
+        if not self._has_gradients:
+            raise missing_gradients(
+                self.state.model, gradients, f"epoch {self.progress.epoch}, batch {iteration}"
+            )
         if self.state.needs_closure:
             self._update_by_evaluation(rate, iteration)
         else:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import ClassificationOutput, TrainOutput
 from stages.learner import LearnerBuilder
 from stages.models import ClassificationStep, backward
@@ -189,3 +190,19 @@ def test_backward_returns_the_gradient_of_its_loss_alone():
 
     assert backward(model, loss)[0].tolist() == [[3.0, 4.0]]
     assert model.weight.grad is None
+
+
+class Detached(Net):
+    def forward(self, inputs):
+        return super().forward(inputs).detach().requires_grad_()
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_a_first_step_without_gradients_is_refused(accumulated, tmp_path):
+    with pytest.raises(BuilderError, match=r"epoch 1, batch \d: .*Detached.*all 2 gradients are None"):
+        fit(
+            tmp_path,
+            net(Detached),
+            OPTIMIZERS["adam fused"],
+            lambda builder: builder.grads_accumulation(accumulated),
+        )
