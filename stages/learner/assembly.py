@@ -24,6 +24,7 @@ from stages.learner.replicas import Replicas
 from stages.learner.saver import Saver, SavingRule
 from stages.learner.state import State
 from stages.learner.stopping import EarlyStopping
+from stages.learner.training_state import check_training_state
 from stages.learner.watchers import Watchers
 from stages.optim import (
     Accumulation,
@@ -84,6 +85,7 @@ def assembled(
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = build_optimizer(optimizer, model.parameters())
     check_optimizer(optimizer, model, batches_a_step=chosen.accumulation.batches * len(devices))
+    check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)
     check_needs(scheduler, chosen.metrics)
     parts = Parts(

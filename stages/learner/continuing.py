@@ -21,7 +21,7 @@ DRIVEN = {"lr", "initial_lr"}
 """Options that the schedule sets, so that those of a checkpoint are as good as new ones."""
 SHAPING = ("amsgrad", "centered", "momentum")
 """Options for which an optimizer keeps more of each parameter than without."""
-MADE_ANEW = {"epoch", "layout", "model", "optim", "scheduler", "place", "files"}
+MADE_ANEW = {"epoch", "layout", "model", "optim", "scheduler", "training_state", "place", "files"}
 SHOWN = 10
 WEIGHTS_ONLY = "To take its weights alone, say weights_only: true in build_learner.checkpoint"
 

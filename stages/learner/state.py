@@ -11,6 +11,7 @@ from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import Direction, History, Split, Value
 from stages.contracts.outputs import TrainOutput
+from stages.learner.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, clip, without_dynamo
 from stages.records import (
     beside,
@@ -81,8 +82,8 @@ class State:
             raise
 
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:
-        """All that is needed to go on from here: Burn's records, and the rest with *trainer*, the loop's."""
-        layout = skeleton_of(self.model)
+        """Return all that a resume needs: Burn's records and, with *trainer* of the loop, the rest."""
+        layout, extra = skeleton_of(self.model), training_state(self.model)
         with without_dynamo():
             return Checkpoint(
                 model=record_of(self.model, tree=layout),
@@ -94,12 +95,13 @@ class State:
                     "model": beside(self.model),
                     "optim": optimizer_rest(self.optimizer, self.model),
                     "scheduler": self.scheduler.state_dict(),
+                    **({"training_state": extra} if extra else {}),
                     **trainer,
                 },
             )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from *checkpoint*. Raises `CheckpointError` if it does not fit."""
+        """Continue from *checkpoint*. Raises `CheckpointError` if it does not fit."""
         trainer = checkpoint.trainer
         try:
             load_into(self.model, checkpoint.model, layout="burn", source="its model")
@@ -113,6 +115,7 @@ class State:
             raise CheckpointError(
                 f"the checkpoint is not one of this model and optimizer: {error}"
             ) from error
+        load_training_state(self.model, trainer.get("training_state", {}))
 
 
 def state_dict_of(checkpoint: Checkpoint) -> dict[str, Tensor]:

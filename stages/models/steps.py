@@ -27,7 +27,11 @@ _known: dict[int, tuple[Tensor, ...]] = {}
 
 
 class Model(Protocol):
-    """An `nn.Module` with Burn's `TrainStep` and `ValidStep`."""
+    """An `nn.Module` with Burn's `TrainStep` and `ValidStep`.
+
+    A model may also have a method ``optimize(optimizer, gradients, learning_rate)``, which then makes the
+    update, and ``training_state()`` with ``load_training_state(state)``, which add state to checkpoints.
+    """
 
     def train_step(self, batch: Any) -> TrainOutput[Any]:
         """Run forward and backward on one batch, in training mode.

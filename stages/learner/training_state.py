@@ -1,0 +1,165 @@
+"""State that a model adds to the checkpoint, such as that of a second optimizer.
+
+A model, or any module in it, takes part with two methods::
+
+    class Gan(nn.Module):
+        def training_state(self):
+            return {"critic_optimizer": self.critic_optimizer.state_dict()}
+
+        def load_training_state(self, state):
+            self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+
+The state is made of dicts, lists, tuples, tensors, numbers, strings and None; the keys of a dict may be
+strings, numbers or tuples of them. It is in the checkpoint, and not in the record of the model.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.contracts.errors import BuilderError, CheckpointError
+
+log = logging.getLogger(__name__)
+
+SAVE, LOAD = "training_state", "load_training_state"
+ITEMS, TUPLE, INTEGER = "$items", "$tuple", "$integer"
+INT64 = range(-(2**63), 2**63)
+OPAQUE = (Tensor, nn.Module, type, ModuleType, FunctionType, MethodType, str, bytes)
+MAX_DEPTH = 6
+"""Attributes and containers between a module and an optimizer that `check_training_state` finds."""
+
+
+def training_state(model: Any) -> dict[str, Any]:
+    """Return the state that *model* and the modules in it add to a checkpoint, by the name of the module.
+
+    Raises `CheckpointError` for a value that a checkpoint cannot hold.
+    """
+    return {
+        name: _encoded(module.training_state(), f"{type(module).__name__}.{SAVE}()")
+        for name, module in _modules(model)
+        if hasattr(module, SAVE)
+    }
+
+
+def load_training_state(model: Any, saved: Mapping[str, Any]) -> None:
+    """Pass to *model* and the modules in it what `training_state` returned; tensors are on the CPU.
+
+    Log a warning for a module without saved state, and for saved state without a module.
+    """
+    modules = {name: module for name, module in _modules(model) if hasattr(module, LOAD)}
+    for name, module in modules.items():
+        if name in saved:
+            module.load_training_state(_decoded(saved[name]))
+        else:
+            log.warning(
+                "the checkpoint has no %s of %s, which keeps its initial one: the run will not equal an "
+                "uninterrupted one",
+                SAVE,
+                type(module).__name__,
+            )
+    for name in saved.keys() - modules.keys():
+        log.warning("the checkpoint has a %s of module %r, which does not define %s", SAVE, name, LOAD)
+
+
+def check_training_state(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Warn of an optimizer other than *optimizer* that *model* holds and no checkpoint would.
+
+    Raises `BuilderError` for a module with one of the two methods only.
+    """
+    savers: set[str] = set()
+    for name, module in _modules(model):
+        if hasattr(module, SAVE) != hasattr(module, LOAD):
+            raise BuilderError(
+                f"{type(module).__name__} defines only one of {SAVE}() and {LOAD}(state): define both"
+            )
+        if hasattr(module, SAVE):
+            savers.add(name)
+        if not savers & {"", *accumulate(name.split("."), "{}.{}".format)}:
+            _warn_of_optimizers(module, optimizer)
+
+
+def _warn_of_optimizers(module: Any, optimizer: torch.optim.Optimizer) -> None:
+    for path, held in _optimizers(module):
+        if held is not optimizer:
+            log.warning(
+                "%s holds a torch.optim.%s in %r, whose state is not saved in checkpoints: a resumed run "
+                "will not equal an uninterrupted one. Define %s() and %s(state) in the model",
+                type(module).__name__,
+                type(held).__name__,
+                path,
+                SAVE,
+                LOAD,
+            )
+
+
+def _modules(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield *model* and, if it is a module, the modules in it, each with its name."""
+    if isinstance(model, nn.Module):
+        yield from model.named_modules()
+    else:
+        yield "", model
+
+
+def _optimizers(module: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+    """Yield the optimizers that *module* itself holds, also in containers and objects, each with its path."""
+    seen: set[int] = set()
+    own = {name: value for name, value in vars(module).items() if name not in ("_modules", "_parameters")}
+    left: list[tuple[str, Any]] = list(own.items())
+    while left:
+        path, value = left.pop(0)
+        if id(value) in seen or path.count(".") >= MAX_DEPTH:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.optim.Optimizer):
+            yield path, value
+        elif not isinstance(value, OPAQUE):
+            left += [(f"{path}.{key}", each) for key, each in _parts(value)]
+
+
+def _parts(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(enumerate(value))
+    return list(getattr(value, "__dict__", {}).items())
+
+
+def _encoded(value: Any, where: str) -> Any:
+    """Return *value* as a tree that every record holds: text keys, no tuples, integers of 64 bits."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value) if value in INT64 else {INTEGER: str(value)}
+    if value is None or isinstance(value, bool | float | str):
+        return value
+    if isinstance(value, list):
+        return [_encoded(each, f"{where}[{index}]") for index, each in enumerate(value)]
+    if isinstance(value, tuple):
+        return {TUPLE: _encoded(list(value), where)}
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{where} is of type {type(value).__name__}, which a checkpoint cannot hold: return dicts, "
+            "lists, tuples, tensors, numbers, strings and None"
+        )
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: _encoded(each, f"{where}[{key!r}]") for key, each in value.items()}
+    items = [[_encoded(key, where), _encoded(each, f"{where}[{key!r}]")] for key, each in value.items()]
+    return {ITEMS: items}
+
+
+def _decoded(tree: Any) -> Any:
+    """Return the value that `_encoded` was called with."""
+    if isinstance(tree, list):
+        return [_decoded(each) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if ITEMS in tree:
+        return {_decoded(key): _decoded(each) for key, each in tree[ITEMS]}
+    if TUPLE in tree:
+        return tuple(_decoded(tree[TUPLE]))
+    return int(tree[INTEGER]) if INTEGER in tree else {key: _decoded(each) for key, each in tree.items()}
