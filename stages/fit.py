@@ -34,7 +34,10 @@ CHANGES_NO_NUMBER = {
     "checkpoint_every_seconds",
     "max_unsaved_seconds",
 }
-"""Params that are not part of a run's key: a run resumes with other values of them."""
+"""Params that are not part of a run's key: a run resumes with other values of them.
+
+Of ``device``, the number and kinds of devices are in the key nevertheless, in an entry of their own.
+"""
 ATTEMPTS = 2
 """How often a run trains before damage to its store is an error."""
 
@@ -51,7 +54,11 @@ class FitConfig(Config):
     seed: int = 42
     """Of the order of samples and of dropout."""
     device: str | tuple[str, ...] = "auto"
-    """``auto``, ``cpu``, ``cuda:0`` or ``mps``; of several each has a batch at a time."""
+    """``auto``, ``cpu``, ``cuda:0`` or ``mps``; of several each has a batch at a time.
+
+    Their number and kinds are part of the run's key, and which of a kind they are is not: a run on ``cuda:0``
+    resumes on ``cuda:1``, but not on ``cpu`` or on two devices. ``auto`` counts as what it resolves to.
+    """
     num_threads: PositiveInt | None = None
     """torch's threads on a CPU; none leaves it to torch, and then another machine may round otherwise."""
     grads_accumulation: Accumulation = Accumulation()
@@ -151,13 +158,20 @@ def _finish(store: "runs.RunStore", config: FitConfig, paths: Paths, around: Sur
 
 
 def entries(config: FitConfig, paths: Paths, code: Mapping[str, Any]) -> dict[str, Any]:
-    """What the key of a run is made of: all that can change a number in it."""
+    """Return what the key of a run is made of: everything that can change a number in it."""
     return {
         "version": VERSION,
         "params": config.model_dump(mode="json", exclude=CHANGES_NO_NUMBER),
+        "devices": _device_kinds(config.device),
         "inputs": {"learner": runs.content_hash(paths.learner), "data": runs.content_hash(paths.data)},
         "code": dict(code),
     }
+
+
+def _device_kinds(device: str | tuple[str, ...]) -> list[str]:
+    """Return the kind of each device, such as ``cuda``; only ``auto`` loads torch to find it."""
+    names = [device] if isinstance(device, str) else device
+    return [learner.find_device(name).type if name == "auto" else name.partition(":")[0] for name in names]
 
 
 def _make_ready(store: "runs.RunStore", config: FitConfig, paths: Paths, recorded: str | None) -> None:

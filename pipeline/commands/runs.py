@@ -112,9 +112,8 @@ def _verified(run: Run) -> list[tuple[str, str | None]]:
     finished = read_finished(read_json(run.path / FINISHED_FILE))
     if finished is None and run.state is State.FINISHED:
         return [(FINISHED_FILE, "is corrupt: fit makes it again"), *_verified_checkpoints(run)]
-    manifest = finished and finished.files
-    if manifest is None:
-        manifest = LogLedger(run.path).read(run.epochs)
+    recorded = finished.files if finished else None
+    manifest = LogLedger(run.path).read(run.epochs) if recorded is None else recorded
     found = damaged(run.path, manifest)
     count = f"{len(manifest) - len(found)} files with a recorded hash"
     return [*_verified_checkpoints(run), *found.items(), *([(count, None)] if manifest else [])]

@@ -68,7 +68,7 @@ class Run:
     def finished(self) -> dict[str, Any] | None:
         """The facts that a finished run recorded; None if it is not finished, or if they are corrupt."""
         found = read_finished(read_json(self.path / FINISHED_FILE))
-        return found and found.facts
+        return found.facts if found else None
 
     @cached_property
     def epochs(self) -> int:

@@ -127,3 +127,19 @@ def test_a_damaged_file_of_an_interrupted_run_is_made_again(name, damage, interr
 
     assert code == 0, said
     assert interrupted.outputs() == reference.outputs()
+
+
+@pytest.mark.parametrize(("before", "after"), [("cpu", ("cpu", "cpu")), (("cpu", "cpu"), "auto")], ids=str)
+def test_a_run_on_other_devices_shares_no_store(before, after, reference, tmp_path_factory):
+    """Two devices compute other weights than one; ``auto`` is the kind of device that it resolves to."""
+    copy = Tiny(reference.folder.parent / tmp_path_factory.mktemp("devices").name)
+    copy.begin()
+    straight = Tiny(reference.folder.parent / tmp_path_factory.mktemp("straight").name)
+    straight.begin()
+
+    assert in_child(lambda: copy.fit(CONFIG.model_copy(update={"device": before})))[0] == 0
+    for each in (copy, straight):
+        assert in_child(lambda run=each: run.fit(CONFIG.model_copy(update={"device": after})))[0] == 0
+
+    assert copy.outputs() == straight.outputs()
+    assert len([path for path in copy.paths.runs.iterdir() if path.is_dir()]) == 2
