@@ -1,5 +1,7 @@
 """fit: the training, from what build-learner made to checkpoints, logs, metrics and curves."""
 
+import logging
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +14,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from stages import checkpoints, data, learner, loggers, metrics, records, runs
 from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
-from stages.contracts.errors import RunInterruptedError, StageError
+from stages.contracts.errors import CheckpointError, RunInterruptedError, StageError
 from stages.contracts.events import Renderer
 from stages.contracts.files import md5
 from stages.contracts.interrupter import Interrupter
@@ -23,7 +25,7 @@ from stages.optim.gradients import Accumulation
 from stages.optim.non_finite import NonFinite
 from stages.records.config import RecorderConfig
 
-VERSION = "4"
+VERSION = "5"
 CHANGES_NO_NUMBER = {
     "num_epochs",
     "num_workers",
@@ -32,7 +34,14 @@ CHANGES_NO_NUMBER = {
     "checkpoint_every_seconds",
     "max_unsaved_seconds",
 }
-"""Params that are no part of a run's key: with others of them it is taken up all the same."""
+"""Params that are not part of a run's key: a run resumes with other values of them.
+
+Of ``device``, the number and kinds of devices are in the key nevertheless, in an entry of their own.
+"""
+ATTEMPTS = 2
+"""How often a run trains before damage to its store is an error."""
+
+log = logging.getLogger(__name__)
 
 
 class FitConfig(Config):
@@ -45,7 +54,11 @@ class FitConfig(Config):
     seed: int = 42
     """Of the order of samples and of dropout."""
     device: str | tuple[str, ...] = "auto"
-    """``auto``, ``cpu``, ``cuda:0`` or ``mps``; of several each has a batch at a time."""
+    """``auto``, ``cpu``, ``cuda:0`` or ``mps``; of several each has a batch at a time.
+
+    Their number and kinds are part of the run's key, and which of a kind they are is not: a run on ``cuda:0``
+    resumes on ``cuda:1``, but not on ``cpu`` or on two devices. ``auto`` counts as what it resolves to.
+    """
     num_threads: PositiveInt | None = None
     """torch's threads on a CPU; none leaves it to torch, and then another machine may round otherwise."""
     grads_accumulation: Accumulation = Accumulation()
@@ -106,54 +119,108 @@ class Surroundings:
 
 
 def fit(config: FitConfig, paths: Paths, surroundings: Surroundings | None = None) -> None:
-    """Train through all epochs and print the summary.
+    """Train through all epochs, print the summary and publish the results.
 
-    The run works in a store of its own, and goes on there from its newest checkpoint where it was stopped,
-    or where there are more epochs to do than before. Its results are copied to where they belong at the end,
-    so nothing half-made ever stands there. A finished run that is recorded is one to do again.
+    The run works in a store of its own. It resumes there from its newest checkpoint if it was interrupted, or
+    if there are more epochs to train than before. The results are copied to their place at the end and
+    verified on the way; damaged files are trained again. A finished run that is recorded starts over.
 
-    Raises `RunInterruptedError` where it was asked to stop, and whatever keeps it from its end.
+    Raises `RunInterruptedError` if it was asked to stop, and whatever prevents it from finishing.
     """
     around = surroundings or Surroundings()
     try:
         with runs.open_store(paths.runs, entries(config, paths, around.code)) as store:
             _make_ready(store, config, paths, around.recorded)
-            if store.finished is None:
-                _train(config, paths, store, around)
-            else:
-                sys.stdout.write(f"run {store.key} is done already: its results are copied\n")
-            _publish(store.path, paths)
+            _finish(store, config, paths, around)
     except OSError as error:
         raise StageError(
-            f"{error.filename or paths.runs}: {error.strerror or error}. Nothing is lost: see to it, and the "
-            "same command goes on"
+            f"{error.filename or paths.runs}: {error.strerror or error}. No progress was lost. Fix this and "
+            "run the same command again to resume"
         ) from error
     with suppress(OSError):  # the results are there, and the next run prunes again
-        runs.prune(paths.runs)
+        runs.prune(paths.runs, current=store.key)
+
+
+def _finish(store: "runs.RunStore", config: FitConfig, paths: Paths, around: Surroundings) -> None:
+    """Train what is left, and publish; files that are damaged by then are trained again, once."""
+    if store.finished is not None:
+        sys.stdout.write(f"run {store.key} is finished already: its results are copied\n")
+    for _ in range(ATTEMPTS):
+        if store.finished is None:
+            _train(config, paths, store, around)
+        damaged = _publish(store, paths)
+        if not damaged:
+            return
+        _repair(store, paths, damaged)
+    raise StageError(
+        f"{store.path}: {', '.join(damaged)} changed again after the training was repeated. Check the disk"
+    )
 
 
 def entries(config: FitConfig, paths: Paths, code: Mapping[str, Any]) -> dict[str, Any]:
-    """What the key of a run is made of: all that can change a number in it."""
+    """Return what the key of a run is made of: everything that can change a number in it."""
     return {
         "version": VERSION,
         "params": config.model_dump(mode="json", exclude=CHANGES_NO_NUMBER),
+        "devices": _device_kinds(config.device),
         "inputs": {"learner": runs.content_hash(paths.learner), "data": runs.content_hash(paths.data)},
         "code": dict(code),
     }
 
 
+def _device_kinds(device: str | tuple[str, ...]) -> list[str]:
+    """Return the kind of each device, such as ``cuda``; only ``auto`` loads torch to find it."""
+    names = [device] if isinstance(device, str) else device
+    return [learner.find_device(name).type if name == "auto" else name.partition(":")[0] for name in names]
+
+
 def _make_ready(store: "runs.RunStore", config: FitConfig, paths: Paths, recorded: str | None) -> None:
-    """Have the store hold a run that can go on, or one that is done; or what build-learner made."""
+    """Prepare the store: with a run to resume, with a finished one, or with what build-learner made."""
     done = store.finished
     if done and done["num_epochs"] < config.num_epochs:
+        if damaged := runs.damaged(store.path, store.manifest):
+            _repair(store, paths, damaged)
         store.reopen()
     elif done and done["num_epochs"] == config.num_epochs and md5(store.path / "metrics.json") != recorded:
         return
     elif done or _is_too_far(store.path, config.num_epochs):
         store.restart()
-    if not (_saved(store.path) and (store.path / learner.BLUEPRINT).exists()):
-        store.restart()
-        _begin(store.path, paths.learner)
+    else:
+        _check_logs(store, paths)
+    if _saved(store.path) and (store.path / learner.BLUEPRINT).exists():
+        runs.copy_whole(paths.learner / learner.BLUEPRINT, store.path / learner.BLUEPRINT)
+    else:
+        _start_over(store, paths)
+
+
+def _check_logs(store: "runs.RunStore", paths: Paths) -> None:
+    """Repair an unfinished run whose logs of finished epochs were damaged."""
+    if store.discard_corrupt_finish():
+        log.warning("the record in %s that the run is finished is corrupt: it is made again", store.path)
+    last_epoch = max(_saved(store.path), default=0)
+    if damaged := runs.damaged(store.path, runs.LogLedger(store.path).read(last_epoch)):
+        _repair(store, paths, damaged)
+
+
+def _repair(store: "runs.RunStore", paths: Paths, damaged: Mapping[str, str]) -> None:
+    """Go back to the newest checkpoint before everything *damaged*, so that it is trained again."""
+    store.check_exists()
+    for name, problem in sorted(damaged.items()):
+        log.warning("%s %s", store.path / name, problem)
+    first = runs.first_epoch(damaged)
+    before = [epoch for epoch in _saved(store.path) if first is None or epoch < first]
+    if before and (store.path / learner.BLUEPRINT).exists():
+        runs.remove_epochs_after(store.path, before[-1])
+        store.reopen()
+    else:
+        _start_over(store, paths)
+    place = f"after epoch {before[-1]}" if before else "from the start"
+    sys.stdout.write(f"run {store.key} has {len(damaged)} damaged files: it is trained again {place}\n")
+
+
+def _start_over(store: "runs.RunStore", paths: Paths) -> None:
+    store.restart()
+    _begin(store.path, paths.learner)
 
 
 def _is_too_far(workspace: Path, num_epochs: int) -> bool:
@@ -163,14 +230,20 @@ def _is_too_far(workspace: Path, num_epochs: int) -> bool:
 
 
 def _saved(workspace: Path) -> list[int]:
-    return checkpoints.FileCheckpointer(workspace / "checkpoint", records.DefaultRecorder()).saved()
+    return _checkpointer(workspace).saved()
+
+
+def _checkpointer(workspace: Path) -> "checkpoints.FileCheckpointer":
+    return checkpoints.FileCheckpointer(workspace / "checkpoint", records.DefaultRecorder())
 
 
 def _begin(workspace: Path, start: Path) -> None:
-    """Copy what build-learner made; last comes what says that it is all there."""
+    """Copy the learner in *start*; the last file is the one that marks it as complete."""
     files = [path for path in sorted(start.rglob("*")) if path.is_file()]
     for path in sorted(files, key=lambda each: each.name == learner.BLUEPRINT):
         runs.copy_whole(path, workspace / path.relative_to(start))
+    for epoch in range(1, max(_saved(workspace), default=0) + 1):
+        runs.LogLedger(workspace).add(epoch)
 
 
 def _train(config: FitConfig, paths: Paths, store: "runs.RunStore", around: Surroundings) -> None:
@@ -178,7 +251,7 @@ def _train(config: FitConfig, paths: Paths, store: "runs.RunStore", around: Surr
     learner.set_num_threads(config.num_threads)
     if config.deterministic:
         learner.set_deterministic()
-    start = learner.Blueprint.read(store.path).build(config.seed)
+    start = learner.Blueprint.read(paths.learner).build(config.seed)
     builder = _builder(config, store, around)
     run = builder.build(*start)
     runs.check_space(store.path, (config.keep.most + 2) * run.checkpoint_bytes)
@@ -194,9 +267,24 @@ def _train(config: FitConfig, paths: Paths, store: "runs.RunStore", around: Surr
             f"stopped after epoch {run.epoch} of {config.num_epochs}, and saved in {store.path}: the same "
             "command goes on from there. Nothing is recorded; the outputs are those of the last finished run"
         )
+    store.check_exists()
     loggers.write_metrics(run.history, store.path / "metrics.json")
+    shutil.rmtree(store.path / "plots", ignore_errors=True)
     loggers.write_plots(run.history, matrix.cells() if matrix else [], store.path, plots)
-    store.finish({"num_epochs": config.num_epochs, "epoch": run.epoch})
+    store.finish({"num_epochs": config.num_epochs, "epoch": run.epoch}, _known_files(store.path, run.epoch))
+
+
+def _known_files(workspace: Path, last_epoch: int) -> dict[str, Any]:
+    """Return sizes and hashes that were noted when checkpoints and logs were written."""
+    known = dict(runs.LogLedger(workspace).read(last_epoch))
+    checkpointer = _checkpointer(workspace)
+    for epoch in checkpointer.saved():
+        try:
+            files = checkpointer.files(epoch)
+        except CheckpointError:
+            files = {path.name: runs.UNREADABLE for path in checkpointer.directory.glob(f"trainer-{epoch}.*")}
+        known |= {f"{checkpointer.directory.name}/{name}": file for name, file in files.items()}
+    return known
 
 
 def _builder(config: FitConfig, store: "runs.RunStore", around: Surroundings) -> "learner.LearnerBuilder":
@@ -217,7 +305,11 @@ def _builder(config: FitConfig, store: "runs.RunStore", around: Surroundings) ->
         .max_unsaved(config.max_unsaved_seconds)
         .identity(store.key)
         .checkpoint("auto")
-        .with_progress_logger(runs.HeartbeatRenderer(store.path))
+        .with_progress_logger(
+            runs.HeartbeatRenderer(
+                store.path, check=store.check_exists, epoch_ended=runs.LogLedger(store.path).add
+            )
+        )
         .summary()
     )
     if config.early_stopping:
@@ -240,8 +332,20 @@ def _loaders(config: FitConfig, prepared: "data.Prepared") -> "tuple[data.DataLo
     return builder.shuffle(config.seed).build(prepared.train), valid
 
 
-def _publish(workspace: Path, paths: Paths) -> None:
-    """Copy the results to where they belong, with the log and the telemetry, which are no DVC outputs."""
+def _publish(store: "runs.RunStore", paths: Paths) -> dict[str, str]:
+    """Copy the results to their place, with the log and the telemetry, which are not DVC outputs.
+
+    Returns the damaged files of the results; then nothing was published.
+    """
+    store.check_exists()
     outputs = [paths.checkpoint, paths.train, paths.valid, paths.plots, paths.metrics]
     others = [paths.artifacts / "telemetry", paths.artifacts / "experiment.log"]
-    runs.publish({workspace / name.name: name for name in [*outputs, *others]})
+    names = {name.name for name in outputs}
+    expected = {
+        str(store.path / name): written
+        for name, written in store.manifest.items()
+        if name.partition("/")[0] in names
+    }
+    made = {store.path / name.name: name for name in [*outputs, *others]}
+    damaged = runs.publish(made, expected)
+    return {Path(name).relative_to(store.path).as_posix(): problem for name, problem in damaged.items()}

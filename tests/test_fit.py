@@ -68,7 +68,7 @@ def test_a_run_that_was_done_but_not_recorded_is_not_done_again(finished):
 
     said = trained(finished)
 
-    assert "is done already" in said
+    assert "is finished already" in said
     assert finished.files("artifacts/checkpoint", "dvc.lock") == before
 
 

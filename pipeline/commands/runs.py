@@ -11,10 +11,12 @@ import typer
 from pipeline.paths import runs_root
 from stages.contracts.errors import ParamsError, RecordError, StageError
 from stages.runs.key import differences, leaves, run_key, shown
+from stages.runs.manifest import LogLedger, damaged, read_finished
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs
 from stages.runs.pruning import prune as prune_finished
 from stages.runs.pruning import prune_unfinished
+from stages.runs.store import FINISHED_FILE, read_json
 
 app = typer.Typer(
     name="runs",
@@ -94,19 +96,31 @@ def prune(
 
 @app.command()
 def verify(key: Key = None) -> None:
-    """Read every checkpoint of a run, or of all: are sizes and hashes as they were written?"""
+    """Verify size and hash of every checkpoint, log and result of a run, or of all runs."""
     chosen = all_runs(runs_root()) if key is None else [_found(key)]
     broken = 0
     for run in chosen:
         for name, problem in _verified(run):
-            typer.echo(f"run {run.key}: {name}: {problem or 'whole'}")
+            typer.echo(f"run {run.key}: {name}: {problem or 'intact'}")
             broken += problem is not None
     if broken:
         raise typer.Exit(1)
 
 
 def _verified(run: Run) -> list[tuple[str, str | None]]:
-    """Name and problem of each checkpoint; a run at work may have removed one meanwhile, which is none."""
+    """Return name and problem of each checkpoint and damaged file, and how many other files are intact."""
+    finished = read_finished(read_json(run.path / FINISHED_FILE))
+    if finished is None and run.state is State.FINISHED:
+        return [(FINISHED_FILE, "is corrupt: fit makes it again"), *_verified_checkpoints(run)]
+    recorded = finished.files if finished else None
+    manifest = LogLedger(run.path).read(run.epochs) if recorded is None else recorded
+    found = damaged(run.path, manifest)
+    count = f"{len(manifest) - len(found)} files with a recorded hash"
+    return [*_verified_checkpoints(run), *found.items(), *([(count, None)] if manifest else [])]
+
+
+def _verified_checkpoints(run: Run) -> list[tuple[str, str | None]]:
+    """Return name and problem of each checkpoint; one that a running run has removed since is left out."""
     from stages.records.inspection.verifying import checkpoint_verdict
 
     found: list[tuple[str, str | None]] = []

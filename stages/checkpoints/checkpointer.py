@@ -78,6 +78,17 @@ class FileCheckpointer:
             raise CheckpointError(f"the checkpoint of epoch {epoch} is not whole: {error}") from error
         return Checkpoint(**parts, trainer=trainer)
 
+    def files(self, epoch: int) -> dict[str, dict[str, Any]]:
+        """Return the size and sha256, as they were written, of what the trainer record of *epoch* lists.
+
+        Raises `CheckpointError` if that record cannot be read.
+        """
+        try:
+            listed = _trainer_recorder.load(self.directory / f"trainer-{epoch}")["files"]
+            return {name: {"size": file["size"], "sha256": file["sha256"]} for name, file in listed.items()}
+        except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"the checkpoint of epoch {epoch} is not intact: {error}") from error
+
     def delete(self, epoch: int) -> None:
         """Remove the checkpoint of *epoch*: first the file that makes it one."""
         self._remove_trainer(epoch)

@@ -96,6 +96,14 @@ class Resumable(Protocol):
         """All that is noted of the epochs after *epoch* goes; called before the first that is run."""
 
 
+@runtime_checkable
+class Verifiable(Protocol):
+    """An optional part of a `Resumable`: verifies its logs before a checkpoint is chosen."""
+
+    def verify(self, position: Mapping[str, Any]) -> None:
+        """Raise `CheckpointError` if `resume` from *position* is impossible."""
+
+
 class Renderer(Protocol):
     """Shows a run to a person."""
 

@@ -2,10 +2,10 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextmanager
@@ -53,3 +53,18 @@ def sha256(path: Path) -> str:
 def md5(path: Path) -> str | None:
     """The digest that DVC knows *path*'s content by; None where there is no such file."""
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.exists() else None
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return the size and the sha256 of the file *path*, as a manifest holds them."""
+    return {"size": path.stat().st_size, "sha256": sha256(path)}
+
+
+def damage(path: Path, written: Mapping[str, Any]) -> str | None:
+    """Return how the file *path* differs from the size and sha256 in *written*; None if it is intact."""
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    if size != written["size"]:
+        return f"has {size} bytes, {written['size']} were written"
+    return None if sha256(path) == written["sha256"] else "is not as it was written (its sha256 differs)"

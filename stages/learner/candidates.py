@@ -1,9 +1,10 @@
 """Where a run can be taken up: the checkpoints there are, and the newest of them that is whole."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.contracts.errors import CheckpointError
@@ -22,15 +23,25 @@ class Candidate:
     read: Callable[[], Checkpoint]
 
 
-def newest(
-    epochs: FileCheckpointer, steps: FileCheckpointer, *, last_epoch: int, identity: str | None
-) -> Checkpoint | None:
-    """The newest checkpoint that is whole and not after *last_epoch*; None where there has never been one.
+def _any_logs(positions: Mapping[str, Any]) -> None:
+    """Accept logs at all *positions*."""
 
-    What is passed over is warned of. Raises `CheckpointError` where there are some and none is whole, and
-    for one of another run than *identity*.
+
+def newest(
+    epochs: FileCheckpointer,
+    steps: FileCheckpointer,
+    *,
+    last_epoch: int,
+    identity: str | None,
+    verify_logs: Callable[[Mapping[str, Any]], None] = _any_logs,
+) -> Checkpoint | None:
+    """Return the newest intact checkpoint that is not after *last_epoch*; None if there was never one.
+
+    Those passed over are logged as warnings: also one of a step if *verify_logs* raises for its logs.
+    Raises `CheckpointError` if there are checkpoints and none is intact, and for a checkpoint of a run
+    other than *identity*.
     """
-    found, broken = _of_steps(steps)
+    found, broken = _of_steps(steps, verify_logs)
     found += [
         Candidate((epoch + 1, False, 0), f"epoch {epoch}", partial(epochs.restore, epoch))
         for epoch in epochs.saved()
@@ -56,12 +67,15 @@ def newest(
     return None
 
 
-def _of_steps(steps: FileCheckpointer) -> tuple[list[Candidate], list[str]]:
+def _of_steps(
+    steps: FileCheckpointer, verify_logs: Callable[[Mapping[str, Any]], None]
+) -> tuple[list[Candidate], list[str]]:
     found, broken = [], []
     for number in reversed(steps.saved()):
         try:
             checkpoint = steps.restore(number)
             place = Place.from_tree(checkpoint.trainer["place"])
+            verify_logs(place.logs)
         except (CheckpointError, KeyError) as error:
             log.warning("Passing over a checkpoint of a step: %s", error)
             broken.append(str(error))

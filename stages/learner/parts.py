@@ -65,7 +65,11 @@ class Parts:
         if self.saver is None:
             return
         found = newest(
-            self.saver.epochs, self.saver.steps, last_epoch=self.num_epochs, identity=self.identity
+            self.saver.epochs,
+            self.saver.steps,
+            last_epoch=self.num_epochs,
+            identity=self.identity,
+            verify_logs=self.watchers.verify,
         )
         if found is not None:
             self.is_newest = True

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown
+from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown, Verifiable
 from stages.contracts.history import Split
 from stages.learner.meter import Meter, Registered
 
@@ -42,6 +42,12 @@ class Watchers:
         """How far each log has come, with everything before that on disk."""
         resumable = {name: each for name, each in self._loggers().items() if isinstance(each, Resumable)}
         return {name: logger.position() for name, logger in resumable.items()}
+
+    def verify(self, positions: Mapping[str, Any]) -> None:
+        """Raise `CheckpointError` if the logs are not as they were at *positions*."""
+        for name, logger in self._loggers().items():
+            if isinstance(logger, Verifiable) and name in positions:
+                logger.verify(positions[name])
 
     def resume(self, epoch: int, positions: Mapping[str, Any]) -> None:
         """Go on in the middle of *epoch*; what was logged after *positions* goes."""

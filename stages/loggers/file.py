@@ -13,7 +13,7 @@ from typing import Any
 from stages.contracts.errors import BuilderError
 from stages.contracts.files import sync_directory
 from stages.contracts.text import number
-from stages.loggers.cutting import cut_back
+from stages.loggers.cutting import check_back, cut_back, hashes_of, removed
 from stages.loggers.lines import LineFile
 from stages.loggers.names import file_name
 from stages.loggers.reading import epoch_folders
@@ -49,9 +49,11 @@ class FileMetricLogger:
         self._file(epoch, name).write(f"{number(value)},final\n")
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Hand everything to the operating system. Raises `StageError` if a file was removed meanwhile."""
         for file in self._files.values():
             file.flush()
+            if file.is_removed():
+                raise removed(file.path)
 
     def close(self) -> None:
         """Flush and close. What is logged after that begins its files anew."""
@@ -62,13 +64,21 @@ class FileMetricLogger:
             file.close()
 
     def position(self) -> dict[str, Any]:
-        """The size of each file of the epoch that was logged last; everything so far is on disk."""
+        """Return size and sha256 of each file of the epoch that was logged last, with all of it on disk.
+
+        Raises `StageError` if a file was removed meanwhile.
+        """
         sizes = {self._place(file.path): file.sync() for file in self._files.values()}
         for path in sorted(self._unsynced):
             with suppress(FileNotFoundError):
                 sync_directory(path)  # or a file: a file's name is no less synced by its descriptor
         self._unsynced.clear()
-        return {"files": self._continued | sizes}
+        sizes = self._continued | sizes
+        return {"files": sizes, "sha256": hashes_of(self.directory, sizes)}
+
+    def verify(self, position: Mapping[str, Any]) -> None:
+        """Raise `CheckpointError` if `resume` from *position* is impossible: a file is missing or changed."""
+        check_back(self.directory, position)
 
     def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
         """Go on in the middle of *epoch*, where everything was as *position* says; all later lines go.

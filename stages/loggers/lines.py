@@ -1,6 +1,7 @@
 """Lines on their way to a file: kept, and handed over together once some time has passed."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Literal
@@ -45,6 +46,12 @@ class LineFile:
             os.fsync(self._file.fileno())
             self._synced = True
         return os.fstat(self._file.fileno()).st_size
+
+    def is_removed(self) -> bool:
+        """Return whether the file is no longer at its path."""
+        with suppress(FileNotFoundError):
+            return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        return True
 
     def forget(self) -> None:
         """Drop what is kept: in a forked process, where it is the parent's to write."""

@@ -4,6 +4,11 @@ from .heartbeat import HeartbeatRenderer as HeartbeatRenderer
 from .heartbeat import read_beat as read_beat
 from .key import differences as differences
 from .key import run_key as run_key
+from .manifest import UNREADABLE as UNREADABLE
+from .manifest import LogLedger as LogLedger
+from .manifest import damaged as damaged
+from .manifest import first_epoch as first_epoch
+from .manifest import remove_epochs_after as remove_epochs_after
 from .overview import Run as Run
 from .overview import State as State
 from .overview import runs as runs

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -29,23 +30,42 @@ class Beat:
     time: datetime
 
 
-class HeartbeatRenderer:
-    """Writes ``heartbeat.json`` at the start, after each epoch, at the end, and now and then between.
+def _nothing() -> None:
+    """Do nothing."""
 
-    What cannot be written is left out, since a watcher changes nothing. It is not synced: after a power cut
-    it tells nothing that anybody needs.
+
+def _ignored(epoch: int) -> None:
+    """Do nothing with *epoch*."""
+
+
+class HeartbeatRenderer:
+    """Writes ``heartbeat.json`` at the start, after each epoch, at the end, and every *interval_seconds*.
+
+    A file that cannot be written is left out, since a watcher changes nothing. It is not synced: after a
+    power cut nobody needs it. Whenever one is due, *check* is called, which may end the run by raising;
+    *epoch_ended* is called with the number of each finished epoch.
     """
 
-    def __init__(self, store_path: Path, interval_seconds: float = 2.0) -> None:
+    def __init__(
+        self,
+        store_path: Path,
+        interval_seconds: float = 2.0,
+        *,
+        check: Callable[[], None] = _nothing,
+        epoch_ended: Callable[[int], None] = _ignored,
+    ) -> None:
         self._path = store_path / HEARTBEAT_FILE
         self._part = store_path / f".{HEARTBEAT_FILE}.part"
         self._interval = interval_seconds
+        self._check = check
+        self._epoch_ended = epoch_ended
         self._due = 0.0
         self._progress: Progress | None = None
 
     def start(self, progress: Progress) -> None:
         """The first beat."""
         self._progress = progress
+        self._check()
         self._beat(progress)
 
     def log(self, split: Split, epoch: int, name: str, value: float) -> None:
@@ -54,10 +74,13 @@ class HeartbeatRenderer:
     def step(self, progress: Progress) -> None:
         """A beat, where the last one is long enough ago."""
         if time.monotonic() >= self._due:
+            self._check()
             self._beat(progress)
 
     def epoch_end(self, progress: Progress, history: History) -> None:  # noqa: ARG002  the protocol's
         """A beat."""
+        self._check()
+        self._epoch_ended(progress.epoch)
         self._beat(progress)
 
     def close(self) -> None:

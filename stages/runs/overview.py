@@ -13,6 +13,7 @@ from typing import Any
 
 from stages.runs.heartbeat import Beat, read_beat
 from stages.runs.lock import holder, is_held
+from stages.runs.manifest import read_finished
 from stages.runs.owner import Owner
 from stages.runs.store import FINISHED_FILE, HEARTBEAT_FILE, KEY_FILE, lock_of, read_json, stores
 
@@ -65,8 +66,9 @@ class Run:
 
     @cached_property
     def finished(self) -> dict[str, Any] | None:
-        """What the run said when it was done; None where it is not."""
-        return read_json(self.path / FINISHED_FILE)
+        """The facts that a finished run recorded; None if it is not finished, or if they are corrupt."""
+        found = read_finished(read_json(self.path / FINISHED_FILE))
+        return found.facts if found else None
 
     @cached_property
     def epochs(self) -> int:

@@ -10,15 +10,16 @@ from stages.runs.lock import held
 from stages.runs.store import FINISHED_FILE, TRASH, lock_of, set_aside, stores
 
 
-def prune(root: Path, keep: int = 3) -> list[str]:
-    """Remove all finished stores below *root* but the newest *keep*; the keys of those removed.
+def prune(root: Path, keep: int = 3, *, current: str | None = None) -> list[str]:
+    """Remove all finished stores below *root* but the newest *keep*; return the keys of those removed.
 
-    One that is not finished stays, and so does one that somebody works in. Killed in the middle, it leaves
-    whole stores, and what it did not get to remove the next one removes.
+    The store with the key *current* counts as the newest, whatever the clock was. Stores that are not
+    finished or in use stay. Killed at any moment, it leaves complete stores and can be called again.
     """
     finished = {path: _finished_at(path) for path in stores(root)}
     newest = sorted(
-        (path for path, time in finished.items() if time), key=lambda path: (-finished[path], path)
+        (path for path, time in finished.items() if time),
+        key=lambda path: (path.name != current, -finished[path], path),
     )
     return _remove(root, newest[keep:], finished=True)
 

@@ -1,23 +1,37 @@
-"""From a run store to where the outputs belong: copied beside, then renamed into place."""
+"""From a run store to the place of the outputs: copied beside and verified, then renamed into place."""
 
+import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from stages.contracts.files import sync_directory, written_whole
+from stages.runs.manifest import Manifest
+
+CHUNK_BYTES = 1 << 20
 
 
-def publish(made: Mapping[Path, Path]) -> None:
-    """Have each file or folder of *made* (from, to) stand where it belongs; one that is not there goes there.
+def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict[str, str]:
+    """Replace each target of *made* (from, to) by a copy; a target whose source is missing is removed.
 
-    All are copied before the first is renamed. Killed at any moment, it can be called again.
+    All are copied before the first is renamed. Files that *expected* (by path of the source) describes are
+    verified while they are copied. Returns what is wrong with each that is missing or damaged; if there is
+    one, no target is changed. Killed at any moment, it can be called again.
     """
     parts = {target: target.with_name(f".{target.name}.part") for target in made.values()}
-    for source, target in made.items():
-        _remove(parts[target])
-        if source.exists():
-            copy_synced(source, parts[target])
+    try:
+        found = _copied({source: parts[target] for source, target in made.items()})
+        wrong = {name: _problem(found.get(name), written) for name, written in (expected or {}).items()}
+        damaged = {name: problem for name, problem in wrong.items() if problem}
+    except OSError:
+        _remove_all(parts.values())  # their space may be what the previous outputs need
+        raise
+    if damaged:
+        _remove_all(parts.values())
+        return damaged
     for target, part in parts.items():
         if part.is_dir() or not part.exists():
             _remove(target)
@@ -25,28 +39,60 @@ def publish(made: Mapping[Path, Path]) -> None:
             part.replace(target)
     for folder in {target.parent for target in parts}:
         sync_directory(folder)
+    return {}
 
 
 def copy_whole(source: Path, target: Path) -> None:
-    """A copy of the file *source*; killed at any moment, *target* is all of it or not there."""
+    """Copy the file *source*; killed at any moment, *target* is complete or missing."""
     with source.open("rb") as original, written_whole(target) as copy:
-        shutil.copyfileobj(original, copy, 1 << 20)
+        shutil.copyfileobj(original, copy, CHUNK_BYTES)
 
 
-def copy_synced(source: Path, target: Path) -> None:
-    """A copy of the file or folder *source*, on disk when this returns."""
+def copy_synced(source: Path, target: Path) -> dict[str, dict[str, Any]]:
+    """Copy the file or folder *source*, to disk; return size and sha256 of what each source file had."""
+    found: dict[str, dict[str, Any]] = {}
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        shutil.copytree(source, target, copy_function=_copy_file)
+        shutil.copytree(source, target, copy_function=partial(_copy_file, found))
     else:
-        _copy_file(source, target)
+        _copy_file(found, source, target)
+    return found
 
 
-def _copy_file(source: str | Path, target: str | Path) -> None:
+def _copied(made: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:
+    """Copy each source of *made* that exists; return size and sha256 of what each source file had."""
+    found: dict[str, dict[str, Any]] = {}
+    _remove_all(made.values())
+    for source, part in made.items():
+        if source.exists():
+            found |= copy_synced(source, part)
+    return found
+
+
+def _copy_file(found: dict[str, dict[str, Any]], source: str | Path, target: str | Path) -> None:
     with Path(source).open("rb") as original, Path(target).open("wb") as copy:
-        shutil.copyfileobj(original, copy, 1 << 20)
+        found[str(source)] = _copy_content(original, copy)
         copy.flush()
         os.fsync(copy.fileno())
+
+
+def _copy_content(original: BinaryIO, copy: BinaryIO) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    while chunk := original.read(CHUNK_BYTES):
+        digest.update(chunk)
+        size += copy.write(chunk)
+    return {"size": size, "sha256": digest.hexdigest()}
+
+
+def _problem(found: Mapping[str, Any] | None, written: Mapping[str, Any]) -> str | None:
+    if found is None:
+        return "is missing"
+    return None if found == written else "is not as it was written (size or sha256 differ)"
+
+
+def _remove_all(paths: Iterable[Path]) -> None:
+    for path in paths:
+        _remove(path)
 
 
 def _remove(path: Path) -> None:

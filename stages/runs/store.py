@@ -2,23 +2,26 @@
 
 <root>/3f2a…/           what the run made so far: checkpoints, logs
 <root>/3f2a…/key.json   what the key was made of
-<root>/3f2a…/finished.json, heartbeat.json
+<root>/3f2a…/finished.json, logs.jsonl   sizes and hashes of its files
+<root>/3f2a…/heartbeat.json
 <root>/3f2a….lock       who works in it
 <root>/.trash-…         what is being removed; whoever removes next clears it away
 """
 
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from stages.contracts.errors import StageError
 from stages.contracts.files import sync_directory, write_text
 from stages.runs.key import KEY, differences, plain, run_key
 from stages.runs.lock import held
+from stages.runs.manifest import Manifest, describe_store, read_finished, sealed
 
 KEY_FILE = "key.json"
 FINISHED_FILE = "finished.json"
@@ -28,10 +31,35 @@ _OWN = {KEY_FILE, HEARTBEAT_FILE, f".{KEY_FILE}.part", f".{HEARTBEAT_FILE}.part"
 """What stands in a store in which nothing has been done yet."""
 
 
+class DirectoryHandle:
+    """An open directory: as long as it is open, no other directory can be taken for it."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+    def reopen(self, path: Path) -> None:
+        """Open the directory *path* instead."""
+        before, self._handle = self._handle, os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        os.close(before)
+
+    def is_at(self, path: Path) -> bool:
+        """Return whether *path* is this directory."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._handle), path.stat())
+        return False
+
+
 class RunStore:
     """A store that this process has to itself; made by `open_store`."""
 
-    def __init__(self, path: Path, entries: dict[str, Any]) -> None:
+    def __init__(self, path: Path, entries: dict[str, Any], handle: "DirectoryHandle") -> None:
+        self._handle = handle
         self.path = path
         """The directory to work in."""
         self.entries = entries
@@ -45,18 +73,46 @@ class RunStore:
 
     @property
     def finished(self) -> dict[str, Any] | None:
-        """What `finish` was told; None while the run is not done."""
-        return read_json(self.path / FINISHED_FILE)
+        """The facts that `finish` was called with; None while the run is not finished."""
+        found = read_finished(read_json(self.path / FINISHED_FILE))
+        return None if found is None or found.files is None else found.facts
 
-    def finish(self, facts: Mapping[str, Any]) -> None:
-        """The run is done, and *facts* (plain values) say how far it went."""
+    @property
+    def manifest(self) -> Manifest:
+        """Size and sha256 of each file of a finished run; empty while the run is not finished."""
+        found = read_finished(read_json(self.path / FINISHED_FILE))
+        return (found and found.files) or {}
+
+    def finish(self, facts: Mapping[str, Any], known: Manifest | None = None) -> None:
+        """Record that the run is finished, with *facts* (plain values) and the manifest of its files.
+
+        *known* has sizes and hashes from when files were written; the other files are read now.
+        Raises `StageError` if the store was removed.
+        """
         with _told(self.path):
-            write_text(self.path / FINISHED_FILE, _text(facts))
+            self.check_exists()
+            files = describe_store(self.path, known or {})
+            write_text(self.path / FINISHED_FILE, _text(sealed({**facts, "files": files})))
+
+    def check_exists(self) -> None:
+        """Raise `StageError` if the directory that was opened is no longer there under its name."""
+        if not self._handle.is_at(self.path):
+            raise StageError(
+                f"{self.path} was removed or replaced while the run worked in it. Nothing was recorded. "
+                "Run the same command again: it trains from the start"
+            )
 
     def reopen(self) -> None:
         """A finished run goes on, for example for more epochs: it is not done any more."""
         (self.path / FINISHED_FILE).unlink(missing_ok=True)
         sync_directory(self.path)
+
+    def discard_corrupt_finish(self) -> bool:
+        """Remove a ``finished.json`` that is corrupt or has no manifest; return whether there was one."""
+        if self.finished is not None or not (self.path / FINISHED_FILE).exists():
+            return False
+        self.reopen()
+        return True
 
     def restart(self) -> None:
         """Remove all that the run made: it begins anew.
@@ -66,6 +122,7 @@ class RunStore:
         with _told(self.path):
             shutil.rmtree(set_aside(self.path), ignore_errors=True)
             _make(self.path, self.entries)
+            self._handle.reopen(self.path)
         self.fresh = True
 
     def nearest(self) -> tuple[str, list[str]] | None:
@@ -94,7 +151,8 @@ def open_store(root: Path, entries: Mapping[str, Any]) -> Iterator[RunStore]:
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(held(lock_of(path)))
             _make(path, plain(entries))
-            store = RunStore(path, plain(entries))
+            handle = stack.enter_context(DirectoryHandle(path))
+            store = RunStore(path, plain(entries), handle)
         yield store
 
 

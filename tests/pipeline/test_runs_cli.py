@@ -132,22 +132,34 @@ def test_prune_keeps_the_newest_and_asks_before_it_removes_what_could_go_on(proj
     assert set(removed) == {"removed", *finished[1:3], stopped}
 
 
-def test_verify_reads_every_checkpoint_and_names_what_is_not_as_it_was_written(project, root):
+def test_verify_reads_every_file_and_names_those_that_are_not_as_they_were_written(project, root):
     key = make(root)
-    assert project.learner("runs", "verify").out == "".join(
-        f"run {key}: checkpoint/trainer-{epoch}: whole\n" for epoch in (1, 2)
-    )
+    intact = [*(f"checkpoint/trainer-{epoch}" for epoch in (1, 2)), "9 files with a recorded hash"]
+    assert project.learner("runs", "verify").out == "".join(f"run {key}: {name}: intact\n" for name in intact)
     path = root / key / "checkpoint/optim-2.mpk.gz"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     (root / key / "checkpoint/trainer-1.mpk.gz").write_bytes(b"no record")
+    (root / key / "key.json").unlink()
 
     broken = project.learner("runs", "verify", key[:5])
 
     assert broken.code == 1
     assert re.search(r"trainer-1: .*trainer-1\.mpk\.gz", broken.out)
     assert re.search(r"trainer-2: .*optim-2\.mpk\.gz is not as it was written", broken.out)
+    assert re.search(r"key\.json: is missing\n.*: 6 files with a recorded hash: intact", broken.out)
+
+
+def test_verify_reports_a_corrupt_end_and_reads_the_checkpoints_of_an_older_version(project, root):
+    path = root / make(root) / "finished.json"
+    path.write_text(path.read_text().replace('"epoch": 2', '"epoch": 3'))
+    corrupt = project.learner("runs", "verify")
+    path.write_text('{"epoch": 2}')
+
+    assert corrupt.code == 1
+    assert "finished.json: is corrupt" in corrupt.out
+    assert "checkpoint/trainer-2: intact\n" in project.learner("runs", "verify").out
 
 
 def test_a_light_command_loads_neither_torch_nor_prefect_nor_dvc(project, root):

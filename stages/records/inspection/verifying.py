@@ -9,7 +9,7 @@ from typing import Any
 from isal import igzip, isal_zlib
 
 from stages.contracts.errors import RecordError
-from stages.contracts.files import sha256
+from stages.contracts.files import damage
 from stages.records.formats import FORMATS, format_of, read
 from stages.records.inspection.listing import listed, totals
 from stages.records.nameless.metadata import metadata_at
@@ -107,16 +107,10 @@ def _note(record: Record) -> str:
 
 
 def _problem(path: Path, written: Any) -> str | None:
-    if not path.is_file():
-        return f"{path} is missing"
-    if not isinstance(written, dict) or not {"size", "sha256"} <= written.keys():
-        return f"size and sha256 of {path} are not told"
-    size = path.stat().st_size
-    if size != written["size"]:
-        return f"{path} has {size} bytes, {written['size']} were written"
-    return (
-        None if sha256(path) == written["sha256"] else f"{path} is not as it was written (its sha256 differs)"
-    )
+    if path.is_file() and not (isinstance(written, dict) and {"size", "sha256"} <= written.keys()):
+        return f"the trainer record has no size and sha256 of {path}"
+    found = damage(path, written)
+    return f"{path} {found}" if found else None
 
 
 def _is_claimed(path: Path) -> bool:

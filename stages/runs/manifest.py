@@ -1,0 +1,147 @@
+"""Manifests: the size and the sha256 of files of a run store, with which damage and loss are found.
+
+``finished.json`` holds those of all files of a finished run; ``logs.jsonl`` those of the logs of each
+finished epoch, one line for each. Both carry a checksum of their own.
+"""
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.contracts.files import damage, describe, sync_directory
+from stages.contracts.history import Split
+
+Manifest = Mapping[str, Mapping[str, Any]]
+"""Size and sha256 of each file, by its path below the store."""
+
+LOGS_FILE = "logs.jsonl"
+UNREADABLE = {"size": -1, "sha256": ""}
+"""An entry that no file matches, for a file whose content is not known."""
+_CHECKSUM = "checksum"
+_EPOCH = re.compile(r"checkpoint/[a-z]+-(\d+)\..+|(?:train|valid)/epoch-(\d+)/.+")
+_NOT_LISTED = re.compile(
+    rf"(?:finished|heartbeat)\.json|{re.escape(LOGS_FILE)}|steps/.+|(?:.+/)?\.[^/]+\.part"
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The content of ``finished.json``."""
+
+    facts: dict[str, Any]
+    """How far the run went, in plain values."""
+    files: Manifest | None
+    """None for a run that an older version finished."""
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *content* with a checksum."""
+    return {**content, _CHECKSUM: _checksum(content)}
+
+
+def unsealed(content: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what `sealed` was called with; None if a value has changed since."""
+    rest = {key: value for key, value in (content or {}).items() if key != _CHECKSUM}
+    return rest if content and content.get(_CHECKSUM) == _checksum(rest) else None
+
+
+def read_finished(content: Mapping[str, Any] | None) -> Finished | None:
+    """Return ``finished.json`` from its *content*; None if there is none, or if it is corrupt."""
+    if content is None:
+        return None
+    if not {_CHECKSUM, "files"} & content.keys():
+        return Finished(dict(content), None)
+    intact = unsealed(content)
+    return None if intact is None else Finished(intact, intact.pop("files", {}))
+
+
+def describe_store(store_path: Path, known: Manifest) -> dict[str, Mapping[str, Any]]:
+    """Return the manifest of the store *store_path*: *known*, and the files of now that are not in it."""
+    paths = {path.relative_to(store_path).as_posix(): path for path in _files(store_path)}
+    found = {
+        name: describe(path)
+        for name, path in sorted(paths.items())
+        if name not in known and not _NOT_LISTED.fullmatch(name)
+    }
+    return {**found, **known}
+
+
+def damaged(store_path: Path, manifest: Manifest) -> dict[str, str]:
+    """Return the files of *manifest* that are not intact, and what is wrong with each."""
+    found = ((name, damage(store_path / name, written)) for name, written in manifest.items())
+    return {name: problem for name, problem in found if problem}
+
+
+def first_epoch(names: Iterable[str]) -> int | None:
+    """Return the first epoch that has a file among *names*; None if all of them belong to no epoch."""
+    found = filter(None, map(_EPOCH.fullmatch, names))
+    return min((int(match[1] or match[2]) for match in found), default=None)
+
+
+def remove_epochs_after(store_path: Path, epoch: int) -> None:
+    """Remove checkpoints and logs of the epochs after *epoch*, the newest first, and checkpoints of steps.
+
+    Killed at any moment, it can be called again: the files that make an epoch damaged go last.
+    """
+    shutil.rmtree(store_path / "steps", ignore_errors=True)
+    found = ((_EPOCH.fullmatch(path.relative_to(store_path).as_posix()), path) for path in _files(store_path))
+    later = {path: int(match[1] or match[2]) for match, path in found if match}
+    for path in sorted(later, key=lambda each: (later[each], each.name.startswith("trainer")), reverse=True):
+        if later[path] > epoch:
+            path.unlink()
+    sync_directory(store_path)
+
+
+class LogLedger:
+    """The sizes and hashes of the logs of finished epochs, in ``logs.jsonl`` of a store.
+
+    The file is not synced: after a power cut the last epochs may lack a line, and are not verified then.
+    """
+
+    def __init__(self, store_path: Path) -> None:
+        self._store_path = store_path
+        self._path = store_path / LOGS_FILE
+
+    def read(self, last_epoch: int) -> dict[str, Mapping[str, Any]]:
+        """Return the manifest of the logs of the epochs up to *last_epoch*; corrupt lines are left out."""
+        found: dict[int, Manifest] = {}
+        with suppress(FileNotFoundError):
+            for line in self._path.read_bytes().splitlines():
+                with suppress(ValueError, TypeError, AttributeError):
+                    if content := unsealed(json.loads(line)):
+                        found[content["epoch"]] = content["files"]
+        return {
+            name: written
+            for epoch, files in sorted(found.items())
+            if epoch <= last_epoch
+            for name, written in files.items()
+        }
+
+    def add(self, epoch: int) -> None:
+        """Add the logs of *epoch* as they are now; they replace those noted before."""
+        folders = [self._store_path / split / f"epoch-{epoch}" for split in Split]
+        try:
+            paths = sorted(path for folder in folders for path in folder.glob("*"))
+            files = {path.relative_to(self._store_path).as_posix(): describe(path) for path in paths}
+            line = json.dumps(sealed({"epoch": epoch, "files": files}), sort_keys=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"\n{line}\n")  # the line before may be incomplete after a kill
+        except OSError as error:
+            log.warning("the logs of epoch %d will not be verified: %s", epoch, error)
+
+
+def _files(store_path: Path) -> list[Path]:
+    return [path for path in store_path.rglob("*") if path.is_file()]
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,145 @@
+"""A run store that is damaged, or deleted while the run works in it."""
+
+import shutil
+
+import pytest
+from tiny import CONFIG, Counter, Tiny, in_child, prepare
+
+from stages.contracts.interrupter import Interrupter
+from stages.fit import Surroundings, fit
+
+FOUR_EPOCHS = CONFIG.model_copy(update={"num_epochs": 4})
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """A finished run of four epochs, whose last two and best checkpoints are kept."""
+    folder = tmp_path_factory.mktemp("damage")
+    prepare(folder)
+    run = Tiny(folder / "reference")
+    run.begin()
+    code, _, said = in_child(lambda: run.fit(FOUR_EPOCHS))
+    assert code == 0, said
+    return run
+
+
+@pytest.fixture
+def run(reference, tmp_path_factory):
+    """A copy of the finished run, of which nothing is published yet."""
+    copy = Tiny(reference.folder.parent / tmp_path_factory.mktemp("copy").name)
+    shutil.copytree(reference.paths.runs, copy.paths.runs)
+    copy.paths.artifacts.mkdir()
+    return copy
+
+
+KINDS = (
+    "metrics.json",
+    "plots/Loss.tsv",
+    "plots/confusion.tsv",
+    "plots/iterations/valid/Loss.tsv",
+    "train/epoch-1/Loss.log",
+    "valid/epoch-4/Accuracy.log",
+    "checkpoint/model-3.mpk.gz",
+    "checkpoint/optim-4.mpk.gz",
+    "checkpoint/scheduler-4.mpk.gz",
+    "checkpoint/trainer-4.mpk.gz",
+    "learner.json",
+    "key.json",
+    "finished.json",
+    "logs.jsonl",
+    "experiment.log",
+    "heartbeat.json",
+)
+
+
+def flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+FLIPS = [*((name, 0.5) for name in KINDS), ("finished.json", 0), ("finished.json", 0.03), ("key.json", 0)]
+
+
+@pytest.mark.parametrize(("name", "place"), FLIPS)
+def test_a_damaged_file_of_a_finished_run_is_never_published(name, place, run, reference):
+    flip(run.store() / name, place)
+
+    code, _, said = in_child(lambda: run.fit(FOUR_EPOCHS))
+
+    assert code == 0 or (code == 1 and name in said), said
+    assert run.outputs() == (reference.outputs() if code == 0 else {})
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "train/epoch-1/Loss.log", "checkpoint/model-3.mpk.gz"])
+def test_a_missing_file_of_a_finished_run_is_made_again(name, run, reference):
+    (run.store() / name).unlink()
+
+    code, _, said = in_child(lambda: run.fit(FOUR_EPOCHS))
+
+    assert code == 0, said
+    assert run.outputs() == reference.outputs()
+
+
+class AtStep(Counter):
+    """Does something after a number of steps."""
+
+    def __init__(self, number, action):
+        super().__init__()
+        self._number, self._action = number, action
+
+    def step(self, progress):
+        super().step(progress)
+        if self.steps == self._number:
+            self._action()
+
+
+@pytest.fixture
+def interrupted(reference, tmp_path_factory):
+    """A run that was stopped in its third epoch."""
+    stopped = Tiny(reference.folder.parent / tmp_path_factory.mktemp("stopped").name)
+    stopped.begin()
+    interrupter = Interrupter()
+    watcher = AtStep(15, lambda: interrupter.stop("the test"))
+    around = Surroundings(renderer=watcher, interrupter=interrupter)
+    code, _, said = in_child(lambda: fit(FOUR_EPOCHS, stopped.paths, around))
+    assert code == 1, said
+    return stopped
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train/epoch-1/Loss.log",
+        "train/epoch-3/Loss.log",
+        "checkpoint/model-2.mpk.gz",
+        "learner.json",
+        "logs.jsonl",
+    ],
+)
+@pytest.mark.parametrize(
+    "damage", [lambda path: flip(path, 0.5), lambda path: path.unlink()], ids=["flip", "unlink"]
+)
+def test_a_damaged_file_of_an_interrupted_run_is_made_again(name, damage, interrupted, reference):
+    damage(interrupted.store() / name)
+
+    code, _, said = in_child(lambda: interrupted.fit(FOUR_EPOCHS))
+
+    assert code == 0, said
+    assert interrupted.outputs() == reference.outputs()
+
+
+@pytest.mark.parametrize(("before", "after"), [("cpu", ("cpu", "cpu")), (("cpu", "cpu"), "auto")], ids=str)
+def test_a_run_on_other_devices_shares_no_store(before, after, reference, tmp_path_factory):
+    """Two devices compute other weights than one; ``auto`` is the kind of device that it resolves to."""
+    copy = Tiny(reference.folder.parent / tmp_path_factory.mktemp("devices").name)
+    copy.begin()
+    straight = Tiny(reference.folder.parent / tmp_path_factory.mktemp("straight").name)
+    straight.begin()
+
+    assert in_child(lambda: copy.fit(CONFIG.model_copy(update={"device": before})))[0] == 0
+    for each in (copy, straight):
+        assert in_child(lambda run=each: run.fit(CONFIG.model_copy(update={"device": after})))[0] == 0
+
+    assert copy.outputs() == straight.outputs()
+    assert len([path for path in copy.paths.runs.iterdir() if path.is_dir()]) == 2
