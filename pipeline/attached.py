@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dvc.cli import main as dvc
 
+from pipeline.cache_content import verify_restores
 from pipeline.orphans import leave_with_parent
 from stages.contracts.errors import StageFailedError
 
@@ -85,8 +86,9 @@ def _stop(child: "subprocess.Popen[str]") -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``dvc`` with all but the first of *arguments*, which is the process that this one goes with."""
+    """Run ``dvc`` with all *arguments* but the first, the pid of the parent, and exit when that exits."""
     leave_with_parent(int(arguments[0]))
+    verify_restores()
     return int(dvc(list(arguments[1:])))
 
 
