@@ -30,16 +30,18 @@ def run_dvc(
     *,
     say: Callable[[str], None],
     deadline: float | None = None,
+    folder: Path | None = None,
 ) -> None:
-    """Run ``dvc`` with *arguments* to its end; *say* hears every line of it.
+    """Run ``dvc`` with *arguments* in *folder*, by default the current one; call *say* with each line.
 
-    Whatever ends the waiting (a signal, *deadline* on the monotonic clock) ends it too, by way of SIGINT, so
-    that a stage saves and DVC clears up. Raises `StageFailedError` with its last lines where it ends badly,
-    and `TimeoutError`.
+    If a signal or *deadline*, on the monotonic clock, ends the wait, DVC gets a SIGINT, so that a stage saves
+    and DVC removes its temporary files. Raises `StageFailedError` with the last lines if DVC fails, and
+    `TimeoutError`.
     """
     command = [sys.executable, "-m", "pipeline.attached", str(os.getpid()), *arguments]
     child = subprocess.Popen(  # noqa: S603  the arguments are no shell's
         command,
+        cwd=folder,
         env=_environment(environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
