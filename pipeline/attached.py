@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dvc.cli import main as dvc
 
+from pipeline.cache_content import verify_restores
 from pipeline.orphans import leave_with_parent
 from stages.contracts.errors import StageFailedError
 
@@ -29,16 +30,18 @@ def run_dvc(
     *,
     say: Callable[[str], None],
     deadline: float | None = None,
+    folder: Path | None = None,
 ) -> None:
-    """Run ``dvc`` with *arguments* to its end; *say* hears every line of it.
+    """Run ``dvc`` with *arguments* in *folder*, by default the current one; call *say* with each line.
 
-    Whatever ends the waiting (a signal, *deadline* on the monotonic clock) ends it too, by way of SIGINT, so
-    that a stage saves and DVC clears up. Raises `StageFailedError` with its last lines where it ends badly,
-    and `TimeoutError`.
+    If a signal or *deadline*, on the monotonic clock, ends the wait, DVC gets a SIGINT, so that a stage saves
+    and DVC removes its temporary files. Raises `StageFailedError` with the last lines if DVC fails, and
+    `TimeoutError`.
     """
     command = [sys.executable, "-m", "pipeline.attached", str(os.getpid()), *arguments]
     child = subprocess.Popen(  # noqa: S603  the arguments are no shell's
         command,
+        cwd=folder,
         env=_environment(environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -85,8 +88,9 @@ def _stop(child: "subprocess.Popen[str]") -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``dvc`` with all but the first of *arguments*, which is the process that this one goes with."""
+    """Run ``dvc`` with all *arguments* but the first, the pid of the parent, and exit when that exits."""
     leave_with_parent(int(arguments[0]))
+    verify_restores()
     return int(dvc(list(arguments[1:])))
 
 

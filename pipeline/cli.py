@@ -5,7 +5,7 @@ import sys
 from contextlib import ExitStack
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,11 @@ from pipeline.commands.sweep import sweep
 from pipeline.signals import ending
 from stages.contracts.errors import RunInterruptedError, StageError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipeline.reproduce import Outcome
+
 app = typer.Typer(
     name="learner",
     help="Burn's Learner in PyTorch, as five versioned Prefect tasks that are DVC stages too.",
@@ -33,7 +38,11 @@ app.add_typer(runs_app)
 
 @app.command()
 def run() -> None:
-    """Bring all five stages up to date in this process, as a Prefect flow where an API is configured."""
+    """Bring all five stages up to date in this process, as a Prefect flow if an API is configured."""
+    _run_stages(_report)
+
+
+def _run_stages(report: "Callable[[str, Outcome], None]") -> None:
     from pipeline import prefect_api
     from pipeline.caretaker import take_care
     from pipeline.lock import project_lock
@@ -45,13 +54,13 @@ def run() -> None:
         if prefect_api.configured():
             from pipeline.flows.recording import run_flow
 
-            run_flow(_report)
+            run_flow(report)
         else:
             from pipeline.bodies import STAGES
             from pipeline.reproduce import reproduce
 
             for name in STAGES:
-                _report(name, reproduce(name))
+                report(name, reproduce(name))
 
 
 @app.command()
@@ -67,15 +76,24 @@ def resume(
     ] = False,
     start: Annotated[bool, typer.Option("--run/--no-run", help="Run now, or only write params.yaml.")] = True,
 ) -> None:
-    """Go on from a checkpoint of any run that DVC tracks: write it into params.yaml, and run."""
+    """Resume from a checkpoint of any run that DVC tracks: write it into params.yaml, and run."""
     from pipeline.lock import project_lock
-    from pipeline.resume import set_checkpoint
+    from pipeline.overrides import PARAMS
+    from pipeline.resume import restoring_params, set_checkpoint
 
     with project_lock():
+        before = PARAMS.read_bytes() if PARAMS.exists() else b""
         sha = set_checkpoint(rev, epoch, weights_only=weights_only, overrides=set_param)
     typer.echo(f"params.yaml: build_learner.checkpoint is epoch {epoch} of {sha}")
-    if start:
-        run()
+    if not start:
+        return
+    with restoring_params(before) as attempt:
+
+        def report(name: str, outcome: str) -> None:
+            attempt.report(name, outcome)
+            _report(name, outcome)
+
+        _run_stages(report)
 
 
 @app.command()

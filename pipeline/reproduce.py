@@ -19,6 +19,7 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.bodies import run_body
+from pipeline.cache_content import remove_damaged_output, verify_restores
 from pipeline.signals import held
 from pipeline.torn import keep_lock, mend
 from stages.contracts.errors import StageError, StageFailedError
@@ -76,6 +77,7 @@ def reproduce(name: str, renderer: Renderer | None = None, *, run: Run = run_bod
 
 def _reproduce(name: str, body: Callable[[], None], called: Sequence[str]) -> list[Any]:
     token = _body.set(body)
+    verify_restores()
     try:
         mend()
         keep_lock()
@@ -92,12 +94,13 @@ def _reproduce(name: str, body: Callable[[], None], called: Sequence[str]) -> li
 
 
 def restore_outputs(name: str) -> None:
-    """Bring back what the last good run of stage *name* left, as far as the cache has it.
+    """Restore the recorded outputs of stage *name* that are intact in the cache.
 
-    DVC removes a stage's outputs before it runs; a run that fails must not cost the user the old ones.
+    DVC removes a stage's outputs before it runs; a run that fails must not cost the user the previous ones.
     """
     with held(), Repo() as repo:
         for output in repo.stage.load_one(name=name).outs:
+            remove_damaged_output(output)
             if output.hash_info and not output.changed_cache():
                 output.checkout(force=True)
 

@@ -14,6 +14,8 @@ from dvc.repo import Repo
 from dvc.scm import RevError, resolve_rev
 from dvc_data.index import DataIndexError
 
+from pipeline.cache_content import DIRECTORY, remove_damaged_files, remove_if_damaged
+from pipeline.params import read_yaml
 from pipeline.paths import read_paths
 from stages.contracts.errors import CheckpointError, ParamsError, StageError
 
@@ -59,9 +61,11 @@ class Revision:
             self._here = Path.cwd().resolve().relative_to(root)
             with Repo(os.environ.get(DVC_ROOT) or str(root)) as repo:
                 now = {section: repo.config[section] for section in ("core", "remote", "cache")}
+                self._cache = Path(repo.cache.local.path)
                 self._files = DVCFileSystem(repo.root_dir, rev=rev, config=now)
             self._get(Path("dvc.yaml"), Path(folder) / "dvc.yaml")
             self.paths = read_paths(Path(folder) / "dvc.yaml")
+            self._remove_damaged_lists(Path(folder) / "dvc.lock")
 
     def epochs(self) -> list[int]:
         """Those of which its outputs have a checkpoint, ascending."""
@@ -98,16 +102,29 @@ class Revision:
             for split in ("train", "valid"):
                 self._get(self.paths[split], target / split)
 
+    def _remove_damaged_lists(self, lock: Path) -> None:
+        """Remove damaged lists of files from the cache; *lock* is the path to copy its dvc.lock to."""
+        if not self._files.exists((self._here / "dvc.lock").as_posix()):
+            return
+        self._get(Path("dvc.lock"), lock)
+        for stage in (read_yaml(lock).get("stages") or {}).values():
+            for out in stage.get("outs", []):
+                if str(out.get("md5")).endswith(DIRECTORY):
+                    remove_if_damaged(self._cache, out["md5"])
+
     def _names(self, directory: Path) -> list[str]:
-        """The names of the files in *directory*; none where it is not recorded."""
+        """Return the names of the files in *directory*; none if it is not recorded."""
         with self._told():
             found = self._files.ls((self._here / directory).as_posix(), detail=True)
         paths = [Path(each["name"]) for each in found if each["type"] == "file"]
         return [path.name for path in paths if path.parent == self._here / directory]
 
     def _get(self, source: Path, target: Path) -> None:
+        """Copy a file or directory; DVC takes from a remote what is missing or damaged in the cache."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        self._files.get((self._here / source).as_posix(), str(target), recursive=True)
+        place = (self._here / source).as_posix()
+        remove_damaged_files(self._files, place)
+        self._files.get(place, str(target), recursive=True)
 
     @contextmanager
     def _told(self) -> Iterator[None]:

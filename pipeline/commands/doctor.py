@@ -11,12 +11,16 @@ if TYPE_CHECKING:
     from pipeline.health.findings import Check, Finding
 
 PATIENCE_SECONDS = 35.0
+DEEP_SECONDS = 24 * 3600.0
 
 
 def doctor(
     *,
     fix: Annotated[
         bool, typer.Option("--fix", help="Remove the locks and ghosts of processes that are gone.")
+    ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also read every file in DVC's cache and check its hash.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
@@ -25,9 +29,13 @@ def doctor(
 
     checks = _checks()
     by_check = gathered(checks, PATIENCE_SECONDS)
+    if deep:
+        checks |= {"cache": _deep_check()}
+        by_check |= gathered({"cache": checks["cache"]}, DEEP_SECONDS)
     if fix:
         mended = {name: _mended(findings) for name, findings in by_check.items()}
-        by_check |= gathered({name: checks[name] for name in mended if mended[name]}, PATIENCE_SECONDS)
+        again = {name: checks[name] for name in mended if mended[name]}
+        by_check |= gathered(again, DEEP_SECONDS if deep else PATIENCE_SECONDS)
         for what in (what for each in mended.values() for what in each):
             typer.echo(f"mended: {what}", err=as_json)
     found = once(by_check)
@@ -57,6 +65,12 @@ def _checks() -> "dict[str, Check]":
         "experiments": leftovers.ghosts,
         "runs": leftovers.runs,
     }
+
+
+def _deep_check() -> "Check":
+    from pipeline.health.cache import cache
+
+    return cache
 
 
 def _mended(findings: "list[Finding]") -> list[str]:

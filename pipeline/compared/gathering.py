@@ -75,7 +75,9 @@ def _run(name: str, source: Source, durations: Durations) -> Run:
     metrics = measured(source)
     written = source.paths.get("metrics")
     cached = source.cached
-    if source.lock and not cached:
+    if source.damaged:
+        notes.append(_damaged(source))
+    elif source.lock and not cached:
         notes.append(_missing(source))
     return Run(
         name=name,
@@ -93,6 +95,11 @@ def _run(name: str, source: Source, durations: Durations) -> Run:
 def _missing(source: Source) -> str:
     brought = "`dvc fetch --all-commits` or `dvc exp pull`" if source.sha else "`dvc fetch` or `dvc repro`"
     return f"not all outputs are in the cache: {brought} brings them"
+
+
+def _damaged(source: Source) -> str:
+    files = ", ".join(map(str, sorted(source.damaged)))
+    return f"damaged in the cache: {files}. Run `learner doctor --deep --fix` to remove it"
 
 
 def _params(source: Source) -> tuple[dict[str, Any], list[str]]:

@@ -77,7 +77,7 @@ class Run:
     committed: datetime | None = None
     """When it was committed; None for the workspace."""
     cached: bool = False
-    """Whether DVC's cache has every output that its dvc.lock names."""
+    """Whether DVC's cache has every output that its dvc.lock names; the files that were read are intact."""
     notes: tuple[str, ...] = ()
     """What a reader must know, as that params.yaml was edited since."""
 

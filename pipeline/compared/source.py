@@ -1,6 +1,5 @@
-"""One revision's files, straight from git and DVC's cache: nothing is checked out, and nothing is fetched."""
+"""One revision's files, read from git and DVC's cache: nothing is checked out, and nothing is fetched."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -10,12 +9,13 @@ from typing import Any
 
 from dvc.repo import Repo
 
+from pipeline.cache_content import DIRECTORY, files_of, is_damaged, place_of
 from pipeline.params import parse_yaml
 from pipeline.paths import paths_in
 from stages.contracts.errors import ParamsError
 
-DIRECTORY = ".dir"
-"""What ends the hash of a directory: that of a list of its files."""
+VERIFIED_BYTES = 1 << 20
+"""Size up to which a cached file that is not shown is read too. `learner doctor --deep` reads all of them."""
 
 
 class Source:
@@ -23,7 +23,9 @@ class Source:
 
     def __init__(self, repo: Repo, sha: str | None) -> None:
         self.sha = sha
-        self._cache = repo.cache.local
+        self._cache = Path(repo.cache.local.path)
+        self.damaged: set[Path] = set()
+        """Cached files whose content was read and does not have their hash."""
         self._files = repo.scm.get_fs(sha) if sha else None
         self._here = Path.cwd().resolve().relative_to(Path(repo.scm.root_dir).resolve())
         self.committed: datetime | None = repo.scm.resolve_commit(sha).commit_datetime if sha else None
@@ -62,9 +64,13 @@ class Source:
 
     @property
     def cached(self) -> bool:
-        """Whether the cache has every recorded output; not so where nothing is recorded."""
-        listed = all(self._bytes(md5) is not None for _, md5 in self._outputs() if md5.endswith(DIRECTORY))
-        return bool(self.lock) and listed and all(self._place(md5).exists() for md5 in self.hashes.values())
+        """Whether the cache has every recorded output, and those up to `VERIFIED_BYTES` are intact.
+
+        False if nothing is recorded.
+        """
+        listed = [md5 for _, md5 in self._outputs() if md5.endswith(DIRECTORY)]
+        there = [self._is_intact(md5) for md5 in (*listed, *self.hashes.values())]
+        return bool(self.lock) and all(there)
 
     def _outputs(self) -> Iterator[tuple[str, str]]:
         for stage in self.lock.values():
@@ -74,17 +80,26 @@ class Source:
         if not md5.endswith(DIRECTORY):
             yield path, md5
             return
-        content = self._bytes(md5)
-        for each in json.loads(content) if content else []:
-            yield f"{path}/{each['relpath']}", each["md5"]
+        self._bytes(md5)
+        yield from ((f"{path}/{name}", each) for name, each in files_of(self._cache, md5).items())
 
     def _bytes(self, md5: str | None) -> bytes | None:
+        """Return the content of an object; None if it is missing, or damaged."""
         if md5 is None or not self._place(md5).exists():
+            return None
+        if is_damaged(self._place(md5), md5):
+            self.damaged.add(self._place(md5))
             return None
         return self._place(md5).read_bytes()
 
+    def _is_intact(self, md5: str) -> bool:
+        place = self._place(md5)
+        if not place.exists() or place in self.damaged:
+            return False
+        return place.stat().st_size > VERIFIED_BYTES or self._bytes(md5) is not None
+
     def _place(self, md5: str) -> Path:
-        return Path(self._cache.oid_to_path(md5))
+        return place_of(self._cache, md5)
 
     def _text(self, name: str) -> str | None:
         if self._files is None:

@@ -1,17 +1,30 @@
-"""A run as an isolated, named experiment: DVC runs in a copy of the workspace, which stays as it is."""
+"""A run as an isolated, named experiment: DVC runs in a clone of the project, the checkout is unchanged.
+
+`dvc exp run --temp` stashes, detaches HEAD and resets in the folder that it is started in, and a kill leaves
+that half done. So it is never started in the user's checkout.
+"""
 
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import Logger, LoggerAdapter
+from pathlib import Path
 from typing import Any
 
 from pipeline.attached import run_dvc
+from pipeline.cache_content import remove_damaged_outputs
 from pipeline.flows.membership import FLOW_RUN
+from pipeline.sweeping.copies import COPY, LOCK, collect, isolated, remove_orphaned, wait_until_left
+from pipeline.sweeping.frozen import freeze
+from stages.runs.lock import held
 
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")
 """How the lines begin that a stage has logged to the server itself."""
+COPIES = ".runs/experiments"
+"""Folder of the clones, below the project's."""
+LEAVING_SECONDS = 60.0
+"""Time limit for the processes of a killed attempt to save and exit."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +41,11 @@ class Choice:
 def run_experiment(
     choice: Choice, logger: "Logger | LoggerAdapter[Any]", *, flow_run: str, deadline: float | None
 ) -> None:
-    """Run what is chosen as an experiment; *logger* hears of it.
+    """Run *choice* as an experiment and log its output to *logger*.
 
-    The copy is git's HEAD with what is changed in tracked files. The stages are tasks of *flow_run*. Where it
-    is stopped, the next run with the same params goes on from what it saved. Raises as `run_dvc` does.
+    The clone is git's HEAD with the changes in tracked files. The stages are tasks of *flow_run*. If it is
+    stopped, the next run with the same params resumes from what it saved. Raises as `run_dvc` does, and
+    `StageError` if git fails.
     """
 
     def say(line: str) -> None:
@@ -42,4 +56,13 @@ def run_experiment(
 
     sets = [part for each in choice.overrides for part in ("--set-param", each)]
     command = ["exp", "run", "--temp", "--name", choice.name, *sets, *choice.targets]
-    run_dvc(command, {FLOW_RUN: flow_run}, say=say, deadline=deadline)
+    base = freeze(Path.cwd())
+    remove_damaged_outputs(base.root)
+    place = base.root / COPIES / f"{choice.name}{COPY}"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    remove_orphaned(place.parent)
+    wait_until_left(place, LEAVING_SECONDS)
+    with held(place.with_suffix(LOCK)), isolated(base, place) as folder:
+        run_dvc(command, {FLOW_RUN: flow_run}, say=say, deadline=deadline, folder=folder)
+        collect(base, place, choice.name)
+    place.with_suffix(LOCK).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.scm import RevError
 
+from pipeline.cache_content import remove_damaged_files
 from pipeline.params import read_yaml
 from pipeline.paths import read_paths
 from stages.contracts.errors import StageError
@@ -73,6 +74,7 @@ def _read(rev: str | None, files: DVCFileSystem, folder: Path) -> Results | None
     paths = read_paths(folder / "dvc.yaml")
     for name in ("train", "valid", "metrics"):
         if files.exists(paths[name].as_posix()):
+            remove_damaged_files(files, paths[name].as_posix())
             files.get(paths[name].as_posix(), str(folder / name), recursive=True)
     history = read_history(folder)
     if not len(history):

@@ -27,6 +27,8 @@ def check_remotes(*, experiment: bool) -> None:
 def git_remote() -> str:
     """``origin``, or the only remote of git that there is. Raises `StageError` where that is none."""
     done = subprocess.run(["git", "remote"], capture_output=True, text=True, check=False)  # noqa: S607
+    if done.returncode:
+        raise StageError(f"git remote: {done.stderr.strip()}")
     names = done.stdout.split()
     if "origin" in names:
         return "origin"

@@ -1,7 +1,8 @@
-"""An isolated copy of the project, in which DVC may stash and reset as it likes."""
+"""An isolated copy of the project, in which DVC may stash and reset."""
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,9 +11,15 @@ from dvc.config import Config, merge
 from dvc.repo import Repo
 
 from pipeline.sweeping.frozen import Base, git
-from stages.contracts.errors import StageError
+from stages.contracts.errors import RunInUseError, StageError
+from stages.runs.lock import held
 
 RUNS = ".runs"
+COPY = ".copy"
+"""Suffix of a copy's name."""
+PAUSE_SECONDS = 0.2
+LOCK = ".lock"
+"""Suffix of the name of the lock file beside it."""
 
 
 @contextmanager
@@ -32,7 +39,7 @@ def isolated(base: Base, place: Path) -> Iterator[Path]:
 def _cloned(base: Base, place: Path) -> Path:
     try:
         git(base.top, "clone", "--quiet", "--shared", "--no-checkout", str(base.top), str(place))
-        git(place, "checkout", "--quiet", "--force", "-B", "sweep", base.head)
+        git(place, "checkout", "--quiet", "--force", "-B", "experiment", base.head)
         git(place, "restore", "--source", base.commit, "--staged", "--worktree", ":/")
         folder = place / base.prefix
         _share_identity(base, place)
@@ -44,6 +51,34 @@ def _cloned(base: Base, place: Path) -> Path:
     except OSError as error:
         raise StageError(f"the copy {place} cannot be made: {error}") from error
     return folder
+
+
+def remove_orphaned(folder: Path) -> None:
+    """Remove the copies below *folder* that a killed process left and in which no process works.
+
+    Each copy has a lock file beside it. Without /proc such a process cannot be found, so all copies stay.
+    """
+    for place in folder.glob(f"*{COPY}"):
+        with suppress(OSError, RunInUseError), held(place.with_suffix(LOCK)):
+            if Path("/proc/self").exists() and not _works_below(place):
+                shutil.rmtree(place, ignore_errors=True)
+                place.with_suffix(LOCK).unlink(missing_ok=True)
+
+
+def wait_until_left(place: Path, seconds: float) -> None:
+    """Wait until no process works in the copy *place*, but at most *seconds*."""
+    deadline = time.monotonic() + seconds
+    while _works_below(place) and time.monotonic() < deadline:
+        time.sleep(PAUSE_SECONDS)
+
+
+def _works_below(place: Path) -> bool:
+    """Return whether the working directory of a process is *place*, or below it."""
+    for process in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):
+            if process.readlink().is_relative_to(place.resolve()):
+                return True
+    return False
 
 
 def collect(base: Base, place: Path, name: str) -> None:

@@ -5,6 +5,7 @@ code, whatever is edited meanwhile, and neither DVC nor a kill ever touches the 
 """
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,27 @@ def freeze(root: Path) -> Base:
     if not (root / ".dvc").is_dir():
         raise ParamsError(f"{root} has no .dvc: start in the folder that has dvc.yaml and params.yaml")
     head = asked(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    if head.stderr.strip():
+        raise failure(root, ("rev-parse", "HEAD"), head)
     if head.returncode:
         raise ParamsError(f"{root} has no commit of git, on which experiments hang: git add, git commit")
     top = Path(git(root, "rev-parse", "--show-toplevel").strip())
-    changed = git(root, "stash", "create", "learner sweep").strip()
-    return Base(root, top, head.stdout.strip(), changed or head.stdout.strip())
+    asked(root, "update-index", "--refresh")  # after `cp -a` or `touch`, git refuses to stash
+    changed = asked(root, "stash", "create", "learner sweep")
+    if changed.returncode:
+        raise _locked(root) or failure(root, ("stash", "create"), changed)
+    return Base(root, top, head.stdout.strip(), changed.stdout.strip() or head.stdout.strip())
+
+
+def _locked(root: Path) -> StageError | None:
+    """Return the error for an index that is locked, of which `git stash create` prints nothing."""
+    lock = root / git(root, "rev-parse", "--git-path", "index.lock").strip()
+    if not lock.exists():
+        return None
+    return StageError(
+        f"{lock} exists: another git process runs in this repository, or was killed. If none runs, "
+        "run `learner doctor --fix`"
+    )
 
 
 def parsed(text: str, path: str) -> Any:
@@ -84,8 +101,16 @@ def git(folder: Path, *arguments: str) -> str:
     """What git prints. Raises `StageError` with what it says where it fails."""
     done = asked(folder, *arguments)
     if done.returncode:
-        raise StageError(f"git {' '.join(arguments[:2])} in {folder}: {done.stderr.strip()}")
+        raise failure(folder, arguments, done)
     return done.stdout
+
+
+def failure(folder: Path, arguments: Sequence[str], done: subprocess.CompletedProcess[str]) -> StageError:
+    """Return the error for the command git *arguments* that failed, with git's own message."""
+    said = " ".join(filter(None, (done.stderr.strip(), done.stdout.strip())))
+    return StageError(
+        f"git {' '.join(arguments[:2])} in {folder}: {said or f'exit code {done.returncode}, no message'}"
+    )
 
 
 def asked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

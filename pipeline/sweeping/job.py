@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.sweeping.copies import collect, isolated
+from pipeline.sweeping.copies import COPY, collect, isolated
 from pipeline.sweeping.devices import VISIBLE, claimed, visible
 from pipeline.sweeping.frozen import Base
 from pipeline.sweeping.results import is_result
@@ -26,7 +26,6 @@ from stages.runs.lock import held, is_held
 
 SWEEP = ".sweep"
 """How the lock file of a sweep ends."""
-COPY = ".copy"
 PAUSE_SECONDS = 0.2
 PATIENCE_SECONDS = 120.0
 """How long the processes of a point may take to save once they are to stop."""

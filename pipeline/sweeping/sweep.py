@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from pipeline.cache_content import remove_damaged_outputs
 from pipeline.compared.gathering import gather
 from pipeline.compared.tables import text_table
 from pipeline.sweeping.conducting import conduct
@@ -60,6 +61,7 @@ def sweep(points: Sequence[Point], crew: Crew, run: Run, *, share_gpus: bool) ->
     """
     crew.check()
     base = freeze(Path.cwd())
+    remove_damaged_outputs(base.root)
     planned = plan(base, points)
     progress = Progress(len(planned))
     _warn(base)

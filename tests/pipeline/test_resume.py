@@ -92,6 +92,18 @@ def test_what_cannot_be_resumed_leaves_the_params_as_they_are(two, arguments, co
     assert (two.folder / "params.yaml").read_bytes() == before
 
 
+def test_params_are_restored_if_build_learner_refuses_the_checkpoint(finished):
+    """A model of another size cannot take the weights, which only build-learner finds out."""
+    model = ("-S", "build_learner.model.kind=mlp", "-S", "+build_learner.model.hidden_sizes=[3]")
+    before = (finished.folder / "params.yaml").read_bytes()
+
+    done = finished.learner("resume", "HEAD", "--epoch", "1", *model)
+
+    assert (done.code, "Traceback" in done.err) == (1, False), done.text
+    assert "build_learner.checkpoint is epoch 1" in done.out
+    assert (finished.folder / "params.yaml").read_bytes() == before
+
+
 def test_what_the_cache_has_lost_comes_from_a_remote_or_is_told_with_what_brings_it(finished, tmp_path):
     finished.ok("git", "tag", "before")
     finished.ok("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))

@@ -161,6 +161,22 @@ def test_a_mistake_in_all_points_is_told_before_any_runs_and_one_in_some_fails_t
     ]
 
 
+def test_a_stale_git_index_is_refreshed_and_a_failure_of_git_is_shown(project):
+    point = ("sweep", "--dry-run", "-S", f"{RATE}=0.001,0.002")
+    for path in (project.folder / "stages").glob("*.py"):
+        path.touch()
+
+    done = project.learner(*point)
+
+    assert done.code == 0, done.text
+    assert done.out.splitlines() == ["learning_rate=0.001: to run", "learning_rate=0.002: to run"]
+    project.edit("README.md", "DVC", "D V C")
+    (project.folder / ".git/index.lock").touch()
+    refused = project.learner(*point)
+    assert (refused.code, "Traceback" in refused.err) == (1, False), refused.text
+    assert ".git/index.lock exists: another git process runs" in refused.err
+
+
 def test_an_api_that_does_not_answer_is_told(swept):
     refused = swept.project.learner(
         "sweep", "-S", "fit.batch_size=8,9", PREFECT_API_URL="http://127.0.0.1:9/api"

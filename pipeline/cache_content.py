@@ -1,0 +1,163 @@
+"""Content checks of DVC's cache, against the hashes that name its files.
+
+DVC treats a cached file as intact if it is read-only, and otherwise if its size, inode and modification time
+are those in its state database; its setting ``verify`` does not change that for a local cache. So it restores
+a damaged file as an output. The functions here read the content. `verify_restores` makes DVC itself use them
+in this process; a damaged file is removed, so that DVC fetches it or runs the stage again.
+"""
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from dvc.api import DVCFileSystem
+from dvc.output import Output
+from dvc.repo import Repo
+from dvc.schema import COMPILED_LOCK_FILE_STAGE_SCHEMA
+from dvc.stage import Stage
+from dvc.stage import cache as run_cache
+from dvc.utils.serialize import YAMLFileCorruptedError, load_yaml
+from voluptuous import Invalid
+
+from stages.contracts.errors import StageError
+
+DIRECTORY = ".dir"
+"""Ending of the hash of a directory, which is that of the list of its files."""
+OBJECTS = "md5"
+_OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")
+
+_outs_cached = Stage.outs_cached
+_commit = Output.commit
+_load_cache = run_cache.StageCache._load_cache  # noqa: SLF001
+
+
+def verify_restores() -> None:
+    """Make DVC in this process read the content of cached outputs before it restores or reuses them.
+
+    Replaces `dvc.stage.Stage.outs_cached` and `dvc.stage.cache.StageCache._load_cache`, which DVC calls
+    before it restores a stage from the run-cache, and `dvc.output.Output.commit`, which skips cached files.
+    A second call has no effect.
+    """
+    Stage.outs_cached = _verified_outs_cached
+    Output.commit = _verified_commit
+    run_cache.StageCache._load_cache = _load_verified_cache  # noqa: SLF001
+
+
+def _verified_outs_cached(stage: Any) -> bool:
+    for output in stage.outs:
+        remove_damaged_output(output)
+    return bool(_outs_cached(stage))
+
+
+def _verified_commit(output: Output, *given: Any, **named: Any) -> None:
+    remove_damaged_output(output)
+    _commit(output, *given, **named)
+
+
+def _load_verified_cache(cache: Any, key: str, value: str) -> Any:
+    entry = Path(cache.cache_dir, key[:2], key, value)
+    if value.endswith(".tmp"):  # of another DVC, which writes it now or was killed
+        return None
+    if entry.exists() and is_damaged_entry(entry):
+        _remove(entry)
+    return _load_cache(cache, key, value)
+
+
+def remove_damaged_outputs(root: Path) -> None:
+    """Remove from the cache the damaged files of the recorded stage outputs of the project in *root*.
+
+    Data that DVC tracks and no stage writes cannot be computed again, so it is left to `learner doctor`.
+    """
+    with Repo(str(root)) as repo:
+        for output in repo.index.outs:
+            if not output.stage.is_data_source:
+                remove_damaged_output(output)
+
+
+def remove_damaged_output(output: Output) -> None:
+    """Remove from the cache what is damaged of *output*: its files, or the list of its files."""
+    if not (output.use_cache and output.hash_info and output.hash_info.name == OBJECTS):
+        return
+    cache, oid = Path(output.cache.path), str(output.hash_info.value)
+    remove_if_damaged(cache, oid)
+    for each in files_of(cache, oid).values():
+        remove_if_damaged(cache, each)
+
+
+def files_of(cache: Path, oid: str) -> dict[str, str]:
+    """Return path to hash of each file in the directory *oid*.
+
+    Empty for the hash of a file, and for a list that is missing or damaged.
+    """
+    place = place_of(cache, oid)
+    if not oid.endswith(DIRECTORY) or not place.exists() or is_damaged(place, oid):
+        return {}
+    return {each["relpath"]: each["md5"] for each in json.loads(place.read_bytes())}
+
+
+def place_of(cache: Path, oid: str) -> Path:
+    """Return the path of the object *oid* in the local *cache*."""
+    return cache / oid[:2] / oid[2:]
+
+
+def remove_damaged_files(files: DVCFileSystem, path: str) -> None:
+    """Remove from the cache what is damaged of the file or directory *path* in the revision *files*."""
+    cache = Path(files.repo.cache.local.path)
+    for each in files.find(path, detail=True).values():
+        if md5 := each.get("md5"):
+            remove_if_damaged(cache, md5)
+
+
+def remove_if_damaged(cache: Path, oid: str) -> None:
+    """Remove the object *oid* from *cache* if its content does not have that hash."""
+    place = place_of(cache, oid)
+    if place.exists() and is_damaged(place, oid):
+        _remove(place)
+
+
+def is_damaged(place: Path, oid: str) -> bool:
+    """Return whether the content of the cached file *place* does not have the hash *oid*."""
+    try:
+        with place.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StageError(f"{place}: cannot be read: {error.strerror}. Make it readable") from error
+    return digest != oid.removesuffix(DIRECTORY)
+
+
+def is_damaged_entry(entry: Path) -> bool:
+    """Return whether the run-cache entry *entry* does not have the content that its path names."""
+    try:
+        content = COMPILED_LOCK_FILE_STAGE_SCHEMA(load_yaml(entry))
+        hashed = run_cache._get_cache_hash  # noqa: SLF001
+        is_named = hashed(deepcopy(content)) == entry.name
+        return not (is_named and hashed(deepcopy(content), key=True) == entry.parent.name)
+    except FileNotFoundError:
+        return False
+    except (YAMLFileCorruptedError, Invalid, ValueError, TypeError, KeyError, AttributeError):
+        return True
+
+
+def damaged_in(root: Path) -> Iterator[Path]:
+    """Yield every damaged file of the cache *root*: objects, lists of directories, and run-cache entries."""
+    for place in sorted((root / "files" / OBJECTS).glob("??/*")):
+        oid = place.parent.name + place.name
+        if _OBJECT.fullmatch(oid) and is_damaged(place, oid):
+            yield place
+    for entry in sorted((root / "runs").glob("??/*/*")):
+        if not entry.name.endswith(".tmp") and is_damaged_entry(entry):
+            yield entry
+
+
+def _remove(place: Path) -> None:
+    sys.stderr.write(f"warning: removed {place} from DVC's cache: its content was damaged\n")
+    with suppress(FileNotFoundError):
+        place.unlink()

@@ -1,0 +1,173 @@
+"""Damage in DVC's cache: it is found by content, and never restored as an output."""
+
+import json
+import os
+import shutil
+
+import pytest
+from ruamel.yaml import YAML
+
+OUTPUTS = ("artifacts", "data", "dvc.lock")
+
+
+def flipped(content):
+    """Return *content* with one bit flipped."""
+    return content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+
+
+def halved(content):
+    """Return the first half of *content*."""
+    return content[: len(content) // 2]
+
+
+def damage(path, change):
+    """Change the content of *path*; mode and modification time stay, as after a fault of the disk."""
+    about = path.stat()
+    path.chmod(0o644)
+    path.write_bytes(change(path.read_bytes()))
+    path.chmod(about.st_mode)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    return path
+
+
+def cached(project, output, name=None):
+    """Return the cached file of *output*, or of the file *name* in it."""
+    root = project.folder / ".dvc/cache/files/md5"
+    lock = YAML(typ="safe").load(project.folder / "dvc.lock")["stages"]
+    [md5] = [out["md5"] for stage in lock.values() for out in stage["outs"] if out["path"] == output]
+    if name:
+        listed = json.loads((root / md5[:2] / md5[2:]).read_bytes())
+        [md5] = [each["md5"] for each in listed if each["relpath"] == name]
+    return root / md5[:2] / md5[2:]
+
+
+def run_cache(project, stage):
+    """Return the run-cache entry of *stage*."""
+    entries = (project.folder / ".dvc/cache/runs").glob("??/*/*")
+    [found] = [each for each in entries if f"pipeline stage {stage}\n" in each.read_text()]
+    return found
+
+
+def damage_everywhere(project):
+    """Damage a file of each kind, of each stage's outputs; return the damaged files."""
+    return [
+        damage(cached(project, "data/prepared", "dataset.json"), flipped),
+        damage(cached(project, "artifacts/learner"), halved),
+        damage(cached(project, "artifacts/metrics.json"), halved),
+        damage(cached(project, "artifacts/train"), flipped),
+        damage(cached(project, "artifacts/model.mpk.gz"), flipped),
+        damage(run_cache(project, "fit"), halved),
+    ]
+
+
+def remove_outputs(project):
+    for name in ("artifacts", "data"):
+        shutil.rmtree(project.folder / name)
+
+
+def test_run_recomputes_damaged_cached_outputs(finished):
+    before = finished.files(*OUTPUTS, ".dvc/cache")
+    damaged = damage_everywhere(finished)
+    remove_outputs(finished)
+
+    done = finished.learner("run")
+
+    assert done.code == 0, done.text
+    assert finished.files(*OUTPUTS, ".dvc/cache") == before
+    assert all(str(each) in done.err for each in damaged[:-1])
+
+
+def test_rerun_stages_replace_damaged_files_and_run_cache_entries(finished):
+    before = finished.files(*OUTPUTS, ".dvc/cache")
+    names = ("fit", "build-learner", "save-model")
+    damaged = [damage(cached(finished, "artifacts/metrics.json"), flipped)]
+    damaged += [damage(run_cache(finished, name), halved) for name in names]
+    (finished.folder / "dvc.lock").unlink()
+    shutil.rmtree(finished.folder / "artifacts")
+
+    done = finished.learner("run")
+
+    assert done.code == 0, done.text
+    assert {f"{name}: ran" for name in names} <= set(done.out.splitlines())
+    assert all(str(each) in done.err for each in damaged)
+    assert finished.files(*OUTPUTS, ".dvc/cache") == before
+
+
+def test_doctor_deep_finds_and_removes_damage_and_repro_recomputes_it(finished):
+    before = finished.files(*OUTPUTS, ".dvc/cache")
+    damaged = damage_everywhere(finished)
+
+    found = finished.learner("doctor", "--deep", "--json")
+    fixed = finished.learner("doctor", "--deep", "--fix")
+
+    assert found.code == 1
+    listed = [each["what"] for each in json.loads(found.out) if each["about"] == "cache"]
+    assert all(any(str(path) in what for what in listed) for path in damaged), listed
+    assert [path for path in damaged if path.exists()] == []
+    assert "is intact" in fixed.out
+    remove_outputs(finished)
+    finished.ok("dvc", "repro")
+    assert finished.files(*OUTPUTS, ".dvc/cache") == before
+
+
+@pytest.mark.parametrize("change", [flipped, halved])
+@pytest.mark.parametrize("output", ["artifacts/metrics.json", "artifacts/plots"])
+def test_compare_does_not_show_damaged_outputs_as_cached(finished, output, change):
+    name = "Loss.tsv" if output.endswith("plots") else None
+    place = damage(cached(finished, output, name), change)
+
+    done = finished.learner("compare", "HEAD", "--json")
+
+    assert done.code == 0, done.text
+    [run] = json.loads(done.out)["runs"]
+    assert run["cached"] is False
+    assert any(str(place) in note for note in run["notes"]), run["notes"]
+
+
+FETCH = (
+    "import sys; from pathlib import Path; from pipeline.revisions import Revision; "
+    "Revision(sys.argv[1]).fetch(1, Path(sys.argv[2]))"
+)
+
+
+READ_BY_RESUME = [
+    ("artifacts/checkpoint", "trainer-1.mpk.gz"),
+    ("artifacts/checkpoint", "model-1.mpk.gz"),
+    ("artifacts/valid", "epoch-1/Loss.log"),
+    ("artifacts/checkpoint", None),
+    ("artifacts/train", None),
+]
+
+
+def fetch(project, target):
+    """Run what build-learner does to read epoch 1 of HEAD; the files go to *target*."""
+    return project.run("python", "-c", FETCH, project.ok("git", "rev-parse", "HEAD").strip(), str(target))
+
+
+def contents(folder):
+    """Return path to content of each file below *folder*."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_damaged_checkpoints_and_logs_are_taken_from_a_remote(finished, tmp_path):
+    assert fetch(finished, tmp_path / "intact").code == 0
+    finished.ok("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
+    finished.ok("dvc", "push", "-q")
+    for each in [cached(finished, *read) for read in READ_BY_RESUME]:
+        damage(each, flipped)
+
+    done = fetch(finished, tmp_path / "fetched")
+
+    assert done.code == 0, done.text
+    assert contents(tmp_path / "fetched") == contents(tmp_path / "intact")
+
+
+@pytest.mark.parametrize("read", READ_BY_RESUME)
+def test_a_damaged_checkpoint_or_log_is_refused_without_a_remote(finished, tmp_path, read):
+    damage(cached(finished, *read), flipped)
+
+    done = fetch(finished, tmp_path / "fetched")
+
+    assert done.code == 1
+    assert "CheckpointError: revision" in done.err
+    assert "is not whole here" in done.err

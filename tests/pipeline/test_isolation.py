@@ -1,0 +1,78 @@
+"""A scheduled experiment: DVC works in a clone of the project, and never in the user's checkout."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from ruamel.yaml import YAML
+
+RUN = """
+import logging, sys
+from pipeline.flows.isolation import Choice, run_experiment
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+choice = Choice("apart", ["fit.num_epochs=3"], [])
+run_experiment(choice, logging.getLogger("run"), flow_run="", deadline=None)
+"""
+GIT = (".git/HEAD", ".git/logs", ".git/refs/heads", ".git/refs/stash", ".git/config")
+
+
+def checkout(project):
+    """Return the files of the checkout that DVC changes if it runs an experiment there."""
+    status = project.ok("git", "status", "--porcelain=2", "--branch")
+    return status, project.files(*GIT, "params.yaml", "README.md", "dvc.lock", "artifacts", "data")
+
+
+def outputs(project):
+    """Return output to hash, as the dvc.lock of the experiment records it."""
+    [ref] = project.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps/**/apart").split()
+    stages = YAML(typ="safe").load(project.ok("git", "show", f"{ref}:dvc.lock"))["stages"]
+    return {out["path"]: out["md5"] for stage in stages.values() for out in stage["outs"]}
+
+
+@pytest.fixture
+def edited(finished):
+    """A finished project with an edit that is staged, and one that is not."""
+    finished.edit("README.md", "DVC", "D V C")
+    finished.ok("git", "add", "README.md")
+    finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
+    return finished
+
+
+def test_a_killed_experiment_leaves_the_checkout_alone_and_resumes(edited, tmp_path):
+    before = checkout(edited)
+    other = edited.copied_to(tmp_path / "other")
+    command = [sys.executable, "-c", RUN]
+    process = subprocess.Popen(
+        command, cwd=edited.folder, env=edited.environment, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    with process:
+        assert any(line.startswith("epoch 1/3") for line in process.stdout)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert checkout(edited) == before
+
+    again = edited.run(*command)
+    other.ok("dvc", "exp", "run", "--temp", "-n", "apart", "-S", "fit.num_epochs=3")
+
+    assert again.code == 0, again.text
+    assert " goes on " in again.out
+    assert checkout(edited) == before
+    assert not list((edited.folder / ".runs").rglob("*.copy"))
+    assert not (edited.folder / ".dvc/tmp/exps").exists()
+    assert outputs(edited) == outputs(other)
+
+
+def test_a_damaged_cache_does_not_change_an_experiment(edited, tmp_path):
+    other = edited.copied_to(tmp_path / "other")
+    for place in (edited.folder / ".dvc/cache/files/md5").glob("??/*"):
+        if place.suffix != ".dir":
+            place.chmod(0o644)
+            place.write_bytes(place.read_bytes()[:-1])
+            place.chmod(0o444)
+
+    edited.ok(sys.executable, "-c", RUN)
+    other.ok(sys.executable, "-c", RUN)
+
+    assert outputs(edited) == outputs(other)
