@@ -21,6 +21,7 @@ from pydantic import Field, PositiveFloat
 from pipeline.caretaker import start_watchdog
 from pipeline.flow import bring_up_to_date
 from pipeline.flows.artifacts import Artifacts
+from pipeline.flows.cancellation import accept_cancellation
 from pipeline.flows.goodbye import begin_goodbye, goodbye_seconds
 from pipeline.flows.isolation import Choice, run_experiment
 from pipeline.flows.lease import outlive_the_lease
@@ -52,6 +53,7 @@ SERVER = "LEARNER_SERVE_PID"
 def _prepare_process() -> None:
     """Prepare a process that Prefect started for one run, before the engine begins it."""
     outlive_the_lease()
+    accept_cancellation()
     if OWN_RUN in os.environ:
         register_flow_run(UUID(os.environ[OWN_RUN]))
         if SERVER in os.environ:

@@ -250,6 +250,7 @@ def test_runs_in_the_workspace_wait_are_cancelled_retried_and_shown(serve, proje
     time.sleep(2)  # the signal comes while it is held
     served.release()
     assert api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
+    assert "Crashed" not in history(api, cancelled)
     assert project.files("params.yaml", "artifacts/checkpoint", "artifacts/metrics.json") == before
     assert of_fit(project) == recorded
     assert (project.folder / ".dvc/tmp/rwlock").read_text() == "{}"
