@@ -74,7 +74,8 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
 def _show(child: "subprocess.Popen[str]", last: deque[str], say: Callable[[str], None]) -> None:
     for line in child.stdout or ():
         last.append(line.rstrip())
-        say(line.rstrip())
+        with suppress(OSError):  # a closed pipe must not stop the reading, which the child would wait for
+            say(line.rstrip())
 
 
 def _stop(child: "subprocess.Popen[str]") -> None:

@@ -1,19 +1,22 @@
-"""A small process that stays until DVC has ended, and mends what that tore if it was killed.
+"""Watchdog that repairs what a killed process leaves: dvc.lock and rwlock, and overrides in params.yaml.
 
-A stage of ours has ended when DVC records it. Where DVC is killed then, its next command would refuse to
-begin, before any code of ours runs. The process is forked while this one is still small, and is gone a
-moment after DVC is.
+A stage of ours has exited when DVC records it. If DVC is killed then, its next command would refuse to
+start, before any code of ours runs. The watchdog is forked while this process is still small, or started
+as a program if this process has threads, and exits a moment after the process that it watches.
 """
 
 import fcntl
 import os
 import select
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from pipeline.orphans import is_alive
+from pipeline.params_journal import restore_idle_params
 from pipeline.torn import keep_lock, mend
 
 CLAIMS = Path(".runs")
@@ -36,6 +39,20 @@ def take_care(pid: int) -> None:
         os._exit(0)
 
 
+def start_watchdog(pid: int) -> None:
+    """Start a process that repairs the project in this folder as soon as process *pid* has exited.
+
+    Unlike `take_care` this forks nothing, so it is safe in a process that has threads.
+    """
+    subprocess.Popen(  # noqa: S603  no shell
+        [sys.executable, "-m", "pipeline.caretaker", str(pid)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # so that no signal to the group of *pid* ends it too
+    )
+
+
 def _detach() -> None:
     """Hold nothing of the process it comes from: no lock, no pipe, no handler."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -54,6 +71,7 @@ def _wait_and_mend(pid: int) -> None:
         _wait(pid)
         mend()
         keep_lock()
+        restore_idle_params()
         claim.unlink()
 
 
@@ -67,3 +85,7 @@ def _wait(pid: int) -> None:
     except (AttributeError, OSError):  # not Linux, or an old one
         while is_alive(pid):
             time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    _wait_and_mend(int(sys.argv[1]))

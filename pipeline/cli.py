@@ -4,6 +4,7 @@ import os
 import sys
 from contextlib import ExitStack
 from errno import EDQUOT, ENOSPC
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,6 +105,7 @@ def stage(
     from pipeline.caretaker import take_care
     from pipeline.lock import project_lock
     from pipeline.orphans import dvc_among, is_alive, leave_with, started_by_dvc, starters
+    from pipeline.params_journal import restore_params
 
     waiting = starters() if started_by_dvc(name) else []
     dvc = dvc_among(waiting)
@@ -114,6 +116,8 @@ def stage(
             if waiting:
                 leave_with(waiting)
             stack.enter_context(project_lock(waiting))
+            if restore_params(partial(typer.echo, err=True)):  # DVC has decided with the overrides in it
+                raise StageError(f"{name} was not run with them. Run the same command again")
             _run_stage(name)
         except BaseException:
             if dvc and is_alive(dvc):  # else another DVC may be at work on the outputs by now
@@ -210,12 +214,24 @@ for each in (compare, plot, sweep, serve, push, pull, doctor, init, versions):
 
 
 @app.callback(invoke_without_command=True)
-def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(
+    context: typer.Context,
+    *,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if context.invoked_subcommand != "stage":
+        _restore_params()
     if version:
         from importlib.metadata import version as installed
 
         typer.echo(installed("learner-pipeline"))
         raise typer.Exit
+
+
+def _restore_params() -> None:
+    from pipeline.params_journal import restore_idle_params
+
+    restore_idle_params(partial(typer.echo, err=True))
 
 
 def main() -> None:

@@ -5,11 +5,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from uuid import UUID
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import FlowRun
@@ -17,22 +18,26 @@ from prefect.context import FlowRunContext
 from prefect.runtime import deployment
 from pydantic import Field, PositiveFloat
 
+from pipeline.caretaker import start_watchdog
 from pipeline.flow import bring_up_to_date
 from pipeline.flows.artifacts import Artifacts
+from pipeline.flows.cancellation import accept_cancellation
 from pipeline.flows.goodbye import begin_goodbye, goodbye_seconds
 from pipeline.flows.isolation import Choice, run_experiment
 from pipeline.flows.lease import outlive_the_lease
 from pipeline.flows.results import Results, read_results
+from pipeline.flows.run_registry import register_flow_run, report_killed_runs
 from pipeline.flows.sharing import check_remotes
 from pipeline.flows.sharing import push as push_results
 from pipeline.flows.showing import show, slug
 from pipeline.flows.targets import needed
 from pipeline.lock import project_lock
-from pipeline.overrides import PARAMS, overridden
+from pipeline.orphans import terminate_with_parent
+from pipeline.overrides import overridden
+from pipeline.params_journal import edited_params, restore_idle_params, restore_params
 from pipeline.seconds import seconds_of
 from pipeline.tasks import hide_expected_tracebacks
 from stages.contracts.errors import StageError
-from stages.contracts.files import write_text
 
 NOTHING: list[str] = []
 WAIT = "LEARNER_WAIT_SECONDS"
@@ -41,7 +46,21 @@ WAIT_SECONDS = 3600.0
 OWN_RUN = "PREFECT__FLOW_RUN_ID"
 """Prefect sets it in a process that it starts for one run."""
 
-outlive_the_lease()  # before Prefect's engine, which imports this module, begins the run
+SERVER = "LEARNER_SERVE_PID"
+"""The process of `learner serve`, in the environment of the runs that it starts."""
+
+
+def _prepare_process() -> None:
+    """Prepare a process that Prefect started for one run, before the engine begins it."""
+    outlive_the_lease()
+    accept_cancellation()
+    if OWN_RUN in os.environ:
+        register_flow_run(UUID(os.environ[OWN_RUN]))
+        if SERVER in os.environ:
+            terminate_with_parent(int(os.environ[SERVER]))
+
+
+_prepare_process()  # here, because Prefect's engine imports this module before it begins the run
 
 
 @flow(name="learner", persist_result=False)
@@ -67,6 +86,8 @@ def scheduled_flow(
     hide_expected_tracebacks()
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # a user's own modules lie beside params.yaml
+    report_killed_runs()
+    restore_idle_params(get_run_logger().warning)
     order = Order(overrides, targets, deadline)
     order.check()
     if push:
@@ -119,26 +140,12 @@ def _run_apart(order: Order, name: str) -> Results | None:
 def _run_here(order: Order) -> Results | None:
     logger = get_run_logger()
     left = math.inf if order.deadline is None else order.deadline - time.monotonic()
-    with project_lock(patience_seconds=min(seconds_of(WAIT, WAIT_SECONDS), left)), _params(order.overrides):
-        names = needed(order.targets)
-        bring_up_to_date(names, lambda name, outcome: logger.info("%s: %s", name, outcome), order.deadline)
-        return read_results()
-
-
-@contextmanager
-def _params(overrides: Sequence[str]) -> Iterator[None]:
-    """params.yaml has *overrides* in the block, and after it where it ends well, as after `dvc exp run -S`.
-
-    Else it says again what it said before, unless somebody has edited it meanwhile.
-    """
-    if not overrides:
-        yield
-        return
-    before, text = PARAMS.read_text(encoding="utf-8"), overridden(overrides)
-    write_text(PARAMS, text)
-    try:
-        yield
-    except BaseException:
-        if PARAMS.read_text(encoding="utf-8") == text:
-            write_text(PARAMS, before)
-        raise
+    start_watchdog(os.getpid())
+    with project_lock(patience_seconds=min(seconds_of(WAIT, WAIT_SECONDS), left)):
+        restore_params(logger.warning)  # again: a run may have been killed while this one waited
+        with edited_params(overridden(order.overrides)) if order.overrides else nullcontext():
+            names = needed(order.targets)
+            bring_up_to_date(
+                names, lambda name, outcome: logger.info("%s: %s", name, outcome), order.deadline
+            )
+            return read_results()

@@ -7,6 +7,7 @@ from prefect import flow
 
 from pipeline.bodies import STAGES
 from pipeline.flows.recorded import run_recorded
+from pipeline.flows.run_registry import register_this_run
 from pipeline.reproduce import Outcome, reproduce
 from pipeline.tasks import TASKS, hide_expected_tracebacks
 
@@ -20,6 +21,7 @@ Report = Callable[[str, Outcome], None]
 def learner_flow(report: Report, through: Callable[[], None]) -> None:
     """Bring every stage up to date; *report* hears of each one's outcome, *through* is called at the end."""
     hide_expected_tracebacks()
+    register_this_run()
     try:
         bring_up_to_date(STAGES, report)
     finally:

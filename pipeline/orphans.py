@@ -50,11 +50,18 @@ def leave_with(pids: Sequence[int]) -> None:
     if not pids or (_owners() and not _owners() & set(pids)):
         _leave()
         return
+    _ask_the_kernel()
     _watch(pids, lambda: starters() == list(pids))
 
 
 def leave_with_parent(parent: int) -> None:
     """Have this process get a SIGTERM as soon as *parent*, which started it, ends, or at once if it has."""
+    _ask_the_kernel()
+    terminate_with_parent(parent)
+
+
+def terminate_with_parent(parent: int) -> None:
+    """Do the same with exactly one SIGTERM, for a process whose handler of it must not be called twice."""
     _watch([parent], lambda: os.getppid() == parent)
 
 
@@ -96,7 +103,6 @@ def _owners() -> set[int]:
 
 
 def _watch(pids: Sequence[int], are_there: Callable[[], bool]) -> None:
-    _ask_the_kernel()
     try:
         handles = [os.pidfd_open(pid) for pid in pids]
     except ProcessLookupError:

@@ -22,9 +22,10 @@ from prefect.types.entrypoint import EntrypointType
 from pydantic import ValidationError
 
 from pipeline import prefect_api
-from pipeline.deployments import scheduled_flow
+from pipeline.deployments import SERVER, scheduled_flow
 from pipeline.flows.artifacts import GONE
 from pipeline.flows.goodbye import begin_goodbye, goodbye_seconds
+from pipeline.flows.run_registry import report_killed_runs
 from pipeline.flows.sharing import check_remotes
 from pipeline.flows.targets import needed
 from pipeline.overrides import overridden
@@ -97,10 +98,12 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
         raise StageError(
             f"the Prefect server at {PREFECT_API_URL.value()} does not answer: {error}"
         ) from error
+    report_killed_runs()
     sys.stdout.write(
         f"serves learner/{plan.name}: `prefect deployment run learner/{plan.name}` starts a run now\n"
     )
     sys.stdout.flush()
+    os.environ[SERVER] = str(os.getpid())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
     asyncio.run(runner.serve())
 

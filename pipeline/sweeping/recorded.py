@@ -11,6 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectException
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from pipeline.flows.run_registry import register_this_run
 from pipeline.sweeping.conducting import Report, conduct
 from pipeline.sweeping.engines import Crew
 from pipeline.sweeping.job import Job, run_job
@@ -40,6 +41,7 @@ def sweep_flow(jobs: Sequence[Job], width: int, report: Report) -> None:
         report(job, error)
 
     hide_expected_tracebacks()
+    register_this_run()
     conduct(jobs, width, lambda job: experiment_task.with_options(task_run_name=job.name).submit(job), heard)
     if failed:
         raise PointsFailedError(f"{len(failed)} of {len(jobs)} points failed: {', '.join(failed)}")

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -152,7 +153,7 @@ class Served:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        for _ in range(600):
+        for _ in range(1800):
             if "serves learner/" in self.said:
                 return
             assert self.process.poll() is None, self.said
@@ -249,6 +250,7 @@ def test_runs_in_the_workspace_wait_are_cancelled_retried_and_shown(serve, proje
     time.sleep(2)  # the signal comes while it is held
     served.release()
     assert api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
+    assert "Crashed" not in history(api, cancelled)
     assert project.files("params.yaml", "artifacts/checkpoint", "artifacts/metrics.json") == before
     assert of_fit(project) == recorded
     assert (project.folder / ".dvc/tmp/rwlock").read_text() == "{}"
@@ -350,6 +352,58 @@ def test_a_run_outlives_its_server_and_ends(project, mortal_server):
     assert "save-model: ran" in said
     assert said.splitlines()[-1].startswith(f"error: the Prefect server at {mortal_server.address} has gone")
     assert "up to date" in project.ok("dvc", "status")
+
+
+def history(api, run):
+    """The names of the states of *run*, oldest first."""
+    return [each["name"] for each in api.get(f"flow_run_states/?flow_run_id={run}")]
+
+
+def wait_for(condition, seconds=180):
+    for _ in range(seconds * 10):
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize(
+    "mode", ["--workspace", pytest.param("--experiment", marks=pytest.mark.long)], ids=["workspace", "apart"]
+)
+def test_params_and_slot_are_restored_after_serve_and_its_run_are_killed(serve, project, mode):
+    served = serve(mode, "--name", f"killed{mode}")
+    before = project.files("params.yaml")
+    served.hold()
+    killed = served.api.start(f"killed{mode}", overrides=["fit.num_epochs=9"])
+    served.wait_until_held()
+    os.killpg(served.process.pid, signal.SIGKILL)
+    served.release()
+    assert wait_for(lambda: project.files("params.yaml") == before)
+
+    again = serve(mode, "--name", f"killed{mode}")
+
+    assert history(again.api, killed)[-1] == "Crashed"
+    assert again.api.wait(again.api.start(f"killed{mode}")) == "Completed"
+    assert read_yaml(project.folder / "params.yaml")["fit"]["num_epochs"] == 2
+    assert again.end() == 143
+
+
+def test_a_run_saves_and_reports_its_end_if_only_the_serving_process_is_killed(serve, project):
+    served = serve("--workspace", "--name", "orphan")
+    before = project.files("params.yaml")
+    served.hold()
+    orphan = served.api.start("orphan", overrides=["fit.num_epochs=9"])
+    served.wait_until_held()
+    pid = int((project.folder / ".runs/lock").read_text().split()[0])
+
+    served.process.kill()
+    time.sleep(2)  # the signal comes while it is held
+    served.release()
+
+    assert served.api.wait(orphan) == "Crashed"
+    assert wait_for(lambda: not Path(f"/proc/{pid}").exists())
+    assert project.files("params.yaml") == before
+    assert "goes on in epoch 2" in project.ok("dvc", "repro")
 
 
 SLOTS = """

@@ -1,0 +1,86 @@
+"""Flow runs of this project that are in progress, noted on disk, so that a killed one is reported to Prefect.
+
+A process that is killed reports nothing: Prefect shows its run as Running and keeps its concurrency slot.
+"""
+
+import atexit
+import json
+import socket
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelled, Crashed
+
+from pipeline.flows.artifacts import GONE, impatient_client
+from stages.contracts.errors import RunInUseError
+from stages.contracts.files import write_text
+from stages.runs.lock import held, holder, is_held
+
+FOLDER = Path(".runs/flow-runs")
+
+
+def register_flow_run(flow_run: UUID) -> None:
+    """Note *flow_run* on disk until this process exits, and hold a lock that a kill releases."""
+    note = (FOLDER / f"{flow_run}.json").absolute()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    stack = ExitStack()
+    try:
+        stack.enter_context(held(note.with_suffix(".lock")))
+    except RunInUseError:  # this process has registered it already
+        return
+    write_text(note, json.dumps({"api": PREFECT_API_URL.value()}))
+    stack.callback(_remove, note)
+    atexit.register(stack.close)  # not at the end of the flow: Prefect reports the final state after that
+
+
+def register_this_run() -> None:
+    """Register the flow run that this is called in, and report the killed ones."""
+    context = FlowRunContext.get()
+    if context and context.flow_run:
+        register_flow_run(context.flow_run.id)
+    report_killed_runs()
+
+
+def report_killed_runs() -> None:
+    """Report every noted flow run whose process was killed to Prefect as crashed, which frees its slot.
+
+    Notes of another host or another API stay, and all of them if the API does not respond.
+    """
+    for note in sorted(FOLDER.glob("*.json")):
+        lock = note.with_suffix(".lock")
+        owner = holder(lock)
+        if is_held(lock) or (owner and owner.host != socket.gethostname()):
+            continue
+        with suppress(OSError, ValueError):  # removed meanwhile by its own process
+            if json.loads(note.read_bytes())["api"] != PREFECT_API_URL.value():
+                continue
+            try:
+                with impatient_client() as client:
+                    _report(client, UUID(note.stem), str(owner or "an unknown process"))
+            except ObjectNotFound:  # somebody deleted the run
+                pass
+            except GONE:
+                return
+            _remove(note)
+
+
+def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:
+    state = client.read_flow_run(flow_run).state
+    if state is None or state.is_final():
+        return
+    message = (
+        f"The process of this run ({process}) was killed. The next run with the same params resumes from the "
+        "newest checkpoint."
+    )
+    final = Cancelled(message=message) if state.is_cancelling() else Crashed(message=message)
+    client.set_flow_run_state(flow_run, final)
+
+
+def _remove(note: Path) -> None:
+    note.unlink(missing_ok=True)
+    note.with_suffix(".lock").unlink(missing_ok=True)

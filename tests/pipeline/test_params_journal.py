@@ -1,0 +1,79 @@
+"""Overrides that a run sets in params.yaml do not outlive the run if it is killed."""
+
+import sys
+
+import pytest
+
+KILLED = """
+import os, signal
+from pipeline.lock import project_lock
+from pipeline.overrides import overridden
+from pipeline.params_journal import edited_params
+
+with project_lock(), edited_params(overridden(["fit.num_epochs=9"])):
+    {action}
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+RESTORED = "restored params.yaml: a run that was killed had set overrides in it"
+
+
+def run_with_overrides(project, action=KILL):
+    return project.run(sys.executable, "-c", KILLED.format(action=action))
+
+
+@pytest.mark.parametrize("command", [["check"], ["status"], ["runs", "list"], ["sweep", "-S", "fit.lr=x"]])
+def test_any_command_restores_params_after_a_run_was_killed(project, command):
+    before = project.files("params.yaml")
+    run_with_overrides(project)
+    assert project.files("params.yaml") != before
+
+    said = project.learner(*command).err
+
+    assert RESTORED in said
+    assert project.files("params.yaml") == before
+    assert RESTORED not in project.learner("check").text
+
+
+def test_dvc_repro_runs_no_stage_with_the_overrides_of_a_killed_run(project):
+    before = project.files("params.yaml")
+    run_with_overrides(project)
+
+    refused = project.run("dvc", "repro", "-s", "create-artifact-dir")
+
+    assert refused.code != 0
+    assert "create-artifact-dir was not run with them. Run the same command again" in refused.err
+    assert project.files("params.yaml") == before
+    project.ok("dvc", "repro", "-s", "create-artifact-dir")
+
+
+def test_an_edit_after_the_kill_stays_and_the_previous_content_is_kept(project):
+    before = (project.folder / "params.yaml").read_bytes()
+    run_with_overrides(project)
+    project.edit("params.yaml", "num_epochs: 9", "num_epochs: 7")
+
+    said = project.learner("check").err
+
+    assert "warning: params.yaml was edited after a killed run had set overrides in it" in said
+    assert "num_epochs: 7" in (project.folder / "params.yaml").read_text()
+    assert (project.folder / ".runs/params-before.yaml").read_bytes() == before
+    assert "edited" not in project.learner("check").err
+
+
+def test_a_command_leaves_the_overrides_of_a_run_in_progress(project):
+    check = 'import subprocess, sys; subprocess.run([sys.executable, "-m", "pipeline", "check"])'
+    done = run_with_overrides(project, check)
+
+    assert done.code == 0, done.text
+    assert RESTORED not in done.text
+    assert "num_epochs: 9" in (project.folder / "params.yaml").read_text()
+
+
+def test_a_run_that_fails_restores_params_byte_for_byte(project):
+    path = project.folder / "params.yaml"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    before = path.read_bytes()
+
+    failed = run_with_overrides(project, 'raise SystemExit("bad luck")')
+
+    assert "bad luck" in failed.err
+    assert path.read_bytes() == before
