@@ -35,7 +35,10 @@ class CheckpointConfig(Config):
     epoch: PositiveInt | None = None
     """Which one. Null, for a record: its weights begin a run at epoch 0."""
     weights_only: bool = False
-    """Take weights, history and count of epochs; optimizer and schedule begin anew."""
+    """Take weights, history and count of epochs; the optimizer and the schedule start from the beginning."""
+    limit: PositiveInt | None = None
+    """Bytes of content that a record without our ``trainer-N`` may have, if its file compresses more than
+    100 times and exceeds 64 MiB. Null: no more than that."""
 
     @field_validator("rev")
     @classmethod
@@ -158,7 +161,8 @@ def _of_burns(
     optimizer_file = beside if is_wanted and beside.is_file() else None
     history = loggers.read_history(_root(origin)) if epoch else ()
     past = learner.Past(epoch, History(each for each in history if each.epoch <= epoch), config.seed)
-    made, said = learner.with_record(start, model_file, optimizer_file, past=past)
+    limit = config.checkpoint.limit if config.checkpoint else None
+    made, said = learner.with_record(start, model_file, optimizer_file, past=past, limit=limit)
     sys.stdout.write(f"going on after {model_file}: {said}\n")
     return made
 

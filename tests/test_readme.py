@@ -7,6 +7,7 @@ from pathlib import Path
 from typer.main import get_command
 
 from pipeline.cli import app
+from stages.records import read_item
 
 MNIST = Path(__file__).parents[2] / "shared" / "mnist"
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -58,7 +59,8 @@ def test_the_burn_guide_reaches_96_per_cent(project):
     assert config.startswith(
         '{\n  "model": {\n    "num_classes": 10,\n    "hidden_size": 512,\n    "dropout": 0.5\n'
     )
-    assert (project.folder / "guide/model.mpk.gz").exists()
+    weight = read_item(project.folder / "guide/model.mpk.gz")["linear1"]["weight"]
+    assert weight["param"].shape == (1024, 512), "Burn's record, with Linear weights as [in, out]"
 
 
 def test_what_was_written_for_lightning_trains_with_few_changes(project):

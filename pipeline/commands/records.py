@@ -20,6 +20,14 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 AsJson = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="BYTES",
+        help="Read content of up to so many bytes. The default is 64 MiB, or 100 times the file's size.",
+    ),
+]
 
 
 class PrecisionName(StrEnum):
@@ -36,6 +44,7 @@ def show(
     *,
     as_json: AsJson = False,
     constants: Annotated[bool, typer.Option("--all", help="Constants too, which are nil.")] = False,
+    limit: Limit = None,
 ) -> None:
     """Print the names, shapes and dtypes in a record, and what wrote it. Loads no tensor."""
     from pipeline.records_shown import facts, print_record
@@ -47,10 +56,10 @@ def show(
 
     form = format_of(file)
     if form.has_names:
-        record = read(file, form, keep_data=False)
+        record = read(file, form, keep_data=False, limit=limit)
         entry = listed(record.item)
     else:
-        record, entry = Record(None, metadata_at(file, form)), None
+        record, entry = Record(None, metadata_at(file, form, limit=limit)), None
     told = facts(file, form, record, entry)
     if as_json:
         entries = None if entry is None else rows(entry, constants=constants)
@@ -64,14 +73,16 @@ def verify(
     paths: Annotated[
         list[Path], typer.Argument(help="Records, or directories with records and checkpoints.")
     ],
+    *,
+    limit: Limit = None,
 ) -> None:
-    """Read each record whole and say whether it is as it was written; exit 1 where one is not."""
+    """Read each record and report whether it is intact; exit 1 if one is not."""
     from stages.records.inspection.listing import printable
     from stages.records.inspection.verifying import verdicts
 
     wrong = 0
     for path in paths:
-        for verdict in verdicts(path):
+        for verdict in verdicts(path, limit=limit):
             wrong += verdict.problem is not None
             note = f" ({verdict.note})" if verdict.note else ""
             told = f"wrong: {verdict.problem}" if verdict.problem else f"ok{note}"
@@ -96,6 +107,7 @@ def convert(
         typer.Option(help="A directory with learner.json, which knows the names that .bin lacks."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    limit: Limit = None,
 ) -> None:
     """Write a record in another form, or in another precision."""
     from stages.records.formats import format_of, read, write
@@ -105,7 +117,7 @@ def convert(
     after = _named_format(recorder) if recorder else format_of(target)
     _check_target(source, target, force=force)
     example = _example(learner, before, after)
-    record = read(source, before, like=example)
+    record = read(source, before, like=example, limit=limit)
     chosen = PRECISIONS[precision] if precision else None
     if lost := lossy(record, chosen):
         what = f"{lost[0]} and {len(lost) - 1} more" if len(lost) > 1 else lost[0]
@@ -113,7 +125,7 @@ def convert(
     made = converted(record, after, chosen)
     if before.has_names and not after.has_names:
         made = replace(made, item=typed(made.item, example))
-    write(made, target, after)
+    write(made, target, after, limit=limit)
 
 
 @app.command()
@@ -127,6 +139,7 @@ def diff(
         Path | None, typer.Option(help="A directory with learner.json, where A or B is a .bin file.")
     ] = None,
     as_json: AsJson = False,
+    limit: Limit = None,
 ) -> None:
     """Compare two records, of any two forms: names, shapes, dtypes, values. Exit 1 where they differ."""
     from pipeline.records_shown import difference_row, print_differences
@@ -136,7 +149,7 @@ def diff(
     forms = [format_of(path) for path in (first, second)]
     example = _example(learner, *forms)
     items = [
-        read(path, form, like=None if form.has_names else example).item
+        read(path, form, like=None if form.has_names else example, limit=limit).item
         for path, form in zip((first, second), forms, strict=True)
     ]
     found = list(differences(*items, tolerance=tolerance, ids=ids))

@@ -13,9 +13,10 @@ from typing import Any
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.files import sha256, sync_directory
 from stages.records import AsItIs, NamedMpkGzFileRecorder, Recorder, Tree, from_plain, read_item, to_plain
+from stages.records.source import TRAINER_LIMIT, UNLIMITED
 
 PARTS = ("model", "optim", "scheduler")
-_trainer_recorder = NamedMpkGzFileRecorder(AsItIs)
+_trainer_recorder = NamedMpkGzFileRecorder(AsItIs, limit=TRAINER_LIMIT)
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,11 @@ class FileCheckpointer:
             sync_directory(self.directory)
 
     def _load(self, part: str, epoch: int, files: Mapping[str, Mapping[str, Any]]) -> Tree:
-        """As the recorder reads it, or, where another one wrote it, as the name says."""
+        """Read a verified file with the recorder, or in the format of its suffix if another one wrote it."""
         [name] = [name for name in files if name.startswith(f"{part}-{epoch}.")]
         example = from_plain(files[name].get("example"), name)
         read = self.recorder.load if name.endswith(self.recorder.suffix) else read_item
-        return read(self.directory / name, example)
+        return read(self.directory / name, example, limit=UNLIMITED)
 
     def _verify(self, files: Mapping[str, Mapping[str, Any]]) -> None:
         for name, written in files.items():

@@ -78,29 +78,34 @@ def with_weights_of(start: Start, checkpoint: Checkpoint, source: str) -> Checkp
 
 
 def with_record(
-    start: Start, model_file: Path, optimizer_file: Path | None, *, past: Past
+    start: Start,
+    model_file: Path,
+    optimizer_file: Path | None,
+    *,
+    past: Past,
+    limit: int | None = None,
 ) -> tuple[Checkpoint, str]:
-    """The learner of *start* with the weights in *model_file*, which Burn wrote; in words, what came along.
+    """Return the learner of *start* with the weights in *model_file*, which Burn wrote, and a description.
 
-    *optimizer_file* comes along where it fits the optimizer. Raises `CheckpointError` where the model is
-    another, `RecordError` for a record of a model that cannot be read.
+    *optimizer_file* is used if it fits the optimizer. *limit* raises how many bytes of content the files may
+    have. Raises `CheckpointError` if the model is another, `RecordError` if its record cannot be read.
     """
     state = _state(start)
-    item = read_item(model_file, record_of(state.model))
+    item = read_item(model_file, record_of(state.model), limit=limit)
     _check_fits(load_into(state.model, item, strict=False, source=str(model_file)), str(model_file), start)
-    optimizer = _adopted(state, optimizer_file, item)
+    optimizer = _adopted(state, optimizer_file, item, limit=limit)
     state.epoch = past.epoch
     rows = [[value.epoch, value.split.value, value.metric, value.value] for value in past.history]
     trainer = {"identity": None, "history": rows, **_nothing_begun(), "seed": past.seed}
     return state.checkpoint(trainer), f"its weights; {optimizer}; the schedule starts anew"
 
 
-def _adopted(state: State, optimizer_file: Path | None, model_item: Tree) -> str:
-    """Have the optimizer go on from *optimizer_file* if it can; what became of it, in words."""
+def _adopted(state: State, optimizer_file: Path | None, model_item: Tree, *, limit: int | None) -> str:
+    """Resume the optimizer from *optimizer_file* if it fits; return a description of the outcome."""
     if optimizer_file is None:
         return "the optimizer starts anew"
     try:
-        item = read_item(optimizer_file)
+        item = read_item(optimizer_file, limit=limit)
         lacking = adopt_optimizer(state.optimizer, state.model, item, model_item, source=optimizer_file.name)
     except RecordError as error:
         return f"the optimizer starts anew ({error})"

@@ -1,5 +1,7 @@
 from .config import RecorderConfig as RecorderConfig
 from .formats import format_of as format_of
+from .model_file import load_file as load_file
+from .model_file import save_file as save_file
 from .modules.described import beside as beside
 from .modules.described import record_of as record_of
 from .modules.described import skeleton_of as skeleton_of

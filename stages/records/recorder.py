@@ -33,28 +33,36 @@ class Recorder(Protocol):
     def record(self, item: Tree, path: Path) -> Path:
         """Write *item* to *path* with the suffix added; the name of the file."""
 
-    def load(self, path: Path, like: Tree = None) -> Tree:
-        """The tree that was recorded at *path*, with or without the suffix.
+    def load(self, path: Path, like: Tree = None, *, limit: int | None = None) -> Tree:
+        """Return the tree that was recorded at *path*, with or without the suffix.
 
-        A format without names (bincode) needs *like*, a tree of the same structure.
+        A format without names (bincode) needs *like*, a tree of the same structure. *limit* is the most
+        bytes of content to read, if that is more than 64 MiB and 100 times the file's size.
         """
 
 
 class FileRecorder:
-    """One of the formats with one of the precisions. The same tree is the same bytes.
+    """One of the formats with one of the precisions. The same tree always gives the same bytes.
 
-    Precision is how floats and integers are written; any recorder reads any precision.
+    Precision is how floats and integers are written; any recorder reads any precision. A recorder reads
+    whatever it wrote; *limit* raises what it accepts of small values, and of content that compresses well.
     """
 
     form: Format
 
     def __init__(
-        self, precision: Precision = FullPrecision, *, compression: int = 1, threads: int | None = None
+        self,
+        precision: Precision = FullPrecision,
+        *,
+        compression: int = 1,
+        threads: int | None = None,
+        limit: int | None = None,
     ) -> None:
         """*compression* is 1, or 0 to store (gzipped formats); *threads* changes no byte."""
         self.precision = precision
         self._compression = compression
         self._threads = threads
+        self._limit = limit
 
     @property
     def suffix(self) -> str:
@@ -76,12 +84,14 @@ class FileRecorder:
             self.form,
             compression=self._compression,
             threads=self._threads,
+            limit=self._limit,
         )
         return target
 
-    def load(self, path: Path, like: Tree = None) -> Tree:
-        """The tree at *path*, with or without the suffix. Raises `RecordError` for anything else."""
-        return with_torch(formats.read(self.named(path), self.form, like=like).item)
+    def load(self, path: Path, like: Tree = None, *, limit: int | None = None) -> Tree:
+        """Return the tree at *path*, with or without the suffix. Raises `RecordError` for anything else."""
+        limit = max(filter(None, (limit, self._limit)), default=None)
+        return with_torch(formats.read(self.named(path), self.form, like=like, limit=limit).item)
 
     def named(self, path: Path) -> Path:
         """*path* with the suffix."""
@@ -144,13 +154,13 @@ class BytesRecorder:
         self._form = form
 
     def record(self, item: Tree) -> bytes:
-        """*item* as bytes."""
+        """Return *item* as bytes. Raises `RecordError` for an item that `load` would refuse."""
         metadata = metadata_of(self._form.type_name, self.precision)
-        return b"".join(self._form.encoded(Record(_written(item, self.precision), metadata)))
+        return b"".join(formats.ReadablePieces(Record(_written(item, self.precision), metadata), self._form))
 
-    def load(self, data: bytes, like: Tree = None) -> Tree:
-        """The tree in *data*. Raises `RecordError` for anything else."""
-        source = PlainSource.of_bytes(data)
+    def load(self, data: bytes, like: Tree = None, *, limit: int | None = None) -> Tree:
+        """Return the tree in *data*. Raises `RecordError` for anything else."""
+        source = PlainSource.of_bytes(data, limit=limit)
         record = self._form.decoded(source, like, True)  # noqa: FBT003  the format's
         source.finish()
         return with_torch(record.item)
@@ -181,13 +191,13 @@ def CompactRecorder() -> FileRecorder:  # noqa: N802  Burn's name
 
 
 def recorder_of(config: RecorderConfig) -> FileRecorder:
-    """The recorder that *config* means."""
+    """Return the recorder that *config* selects."""
     return RECORDERS[config.format_name](PRECISIONS[config.precision_name], compression=config.compression)
 
 
-def read_item(path: Path, like: Tree = None) -> Tree:
-    """The item of the record at *path*, in the format that its suffix says, with torch's tensors."""
-    return with_torch(formats.read(path, like=like).item)
+def read_item(path: Path, like: Tree = None, *, limit: int | None = None) -> Tree:
+    """Return the item of the record at *path*, in the format of its suffix, with torch's tensors."""
+    return with_torch(formats.read(path, like=like, limit=limit).item)
 
 
 def write_state_dict(state: Mapping[str, Tensor], path: Path) -> None:

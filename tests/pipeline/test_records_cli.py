@@ -17,6 +17,7 @@ from stages.contracts.errors import StageError
 from stages.records.formats import FORMATS, read, write
 from stages.records.named.container import metadata_of
 from stages.records.precision import FullPrecision
+from stages.records.source import LEAST_LIMIT
 from stages.records.tree import RawTensor, Record
 
 BURN = Path(__file__).parents[3] / "shared" / "burn"
@@ -241,3 +242,17 @@ def test_a_file_without_names_is_written_and_read_by_what_the_learner_knows(fini
     compared = finished.learner("records", "diff", "--ids", model, "back.mpk.gz")
 
     assert compared.code == 0, compared.text
+
+
+@pytest.mark.parametrize("command", ["show", "verify", "convert", "diff"])
+def test_a_limit_admits_a_record_that_compresses_too_well(command, tmp_path):
+    path = tmp_path / "zeros.mpk.gz"
+    zeros = RawTensor.of("U8", (LEAST_LIMIT,), bytes(LEAST_LIMIT))
+    content = Record({"weight": zeros}, metadata_of("…", FullPrecision))
+    path.write_bytes(gzip.compress(b"".join(FORMATS["named_mpk"].encoded(content))))
+    others = {"convert": [tmp_path / "zeros.bpk"], "diff": [path]}.get(command, [])
+
+    code, text = learner(command, path, *others)
+    assert code == 1
+    assert "--limit" in text
+    assert learner(command, path, *others, "--limit", 2 * LEAST_LIMIT)[0] == 0

@@ -15,9 +15,8 @@ from fuzz_mutations import case
 
 from stages.contracts.errors import RecordError
 from stages.records.formats import read
-from stages.records.gzipped.source import LEAST_LIMIT, LIMIT_RATIO
 from stages.records.inspection.converting import converted
-from stages.records.source import PlainSource
+from stages.records.source import LEAST_LIMIT, LIMIT_RATIO, PlainSource
 from stages.records.tree import RawTensor, Some, Variant
 
 SECONDS = 5.0

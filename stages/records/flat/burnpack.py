@@ -34,6 +34,7 @@ def encoded(record: Record) -> Iterator[bytes | memoryview]:
     Raises `RecordError` where the tree holds text or bytes, which belong into `Record.extra`.
     """
     content = _flat(record)
+    _check_counts(content)
     described = b"".join(cbor.encoded(_described(content)))
     if len(described) > MAX_METADATA:
         raise RecordError(f"the record's names take {len(described)} bytes, burnpack ends at {MAX_METADATA}")
@@ -59,6 +60,20 @@ def decoded(source: Source, *, keep_data: bool = True) -> Record:
             raise RecordError(f"{source.name} has a tensor and a scalar of the name {name!r}")
         leaves[name] = value
     return Record(flat.nested(leaves, source.name), extra=content.extra or None)
+
+
+def _check_counts(content: Content) -> None:
+    """Raise `RecordError` for more entries than a reader accepts."""
+    for kind, entries in (
+        ("tensors", content.tensors),
+        ("numbers", content.scalars),
+        ("texts", content.extra),
+    ):
+        if len(entries) > flat.MAX_ENTRIES:
+            raise RecordError(
+                f"the record has {len(entries)} {kind}, at most {flat.MAX_ENTRIES} can be read back"
+            )
+    flat.nested(dict.fromkeys([*content.tensors, *content.scalars]), "the record")
 
 
 def _flat(record: Record) -> Content:

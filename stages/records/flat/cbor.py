@@ -21,8 +21,8 @@ NAMES = (
     "a float or boolean",
 )
 MAX_DEPTH = 128
-MAX_SKIPPED = 1_000_000
-"""Values that one reader goes past: about a second."""
+MAX_SKIPPED = 1 << 17
+"""Values that one reader skips: about a tenth of a second."""
 FALSE, TRUE = 20, 21
 FLOATS = {2: ">e", 4: ">f", 8: ">d"}
 

@@ -41,8 +41,13 @@ def encoded(record: Record) -> Iterator[bytes | memoryview]:
     extra = record.extra or {}
     if KEY in extra or METADATA in taken.tensors:
         raise RecordError(f"the record uses {KEY!r} in its extra texts or {METADATA!r} as a name: rename it")
-    kept = {"metadata": asdict(record.metadata) if record.metadata else None, "item": taken.skeleton}
-    header: dict[str, Json] = {METADATA: {KEY: _dumped(kept), **extra}}
+    kept = _dumped({"metadata": asdict(record.metadata) if record.metadata else None, "item": taken.skeleton})
+    if len(taken.tensors) > flat.MAX_ENTRIES or _values(kept) > MAX_KEPT:
+        raise RecordError(
+            f"the record has {len(taken.tensors)} tensors and {_values(kept)} values, at most "
+            f"{flat.MAX_ENTRIES} and {MAX_KEPT} can be read back from safetensors"
+        )
+    header: dict[str, Json] = {METADATA: {KEY: kept, **extra}}
     tensors = sorted(taken.tensors.items(), key=lambda pair: (BY_SIZE.index(_dtype(pair[1])), pair[0]))
     position = 0
     for name, tensor in tensors:
@@ -105,15 +110,20 @@ def _described(source: Source) -> tuple[dict[str, str], dict[str, Place]]:
 
 def _parsed(text: bytes, where: str, limit: int) -> Json:
     """The JSON in *text*, with no more values than *limit* and no key twice."""
-    values = sum(text.count(mark) for mark in (b",", b"[", b"{"))
+    values = _values(text.decode(errors="replace"))
     if values > limit:
-        raise RecordError(f"{where} has {values} values or so, at most {limit} are read")
+        raise RecordError(f"{where} has about {values} values, at most {limit} are read")
     try:
         return json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refused)
     except RecursionError as error:
         raise RecordError(f"{where} is nested too deep") from error
     except ValueError as error:
         raise RecordError(f"{where} is not the JSON that it should be: {error!s:.200}") from error
+
+
+def _values(text: str) -> int:
+    """Return how many values the JSON in *text* has, or a few more."""
+    return sum(text.count(mark) for mark in ",[{")
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

@@ -11,12 +11,10 @@ from isal import isal_zlib
 from stages.contracts.errors import RecordError
 from stages.records.gzipped.span import Span
 from stages.records.gzipped.stream import DeflateStream
-from stages.records.source import Blob
+from stages.records.source import ADVICE, Blob, Limits
 
 RATIO = 1032
 """Bytes of content that one byte of deflate can stand for, at most."""
-LEAST_LIMIT, LIMIT_RATIO = 64 * 2**20, 100
-"""Unless the caller says otherwise, content may be as long as the larger of these: bytes, times the file."""
 _WINDOW = 1 << 16
 _STEP = 1 << 20
 _LONGEST_HEADER = 1 << 18
@@ -25,23 +23,23 @@ _LONGEST_HEADER = 1 << 18
 class GzipSource:
     """The content of the gzip file *path*, inflated as it is taken.
 
-    *limit* is the most bytes that the content may have; None means `LIMIT_RATIO` times the file, or
-    `LEAST_LIMIT`. The declared length is checked against it before anything is inflated, the checksum and
-    the end of the file by `finish`.
+    The content may be as long as `Limits` admit, which *limit* raises to as many bytes. The declared length
+    is checked before anything is inflated, the checksum and the end of the file by `finish`.
     """
 
     def __init__(self, path: Path, *, limit: int | None = None, threads: int | None = None) -> None:
         self.name = str(path)
         self.offset = 0
         self._size = path.stat().st_size
+        self.limits = Limits.of(self._size, limit)
         self._file = path.open("rb", buffering=0)
         try:
-            self._begin(limit, threads)
+            self._begin(threads)
         except BaseException:
             self._file.close()
             raise
 
-    def _begin(self, limit: int | None, threads: int | None) -> None:
+    def _begin(self, threads: int | None) -> None:
         head = self._file.read(_LONGEST_HEADER)
         start = _header_length(head, self.name)
         if self._size < start + 10:
@@ -50,7 +48,7 @@ class GzipSource:
         self._checksum: int
         self._declared: int
         self._checksum, self._declared = struct.unpack("<II", self._file.read(8))
-        limit = max(LEAST_LIMIT, LIMIT_RATIO * self._size) if limit is None else limit
+        limit = self.limits.content
         self._most = self._longest(min(limit, RATIO * self._size), limit)
         self._crc = 0
         self._window = memoryview(b"")
@@ -70,8 +68,8 @@ class GzipSource:
                 f"most {RATIO} times as many: it is cut short, altered or followed by something else"
             )
         raise RecordError(
-            f"{self.name} declares {self._declared} bytes of content in a file of {self._size}, and "
-            f"{limit} are allowed: it is cut short, altered or a bomb; if you trust it, give a higher limit"
+            f"{self.name} declares {self._declared} bytes of content in a file of {self._size} bytes, and at "
+            f"most {limit} are read: it is cut short, altered or a bomb; {ADVICE}"
         )
 
     def remaining(self) -> int:

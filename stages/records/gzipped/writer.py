@@ -3,6 +3,9 @@
 The content is cut into chunks of a fixed size. Each is deflated alone, ends with a sync flush and so on a
 whole byte; put together they are one ordinary stream, which any reader of gzip takes. Level 0 stores: blocks
 of 65535 bytes as they are.
+
+Content that compresses so far that `GzipSource` would refuse it is followed by empty blocks, up to the least
+size that it accepts.
 """
 
 import os
@@ -15,6 +18,8 @@ from typing import BinaryIO, Protocol, Self
 import numpy as np
 from isal import isal_zlib
 
+from stages.records.source import least_size
+
 CHUNK = 1 << 19
 """Bytes that are deflated at a time."""
 HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
@@ -24,6 +29,10 @@ BLOCK = 0xFFFF
 MOST_THREADS = 4
 
 _LAST_DEFLATED = b"\x03\0"
+_EMPTY = b"\0\0\0\xff\xff"
+"""A stored block without content."""
+_MOST_EMPTY = 1 << 16
+"""Empty blocks that are written at once."""
 _LAST_STORED = b"\x01\0\0\xff\xff"
 _BLOCKS_TOGETHER = 16
 _FEW = 8
@@ -36,6 +45,8 @@ class _Body(Protocol):
     size: int
     """Bytes of a full chunk."""
     checksum: int
+    written: int
+    """Bytes in the file so far, without the header."""
 
     def add(self, chunk: memoryview) -> None:
         """Write *chunk*, of *size* bytes or, the last one, fewer. It stays as it is from here on."""
@@ -43,8 +54,8 @@ class _Body(Protocol):
     def add_all(self, chunks: memoryview) -> None:
         """Write *chunks*, any number of full ones, which may change after this."""
 
-    def end(self) -> None:
-        """Write the final block."""
+    def end(self, least: int) -> None:
+        """Write the final block, after empty ones if fewer than *least* bytes are written."""
 
     def close(self) -> None:
         """Let threads go."""
@@ -54,10 +65,13 @@ class GzipWriter:
     """Compresses what it is given into *file*, which stays open; whole once the block has ended well.
 
     *level* is 0 (stored) or 1 to 3 (isal's). *threads* are used from the third chunk on; None takes as many
-    as there are processors, up to `MOST_THREADS`. A piece may be changed again as soon as `write` returns.
+    as there are processors, up to `MOST_THREADS`. *values* is how many small values the content has, as
+    `Limits` count them. A piece may be changed again as soon as `write` returns.
     """
 
-    def __init__(self, file: BinaryIO, *, level: int = 1, threads: int | None = None) -> None:
+    def __init__(
+        self, file: BinaryIO, *, level: int = 1, threads: int | None = None, values: int = 0
+    ) -> None:
         if not 0 <= level <= 3:
             raise ValueError(f"level {level} is none of 0 (stored), 1, 2, 3")
         self._file = file
@@ -65,6 +79,7 @@ class GzipWriter:
         self._body: _Body = _Deflated(file, level, threads) if level else _Stored(file)
         self._part = bytearray()
         self._length = 0
+        self._values = values
         file.write(HEADER)
 
     def write(self, piece: bytes | bytearray | memoryview) -> None:
@@ -84,7 +99,7 @@ class GzipWriter:
         """End the member."""
         if self._part:
             self._body.add(memoryview(self._part))
-        self._body.end()
+        self._body.end(least_size(self._length, self._values))
         self._file.write(struct.pack("<II", self._body.checksum, self._length & 0xFFFFFFFF))
 
     def __enter__(self) -> Self:
@@ -116,12 +131,14 @@ class _Stored:
 
     def __init__(self, file: BinaryIO) -> None:
         self.checksum = 0
+        self.written = 0
         self._file = file
         self._blocks = np.empty((_BLOCKS_TOGETHER, 5 + BLOCK), np.uint8)
         self._blocks[:, :5] = np.frombuffer(_stored_header(BLOCK), np.uint8)
 
     def add(self, chunk: memoryview) -> None:
         self.checksum = isal_zlib.crc32(chunk, self.checksum)
+        self.written += chunk.nbytes
         if chunk.nbytes == self.size:
             self._blocks[:, 5:] = np.frombuffer(chunk, np.uint8).reshape(_BLOCKS_TOGETHER, BLOCK)
             self._file.write(self._blocks.data)
@@ -135,7 +152,7 @@ class _Stored:
         for start in range(0, chunks.nbytes, self.size):
             self.add(chunks[start : start + self.size])
 
-    def end(self) -> None:
+    def end(self, least: int) -> None:  # noqa: ARG002  stored content is never shorter
         self._file.write(_LAST_STORED)
 
     def close(self) -> None:
@@ -149,6 +166,7 @@ class _Deflated:
 
     def __init__(self, file: BinaryIO, level: int, threads: int) -> None:
         self.checksum = 0
+        self.written = 0
         self._file = file
         self._level = level
         self._threads = threads
@@ -176,8 +194,13 @@ class _Deflated:
         if not few:
             self._settle()
 
-    def end(self) -> None:
+    def end(self, least: int) -> None:
         self._settle()
+        missing = -(-max(least - self.written, 0) // len(_EMPTY))
+        while missing:
+            count = min(missing, _MOST_EMPTY)
+            self._file.write(_EMPTY * count)
+            missing -= count
         self._file.write(_LAST_DEFLATED)
 
     def close(self) -> None:
@@ -194,6 +217,7 @@ class _Deflated:
 
     def _put(self, data: bytes, checksum: int, size: int) -> None:
         self._file.write(data)
+        self.written += len(data)
         self.checksum = isal_zlib.crc32_combine(self.checksum, checksum, size)
 
 

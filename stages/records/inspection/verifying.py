@@ -13,6 +13,7 @@ from stages.contracts.files import damage
 from stages.records.formats import FORMATS, format_of, read
 from stages.records.inspection.listing import listed, totals
 from stages.records.nameless.metadata import metadata_at
+from stages.records.source import TRAINER_LIMIT
 from stages.records.tree import Record
 
 _TRAINER = re.compile(r"trainer-(\d+)\.mpk\.gz")
@@ -37,14 +38,15 @@ class Verdict:
     """Of the checkpoint that the verdict is about; None where it is about a file."""
 
 
-def verdicts(path: Path) -> Iterator[Verdict]:
-    """One for the file *path*; for a directory one for each record and each checkpoint below it.
+def verdicts(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
+    """Yield one for the file *path*; for a directory one for each record and each checkpoint below it.
 
-    In a directory, ``.json`` and ``.bin`` files count only where they begin as a record does: other programs
-    use these names too. Raises `RecordError` where *path* is neither, or where there is no record below it.
+    In a directory, ``.json`` and ``.bin`` files count only if they begin as a record does: other programs
+    use these names too. *limit* raises the default `Limits` to as many bytes of content. Raises `RecordError`
+    if *path* is neither, or if there is no record below it.
     """
     if path.is_file():
-        yield file_verdict(path)
+        yield file_verdict(path, limit=limit)
         return
     if not path.is_dir():
         raise RecordError(f"there is no file and no directory {path}")
@@ -54,7 +56,7 @@ def verdicts(path: Path) -> Iterator[Verdict]:
         raise RecordError(f"there is no record below {path}: none of its files ends in {suffixes}")
     problems: dict[Path, str | None] = {}
     for one in found:
-        verdict = file_verdict(one)
+        verdict = file_verdict(one, limit=limit)
         problems[one] = verdict.problem
         yield verdict
     for one in found:
@@ -62,16 +64,18 @@ def verdicts(path: Path) -> Iterator[Verdict]:
             yield checkpoint_verdict(one, int(match[1]), problems)
 
 
-def file_verdict(path: Path) -> Verdict:
-    """Whether the record at *path* is whole."""
+def file_verdict(path: Path, *, limit: int | None = None) -> Verdict:
+    """Read the record at *path* without its tensors and report whether it is intact."""
+    if _TRAINER.fullmatch(path.name):
+        limit = max(limit or 0, TRAINER_LIMIT)
     try:
         form = format_of(path)
         if not form.has_names:
-            metadata = metadata_at(path, form)
+            metadata = metadata_at(path, form, limit=limit)
             return Verdict(
                 str(path), None, f"Burn {metadata.version}; only its metadata can be read with no names"
             )
-        return Verdict(str(path), None, _note(read(path, form, keep_data=False)))
+        return Verdict(str(path), None, _note(read(path, form, keep_data=False, limit=limit)))
     except (RecordError, OSError) as error:
         return Verdict(str(path), str(error))
 
@@ -81,7 +85,7 @@ def checkpoint_verdict(trainer: Path, epoch: int, problems: Mapping[Path, str | 
     name = f"checkpoint {epoch} in {trainer.parent}"
     if problem := problems.get(trainer):
         return Verdict(name, problem, epoch=epoch)
-    item = read(trainer, keep_data=False).item
+    item = read(trainer, keep_data=False, limit=TRAINER_LIMIT).item
     files = item.get("files") if isinstance(item, dict) else None
     if not isinstance(files, dict) or not files:
         return Verdict(name, f"{trainer} does not say which files belong to it", epoch=epoch)

@@ -5,6 +5,7 @@ from dataclasses import asdict, fields
 from stages.contracts.errors import RecordError
 from stages.records.named.versions import with_tensors
 from stages.records.precision import Precision
+from stages.records.source import LEAST_NUMBERS
 from stages.records.tree import Metadata, Record, Tree, plain
 
 BURN_VERSION = "0.21.0"
@@ -43,10 +44,11 @@ def packed(record: Record) -> Tree:
     return {"metadata": asdict(record.metadata), "item": plain(record.item), "_b": UNIT}
 
 
-def unpacked(tree: Tree, source_name: str) -> Record:
-    """The record in *tree*, the whole content of the file *source_name*, of any Burn from 0.9 to 0.21.
+def unpacked(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMBERS) -> Record:
+    """Return the record in *tree*, the content of the file *source_name*, of any Burn from 0.9 to 0.21.
 
-    Its tensors are raw ones afterwards. Other keys are passed over. Raises `RecordError` for anything else.
+    Its tensors become `RawTensor`; lists may hold *max_numbers* numbers. Other keys are ignored. Raises
+    `RecordError` for anything else.
     """
     if not isinstance(tree, dict) or not {"metadata", "item"} <= tree.keys():
         found = f"keys {sorted(tree)[:8]}" if isinstance(tree, dict) else f"a {type(tree).__name__}"
@@ -59,7 +61,8 @@ def unpacked(tree: Tree, source_name: str) -> Record:
             f"{source_name}, _b: expected an empty array or nil, as Burn, there is a {type(marker).__name__}"
         )
     metadata = _metadata(tree["metadata"], source_name)
-    return Record(with_tensors(tree["item"], metadata, source_name), metadata)
+    item = with_tensors(tree["item"], metadata, source_name, max_numbers=max_numbers)
+    return Record(item, metadata)
 
 
 def _metadata(node: Tree, source_name: str) -> Metadata:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.contracts.errors import RecordError
-from stages.records.named.json_reader import JsonReader
+from stages.records.named.json_numbers import are_alike, numbers_of
+from stages.records.named.json_reader import MAX_TEXT, MIXED, SHORT, JsonReader
 from stages.records.source import Source
 from stages.records.tree import RawTensor, Tree
 
@@ -28,13 +29,13 @@ class _Pieces:
 
 
 def encoded(node: Tree) -> Iterator[bytes]:
-    """The text of *node* without any space, as serde_json's ``to_writer``."""
-    yield from _node(node, -1, "the root")
+    """Yield the text of *node* without any space, as serde_json's ``to_writer``."""
+    yield from _readable(_node(node, -1, "the root"))
 
 
 def encoded_pretty(node: Tree) -> Iterator[bytes]:
-    """The text of *node* with an element a line, as serde_json's ``to_writer_pretty``."""
-    yield from _node(node, 0, "the root")
+    """Yield the text of *node* with an element on each line, as serde_json's ``to_writer_pretty``."""
+    yield from _readable(_node(node, 0, "the root"))
 
 
 def decoded(source: Source, *, keep_data: bool = True) -> Tree:
@@ -45,7 +46,20 @@ def decoded(source: Source, *, keep_data: bool = True) -> Tree:
     """
     # gzip tells a length modulo 4 GiB only: the least it can be is it, or what follows is refused later
     size = source.remaining() % MAX_SIZE
-    return JsonReader(source.blob(size), source.name, keep_data=keep_data).value()
+    return JsonReader(source.blob(size), source.name, limits=source.limits, keep_data=keep_data).value()
+
+
+def _readable(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield *pieces*. Raises `RecordError` if they are longer than a record in JSON may be."""
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size >= MAX_SIZE:
+            raise RecordError(
+                f"the record takes more than {MAX_SIZE} bytes of JSON, which could not be read back: use a "
+                "binary format"
+            )
+        yield piece
 
 
 def _node(node: Tree, level: int, path: str) -> Iterator[bytes]:
@@ -86,12 +100,30 @@ def _map(node: dict[str, Tree], level: int, path: str) -> Iterator[bytes]:
 
 def _list(node: list[Tree] | tuple[Tree, ...], level: int, path: str) -> Iterator[bytes]:
     inner = _deeper(level, path)
+    if len(node) > SHORT:
+        _check_long(node, path)
     opening = b"["
     for index, value in enumerate(node):
         yield opening + _line(inner)
         yield from _node(value, inner, f"{path}.{index}")
         opening = b","
     yield _line(level) + b"]" if node else b"[]"
+
+
+def _check_long(node: list[Tree] | tuple[Tree, ...], path: str) -> None:
+    """Raise `RecordError` for a long list of numbers that a reader could not put into an array."""
+    if not all(value is None or isinstance(value, int | float) for value in node):
+        return
+    values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in node]
+    try:
+        if are_alike(values):
+            numbers_of(values)
+        elif len(node) > MIXED:
+            raise ValueError(f"{len(node)} values that are not all finite numbers or all bools")
+    except ValueError as error:
+        raise RecordError(
+            f"{path} could not be read back from JSON: {error}: record it as a tensor"
+        ) from error
 
 
 def _bytes(pieces: Iterable[memoryview], level: int) -> Iterator[bytes]:
@@ -142,9 +174,14 @@ def _scalar(node: Tree, path: str) -> bytes:
 
 def _text(node: str, path: str) -> bytes:
     try:
-        return json.dumps(node, ensure_ascii=False).encode()
+        text = json.dumps(node, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise RecordError(f"{path}: {node!r:.200} has half a character and is no text: {error}") from error
+    if len(text) > MAX_TEXT:
+        raise RecordError(
+            f"{path}: a text of {len(text)} bytes could not be read back from JSON, which may have {MAX_TEXT}"
+        )
+    return text
 
 
 def _float(value: float) -> str:

@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import RecordError
+from stages.records.demand import Demand
 from stages.records.named.json_numbers import Numbers, are_alike, numbers_of, widened_type
 from stages.records.named.messagepack_reader import Skipped
-from stages.records.source import Blob
+from stages.records.source import ADVICE, Blob, Limits
 from stages.records.tree import Tree
 
 MAX_DEPTH = 128
-MAX_VALUES = 1 << 17
-"""Maps, lists and scalars, numbers in long lists not counted: 7,000 parameters with Adam's moments."""
-ROOM = 48 << 20
-"""Bytes of memory that the numbers of long lists may take in any file; the file's length is added."""
+_NODE = 200
+"""Bytes of memory that a map, a list or a scalar takes, numbers in long lists not counted."""
 MAX_TEXT = 1 << 20
 SHORT = 16
 """Flat lists up to this length stay lists."""
@@ -35,10 +34,15 @@ _WORDS = {b"true": True, b"fals": False, b"null": None}
 _WORD = re.compile(rb"true|false|null")
 
 
+def memory_needed(demand: Demand, content: int) -> int:
+    """Return the memory for small values that *content* bytes need beyond what their length allows."""
+    return _NODE * (demand.values + demand.text // 64) - content
+
+
 class JsonReader:
     """One JSON value in memory, and nothing after it."""
 
-    def __init__(self, data: Blob, name: str, *, keep_data: bool) -> None:
+    def __init__(self, data: Blob, name: str, *, limits: Limits, keep_data: bool) -> None:
         """*name* is the file's, for messages."""
         self._data = data
         self._bytes = data.data
@@ -46,7 +50,8 @@ class JsonReader:
         self._keep_data = keep_data
         self._position = 0
         self._values = 0
-        self._room = ROOM + len(data)
+        self._most_values = limits.values
+        self._room = limits.memory + len(data)
 
     def value(self) -> Tree:
         """The value. Raises `RecordError` where the text is not one JSON value."""
@@ -184,7 +189,9 @@ class JsonReader:
     def _spend(self, memory: int) -> None:
         self._room -= memory
         if self._room < 0:
-            raise self._error("its numbers would take more memory than a file of this length may ask for")
+            raise self._error(
+                f"its values would take more memory than a file of this length may ask for; {ADVICE}"
+            )
 
     def _numbers(self, values: list[Any]) -> Numbers:
         try:
@@ -239,8 +246,11 @@ class JsonReader:
 
     def _count(self, values: int) -> None:
         self._values += values
-        if self._values > MAX_VALUES:
-            raise self._error(f"more than {MAX_VALUES} values that are in no list of numbers")
+        self._spend(_NODE * values)
+        if self._values > self._most_values:
+            raise self._error(
+                f"more than {self._most_values} values outside lists of numbers in so small a file; {ADVICE}"
+            )
 
     def _error(self, what: str, position: int | None = None) -> RecordError:
         position = self._position if position is None else position

@@ -7,14 +7,13 @@ from struct import Struct
 import numpy as np
 
 from stages.contracts.errors import RecordError
+from stages.records.demand import Demand
 from stages.records.named.number_runs import FEWEST, WIDTHS, NumberRun
-from stages.records.source import Blob, Source
+from stages.records.source import ADVICE, Blob, Source
 from stages.records.tree import Tree
 
 DEEPEST = 128
 """Containers inside one another."""
-ROOM = 48 * 2**20
-"""Bytes of memory that small values may take in any file; twice the file's length is added."""
 _NODE, _ENTRY = 58, 120
 """Bytes of memory that a small value takes, and that an entry of a map takes beside its value."""
 _OBJECT, _BLOB = 120, 240
@@ -40,6 +39,12 @@ class Skipped:
     size: int
 
 
+def memory_needed(demand: Demand, content: int) -> int:
+    """Return the memory for small values that *content* bytes need beyond what their length allows."""
+    values = _NODE * demand.values + _ENTRY * demand.keys + _OBJECT * demand.containers
+    return values + _BLOB * demand.tensors + demand.text - 2 * content
+
+
 def decoded(source: Source, *, keep_data: bool = True) -> Tree:
     """The one value that *source* goes on with; what follows it is left there.
 
@@ -59,11 +64,13 @@ class _Reader:
         self._held = b""
         self._at = 0
         self._path: list[str | int] = []
-        self._room = ROOM + 2 * source.remaining()
+        self._room = source.limits.memory + 2 * source.remaining()
+        self._values = source.limits.values
 
     def value(self, depth: int) -> Tree:
         marker = self._take(1)[0]
         self._spend(_NODE)
+        self._count(1)
         if marker < 0x80:
             return marker
         if marker >= 0xE0:
@@ -103,6 +110,7 @@ class _Reader:
     def _key(self) -> str:
         marker = self._take(1)[0]
         self._spend(_ENTRY)
+        self._count(1)
         if 0xA0 <= marker < 0xC0:
             return self._text(marker & 0x1F)
         if 0xD9 <= marker <= 0xDB:
@@ -120,6 +128,7 @@ class _Reader:
                     return run.array()
                 numbers = run.array()
                 self._spend(_NODE * len(numbers))
+                self._count(len(numbers))
                 values = numbers.tolist()
         self._path.append(0)
         for index in range(len(values), size):
@@ -179,7 +188,14 @@ class _Reader:
         self._room -= memory
         if self._room < 0:
             raise self._wrong(
-                "its small values would take more memory than a file of this length may ask for"
+                f"its small values would take more memory than a file of this length may ask for; {ADVICE}"
+            )
+
+    def _count(self, values: int) -> None:
+        self._values -= values
+        if self._values < 0:
+            raise self._wrong(
+                f"more than {self._source.limits.values} small values in a file of this size; {ADVICE}"
             )
 
     def _hold(self, size: int) -> None:

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from stages.contracts.errors import RecordError
 from stages.records.dtypes import ITEM_SIZES
 from stages.records.named.old_tensors import packed_values
+from stages.records.source import ADVICE, LEAST_NUMBERS
 from stages.records.tree import Metadata, RawTensor, Tree
 
 MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 1 << 63
 MAX_DEPTH = 128
-MAX_NUMBERS = 1 << 18
-"""Numbers in long lists that are no tensors, each of which takes ten times its bytes in a file."""
 
 _DATA_KEYS = {"bytes", "shape", "dtype"}
 _VALUE_KEYS = {"value", "shape"}
@@ -31,22 +30,26 @@ _SINCE_BYTES = re.compile(r"0\.(1[5-9]|[2-9]\d)\.|[1-9]")
 """Versions that never wrote values; some that call themselves 0.14.0 did, before it was out."""
 
 
-def with_tensors(node: Tree, metadata: Metadata, source_name: str) -> Tree:
+def with_tensors(
+    node: Tree, metadata: Metadata, source_name: str, *, max_numbers: int = LEAST_NUMBERS
+) -> Tree:
     """*node* as a reader of MessagePack or JSON left it, with a `RawTensor` for every map that is a tensor.
 
-    Numbers that a reader put into an array, and that are no tensor, are a list again; a blob is bytes. Raises
-    `RecordError` with the dotted path for a tensor whose parts do not fit, or a name that is no name.
+    Numbers that a reader put into an array, and that are not a tensor's, are a list again; a blob is bytes.
+    Raises `RecordError` with the dotted path for a tensor whose parts do not fit, an invalid name, or more
+    than *max_numbers* numbers in lists.
     """
-    return _Reader(metadata, source_name).node(node, ())
+    return _Reader(metadata, source_name, max_numbers).node(node, ())
 
 
 class _Reader:
     """Goes through a tree, and knows where it is."""
 
-    def __init__(self, metadata: Metadata, source_name: str) -> None:
+    def __init__(self, metadata: Metadata, source_name: str, max_numbers: int) -> None:
         self._metadata = metadata
         self._source_name = source_name
         self._numbers = 0
+        self._max_numbers = max_numbers
         self._has_values = not _SINCE_BYTES.match(metadata.version)
 
     def node(self, node: Tree, path: tuple[str, ...]) -> Tree:
@@ -66,8 +69,11 @@ class _Reader:
 
     def _listed(self, numbers: NDArray[Any], path: tuple[str, ...]) -> list[Any]:
         self._numbers += numbers.size
-        if self._numbers > MAX_NUMBERS:
-            raise self._error(path, f"more than {MAX_NUMBERS} numbers are in lists and not in tensors")
+        if self._numbers > self._max_numbers:
+            raise self._error(
+                path,
+                f"more than {self._max_numbers} numbers are in lists and not in tensors; {ADVICE}",
+            )
         listed: list[Any] = numbers.tolist()
         return listed
 

@@ -12,7 +12,8 @@ from dataclasses import fields
 from stages.contracts.errors import RecordError
 from stages.records.flat import data_section
 from stages.records.flat import dotted as flat
-from stages.records.nameless.bincode_reader import decoded
+from stages.records.flat.dotted import MAX_ENTRIES
+from stages.records.nameless.bincode_reader import MAX_TEXT, decoded
 from stages.records.nameless.dtype_tables import DtypeTable, table_of
 from stages.records.tree import Map, RawTensor, Record, Signed, Some, Tree, Variant
 
@@ -50,6 +51,8 @@ def _varint(value: int) -> bytes:
 
 def _text(value: str) -> bytes:
     data = flat.checked_text(value, "the record").encode()
+    if len(data) > MAX_TEXT:
+        raise RecordError(f"the record has a text of {len(data)} bytes, at most {MAX_TEXT} can be read back")
     return _varint(len(data)) + data
 
 
@@ -70,6 +73,11 @@ def _encoded(node: Tree, table: DtypeTable, path: tuple[str, ...]) -> Pieces:
 
 def _container(node: Tree, table: DtypeTable, path: tuple[str, ...]) -> Pieces:
     if isinstance(node, Map | list):
+        if len(node) > MAX_ENTRIES:
+            raise RecordError(
+                f"{'.'.join(path) or 'the item'} has {len(node)} elements, at most {MAX_ENTRIES} can be read "
+                "back: record numbers as a tensor, or use a format with names"
+            )
         yield _varint(len(node))
     pairs = node.items() if isinstance(node, dict) else ((str(i), value) for i, value in enumerate(node))
     for key, value in pairs:

@@ -4,6 +4,7 @@ import struct
 from dataclasses import dataclass
 
 from stages.contracts.errors import RecordError
+from stages.records.demand import Demand
 from stages.records.dtypes import ITEM_SIZES
 from stages.records.flat import data_section
 from stages.records.flat import dotted as flat
@@ -11,11 +12,13 @@ from stages.records.flat.data_section import BOOL_STORES
 from stages.records.flat.dotted import MAX_ENTRIES
 from stages.records.nameless.bincode_numbers import MARKED, Varints
 from stages.records.nameless.dtype_tables import DtypeTable, table_of, version_of
-from stages.records.source import Source
+from stages.records.source import ADVICE, Source
 from stages.records.tree import Map, Metadata, RawTensor, Record, Signed, Some, Tree, Variant
 
 MAX_TEXT = 1 << 24
 """Bytes of one text."""
+_NODE = 64
+"""Bytes of memory that a small value takes."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,11 @@ class _AnyOf:
     """Examples of which any may be meant: the elements of a vector, the values of a map."""
 
     examples: tuple[Tree, ...]
+
+
+def memory_needed(demand: Demand, content: int) -> int:
+    """Return the memory for small values that *content* bytes need beyond what their length allows."""
+    return _NODE * demand.values - 2 * content
 
 
 def decoded(source: Source, like: Tree, *, keep_data: bool = True) -> Record:
@@ -50,6 +58,8 @@ class _Reader:
         self._metadata = Metadata("", "", "", "", "")
         self._table: DtypeTable | None = None
         self._keep_data = True
+        self._values = source.limits.values
+        self._room = source.limits.memory + 2 * source.remaining()
 
     def begin(self, metadata: Metadata, *, keep_data: bool) -> None:
         """Read tensors as the version that *metadata* names wrote them."""
@@ -58,7 +68,8 @@ class _Reader:
         self._table = table_of(metadata) if version_of(metadata) >= (0, 14) else None
 
     def node(self, like: Tree, path: tuple[str, ...]) -> Tree:
-        """What comes next, of the kind of *like*."""
+        """Return what comes next, of the kind of *like*."""
+        self._count()
         if isinstance(like, RawTensor):
             name = _name(path)
             return self._tensor(name, self._table) if self._table else self._old_tensor(like, name)
@@ -193,6 +204,15 @@ class _Reader:
         if byte > 1:
             raise self._error(f"{_name(path)} should begin with {what}, 0 or 1, there is {byte}")
         return byte == 1
+
+    def _count(self) -> None:
+        self._values -= 1
+        self._room -= _NODE
+        if min(self._values, self._room) < 0:
+            raise self._error(
+                f"more than {self._source.limits.values} small values, or more memory for them than its "
+                f"length allows; {ADVICE}"
+            )
 
     def _size(self, limit: int, what: str) -> int:
         size = self._number()

@@ -12,11 +12,14 @@ _MODULO = 1 << 32
 """Gzip declares the length of its content modulo this."""
 
 
-def metadata_at(path: Path, form: Format) -> Metadata:
-    """The metadata of the bincode record at *path*. The rest is read too, for gzip's checksum alone."""
+def metadata_at(path: Path, form: Format, *, limit: int | None = None) -> Metadata:
+    """Return the metadata of the bincode record at *path*; the rest is read for gzip's checksum alone.
+
+    *limit* raises the default `Limits` to as many bytes of content.
+    """
     if not path.is_file():
         raise RecordError(f"there is no record {path}")
-    source: Source = GzipSource(path) if form.gzipped else PlainSource.of_file(path)
+    source: Source = GzipSource(path, limit=limit) if form.gzipped else PlainSource.of_file(path, limit=limit)
     try:
         metadata = form.decoded(source, (), False).metadata  # noqa: FBT003  the format's
         left = source.remaining()

@@ -1,0 +1,54 @@
+"""A small file that holds millions of small values is refused after as many as its size allows."""
+
+import gzip
+import json
+import struct
+
+import msgpack
+import pytest
+
+from stages.contracts.errors import RecordError
+from stages.records.formats import FORMATS, read
+from stages.records.named.container import metadata_of
+from stages.records.precision import FullPrecision
+from stages.records.source import LEAST_VALUES
+
+METADATA = vars(metadata_of("NamedMpkGzFileRecorder", FullPrecision))
+MANY = 20_000_000
+
+
+def packed(unit, count):
+    item = b"\xdd" + struct.pack(">I", count) + unit * count
+    return b"\x83\xa8metadata" + msgpack.packb(METADATA) + b"\xa4item" + item + b"\xa2_b\x90"
+
+
+def text(unit, count):
+    return json.dumps({"metadata": METADATA}).encode()[:-1] + b',"item":[' + (unit + b",") * count + b"0]}"
+
+
+def bincode(unit, count):
+    """Vectors of vectors, as one alone may not have as many elements."""
+    texts = b"".join(bytes([len(value)]) + value.encode() for value in METADATA.values())
+    inner = b"\xfb" + struct.pack("<H", 40_000) + unit * 40_000
+    return texts + b"\xfb" + struct.pack("<H", count // 40_000) + inner * (count // 40_000)
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "like"),
+    [
+        ("named_mpk_gz", packed(b"\xc0", 50_000_000), None),
+        ("named_mpk_gz", packed(b"\x80", MANY), None),
+        ("named_mpk_gz", packed(b"\xa1a", MANY), None),
+        ("json_gz", text(b"{}", MANY), None),
+        ("json_gz", text(b'"a"', MANY // 2), None),
+        ("bin_gz", bincode(b"\0", MANY), [[None]]),
+        ("bin_gz", bincode(b"", MANY), [[{}]]),
+    ],
+)
+def test_a_file_may_have_a_value_for_each_of_its_bytes(form, content, like, tmp_path):
+    path = tmp_path / f"bomb{FORMATS[form].suffix}"
+    path.write_bytes(gzip.compress(content, 9))
+    allowed = LEAST_VALUES + path.stat().st_size
+
+    with pytest.raises(RecordError, match=f"more than {allowed} .*values"):
+        read(path, like=like)
