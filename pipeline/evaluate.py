@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from pipeline.params import Params
 from stages import data, learner, metrics, records
 from stages.contracts.config import Use
@@ -45,8 +43,8 @@ def _dataset(directory: Path, source: str) -> "data.TensorDataset":
         prepared = data.read(directory)
         return prepared.train if source == "train" else prepared.valid
     loaded = data.load_source(_source(source))
-    arrays = data.checked(loaded.valid if isinstance(loaded, data.Splits) else loaded, source)
-    return data.TensorDataset(torch.from_numpy(arrays.inputs), torch.from_numpy(arrays.targets))
+    arrays = loaded.valid if isinstance(loaded, data.Splits) else loaded
+    return data.dataset(data.checked(arrays, source))
 
 
 def _source(text: str) -> "data.Idx | data.Npz | data.Digits | Use":

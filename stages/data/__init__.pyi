@@ -11,6 +11,7 @@ from .datasets import TensorDataset as TensorDataset
 from .loaders import DataLoader as DataLoader
 from .loaders import DataLoaderBuilder as DataLoaderBuilder
 from .prepare import checked as checked
+from .prepare import dataset as dataset
 from .prepare import prepare as prepare
 from .prepared import DatasetInfo as DatasetInfo
 from .prepared import Normalization as Normalization

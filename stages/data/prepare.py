@@ -1,44 +1,31 @@
-"""From raw arrays to what a learner is fed: checked, in the types that are kept, and described."""
+"""From raw arrays to prepared data: checked, in the stored types, and described."""
 
 import numpy as np
 import torch
 
 from stages.contracts.errors import DataError
+from stages.data.checks import check, stored_inputs, stored_targets
 from stages.data.datasets import TensorDataset
 from stages.data.prepared import DatasetInfo, Normalization, Prepared
 from stages.data.splits import Arrays, Splits
 
 
 def checked(arrays: Arrays, where: str) -> Arrays:
-    """*arrays* with inputs and targets of types that can be trained on; *where* names them in errors.
+    """Return *arrays* in the types in which they are stored; *where* names them in errors.
 
-    Inputs stay as they are where torch has their type, float64 becomes float32; classes become int64,
-    numbers float32. Raises `DataError` for what is empty, does not match or is no finite number.
+    Floats become float32, classes int64; other inputs keep their type, in native byte order. Raises
+    `DataError` as `stages.data.checks.check` does.
     """
-    inputs, targets = np.asarray(arrays.inputs), np.asarray(arrays.targets)
-    if len(inputs) != len(targets):
-        raise DataError(
-            f"{where}: inputs and targets do not match in number: {len(inputs)} and {len(targets)}"
-        )
-    if not len(inputs):
-        raise DataError(f"{where}: an empty split; there must be at least one sample")
-    for name, array in (("inputs", inputs), ("targets", targets)):
-        if array.dtype.kind not in "buif":
-            raise DataError(f"{where}: {name} are of type {array.dtype}, and must be numbers")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise DataError(f"{where}: {name} hold NaN or infinity")
-    if targets.dtype.kind == "f":
-        return Arrays(_narrowed(inputs), targets.astype(np.float32))
-    if targets.ndim != 1 or targets.min() < 0:
-        raise DataError(
-            f"{where}: classes must be one whole number from 0 a sample; these are of shape "
-            f"{targets.shape} and begin at {targets.min()} (floats are regression)"
-        )
-    return Arrays(_narrowed(inputs), targets.astype(np.int64))
+    arrays = check(arrays, where)
+    return Arrays(
+        arrays.inputs.astype(stored_inputs(arrays.inputs.dtype), copy=False),
+        arrays.targets.astype(stored_targets(arrays.targets.dtype), copy=False),
+        arrays.names,
+    )
 
 
 def prepare(splits: Splits) -> Prepared:
-    """Both splits as tensors, with what later stages must know. Raises `DataError` as `checked` does."""
+    """Return both splits as tensors, with their description. Raises `DataError` as `checked` does."""
     train, valid = (
         checked(splits.train, "the train split"),
         checked(splits.valid, "the valid split"),
@@ -47,8 +34,9 @@ def prepare(splits: Splits) -> Prepared:
         one, other = getattr(train, name), getattr(valid, name)
         if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
             raise DataError(
-                f"{name} of train are {one.dtype} of shape {one.shape[1:]} a sample, "
-                f"of valid {other.dtype} of shape {other.shape[1:]}"
+                f"{name} of both splits must have the same type and shape per sample; found {one.dtype} of "
+                f"shape {one.shape[1:]} in train and {other.dtype} of shape {other.shape[1:]} in valid; "
+                "convert one of them"
             )
     classes = _num_classes(train, valid)
     info = DatasetInfo(
@@ -66,7 +54,7 @@ def prepare(splits: Splits) -> Prepared:
         },
         normalization=_normalization(train.inputs),
     )
-    return Prepared(info, _dataset(train), _dataset(valid))
+    return Prepared(info, dataset(train), dataset(valid))
 
 
 def _num_classes(train: Arrays, valid: Arrays) -> int | None:
@@ -74,24 +62,23 @@ def _num_classes(train: Arrays, valid: Arrays) -> int | None:
         return None
     if len(np.unique(train.targets)) == 1:
         raise DataError(
-            f"the train split has one class only ({train.targets[0]}): there is nothing to tell apart"
+            f"the train split must have at least two classes; found one class only ({train.targets[0]}); "
+            "add samples of other classes, or save float targets for regression"
         )
     return int(max(train.targets.max(), valid.targets.max())) + 1
 
 
 def _normalization(inputs: np.ndarray) -> Normalization:
-    """Over all numbers of *inputs*, in float64; inputs that are all equal are only centred."""
+    """Return mean and standard deviation of all values, in float64; the latter is 1 if all are equal."""
     return Normalization(
         mean=float(inputs.mean(dtype=np.float64)), std=float(inputs.std(dtype=np.float64)) or 1.0
     )
 
 
-def _narrowed(inputs: np.ndarray) -> np.ndarray:
-    return inputs.astype(np.float32) if inputs.dtype in (np.float64, np.float16) else inputs
+def dataset(arrays: Arrays) -> TensorDataset:
+    """Return checked *arrays* as a data set; the memory is shared if it is writable and contiguous."""
+    return TensorDataset(_tensor(arrays.inputs), _tensor(arrays.targets))
 
 
-def _dataset(arrays: Arrays) -> TensorDataset:
-    return TensorDataset(
-        torch.from_numpy(np.ascontiguousarray(arrays.inputs)),
-        torch.from_numpy(np.ascontiguousarray(arrays.targets)),
-    )
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.require(array, requirements=["C_CONTIGUOUS", "WRITEABLE"]))

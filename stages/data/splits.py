@@ -16,6 +16,8 @@ class Arrays:
     """(N, …), of any numeric type."""
     targets: np.ndarray
     """(N,) integers for classes, (N,) or (N, …) floats for regression."""
+    names: tuple[str, str] | None = None
+    """Names of the two arrays in error messages, for example "data.npz: inputs"."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -23,7 +25,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a data source returns where it has a valid split of its own."""
+    """What a data source returns if it has a valid split of its own."""
 
     train: Arrays
     valid: Arrays
@@ -49,4 +51,6 @@ def split(arrays: Arrays, valid_fraction: float, seed: int) -> Splits:
         raise DataError(
             f"{count} samples cannot be divided so that every class is in both splits: {error}"
         ) from error
-    return Splits(train=Arrays(parts[0], parts[2]), valid=Arrays(parts[1], parts[3]))
+    return Splits(
+        train=Arrays(parts[0], parts[2], arrays.names), valid=Arrays(parts[1], parts[3], arrays.names)
+    )

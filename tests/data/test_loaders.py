@@ -1,13 +1,16 @@
 """Batches that depend on the seed and the epoch, and on nothing else."""
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 
 from stages.contracts.errors import CheckpointError
+from stages.contracts.seeds import derived_seed
 from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, Samples, TensorDataset
+from stages.data.loaders import Order
 
 
 class Ordinary:
@@ -213,3 +216,32 @@ def test_nothing_is_fetched_that_was_skipped():
 def test_a_position_beyond_the_end_is_refused(position):
     with pytest.raises(CheckpointError, match=f"has 3 batches, so none can go on after {position}"):
         builder().build(IN_MEMORY).set_position(position)
+
+
+@pytest.mark.parametrize(("seed", "first"), [(None, 0), (None, 3), (7, 0), (7, 1), (7, 5_000), (7, 10_000)])
+@pytest.mark.parametrize("batch_size", [1, 3, 4096])
+def test_the_batches_divide_the_permutation_of_the_seed_and_the_epoch(seed, first, batch_size):
+    samples = 9_001
+    generator = torch.Generator().manual_seed(derived_seed(seed or 0, 2))
+    permuted = range(samples) if seed is None else torch.randperm(samples, generator=generator).tolist()
+
+    batches = [batch.tolist() for batch in Order(samples, batch_size, seed).batches(2, first)]
+
+    starts = range(first * batch_size, samples, batch_size)
+    assert batches == [list(permuted[start : start + batch_size]) for start in starts]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_the_memory_of_an_epoch_does_not_grow_with_its_batches(workers, seed):
+    """The permutation is one tensor; tracemalloc counts the Python objects beside it."""
+    made = DataLoaderBuilder(NormalizeBatcher()).num_workers(workers)
+    dataset = TensorDataset(torch.zeros(200_000, 1), torch.zeros(200_000))
+    loader = (made if seed is None else made.shuffle(seed)).build(dataset)
+
+    tracemalloc.start()
+    next(iter(loader))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 2_000_000

@@ -88,8 +88,16 @@ def test_numbers_as_targets_are_regression():
 def test_an_archive_with_pickles_is_not_opened(tmp_path):
     np.savez(tmp_path / "bad.npz", inputs=np.array([{}], dtype=object), targets=np.array([0]))
 
-    with pytest.raises(DataError, match="no readable NumPy archive"):
+    with pytest.raises(DataError, match="inputs must be numbers of at most 64 bits; found object"):
         data.load_source(Npz(kind="npz", path=str(tmp_path / "bad.npz")))
+
+
+def test_idx_labels_of_floats_are_not_rounded(tmp_path):
+    source = write_idx(tmp_path)
+    header = struct.pack(">HBBI", 0, 0x0D, 1, 30)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(header + np.full(30, 0.5, ">f4").tobytes())
+
+    assert set(data.load_source(source).train.targets.tolist()) == {0.5}
 
 
 def cut(folder):
@@ -107,19 +115,19 @@ def cut_gzip(folder):
 @pytest.mark.parametrize(
     ("sizes", "harm", "words"),
     [
-        ({"labels": 29}, lambda _: None, "do not match in number: 30 and 29"),
-        ({}, cut, "is cut short or altered: 915 bytes for shape"),
-        ({}, cut_gzip, "is cut short or altered"),
+        ({"labels": 29}, lambda _: None, "must have the same number of samples; found 30 and 29"),
+        ({}, cut, "is truncated or corrupt: shape \\(30, 6, 5\\) takes 900 bytes; found"),
+        ({}, cut_gzip, "is truncated or corrupt"),
         ({}, lambda folder: (folder / "t10k-labels-idx1-ubyte").unlink(), "has no t10k-labels-idx1-ubyte"),
-        ({}, lambda folder: (folder / "t10k-labels-idx1-ubyte").write_bytes(b"hello"), "is no IDX file"),
+        ({}, lambda folder: (folder / "t10k-labels-idx1-ubyte").write_bytes(b"hello"), "is not an IDX file"),
     ],
 )
-def test_idx_files_that_are_not_whole_are_refused(tmp_path, sizes, harm, words):
+def test_idx_files_that_are_not_intact_are_refused(tmp_path, sizes, harm, words):
     source = write_idx(tmp_path, **sizes)
     harm(tmp_path)
 
     with pytest.raises(DataError, match=words):
-        data.load_source(source)
+        data.prepare(data.load_source(source))
 
 
 def arrays(count=10, classes=2, **changes):
@@ -131,15 +139,23 @@ def arrays(count=10, classes=2, **changes):
     ("train", "valid", "words"),
     [
         (arrays(classes=1), arrays(), "one class only"),
-        (arrays(), arrays(count=0), "the valid split: an empty split"),
-        (arrays(), arrays(count=5, targets=np.arange(4)), "do not match in number: 5 and 4"),
+        (arrays(), arrays(count=0), "the valid split: inputs must have at least one sample"),
+        (
+            arrays(),
+            arrays(count=5, targets=np.arange(4)),
+            "the valid split: targets must have the same number of samples; found 5 and 4",
+        ),
         (
             arrays(),
             arrays(inputs=np.zeros((10, 5), np.float32)),
-            r"inputs of train are float32 of shape \(4,\)",
+            r"found float32 of shape \(4,\) in train and float32 of shape \(5,\) in valid",
         ),
-        (arrays(inputs=np.full((10, 4), np.nan)), arrays(), "hold NaN or infinity"),
-        (arrays(targets=np.arange(10) - 1), arrays(), "one whole number from 0"),
+        (
+            arrays(inputs=np.full((10, 4), np.nan)),
+            arrays(),
+            "the train split: inputs must be finite; found nan in sample 0",
+        ),
+        (arrays(targets=np.arange(10) - 1), arrays(), "must be non-negative; found -1"),
         (arrays(targets=np.array(["a"] * 10)), arrays(), "must be numbers"),
     ],
 )

@@ -66,8 +66,8 @@ def cut_short(folder):
 
 BAD_DATA = {
     "missing file": (lambda folder: None, "there is no file 'data.npz'"),
-    "cut short": (cut_short, "is no readable NumPy archive"),
-    "no match": (no_match, "do not match in number: 10 and 9"),
+    "cut short": (cut_short, "is not a readable NumPy archive"),
+    "no match": (no_match, "must have the same number of samples; found 10 and 9"),
     "one class": (one_class, "one class only"),
     "an empty split": (one_sample, "an empty split"),
 }

@@ -1,0 +1,139 @@
+"""Readers of array files: NumPy archives, and IDX files, gzipped or not."""
+
+import gzip
+import math
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from stages.contracts.errors import DataError
+from stages.data.checks import check_type
+
+CHUNK_BYTES = 1 << 20
+"""Bytes that are read from a file at a time."""
+MAX_DEFLATE_RATIO = 1032
+"""The most bytes that one byte of a gzip file can expand to."""
+_IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_UNREADABLE = (EOFError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
+
+
+def read_npz(path: Path, *choices: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Return the arrays of archive *path* that the first of *choices* names; no other array is read.
+
+    Never unpickles. Raises `DataError` if *path* is not an intact archive of numbers, or lacks an array
+    of every choice.
+    """
+    if not path.is_file():
+        raise DataError(f"load_data.source.path: there is no file {str(path)!r}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+            for names in choices:
+                if set(names) <= members.keys():
+                    return {name: _member(archive, members[name], f"{path}: {name}") for name in names}
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} {_mistake(path, error)}") from error
+    raise DataError(
+        f"{path} must hold {', or '.join(', '.join(names) for names in choices)}; "
+        f"found {', '.join(sorted(members)) or 'nothing'}; save it with np.savez under these names"
+    )
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Return the array in IDX file *path*, in native byte order.
+
+    Raises `DataError` if the file is not intact or does not have *dimensions* axes.
+    """
+    head = 4 + 4 * dimensions
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            start = file.read(head)
+            if (
+                len(start) < head
+                or start[:2] != b"\0\0"
+                or start[2] not in _IDX_TYPES
+                or start[3] != dimensions
+            ):
+                raise DataError(
+                    f"{path} is not an IDX file of {dimensions} dimensions; it begins with {start[:4]!r}; "
+                    "download it again"
+                )
+            shape = tuple(np.frombuffer(start, ">u4", dimensions, 4).tolist())
+            dtype = np.dtype(_IDX_TYPES[start[2]])
+            limit = path.stat().st_size * (MAX_DEFLATE_RATIO if path.suffix == ".gz" else 1)
+            array = _filled(file, shape, dtype, limit=limit, name=str(path))
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{path} is truncated or corrupt ({error}); download it again") from error
+    return array.byteswap(inplace=True).view(dtype.newbyteorder("="))  # IDX numbers are big-endian
+
+
+def _member(archive: zipfile.ZipFile, member: str, name: str) -> np.ndarray:
+    try:
+        with archive.open(member) as file:
+            shape, is_fortran, dtype = _npy_header(file, name)
+            check_type(dtype, name)  # before it is read: objects would have to be unpickled
+            limit = archive.getinfo(member).file_size
+            array = _filled(file, shape[::-1] if is_fortran else shape, dtype, limit=limit, name=name)
+            return array.T if is_fortran else array
+    except _UNREADABLE as error:
+        raise DataError(f"{name} is truncated or corrupt ({error}); save the archive again") from error
+
+
+def _npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of a .npy file; numpy's own messages, which advise to load pickles, are dropped."""
+    try:
+        version = npy.read_magic(file)
+        if version == (3, 0):  # only for names of fields beyond Latin-1
+            raise DataError(
+                f"{name} must be numbers of at most 64 bits; found a structured array; "
+                "save each field as an array"
+            )
+        return _NPY_HEADERS[version](file)
+    except (ValueError, KeyError, SyntaxError, TypeError):
+        raise DataError(
+            f"{name} is not a NumPy array: its header is invalid; save it with np.savez"
+        ) from None
+
+
+def _filled(
+    file: IO[bytes] | gzip.GzipFile, shape: tuple[int, ...], dtype: np.dtype[Any], *, limit: int, name: str
+) -> np.ndarray:
+    """Return an array of *shape* read from the rest of *file*, which has *limit* bytes at most."""
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or size > limit:
+        raise DataError(_wrong_size(name, shape, size, f"at most {limit}"))
+    try:
+        content = np.empty(size, np.uint8)
+    except MemoryError as error:
+        raise DataError(f"{name} takes {size:,} bytes, more than can be allocated; use less data") from error
+    position = 0
+    while chunk := file.read(CHUNK_BYTES):
+        if position + len(chunk) > size:
+            raise DataError(_wrong_size(name, shape, size, "more"))
+        content[position : position + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        position += len(chunk)
+    if position < size:
+        raise DataError(_wrong_size(name, shape, size, str(position)))
+    return content.view(dtype).reshape(shape)
+
+
+def _wrong_size(name: str, shape: tuple[int, ...], size: int, found: str) -> str:
+    return (
+        f"{name} is truncated or corrupt: shape {shape} takes {size} bytes; found {found}; "
+        "download or save the file again"
+    )
+
+
+def _mistake(path: Path, error: Exception) -> str:
+    """Return how *path*, which is not a zip file, has to be written instead."""
+    again = "save both arrays in one file with np.savez(path, inputs=…, targets=…)"
+    if isinstance(error, zipfile.BadZipFile):
+        with path.open("rb") as file:
+            if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
+                return f"is a single array (.npy); {again}"
+    return f"is not a readable NumPy archive ({error}); {again}"
