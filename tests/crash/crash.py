@@ -19,12 +19,18 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 from report import SkippedError, table  # noqa: E402  found by the line above
 
-PARTS = {  # how many trials in a short series, and in a long one
+PARTS = {  # how many trials in a short series, and in a long one; the short one leaves out what has none
     "kills": (3, 1000),
     "calls": (24, 100_000),
     "disk": (10, 300),
     "spoilt": (300, 100_000),
     "rivals": (2, 60),
+    "experiments": (1, 60),
+    "schedules": (0, 30),
+    "sweeps": (0, 30),
+    "stores": (12, 1000),
+    "damage": (4, 120),
+    "deletions": (7, 120),
 }
 
 
@@ -35,16 +41,21 @@ def main():
         if signal.getsignal(number) is signal.SIG_IGN:  # as of a shell's background; trials would inherit it
             signal.signal(number, signal.SIG_DFL)
     folder = Path(tempfile.mkdtemp(prefix="crash-", dir=asked.folder))
-    findings = [finding for part in asked.parts or PARTS for finding in report(part, asked, folder)]
+    findings = [finding for part in asked.parts or planned(asked) for finding in report(part, asked, folder)]
     for finding in findings:
         say(f"\n{finding}")
     return 1 if findings else 0
 
 
+def planned(asked):
+    """Return the parts to do if none is named."""
+    return [part for part, (short, _) in PARTS.items() if short or not asked.short]
+
+
 def report(part, asked, folder):
     """Do the trials of *part* and print their table; what was found."""
     begun = time.monotonic()
-    asked.count = asked.only or PARTS[part][0 if asked.short else 1]
+    asked.count = asked.only or max(1, PARTS[part][0 if asked.short else 1])
     own = folder / part
     own.mkdir()
     try:

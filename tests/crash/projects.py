@@ -54,14 +54,23 @@ class Templates:
         self.training.ok("dvc", "repro", "build-learner")
         self.training.ok("git", "add", "-A")
         self.training.ok("git", "commit", "-qm", "All but the training")
-        done = self.training.copied_to(folder / "done")
+        self.done = self.training.copied_to(folder / "done")
+        """A finished project."""
         begun = time.monotonic()
-        done.ok("dvc", "repro")
+        self.done.ok("dvc", "repro")
         self.seconds = time.monotonic() - begun
         """What the untouched `dvc repro` of the training took."""
-        self.reference = done.result()
+        self.reference = self.done.result()
         """What every trial must come to."""
         self.results = {name: getattr(self, name).result() for name in ("nothing", "training")}
+
+    @functools.cached_property
+    def other(self):
+        """A project that is finished twice: first as ``done`` is, then with another seed of the training."""
+        project = self.done.copied_to(self.folder / "other")
+        set_seed(project, 42, 43)
+        project.ok("dvc", "repro")
+        return project
 
     def start(self, name, folder, beside=None):
         """A project to begin a trial with: ``nothing`` is made yet, or all but the ``training``."""
@@ -196,6 +205,11 @@ class Crashed:
         listed = self.project.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps").split()
         names = [name for name in listed if "/exec/" not in name and not name.endswith("stash")]
         return [self.project.ok("git", "show", f"{name}:dvc.lock").encode() for name in names]
+
+
+def set_seed(project, old, new):
+    """Replace the seed of the training in the params of *project*."""
+    project.project.edit("params.yaml", f"num_workers: 0\n  seed: {old}", f"num_workers: 0\n  seed: {new}")
 
 
 def difference(found, wanted):

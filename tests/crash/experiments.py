@@ -1,0 +1,112 @@
+"""Kills of `dvc exp run --temp` in a checkout with uncommitted edits."""
+
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+from checkouts import EPOCHS, checkouts, left_behind, wait_until
+from projects import COMMANDS, TEMP
+from recovery import BLOCKED, DOCTOR, Recovery, recover, run_doctor
+from report import Row
+from workers import side_by_side
+
+COMMAND = (*COMMANDS[TEMP], "-S", EPOCHS)
+MOMENTS = {"preparing": 0.4, "copying": 1.0, "training": 1.5, "any moment": 8.0}
+"""The states from which on, within so many seconds, a kill comes."""
+ORDER = ("preparing", "training", "preparing", "copying", "any moment")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A trial."""
+
+    index: int
+    moment: str
+    target: str
+    delay: float
+
+
+def plan(seed, index, attempt):
+    """Return trial *index*; each *attempt* has a delay of its own."""
+    draw = random.Random(f"{seed} {index}")  # noqa: S311  not a secret
+    moment = ORDER[index % len(ORDER)]
+    target = draw.choices(("group", "dvc"), (3, 1))[0]
+    delay = random.Random(f"{seed} {index} {attempt}").uniform(0, MOMENTS[moment])  # noqa: S311
+    return Plan(index, moment, target, delay)
+
+
+class Experiments:
+    """Trials, each in an edited checkout of its own."""
+
+    def __init__(self, folder, seed):
+        self.seed = seed
+        self.folder = folder
+        self.checkouts = checkouts(folder.parent)
+
+    def trial(self, index):
+        """Kill the command before its end, run it again, and return the row of the trial."""
+        for attempt in count():
+            planned = plan(self.seed, index, attempt)
+            project = self.checkouts.copy(self.folder / f"{index}-{attempt}")
+            if not self._killed(project, planned):
+                project.remove()
+                continue
+            wrong, recovery = self._after_it(project)
+            if wrong:
+                wrong = f"trial {index}, attempt {attempt}, {planned}: {wrong}"
+            else:
+                project.remove()
+            counted = recovery.counted | {"too late": attempt}
+            return Row(
+                f"{TEMP}: SIGKILL while {planned.moment}".replace("while any", "at any"), wrong, counted
+            )
+        return None
+
+    def _killed(self, project, planned):
+        """Start the command and kill it at the planned moment; return whether that came before its end."""
+        process = project.start(*COMMAND)
+        wait_until(lambda: self._is_reached(project, planned.moment), process)
+        deadline = time.monotonic() + planned.delay
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        with suppress(ProcessLookupError):
+            (os.killpg if planned.target == "group" else os.kill)(process.pid, signal.SIGKILL)
+        return process.wait() != 0
+
+    def _is_reached(self, project, moment):
+        if moment == "preparing":
+            params = (project.folder / "params.yaml").read_bytes()
+            return params != self.checkouts.user_files["params.yaml"]
+        if moment == "copying":
+            return any((project.folder / ".dvc/tmp/exps/standalone").glob("*"))
+        return moment == "any moment" or project.beat() is not None
+
+    def _after_it(self, project):
+        """Return what is wrong, and how the command came to its end."""
+        wrong = [f"left alive: {left}" if (left := project.orphans()) else ""]
+        recovery = recover(project, COMMAND)
+        wrong.append(recovery.finding)
+        if recovery.how != DOCTOR and self.checkouts.wrong_user_files(project):
+            run_doctor(project)  # DVC was killed while it had put the edits aside, before any stage of ours
+            recovery = Recovery(DOCTOR)
+        if files := self.checkouts.wrong_user_files(project):
+            recovery = Recovery(BLOCKED) if recovery.how == DOCTOR else recovery
+            wrong.append(f"the user's files, after doctor --fix as well: {files}")
+        wrong.append(self.checkouts.wrong_workspace(project))
+        wrong.append(
+            self.checkouts.wrong_experiments(project, self.checkouts.templates.reference["dvc.lock"])
+        )
+        wrong.append(self.checkouts.wrong_repro(project))
+        wrong.append(left_behind(project))
+        return "; ".join(filter(None, wrong)), recovery
+
+
+def run(asked, folder, until):
+    """Return a row for each trial."""
+    experiments = Experiments(folder, asked.seed)
+    indices = [asked.replay] if asked.replay is not None else list(range(asked.count))
+    return side_by_side(experiments.trial, indices, asked.jobs, until)

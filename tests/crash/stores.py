@@ -1,0 +1,134 @@
+"""Damage to the files of a run store, finished or interrupted: reported or repaired, never published."""
+
+import random
+import re
+import shutil
+from functools import partial
+
+from harm import counterpart, damage, files_below, kinds_of
+from projects import difference
+from recovery import BLOCKED, RECOVERED, REFUSED, REMEDY, remove_within
+from report import Row
+from tiny import CONFIG, Counter, Tiny, in_child, prepare
+from workers import side_by_side
+
+from stages.contracts.interrupter import Interrupter
+from stages.fit import Surroundings, fit
+
+STOPPED_AT = 9
+"""A step of the second epoch's training, so that there is a checkpoint in the middle and one of an epoch."""
+STARTS = ("finished", "interrupted", "finished")
+OTHER = CONFIG.model_copy(update={"seed": 1})
+
+
+class _Stopping(Counter):
+    """Stops the run after a step."""
+
+    def __init__(self, interrupter):
+        super().__init__()
+        self._interrupter = interrupter
+
+    def step(self, progress):
+        super().step(progress)
+        if self.steps == STOPPED_AT:
+            self._interrupter.stop("the trial")
+
+
+class Stores:
+    """A finished and an interrupted run, of which each trial damages a copy."""
+
+    def __init__(self, folder, seed):
+        self.folder = folder
+        self.seed = seed
+        prepare(folder)
+        self.runs = {name: Tiny(folder / name) for name in ("finished", "interrupted", "other")}
+        for run in self.runs.values():
+            run.begin()
+        for name, action, wanted in (
+            ("finished", self.runs["finished"].fit, 0),
+            ("interrupted", self._stop, 1),
+            ("other", partial(self.runs["other"].fit, OTHER), 0),
+        ):
+            code, _, said = in_child(action)
+            assert code == wanted, f"{name}: {said}"
+        self.reference = self.runs["finished"].outputs()
+
+    def _stop(self):
+        interrupter = Interrupter()
+        run = self.runs["interrupted"]
+        fit(CONFIG, run.paths, Surroundings(renderer=_Stopping(interrupter), interrupter=interrupter))
+
+    def trial(self, index):
+        """Damage a file of a store, do the run, and return the row of the trial."""
+        draw = random.Random(f"{self.seed} {index}")  # noqa: S311  not a secret
+        start = STARTS[index % len(STARTS)]
+        run = Tiny(self.folder / f"store-{index}")
+        shutil.copytree(self.runs[start].folder / ".runs", run.folder / ".runs")
+        run.begin()
+        name = self._drawn(run, draw)
+        path = run.folder / ".runs" / name
+        kind = draw.choice(kinds_of(path))
+        other = counterpart(path, self._elsewhere(run, name), draw)
+        kind = damage(path, kind, draw, other)
+        wrong, how = self._after_it(run)
+        if wrong:
+            wrong = f"trial {index}, {start}, {'/'.join(name.parts[1:]) or name} {kind}: {wrong}"
+        else:
+            shutil.rmtree(run.folder)
+        return Row(f"{start}: {kind_of_file(name)}", wrong, {how: 1})
+
+    def _drawn(self, run, draw):
+        """Return a file of the store, each kind of file as probable as the others."""
+        names = files_below(run.folder / ".runs")
+        kind = draw.choice(sorted({kind_of_file(name) for name in names}))
+        return draw.choice([name for name in names if kind_of_file(name) == kind])
+
+    def _elsewhere(self, run, name):
+        """Return the same file in the store of another run."""
+        other = self.runs["other"].store()
+        return other.joinpath(*name.parts[1:]) if len(name.parts) > 1 else None
+
+    def _after_it(self, run):
+        """Return what is wrong, and how the run came to its end."""
+        code, _, said = in_child(run.fit)
+        wrong = self._wrong_outputs(run, code, said)
+        if code == 0:
+            return wrong, RECOVERED
+        if in_child(run.fit)[0] == 0:
+            return wrong or difference(run.outputs(), self.reference), RECOVERED
+        if not _apply_remedy(run, said) or (ending := in_child(run.fit))[0]:
+            return f"{wrong or 'refused clearly'}, but blocked after its remedy: {said}", BLOCKED
+        return wrong or ending[2] or difference(run.outputs(), self.reference), REFUSED
+
+    def _wrong_outputs(self, run, code, said):
+        """Return how the outputs differ from the reference; after a refusal, only those that are there."""
+        outputs = run.outputs()
+        if code == 0:
+            return difference(outputs, self.reference)
+        if code != 1 or not said:
+            return f"it ended with {code}: {said[-600:]}"
+        return difference(outputs, {name: self.reference.get(name) for name in outputs})
+
+
+def kind_of_file(name):
+    """Return what kind of file *name* is, without its numbers."""
+    inside = "/".join(name.parts[1:])
+    return (
+        re.sub(r"\d+", "N", inside) if inside else f"{name.suffix.strip('.') or name.name} beside the store"
+    )
+
+
+def _apply_remedy(run, said):
+    """Remove what the message *said* names; return whether there was something."""
+    for match in REMEDY.finditer(said):
+        path = match["removed"] or match["deleted"]
+        if path and remove_within(run.folder, path.rstrip(".,:;")):
+            return True
+    return False
+
+
+def run(asked, folder, until):
+    """Return a row for each trial."""
+    stores = Stores(folder, asked.seed)
+    indices = [asked.replay] if asked.replay is not None else list(range(asked.count))
+    return side_by_side(stores.trial, indices, asked.jobs, until)

@@ -1,0 +1,118 @@
+"""Kills of `learner sweep`, of one of its points, and of all its processes."""
+
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+from checkouts import EPOCHS, checkouts, left_behind, wait_until
+from recovery import LEARNER, recover
+from report import Row
+from workers import side_by_side
+
+COMMAND = (*LEARNER, "sweep", "--jobs", "2", "-S", EPOCHS, "-S", "fit.seed=42,43")
+TARGETS = ("sweep", "point", "everything")
+MOMENTS = {"starting": 4.0, "training": 3.0, "collecting": 0.3}
+"""The states from which on, within so many seconds, a kill comes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A trial."""
+
+    index: int
+    target: str
+    moment: str
+    delay: float
+
+
+def plan(seed, index, attempt):
+    """Return trial *index*; each *attempt* has a delay of its own."""
+    draw = random.Random(f"{seed} {index}")  # noqa: S311  not a secret
+    moment = draw.choices(list(MOMENTS), (1, 2, 1))[0]
+    delay = random.Random(f"{seed} {index} {attempt}").uniform(0, MOMENTS[moment])  # noqa: S311
+    return Plan(index, TARGETS[index % len(TARGETS)], moment, delay)
+
+
+class Sweeps:
+    """Trials, each in an edited checkout of its own."""
+
+    def __init__(self, folder, seed):
+        self.seed = seed
+        self.folder = folder
+        self.checkouts = checkouts(folder.parent)
+        made = self.checkouts.templates
+        self.locks = (made.reference["dvc.lock"], (made.other.folder / "dvc.lock").read_bytes())
+
+    def trial(self, index):
+        """Kill the sweep before its end, run it again, and return the row of the trial."""
+        for attempt in count():
+            planned = plan(self.seed, index, attempt)
+            project = self.checkouts.copy(self.folder / f"{index}-{attempt}")
+            if not self._killed(project, planned):
+                project.remove()
+                continue
+            wrong, recovery = self._after_it(project)
+            if wrong:
+                wrong = f"trial {index}, attempt {attempt}, {planned}: {wrong}"
+            else:
+                project.remove()
+            return Row(f"sweep: SIGKILL of {planned.target}", wrong, recovery.counted | {"too late": attempt})
+        return None
+
+    def _killed(self, project, planned):
+        """Start the sweep and kill at the planned moment; return whether that came before its end."""
+        process = project.start(*COMMAND)
+        reached = wait_until(lambda: self._is_reached(project, planned.moment), process)
+        time.sleep(planned.delay if reached else 0)
+        victims = self._victims(project, process, planned.target) if process.poll() is None else []
+        for pid in victims:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()  # of a point alone, the sweep reports the failure once the other has ended
+        return bool(victims)
+
+    def _is_reached(self, project, moment):
+        if moment == "starting":
+            return any((project.folder / ".runs/sweep").glob("*.copy"))
+        if moment == "training":
+            return any(project.folder.glob(".runs/**/heartbeat.json"))
+        return bool(project.experiments())
+
+    def _victims(self, project, process, target):
+        processes = project.processes()
+        if target == "everything":
+            return list(processes)
+        points = {os.getpgid(pid) for pid, line in processes.items() if "pipeline.attached" in line}
+        groups = {process.pid} if target == "sweep" else set(sorted(points)[:1])
+        return [pid for pid in processes if _group_of(pid) in groups]
+
+    def _after_it(self, project):
+        """Return what is wrong, and how the sweep came to its end."""
+        wrong = [f"left alive: {left}" if (left := project.orphans(150)) else ""]
+        recovery = recover(project, COMMAND)
+        wrong.append(recovery.finding)
+        if files := self.checkouts.wrong_user_files(project):
+            wrong.append(f"the user's files: {files}")
+        wrong.append(self.checkouts.wrong_workspace(project))
+        wrong.append(self.checkouts.wrong_experiments(project, *self.locks))
+        wrong.append(self.checkouts.wrong_repro(project))
+        wrong.append(left_behind(project))
+        return "; ".join(filter(None, wrong)), recovery
+
+
+def _group_of(pid):
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def run(asked, folder, until):
+    """Return a row for each trial."""
+    sweeps = Sweeps(folder, asked.seed)
+    indices = [asked.replay] if asked.replay is not None else list(range(asked.count))
+    return side_by_side(sweeps.trial, indices, asked.jobs, until)
