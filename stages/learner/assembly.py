@@ -1,7 +1,8 @@
 """From what a builder was told to the parts of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from stages.contracts.interrupter import Interrupter
 from stages.contracts.renderers import Renderers
 from stages.learner import defaults
 from stages.learner.checks import check_fed, check_model, check_needs, check_optimizer
+from stages.learner.compilation import Compiler, check_compiled, check_recompute, compile_in_place, unwrap
 from stages.learner.devices import find_device
 from stages.learner.meter import Registered
 from stages.learner.parts import Parts
@@ -71,20 +73,17 @@ def assembled(
     optimizer: torch.optim.Optimizer | OptimizerConfig,
     lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | None,
 ) -> Parts:
-    """The parts of the run, restored from a checkpoint where one was named.
+    """Return the parts of the run, restored from the checkpoint that *chosen* names, if any.
 
     Raises `BuilderError` or `CheckpointError` for what could not work.
     """
+    model, compilers = unwrap(model)
     _check(chosen, model)
-    devices = [find_device(device) for device in chosen.devices]
-    model = model.to(devices[0])
-    replicas = Replicas(model, devices)
-    if chosen.recompute:
-        replicas.each(recompute_activations)
+    model, replicas = _replicas(chosen, model, compilers)
     clipping = chosen.clipping or getattr(optimizer, "clipping", None)
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = build_optimizer(optimizer, model.parameters())
-    check_optimizer(optimizer, model, batches_a_step=chosen.accumulation.batches * len(devices))
+    check_optimizer(optimizer, model, batches_a_step=chosen.accumulation.batches * len(replicas))
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)
     check_needs(scheduler, chosen.metrics)
@@ -93,7 +92,7 @@ def assembled(
         num_epochs=chosen.num_epochs,
         seed=chosen.seed,
         replicas=replicas,
-        window=Window.of(chosen.accumulation, len(devices)),
+        window=Window.of(chosen.accumulation, len(replicas)),
         guard=Guard(chosen.non_finite, [name for name, _ in model.named_parameters()]),
         watchers=_watchers(chosen),
         interrupter=chosen.interrupter or Interrupter(),
@@ -106,6 +105,19 @@ def assembled(
     elif chosen.checkpoint is not None:
         parts.restore(chosen.checkpoint)
     return parts
+
+
+def _replicas(chosen: Chosen, model: Any, compilers: Mapping[str, Compiler]) -> tuple[Any, Replicas]:
+    """Return *model* on the first device, and with its copies on the others."""
+    devices = [find_device(device) for device in chosen.devices]
+    check_compiled(model, len(devices))
+    model = model.to(devices[0])
+    replicas = Replicas(model, devices)
+    if chosen.recompute:
+        check_recompute(model, compilers)
+        replicas.each(recompute_activations)
+    replicas.each(partial(compile_in_place, compilers=compilers))
+    return model, replicas
 
 
 def _check(chosen: Chosen, model: Any) -> None:

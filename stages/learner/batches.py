@@ -1,5 +1,6 @@
 """The batches of one pass over a loader, on the device that computes them."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from traceback import walk_tb
 from typing import Any, Protocol, Self
@@ -8,6 +9,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from stages.contracts.placement import move
+
+log = logging.getLogger(__name__)
 
 
 class Loader(Protocol):
@@ -29,14 +32,33 @@ def on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
     return batches if device.type == "cpu" else (move(batch, device) for batch in batches)
 
 
+def check_workers(*loaders: Loader) -> None:
+    """Warn that workers of *loaders* do not persist, or that a resume is not exact because they do."""
+    if not any(getattr(loader, "persistent_workers", False) for loader in loaders):
+        return
+    if any(isinstance(loader, DataLoader) and not hasattr(loader, "_iterator") for loader in loaders):
+        log.warning(
+            "this version of torch cannot start persistent workers again: if they draw random numbers, a "
+            "resumed run will not equal an uninterrupted one. Set persistent_workers=False"
+        )
+    else:
+        log.warning(
+            "the workers of a DataLoader with persistent_workers=True are started again for each epoch, so "
+            "that a resumed run equals an uninterrupted one"
+        )
+
+
 class TorchBatches:
     """An iterator over one pass of a `torch.utils.data.DataLoader`.
 
     The iterator of torch ends at any StopIteration, also at one that the dataset raised. Here that one is
-    the cause of a RuntimeError, as in a generator.
+    the cause of a RuntimeError, as in a generator. Persistent workers are started again for each pass: their
+    generators continue from the previous one, which a resumed run could not repeat.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
+        if loader.persistent_workers:
+            loader._iterator = None  # noqa: SLF001  ends the workers; torch has no public way
         self._loader = loader
         self._batches = iter(loader)
 

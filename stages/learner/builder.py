@@ -228,11 +228,12 @@ class LearnerBuilder:
         optimizer: torch.optim.Optimizer | OptimizerConfig,
         lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> Learner:
-        """The learner, its model on the device and, where a checkpoint was named, restored from it.
+        """Return the learner, its model on the device and, if a checkpoint is named, restored from it.
 
-        *optimizer* is torch's own over the model's parameters, or a config; *lr* a rate, a scheduler (ours
-        or torch's), or nothing for the optimizer's own rate. Raises `BuilderError` or `CheckpointError` for
-        what could not work.
+        *model* may be the result of `torch.compile`: its ``forward`` then runs compiled, and the learner's
+        model is the one inside. *optimizer* is torch's own over the model's parameters, or a config; *lr* is
+        a rate, a scheduler (ours or torch's), or None for the optimizer's own rate. Raises `BuilderError` or
+        `CheckpointError` if the learner cannot work.
         """
         return Learner(
             assembled(self._chosen, model, optimizer, lr), self._application_log, summary=self._summary

@@ -15,6 +15,7 @@ from stages.learner import defaults
 from stages.learner.batches import Loader, on_device
 from stages.learner.builder import AnyMetric
 from stages.learner.checks import check_fed, check_model, check_name
+from stages.learner.compilation import compile_in_place, unwrap
 from stages.learner.devices import find_device
 from stages.learner.meter import Meter, Registered
 from stages.learner.summary import summary_text
@@ -64,11 +65,13 @@ class EvaluatorBuilder:
         return self
 
     def build(self, model: Any) -> "Evaluator":
-        """The evaluator. Raises `BuilderError` for what could not work."""
+        """Return the evaluator. Raises `BuilderError` for what could not work."""
+        model, compilers = unwrap(model)
         check_model(model)
         check_fed(model, {Split.TRAIN: [], Split.VALID: self._metrics})
         renderer = self._renderer or defaults.renderer()
         device = find_device(self._device)
+        compile_in_place(model, compilers)
         evaluator = Evaluator(self._directory, model.to(device), list(self._metrics), renderer)
         evaluator.device, evaluator.summary = device, self._summary
         return evaluator

@@ -19,7 +19,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
 from stages.contracts.outputs import TrainOutput
-from stages.learner.batches import Loader, on_device
+from stages.learner.batches import Loader, check_workers, on_device
 from stages.learner.buffers import Buffers
 from stages.learner.checks import has_gradients, missing_gradients
 from stages.learner.memory import keep_big_blocks
@@ -57,6 +57,7 @@ class Loop:
         """Train on *train* and validate on *valid* after each epoch; the trained model."""
         if not (len(train) and len(valid)):
             raise BuilderError("a loader has no batches: both splits need at least one")
+        check_workers(train, valid)
         keep_big_blocks()
         parts, first = self.parts, self.state.epoch + 1
         try:

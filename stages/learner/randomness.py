@@ -42,14 +42,16 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 
 def set_epoch(loader: Any, epoch: int, seed: int) -> None:
-    """Tell *loader* which epoch comes: by ``set_epoch``, its own or its sampler's, and by its generator."""
+    """Prepare *loader* for *epoch*: call its ``set_epoch`` and seed its generator, or those of its samplers."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
     each: Any
-    for each in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+    for each in {id(each): each for each in (loader, *samplers)}.values():
         if hasattr(each, "set_epoch"):
             each.set_epoch(epoch)
-    generator = getattr(loader, "generator", None)
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
+        generator = getattr(each, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
 
 
 def _device_states() -> list[Tensor]:

@@ -170,6 +170,41 @@ def test_a_loader_of_torch_is_skipped_to_its_place(tmp_path):
     assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
 
 
+class Augmented(torch.utils.data.Dataset):
+    """Draws from the generator of the worker process."""
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return torch.full((4,), index / 30) + 0.1 * torch.randn(4), index % 3
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_random_augmentation_in_workers_of_a_torch_loader_resumes_exactly(persistent, tmp_path, caplog):
+    def fit(directory, stop_after=None):
+        torch.manual_seed(3)
+        builder = LearnerBuilder(directory).num_epochs(3).seed(1).devices(["cpu"]).metrics(LossMetric())
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
+        builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
+        loaders = [
+            torch.utils.data.DataLoader(
+                Augmented(), 8, shuffle=True, num_workers=2, persistent_workers=persistent
+            )
+            for _ in range(2)
+        ]
+        model = Net(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+        builder.build(model, Adam(), 0.01).fit(*loaders)
+
+    fit(tmp_path / "uninterrupted")
+    for stop_after in (2, 4, 5):
+        fit(tmp_path / "resumed", stop_after)
+    fit(tmp_path / "resumed")
+
+    assert files(tmp_path / "resumed") == files(tmp_path / "uninterrupted")
+    assert ("are started again for each epoch" in caplog.text) == persistent
+
+
 def test_a_step_is_saved_every_so_many(tmp_path):
     def change(builder):
         return builder.checkpoint_every(steps=2)

@@ -181,13 +181,28 @@ def test_lbfgs_leaves_the_weights_alone_where_an_evaluation_is_not_finite(start,
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_torch_loaders_with_generators_of_their_own_resume_exactly(start, tiny, tmp_path):
+def by_loader(samples, generator):
+    return {"shuffle": True, "generator": generator, "batch_size": 4}
+
+
+def by_sampler(samples, generator):
+    sampler = torch.utils.data.WeightedRandomSampler([1.0] * len(samples), 20, generator=generator)
+    return {"sampler": sampler, "batch_size": 4}
+
+
+def by_batch_sampler(samples, generator):
+    sampler = torch.utils.data.RandomSampler(samples, generator=generator)
+    return {"batch_sampler": torch.utils.data.BatchSampler(sampler, 4, drop_last=False)}
+
+
+@pytest.mark.parametrize("options", [by_loader, by_sampler, by_batch_sampler])
+def test_torch_loaders_with_generators_of_their_own_resume_exactly(options, start, tiny, tmp_path):
     net, _ = tiny
     samples = [(torch.full((4,), float(i % 5)), torch.tensor(i % 3)) for i in range(20)]
 
     def run(name, epochs, resumed=None):
         generator = torch.Generator().manual_seed(1)
-        loader = torch.utils.data.DataLoader(samples, batch_size=4, shuffle=True, generator=generator)
+        loader = torch.utils.data.DataLoader(samples, **options(samples, generator))
         builder = start(tmp_path / name, epochs)
         model = net()
         learner = (builder.checkpoint(resumed) if resumed else builder).build(model, Adam(), 0.05)

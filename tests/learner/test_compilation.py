@@ -1,0 +1,174 @@
+"""A model that torch compiles trains compiled, and its files are those of the plain model."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from stages.contracts.errors import BuilderError
+from stages.learner import EvaluatorBuilder, LearnerBuilder
+from stages.metrics import LossMetric
+from stages.models import ClassificationStep
+from stages.optim import Adam, NonFiniteError
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import NoRenderer
+
+
+class Net(ClassificationStep, nn.Module):
+    def __init__(self):
+        torch.manual_seed(3)
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        return self.head(self.body(inputs))
+
+
+class Backend:
+    """Counts the calls of compiled graphs."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, graph, inputs):
+        def call(*arguments):
+            self.calls += 1
+            return graph.forward(*arguments)
+
+        return call
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    """Forget what other tests compiled: torch compiles no more than a few versions of a function."""
+    torch.compiler.reset()
+
+
+def plain(backend):
+    return Net()
+
+
+def wrapped(backend):
+    return torch.compile(Net(), backend=backend)
+
+
+def in_place(backend):
+    model = Net()
+    model.compile(backend=backend)
+    return model
+
+
+def submodule(backend):
+    model = Net()
+    model.body = torch.compile(model.body, backend=backend)
+    return model
+
+
+WAYS = {"torch.compile": wrapped, "in place": in_place, "submodule": submodule}
+
+
+def batches():
+    inputs = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(1))
+    return [(each, each[:, :3].argmax(1)) for each in inputs]
+
+
+def fit(directory, model, epochs=1, devices=("cpu",)):
+    builder = LearnerBuilder(directory).num_epochs(epochs).seed(1).devices(devices).metrics(LossMetric())
+    builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto").renderer(NoRenderer())
+    learner = builder.build(model, Adam(), 0.05)
+    learner.fit(batches(), batches())
+    return learner
+
+
+def files(directory):
+    paths = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    return {str(p.relative_to(directory)): p.read_bytes() for p in paths if p.name != "experiment.log"}
+
+
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
+def test_every_step_of_a_compiled_model_is_compiled_and_its_files_are_those_of_the_plain_model(
+    make, tmp_path
+):
+    backend = Backend()
+
+    learner = fit(tmp_path / "compiled", make(backend))
+    fit(tmp_path / "plain", plain(None))
+
+    assert backend.calls == 6  # three batches of training, three of validation
+    assert files(tmp_path / "compiled") == files(tmp_path / "plain")
+    assert list(learner.model.state_dict()) == list(Net().state_dict())
+    learner.model(batches()[0][0])
+    assert backend.calls == 7
+
+
+@pytest.mark.parametrize("ways", [(wrapped, plain), (plain, wrapped), (submodule, wrapped)])
+def test_a_run_resumes_with_and_without_compilation(ways, tmp_path):
+    for epochs, make in enumerate(ways, start=1):
+        fit(tmp_path / "resumed", make(Backend()), epochs)
+    fit(tmp_path / "uninterrupted", Net(), 2)
+
+    assert files(tmp_path / "resumed") == files(tmp_path / "uninterrupted")
+
+
+def test_messages_name_the_parameters_of_the_plain_model(tmp_path):
+    model = torch.compile(Net(), backend=Backend())
+    nn.init.constant_(model.head.bias, torch.nan)
+
+    with pytest.raises(NonFiniteError, match=r"NaN in body\.0\.weight"):
+        fit(tmp_path, model)
+
+
+def test_the_copies_on_further_devices_are_compiled_too(tmp_path, caplog):
+    backend = Backend()
+
+    fit(tmp_path / "a", wrapped(backend), devices=["cpu", "cpu"])
+    assert backend.calls == 6
+
+    with caplog.at_level(logging.WARNING):
+        fit(tmp_path / "b", in_place(backend), devices=["cpu", "cpu"])
+    assert "Net.compile() compiles the model on the first of 2 devices only" in caplog.text
+
+
+def test_the_compiled_object_of_the_user_still_works_and_has_the_trained_weights(tmp_path):
+    compiled = wrapped(Backend())
+
+    learner = fit(tmp_path, compiled)
+
+    inputs = batches()[0][0]
+    assert torch.equal(compiled.eval()(inputs), learner.model.eval()(inputs))
+
+
+def test_an_evaluator_evaluates_a_compiled_model_compiled(tmp_path):
+    backend = Backend()
+
+    builder = EvaluatorBuilder(tmp_path).metrics(LossMetric()).device("cpu").renderer(NoRenderer())
+    builder.build(wrapped(backend)).eval("mine", batches())
+
+    assert backend.calls == 3
+
+
+def test_a_compiled_model_without_steps_is_refused_by_its_own_name(tmp_path):
+    with pytest.raises(BuilderError, match="Linear has no train_step"):
+        LearnerBuilder(tmp_path).build(torch.compile(nn.Linear(1, 1)), Adam())
+
+
+def test_compile_in_place_without_effect_is_warned_of(tmp_path, caplog):
+    class Plain(ClassificationStep, nn.Sequential):
+        pass
+
+    model = Plain(nn.Linear(4, 3))
+    model.compile(backend=Backend())
+
+    fit(tmp_path, model)
+
+    assert "Plain.compile() compiles nothing" in caplog.text
+
+
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
+def test_gradient_checkpointing_of_a_compiled_model_is_refused_at_build(make, tmp_path):
+    builder = LearnerBuilder(tmp_path).devices(["cpu"]).gradient_checkpointing()
+
+    with pytest.raises(BuilderError, match="cannot be combined with torch.compile, and Net is compiled"):
+        builder.build(make(Backend()), Adam())
