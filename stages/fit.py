@@ -259,7 +259,11 @@ def _train(config: FitConfig, paths: Paths, store: "runs.RunStore", around: Surr
         sys.stdout.write(f"run {store.key} goes on {run.resumed}\n")
     plots = loggers.PlotPaths(paths.plots, paths.iterations, paths.confusion).moved(store.path / "plots")
     train, valid = _loaders(config, prepared)
-    run.fit(train, valid)
+    try:
+        run.fit(train, valid)
+    except (StageError, OSError):
+        store.check_exists()  # if it was removed, that is the reason
+        raise
     seed = derived_seed(config.seed, "confusion")
     matrix = learner.confusion_matrix(run.model, valid, seed=seed, should_stop=lambda: run.interrupted)
     if run.interrupted:

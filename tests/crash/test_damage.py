@@ -82,7 +82,7 @@ def test_a_missing_file_of_a_finished_run_is_made_again(name, run, reference):
 
 
 class AtStep(Counter):
-    """Does something after a number of steps."""
+    """Does something after a number of steps, once."""
 
     def __init__(self, number, action):
         super().__init__()
@@ -91,7 +91,16 @@ class AtStep(Counter):
     def step(self, progress):
         super().step(progress)
         if self.steps == self._number:
+            self._number = None
             self._action()
+
+
+@pytest.fixture
+def copied(reference, tmp_path_factory):
+    """The same run, not begun yet."""
+    run = Tiny(reference.folder.parent / tmp_path_factory.mktemp("copied").name)
+    run.begin()
+    return run
 
 
 @pytest.fixture
@@ -143,3 +152,49 @@ def test_a_run_on_other_devices_shares_no_store(before, after, reference, tmp_pa
 
     assert copy.outputs() == straight.outputs()
     assert len([path for path in copy.paths.runs.iterdir() if path.is_dir()]) == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "step", "is_replaced"), [("store", 3, False), ("store", 21, True), ("runs", 3, True)]
+)
+def test_a_store_that_is_deleted_while_the_run_works_in_it_ends_the_run(what, step, is_replaced, copied):
+    def delete():
+        store = copied.store()
+        shutil.rmtree({"store": store, "runs": copied.paths.runs}[what])
+        if is_replaced:
+            store.mkdir(parents=True)
+
+    code, _, said = in_child(
+        lambda: fit(FOUR_EPOCHS, copied.paths, Surroundings(renderer=AtStep(step, delete)))
+    )
+
+    assert code == 1
+    assert "was removed or replaced while the run worked in it" in said
+    assert copied.outputs() == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train/epoch-1",
+        "train/epoch-3",
+        "valid/epoch-1/Loss.log",
+        "train/epoch-3/Loss.log",
+        "checkpoint",
+        "plots",
+    ],
+)
+def test_files_of_a_store_that_are_deleted_while_the_run_works_in_it_are_made_again(name, copied, reference):
+    def delete():
+        path = copied.store() / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
+
+    around = Surroundings(renderer=AtStep(15, delete))
+    code, _, said = in_child(lambda: fit(FOUR_EPOCHS, copied.paths, around))
+    assert code == 0 or (code == 1 and "removed" in said), said
+    assert copied.outputs() == (reference.outputs() if code == 0 else {})
+
+    again, _, said = in_child(lambda: copied.fit(FOUR_EPOCHS))
+    assert again == 0, said
+    assert copied.outputs() == reference.outputs()
