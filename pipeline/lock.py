@@ -46,8 +46,7 @@ def project_lock(starters: Sequence[int] = (), *, patience_seconds: float = 0.0)
     another process has the lock for longer than *patience_seconds*; one whose own starters are gone is given
     time to leave.
     """
-    PATH.parent.mkdir(exist_ok=True)
-    with PATH.open("a+") as file:
+    with _opened() as file:
         _acquire(file, patience_seconds)
         os.register_at_fork(after_in_child=file.close)  # or a loader's worker would hold it too
         file.truncate(0)
@@ -58,6 +57,17 @@ def project_lock(starters: Sequence[int] = (), *, patience_seconds: float = 0.0)
         finally:
             file.truncate(0)
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _opened() -> IO[str]:
+    try:
+        PATH.parent.mkdir(exist_ok=True)
+        return PATH.open("a+")
+    except OSError as error:
+        raise StageError(
+            f"{PATH.resolve()} cannot be opened: {error.strerror}. If it belongs to another user, run in a "
+            "clone of your own, or have that user run `chmod -R a+rwX .runs`"
+        ) from error
 
 
 def _acquire(file: IO[str], patience_seconds: float) -> None:

@@ -93,7 +93,7 @@ def _owners() -> set[int]:
     here = Path.cwd()
     path = next((each / NOTE for each in (here, *here.parents) if (each / NOTE).exists()), NOTE)
     for _ in range(20):
-        with suppress(OSError, ValueError, AttributeError, KeyError):  # ValueError: DVC is writing it
+        with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # DVC is writing it
             content = json.loads(path.read_text())
             return {int(each["pid"]) for each in content.get("write", {}).values()}
         if not path.exists():

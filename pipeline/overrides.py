@@ -65,8 +65,11 @@ def _edited(text: str, wanted: Any) -> str:
     _, step, dash = load_yaml_guess_indent(text)
     yaml.indent(sequence=(step or 2), offset=(dash or 0))
     content = yaml.load(text)
-    _merge(content, wanted)
     target = io.StringIO()
+    if content is None:  # nothing but comments
+        yaml.dump(wanted, target)
+        return text + target.getvalue()
+    _merge(content, wanted)
     yaml.dump(content, target)
     return target.getvalue()
 

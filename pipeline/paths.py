@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pipeline.lockfile import read_lock
 from pipeline.params import read_yaml
 from stages.contracts.errors import ParamsError
 
@@ -34,10 +35,8 @@ def runs_root() -> Path:
 
 
 def recorded_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
-    """The md5 of the file *output* that *path* has recorded; None where it has none."""
-    if not path.exists():
-        return None
-    for entry in (read_yaml(path).get("stages") or {}).values():
+    """Return the md5 of the file *output* that *path* has recorded; None if it has none."""
+    for entry in (read_lock(path).get("stages") or {}).values():
         for out in entry.get("outs", []):
             if out["path"] == output.as_posix():
                 return str(out.get("md5"))

@@ -17,11 +17,13 @@ import dvc.stage.run
 from dvc.env import DVC_ROOT, DVC_STAGE
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
+from voluptuous import Invalid
 
 from pipeline.bodies import run_body
 from pipeline.cache_content import remove_damaged_output, verify_restores
+from pipeline.lockfile import check_lock
 from pipeline.signals import held
-from pipeline.torn import keep_lock, mend
+from pipeline.torn import LOCK, keep_lock, mend
 from stages.contracts.errors import StageError, StageFailedError
 from stages.contracts.events import Renderer
 
@@ -80,6 +82,7 @@ def _reproduce(name: str, body: Callable[[], None], called: Sequence[str]) -> li
     verify_restores()
     try:
         mend()
+        check_lock(LOCK)
         keep_lock()
         with _quiet_dvc(), Repo() as repo:
             return list(repo.reproduce(name, single_item=True))
@@ -106,7 +109,7 @@ def restore_outputs(name: str) -> None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The project's own error behind what DVC made of it; DVC's words where there is none."""
+    """Return the project's or the user's own error behind DVC's; if there is none, DVC's message."""
     messages, cause = [], error
     while cause is not None:
         if isinstance(cause, StageError):
@@ -114,7 +117,9 @@ def _cause(error: BaseException) -> BaseException:
         if not isinstance(cause, DvcException):
             return cause
         messages.append(str(cause))
-        if cause.__cause__ is None:
+        if cause.__cause__ is None or isinstance(
+            cause.__cause__, Invalid
+        ):  # DVC cannot read a file of its own
             break
         cause = cause.__cause__
     return StageFailedError(": ".join(messages))

@@ -15,7 +15,7 @@ from dvc.scm import RevError, resolve_rev
 from dvc_data.index import DataIndexError
 
 from pipeline.cache_content import DIRECTORY, remove_damaged_files, remove_if_damaged
-from pipeline.params import read_yaml
+from pipeline.lockfile import read_lock
 from pipeline.paths import read_paths
 from stages.contracts.errors import CheckpointError, ParamsError, StageError
 
@@ -107,7 +107,7 @@ class Revision:
         if not self._files.exists((self._here / "dvc.lock").as_posix()):
             return
         self._get(Path("dvc.lock"), lock)
-        for stage in (read_yaml(lock).get("stages") or {}).values():
+        for stage in (read_lock(lock).get("stages") or {}).values():
             for out in stage.get("outs", []):
                 if str(out.get("md5")).endswith(DIRECTORY):
                     remove_if_damaged(self._cache, out["md5"])

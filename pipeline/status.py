@@ -8,12 +8,16 @@ from dvc.repo import Repo
 
 from pipeline.bodies import STAGES
 from pipeline.commands.runs import lines as run_lines
+from pipeline.lockfile import check_lock
 from pipeline.paths import read_paths, runs_root
+from pipeline.torn import LOCK, mend
 from stages.contracts.errors import StageFailedError
 
 
 def status_lines() -> list[str]:
     """A line for each stage, one that says which epochs have a checkpoint, and one for each run store."""
+    mend()
+    check_lock(LOCK)
     try:
         with Repo() as repo:
             changed = repo.status()

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
+from pipeline.lockfile import is_cut, read_lock
+from stages.contracts.errors import StageError
 from stages.contracts.files import written_whole
 
 LOCK = Path("dvc.lock")
@@ -35,12 +34,12 @@ def keep_lock() -> None:
 
 
 def mend() -> None:
-    """Put right what a kill has torn in the project in this folder.
+    """Repair what a kill has cut short in the project in this folder.
 
-    Nothing is touched that another process may be writing at this moment.
+    Files that another process may be writing are left alone, and so is a dvc.lock that DVC did not write.
     """
     with suppress(OSError), none_writes(TEMPORARY / "lock") as free:
-        if free and not is_whole_lock(LOCK):
+        if free and is_cut(LOCK):
             _put_back()
     with suppress(OSError), none_writes(TEMPORARY / "rwlock.lock") as free:
         if free and not is_whole_note(NOTE):
@@ -48,24 +47,26 @@ def mend() -> None:
 
 
 def is_whole_lock(path: Path) -> bool:
-    """Whether DVC can read the dvc.lock *path*, or begins one because there is none."""
+    """Return whether DVC can read the dvc.lock *path*, or there is none."""
     try:
-        return "schema" in (YAML(typ="safe").load(path.read_text(encoding="utf-8")) or {})
-    except FileNotFoundError:
-        return True
-    except (YAMLError, UnicodeDecodeError, TypeError):
+        read_lock(path)
+    except StageError:
         return False
+    return not is_cut(path)
 
 
 def is_whole_note(path: Path) -> bool:
-    """The same of the note of readers and writers."""
+    """Return whether DVC can read its list *path* of readers and writers, or there is none."""
     try:
-        json.loads(path.read_text())
+        content = json.loads(path.read_text())
+        read = [each for several in content.get("read", {}).values() for each in several]
+        return all(
+            int(each["pid"]) and str(each["cmd"]) for each in (*content.get("write", {}).values(), *read)
+        )
     except FileNotFoundError:
         return True
-    except ValueError:
+    except (ValueError, TypeError, KeyError, AttributeError):
         return False
-    return True
 
 
 @contextmanager

@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 35.0
 DEEP_SECONDS = 24 * 3600.0
+GIT_ROUNDS = 3
 
 
 def doctor(
     *,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Remove the locks and ghosts of processes that are gone.")
+        bool,
+        typer.Option(
+            "--fix", help="Clear what killed processes left: locks, experiments, changes of the checkout."
+        ),
     ] = False,
     deep: Annotated[
         bool, typer.Option("--deep", help="Also read every file in DVC's cache and check its hash.")
@@ -33,10 +37,7 @@ def doctor(
         checks |= {"cache": _deep_check()}
         by_check |= gathered({"cache": checks["cache"]}, DEEP_SECONDS)
     if fix:
-        mended = {name: _mended(findings) for name, findings in by_check.items()}
-        again = {name: checks[name] for name in mended if mended[name]}
-        by_check |= gathered(again, DEEP_SECONDS if deep else PATIENCE_SECONDS)
-        for what in (what for each in mended.values() for what in each):
+        for what in _fix(by_check, checks):
             typer.echo(f"mended: {what}", err=as_json)
     found = once(by_check)
     if as_json:
@@ -50,7 +51,7 @@ def doctor(
 
 def _checks() -> "dict[str, Check]":
     try:
-        from pipeline.health import leftovers, remotes, surroundings, untracked
+        from pipeline.health import checkout, leftovers, remotes, surroundings, untracked
     except ImportError as error:
         raise StageError(f"{error}: install learner-pipeline anew, with what it needs") from error
     return {
@@ -61,6 +62,7 @@ def _checks() -> "dict[str, Check]":
         "prefect": surroundings.prefect,
         "remotes": remotes.remotes,
         "untracked": untracked.untracked,
+        "git": checkout.checkout,
         "locks": leftovers.locks,
         "experiments": leftovers.ghosts,
         "runs": leftovers.runs,
@@ -71,6 +73,23 @@ def _deep_check() -> "Check":
     from pipeline.health.cache import cache
 
     return cache
+
+
+def _fix(by_check: "dict[str, list[Finding]]", checks: "dict[str, Check]") -> list[str]:
+    """Do what repairs the findings in *by_check*, and look again; return what each of them was.
+
+    Git comes first, until nothing is left: a lock file hides what else is wrong, and DVC's locks, which are
+    cleared later, show which experiment was killed.
+    """
+    from pipeline.health.findings import gathered
+
+    fixed = []
+    for name in [*["git"] * GIT_ROUNDS, *(each for each in by_check if each != "git")]:
+        if mended := _mended(by_check[name]):
+            fixed += mended
+            seconds = DEEP_SECONDS if name == "cache" else PATIENCE_SECONDS
+            by_check |= gathered({name: checks[name]}, seconds)
+    return fixed
 
 
 def _mended(findings: "list[Finding]") -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from dvc.repo import Repo
 
 from pipeline.cache_content import DIRECTORY, files_of, is_damaged, place_of
+from pipeline.lockfile import parse_lock
 from pipeline.params import parse_yaml
 from pipeline.paths import paths_in
 from stages.contracts.errors import ParamsError
@@ -33,7 +34,8 @@ class Source:
     @cached_property
     def lock(self) -> Mapping[str, Any]:
         """Stage to what DVC recorded of it; empty where nothing was run."""
-        return self.tracked("dvc.lock").get("stages") or {}
+        text = self._text("dvc.lock")
+        return {} if text is None else parse_lock(text, "dvc.lock").get("stages") or {}
 
     @cached_property
     def paths(self) -> dict[str, Path]:

@@ -15,9 +15,10 @@ from dvc.repo import Repo
 
 from pipeline.health.findings import Finding, Level, ok, problem, warning
 from pipeline.lock import PATH as PROJECT_LOCK
+from pipeline.lockfile import check_lock, is_cut
 from pipeline.orphans import is_alive
 from pipeline.paths import runs_root
-from pipeline.torn import LOCK, is_whole_lock, mend, none_writes
+from pipeline.torn import LOCK, mend, none_writes
 from stages.contracts.files import write_text
 from stages.runs.lock import is_held
 from stages.runs.overview import Run, State
@@ -37,9 +38,11 @@ def locks() -> Iterator[Finding]:
     except DvcException:
         return
     found = [each for name in RWLOCKS for each in _list_of(temporary / name)]
-    if not is_whole_lock(LOCK):
+    if is_cut(LOCK):
         what = f"{LOCK} is not whole, as after a kill or on a full disk, and DVC refuses to work"
         found.append(problem("locks", what, f"git checkout {LOCK}: {DOCTOR}", mend))
+    else:
+        check_lock(LOCK)
     if PROJECT_LOCK.exists() and is_held(PROJECT_LOCK):
         pid = (PROJECT_LOCK.read_text().split() or ["unknown"])[0]
         found.append(ok("locks", f"pid {pid} works in this project now ({PROJECT_LOCK})"))
@@ -64,11 +67,11 @@ def _list_of(path: Path) -> Iterator[Finding]:
             yield ok("locks", f"pid {pid} works in this project now: {command}")
     if taken:
         what = f"{path} names pid {_listed(taken)}, which is another process now: DVC waits for it for ever"
-        yield problem("locks", what, f"take it out: {DOCTOR}", partial(_remove_gone, path))
+        yield problem("locks", what, f"take it out: {DOCTOR}", partial(remove_gone, path))
     elif gone:
         what = f"{path} still names pid {_listed(gone)}, which is gone"
         yield warning(
-            "locks", what, f"DVC's next command takes it out; or {DOCTOR}", partial(_remove_gone, path)
+            "locks", what, f"DVC's next command takes it out; or {DOCTOR}", partial(remove_gone, path)
         )
 
 
@@ -99,7 +102,8 @@ def _remove_broken(path: Path) -> None:
             path.unlink()
 
 
-def _remove_gone(path: Path) -> None:
+def remove_gone(path: Path) -> None:
+    """Remove the entries of ended processes from DVC's list of readers and writers *path*."""
     with _guard(path) as free:
         if not free or not (owners := _owners(path)):
             return

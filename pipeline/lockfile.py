@@ -1,0 +1,117 @@
+"""The form of dvc.lock: intact, cut short by a kill, or not what DVC writes."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from stages.contracts.errors import StageError
+
+HEAD = "schema: '2.0'\n"
+"""First line of what DVC writes."""
+RESTORE = "Run `git checkout dvc.lock`"
+_CONFLICT = re.compile(r"^(<<<<<<<|=======|>>>>>>>)( .*)?$", re.MULTILINE)
+
+
+def read_lock(path: Path) -> dict[str, Any]:
+    """Return the content of *path*; empty if it is missing. Raises `StageError` if it is not a dvc.lock."""
+    try:
+        return parse_lock(path.read_text(encoding="utf-8"), path)
+    except FileNotFoundError:
+        return {}
+    except UnicodeDecodeError as error:
+        raise StageError(f"{path} is not a dvc.lock: {error}. {RESTORE}") from error
+
+
+def parse_lock(text: str, source: Path | str) -> dict[str, Any]:
+    """Return the content of *text*, read from *source*. Raises `StageError` if it is not a dvc.lock."""
+    content, problem = _examined(text)
+    if problem:
+        raise StageError(f"{source} is not a dvc.lock: {problem}")
+    return dict(content)
+
+
+def check_lock(path: Path) -> None:
+    """Raise `StageError` if *path* is neither a dvc.lock nor one that is cut short."""
+    if not is_cut(path):
+        read_lock(path)
+
+
+def is_cut(path: Path) -> bool:
+    """Return whether *path* is the beginning of a dvc.lock, as a kill or a full disk leaves it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    except UnicodeDecodeError:
+        return path.read_bytes().startswith(HEAD.encode())
+    if not text.strip("\0 \n") or HEAD.startswith(text):  # DVC writes no dvc.lock without stages
+        return True
+    if _CONFLICT.search(text) or not text.startswith(HEAD):
+        return False
+    if "\0" in text:
+        return True
+    try:
+        content = _load(text)
+    except YAMLError:
+        return True
+    return _last(content) is None or (not text.endswith("\n") and any(_problems(content)))
+
+
+def _load(text: str) -> Any:
+    return YAML(typ="safe").load(text)
+
+
+def _last(content: Any) -> Any:
+    """Return the last value of *content*, at any depth."""
+    while isinstance(content, dict | list) and content:
+        content = list(content.values())[-1] if isinstance(content, dict) else content[-1]
+    return content
+
+
+def _examined(text: str) -> tuple[Mapping[str, Any], str]:
+    """Return the content of *text* and what is wrong with it, if anything."""
+    if conflict := _CONFLICT.search(text):
+        line = text.count("\n", 0, conflict.start()) + 1
+        return {}, (
+            f"line {line} is a conflict marker of git. Run `git checkout --ours dvc.lock` or "
+            "`git checkout --theirs dvc.lock`, and then `learner run`"
+        )
+    try:
+        content = _load(text)
+    except YAMLError as error:
+        return {}, f"it is not valid YAML: {error}. {RESTORE}"
+    problem = next(_problems(content), "")
+    return ({}, f"{problem}. {RESTORE}") if problem else (content, "")
+
+
+def _problems(content: Any) -> Iterator[str]:
+    if not isinstance(content, dict) or "schema" not in content:
+        yield f"it has no schema, but is {str(content)[:60]!r}"
+        return
+    stages = content.get("stages", {})
+    if not isinstance(stages, dict):
+        yield f"stages is {str(stages)[:60]!r}, not a mapping"
+        return
+    for name, stage in stages.items():
+        if not isinstance(stage, dict) or "cmd" not in stage:
+            yield f"stages.{name} is {str(stage)[:60]!r}, not a mapping with a cmd"
+            return
+        for key in ("deps", "outs"):
+            entries = stage.get(key, [])
+            if not isinstance(entries, list) or not all(map(_is_entry, entries)):
+                yield f"stages.{name}.{key} is {str(entries)[:60]!r}, not a list of paths with hashes"
+        params = stage.get("params", {})
+        if not isinstance(params, dict) or not all(isinstance(each, dict) for each in params.values()):
+            yield f"stages.{name}.params is {str(params)[:60]!r}, not a mapping of files"
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("path"), str)
+        and isinstance(entry.get("md5", ""), str)
+    )

@@ -1,0 +1,156 @@
+"""`dvc exp run --temp` in the user's checkout, killed while it changes that: `learner doctor` repairs it."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipeline.health.checkout import BACKUP, checkout, users_of
+from pipeline.health.findings import Level
+
+KILLED = """
+import os, signal, sys
+import dvc.utils.hydra
+from dvc.cli import main
+from dvc.repo.experiments.queue.base import BaseStashQueue
+from scmrepo.git import Git
+from scmrepo.git.stash import Stash
+
+def kill_after(owner, name, call):
+    original, calls = getattr(owner, name), []
+    def called(*given, **named):
+        result = original(*given, **named)
+        calls.append(name)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    setattr(owner, name, called)
+
+def kill_at_rename(part):
+    def hook(event, arguments):
+        if event == "os.rename" and part in str(arguments[0]):
+            os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+
+MOMENTS = {
+    "user's changes stashed": lambda: kill_after(Stash, "push", 1),
+    "HEAD detached": lambda: kill_after(Git, "checkout", 1),
+    "user's changes applied": lambda: kill_after(Stash, "apply", 1),
+    "object locked": lambda: kill_at_rename(".git/objects/"),
+    "index locked": lambda: kill_at_rename(".git/index.lock"),
+    "overrides staged": lambda: kill_after(BaseStashQueue, "_update_params", 1),
+    "arguments staged": lambda: kill_after(BaseStashQueue, "_pack_args", 1),
+    "experiment stashed": lambda: kill_after(BaseStashQueue, "_stash_msg", 1),
+    "overrides written": lambda: kill_after(dvc.utils.hydra, "apply_overrides", 1),
+    "queued": lambda: kill_after(BaseStashQueue, "_stash_exp", 1),
+}
+MOMENTS[sys.argv[1]]()
+main(["exp", "run", "--temp", "--name", "x", "-S", "fit.num_epochs=1"])
+"""
+WITH_EDITS = [
+    "user's changes stashed",
+    "HEAD detached",
+    "user's changes applied",
+    "object locked",
+    "index locked",
+    "overrides staged",
+    "arguments staged",
+    "overrides written",
+]
+CLEAN = ["HEAD detached", "index locked", "overrides staged", "arguments staged", "queued"]
+
+
+def killed(project, moment):
+    """Run the experiment until *moment*, with nothing left of it then."""
+    done = project.run(sys.executable, "-c", KILLED, moment)
+    assert done.code == -9, done.text
+
+
+def state(project):
+    """Return what a user sees of a checkout: branch, status, stashes and files."""
+    status = project.ok("git", "status", "--porcelain=2", "--branch")
+    return status, project.ok("git", "stash", "list"), project.files("params.yaml", "README.md", "stages")
+
+
+def fixed(project, monkeypatch):
+    """Do what `learner doctor --fix` does about git; return the findings before."""
+    monkeypatch.chdir(project.folder)
+    found = list(checkout())
+    for each in found:
+        if each.mend:
+            each.mend()
+    return found
+
+
+@pytest.mark.parametrize("moment", WITH_EDITS)
+def test_the_users_changes_are_restored(project, monkeypatch, moment):
+    project.edit("README.md", "DVC", "D V C")
+    project.ok("git", "add", "README.md")
+    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 7")
+    before = state(project)
+    killed(project, moment)
+
+    found = fixed(project, monkeypatch)
+
+    assert {each.level for each in found} == {Level.PROBLEM}, found
+    after = state(project)
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert [line for line in after[1].splitlines() if BACKUP not in line] == []
+    assert [each.what for each in checkout()] == ["no leftovers of killed processes"]
+
+
+@pytest.mark.parametrize("moment", CLEAN)
+def test_a_clean_checkout_is_clean_again(project, monkeypatch, moment):
+    before = state(project)
+    killed(project, moment)
+
+    fixed(project, monkeypatch)
+
+    after = state(project)
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert [each.what for each in checkout()] == ["no leftovers of killed processes"]
+
+
+def test_a_change_that_may_be_the_users_is_reported_with_the_command(project, monkeypatch):
+    killed(project, "arguments staged")
+    project.edit("params.yaml", "batch_size: 32", "batch_size: 16")
+    before = project.files("params.yaml")
+
+    [found] = [each for each in fixed(project, monkeypatch) if "left this checkout changed" in each.what]
+
+    assert found.mend is None
+    assert "git diff params.yaml" in found.cure
+    assert project.files("params.yaml") == before
+
+
+def test_a_stash_of_the_users_own_is_never_taken_for_one_of_dvc(project, monkeypatch):
+    project.edit("README.md", "DVC", "D V C")
+    an_hour_ago = f"{time.time() - 3600:.0f} +0000"
+    project.ok("git", "stash", GIT_COMMITTER_DATE=an_hour_ago, GIT_AUTHOR_DATE=an_hour_ago)
+    own = project.ok("git", "rev-parse", "stash@{0}")
+    killed(project, "HEAD detached")
+
+    fixed(project, monkeypatch)
+
+    assert project.ok("git", "rev-parse", "stash@{0}") == own
+
+
+def test_locks_and_parts_are_left_alone_while_a_git_runs(project, monkeypatch):
+    lock = project.folder / ".git/index.lock"
+    lock.touch()
+    part = project.folder / f".{'a' * 22}.tmp"
+    part.touch()
+    os.utime(part, (1, 1))
+    shell = ["sh", "-c", "git cat-file --batch; true"]  # so that git is not a child of this process
+    with subprocess.Popen(shell, cwd=project.folder, stdin=subprocess.PIPE) as running:
+        while not users_of(project.folder):
+            time.sleep(0.01)
+        [found] = fixed(project, monkeypatch)
+        running.stdin.close()
+    assert (found.level, lock.exists(), part.exists()) == (Level.OK, True, True)
+
+    levels = [each.level for each in fixed(project, monkeypatch)]
+
+    assert (levels, lock.exists(), part.exists()) == ([Level.PROBLEM, Level.WARNING], False, False)
