@@ -4,7 +4,6 @@ import os
 import sys
 from contextlib import ExitStack
 from errno import EDQUOT, ENOSPC
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,9 +49,10 @@ def _run_stages(report: "Callable[[str, Outcome], None]") -> None:
     from pipeline.params import read_params
 
     read_params()  # before anything is started or removed
+    is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, _warn)
     with project_lock():
         take_care(os.getpid())
-        if prefect_api.configured():
+        if is_recorded:
             from pipeline.flows.recording import run_flow
 
             run_flow(report)
@@ -116,9 +116,9 @@ def stage(
             if waiting:
                 leave_with(waiting)
             stack.enter_context(project_lock(waiting))
-            if restore_params(partial(typer.echo, err=True)):  # DVC has decided with the overrides in it
+            if restore_params(_warn):  # DVC has decided with the overrides in it
                 raise StageError(f"{name} was not run with them. Run the same command again")
-            _run_stage(name)
+            _run_stage(name, dvc)
         except BaseException:
             if dvc and is_alive(dvc):  # else another DVC may be at work on the outputs by now
                 from pipeline.reproduce import restore_outputs
@@ -127,12 +127,13 @@ def stage(
             raise
 
 
-def _run_stage(name: str) -> None:
+def _run_stage(name: str, dvc: int | None) -> None:
     from pipeline import prefect_api
     from pipeline.bodies import STAGES, run_body
 
-    if prefect_api.configured() and name in STAGES:
+    if name in STAGES and prefect_api.is_stage_recorded(dvc, _warn):
         os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
+        from pipeline.flows.goodbye import explain_refusal
         from pipeline.flows.membership import member_of_flow_run
         from pipeline.flows.recorded import run_recorded
         from pipeline.tasks import TASKS, hide_expected_tracebacks
@@ -140,7 +141,8 @@ def _run_stage(name: str) -> None:
         hide_expected_tracebacks()
         with member_of_flow_run() as is_recorded:
             if is_recorded:
-                TASKS[name](run_recorded)
+                with explain_refusal():
+                    TASKS[name](run_recorded)
                 return
             typer.echo("warning: the Prefect server has gone, so this stage is not recorded there", err=True)
     run_body(name)
@@ -231,7 +233,11 @@ def _root(
 def _restore_params() -> None:
     from pipeline.params_journal import restore_idle_params
 
-    restore_idle_params(partial(typer.echo, err=True))
+    restore_idle_params(_warn)
+
+
+def _warn(message: str) -> None:
+    typer.echo(message, err=True)
 
 
 def main() -> None:

@@ -1,19 +1,50 @@
-"""Whether a Prefect API is configured, told without importing Prefect."""
+"""The Prefect API that is configured, and whether a run is recorded there, without importing Prefect."""
 
+import base64
+import json
 import os
+import ssl
+import threading
 import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from enum import StrEnum
+from http import HTTPStatus
 from pathlib import Path
 
+from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.files import write_text
+from stages.runs.owner import Owner, to_json
+
 URL = "PREFECT_API_URL"
+VARIABLE = "LEARNER_PREFECT"
+FLOW_RUN = "LEARNER_FLOW_RUN"
+"""Names the flow run that a stage belongs to, in the environment of its process."""
+PROBE_SECONDS = 4.0
+"""The time limit of the whole probe, which may try several addresses of one name."""
+
+UNREACHABLE = Path(".runs/prefect-unreachable.json")
+"""Names the process of DVC that has been warned."""
+
+
+class Recording(StrEnum):
+    """What a run does if the configured API is unreachable."""
+
+    REQUIRED = "required"
+    """It fails before it changes anything."""
+    OPTIONAL = "optional"
+    """It continues without a record, with a warning."""
 
 
 def configured() -> bool:
-    """Whether ``PREFECT_API_URL`` is set, in the environment or in the active profile of Prefect."""
+    """Return whether ``PREFECT_API_URL`` is set, in the environment or in the active profile of Prefect."""
     return bool(setting(URL))
 
 
 def setting(name: str) -> str:
-    """What *name* is set to, in the environment or else in Prefect's active profile; empty for nothing."""
+    """Return the setting *name* from the environment or Prefect's active profile; empty if it is not set."""
     if name in os.environ:
         return os.environ[name]
     home = Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect"))
@@ -24,3 +55,110 @@ def setting(name: str) -> str:
         return ""
     active = os.environ.get("PREFECT_PROFILE", content.get("active", ""))
     return str(content.get("profiles", {}).get(active, {}).get(name, ""))
+
+
+def recording(default: Recording) -> Recording:
+    """Return the value of ``LEARNER_PREFECT``, or *default*. Raises `ParamsError` for any other value."""
+    text = os.environ.get(VARIABLE) or default
+    if text not in list(Recording):
+        raise ParamsError(f"{VARIABLE} is {text!r}: set it to {' or '.join(map(repr, map(str, Recording)))}")
+    return Recording(text)
+
+
+def is_recorded(default: Recording, warn: Callable[[str], None]) -> bool:
+    """Return whether to record a run in Prefect, after a probe of the API that is configured.
+
+    *default* applies if ``LEARNER_PREFECT`` is not set; *warn* receives the warning if an optional record is
+    impossible. Raises `StageError` if a required one is.
+    """
+    is_required = recording(default) is Recording.REQUIRED
+    if not configured():
+        if os.environ.get(VARIABLE) == Recording.REQUIRED:
+            raise StageError(f"{VARIABLE} is 'required' and no Prefect API is configured: set {URL}")
+        return False
+    if is_required:
+        require(f"or {VARIABLE}=optional to run without a record")
+    elif problem := probe():
+        warn(f"warning: {_unreachable(problem)}, so this run is not recorded there")
+        return False
+    return True
+
+
+def is_stage_recorded(dvc: int | None, warn: Callable[[str], None]) -> bool:
+    """Return whether to record a stage that process *dvc* started, with one warning for all of its stages.
+
+    A stage of a flow run is recorded with that run.
+    """
+    if os.environ.get(FLOW_RUN):
+        return configured()
+    if dvc is None or not configured() or recording(Recording.OPTIONAL) is Recording.REQUIRED:
+        return is_recorded(Recording.OPTIONAL, warn)
+    note = json.dumps({"dvc": to_json(Owner.of(dvc)), "api": setting(URL)})
+    if UNREACHABLE.exists() and UNREACHABLE.read_text(encoding="utf-8") == note:
+        return False
+    if is_recorded(Recording.OPTIONAL, warn):
+        return True
+    write_text(UNREACHABLE, note)
+    return False
+
+
+def require(alternative: str = "") -> None:
+    """Raise `StageError` if the configured API is unreachable; *alternative* ends the advice."""
+    if problem := probe():
+        advice = " ".join(filter(None, (f"Start the server, or set {URL} to another,", alternative)))
+        raise StageError(f"{_unreachable(problem)}. {advice.rstrip(',')}")
+
+
+def probe() -> str | None:
+    """Return why the configured API is unreachable; None if it responds.
+
+    A refused login or certificate counts as a response, because Prefect has settings of its own for both.
+    """
+    found: list[str | None] = []
+    thread = threading.Thread(target=lambda: found.append(_probe()), daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)  # the lookup of a name has no time limit of its own
+    return found[0] if found else f"no response within {PROBE_SECONDS:g} s"
+
+
+def request(path: str, timeout_seconds: float) -> bytes:
+    """Return the first 64 KiB of what the API responds below *path*. Raises `OSError` and `ValueError`."""
+    url = setting(URL).rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("it must begin with http:// or https://")
+    query = urllib.request.Request(f"{url}/{path}", headers=_headers())  # noqa: S310  checked above
+    with urllib.request.urlopen(query, timeout=timeout_seconds) as response:  # noqa: S310  the same
+        content: bytes = response.read(1 << 16)
+        return content
+
+
+def _headers() -> dict[str, str]:
+    headers = {}
+    with suppress(ValueError):
+        headers |= json.loads(setting("PREFECT_CLIENT_CUSTOM_HEADERS") or "{}")
+    if key := setting("PREFECT_API_KEY"):
+        headers["Authorization"] = f"Bearer {key}"
+    elif login := setting("PREFECT_API_AUTH_STRING"):
+        headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+    return headers
+
+
+def _probe() -> str | None:
+    try:
+        content = request("health", PROBE_SECONDS)
+    except urllib.error.HTTPError as error:
+        is_refusal = error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        is_cloud = error.code == HTTPStatus.NOT_FOUND and "api.prefect.cloud" in setting(URL)
+        return None if is_refusal or is_cloud else f"HTTP {error.code} from {error.url}"
+    except TimeoutError:
+        return f"no response within {PROBE_SECONDS:g} s"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return None if isinstance(reason, ssl.SSLCertVerificationError) else str(reason)
+    except Exception as error:  # noqa: BLE001  http.client's own, for what is not HTTP
+        return f"it does not speak HTTP ({type(error).__name__})"
+    return "it responds with a web page" if content.lstrip().startswith(b"<") else None
+
+
+def _unreachable(problem: str) -> str:
+    return f"the Prefect API at {setting(URL)} is unreachable ({problem})"

@@ -35,6 +35,11 @@ def serve(
     ] = OnCollision.wait,
 ) -> None:
     """Run on a schedule, as a deployment of the Prefect server that is configured, until this is ended."""
+    from pipeline import prefect_api
+
+    prefect_api.recording(prefect_api.Recording.REQUIRED)
+    if prefect_api.configured():
+        prefect_api.require()
     from pipeline.flows.serving import Plan, serve_deployment
 
     parameters = {

@@ -1,5 +1,6 @@
 """The command `learner sweep`."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
@@ -37,6 +38,6 @@ def sweep(
         show(points)
         return
     run = run_alone
-    if prefect_api.configured():
+    if prefect_api.is_recorded(prefect_api.Recording.REQUIRED, partial(typer.echo, err=True)):
         from pipeline.sweeping.recorded import run_recorded as run
     run_sweep(points, Crew(Engine(engine), jobs, address), run, share_gpus=share_gpus)

@@ -10,14 +10,20 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import httpx
 from prefect.settings import PREFECT_API_URL
 
 from pipeline.seconds import seconds_of
+from stages.contracts.errors import StageError
 
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
 DEFAULT_SECONDS = 60.0
 PROBE_SECONDS = 2.0
+UNREACHABLE = "Failed to reach API"
+"""Begins the message of the RuntimeError that Prefect raises if it cannot connect at the start."""
 
 
 def begin_goodbye(over: threading.Event, seconds: float) -> None:
@@ -40,6 +46,23 @@ def gone_message() -> str:
         f"the Prefect server at {PREFECT_API_URL.value()} has gone, so it does not know how this ended. "
         "What the stages made is recorded by DVC: `learner status` shows it"
     )
+
+
+@contextmanager
+def explain_refusal() -> Iterator[None]:
+    """Raise `StageError` if the server refuses a request of the block or is unreachable when it begins."""
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        code = error.response.status_code
+        advice = ": check PREFECT_API_KEY or PREFECT_API_AUTH_STRING" if code in (401, 403) else ""
+        raise StageError(
+            f"the Prefect API at {error.request.url} responded with HTTP {code}{advice}"
+        ) from error
+    except RuntimeError as error:
+        if not str(error).startswith(UNREACHABLE):
+            raise
+        raise StageError(str(error).partition("\n")[0]) from error
 
 
 def _watch(over: threading.Event, seconds: float) -> None:

@@ -11,8 +11,9 @@ from prefect.context import FlowRunContext
 from prefect.results import get_result_store
 from prefect.task_runners import ThreadPoolTaskRunner
 
-FLOW_RUN = "LEARNER_FLOW_RUN"
-"""Names the flow run, in the environment of the process."""
+from pipeline import prefect_api
+
+FLOW_RUN = prefect_api.FLOW_RUN
 
 
 @contextmanager

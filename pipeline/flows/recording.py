@@ -1,4 +1,4 @@
-"""The flow from the command line, whatever becomes of the server that records it."""
+"""The flow from the command line, also if the server that records it goes away."""
 
 import threading
 from functools import partial
@@ -6,18 +6,19 @@ from functools import partial
 import httpx
 
 from pipeline.flow import Report, learner_flow
-from pipeline.flows.goodbye import begin_goodbye, gone_message, goodbye_seconds
+from pipeline.flows.goodbye import begin_goodbye, explain_refusal, gone_message, goodbye_seconds
 from stages.contracts.errors import StageError
 
 
 def run_flow(report: Report) -> None:
-    """Bring every stage up to date as a recorded flow; *report* hears of each one's outcome.
+    """Bring every stage up to date as a recorded flow; *report* receives the outcome of each one.
 
-    Raises `StageError` where the server goes away; the process ends then in a bounded time.
+    Raises `StageError` if the server goes away or refuses the flow; the process then exits in a bounded time.
     """
     over = threading.Event()
     try:
-        learner_flow(report, partial(begin_goodbye, over, goodbye_seconds()))
+        with explain_refusal():
+            learner_flow(report, partial(begin_goodbye, over, goodbye_seconds()))
     except httpx.TransportError as error:
         raise StageError(gone_message()) from error
     finally:

@@ -1,6 +1,5 @@
 """What the machine offers: packages, devices, room for checkpoints, a Prefect API."""
 
-import base64
 import json
 import re
 import shutil
@@ -150,7 +149,7 @@ def prefect() -> Iterator[Finding]:
         yield problem("prefect", f"{prefect_api.URL} is {url}", "it begins with http:// or https://")
         return
     try:
-        there = json.loads(_answer(f"{url.rstrip('/')}/admin/version"))
+        there = json.loads(prefect_api.request("admin/version", ANSWER_SECONDS))
     except urllib.error.HTTPError as error:
         yield _refused(url, error.code)
     except (OSError, ValueError) as error:
@@ -175,14 +174,3 @@ def _refused(url: str, code: int) -> Finding:
     if code == HTTPStatus.NOT_FOUND and "api.prefect.cloud" in url:
         return ok("prefect", f"{url} answers")
     return problem("prefect", f"{url} answers HTTP {code}", "is the address right? it mostly ends in /api")
-
-
-def _answer(url: str) -> bytes:
-    request = urllib.request.Request(url)  # noqa: S310  http or https, see above
-    if key := prefect_api.setting("PREFECT_API_KEY"):
-        request.add_header("Authorization", f"Bearer {key}")
-    elif login := prefect_api.setting("PREFECT_API_AUTH_STRING"):
-        request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
-    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:  # noqa: S310  the same
-        content: bytes = response.read(1 << 16)
-        return content

@@ -24,7 +24,12 @@ class Owner:
     @classmethod
     def this_process(cls) -> "Owner":
         """The one that asks."""
-        return _owner(os.getpid())
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> "Owner":
+        """Process *pid* of this host."""
+        return _owner(pid)
 
     def is_gone(self) -> bool:
         """Whether the process is known to have ended; of another host's nothing is known."""

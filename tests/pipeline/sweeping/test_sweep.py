@@ -183,7 +183,7 @@ def test_an_api_that_does_not_answer_is_told(swept):
     )
 
     assert refused.code == 1
-    assert "the Prefect API http://127.0.0.1:9/api/ does not answer" in refused.err
+    assert "the Prefect API at http://127.0.0.1:9/api is unreachable" in refused.err
     assert "Traceback" not in refused.text
     assert swept.sweep.experiments() == GOOD
 
