@@ -24,14 +24,17 @@ class Output(Protocol):
 
 @dataclass(frozen=True)
 class ClassificationOutput:
-    """One class a sample. Burn's output of the same name."""
+    """One class per sample, or per position. Burn's output of the same name."""
 
     loss: "Tensor"
     """The mean loss, a scalar."""
     output: "Tensor"
-    """The logits, (B, classes)."""
+    """The logits, (B, C) or (B, C, …); of a binary model with one logit, (B,) or (B, 1)."""
     targets: "Tensor"
-    """The class of each sample, (B,), integers."""
+    """The class of each sample or position, (B,) or (B, …), integers; -100 is not measured.
+
+    For one logit 0 and 1, which may be floats, (B,) or (B, 1).
+    """
 
     @property
     def size(self) -> int:

@@ -9,6 +9,7 @@ from stages.contracts.outputs import ClassificationOutput
 from stages.learner.batches import Loader, on_device
 from stages.learner.randomness import set_random_state
 from stages.metrics import ConfusionMatrix
+from stages.metrics.labels import is_soft
 
 
 @torch.no_grad()
@@ -33,5 +34,9 @@ def confusion_matrix(
 
 
 def _is_of_classes(item: Any) -> bool:
-    """Whether it has one class a sample, and not one a pixel."""
-    return isinstance(item, ClassificationOutput) and (item.output.ndim, item.targets.ndim) == (2, 1)
+    """Return whether *item* has one class per sample, not per position."""
+    if not isinstance(item, ClassificationOutput) or item.output.ndim > 2:
+        return False
+    if item.targets.is_floating_point() and is_soft(item.targets):
+        return False
+    return item.targets.ndim == 1 or item.targets.shape == item.output.shape == (item.size, 1)

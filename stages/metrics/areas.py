@@ -10,7 +10,7 @@ from torch import Tensor
 from stages.contracts.history import Direction
 from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput
 from stages.metrics.chunks import Chunks
-from stages.metrics.confusion import Classified, Reduction, actual, independent, reduction_named
+from stages.metrics.confusion import Classified, Reduction, reduction_named, rows_of
 
 Area = Callable[[Tensor, Tensor], float]
 """From scores (N,) and whether each is of a right class (N,) to an area; NaN where there is none."""
@@ -18,19 +18,28 @@ Area = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class Batch:
-    """What one batch adds."""
+    """The rows of one batch."""
 
     logits: Tensor
-    """(B, C)."""
+    """(N, C)."""
     right: Tensor
-    """Which classes are right, (B, C), booleans."""
+    """The right classes, (N, C), booleans."""
+    real: Tensor | None
+    """The rows to rank, (N,), booleans; None for all."""
     independent: bool
-    """Whether each logit stands for itself."""
+    """Whether each logit has a probability of its own."""
 
     def scores(self) -> Tensor:
-        """What is ranked, (B, C); of float64, so that the softmax makes no ties."""
-        wide = self.logits.cpu().double()
+        """Return the numbers to rank, (N, C); of float64, so that the softmax makes no ties."""
+        wide = self._kept(self.logits).double()
         return wide if self.independent else wide.softmax(dim=1)
+
+    def labels(self) -> Tensor:
+        """Return the right classes of the rows to rank, (N, C), booleans."""
+        return self._kept(self.right)
+
+    def _kept(self, rows: Tensor) -> Tensor:
+        return rows.cpu() if self.real is None else rows.cpu()[self.real.cpu()]
 
 
 @dataclass(frozen=True)
@@ -38,23 +47,28 @@ class Scores:
     """The scores of an epoch so far, on their device; sorted each time the value is asked for."""
 
     batches: Chunks[Batch]
-    count: int
-    """How many samples."""
+    weight: int | Tensor
+    """The number of samples, or positions; a scalar on an accelerator."""
     area: Area
     reduction: Reduction
 
     def __add__(self, other: Self, /) -> Self:
-        return type(self)(self.batches + other.batches, self.count + other.count, self.area, self.reduction)
+        return type(self)(self.batches + other.batches, self.weight + other.weight, self.area, self.reduction)
+
+    @property
+    def count(self) -> int:
+        """The number of samples, or positions."""
+        return int(self.weight)
 
     @property
     def value(self) -> float:
-        """In per cent; NaN where no class has an area, and where a score is NaN."""
+        """In percent; NaN if no class has an area or a score is NaN."""
         if not self.count:
             return float("nan")
         scores = torch.cat([batch.scores() for batch in self.batches])
         if scores.isnan().any():
             return float("nan")
-        right = torch.cat([batch.right.cpu() for batch in self.batches])
+        right = torch.cat([batch.labels() for batch in self.batches])
         if self.reduction is Reduction.MICRO:
             scores, right = scores.reshape(-1, 1), right.reshape(-1, 1)
         areas = [self.area(*column) for column in zip(scores.T, right.T, strict=True)]
@@ -62,10 +76,10 @@ class Scores:
 
 
 class AreaMetric:
-    """An area under a curve, of each class against the rest, in per cent.
+    """An area under a curve, of each class against the rest, in percent.
 
-    Ranked by the softmax over the classes, or by the logit itself where it stands for itself: a single
-    logit (a binary model, class 1 is what it finds) and several labels.
+    The rank is that of the softmax over the classes, or of the logit itself for several labels and for the
+    single logit of a binary model, whose class 1 is measured.
     """
 
     title: ClassVar[str]
@@ -93,9 +107,13 @@ class AreaMetric:
         return cls(reduction=reduction)
 
     def measure(self, output: Classified) -> Scores:
-        """The scores of one batch; copied, since a captured graph writes over its outputs."""
-        batch = Batch(output.output.detach().clone(), actual(output), independent(output))
-        return Scores(Chunks(((batch,),)), output.size, self.area, self.reduction)
+        """Return the scores of one batch; copied, since a captured graph writes over its outputs.
+
+        Raises `BuilderError` if the shapes do not fit.
+        """
+        rows = rows_of(output, self.name)
+        batch = Batch(rows.logits.clone(), rows.right, rows.real, rows.independent)
+        return Scores(Chunks(((batch,),)), rows.weight, self.area, self.reduction)
 
     @staticmethod
     def area(scores: Tensor, right: Tensor) -> float:

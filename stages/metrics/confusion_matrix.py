@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.outputs import ClassificationOutput
+from stages.metrics.labels import likeliest
 
 
 @dataclass(frozen=True)
@@ -14,24 +15,25 @@ class ConfusionMatrix:
     """Counts that add, so that uneven batches weigh what they should."""
 
     counts: Tensor
-    """(actual class, given class), integers."""
+    """(actual class, predicted class), integers."""
 
     def __add__(self, other: Self, /) -> Self:
         return type(self)(self.counts + other.counts)
 
     @classmethod
     def of(cls, output: ClassificationOutput) -> Self:
-        """That of one batch. A single logit, of class 1, is above 0 where it is given.
+        """Return that of one batch; a single logit above 0 predicts class 1.
 
-        What a loss is told to ignore, by a target that is no class, is not counted.
+        A target that is not a class, as the ignored -100, is not counted, nor is a row with a NaN. Raises
+        `BuilderError` if the shapes do not fit.
         """
-        logits, actual = output.output.detach(), output.targets.long()
-        size = max(logits.shape[-1], 2)
-        given = logits.argmax(dim=-1) if logits.shape[-1] > 1 else (logits[:, 0] > 0).long()
-        places = (actual * size + given)[(actual >= 0) & (actual < size)]
+        predicted, actual = likeliest(output, "confusion matrix")
+        size = 2 if output.output.ndim == 1 else max(output.output.shape[1], 2)
+        predicted, actual = predicted.flatten(), actual.flatten().long()
+        places = (actual * size + predicted)[(actual >= 0) & (actual < size) & (predicted >= 0)]
         return cls(torch.bincount(places, minlength=size * size).reshape(size, size))
 
     def cells(self) -> list[tuple[int, int, int]]:
-        """Actual class, given class and how often, for what was at all."""
+        """Return actual class, predicted class and count of each pair that occurs."""
         counts = self.counts.cpu()
         return [(*place, int(counts[*place])) for place in counts.nonzero().tolist()]

@@ -3,6 +3,7 @@
 from stages.contracts.history import Direction
 from stages.contracts.outputs import MultiLabelClassificationOutput
 from stages.contracts.text import number
+from stages.metrics.labels import check_labels
 from stages.metrics.mean import Mean
 
 
@@ -24,7 +25,8 @@ class HammingScore:
         self.sigmoid = sigmoid
 
     def measure(self, output: MultiLabelClassificationOutput) -> Mean:
-        """Of one batch: 100 for each right pair, over its pairs."""
+        """Return 100 for each right pair, over all pairs. Raises `BuilderError` if the shapes differ."""
+        check_labels(output, self.name)
         scores = output.output.detach().sigmoid() if self.sigmoid else output.output
         right = (scores > self.threshold) == output.targets.bool()
         return Mean.sum(right.sum(), right.numel(), 100.0)

@@ -7,13 +7,11 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
+from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
 from stages.contracts.outputs import ClassificationOutput, SequenceOutput
-from stages.metrics.labels import Labelled, logits_of
+from stages.metrics.labels import IGNORED, Labelled, labelled
 from stages.metrics.mean import Mean
-
-NO_TOKEN = -100
-"""What torch's cross entropy leaves out by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,10 @@ class Exponential:
 
 
 class PerplexityMetric:
-    """e to the power of the mean negative log likelihood of the tokens, padding excluded."""
+    """e to the power of the mean negative log likelihood of the tokens, or samples.
+
+    A target of -100 is not measured.
+    """
 
     name = "Perplexity"
     unit = None
@@ -49,13 +50,23 @@ class PerplexityMetric:
 
     def __init__(self, *, pad_token: int | None = None) -> None:
         self.pad_token = pad_token
-        """A target that is no token at all."""
+        """A target that is not measured either."""
 
     def measure(self, output: Labelled) -> Exponential:
-        """Of one batch; half precision is widened before the logarithm."""
-        logits = logits_of(output).detach().flatten(0, -2)
-        targets = output.targets.flatten()
-        ignored = NO_TOKEN if self.pad_token is None else self.pad_token
+        """Return that of one batch; half precision is widened before the logarithm.
+
+        Raises `BuilderError` if the shapes do not fit, and for a single logit.
+        """
+        logits, targets, dim = labelled(output, self.name)
+        if dim is None:
+            raise BuilderError(
+                f"metric {self.name!r} takes a logit for each class, and the model's step gives one for each "
+                f"target, {tuple(logits.shape)}: register another metric"
+            )
+        if dim == -1:
+            logits, targets = logits.flatten(0, -2), targets.flatten()
+        if self.pad_token is not None:
+            targets = targets.masked_fill(targets == self.pad_token, IGNORED)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        total = F.cross_entropy(wide, targets, ignore_index=ignored, reduction="sum")
-        return Exponential(Mean.sum(total, (targets != ignored).sum()))
+        total = F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
+        return Exponential(Mean.sum(total, (targets != IGNORED).sum()))

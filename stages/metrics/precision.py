@@ -8,14 +8,15 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
 from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput
 from stages.contracts.text import number
-from stages.metrics.confusion import Classified, Confusion, Cost, Threshold, TopK, actual, reduction_named
+from stages.metrics.confusion import Classified, Confusion, Cost, Threshold, TopK, reduction_named, rows_of
 
 
 class ConfusionMetric:
-    """A score of what was given and what was right, class by class, in per cent.
+    """A score of the predicted and the right classes, class by class, in percent.
 
-    The output is logits; `Threshold` says what becomes of them. A single logit is a binary model, with
-    class 1 for what it finds; two logits are two classes, each against the other.
+    The output is logits; `Threshold` or `TopK` predicts from them. A single logit is a binary model, whose
+    class 1 is measured; two logits are two classes, each against the other. See `stages.metrics.labels` for
+    the shapes, ties, NaN and ignored targets.
     """
 
     unit = "%"
@@ -31,10 +32,13 @@ class ConfusionMetric:
         self.name = f"{title} @ {self.rule} [{self.reduction.capitalize()}]"
 
     def measure(self, output: Classified) -> Confusion:
-        """The counts of one batch."""
-        given, right = self.rule.decide(output), actual(output)
-        counts = torch.stack([(given & right).sum(0), given.sum(0), right.sum(0)])
-        return Confusion(counts, output.size, self.cost, self.reduction)
+        """Return the counts of one batch. Raises `BuilderError` if the shapes do not fit."""
+        rows = rows_of(output, self.name)
+        predicted, right = self.rule.decide(rows), rows.right
+        if rows.real is not None:
+            predicted = predicted & rows.real.unsqueeze(1)
+        counts = torch.stack([(predicted & right).sum(0), predicted.sum(0), right.sum(0)])
+        return Confusion(counts, rows.weight, self.cost, self.reduction)
 
 
 class _Rate(ConfusionMetric):

@@ -3,11 +3,12 @@
 from torch import Tensor
 
 from stages.contracts.outputs import SequenceOutput
+from stages.metrics.labels import highest
 
 
 def predicted(output: SequenceOutput) -> Tensor:
-    """The tokens that were decoded, or else the likeliest at each place, (B, any length)."""
-    return output.logits.argmax(dim=-1) if output.predictions is None else output.predictions
+    """Return the decoded tokens, or else the likeliest at each place, (B, any length)."""
+    return highest(output.logits.detach(), -1) if output.predictions is None else output.predictions
 
 
 def rows(tokens: Tensor, pad_token: int | None) -> list[list[int]]:

@@ -36,8 +36,9 @@ def predictions_and_targets(output: Any) -> tuple[Any, ...]:
             return output.logits, output.targets
         case MultiLabelClassificationOutput():
             return output.output.sigmoid(), output.targets
-        case ClassificationOutput() if output.output.shape[1] == 1:
-            return output.output.sigmoid().squeeze(1), output.targets
+        case ClassificationOutput() if output.output.ndim == 1 or output.output.shape[1] == 1:
+            targets = output.targets.reshape(-1) if output.targets.ndim == 2 else output.targets
+            return output.output.sigmoid().reshape(targets.shape), targets
         case ClassificationOutput():
             return output.output.softmax(dim=1), output.targets
     return output.output, output.targets

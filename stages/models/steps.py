@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import ClassificationOutput, RegressionOutput, TrainOutput
 
 if TYPE_CHECKING:
@@ -105,16 +106,22 @@ class ClassificationStep(Module):
 
 
 class RegressionStep(Module):
-    """Steps for a module that turns inputs (B, …) into predictions of the targets' shape."""
+    """Steps for a module that turns inputs (B, …) into predictions of the targets' shape.
+
+    Predictions (B, 1) also fit targets (B,), and the reverse.
+    """
 
     def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """The mean over the batch: the squared error, unless overridden."""
         return F.mse_loss(predictions, targets)
 
     def forward_regression(self, batch: Any) -> RegressionOutput:
-        """Loss, predictions and targets of a batch that unpacks as inputs and targets."""
+        """Return loss, predictions and targets of a batch that unpacks as inputs and targets.
+
+        Raises `BuilderError` if predictions and targets differ in shape.
+        """
         inputs, targets = batch
-        predictions = self(inputs).reshape(targets.shape)
+        predictions = _shaped_as(targets, self(inputs))
         return RegressionOutput(self.loss(predictions, targets), predictions, targets)
 
     def train_step(self, batch: Any) -> TrainOutput[RegressionOutput]:
@@ -125,3 +132,16 @@ class RegressionStep(Module):
     def valid_step(self, batch: Any) -> RegressionOutput:
         """Forward on one batch."""
         return self.forward_regression(batch)
+
+
+def _shaped_as(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Return *predictions* in the shape of *targets*, which may lack, or add, a last dimension of 1."""
+    if predictions.shape == targets.shape:
+        return predictions
+    batch = (len(targets),)
+    if {tuple(predictions.shape), tuple(targets.shape)} == {batch, (*batch, 1)}:
+        return predictions.reshape(targets.shape)
+    raise BuilderError(
+        f"the model gives predictions {tuple(predictions.shape)} for targets {tuple(targets.shape)}: reshape "
+        "one of them, so that both have the same shape"
+    )

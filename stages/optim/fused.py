@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stages.optim.gradients import Gradients
+from stages.optim.gradients import SINGLE_BYTES, Gradients
 
 NEVER = ("amsgrad", "maximize", "capturable", "differentiable")
 
@@ -179,3 +179,12 @@ def _is_plain(group: dict[str, Any]) -> bool:
 def is_dense(parameter: Tensor) -> bool:
     """Whether the elements of *parameter* lie side by side in memory, in whatever order of dimensions."""
     return torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+
+
+def is_skipped_by_sgd(parameter: Tensor) -> bool:
+    """Return whether the fused kernel of SGD may leave *parameter* as it is.
+
+    On a CPU torch 2.13's kernel computes the vectorized elements of types below four bytes (bfloat16,
+    float16) without storing them; only the last few elements are trained. Adam's and AdamW's do store them.
+    """
+    return parameter.is_cpu and parameter.is_floating_point() and parameter.element_size() < SINGLE_BYTES

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stages.optim.config import AdaGrad, Adam, AdamW, Lbfgs, Muon, RmsProp, Sgd
 from stages.optim.dynamo import without_dynamo
-from stages.optim.fused import is_dense
+from stages.optim.fused import is_dense, is_skipped_by_sgd
 from stages.optim.muon import MuonWithAdamW
 
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -43,7 +43,7 @@ def _build(
                 dampening=config.dampening if config.momentum else 0.0,
                 nesterov=config.nesterov,
                 weight_decay=config.weight_decay,
-                fused=_can_be_fused(parameters),
+                fused=_can_be_fused(parameters) and not any(map(is_skipped_by_sgd, parameters)),
             )
         case RmsProp():
             return torch.optim.RMSprop(

@@ -10,7 +10,7 @@ from torch.optim import optimizer as torch_optimizer
 from stages.contracts.errors import BuilderError
 from stages.optim.clipped import clip
 from stages.optim.clipping import ClipByGlobalNorm, ClipByNorm, ClipByValue
-from stages.optim.fused import Lane, is_dense, lanes_of
+from stages.optim.fused import Lane, is_dense, is_skipped_by_sgd, lanes_of
 from stages.optim.gradients import Gradients
 
 
@@ -51,6 +51,8 @@ class Stepper:
             self._initial.append(float(group.get("initial_lr", group["lr"])))
         _refuse_zero(self._initial)
         _refuse_gaps(groups)
+        if isinstance(self.optimizer, torch.optim.SGD):
+            _refuse_halves(groups)
         self._state, self._groups, self._known = self.optimizer.state, groups, len(groups)
         _lay_out(self._state)
         self._lanes: list[Lane] | None = None
@@ -192,4 +194,15 @@ def _refuse_gaps(groups: list[dict[str, Any]]) -> None:
                     f"a parameter of shape {tuple(parameter.shape)} has the strides {parameter.stride()}, "
                     "with gaps between its elements, and torch's fused optimizers write into them: store it "
                     "with .contiguous(), or build the optimizer with fused=False"
+                )
+
+
+def _refuse_halves(groups: list[dict[str, Any]]) -> None:
+    for group in groups:
+        for parameter in group["params"] if group.get("fused") else ():
+            if is_skipped_by_sgd(parameter):
+                raise BuilderError(
+                    f"a parameter of shape {tuple(parameter.shape)} on a CPU is of {parameter.dtype}, which "
+                    "torch's fused SGD hardly trains: build the optimizer with fused=False, or "
+                    "keep the parameters in float32"
                 )

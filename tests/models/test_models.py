@@ -13,6 +13,7 @@ from stages.models import (
     Mlp,
     MlpRegressor,
     MlpRegressorConfig,
+    RegressionStep,
     backward,
     build_model,
 )
@@ -66,12 +67,41 @@ def test_gradients_are_those_of_autograd_and_none_where_nothing_flows():
     assert unused is None
 
 
-def test_a_regressor_has_the_shape_of_its_targets():
-    net = MlpRegressor((3,), 2, hidden_sizes=(4,))
-    step = net.train_step((torch.randn(5, 3), torch.randn(5, 2)))
+@pytest.mark.parametrize(
+    ("outputs", "targets"), [(2, (5, 2)), (1, (5,)), (1, (5, 1))], ids=["equal", "one number", "one column"]
+)
+def test_a_regressor_has_the_shape_of_its_targets(outputs, targets):
+    net = MlpRegressor((3,), outputs, hidden_sizes=(4,))
 
-    assert step.item.output.shape == (5, 2)
-    assert net.valid_step((torch.randn(5, 3), torch.randn(5, 1, 2))).output.shape == (5, 1, 2)
+    assert net.train_step((torch.randn(5, 3), torch.randn(targets))).item.output.shape == targets
+    assert net.valid_step((torch.randn(5, 3), torch.randn(targets))).output.shape == targets
+
+
+class Predicted(RegressionStep, torch.nn.Module):
+    """Predicts its inputs."""
+
+    def forward(self, inputs):
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("predictions", "targets"),
+    [((4, 2, 3), (4, 3, 2)), ((5, 2), (5, 1, 2)), ((4, 1), (2, 2)), ((6,), (3, 2)), ((4, 1, 1), (4,))],
+)
+def test_predictions_of_another_shape_are_refused_with_both_shapes(predictions, targets):
+    with pytest.raises(BuilderError) as caught:
+        Predicted().valid_step((torch.randn(predictions), torch.randn(targets)))
+
+    assert f"predictions {predictions} for targets {targets}" in str(caught.value)
+
+
+def test_a_column_of_targets_takes_a_row_of_predictions():
+    targets = torch.randn(4, 1)
+
+    item = Predicted().valid_step((targets[:, 0].clone(), targets))
+
+    assert item.output.shape == (4, 1)
+    assert item.loss == 0
 
 
 def test_a_model_is_built_with_what_params_say_and_the_data_has():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from stages.contracts.errors import BuilderError
 from stages.optim import (
     AdaGrad,
     Adam,
@@ -231,3 +232,47 @@ def test_lbfgs_resumes_bit_equal():
         each.step_with_closure(closure_of(weight), 1.0)
 
     assert torch.equal(unbroken, broken)
+
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+@pytest.mark.parametrize(
+    "config",
+    [
+        Sgd(),
+        Sgd(momentum=0.9, dampening=0, nesterov=True),
+        Sgd(momentum=0.9, weight_decay=0.1),
+        Adam(),
+        AdamW(),
+    ],
+    ids=str,
+)
+def test_every_element_of_every_dtype_is_trained(config, dtype):
+    """In torch 2.13 the fused SGD of a CPU updates no vectorized element below four bytes."""
+    ours = torch.nn.Parameter(torch.linspace(-1, 1, 1000).to(dtype))
+    theirs = torch.nn.Parameter(ours.detach().double())
+    optimizer, reference = (build_optimizer(config, [each]) for each in (ours, theirs))
+    reference.param_groups[0].update(fused=False, foreach=False)
+    stepper = Stepper([ours], optimizer)
+
+    for step in range(5):
+        gradient = (1.5 + torch.cos(torch.arange(1000.0) + step)).to(dtype)
+        stepper.step([gradient], 0.05)
+        reference.param_groups[0]["lr"] = 0.05
+        theirs.grad = gradient.double()
+        reference.step()
+
+    assert torch.allclose(ours.double(), theirs, rtol=0, atol=8 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_users_fused_sgd_of_halves_on_a_cpu_is_refused(dtype):
+    """Also if only some of its parameters are halves."""
+    parameters = [torch.nn.Parameter(torch.zeros(40)), torch.nn.Parameter(torch.zeros(40, dtype=dtype))]
+
+    with pytest.raises(BuilderError, match=f"{dtype}.*fused=False"):
+        Stepper(parameters, torch.optim.SGD(parameters, lr=0.1, fused=True))
+    for allowed in (torch.optim.SGD(parameters, lr=0.1), torch.optim.Adam(parameters, lr=0.1, fused=True)):
+        Stepper(parameters, allowed)
