@@ -23,7 +23,7 @@ from stages.optim.gradients import Accumulation
 from stages.optim.non_finite import NonFinite
 from stages.records.config import RecorderConfig
 
-VERSION = "4"
+VERSION = "5"
 CHANGES_NO_NUMBER = {
     "num_epochs",
     "num_workers",
