@@ -54,7 +54,7 @@ def has_gradients(step: TrainOutput[Any]) -> bool:
     return step.item.size == 0 or any(gradient is not None for gradient in step.gradients)
 
 
-def missing_gradients(model: Any, gradients: Gradients, where: str) -> BuilderError:
+def missing_gradients(model: Any, gradients: Gradients, *, where: str) -> BuilderError:
     """Return the error for a first update, at *where*, without a gradient for any parameter."""
     return BuilderError(
         f"{where}: no parameter of {type(model).__name__} would be trained, all {len(gradients)} gradients "

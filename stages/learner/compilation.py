@@ -82,7 +82,7 @@ def _compiled(model: nn.Module) -> list[nn.Module]:
 
 
 def _is_of_torch(function: Any) -> bool:
-    """Return whether *function* is defined in torch, where the compiler does not start."""
+    """Return whether *function* is defined in torch, whose functions the compiler skips."""
     return str(getattr(function, "__module__", "")).startswith("torch.")
 
 

@@ -198,9 +198,8 @@ class Loop:
 
     def _update(self, gradients: Any, rate: float, iteration: int) -> None:
         if not self._has_gradients:
-            raise missing_gradients(
-                self.state.model, gradients, f"epoch {self.progress.epoch}, batch {iteration}"
-            )
+            where = f"epoch {self.progress.epoch}, batch {iteration}"
+            raise missing_gradients(self.state.model, gradients, where=where)
         if self.state.needs_closure:
             self._update_by_evaluation(rate, iteration)
         else:

@@ -10,7 +10,13 @@ from stages.contracts.history import Split
 from stages.learner.meter import Meter
 from stages.learner.parts import Parts
 from stages.learner.place import Place
-from stages.learner.randomness import random_state, restore_random_state, set_epoch
+from stages.learner.randomness import (
+    device_mismatch,
+    device_names,
+    random_state,
+    restore_random_state,
+    set_epoch,
+)
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +61,22 @@ class Pausing:
 
         Raises `CheckpointError` if the loader ends before the position of the checkpoint.
         """
-        place = self._parts.place
+        place, devices = self._parts.place, self._parts.replicas.devices
         if place is not None:
-            restore_random_state(place.before)
-        self._before = random_state()
+            self._warn_of_devices(place)
+            restore_random_state(place.before, devices)
+        self._before = random_state(devices)
         left = iter(batches())
         if place is not None:
             _skip(left, self._skip)  # a loader of torch has no position
-            restore_random_state(place.now)
+            restore_random_state(place.now, devices)
             self._parts.place = None
         return left
+
+    def _warn_of_devices(self, place: Place) -> None:
+        mismatch = device_mismatch(place.now["devices"], device_names(self._parts.replicas.devices))
+        if mismatch:
+            log.warning("%s", mismatch)
 
     def stops_after(self, iteration: int) -> bool:
         """Save if that is due after batch *iteration* of this pass; whether the run is to stop here.
@@ -100,7 +112,7 @@ class Pausing:
                 iteration=iteration,
                 items=progress.items,
                 before=self._before,
-                now=random_state(),
+                now=random_state(self._parts.replicas.devices),
                 sums=sums,
                 logs=self._parts.watchers.position(),
                 buffers=self._parts.replicas.buffers(),

@@ -4,12 +4,15 @@ In the middle of an epoch it is what the steps so far made of it, and a checkpoi
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+
+DeviceStates = Mapping[str, Tensor] | Sequence[Tensor]
+"""Random states by the name of the device in use; in older checkpoints a list of all visible devices."""
 
 
 def set_random_state(seed: int) -> None:
@@ -19,30 +22,71 @@ def set_random_state(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-def random_state() -> dict[str, Any]:
-    """The global generators of torch (on every device), Python and NumPy, as a tree of plain values."""
+def random_state(devices: Sequence[torch.device]) -> dict[str, Any]:
+    """Return the states of the global generators of torch, on the CPU and *devices*, Python and NumPy.
+
+    The result is a tree of plain values and tensors.
+    """
     version, words, gauss = random.getstate()
     name, key, *numbers = cast(tuple[Any, ...], np.random.get_state())
     return {
         "torch": torch.get_rng_state(),
-        "devices": _device_states(),
+        "devices": {each: _device_state(each) for each in device_names(devices)},
         "python": [version, torch.tensor(words), gauss],
         "numpy": [name, torch.tensor(key.astype(np.int64)), *numbers],
     }
 
 
-def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Make the global generators what `random_state` told."""
+def restore_random_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> None:
+    """Set the global generators to *state*, which `random_state` returned; those of *devices* by position."""
     torch.set_rng_state(state["torch"])
-    _restore_devices(state["devices"])
+    for name, saved in match_devices(state["devices"], device_names(devices)).items():
+        _set_device_state(name, saved)
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     name, key, *numbers = state["numpy"]
     np.random.set_state((name, key.numpy().astype(np.uint32), *numbers))
 
 
+def device_names(devices: Sequence[torch.device]) -> list[str]:
+    """Return the names of *devices* with a random state of their own, each once: ``cuda:0``, ``mps``."""
+    names = [
+        f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+        if device.type == "cuda"
+        else device.type
+        for device in devices
+        if device.type != "cpu"
+    ]
+    return list(dict.fromkeys(names))
+
+
+def match_devices(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tensor]:
+    """Return the state in *saved* for each of *devices*: the first of a kind continues the first of it.
+
+    A device without a counterpart is left out.
+    """
+    states = _by_name(saved, devices)
+    matched: dict[str, Tensor] = {}
+    for kind in ("cuda", "mps"):
+        now, then = ([name for name in names if name.startswith(kind)] for names in (devices, states))
+        matched.update({name: states[old] for name, old in zip(now, then, strict=False)})
+    return matched
+
+
+def device_mismatch(saved: DeviceStates, devices: Sequence[str]) -> str | None:
+    """Return a warning if *saved* is not the random state of exactly *devices*."""
+    then = list(_by_name(saved, devices))
+    if then == list(devices):
+        return None
+    return (
+        f"the random state was saved for {', '.join(then) or 'the CPU only'}, and this run uses "
+        f"{', '.join(devices) or 'the CPU only'}: random numbers may differ from those of an uninterrupted "
+        "run. Resume on the same devices"
+    )
+
+
 def set_epoch(loader: Any, epoch: int, seed: int) -> None:
-    """Prepare *loader* for *epoch*: call its ``set_epoch`` and seed its generator, or those of its samplers."""
+    """Prepare *loader* and its samplers for *epoch*: call their ``set_epoch`` and seed their generators."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
     each: Any
@@ -54,16 +98,20 @@ def set_epoch(loader: Any, epoch: int, seed: int) -> None:
             generator.manual_seed(seed)
 
 
-def _device_states() -> list[Tensor]:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return list(torch.cuda.get_rng_state_all())
-    if torch.backends.mps.is_available():
-        return [torch.mps.get_rng_state()]
-    return []
+def _by_name(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tensor]:
+    """Return *saved* by the name of the device; of an older checkpoint's list, which has all, *devices*."""
+    if isinstance(saved, Mapping):
+        return dict(saved)
+    names = {name: int(name.partition(":")[2] or 0) for name in devices}
+    return {name: saved[index] for name, index in names.items() if index < len(saved)}
 
 
-def _restore_devices(states: list[Tensor]) -> None:
-    if torch.cuda.is_available() and len(states) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states)
-    elif states and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(states[0])
+def _device_state(name: str) -> Tensor:
+    return torch.mps.get_rng_state() if name == "mps" else torch.cuda.get_rng_state(name)
+
+
+def _set_device_state(name: str, state: Tensor) -> None:
+    if name == "mps":
+        torch.mps.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, name)

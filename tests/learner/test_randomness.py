@@ -1,0 +1,67 @@
+"""The random state of a device is saved for the devices in use, and restored to those of the resumed run."""
+
+import pytest
+import torch
+
+from stages.learner.randomness import device_mismatch, match_devices, random_state, restore_random_state
+
+
+@pytest.mark.parametrize(
+    ("saved", "devices", "matched"),
+    [
+        ([], [], {}),
+        (["cuda:0"], ["cuda:0"], {"cuda:0": "cuda:0"}),
+        (["cuda:1"], ["cuda:0"], {"cuda:0": "cuda:1"}),
+        (["cuda:0", "cuda:1"], ["cuda:2", "cuda:3"], {"cuda:2": "cuda:0", "cuda:3": "cuda:1"}),
+        (["cuda:0", "cuda:1"], ["cuda:1"], {"cuda:1": "cuda:0"}),
+        (["cuda:0"], ["cuda:0", "cuda:1"], {"cuda:0": "cuda:0"}),
+        (["cuda:0"], ["mps"], {}),
+        (["cuda:0"], [], {}),
+        ([], ["cuda:0"], {}),
+    ],
+)
+def test_the_state_of_each_device_is_that_of_the_device_in_its_place(saved, devices, matched):
+    states = {name: torch.tensor(number) for number, name in enumerate(saved)}
+
+    assert match_devices(states, devices) == {new: states[old] for new, old in matched.items()}
+    assert (device_mismatch(states, devices) is None) == (saved == devices)
+
+
+def test_a_mismatch_names_both_sides():
+    states = {"cuda:0": torch.tensor(0), "cuda:1": torch.tensor(1)}
+
+    assert "saved for cuda:0, cuda:1, and this run uses cuda:0" in device_mismatch(states, ["cuda:0"])
+    assert "saved for the CPU only, and this run uses mps" in device_mismatch({}, ["mps"])
+
+
+@pytest.mark.parametrize(
+    ("devices", "matched"), [(["cuda:1"], {"cuda:1": 1}), (["mps"], {"mps": 0}), (["cuda:5"], {}), ([], {})]
+)
+def test_states_of_an_older_checkpoint_are_read_by_position_among_all_devices(devices, matched):
+    states = [torch.tensor(0), torch.tensor(1)]
+
+    assert match_devices(states, devices) == {name: states[index] for name, index in matched.items()}
+    assert (device_mismatch(states, devices) is None) == (len(matched) == len(devices))
+
+
+def test_random_numbers_repeat_after_the_state_is_restored():
+    cpu = [torch.device("cpu")]
+    state = random_state(cpu)
+    first = torch.rand(3)
+
+    restore_random_state(state, cpu)
+
+    assert torch.equal(torch.rand(3), first)
+    assert state["devices"] == {}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+def test_random_numbers_of_the_device_in_use_repeat():
+    devices = [torch.device("cuda")]
+    state = random_state(devices)
+    first = torch.rand(3, device="cuda")
+
+    restore_random_state(state, devices)
+
+    assert torch.equal(torch.rand(3, device="cuda"), first)
+    assert list(state["devices"]) == ["cuda:0"]
