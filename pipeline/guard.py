@@ -3,6 +3,7 @@
 DVC reads params and dependencies once more when a stage has ended, and records those.
 """
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,17 +48,21 @@ class LoadedSources(MetaPathFinder):
                 place = Path(folder, top)
                 self._is_own[folder, top] = place.is_dir() or place.with_name(f"{top}.py").is_file()
             if self._is_own[folder, top]:
-                place = Path(folder, *fullname.split("."))
-                self._note(str(place / "__init__.py" if place.is_dir() else f"{place}.py"))
+                name = f"{folder}{os.sep}{fullname.replace('.', os.sep)}"
+                if not self._note(f"{name}.py"):
+                    self._note(f"{name}{os.sep}__init__.py")
 
     def is_stale(self, path: Path, digest: str | None) -> bool:
         """Return whether this process has loaded *path* with other content; *digest* is of that of now."""
-        noted = self._digests.get(str(path.resolve()))
+        noted = self._digests.get(str(path.absolute()))
         return noted is not None and noted != (digest or sha256(path))
 
-    def _note(self, name: str) -> None:
-        with suppress(OSError):
-            self._digests[str(Path(name).resolve())] = sha256(Path(name))
+    def _note(self, name: str) -> bool:
+        """Note the content of the file *name*; return whether there is one."""
+        with suppress(OSError), open(name, "rb", buffering=0) as file:  # noqa: PTH123  as fast as it gets
+            self._digests[name] = hashlib.sha256(file.read()).hexdigest()
+            return True
+        return False
 
 
 _loaded = LoadedSources()  # here, since what is loaded before cannot be compared later
