@@ -1,19 +1,72 @@
-"""An edit of what a stage depends on, while it runs, must not be recorded with the outputs of before.
+"""Keeps an edit of a stage's dependencies during its run from being recorded with the outputs.
 
 DVC reads params and dependencies once more when a stage has ended, and records those.
 """
 
+import hashlib
+import os
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pipeline.snapshot import ABSENT, Snapshot, take_snapshot
 from stages.contracts.errors import StageError
+from stages.contracts.files import sha256
 
 NAMED = 5
-_STARTED = time.time_ns()
+
+
+class LoadedSources(MetaPathFinder):
+    """Notes the content of each module in the current folder when this process loads it; finds none itself.
+
+    Times are not compared: a file may have one in the future, and a clock may be set.
+    """
+
+    def __init__(self) -> None:
+        self._digests: dict[str, str] = {}
+        self._is_own: dict[tuple[str, str], bool] = {}
+        for module in list(sys.modules.values()):
+            name = getattr(module, "__file__", None)
+            if name and name.startswith(f"{Path.cwd()}{os.sep}") and "site-packages" not in name:
+                self._note(name)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002  the protocol's
+        target: ModuleType | None = None,  # noqa: ARG002  the protocol's
+        /,
+    ) -> None:
+        """Note the module *fullname*, which is about to be loaded, and leave it to the other finders."""
+        with suppress(OSError):
+            folder, top = os.getcwd(), fullname.partition(".")[0]  # noqa: PTH109  as fast as it gets
+            if (folder, top) not in self._is_own:
+                place = Path(folder, top)
+                self._is_own[folder, top] = place.is_dir() or place.with_name(f"{top}.py").is_file()
+            if self._is_own[folder, top]:
+                name = f"{folder}{os.sep}{fullname.replace('.', os.sep)}"
+                if not self._note(f"{name}.py"):
+                    self._note(f"{name}{os.sep}__init__.py")
+
+    def is_stale(self, path: Path, digest: str | None) -> bool:
+        """Return whether this process has loaded *path* with other content; *digest* is of that of now."""
+        noted = self._digests.get(str(path.absolute()))
+        return noted is not None and noted != (digest or sha256(path))
+
+    def _note(self, name: str) -> bool:
+        """Note the content of the file *name*; return whether there is one."""
+        with suppress(OSError), open(name, "rb", buffering=0) as file:  # noqa: PTH123  as fast as it gets
+            self._digests[name] = hashlib.sha256(file.read()).hexdigest()
+            return True
+        return False
+
+
+_loaded = LoadedSources()  # here, since what is loaded before cannot be compared later
+sys.meta_path.insert(0, _loaded)
 
 
 def check_unchanged(before: Snapshot) -> None:
@@ -29,25 +82,20 @@ def check_unchanged(before: Snapshot) -> None:
 
 
 def check_loaded(before: Snapshot, version: str) -> None:
-    """Raise `StageError` where this process has loaded older code than *before* found in the files.
+    """Raise `StageError` if this process has loaded older code than *before* found in the files.
 
     *version* is that of the stage's module as it was loaded. Only a process that runs several stages can
     be so old.
     """
     key = f"stages/{before.stage.replace('-', '_')}.py: VERSION"
-    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     stale = [
         *([key] if before.params.get(key, version) != version else []),
-        *(
-            str(path)
-            for path, state in before.files.items()
-            if state.modified > _STARTED and str(path.resolve()) in loaded
-        ),
+        *(str(path) for path, state in before.files.items() if _loaded.is_stale(path, state.digest)),
     ]
     if stale:
         raise StageError(
             f"{', '.join(stale)} was changed after this process had loaded it, so {before.stage} would run "
-            "the code of before: start the command again"
+            "the previous code: start the command again"
         )
 
 

@@ -27,6 +27,7 @@ from pipeline.torn import LOCK, keep_lock, mend
 from stages.contracts.errors import StageError, StageFailedError
 from stages.contracts.events import Renderer
 
+log = logging.getLogger(__name__)
 Run = Callable[[str, Renderer | None], None]
 
 _body: ContextVar[Callable[[], None] | None] = ContextVar("body", default=None)
@@ -97,15 +98,38 @@ def _reproduce(name: str, body: Callable[[], None], called: Sequence[str]) -> li
 
 
 def restore_outputs(name: str) -> None:
-    """Restore the recorded outputs of stage *name* that are intact in the cache.
+    """Restore the outputs that the last finished run of stage *name* made, if they are intact in the cache.
 
     DVC removes a stage's outputs before it runs; a run that fails must not cost the user the previous ones.
+    Outputs that cannot be restored are logged as a warning, since an error has ended the stage already.
     """
-    with held(), Repo() as repo:
-        for output in repo.stage.load_one(name=name).outs:
-            remove_damaged_output(output)
-            if output.hash_info and not output.changed_cache():
-                output.checkout(force=True)
+    missing: list[str] = []
+    try:
+        with held(), Repo() as repo:
+            outputs = repo.stage.load_one(name=name).outs
+            missing = [str(output) for output in outputs if output.hash_info]
+            for output in outputs:
+                remove_damaged_output(output)
+                if output.hash_info and not output.changed_cache():
+                    output.checkout(force=True)
+                    missing.remove(str(output))
+    except Exception as error:  # noqa: BLE001  whatever DVC raises must not hide the first error
+        log.warning(
+            "the previous %s could not be restored (%s). When the cause is fixed, run: dvc checkout %s",
+            ", ".join(missing) or f"outputs of {name}",
+            _reason(error),
+            " ".join(missing) or name,
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """Return the system's words for what made DVC fail; those of DVC if there are none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -1,5 +1,8 @@
 """What a stage depends on, edited while it runs, is not recorded with what the stage made of it before."""
 
+import os
+import time
+
 import pytest
 
 SOURCE = '''
@@ -14,6 +17,17 @@ def load():
         Path(path).write_text(Path(path).read_text().replace(old, new))
     return load_source(Digits())
 '''
+
+
+AN_HOUR_AGO = """
+import time
+edit = load
+
+def load():
+    found = edit()
+    os.utime("stages/models/config.py", (time.time() - 3600,) * 2)
+    return found
+"""
 
 
 @pytest.fixture
@@ -69,3 +83,24 @@ def test_a_flow_does_not_run_code_that_was_edited_after_it_had_loaded_it(editing
     assert "build_learner.py: VERSION was changed after this process had loaded it" in done.err
     assert "load-data: ran" in done.out
     editing.ok("dvc", "repro", "build-learner", EDIT=edit)
+
+
+@pytest.mark.parametrize("command", [("dvc", "repro"), ("python", "-m", "pipeline", "run")])
+def test_sources_with_a_time_in_the_future_are_no_reason_to_refuse(command, finished):
+    """As in a file from another machine, or where the clock was set back."""
+    for path in (finished.folder / "stages").rglob("*.py"):
+        os.utime(path, (time.time() + 86_400,) * 2)
+    finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
+
+    finished.ok(*command)
+
+
+def test_a_flow_does_not_run_a_source_that_was_edited_after_it_had_loaded_it_whatever_its_time(editing):
+    path = editing.folder / "editing.py"
+    path.write_text(path.read_text() + AN_HOUR_AGO)
+    edit = 'stages/models/config.py|"""|""" '
+
+    done = editing.learner("run", EDIT=edit)
+
+    assert done.code == 1
+    assert "stages/models/config.py was changed after this process had loaded it" in done.err

@@ -1,0 +1,47 @@
+"""A full disk, with outputs of an earlier run that DVC has removed by then."""
+
+import re
+import sys
+import threading
+import time
+
+import pytest
+from disk import leave_free, mount_small_disk
+from tiny import in_child
+
+COMMANDS = {"dvc repro": ("dvc", "repro"), "learner run": (sys.executable, "-m", "pipeline", "run")}
+
+
+def fill_after(folder, checkpoint):
+    """Fill the disk of the project in *folder* as soon as its run has written *checkpoint*."""
+    while not list(folder.glob(f".runs/*/checkpoint/{checkpoint}.*")):
+        time.sleep(0.01)
+    leave_free(folder, 0)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_first_error_of_a_full_disk_is_the_one_shown(command, finished, tmp_path):
+    """The old outputs are back, or the message names the command that restores them."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def run():
+        mount_small_disk(disk, 128 << 10)
+        project = finished.copied_to(disk / "project")
+        project.edit("params.yaml", "num_epochs: 2", "num_epochs: 5")
+        before = project.files("artifacts")
+        filler = threading.Thread(target=fill_after, args=(project.folder, "trainer-3"), daemon=True)
+        filler.start()
+        done = project.run(*COMMANDS[command], DVC_SITE_CACHE_DIR=str(tmp_path / "site"))
+        return done.code, done.text, sorted(before.keys() - project.files("artifacts").keys())
+
+    failed, answer, said = in_child(run)
+    if failed and "Operation not permitted" in said:
+        pytest.skip("this machine permits no mount in a name space of one's own")
+    assert failed == 0, said
+    code, text, missing = answer
+    assert code != 0
+    assert "Traceback" not in text
+    assert "No space left on device" in text
+    assert text.count("error:") == 1
+    assert not missing or re.search(r"dvc checkout .*artifacts/checkpoint", text), missing
