@@ -32,7 +32,7 @@ def run_dvc(
     deadline: float | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Run ``dvc`` with *arguments* in *folder*, by default the current one; call *say* with each line.
+    """Run ``dvc`` with *arguments* in *folder*, by default the current one, and pass on each line.
 
     If a signal or *deadline*, on the monotonic clock, ends the wait, DVC gets a SIGINT, so that a stage saves
     and DVC removes its temporary files. Raises `StageFailedError` with the last lines if DVC fails, and

@@ -133,7 +133,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the project's or the user's own error behind DVC's; if there is none, DVC's message."""
+    """Return the project's or the user's own error behind DVC's, or DVC's message."""
     messages, cause = [], error
     while cause is not None:
         if isinstance(cause, StageError):

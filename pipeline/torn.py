@@ -47,7 +47,7 @@ def mend() -> None:
 
 
 def is_whole_lock(path: Path) -> bool:
-    """Return whether DVC can read the dvc.lock *path*, or there is none."""
+    """Return whether the dvc.lock *path* is missing, or DVC can read it."""
     try:
         read_lock(path)
     except StageError:
@@ -56,7 +56,7 @@ def is_whole_lock(path: Path) -> bool:
 
 
 def is_whole_note(path: Path) -> bool:
-    """Return whether DVC can read its list *path* of readers and writers, or there is none."""
+    """Return whether DVC's list *path* of readers and writers is missing, or DVC can read it."""
     try:
         content = json.loads(path.read_text())
         read = [each for several in content.get("read", {}).values() for each in several]

@@ -90,7 +90,7 @@ class _Interrupted:
     branch: str | None
     """Branch that HEAD was on; None if HEAD is as it was."""
     stash: str | None
-    """Commit of the user's changes; None if there were none."""
+    """Commit of the user's changes; None if nothing was changed."""
     changed: tuple[str, ...]
     """Tracked files, relative to the top level, that the user or DVC changed and git has not stored."""
     is_staged: bool

@@ -107,9 +107,9 @@ def git(folder: Path, *arguments: str) -> str:
 
 def failure(folder: Path, arguments: Sequence[str], done: subprocess.CompletedProcess[str]) -> StageError:
     """Return the error for the command git *arguments* that failed, with git's own message."""
-    said = " ".join(filter(None, (done.stderr.strip(), done.stdout.strip())))
+    output = " ".join(filter(None, (done.stderr.strip(), done.stdout.strip())))
     return StageError(
-        f"git {' '.join(arguments[:2])} in {folder}: {said or f'exit code {done.returncode}, no message'}"
+        f"git {' '.join(arguments[:2])} in {folder}: {output or f'exit code {done.returncode}, no message'}"
     )
 
 

@@ -59,7 +59,7 @@ def test_an_odd_list_of_writers_is_not_intact(tmp_path, text):
 
 
 def write(project, name, text):
-    """Write *text* to the file *name*, or make a directory of it if there is none."""
+    """Write *text* to the file *name*, or make a directory if *text* is None."""
     path = project.folder / name
     if text is None:
         path.unlink(missing_ok=True)

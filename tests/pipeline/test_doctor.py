@@ -53,7 +53,7 @@ def test_where_all_is_well_it_says_so_and_ends_with_0(finished, tmp_path, server
 
     assert done.code == 0, done.text
     levels = {line.split()[1]: line.split()[0] for line in done.out.splitlines() if line[0] != " "}
-    abouts = "packages extras params devices disk prefect remote untracked locks experiments runs"
+    abouts = "packages extras params devices disk prefect remote untracked git locks experiments runs"
     assert levels == dict.fromkeys(abouts.split(), "ok")
     assert re.search(r"prefect  +http://127.0.0.1:\d+/api answers; it is 3\.", done.out)
     assert re.search(r"a checkpoint takes [\d.]+ MB: a run with 3 and one more", done.out)
