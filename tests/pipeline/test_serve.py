@@ -266,6 +266,14 @@ def test_runs_in_the_workspace_wait_are_cancelled_retried_and_shown(serve, proje
     assert read_yaml(project.folder / "params.yaml")["fit"]["num_epochs"] == 9
     assert "up to date" in project.ok("dvc", "status")
 
+    timed = api.start("daily", timeout_seconds=0.05)
+    assert api.wait(timed) == "TimedOut"
+    message = api.get(f"flow_runs/{timed}")["state"]["message"]
+    assert message.startswith(
+        "timed out after 0.05 s (timeout_seconds): create-artifact-dir was interrupted."
+    )
+    assert message.endswith("Run the deployment again with the same params to resume")
+
     failed = api.start("daily", overrides=["fit.num_epochz=3"])
     assert api.wait(failed) == "Failed"
     assert api.logged(failed, "-S fit.num_epochz=3: ")
@@ -403,7 +411,7 @@ def test_a_run_saves_and_reports_its_end_if_only_the_serving_process_is_killed(s
     assert served.api.wait(orphan) == "Crashed"
     assert wait_for(lambda: not Path(f"/proc/{pid}").exists())
     assert project.files("params.yaml") == before
-    assert "goes on in epoch 2" in project.ok("dvc", "repro")
+    assert "in epoch 2" in project.ok("dvc", "repro")
 
 
 SLOTS = """
@@ -494,6 +502,8 @@ def test_a_time_out_saves_and_the_next_run_goes_on(serve, project):
         time.sleep(25)
         served.release()
         assert served.api.wait(timed) == "TimedOut"
+        message = served.api.get(f"flow_runs/{timed}")["state"]["message"]
+        assert message.startswith("timed out after 25 s (timeout_seconds): ")
         assert project.files("params.yaml", "dvc.yaml") == before
 
         again = served.api.start(f"timed{mode}")
