@@ -414,6 +414,24 @@ def test_a_run_saves_and_reports_its_end_if_only_the_serving_process_is_killed(s
     assert "in epoch 2" in project.ok("dvc", "repro")
 
 
+@pytest.mark.long
+def test_learner_run_reports_the_one_that_was_killed_before_it(project, server):
+    waiting(project)
+    (project.folder / "hold").touch()
+    environment = project.environment | {"PREFECT_API_URL": server}
+    command = [sys.executable, "-m", "pipeline", "run"]
+    running = subprocess.Popen(command, cwd=project.folder, env=environment)
+    assert wait_for((project.folder / "held").exists)
+    [note] = (project.folder / ".runs/flow-runs").glob("*.json")
+    running.kill()
+    (project.folder / "hold").unlink()
+
+    project.ok(*command, PREFECT_API_URL=server)
+
+    assert history(Api(server), note.stem)[-1] == "Crashed"
+    assert not list(note.parent.iterdir())
+
+
 SLOTS = """
 import logging, subprocess
 from prefect.client.orchestration import get_client
