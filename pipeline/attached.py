@@ -55,7 +55,7 @@ def run_dvc(
     try:
         code = child.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        raise TimeoutError(f"dvc {' '.join(arguments[:2])} was stopped, as its time was over") from None
+        raise TimeoutError(f"dvc {' '.join(arguments[:2])} was interrupted") from None
     finally:
         _stop(child)
         reader.join(5)

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Annotated
 from uuid import UUID
 
-from prefect import flow, get_run_logger
+from prefect import State, flow, get_run_logger
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.runtime import deployment
+from prefect.states import Failed
 from pydantic import Field, PositiveFloat
 
 from pipeline.caretaker import start_watchdog
-from pipeline.flow import bring_up_to_date
+from pipeline.flow import bring_up_to_date, is_over
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.cancellation import accept_cancellation
 from pipeline.flows.goodbye import begin_goodbye, goodbye_seconds
@@ -78,9 +79,9 @@ def scheduled_flow(
         list[str], Field(description="Stages to bring up to date, with what they need; none means all")
     ] = NOTHING,
     timeout_seconds: Annotated[
-        PositiveFloat | None, Field(description="Save and stop after this long; the next run goes on")
+        PositiveFloat | None, Field(description="Save and stop after this long; the next run resumes")
     ] = None,
-) -> None:
+) -> State[TimeoutError] | None:
     """Train: the five stages through DVC, in the workspace that this is served from or in a copy of it."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     hide_expected_tracebacks()
@@ -95,13 +96,27 @@ def scheduled_flow(
     with ExitStack() as stack:
         if OWN_RUN in os.environ:
             stack.callback(begin_goodbye, threading.Event(), goodbye_seconds())
-        title = str(deployment.name or "learner")
-        name = _name_of_experiment(title) if experiment else None
-        results = _run_apart(order, name) if name else _run_here(order)
-        if results:
-            show(results, _this_run(), Artifacts.of_this_run(get_run_logger()), title)
-        if push:
-            push_results(name, get_run_logger().info)
+        try:
+            _run(order, experiment=experiment, push=push)
+        except TimeoutError as error:
+            if not is_over(deadline):
+                raise
+            message = (
+                f"timed out after {timeout_seconds:g} s (timeout_seconds): {error}. Finished stages and "
+                "training progress are kept. Run the deployment again with the same params to resume"
+            )
+            return Failed(name="TimedOut", message=message, data=TimeoutError(message))
+    return None
+
+
+def _run(order: "Order", *, experiment: bool, push: bool) -> None:
+    title = str(deployment.name or "learner")
+    name = _name_of_experiment(title) if experiment else None
+    results = _run_apart(order, name) if name else _run_here(order)
+    if results:
+        show(results, _this_run(), Artifacts.of_this_run(get_run_logger()), title)
+    if push:
+        push_results(name, get_run_logger().info)
 
 
 @dataclass(frozen=True)

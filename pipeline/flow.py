@@ -12,7 +12,9 @@ from pipeline.reproduce import Outcome, reproduce
 from pipeline.tasks import TASKS, hide_expected_tracebacks
 
 LEAST_SECONDS = 0.01
-"""A time-out of none is none at all."""
+"""Prefect takes a timeout of 0 for no timeout."""
+
+ROUNDING_SECONDS = 0.1
 
 Report = Callable[[str, Outcome], None]
 
@@ -31,8 +33,8 @@ def learner_flow(report: Report, through: Callable[[], None]) -> None:
 def bring_up_to_date(names: Iterable[str], report: Report, deadline: float | None = None) -> None:
     """Bring the stages *names* up to date, within a flow run.
 
-    The tasks are called, not submitted: a task in a thread of its own would never see a signal. One that is
-    at work at *deadline*, on the monotonic clock, saves and is timed out.
+    The tasks are called, not submitted, because a task in a thread of its own receives no signal. One that is
+    in progress at *deadline*, on the monotonic clock, saves. Raises `TimeoutError` with its name then.
     """
 
     def door(name: str) -> Outcome:
@@ -41,5 +43,15 @@ def bring_up_to_date(names: Iterable[str], report: Report, deadline: float | Non
         return outcome
 
     for name in names:
-        left = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
-        TASKS[name].with_options(timeout_seconds=left)(door)
+        left = None if deadline is None else max(LEAST_SECONDS, round(deadline - time.monotonic(), 1))
+        try:
+            TASKS[name].with_options(timeout_seconds=left)(door)
+        except TimeoutError as error:
+            if not is_over(deadline):
+                raise
+            raise TimeoutError(f"{name} was interrupted") from error
+
+
+def is_over(deadline: float | None) -> bool:
+    """Return whether *deadline*, on the monotonic clock, has passed: user code raises `TimeoutError` too."""
+    return deadline is not None and time.monotonic() >= deadline - ROUNDING_SECONDS

@@ -133,7 +133,7 @@ def request(path: str, timeout_seconds: float) -> bytes:
 
 
 def _headers() -> dict[str, str]:
-    headers = {}
+    headers: dict[str, str] = {}
     with suppress(ValueError):
         headers |= json.loads(setting("PREFECT_CLIENT_CUSTOM_HEADERS") or "{}")
     if key := setting("PREFECT_API_KEY"):

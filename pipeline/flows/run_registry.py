@@ -77,8 +77,8 @@ def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:
         f"The process of this run ({process}) was killed. The next run with the same params resumes from the "
         "newest checkpoint."
     )
-    final = Cancelled(message=message) if state.is_cancelling() else Crashed(message=message)
-    client.set_flow_run_state(flow_run, final)
+    report = Cancelled if state.is_cancelling() else Crashed
+    client.set_flow_run_state(flow_run, report(message=message))
 
 
 def _remove(note: Path) -> None:

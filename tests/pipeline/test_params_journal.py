@@ -27,9 +27,9 @@ def test_any_command_restores_params_after_a_run_was_killed(project, command):
     run_with_overrides(project)
     assert project.files("params.yaml") != before
 
-    said = project.learner(*command).err
+    output = project.learner(*command).err
 
-    assert RESTORED in said
+    assert RESTORED in output
     assert project.files("params.yaml") == before
     assert RESTORED not in project.learner("check").text
 
@@ -51,9 +51,9 @@ def test_an_edit_after_the_kill_stays_and_the_previous_content_is_kept(project):
     run_with_overrides(project)
     project.edit("params.yaml", "num_epochs: 9", "num_epochs: 7")
 
-    said = project.learner("check").err
+    output = project.learner("check").err
 
-    assert "warning: params.yaml was edited after a killed run had set overrides in it" in said
+    assert "warning: params.yaml was edited after a killed run had set overrides in it" in output
     assert "num_epochs: 7" in (project.folder / "params.yaml").read_text()
     assert (project.folder / ".runs/params-before.yaml").read_bytes() == before
     assert "edited" not in project.learner("check").err

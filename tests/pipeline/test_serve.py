@@ -266,6 +266,14 @@ def test_runs_in_the_workspace_wait_are_cancelled_retried_and_shown(serve, proje
     assert read_yaml(project.folder / "params.yaml")["fit"]["num_epochs"] == 9
     assert "up to date" in project.ok("dvc", "status")
 
+    timed = api.start("daily", timeout_seconds=0.05)
+    assert api.wait(timed) == "TimedOut"
+    message = api.get(f"flow_runs/{timed}")["state"]["message"]
+    assert message.startswith(
+        "timed out after 0.05 s (timeout_seconds): create-artifact-dir was interrupted."
+    )
+    assert message.endswith("Run the deployment again with the same params to resume")
+
     failed = api.start("daily", overrides=["fit.num_epochz=3"])
     assert api.wait(failed) == "Failed"
     assert api.logged(failed, "-S fit.num_epochz=3: ")
@@ -403,7 +411,25 @@ def test_a_run_saves_and_reports_its_end_if_only_the_serving_process_is_killed(s
     assert served.api.wait(orphan) == "Crashed"
     assert wait_for(lambda: not Path(f"/proc/{pid}").exists())
     assert project.files("params.yaml") == before
-    assert "goes on in epoch 2" in project.ok("dvc", "repro")
+    assert "in epoch 2" in project.ok("dvc", "repro")
+
+
+@pytest.mark.long
+def test_learner_run_reports_the_one_that_was_killed_before_it(project, server):
+    waiting(project)
+    (project.folder / "hold").touch()
+    environment = project.environment | {"PREFECT_API_URL": server}
+    command = [sys.executable, "-m", "pipeline", "run"]
+    running = subprocess.Popen(command, cwd=project.folder, env=environment)
+    assert wait_for((project.folder / "held").exists)
+    [note] = (project.folder / ".runs/flow-runs").glob("*.json")
+    running.kill()
+    (project.folder / "hold").unlink()
+
+    project.ok(*command, PREFECT_API_URL=server)
+
+    assert history(Api(server), note.stem)[-1] == "Crashed"
+    assert not list(note.parent.iterdir())
 
 
 SLOTS = """
@@ -494,6 +520,8 @@ def test_a_time_out_saves_and_the_next_run_goes_on(serve, project):
         time.sleep(25)
         served.release()
         assert served.api.wait(timed) == "TimedOut"
+        message = served.api.get(f"flow_runs/{timed}")["state"]["message"]
+        assert message.startswith("timed out after 25 s (timeout_seconds): ")
         assert project.files("params.yaml", "dvc.yaml") == before
 
         again = served.api.start(f"timed{mode}")
