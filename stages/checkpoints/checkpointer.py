@@ -13,7 +13,7 @@ from typing import Any
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.files import sha256, sync_directory
 from stages.records import AsItIs, NamedMpkGzFileRecorder, Recorder, Tree, from_plain, read_item, to_plain
-from stages.records.source import TRAINER_LIMIT, UNLIMITED
+from stages.records.source import TRAINER_LIMIT, verified_limit
 
 PARTS = ("model", "optim", "scheduler")
 _trainer_recorder = NamedMpkGzFileRecorder(AsItIs, limit=TRAINER_LIMIT)
@@ -116,7 +116,7 @@ class FileCheckpointer:
         [name] = [name for name in files if name.startswith(f"{part}-{epoch}.")]
         example = from_plain(files[name].get("example"), name)
         read = self.recorder.load if name.endswith(self.recorder.suffix) else read_item
-        return read(self.directory / name, example, limit=UNLIMITED)
+        return read(self.directory / name, example, limit=verified_limit(files[name]["size"]))
 
     def _verify(self, files: Mapping[str, Mapping[str, Any]]) -> None:
         for name, written in files.items():

@@ -1,5 +1,6 @@
 """From what a builder was told to the parts of a run."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +40,9 @@ from stages.optim import (
     as_scheduler,
     build_optimizer,
 )
-from stages.records import NamedMpkGzFileRecorder, Recorder
+from stages.records import NamedMpkGzFileRecorder, Recorder, fields_unlike_burn
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -125,6 +128,9 @@ def _check(chosen: Chosen, model: Any) -> None:
     check_fed(model, chosen.metrics)
     check_needs(chosen.stopping, chosen.metrics)
     check_needs(chosen.retention, chosen.metrics)
+    if chosen.recorder is not None:
+        for field in fields_unlike_burn(model):
+            log.warning("in a checkpoint's model, Burn cannot load %s", field)
     if chosen.checkpoint is not None and chosen.recorder is None:
         raise BuilderError(
             f"checkpoint({chosen.checkpoint}) needs a checkpointer to read with: "

@@ -3,6 +3,7 @@ from .formats import format_of as format_of
 from .model_file import load_file as load_file
 from .model_file import save_file as save_file
 from .modules.described import beside as beside
+from .modules.described import fields_unlike_burn as fields_unlike_burn
 from .modules.described import record_of as record_of
 from .modules.described import skeleton_of as skeleton_of
 from .modules.restoring import Restored as Restored

@@ -1,14 +1,16 @@
 """A module's parameters as one file that Burn loads: Burn's ``module.save_file`` and ``module.load_file``."""
 
+import logging
 from pathlib import Path
 from typing import TypeVar
 
 from torch import nn
 
-from stages.records.modules.described import record_of
+from stages.records.modules.described import fields_unlike_burn, record_of
 from stages.records.modules.restoring import load_into
 from stages.records.recorder import Recorder
 
+log = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -28,6 +30,8 @@ def save_file(model: nn.Module, path: str | Path, recorder: Recorder) -> Path:
     Raises:
         RecordError: If the model has a tensor that a record cannot hold.
     """
+    for field in fields_unlike_burn(model):
+        log.warning("Burn cannot load %s", field)
     return recorder.record(record_of(model), _with_extension(Path(path), recorder.suffix))
 
 

@@ -20,8 +20,8 @@ Blob = NDArray[np.uint8]
 
 LEAST_LIMIT, LIMIT_RATIO = 64 * 2**20, 100
 """Bytes of content that any gzip file may have, and how many times its size the content of a larger one."""
-UNLIMITED = 1 << 62
-"""The limit for a file whose content is known, such as a checkpoint with a verified hash."""
+LARGEST_RATIO = 1032
+"""Bytes of content that one byte of deflate can stand for, at most."""
 TRAINER_LIMIT = 1 << 30
 """The limit for a ``trainer-N``, whose history grows with every epoch and metric."""
 LEAST_VALUES = 1 << 17
@@ -58,6 +58,11 @@ class Limits:
             numbers=max(LEAST_NUMBERS, values),
             memory=max(LEAST_MEMORY, raised),
         )
+
+
+def verified_limit(size: int) -> int:
+    """Return the limit for a file of *size* bytes with a verified hash: as much as gzip can hold."""
+    return LARGEST_RATIO * size
 
 
 def least_size(content: int, values: int) -> int:

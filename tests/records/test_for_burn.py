@@ -11,7 +11,20 @@ from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep, Cnn
-from stages.optim import AdaGrad, Adam, AdamW, Composed, Cosine, Exponential, Linear, RmsProp, Scheduler, Sgd
+from stages.optim import (
+    AdaGrad,
+    Adam,
+    AdamW,
+    Composed,
+    Cosine,
+    Exponential,
+    Lbfgs,
+    Linear,
+    Muon,
+    RmsProp,
+    Scheduler,
+    Sgd,
+)
 from stages.records import (
     HalfPrecision,
     JsonGzFileRecorder,
@@ -39,6 +52,15 @@ CONV = Struct(
     padding=CONSTANT,
 )
 GATE = Struct(input_transform=LINEAR, hidden_transform=LINEAR)
+BATCH_NORM = Struct(
+    gamma=Param(1),
+    beta=Param(1),
+    running_mean=Param(1),
+    running_var=Param(1),
+    momentum=CONSTANT,
+    epsilon=CONSTANT,
+)
+RMS_NORM = Struct(gamma=Param(1), epsilon=CONSTANT)
 LAYER_NORM = Struct(gamma=Param(1), beta=Opt(Param(1)), epsilon=CONSTANT)
 ATTENTION = Struct(
     query=LINEAR, key=LINEAR, value=LINEAR, output=LINEAR, d_model=CONSTANT, n_heads=CONSTANT, d_k=CONSTANT
@@ -48,23 +70,17 @@ MODULES = {
     "without bias": (lambda: nn.Linear(3, 2, bias=False), LINEAR),
     "conv": (lambda: nn.Conv2d(1, 2, 3), CONV),
     "embedding": (lambda: nn.Embedding(5, 3), Struct(weight=Param(2))),
-    "batch norm": (
-        lambda: nn.BatchNorm2d(2),
-        Struct(
-            gamma=Param(1),
-            beta=Param(1),
-            running_mean=Param(1),
-            running_var=Param(1),
-            momentum=CONSTANT,
-            epsilon=CONSTANT,
-        ),
-    ),
+    "batch norm": (lambda: nn.BatchNorm2d(2), BATCH_NORM),
     "layer norm": (lambda: nn.LayerNorm(4), LAYER_NORM),
+    "batch norm without affine": (lambda: nn.BatchNorm1d(2, affine=False), BATCH_NORM),
+    "batch norm without statistics": (lambda: nn.BatchNorm2d(2, track_running_stats=False), BATCH_NORM),
+    "layer norm without affine": (lambda: nn.LayerNorm(4, elementwise_affine=False), LAYER_NORM),
+    "rms norm without affine": (lambda: nn.RMSNorm(4, elementwise_affine=False), RMS_NORM),
     "group norm": (
         lambda: nn.GroupNorm(2, 4),
         Struct(gamma=Opt(Param(1)), beta=Opt(Param(1)), num_groups=CONSTANT, epsilon=CONSTANT),
     ),
-    "rms norm": (lambda: nn.RMSNorm(4), Struct(gamma=Param(1), epsilon=CONSTANT)),
+    "rms norm": (lambda: nn.RMSNorm(4), RMS_NORM),
     "lstm": (
         lambda: nn.LSTM(3, 4),
         Struct(input_gate=GATE, forget_gate=GATE, output_gate=GATE, cell_gate=GATE, d_hidden=CONSTANT),
@@ -112,6 +128,7 @@ MOMENTUM = {
         centered=Struct(grad_avg=Opt(Tensor(rank)), avg=Opt(Tensor(rank))),
         momentum=Opt(Struct(buf=Tensor(rank))),
     ),
+    "muon": lambda rank: Struct(momentum=Struct(velocity=Tensor(rank))),
     "ada_grad": lambda rank: Struct(lr_decay=Struct(time=serde.Int(), sum=Tensor(rank))),
 }
 
@@ -186,3 +203,35 @@ def test_the_guides_model_is_the_one_of_the_burn_book(tmp_path):
     record = serde.read(folder / "model-1.mpk.gz", CNN)
 
     assert record["linear1"]["weight"].tensor.shape == (16 * 8 * 8, 512)
+
+
+def test_muons_record_is_burns_and_has_the_matrices_only(tmp_path):
+    folder = checkpoint(tmp_path, Net(nn.Flatten(), nn.Linear(64, 3)), Muon())
+
+    layers = serde.read(folder / "model-1.mpk.gz", serde.Tuple(CONSTANT, LINEAR))
+    states = serde.read(folder / "optim-1.mpk.gz", serde.OptimizerState(MOMENTUM["muon"]))
+    assert states.keys() == {layers[1]["weight"].id}
+
+
+def test_the_record_of_lbfgs_is_burns(tmp_path):
+    folder = checkpoint(tmp_path, Net(nn.Flatten(), nn.Linear(64, 3)), Lbfgs())
+    vectors = serde.Vec(Tensor(1))
+    state = Struct(
+        history_s=vectors,
+        history_y=vectors,
+        d=Opt(Tensor(1)),
+        t=Opt(serde.Float()),
+        prev_flat_grad=Opt(Tensor(1)),
+        prev_loss=Opt(serde.Float()),
+        g_iter=serde.Int(),
+    )
+
+    assert serde.read(folder / "optim-1.mpk.gz", state)["d"].shape == (64 * 3 + 3,)
+
+
+def test_a_checkpointer_warns_of_fields_that_burn_cannot_load(tmp_path, caplog):
+    model = Net(nn.LayerNorm((8, 8)), nn.Flatten(), nn.Linear(64, 3))
+
+    checkpoint(tmp_path, model, Sgd())
+
+    assert caplog.text.count("Burn cannot load 0.gamma") == 1

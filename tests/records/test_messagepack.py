@@ -249,7 +249,7 @@ def test_a_file_of_small_values_does_not_take_many_times_its_length(filler):
 
 
 def test_reading_takes_the_memory_of_the_value_alone():
-    data = packed({"a": bytes(30_000_000), "b": np.full(2_000_000, 300)})
+    data = packed({"bytes": bytes(30_000_000), "value": np.full(2_000_000, 300)})
     tracemalloc.start()
 
     unpacked(data)

@@ -10,7 +10,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from stages.contracts.errors import RecordError
-from stages.records.modules.described import beside, record_of, rest, skeleton_of
+from stages.records import DefaultRecorder, save_file
+from stages.records.modules.described import (
+    beside,
+    fields_unlike_burn,
+    record_of,
+    rest,
+    skeleton_of,
+)
 from stages.records.modules.restoring import load_into, state_of
 from stages.records.modules.slots import Slot, filled, from_plain, slots, to_plain
 from stages.records.precision import FullPrecision, HalfPrecision
@@ -63,7 +70,8 @@ LAYERS = [
     (nn.Bilinear(2, 3, 4), {"weight": "[4, 2, 3]", "bias": "[4]"}),
     (nn.PReLU(3), {"alpha": "[3]", "alpha_value": None}),
     (nn.LayerNorm(3), {"gamma": "[3]", "beta": "[3]", "epsilon": None}),
-    (nn.LayerNorm(3, elementwise_affine=False), {"gamma": None, "beta": None, "epsilon": None}),
+    (nn.LayerNorm(3, elementwise_affine=False), {"gamma": "[3]", "beta": None, "epsilon": None}),
+    (nn.RMSNorm(3, elementwise_affine=False), {"gamma": "[3]", "epsilon": None}),
     (nn.RMSNorm(3), {"gamma": "[3]", "epsilon": None}),
     (
         nn.BatchNorm2d(3),
@@ -289,6 +297,9 @@ PAIRS = [
     (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.PReLU(), nn.RMSNorm(4)), (vector(2, 3),)),
     (lambda: nn.InstanceNorm1d(2, affine=True, track_running_stats=True), (vector(2, 2, 5),)),
     (lambda: nn.BatchNorm1d(3, affine=False), (vector(2, 3),)),
+    (lambda: nn.BatchNorm1d(3, affine=False, track_running_stats=False), (vector(2, 3),)),
+    (lambda: nn.LayerNorm((2, 3), elementwise_affine=False), (vector(2, 3),)),
+    (lambda: nn.RMSNorm(3, elementwise_affine=False), (vector(2, 3),)),
     (lambda: nn.Bilinear(2, 3, 4), (vector(5, 2), vector(5, 3))),
     (lambda: nn.LSTM(4, 3, 2, bidirectional=True, proj_size=2), (SEQUENCE,)),
     (lambda: nn.GRU(4, 3, 2, bias=False), (SEQUENCE,)),
@@ -646,3 +657,49 @@ def test_a_skeleton_keeps_its_markers_when_it_is_filled():
 
     assert done == {"a": Some("x"), "b": (None,), "c": {"d": [Variant("E", 1, None)]}}
     assert isinstance(done["c"], Map)
+
+
+NORMS = {
+    "batch norm": lambda: nn.BatchNorm1d(3, affine=False, track_running_stats=False),
+    "layer norm": lambda: nn.LayerNorm(3, elementwise_affine=False),
+    "rms norm": lambda: nn.RMSNorm(3, elementwise_affine=False),
+}
+
+
+@pytest.mark.parametrize("make", NORMS.values(), ids=NORMS)
+def test_parameters_that_only_burn_has_are_filled_in_the_same_each_time(make):
+    first, again = plain(record_of(make())), plain(record_of(make()))
+    values = {"gamma": 1.0, "beta": 0.0, "running_mean": 0.0, "running_var": 1.0}
+
+    for name, entry in first.items():
+        if entry is not None:
+            assert tensor(entry["param"]).tolist() == [values[name]] * 3
+            assert entry["id"] == again[name]["id"]
+    assert len({entry["id"] for entry in first.values() if entry}) == sum(map(bool, first.values()))
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "kind"), [(2.0, (3,), "unexpected"), (1.0, (4,), "misshapen"), (1.0, (3,), None)]
+)
+def test_a_filled_in_parameter_with_another_content_does_not_fit(value, shape, kind):
+    gamma = {"id": "0" * 13, "param": raw(torch.full(shape, value))}
+
+    read = load_into(nn.LayerNorm(3, elementwise_affine=False), {"gamma": gamma}, strict=False)
+
+    assert read.fits == (kind is None)
+    assert kind is None or "gamma" in getattr(read, kind)[0]
+
+
+def test_fields_that_burn_cannot_load_are_named():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 1, nn.LayerNorm(4))
+    model = nn.ModuleDict({"body": encoder, "wide": nn.LayerNorm((2, 3)), "fc": nn.Linear(2, 2)})
+
+    fields = fields_unlike_burn(model)
+
+    assert [field.partition(":")[0] for field in fields] == ["body.norm", "wide.gamma"]
+
+
+def test_saving_a_model_that_burn_cannot_load_warns_with_the_fields_name(tmp_path, caplog):
+    save_file(nn.Sequential(nn.LayerNorm((2, 3))), tmp_path / "model", DefaultRecorder())
+
+    assert "0.gamma: Burn's LayerNorm has one dimension" in caplog.text

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from stages.contracts.errors import RecordError
+from stages.optim import Muon, build_optimizer
 from stages.records.modules.described import record_of, skeleton_of
 from stages.records.modules.restoring import load_into
 from stages.records.modules.slots import slots
@@ -81,6 +82,11 @@ def same(one, two):
     return type(one) is type(two) and one == two
 
 
+def muon(parameters):
+    """The learner's Muon: AdamW for what is not a matrix."""
+    return build_optimizer(Muon(learning_rate=0.1), parameters)
+
+
 OPTIMIZERS = {
     "adam": lambda p: optim.Adam(p, 0.1, betas=(0.8, 0.9)),
     "adam amsgrad": lambda p: optim.Adam(p, 0.1, amsgrad=True, weight_decay=0.1),
@@ -96,6 +102,7 @@ OPTIMIZERS = {
     "rmsprop centered": lambda p: optim.RMSprop(p, 0.1, momentum=0.9, centered=True),
     "adagrad": lambda p: optim.Adagrad(p, 0.1, lr_decay=0.1),
     "adagrad fused": lambda p: optim.Adagrad(p, 0.1, initial_accumulator_value=0.5, fused=True),
+    "muon": muon,
     "nadam": lambda p: optim.NAdam(p, 0.1),
     "lbfgs": lambda p: optim.LBFGS(p, 0.1),
     "adadelta": lambda p: optim.Adadelta(p, 0.1),
@@ -318,3 +325,91 @@ def test_an_optimizer_that_burn_has_not_adopts_nothing():
 
     with pytest.raises(RecordError, match="Burn has no NAdam"):
         adopt_optimizer(optim.NAdam(module.parameters()), module, {}, {}, source="optim.mpk")
+
+
+def test_muons_velocity_is_the_sum_of_gradients_that_burn_keeps():
+    module = made()
+    optimizer = muon(module.parameters())
+    train(module, optimizer, 3)
+    buffer = optimizer.state[module.one.weight]["momentum_buffer"]
+
+    record = plain(optimizer_record(optimizer, module))
+    velocity = plain(entry(optimizer, module, "one.weight"))["V1"]["Rank2"]["momentum"]["velocity"]
+
+    torch.testing.assert_close(tensor(velocity), buffer.t() / (1 - 0.95))
+    assert {key for state in record.values() for key in state["V1"]} == {"Rank2"}
+
+
+def test_a_muon_resumes_from_burns_record_alone():
+    module = made()
+    optimizer = muon(module.parameters())
+    train(module, optimizer, 3)
+    model, record = with_other_ids(plain(record_of(module)), plain(optimizer_record(optimizer, module)))
+    resumed = muon(module.parameters())
+
+    without = adopt_optimizer(resumed, module, through_a_file(record), model)
+
+    assert "conv.bias" in without
+    for matrix in (module.one.weight, module.rnn.weight_ih_l0):
+        torch.testing.assert_close(resumed.state[matrix], optimizer.state[matrix])
+
+
+class Untied(nn.Sequential):
+    """Linear layers, whose weights Burn has transposed."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+def descend(module, optimizer, steps):
+    inputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (module(inputs) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+
+
+def test_the_record_of_lbfgs_has_burns_fields_order_and_axes():
+    module = Untied()
+    optimizer = optim.LBFGS(module.parameters(), 0.1, max_iter=4)
+    descend(module, optimizer, 2)
+    state = optimizer.state[module[0].weight]
+
+    record = plain(optimizer_record(optimizer, module))
+
+    fields = ["history_s", "history_y", "d", "t", "prev_flat_grad", "prev_loss", "g_iter"]
+    assert list(record) == fields
+    assert (record["t"], record["g_iter"]) == (state["t"], state["n_iter"])
+    assert torch.equal(tensor(record["d"])[:15], state["d"][:15].view(3, 5).t().reshape(-1))
+    assert torch.equal(tensor(record["history_s"][-1])[15:18], state["old_stps"][-1][15:18])
+    assert torch.equal(tensor(record["history_y"][0])[15:18], state["old_dirs"][0][15:18])
+
+
+def test_an_lbfgs_resumes_from_burns_record_alone():
+    module, other = Untied(), Untied()
+    optimizer, resumed = (optim.LBFGS(each.parameters(), 0.1, max_iter=4) for each in (module, other))
+    descend(module, optimizer, 2)
+    other.load_state_dict(copy.deepcopy(module.state_dict()))
+    record = through_a_file(plain(optimizer_record(optimizer, module)))
+
+    assert adopt_optimizer(resumed, other, record, plain(record_of(module))) == []
+    descend(module, optimizer, 2)
+    descend(other, resumed, 2)
+    torch.testing.assert_close(dict(other.state_dict()), dict(module.state_dict()))
+
+
+@pytest.mark.parametrize("change", [{"g_iter": None}, {"extra": 1}, {"history_s": [], "d": "text"}])
+def test_another_record_is_refused_by_lbfgs(change):
+    module = Untied()
+    optimizer = optim.LBFGS(module.parameters(), 0.1)
+    descend(module, optimizer, 1)
+    record = {**through_a_file(plain(optimizer_record(optimizer, module))), **change}
+
+    with pytest.raises(RecordError, match="the optimizer's record"):
+        adopt_optimizer(optimizer, module, record, {})

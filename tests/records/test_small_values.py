@@ -11,7 +11,7 @@ from stages.contracts.errors import RecordError
 from stages.records.formats import FORMATS, read
 from stages.records.named.container import metadata_of
 from stages.records.precision import FullPrecision
-from stages.records.source import LEAST_VALUES
+from stages.records.source import LEAST_NUMBERS, LEAST_VALUES
 
 METADATA = vars(metadata_of("NamedMpkGzFileRecorder", FullPrecision))
 MANY = 20_000_000
@@ -50,5 +50,21 @@ def test_a_file_may_have_a_value_for_each_of_its_bytes(form, content, like, tmp_
     path.write_bytes(gzip.compress(content, 9))
     allowed = LEAST_VALUES + path.stat().st_size
 
-    with pytest.raises(RecordError, match=f"more than {allowed} .*values"):
+    with pytest.raises(RecordError, match=f"(more than|over) {allowed} .*values"):
         read(path, like=like)
+
+
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        ("named_mpk_gz", packed(b"\x00\xcc\xff", MANY)),
+        ("json_gz", text(b"0", MANY)),
+        ("json_gz", text(b"1.5", MANY // 2)),
+    ],
+)
+def test_lists_of_numbers_that_are_not_tensors_are_bounded(form, content, tmp_path):
+    path = tmp_path / f"bomb{FORMATS[form].suffix}"
+    path.write_bytes(gzip.compress(content, 9))
+
+    with pytest.raises(RecordError, match=f"{LEAST_NUMBERS}.*not a tensor's|not a tensor's.*{LEAST_NUMBERS}"):
+        read(path)

@@ -11,10 +11,8 @@ from isal import isal_zlib
 from stages.contracts.errors import RecordError
 from stages.records.gzipped.span import Span
 from stages.records.gzipped.stream import DeflateStream
-from stages.records.source import ADVICE, Blob, Limits
+from stages.records.source import ADVICE, LARGEST_RATIO, Blob, Limits
 
-RATIO = 1032
-"""Bytes of content that one byte of deflate can stand for, at most."""
 _WINDOW = 1 << 16
 _STEP = 1 << 20
 _LONGEST_HEADER = 1 << 18
@@ -49,7 +47,7 @@ class GzipSource:
         self._declared: int
         self._checksum, self._declared = struct.unpack("<II", self._file.read(8))
         limit = self.limits.content
-        self._most = self._longest(min(limit, RATIO * self._size), limit)
+        self._most = self._longest(min(limit, LARGEST_RATIO * self._size), limit)
         self._crc = 0
         self._window = memoryview(b"")
         self._buffer = bytearray(_WINDOW)
@@ -65,7 +63,7 @@ class GzipSource:
         if self._declared <= limit:
             raise RecordError(
                 f"{self.name} declares {self._declared} bytes of content, but {self._size} of gzip hold at "
-                f"most {RATIO} times as many: it is cut short, altered or followed by something else"
+                f"most {LARGEST_RATIO} times as many: it is cut short, altered or followed by something else"
             )
         raise RecordError(
             f"{self.name} declares {self._declared} bytes of content in a file of {self._size} bytes, and at "

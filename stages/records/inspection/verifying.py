@@ -13,7 +13,7 @@ from stages.contracts.files import damage
 from stages.records.formats import FORMATS, format_of, read
 from stages.records.inspection.listing import listed, totals
 from stages.records.nameless.metadata import metadata_at
-from stages.records.source import TRAINER_LIMIT
+from stages.records.source import TRAINER_LIMIT, verified_limit
 from stages.records.tree import Record
 
 _TRAINER = re.compile(r"trainer-(\d+)\.mpk\.gz")
@@ -55,8 +55,11 @@ def verdicts(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
         suffixes = ", ".join(form.suffix for form in FORMATS.values())
         raise RecordError(f"there is no record below {path}: none of its files ends in {suffixes}")
     problems: dict[Path, str | None] = {}
+    manifests = dict(_manifests(found))
     for one in found:
         verdict = file_verdict(one, limit=limit)
+        if verdict.problem and one in manifests and _problem(one, manifests[one]) is None:
+            verdict = file_verdict(one, limit=max(limit or 0, verified_limit(one.stat().st_size)))
         problems[one] = verdict.problem
         yield verdict
     for one in found:
@@ -94,6 +97,20 @@ def checkpoint_verdict(trainer: Path, epoch: int, problems: Mapping[Path, str | 
         if problem := problems.get(path) or _problem(path, written):
             return Verdict(name, problem, epoch=epoch)
     return Verdict(name, None, f"{len(files) + 1} files", epoch)
+
+
+def _manifests(found: list[Path]) -> Iterator[tuple[Path, Any]]:
+    """Yield the files that intact trainer records among *found* name, with their sizes and hashes."""
+    for trainer in found:
+        if not _TRAINER.fullmatch(trainer.name):
+            continue
+        try:
+            item = read(trainer, keep_data=False, limit=TRAINER_LIMIT).item
+        except (RecordError, OSError):
+            continue  # its own verdict names the problem
+        files = item.get("files") if isinstance(item, dict) else None
+        for file, written in files.items() if isinstance(files, dict) else ():
+            yield trainer.parent / Path(file).name, written
 
 
 def records_below(directory: Path) -> Iterator[Path]:

@@ -16,7 +16,7 @@ Tensors that it leaves out are not in the record, but in what `beside` gives.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from stages.contracts.errors import RecordError
-from stages.records.modules.layers import layer_layout
-from stages.records.modules.slots import Rows, Slot, filled, slots
+from stages.records.modules.layers import layer_layout, unlike_burn
+from stages.records.modules.slots import Constant, Rows, Slot, filled, slots
 from stages.records.param_ids import param_id
 from stages.records.tensors import check_recordable, part, raw
 from stages.records.tree import Map, Some, Tree, Variant
@@ -90,6 +90,19 @@ def record_of(module: nn.Module, state: Mapping[str, Any] | None = None, tree: T
     return filled(skeleton_of(module) if tree is None else tree, parameter)
 
 
+def fields_unlike_burn(module: nn.Module) -> list[str]:
+    """Return the fields of *module*'s record that Burn does not load, each with the reason.
+
+    Burn's layer and transformer norms are narrower than PyTorch's. The record is written all the same, and
+    read back; in Burn it needs a module with a ``burn_record`` of its own.
+    """
+    return [
+        f"{name}.{reason}" if name else reason
+        for name, child in module.named_modules()
+        for reason in unlike_burn(child)
+    ]
+
+
 def rest(module: nn.Module, tree: Tree) -> dict[str, Any]:
     """The entries of *module*'s ``state_dict`` that no slot of its skeleton *tree* holds."""
     held = {slot.name for _, slot in slots(tree)}
@@ -128,6 +141,8 @@ def _filled(layout: Tree, place: _Place) -> Tree:
             return _named(layout, None, place)
         case Rows():
             return _named(layout.name, layout, place)
+        case Constant():
+            return replace(layout, id=param_id(place.path))
         case Some():
             inner = _filled(layout.value, place)
             return None if inner is None else Some(inner)

@@ -5,25 +5,17 @@ A *layout* is a record with a name where a tensor or a module stands: the name t
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
 from stages.records.modules import attention, recurrent
+from stages.records.modules.slots import Constant
 from stages.records.tree import Some, Tree
 
 LINEAR = {"weight": "weight.T", "bias": Some("bias")}
 EMBEDDING = {"weight": "weight"}
 PRELU = {"alpha": "weight", "alpha_value": None}
-BATCH_NORM = {
-    "gamma": "weight",
-    "beta": "bias",
-    "running_mean": "running_mean",
-    "running_var": "running_var",
-    "momentum": None,
-    "epsilon": None,
-}
-LAYER_NORM = {"gamma": "weight", "beta": Some("bias"), "epsilon": None}
-RMS_NORM = {"gamma": "weight", "epsilon": None}
 GROUP_NORM = {
     "gamma": Some("weight"),
     "beta": Some("bias"),
@@ -40,6 +32,34 @@ INSTANCE_NORM = {
     "affine": None,
 }
 
+
+def _batch_norm(module: Any) -> Tree:
+    """Return the layout of a batch norm; Burn's always has gamma, beta and running statistics."""
+    size = (module.num_features,)
+    return {
+        "gamma": _present(module, "weight", 1.0, size),
+        "beta": _present(module, "bias", 0.0, size),
+        "running_mean": _present(module, "running_mean", 0.0, size),
+        "running_var": _present(module, "running_var", 1.0, size),
+        "momentum": None,
+        "epsilon": None,
+    }
+
+
+def _layer_norm(module: Any) -> Tree:
+    gamma = _present(module, "weight", 1.0, tuple(module.normalized_shape))
+    return {"gamma": gamma, "beta": Some("bias"), "epsilon": None}
+
+
+def _rms_norm(module: Any) -> Tree:
+    return {"gamma": _present(module, "weight", 1.0, tuple(module.normalized_shape)), "epsilon": None}
+
+
+def _present(module: Any, name: str, value: float, shape: tuple[int, ...]) -> Tree:
+    """Return *name* if *module* has such a tensor, else what Burn's module would have in its place."""
+    return Constant(value, shape) if getattr(module, name, None) is None else name
+
+
 LAYERS: tuple[tuple[type[nn.Module], Callable[[nn.Module], Tree]], ...] = (
     (nn.Linear, lambda _: LINEAR),
     (nn.Conv1d, lambda _: _convolution(1)),
@@ -49,12 +69,12 @@ LAYERS: tuple[tuple[type[nn.Module], Callable[[nn.Module], Tree]], ...] = (
     (nn.ConvTranspose2d, lambda _: _transposed_convolution(2)),
     (nn.ConvTranspose3d, lambda _: _transposed_convolution(3)),
     (nn.Embedding, lambda _: EMBEDDING),
-    (nn.BatchNorm1d, lambda _: BATCH_NORM),
-    (nn.BatchNorm2d, lambda _: BATCH_NORM),
-    (nn.BatchNorm3d, lambda _: BATCH_NORM),
-    (nn.SyncBatchNorm, lambda _: BATCH_NORM),
-    (nn.LayerNorm, lambda _: LAYER_NORM),
-    (nn.RMSNorm, lambda _: RMS_NORM),
+    (nn.BatchNorm1d, _batch_norm),
+    (nn.BatchNorm2d, _batch_norm),
+    (nn.BatchNorm3d, _batch_norm),
+    (nn.SyncBatchNorm, _batch_norm),
+    (nn.LayerNorm, _layer_norm),
+    (nn.RMSNorm, _rms_norm),
     (nn.GroupNorm, lambda _: GROUP_NORM),
     (nn.InstanceNorm1d, lambda _: INSTANCE_NORM),
     (nn.InstanceNorm2d, lambda _: INSTANCE_NORM),
@@ -80,6 +100,16 @@ def layer_layout(module: nn.Module) -> Tree:
         if isinstance(module, kind):
             return layout(module)
     return None
+
+
+def unlike_burn(module: nn.Module) -> list[str]:
+    """Return the names of *module*'s tensors and children that Burn's module cannot load, with the reason."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
+        kind = type(module).__name__
+        return [f"gamma: Burn's {kind} has one dimension, this one {list(module.normalized_shape)}"]
+    if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) and module.norm is not None:
+        return [f"norm: Burn's {type(module).__name__} has no norm at its end, and ignores this one"]
+    return []
 
 
 def _convolution(dimensions: int) -> Tree:

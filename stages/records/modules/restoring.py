@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
 from stages.records.modules.described import skeleton_of
-from stages.records.modules.slots import Slot, slots
+from stages.records.modules.slots import Constant, Slot, slots
 from stages.records.tensors import NAMES, part, raw_tree, tensor, whole
 from stages.records.tree import RawTensor, Tree, leaves, plain
 
@@ -87,6 +87,8 @@ class _Reading:
         """*node* stands where the skeleton has *frame*."""
         if isinstance(frame, Slot):
             self._fill(node, frame, path)
+        elif isinstance(frame, Constant):
+            self._check(node, frame, path)
         elif isinstance(frame, dict | list):
             frames, fields = _fields(frame), {} if _is_tensor(node) else _fields(node)
             for key, inner in frames.items():
@@ -111,6 +113,18 @@ class _Reading:
             self.incomplete.add(slot.name)
             return
         self.parts.setdefault(slot.name, []).append((slot, found))
+
+    def _check(self, node: Tree, constant: Constant, path: str) -> None:
+        """Report a tensor in the place of *constant* with any other content; it may be missing."""
+        if not _is_tensor(node):
+            self._surplus(node, path)
+            return
+        found = node if isinstance(node, RawTensor) else node["param"]
+        if found.shape != constant.shape:
+            expected = list(constant.shape)
+            self.report.misshapen.append(f"{path} is {found.dtype} {list(found.shape)}, expected {expected}")
+        elif not bool((tensor(found) == constant.value).all()):
+            self.report.unexpected.append(path)
 
     def _surplus(self, node: Tree, path: str) -> None:
         for name, leaf in leaves(node, path):

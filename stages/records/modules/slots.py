@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from stages.contracts.errors import RecordError
 from stages.records.tree import Map, RawTensor, Signed, Some, Tree, Variant, leaves
 
@@ -39,6 +41,25 @@ class Rows:
     stop: int
 
 
+@dataclass(frozen=True)
+class Constant:
+    """A parameter that Burn's module always has and PyTorch's does not: every element is *value*.
+
+    In a layout *id* is empty; in a skeleton it is that of Burn's parameter.
+    """
+
+    value: float
+    shape: tuple[int, ...]
+    id: str = ""
+
+    def parameter(self) -> Tree:
+        """Return the record of the parameter."""
+        return {"id": self.id, "param": RawTensor("F32", self.shape, self._pieces)}
+
+    def _pieces(self) -> tuple[memoryview]:
+        return (np.full(self.shape, self.value, "<f4").reshape(-1).view(np.uint8).data,)
+
+
 LEAVES: dict[str, Any] = {
     "tensor": RawTensor.of("F32", (0,), b""),
     "text": "",
@@ -56,9 +77,11 @@ def slots(skeleton: Tree) -> Iterator[tuple[str, Slot]]:
 
 
 def filled(skeleton: Tree, fill: Callable[[Slot], Tree]) -> Tree:
-    """*skeleton* with what *fill* gives for each slot in its place."""
+    """Return *skeleton* with the result of *fill* in the place of each slot, and constants as parameters."""
     if isinstance(skeleton, Slot):
         return fill(skeleton)
+    if isinstance(skeleton, Constant):
+        return skeleton.parameter()
     if isinstance(skeleton, Some):
         return Some(filled(skeleton.value, fill))
     if isinstance(skeleton, Variant):
@@ -76,9 +99,8 @@ def to_plain(skeleton: Tree) -> Any:
     A record works too: of its tensors, texts and numbers only the kind is kept, which makes an example of it.
     """
     match skeleton:
-        case Slot():
-            rows = [skeleton.start, skeleton.stop]
-            return ["slot", skeleton.name, *rows, int(skeleton.transposed), skeleton.id]
+        case Slot() | Constant():
+            return _plain_parameter(skeleton)
         case Some():
             return ["some", to_plain(skeleton.value)]
         case Variant():
@@ -110,9 +132,8 @@ def from_plain(stored: Any, source: str, depth: int = 0) -> Tree:
     match stored:
         case None:
             return None
-        case ["slot", str(name), int() | None as start, int() | None as stop, 0 | 1 as transposed, str(key)]:
-            _check_rows(start, stop, source)
-            return Slot(name, start, stop, bool(transposed), key)
+        case ["slot" | "constant", *_]:
+            return _parameter(stored, source)
         case ["some", value]:
             return Some(inner(value))
         case [str(kind)] if kind in LEAVES:
@@ -124,7 +145,38 @@ def from_plain(stored: Any, source: str, depth: int = 0) -> Tree:
             return Map(made) if kind == "map" else made
         case ["list" | "tuple" as kind, list(values)]:
             return [inner(value) for value in values] if kind == "list" else tuple(map(inner, values))
-    raise RecordError(f"{source}: no part of a skeleton looks like {str(stored)[:80]!r}")
+    raise _invalid(stored, source)
+
+
+def _plain_parameter(skeleton: Slot | Constant) -> Any:
+    if isinstance(skeleton, Constant):
+        return ["constant", skeleton.value, list(skeleton.shape), skeleton.id]
+    return [
+        "slot",
+        skeleton.name,
+        skeleton.start,
+        skeleton.stop,
+        int(skeleton.transposed),
+        skeleton.id,
+    ]
+
+
+def _parameter(stored: Any, source: str) -> Slot | Constant:
+    match stored:
+        case ["slot", str(name), int() | None as start, int() | None as stop, 0 | 1 as transposed, str(key)]:
+            _check_rows(start, stop, source)
+            return Slot(name, start, stop, bool(transposed), key)
+        case ["constant", float(value), list(shape), str(key)] if _are_sizes(shape):
+            return Constant(value, tuple(shape), key)
+    raise _invalid(stored, source)
+
+
+def _invalid(stored: Any, source: str) -> RecordError:
+    return RecordError(f"{source}: no part of a skeleton looks like {str(stored)[:80]!r}")
+
+
+def _are_sizes(shape: list[Any]) -> bool:
+    return all(type(size) is int and size >= 0 for size in shape)
 
 
 def _check_rows(start: int | None, stop: int | None, source: str) -> None:

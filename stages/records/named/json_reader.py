@@ -10,7 +10,7 @@ import numpy as np
 from stages.contracts.errors import RecordError
 from stages.records.demand import Demand
 from stages.records.named.json_numbers import Numbers, are_alike, numbers_of, widened_type
-from stages.records.named.messagepack_reader import Skipped
+from stages.records.named.messagepack_reader import NUMBER_KEYS, Skipped
 from stages.records.source import ADVICE, Blob, Limits
 from stages.records.tree import Tree
 
@@ -50,7 +50,7 @@ class JsonReader:
         self._keep_data = keep_data
         self._position = 0
         self._values = 0
-        self._most_values = limits.values
+        self._limits = limits
         self._room = limits.memory + len(data)
 
     def value(self) -> Tree:
@@ -107,12 +107,11 @@ class JsonReader:
         """The list that ends at *end*: of numbers, true, false and null."""
         start, self._position = self._position + 1, end
         is_blob = key == "bytes"
+        if key not in NUMBER_KEYS:
+            self._check_length(start, end)
         if end - start <= SHORT and (self._keep_data or not is_blob):
             return self._plain(self._parsed(start, end - 1))
-        length = 1 + sum(
-            int(np.count_nonzero(self._data[cut : min(cut + _CHUNK, end)] == ord(",")))
-            for cut in range(start, end, _CHUNK)
-        )
+        length = self._length(start, end)
         if is_blob and (length > SHORT or not self._keep_data):
             node = self._blob(start, end - 1, length)
             if node is not None:
@@ -121,6 +120,20 @@ class JsonReader:
             return self._array(start, end - 1, length)
         values = [value for part in self._parts(start, end - 1) for value in part]
         return self._numbers(values) if length > SHORT and are_alike(values) else self._plain(values)
+
+    def _check_length(self, start: int, end: int) -> None:
+        """Raise `RecordError` for a list that is not a tensor's and longer than all such lists may be."""
+        if end - start > 2 * self._limits.numbers and self._length(start, end) > self._limits.numbers:
+            raise self._error(
+                f"a list of more than {self._limits.numbers} numbers that is not a tensor's; {ADVICE}", start
+            )
+
+    def _length(self, start: int, end: int) -> int:
+        """Return how many elements the flat list from *start* to *end* has."""
+        return 1 + sum(
+            int(np.count_nonzero(self._data[cut : min(cut + _CHUNK, end)] == ord(",")))
+            for cut in range(start, end, _CHUNK)
+        )
 
     def _plain(self, values: list[Any]) -> list[Any]:
         """*values* as they are."""
@@ -247,9 +260,9 @@ class JsonReader:
     def _count(self, values: int) -> None:
         self._values += values
         self._spend(_NODE * values)
-        if self._values > self._most_values:
+        if self._values > self._limits.values:
             raise self._error(
-                f"more than {self._most_values} values outside lists of numbers in so small a file; {ADVICE}"
+                f"over {self._limits.values} values outside lists of numbers in so small a file; {ADVICE}"
             )
 
     def _error(self, what: str, position: int | None = None) -> RecordError:

@@ -18,6 +18,8 @@ _NODE, _ENTRY = 58, 120
 """Bytes of memory that a small value takes, and that an entry of a map takes beside its value."""
 _OBJECT, _BLOB = 120, 240
 """Bytes of memory that a container takes beside, and an array of bytes."""
+NUMBER_KEYS = frozenset({"bytes", "value"})
+"""Keys under which a list of numbers may be a tensor's: Burn until 0.13 wrote ``value``."""
 _SMALL = (int, float, str, type(None))
 _WINDOW = 1 << 16
 
@@ -123,6 +125,7 @@ class _Reader:
         if size >= FEWEST:
             self._hold(1)
             if WIDTHS[self._held[self._at]]:
+                self._check_length(size)
                 run = self._run(size)
                 if run.full:
                     return run.array()
@@ -138,6 +141,12 @@ class _Reader:
                 self._hold(min(size - index - 1, _WINDOW))
         self._path.pop()
         return values
+
+    def _check_length(self, size: int) -> None:
+        """Raise `RecordError` for an array that is not a tensor's and longer than all such arrays may be."""
+        most = self._source.limits.numbers
+        if size > most and (not self._path or self._path[-1] not in NUMBER_KEYS):
+            raise self._wrong(f"an array of {size} numbers that is not a tensor's, at most {most}; {ADVICE}")
 
     def _run(self, size: int) -> NumberRun:
         """The numbers an array of *size* begins with; it takes only bytes that must belong to the array."""

@@ -10,6 +10,7 @@ from stages.contracts.errors import RecordError
 from stages.records.modules.described import skeleton_of
 from stages.records.modules.slots import slots
 from stages.records.optimizers.moments import STEP, form_of, read
+from stages.records.optimizers.muon_and_lbfgs import is_muon, read_lbfgs, read_muon
 from stages.records.optimizers.state import assign, members, new_step, options_of, places_of, settled
 from stages.records.tensors import raw_tree
 from stages.records.tree import Tree, leaves
@@ -29,8 +30,14 @@ def adopt_optimizer(
     (options, RMSProp's step) stays or begins as new. Raises `RecordError` where the two do not fit
     *optimizer*, and then nothing has changed.
     """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        state = read_lbfgs(optimizer, module, raw_tree(item), source)
+        _, *others = members(optimizer)
+        groups = [options_of(group) for group in optimizer.param_groups]
+        assign(optimizer, groups, [state, *({} for _ in others)])
+        return []
     form = form_of(optimizer)
-    if form is None:
+    if form is None and not any(map(is_muon, optimizer.param_groups)):
         raise RecordError(
             f"{source}: Burn has no {type(optimizer).__name__}, so it cannot be continued from it"
         )
@@ -44,6 +51,9 @@ def adopt_optimizer(
         if not found or any(node is None for _, node in found):
             without += [paths[slot.id] for slot, node in found if node is None]
             states.append(dict(optimizer.state.get(parameter, {})))
+            continue
+        if form is None:
+            states.append(read_muon(group, parameter, found, source))
             continue
         new = _new(optimizer, group, parameter)
         taken = {key: entry for key, entry in read(form, found, parameter, source).items() if key in new}

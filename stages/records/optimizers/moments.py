@@ -58,7 +58,7 @@ def recorded(form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: Slot
         if key == STEP:
             return int(state[STEP])
         if key == AVERAGE:
-            return _lazily(lambda: part(slot, _average(shown)), shown["square_avg"].dtype, tuple(shape))
+            return lazily(lambda: part(slot, _average(shown)), shown["square_avg"].dtype, tuple(shape))
         return raw(part(slot, shown[key]))
 
     names = {*shown, STEP} if STEP in state and _whole(state[STEP]) else {*shown}
@@ -175,7 +175,8 @@ def _average(state: Mapping[str, Tensor]) -> Tensor:
     return square if mean is None else square - mean * mean
 
 
-def _lazily(make: Callable[[], Tensor], dtype: torch.dtype, shape: tuple[int, ...]) -> RawTensor:
+def lazily(make: Callable[[], Tensor], dtype: torch.dtype, shape: tuple[int, ...]) -> RawTensor:
+    """Return the tensor that *make* computes when its bytes are asked for."""
     return RawTensor(NAMES[dtype], shape, lambda: raw(make()).pieces())
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from stages.contracts.errors import RecordError
 from stages.records.modules.slots import Slot
 from stages.records.optimizers.moments import form_of, kept, read, recorded
+from stages.records.optimizers.muon_and_lbfgs import lbfgs_record, muon_record
 from stages.records.optimizers.state import (
     assign,
     members,
@@ -23,14 +24,16 @@ from stages.records.tree import Map, Tree
 
 
 def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree = None) -> Tree:
-    """Burn's record of *optimizer*, a map from the ids of *module*'s parameters to their state.
+    """Return Burn's record of *optimizer*, a map from the ids of *module*'s parameters to their state.
 
-    None for an optimizer that Burn has not. Parameters with no state have no entry; tied ones have one at
-    each place. *skeleton* is the module's, for who has it already.
+    L-BFGS has one state for all. None for an optimizer that Burn does not have. Parameters without state have
+    no entry; tied ones have one at each place. *skeleton* is the module's, if it is at hand.
     """
     form = form_of(optimizer)
+    if form is None and isinstance(optimizer, torch.optim.LBFGS):
+        return lbfgs_record(optimizer, module, skeleton)
     if form is None:
-        return None
+        return muon_record(optimizer, module, skeleton)
     places = places_of(module, skeleton)
     record = Map()
     for parameter in parameters_of(optimizer):
