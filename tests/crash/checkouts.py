@@ -106,7 +106,7 @@ def wrong_cache(found, wanted):
 
 
 def left_behind(project):
-    """Return the processes and locks that are left of the commands in *project*, empty if there are none."""
+    """Return the processes and locks that the commands in *project* left, empty if they left nothing."""
     wrong = []
     if left := project.orphans():
         wrong.append(f"left alive: {left}")

@@ -120,7 +120,7 @@ class Damages:
             wrong.append("" if "Traceback" not in said and said.strip() else f"a traceback: {said[-900:]}")
             wrong.append(self._wrong_lock(project, before))
             recovery = self._recovered(project, command, harm)
-            wrong.append(f"{recovery.finding}; it said first: {said[-900:]}" if recovery.finding else "")
+            wrong.append(f"{recovery.finding}; first refusal: {said[-900:]}" if recovery.finding else "")
         if not recovery.finding:
             wrong += [self._wrong_result(project), left_behind(project)]
         return "; ".join(filter(None, wrong)), recovery

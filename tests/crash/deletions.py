@@ -1,4 +1,4 @@
-"""Deletions while fit trains: the run fails and records nothing, or ends with the bytes of an untouched one."""
+"""Deletions while fit trains: the run fails and records nothing, or ends with the untouched run's bytes."""
 
 import os
 import random
@@ -106,7 +106,7 @@ class Deletions:
         again, _, said = in_child(run.fit)
         recovery = Recovery("blocked", said) if again else Recovery(RECOVERED)
         wrong += [recovery.finding, difference(run.outputs(), self.reference)]
-        if not (wrong := "; ".join(filter(None, wrong))):
+        if not (wrong := "; ".join(dict.fromkeys(filter(None, wrong)))):
             shutil.rmtree(run.folder)
         return wrong, recovery, "fit"
 
@@ -161,7 +161,7 @@ class Deletions:
 
 
 def delete(folder, patterns, planned):
-    """Delete what *planned* says below *folder*; return whether there was something."""
+    """Delete the files that *planned* names below *folder*; return whether there was something."""
     found = [path for pattern in patterns[planned.what] for path in sorted(folder.glob(pattern))]
     found = [path for path in found if not path.name.endswith(".lock")]
     if not found:

@@ -20,9 +20,9 @@ def kinds_of(path):
 
 
 def damage(path, kind, draw, other):
-    """Damage the file at *path* in place, as *kind* says; *other* is a valid file of the same kind, or None.
+    """Damage the file at *path* in place by *kind*; *other* is a valid file of the same kind, or None.
 
-    The mode stays as it was, and in half of the cases the modification time. Return what was done.
+    The mode stays as it was, and in half of the cases the modification time. Return the kind of damage done.
     """
     about, content = path.stat(), path.read_bytes()
     if kind == "unreadable":

@@ -68,7 +68,7 @@ def has_deep_doctor(_):
 
 
 def apply_remedy(project, said):
-    """Do the first thing that the message *said* names; return whether there was one."""
+    """Apply the first remedy in the message *said*; return whether there was one."""
     for match in REMEDY.finditer(said):
         named = match.groupdict()
         if path := named["removed"] or named["deleted"]:
