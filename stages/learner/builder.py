@@ -228,11 +228,11 @@ class LearnerBuilder:
         optimizer: torch.optim.Optimizer | OptimizerConfig,
         lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> Learner:
-        """The learner, its model on the device and, where a checkpoint was named, restored from it.
+        """Return the learner, its model on the device and restored from a checkpoint if one is named.
 
         *optimizer* is torch's own over the model's parameters, or a config; *lr* a rate, a scheduler (ours
-        or torch's), or nothing for the optimizer's own rate. Raises `BuilderError` or `CheckpointError` for
-        what could not work.
+        or torch's), or nothing for the rates of the optimizer's groups, which may change while it trains;
+        a checkpoint restores them. Raises `BuilderError` or `CheckpointError` for what could not work.
         """
         return Learner(
             assembled(self._chosen, model, optimizer, lr), self._application_log, summary=self._summary

@@ -33,8 +33,7 @@ class Scheduler:
     """
 
     def __init__(self, initial: float, schedule: Schedule | None = None) -> None:
-        if not 0 < initial < math.inf:
-            raise ParamsError(f"the learning rate is {initial}: give one above 0, as in 1e-3")
+        check_rate(initial)
         self.initial = initial
         self.schedule = schedule or Constant()
         self.iteration = 0
@@ -69,3 +68,9 @@ class Scheduler:
         if not isinstance(state.get("iteration"), int):
             raise CheckpointError(f"a scheduler's state has an 'iteration', this one is {state}")
         self.iteration = state["iteration"]
+
+
+def check_rate(rate: float) -> None:
+    """Raise `ParamsError` unless *rate* is a finite number above 0."""
+    if not 0 < rate < math.inf:
+        raise ParamsError(f"the learning rate is {rate}: give one above 0, as in 1e-3")

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.history import Split
-from stages.optim.scheduler import LrScheduler, Scheduler
+from stages.optim.scheduler import LrScheduler, Scheduler, check_rate
 
 
 class TorchScheduler:
@@ -71,6 +71,38 @@ class TorchScheduler:
         self.scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
 
 
+class OptimizerRate:
+    """The rates that the groups of an optimizer have, and that anything else may change.
+
+    Raises `ParamsError` if that of the first group is not above 0 when it is made.
+    """
+
+    drives_groups = True
+    """The groups keep their rates."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        check_rate(self._rate)
+
+    def step(self) -> float:
+        """Return the rate of the first group."""
+        return self._rate
+
+    def end_epoch(self, metric: float | None = None) -> None:
+        """Do nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing, as the rates are in the optimizer's own state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing; the state of a constant schedule fits too."""
+
+    @property
+    def _rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+
 def as_scheduler(optimizer: Optimizer, lr: float | LrScheduler | LRScheduler | None) -> LrScheduler:
     """Whatever says the learning rate, as the loop asks it: a number is constant, None the optimizer's own.
 
@@ -86,7 +118,7 @@ def as_scheduler(optimizer: Optimizer, lr: float | LrScheduler | LRScheduler | N
             "it with that one"
         )
     if lr is None:
-        return Scheduler(float(optimizer.param_groups[0]["lr"]))
+        return OptimizerRate(optimizer)
     if isinstance(lr, float | Real):
         return Scheduler(float(lr))
     if not callable(getattr(lr, "step", None)):
