@@ -10,14 +10,15 @@ from stages.optim.schedules import Constant, Schedule
 class LrScheduler(Protocol):
     """What gives the learning rate of each batch. Burn's `LrScheduler`.
 
-    One with an attribute ``drives_groups`` that is true sets the rates of the optimizer's groups itself.
+    One with an attribute ``drives_groups`` that is true sets the rates of the optimizer's groups itself. One
+    with an attribute ``monitored``, a split and a metric, gets the epoch values of that metric.
     """
 
     def step(self) -> float:
         """The rate of the next batch."""
 
     def end_epoch(self, metric: float | None = None) -> None:
-        """Hear that an epoch is over, and its validation loss where there is one."""
+        """End an epoch whose validation loss, or other monitored metric, is *metric*; None if unmeasured."""
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on."""

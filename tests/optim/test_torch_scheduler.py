@@ -112,7 +112,7 @@ def test_reduce_on_plateau_resumes_with_its_best():
 
 
 def test_reduce_on_plateau_without_a_loss_says_what_to_do():
-    with pytest.raises(BuilderError, match="register a Loss metric"):
+    with pytest.raises(BuilderError, match="register a Loss metric for the valid split"):
         Run(plateau, "epoch").epochs([None])
 
 
