@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+SURELY_EXACT = 16
+"""The length of a shortest text that never ends in a tie: 15 digits and a point are too few for one."""
+
 
 def number(value: float) -> str:
-    """*value* as Rust's ``f64`` prints it: shortest digits that read back the same, never an exponent.
+    """Return *value* as Rust's ``f64`` displays it: the shortest digits that read back the same, no exponent.
 
-    ``100`` and ``0`` stand without a fraction, ``1e-7`` is ``0.0000001``; ``NaN``, ``inf``, ``-inf``.
+    ``100`` and ``0`` have no fraction, ``1e-7`` is ``0.0000001``; ``NaN``, ``inf``, ``-inf``. If *value* is
+    exactly between two such texts, Rust takes the one further from 0, and Python the one with the even digit.
     """
     text = repr(float(value))
+    if len(text) > SURELY_EXACT:
+        return _with_tie_up(value, text)
     if text.endswith(".0"):
         return text[:-2]
     if "e" in text:
@@ -62,6 +68,24 @@ def scientific(value: float, decimals: int) -> str:
 def printable(text: str) -> str:
     """*text* without what would move a terminal's cursor, or end a line."""
     return "".join(each if each.isprintable() else "�" for each in text)
+
+
+def _with_tie_up(value: float, text: str) -> str:
+    """Return *text*, the shortest of *value*, without an exponent and with its last digit up in a tie."""
+    if "e" not in text:
+        whole, _, fraction = text.partition(".")
+        if fraction == "0":
+            return whole
+        # a multiple of 1 / 2**bits has as many decimals, the last of which is 5
+        bits = float(value).as_integer_ratio()[1].bit_length() - 1
+        if bits != len(fraction) + 1:
+            return text
+    short, exact = Decimal(text), Decimal(value)
+    plain = format(short, "f")
+    if format(exact, "f") != f"{plain}5":
+        return plain
+    place = Decimal((int(value < 0), (1,), int(short.as_tuple().exponent)))
+    return format(short + place, "f")
 
 
 def _short_exponent(text: str) -> str:

@@ -232,8 +232,9 @@ class LearnerBuilder:
 
         *model* may be the result of `torch.compile`: its ``forward`` then runs compiled, and the learner's
         model is the one inside. *optimizer* is torch's own over the model's parameters, or a config; *lr* is
-        a rate, a scheduler (ours or torch's), or None for the optimizer's own rate. Raises `BuilderError` or
-        `CheckpointError` if the learner cannot work.
+        a rate, a scheduler (ours or torch's), or None for the rates of the optimizer's groups, which may
+        change during training; a checkpoint restores them. Raises `BuilderError` or `CheckpointError` if the
+        learner cannot work.
         """
         return Learner(
             assembled(self._chosen, model, optimizer, lr), self._application_log, summary=self._summary

@@ -1,15 +1,18 @@
 """What cannot work, told when the learner is built and not in epoch 3."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
 import torch
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.history import Split
+from stages.contracts.history import Direction, Split
 from stages.contracts.outputs import TrainOutput
 from stages.learner.meter import Registered
 from stages.optim.gradients import Gradients
+
+log = logging.getLogger(__name__)
 
 
 def check_model(model: Any) -> None:
@@ -64,20 +67,45 @@ def missing_gradients(model: Any, gradients: Gradients, *, where: str) -> Builde
 
 
 def check_needs(rule: Any, metrics: Mapping[Split, Iterable[Registered]]) -> None:
-    """What *rule* decides by is measured, as a number that a resumed run has too. Raises `BuilderError`."""
+    """Check that what *rule* decides by is measured, as a number that a resumed run has too.
+
+    Of a composed rule each part is checked. Raises `BuilderError`, also for a schedule that takes the worst
+    values of its metric for the best.
+    """
+    for part in getattr(rule, "rules", ()):
+        check_needs(part, metrics)
+    if hasattr(rule, "rules"):
+        return
     known = {
-        (split, each.metric.name)
+        (split, each.metric.name): each.metric
         for split, registered in metrics.items()
         for each in registered
         if each.numeric and not each.telemetry
     }
-    for split, metric in sorted(getattr(rule, "needs", set()) - known):
-        there = ", ".join(f"{split} {name}" for split, name in sorted(known)) or "none"
-        raise BuilderError(
-            f"{type(rule).__name__} decides by the {split} {metric!r}, which is not registered as a number; "
-            f"there: {there}. Register it (metric_{split}_numeric, or fit.metrics in params.yaml), or decide "
-            "by another (fit.keep and fit.early_stopping there)"
-        )
+    name = type(getattr(rule, "scheduler", rule)).__name__
+    for split, metric in sorted(getattr(rule, "needs", set())):
+        if (split, metric) not in known:
+            there = ", ".join(f"{split} {metric}" for split, metric in sorted(known)) or "none"
+            raise BuilderError(
+                f"{name} decides by the {split} {metric!r}, which is not registered as a number; there: "
+                f"{there}. Register it (metric_{split}_numeric, or fit.metrics in params.yaml), or decide "
+                "by another (fit.keep and fit.early_stopping there)"
+            )
+        _check_direction(rule, name, f"{split} {metric!r}", getattr(known[split, metric], "better", None))
+
+
+def _check_direction(rule: Any, name: str, metric: str, better: Any) -> None:
+    """Refuse a schedule that takes the worst values of *metric* for the best; warn of any other rule."""
+    direction = getattr(rule, "direction", None)
+    if None in (better, direction) or better == direction:
+        return
+    message = (
+        f"{name} takes the {direction} value for the best, but of the {metric} the {better} is the best: "
+    )
+    if hasattr(rule, "monitored"):
+        mode = "min" if better is Direction.LOWEST else "max"
+        raise BuilderError(f"{message}make it with mode={mode!r}, or monitor another metric")
+    log.warning("%sset its direction to %s", message, better)
 
 
 def check_fed(model: Any, metrics: Mapping[Split, Iterable[Registered]]) -> None:

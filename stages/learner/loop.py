@@ -146,7 +146,7 @@ class Loop:
         """Save, show, and decide; whether the run goes on."""
         history = self.parts.history
         self.state.epoch = epoch
-        self.state.scheduler.end_epoch(history.series(Split.VALID, "Loss").get(epoch))
+        self.state.end_epoch_of_schedule(history)
         self.parts.watchers.flush()
         self.parts.watchers.renderer.epoch_end(self.progress, history)
         self.parts.save()

@@ -81,6 +81,11 @@ class State:
                 self.optimizer.load_state_dict(optimizer)
             raise
 
+    def end_epoch_of_schedule(self, history: History) -> None:
+        """End the epoch of the scheduler with the value in *history* of the metric that it monitors."""
+        split, metric = getattr(self.scheduler, "monitored", (Split.VALID, "Loss"))
+        self.scheduler.end_epoch(history.series(split, metric).get(self.epoch))
+
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:
         """Return all that a resume needs: Burn's records and, with *trainer* of the loop, the rest."""
         layout, extra = skeleton_of(self.model), training_state(self.model)

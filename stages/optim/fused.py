@@ -13,13 +13,18 @@ from torch import Tensor
 from stages.optim.gradients import SINGLE_BYTES, Gradients
 
 NEVER = ("amsgrad", "maximize", "capturable", "differentiable")
+SELECTING = (*NEVER, "fused", "foreach", "decoupled_weight_decay")
+"""Options that select the kernel; all others are read at each step."""
 
 
 class Lane(Protocol):
     """The parameters that one call of a kernel updates."""
 
-    def step(self, gradients: Gradients) -> None:
-        """Update those of its parameters that have a gradient, at the rate that their group says."""
+    def step(self, gradients: Gradients) -> bool:
+        """Update the parameters that have a gradient, at the rate of their group.
+
+        Return whether entries of the state were created or replaced.
+        """
 
 
 class AdamLane:
@@ -34,12 +39,13 @@ class AdamLane:
         self.ages = torch.empty(0)
         self.lists: list[list[Tensor]] = []
 
-    def step(self, gradients: Gradients) -> None:
-        """As `torch.optim.Adam.step`."""
+    def step(self, gradients: Gradients) -> bool:
+        """Step as `torch.optim.Adam.step` does; return whether entries of the state were replaced."""
         present = [index for index in self.members if gradients[index] is not None]
         if not present:
-            return
-        if present != self.kept:
+            return False
+        is_new = present != self.kept
+        if is_new:
             self._keep(present)
         group = self.group
         parameters, means, squares, steps = self.lists
@@ -59,6 +65,7 @@ class AdamLane:
             eps=group["eps"],
             maximize=False,
         )
+        return is_new
 
     def _keep(self, present: list[int]) -> None:
         """Get the lists ready for *present*. Their counters become views of one tensor: one call counts."""
@@ -91,13 +98,13 @@ class SgdLane:
         self.parameters: list[Tensor] = []
         self.velocities: list[Tensor] = []
 
-    def step(self, gradients: Gradients) -> None:
-        """As `torch.optim.SGD.step`."""
+    def step(self, gradients: Gradients) -> bool:
+        """Step as `torch.optim.SGD.step` does; return whether entries of the state were created."""
         present = [index for index in self.members if gradients[index] is not None]
         if present == self.kept and bool(self.velocities) == (self.group["momentum"] != 0):
             given: Any = [gradients[index] for index in present]
             self._launch(self.parameters, given, self.velocities, first=False)
-            return
+            return False
         fresh = [index for index in present if not self._has_velocity(index)]
         for some in (fresh, [index for index in present if index not in fresh]):
             given = [gradients[index] for index in some]
@@ -105,6 +112,7 @@ class SgdLane:
             self._launch(parameters, given, self._velocities(parameters), first=some is fresh)
         self.kept, self.parameters = present, [self.members[index] for index in present]
         self.velocities = self._velocities(self.parameters)
+        return True
 
     def _has_velocity(self, index: int) -> bool:
         if self.group["momentum"] == 0:

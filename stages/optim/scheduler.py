@@ -10,14 +10,15 @@ from stages.optim.schedules import Constant, Schedule
 class LrScheduler(Protocol):
     """What gives the learning rate of each batch. Burn's `LrScheduler`.
 
-    One with an attribute ``drives_groups`` that is true sets the rates of the optimizer's groups itself.
+    One with an attribute ``drives_groups`` that is true sets the rates of the optimizer's groups itself. One
+    with an attribute ``monitored``, a split and a metric, gets the epoch values of that metric.
     """
 
     def step(self) -> float:
         """The rate of the next batch."""
 
     def end_epoch(self, metric: float | None = None) -> None:
-        """Hear that an epoch is over, and its validation loss where there is one."""
+        """End an epoch whose validation loss, or other monitored metric, is *metric*; None if unmeasured."""
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on."""
@@ -33,8 +34,7 @@ class Scheduler:
     """
 
     def __init__(self, initial: float, schedule: Schedule | None = None) -> None:
-        if not 0 < initial < math.inf:
-            raise ParamsError(f"the learning rate is {initial}: give one above 0, as in 1e-3")
+        check_rate(initial)
         self.initial = initial
         self.schedule = schedule or Constant()
         self.iteration = 0
@@ -69,3 +69,9 @@ class Scheduler:
         if not isinstance(state.get("iteration"), int):
             raise CheckpointError(f"a scheduler's state has an 'iteration', this one is {state}")
         self.iteration = state["iteration"]
+
+
+def check_rate(rate: float) -> None:
+    """Raise `ParamsError` unless *rate* is a finite number above 0."""
+    if not 0 < rate < math.inf:
+        raise ParamsError(f"the learning rate is {rate}: give one above 0, as in 1e-3")

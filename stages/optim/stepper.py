@@ -1,6 +1,8 @@
 """One step of an optimizer from gradients and a rate, by the shortest way that gives its bits."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch.optim import optimizer as torch_optimizer
 from stages.contracts.errors import BuilderError
 from stages.optim.clipped import clip
 from stages.optim.clipping import ClipByGlobalNorm, ClipByNorm, ClipByValue
-from stages.optim.fused import Lane, is_dense, is_skipped_by_sgd, lanes_of
+from stages.optim.fused import SELECTING, Lane, is_dense, is_skipped_by_sgd, lanes_of
 from stages.optim.gradients import Gradients
 
 
@@ -20,8 +22,8 @@ class Stepper:
     A plain ``Adam(fused=True)``, ``AdamW(fused=True)`` or ``SGD(fused=True)`` is stepped by its kernel, to
     the same bits and in the same ``optimizer.state``; all others, and those with hooks, by their own step.
 
-    `load_state_dict` and `add_param_group` are noticed. Where an option of a group (``amsgrad``, ``maximize``
-    …) or an entry of ``optimizer.state`` has been changed by hand, call `refresh`.
+    It notices `load_state_dict`, `add_param_group`, a replaced ``optimizer.step``, changed options of a group
+    (``amsgrad``, ``maximize`` …) and entries of ``optimizer.state`` that were replaced or removed.
 
     Several groups keep the proportions that their rates have here (``initial_lr`` where a group has one), so
     make the stepper before a checkpoint is loaded. Raises `BuilderError` for an optimizer that cannot work.
@@ -42,7 +44,7 @@ class Stepper:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the optimizer again: its groups, its options, its state.
+        """Read the optimizer again: its step, its groups, their options, its state.
 
         State that came back from a record is row-major; it is laid out as its parameter.
         """
@@ -58,6 +60,11 @@ class Stepper:
         self._lanes: list[Lane] | None = None
         if not _is_overridden(self.optimizer):
             self._lanes = lanes_of(self.optimizer, self.parameters)
+        self._own_step = vars(self.optimizer).get("step")
+        names = [name for name in SELECTING if all(name in group for group in groups)]
+        self._selected: Callable[[dict[str, Any]], Any] = itemgetter(*names) if names else len
+        self._options = [*map(self._selected, groups)]
+        self._entries = _entries_of(self._state)
 
     def step(self, gradients: Gradients, learning_rate: float | None) -> None:
         """Update with *gradients*, one or None for each parameter of the model.
@@ -81,7 +88,8 @@ class Stepper:
             return
         with torch.no_grad():
             for lane in self._lanes:
-                lane.step(gradients)
+                if lane.step(gradients):
+                    self._entries = _entries_of(self._state)
         # a scheduler of torch warns where nobody has called the optimizer
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
 
@@ -107,9 +115,7 @@ class Stepper:
             self._take_back()
 
     def _prepare(self, learning_rate: float | None) -> None:
-        optimizer = self.optimizer
-        same = optimizer.state is self._state and optimizer.param_groups is self._groups
-        if not same or len(self._groups) != self._known:
+        if self._is_changed():
             self.refresh()
         if learning_rate is None:
             return
@@ -119,6 +125,20 @@ class Stepper:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+
+    def _is_changed(self) -> bool:
+        """Return whether somebody else changed what the lanes depend on; takes about a microsecond."""
+        optimizer = self.optimizer
+        if optimizer.state is not self._state or optimizer.param_groups is not self._groups:
+            return True
+        if vars(optimizer).get("step") is not self._own_step or len(self._groups) != self._known:
+            return True
+        if [*map(self._selected, self._groups)] != self._options:
+            return True
+        if self._lanes is None:
+            return False
+        entries = _entries_of(self._state)
+        return len(entries) != len(self._entries) or not all(map(is_, entries, self._entries))
 
     def _ready(self, gradients: Gradients) -> Gradients:
         """*gradients* clipped and laid out as their parameters: the fused kernels do not look at strides.
@@ -147,6 +167,11 @@ def _is_overridden(optimizer: torch.optim.Optimizer) -> bool:
     """Whether somebody replaced the step of *optimizer*; torch's schedulers only count its calls."""
     step = vars(optimizer).get("step")
     return step is not None and getattr(step, "__wrapped__", None) is not type(optimizer).step
+
+
+def _entries_of(state: Any) -> list[Any]:
+    """Return all values in *state*, of one parameter after another."""
+    return list(chain.from_iterable(map(dict.values, state.values())))
 
 
 def _lay_out(state: Any) -> None:

@@ -2,10 +2,11 @@
 
 import json
 import math
+from decimal import ROUND_HALF_UP, Context, Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.text import fixed, json_number, number, rounded, scientific, to_json
@@ -39,6 +40,52 @@ def test_a_number_is_written_as_rust_writes_it(value, text):
 def test_a_number_reads_back_the_same_and_has_no_exponent(value):
     assert float(number(value)) == value
     assert "e" not in number(value)
+
+
+def as_rust_displays(value):
+    """The fewest digits that read back the same, half up on the exact decimal, as Rust's shortest mode."""
+    for digits in range(1, 18):
+        context = Context(prec=digits, rounding=ROUND_HALF_UP)
+        short = context.create_decimal(Decimal(value))
+        if float(short) == value:
+            return format(short.normalize(context), "f")
+    raise AssertionError(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (740.74542236328125, "740.7454223632813"),
+        (79.651702880859375, "79.65170288085938"),
+        (-12.8085479736328125, "-12.808547973632813"),
+        (999.68511962890625, "999.6851196289063"),
+        (2.0**-25, "0.000000029802322387695313"),
+        (-(2.0**-25), "-0.000000029802322387695313"),
+    ],
+)
+def test_a_tie_in_the_last_digit_is_rounded_up_as_in_rust(value, text):
+    assert number(value) == as_rust_displays(value)
+    assert number(value) == text
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False))
+@settings(max_examples=400)
+def test_any_value_of_float32_is_written_as_rust_writes_it(value):
+    if abs(math.frexp(value)[0]) != 0.5:  # around a power of two the spacing is uneven
+        assert number(value) == (as_rust_displays(value) if value else number(value))
+
+
+@given(st.integers(1, 2**27).map(lambda n: 2 * n + 1), st.integers(10, 28))
+@settings(max_examples=400)
+def test_any_tie_is_written_as_rust_writes_it(odd, bits):
+    assert number(odd / 2**bits) == as_rust_displays(odd / 2**bits)
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text"), [(0.125, 2, "0.12"), (0.375, 2, "0.38"), (2.5, 0, "2")]
+)
+def test_with_decimals_a_tie_goes_to_the_even_digit_as_in_rust(value, decimals, text):
+    assert fixed(value, decimals) == text
 
 
 @pytest.mark.parametrize(

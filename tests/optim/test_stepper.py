@@ -381,3 +381,87 @@ def test_no_gradient_at_all_changes_nothing(kind):
     assert_same(ours, before[0])
     assert_same(stepper.optimizer.state_dict(), before[1])
     assert calls == []
+
+
+def replace_step(optimizer):
+    original = optimizer.step
+
+    def step():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad * 2
+        original()
+
+    optimizer.step = step
+
+
+def replace_a_moment(optimizer):
+    first = next(iter(optimizer.state.values()), {})
+    for name, value in first.items():
+        if isinstance(value, torch.Tensor):
+            first[name] = torch.full_like(value, 2.0)
+
+
+def empty_entries(optimizer):
+    for entries in optimizer.state.values():
+        entries.clear()
+
+
+CHANGES = {
+    "step replaced": replace_step,
+    "rate": lambda optimizer: optimizer.param_groups[0].update(lr=0.5),
+    "rate of one group": lambda optimizer: optimizer.param_groups[-1].update(lr=0.5),
+    "maximize": lambda optimizer: optimizer.param_groups[0].update(maximize=True),
+    "weight decay": lambda optimizer: optimizer.param_groups[0].update(weight_decay=0.5),
+    "not fused": lambda optimizer: optimizer.param_groups[0].update(fused=False),
+    "betas and momentum": lambda optimizer: [
+        group.update({"betas": (0.5, 0.6)} if "betas" in group else {"momentum": 0.5})
+        for group in optimizer.param_groups
+    ],
+    "state emptied": lambda optimizer: optimizer.state.clear(),
+    "state replaced": lambda optimizer: setattr(optimizer, "state", type(optimizer.state)(dict)),
+    "entries emptied": empty_entries,
+    "one entry deleted": lambda optimizer: optimizer.state.pop(next(iter(optimizer.state), None), None),
+    "one entry replaced": replace_a_moment,
+}
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd", "sgd with momentum"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("grouped", [False, True], ids=["one group", "three groups"])
+def test_changes_after_the_build_have_the_effect_that_they_have_in_torch(kind, change, grouped):
+    if kind == "sgd with momentum" and change == "one entry deleted":
+        pytest.skip("torch's own fused SGD fails without one of several velocities")
+    ours, theirs = parameters(), parameters()
+    optimizer, reference = (OPTIMIZERS[kind](in_groups(p) if grouped else p) for p in (ours, theirs))
+    stepper = Stepper(ours, optimizer)
+
+    for step in range(4):
+        if step == 2:
+            CHANGES[change](optimizer)
+            CHANGES[change](reference)
+        stepper.step(gradients(step), None)
+        rates = [group["lr"] for group in reference.param_groups]
+        step_as_torch_does(reference, theirs, gradients(step), rates)
+
+    assert_same(ours, theirs)
+    assert_same(optimizer.state_dict(), reference.state_dict())
+
+
+def test_amsgrad_switched_on_for_an_empty_state_is_amsgrad():
+    ours, theirs = parameters(), parameters()
+    optimizer, reference = (OPTIMIZERS["adam"](each) for each in (ours, theirs))
+    stepper = Stepper(ours, optimizer)
+    stepper.step(gradients(0), None)
+    step_as_torch_does(reference, theirs, gradients(0), [0.1])
+
+    for each in (optimizer, reference):
+        each.state.clear()
+        each.param_groups[0]["amsgrad"] = True
+    for step in (1, 2):
+        stepper.step(gradients(step), None)
+        step_as_torch_does(reference, theirs, gradients(step), [0.1])
+
+    assert_same(optimizer.state_dict(), reference.state_dict())
+    assert_same(ours, theirs)

@@ -112,7 +112,7 @@ def test_reduce_on_plateau_resumes_with_its_best():
 
 
 def test_reduce_on_plateau_without_a_loss_says_what_to_do():
-    with pytest.raises(BuilderError, match="register a Loss metric"):
+    with pytest.raises(BuilderError, match="register a Loss metric for the valid split"):
         Run(plateau, "epoch").epochs([None])
 
 
@@ -159,3 +159,15 @@ def test_any_real_number_is_a_rate(rate):
 def test_what_says_no_rate_is_refused_with_what_does(what):
     with pytest.raises(BuilderError, match="says no learning rate: give a number, a scheduler"):
         as_scheduler(optimizer(), what)
+
+
+def test_the_rate_of_the_optimizer_may_be_changed_if_nothing_else_sets_it():
+    ours = optimizer()
+    scheduler = as_scheduler(ours, None)
+    assert scheduler.step() == 0.1
+
+    ours.param_groups[0]["lr"] = 0.03
+
+    assert scheduler.step() == 0.03
+    assert scheduler.drives_groups
+    scheduler.load_state_dict(scheduler.state_dict())
