@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.params import read_yaml
+from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 
 StagePaths = TypeVar("StagePaths")

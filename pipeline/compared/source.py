@@ -10,8 +10,8 @@ from typing import Any
 
 from dvc.repo import Repo
 
-from pipeline.params import parse_yaml
 from pipeline.paths import paths_in
+from pipeline.yaml_files import parse_yaml
 from stages.contracts.errors import ParamsError
 
 DIRECTORY = ".dir"

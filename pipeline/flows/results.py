@@ -13,8 +13,8 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.scm import RevError
 
-from pipeline.params import read_yaml
 from pipeline.paths import read_paths
+from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import StageError
 from stages.contracts.history import History
 from stages.loggers.reading import count_epochs, read_history

@@ -121,7 +121,7 @@ def _exceeds_float32(block: np.ndarray) -> np.ndarray:
 
 
 def _first(array: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) -> str | None:
-    """Return the first wrong value of *array* and its sample as text, or None if there is none."""
+    """Return the first wrong value of *array* and its sample as text, or None if every value is right."""
     for rows in row_blocks(len(array), array.nbytes // len(array)):
         block = array[rows]
         wrong = is_wrong(block)

@@ -166,3 +166,14 @@ def test_a_split_has_the_samples_of_scikit_learn_in_its_order(seed, fraction, co
             splits = data.split(arrays, fraction, seed)
             assert splits.train.inputs.tolist() == expected[0].tolist()
             assert splits.valid.inputs.tolist() == expected[1].tolist()
+
+
+def test_only_the_digits_need_scikit_learn(tmp_path):
+    """Neither they nor torch are needed to convert an archive."""
+    np.savez(tmp_path / "data.npz", inputs=np.zeros((20, 4)), targets=np.arange(20) % 2)
+    program = MEASURE.replace("print(", "print({'sklearn', 'scipy', 'torch'} & set(sys.modules)) #")
+
+    command = [sys.executable, "-c", program, "npz", tmp_path / "data.npz", tmp_path / "prepared"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "set()\n"
