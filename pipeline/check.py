@@ -5,7 +5,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from pipeline.params import Params, read_yaml
+from pipeline.params import Params
+from pipeline.yaml_files import read_yaml
 
 CODE_OF = {
     "load-data": ("load_data",),

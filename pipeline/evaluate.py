@@ -44,7 +44,7 @@ def _dataset(directory: Path, source: str) -> "data.TensorDataset":
         return prepared.train if source == "train" else prepared.valid
     loaded = data.load_source(_source(source))
     arrays = loaded.valid if isinstance(loaded, data.Splits) else loaded
-    return data.dataset(data.checked(arrays, source))
+    return data.dataset(data.to_columns(arrays, source))
 
 
 def _source(text: str) -> "data.Idx | data.Npz | data.Digits | Use":

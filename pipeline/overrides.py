@@ -13,7 +13,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.util import load_yaml_guess_indent
 
-from pipeline.params import read_params, read_yaml
+from pipeline.params import read_params
+from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 
 PARAMS = Path("params.yaml")

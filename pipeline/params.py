@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ValidationError, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
+from pipeline.yaml_files import read_yaml
 from stages.build_learner import BuildLearnerConfig
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError, closest
@@ -41,29 +40,6 @@ class Params(Config):
                 f"the epochs before it too, is {self.fit.num_epochs}: it must be more"
             )
         return self
-
-
-def read_yaml(path: Path) -> Any:
-    """What *path* says, read as DVC does: YAML 1.2, so ``1e-4`` is a number.
-
-    Raises `ParamsError` where it is missing or no YAML.
-    """
-    try:
-        return parse_yaml(path.read_text(encoding="utf-8"), path)
-    except OSError as error:
-        raise ParamsError(
-            f"{path} cannot be read ({error.strerror}): start in the folder that has it"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ParamsError(f"{path} is no valid YAML: {error}") from error
-
-
-def parse_yaml(text: str, source: Path | str) -> Any:
-    """What *text*, the content of *source*, says. Raises `ParamsError` where it is no YAML."""
-    try:
-        return YAML(typ="safe").load(text) or {}
-    except YAMLError as error:
-        raise ParamsError(f"{source} is no valid YAML: {error}") from error
 
 
 def read_params(path: Path = Path("params.yaml")) -> Params:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.lockfile import read_lock
-from pipeline.params import read_yaml
+from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 
 StagePaths = TypeVar("StagePaths")

@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from pipeline.params import read_yaml
+from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 
 ABSENT = "nothing"

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.params import read_yaml
 from pipeline.snapshot import Snapshot
+from pipeline.yaml_files import read_yaml
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text

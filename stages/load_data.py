@@ -1,4 +1,4 @@
-"""load-data: from a source to tensors on disk, with all that later stages must know of them."""
+"""load-data: convert a source to tensors on disk, with the description that later stages need."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from stages import data
 from stages.contracts.config import Config
 from stages.data.config import Digits, Source
 
-VERSION = "1"
+VERSION = "2"
 
 
 class LoadDataConfig(Config):
@@ -19,25 +19,29 @@ class LoadDataConfig(Config):
     source: Source = Digits()
     """``digits``, ``idx``, ``npz``, or an import path."""
     valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The share of the samples that becomes the valid split, where the source has none of its own."""
+    """The share of the samples that becomes the valid split, if the source has none of its own."""
     seed: int = 42
-    """Of that split."""
+    """Seed of that split."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """What the stage writes."""
+    """The paths that the stage writes."""
 
     data: Path
 
 
 def load_data(config: LoadDataConfig, paths: Paths) -> None:
-    """Load the source, split it where it is not split, check it, and write it.
+    """Load the source, check it, split it if it is not split, and write it block by block.
 
-    Raises `DataError` for data that nothing can be trained on, and `PluginError` for a source that is
-    not there.
+    The memory it needs is that of the source's arrays and a few megabytes. Raises `DataError` for data
+    that cannot be trained on, and `PluginError` for a source that cannot be found.
     """
     loaded = data.load_source(config.source)
     if isinstance(loaded, data.Arrays):
-        loaded = data.split(data.checked(loaded, "the data"), config.valid_fraction, config.seed)
-    data.write(paths.data, data.prepare(loaded))
+        columns = data.to_columns(loaded, "the data")
+        train, valid = data.split_columns(columns, config.valid_fraction, config.seed)
+    else:
+        train = data.to_columns(loaded.train, "the train split")
+        valid = data.to_columns(loaded.valid, "the valid split")
+    data.write_columns(paths.data, data.describe(train, valid), train, valid)

@@ -122,5 +122,15 @@ def test_a_light_command_loads_neither_torch_nor_prefect(command, project):
     assert not loaded & {"torch", "prefect"}
 
 
+def test_help_builds_no_model_of_the_params(project):
+    """The config classes and the library that they are built with are most of the time of a start."""
+    log = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", "--help").err
+    loaded = {line.rsplit("|", 1)[1].strip() for line in log.splitlines() if line.startswith("import time:")}
+
+    assert "pipeline.commands.runs" in loaded
+    ours = {name for name in loaded if name.startswith(("pipeline", "stages"))}
+    assert not {name for name in ours if name.endswith(("config", "params"))} | loaded & {"pydantic"}
+
+
 def dvc_yaml():
     return YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())

@@ -11,8 +11,8 @@ from dvc.repo import Repo
 
 from pipeline.cache_content import DIRECTORY, files_of, is_damaged, place_of
 from pipeline.lockfile import parse_lock
-from pipeline.params import parse_yaml
 from pipeline.paths import paths_in
+from pipeline.yaml_files import parse_yaml
 from stages.contracts.errors import ParamsError
 
 VERIFIED_BYTES = 1 << 20

@@ -14,8 +14,8 @@ from dvc.repo import Repo
 from dvc.scm import RevError
 
 from pipeline.cache_content import remove_damaged_files
-from pipeline.params import read_yaml
 from pipeline.paths import read_paths
+from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import StageError
 from stages.contracts.history import History
 from stages.loggers.reading import count_epochs, read_history

@@ -7,8 +7,9 @@ from typing import Any
 
 from pipeline.check import data_files, missing_deps, modules
 from pipeline.health.findings import Finding, ok, problem, warning
-from pipeline.params import Params, read_params, read_yaml
+from pipeline.params import Params, read_params
 from pipeline.versions import stale
+from pipeline.yaml_files import read_yaml
 
 NAMED = 5
 

@@ -29,7 +29,7 @@ def read_npz(path: Path, *choices: tuple[str, ...]) -> dict[str, np.ndarray]:
     of every choice.
     """
     if not path.is_file():
-        raise DataError(f"load_data.source.path: there is no file {str(path)!r}")
+        raise DataError(f"load_data.source.path: there is no file {str(path)!r}; correct the path")
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name.removesuffix(".npy"): name for name in archive.namelist()}

@@ -13,8 +13,8 @@ BLOCK_BYTES = 1 << 22
 """Memory that one block of rows takes in a pass over an array."""
 
 
-def check(arrays: Arrays, where: str) -> Arrays:
-    """Return *arrays* as NumPy arrays that `stored_inputs` and `stored_targets` convert without loss.
+def check(arrays: Arrays, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and targets of *arrays*, which fit into their stored types.
 
     *where* names the arrays in errors if they have no names of their own. Raises `DataError` if an array
     is not numeric, has a wrong shape, is empty, or has a value that cannot be stored.
@@ -32,7 +32,7 @@ def check(arrays: Arrays, where: str) -> Arrays:
         _check_values(array, name)
     if targets.dtype.kind != "f":
         _check_classes(targets, names[1])
-    return Arrays(inputs, targets, names)
+    return inputs, targets
 
 
 def check_type(dtype: np.dtype[Any], name: str) -> None:
@@ -121,7 +121,7 @@ def _exceeds_float32(block: np.ndarray) -> np.ndarray:
 
 
 def _first(array: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) -> str | None:
-    """Return the first wrong value of *array* and its sample as text, or None if there is none."""
+    """Return the first wrong value of *array* and its sample as text, or None if every value is right."""
     for rows in row_blocks(len(array), array.nbytes // len(array)):
         block = array[rows]
         wrong = is_wrong(block)

@@ -81,7 +81,7 @@ class Order:
             generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch))
             order = torch.randperm(self.samples, generator=generator)
         for start in range(first * self.batch_size, self.samples, SPLIT_AT_ONCE * self.batch_size):
-            yield from order[start : start + SPLIT_AT_ONCE * self.batch_size].split(self.batch_size)
+            yield from torch.split(order[start : start + SPLIT_AT_ONCE * self.batch_size], self.batch_size)
 
 
 class DataLoader:

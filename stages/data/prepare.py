@@ -1,84 +1,67 @@
-"""From raw arrays to prepared data: checked, in the stored types, and described."""
+"""Prepared data in memory: both splits as tensors, and their description."""
+
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from stages.contracts.errors import DataError
-from stages.data.checks import check, stored_inputs, stored_targets
+from stages.data.columns import Column, Columns, to_columns
 from stages.data.datasets import TensorDataset
-from stages.data.prepared import DatasetInfo, Normalization, Prepared
-from stages.data.splits import Arrays, Splits
+from stages.data.description import describe
+from stages.data.prepared import DatasetInfo, read_info, write_columns
+from stages.data.splits import Splits
 
 
-def checked(arrays: Arrays, where: str) -> Arrays:
-    """Return *arrays* in the types in which they are stored; *where* names them in errors.
+@dataclass(frozen=True)
+class Prepared:
+    """Both splits and their description."""
 
-    Floats become float32, classes int64; other inputs keep their type, in native byte order. Raises
-    `DataError` as `stages.data.checks.check` does.
-    """
-    arrays = check(arrays, where)
-    return Arrays(
-        arrays.inputs.astype(stored_inputs(arrays.inputs.dtype), copy=False),
-        arrays.targets.astype(stored_targets(arrays.targets.dtype), copy=False),
-        arrays.names,
-    )
+    info: DatasetInfo
+    train: TensorDataset
+    valid: TensorDataset
 
 
 def prepare(splits: Splits) -> Prepared:
-    """Return both splits as tensors, with their description. Raises `DataError` as `checked` does."""
-    train, valid = (
-        checked(splits.train, "the train split"),
-        checked(splits.valid, "the valid split"),
-    )
-    for name in ("inputs", "targets"):
-        one, other = getattr(train, name), getattr(valid, name)
-        if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
-            raise DataError(
-                f"{name} of both splits must have the same type and shape per sample; found {one.dtype} of "
-                f"shape {one.shape[1:]} in train and {other.dtype} of shape {other.shape[1:]} in valid; "
-                "convert one of them"
-            )
-    classes = _num_classes(train, valid)
-    info = DatasetInfo(
-        task="regression" if classes is None else "classification",
-        input_shape=train.inputs.shape[1:],
-        input_dtype=str(train.inputs.dtype),
-        target_shape=train.targets.shape[1:],
-        num_classes=classes,
-        counts={"train": len(train), "valid": len(valid)},
-        class_counts=None
-        if classes is None
-        else {
-            "train": np.bincount(train.targets, minlength=classes).tolist(),
-            "valid": np.bincount(valid.targets, minlength=classes).tolist(),
-        },
-        normalization=_normalization(train.inputs),
-    )
-    return Prepared(info, dataset(train), dataset(valid))
+    """Return both splits as tensors, with their description. Raises `DataError` as load-data does."""
+    train = to_columns(splits.train, "the train split")
+    valid = to_columns(splits.valid, "the valid split")
+    return Prepared(describe(train, valid), dataset(train), dataset(valid))
 
 
-def _num_classes(train: Arrays, valid: Arrays) -> int | None:
-    if train.targets.dtype.kind == "f":
-        return None
-    if len(np.unique(train.targets)) == 1:
-        raise DataError(
-            f"the train split must have at least two classes; found one class only ({train.targets[0]}); "
-            "add samples of other classes, or save float targets for regression"
-        )
-    return int(max(train.targets.max(), valid.targets.max())) + 1
+def dataset(columns: Columns) -> TensorDataset:
+    """Return *columns* as a data set; it shares their memory if that is writable and needs no conversion."""
+    return TensorDataset(_tensor(columns.inputs), _tensor(columns.targets))
 
 
-def _normalization(inputs: np.ndarray) -> Normalization:
-    """Return mean and standard deviation of all values, in float64; the latter is 1 if all are equal."""
-    return Normalization(
-        mean=float(inputs.mean(dtype=np.float64)), std=float(inputs.std(dtype=np.float64)) or 1.0
-    )
+def write(directory: Path, prepared: Prepared) -> None:
+    """Write the split files to *directory*, then ``dataset.json`` with the hash of their content."""
+    write_columns(directory, prepared.info, _columns(prepared.train), _columns(prepared.valid))
 
 
-def dataset(arrays: Arrays) -> TensorDataset:
-    """Return checked *arrays* as a data set; the memory is shared if it is writable and contiguous."""
-    return TensorDataset(_tensor(arrays.inputs), _tensor(arrays.targets))
+def read(directory: Path) -> Prepared:
+    """Return both splits in *directory*. Raises `DataError` if a file is missing or not intact."""
+    info = read_info(directory / "dataset.json")
+    return Prepared(info, _read_split(directory, "train"), _read_split(directory, "valid"))
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
+def _tensor(column: Column) -> torch.Tensor:
+    array = column.read(slice(0, len(column)))
     return torch.from_numpy(np.require(array, requirements=["C_CONTIGUOUS", "WRITEABLE"]))
+
+
+def _columns(split: TensorDataset) -> Columns:
+    inputs, targets = split.inputs.numpy(), split.targets.numpy()
+    return Columns(Column(inputs, inputs.dtype), Column(targets, targets.dtype))
+
+
+def _read_split(directory: Path, name: str) -> TensorDataset:
+    path = directory / f"{name}.safetensors"
+    try:
+        tensors = load_file(path)
+        return TensorDataset(tensors["inputs"], tensors["targets"])
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}): run load-data again") from error

@@ -1,23 +1,37 @@
-"""Prepared data on disk: one safetensors file a split, and ``dataset.json`` that says what is in them."""
+"""Prepared data on disk: one safetensors file per split, and ``dataset.json``, which describes them."""
 
 import hashlib
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 
 from stages.contracts.config import Config
 from stages.contracts.errors import DataError
 from stages.contracts.files import write_text, written_whole
 from stages.contracts.text import to_json
-from stages.data.datasets import TensorDataset
+from stages.data.columns import Column, Columns
+
+_TYPES = {
+    "uint64": "U64",
+    "int64": "I64",
+    "float32": "F32",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint16": "U16",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""Stored types and their names in a safetensors file, in the order in which its tensors are written."""
 
 
 class Normalization(Config):
-    """What the batcher does to the inputs: ``(x - mean) / std``, both over the whole train split."""
+    """The batcher's arithmetic on inputs, ``(x - mean) / std``; both are taken over the train split."""
 
     mean: float
     std: float
@@ -44,7 +58,7 @@ class DatasetInfo(Config):
 
     @property
     def num_outputs(self) -> int:
-        """How many numbers a model says for one sample."""
+        """The number of values that a model predicts for one sample."""
         if self.num_classes is not None:
             return self.num_classes
         size = 1
@@ -53,29 +67,20 @@ class DatasetInfo(Config):
         return size
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Both splits and what is known of them."""
-
-    info: DatasetInfo
-    train: TensorDataset
-    valid: TensorDataset
-
-
-def write(directory: Path, prepared: Prepared) -> None:
-    """The split files in *directory*, then ``dataset.json``, in which the hash is filled in here."""
+def write_columns(directory: Path, info: DatasetInfo, train: Columns, valid: Columns) -> None:
+    """Write the split files to *directory*, then ``dataset.json`` with the hash of their content."""
     digest = hashlib.sha256()
-    for name, split in (("train", prepared.train), ("valid", prepared.valid)):
-        content = save({"inputs": split.inputs, "targets": split.targets})
-        digest.update(content)
+    for name, split in (("train", train), ("valid", valid)):
         with written_whole(directory / f"{name}.safetensors") as file:
-            file.write(content)
-    info = prepared.info.model_copy(update={"sha256": digest.hexdigest()})
+            for chunk in _encoded({"inputs": split.inputs, "targets": split.targets}):
+                digest.update(chunk)
+                file.write(chunk)
+    info = info.model_copy(update={"sha256": digest.hexdigest()})
     write_text(directory / "dataset.json", to_json(info.model_dump(mode="json")) + "\n")
 
 
 def read_info(path: Path) -> DatasetInfo:
-    """What ``dataset.json`` at *path* says. Raises `DataError` where it is missing or not ours."""
+    """Return the content of ``dataset.json`` at *path*. Raises `DataError` if it is missing or invalid."""
     try:
         return DatasetInfo.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -84,16 +89,24 @@ def read_info(path: Path) -> DatasetInfo:
         raise DataError(f"{path} is not what load-data writes: {error.errors()[0]['msg']}") from error
 
 
-def read(directory: Path) -> Prepared:
-    """Both splits in *directory*. Raises `DataError` where a file is missing or not whole."""
-    info = read_info(directory / "dataset.json")
-    return Prepared(info, _read_split(directory, "train"), _read_split(directory, "valid"))
-
-
-def _read_split(directory: Path, name: str) -> TensorDataset:
-    path = directory / f"{name}.safetensors"
-    try:
-        tensors = load_file(path)
-        return TensorDataset(tensors["inputs"], tensors["targets"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): run load-data again") from error
+def _encoded(columns: Mapping[str, Column]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a safetensors file, as the reference implementation writes them."""
+    ranks = list(_TYPES)
+    names = sorted(columns, key=lambda name: (ranks.index(str(columns[name].dtype)), name))
+    header, position = {}, 0
+    for name in names:
+        column = columns[name]
+        end = position + math.prod(column.shape) * column.dtype.itemsize
+        offsets = [position, end]
+        header[name] = {
+            "dtype": _TYPES[str(column.dtype)],
+            "shape": list(column.shape),
+            "data_offsets": offsets,
+        }
+        position = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        for block in columns[name].blocks():
+            yield block.astype(block.dtype.newbyteorder("<"), copy=False).data

@@ -14,7 +14,7 @@ from report import Row
 from stores import kind_of_file
 from workers import side_by_side
 
-from pipeline.params import read_yaml
+from pipeline.yaml_files import read_yaml
 
 PLACES = ("store", "cache", "workspace", "cache")
 CACHED = (".dvc/cache/files", ".dvc/cache/runs")

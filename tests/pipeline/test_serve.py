@@ -19,7 +19,7 @@ import pytest
 from pipeline.flows.serving import Plan
 from pipeline.flows.sharing import check_remotes
 from pipeline.flows.targets import needed
-from pipeline.params import read_yaml
+from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, StageError
 
 ENDED = {"Completed", "Failed", "Crashed", "Cancelled", "TimedOut"}

@@ -1,0 +1,83 @@
+"""Columns: the arrays of a split, selected and converted block by block."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from stages.data.checks import check, row_blocks, stored_inputs, stored_targets
+from stages.data.splits import Arrays, divide
+
+
+@dataclass(frozen=True)
+class Column:
+    """An array and the type in which it is stored; only the rows that are read take memory."""
+
+    array: np.ndarray
+    dtype: np.dtype[Any]
+    """The stored type."""
+    rows: np.ndarray | None = None
+    """Indices of the rows that belong to the column; None for all of them."""
+
+    def __len__(self) -> int:
+        return len(self.array) if self.rows is None else len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the column; the first axis is that of the samples."""
+        return len(self), *self.array.shape[1:]
+
+    @property
+    def row_values(self) -> int:
+        """The number of values in a row."""
+        return self.array[:1].size
+
+    def read(self, rows: slice) -> np.ndarray:
+        """Return *rows* in the stored type, contiguous in memory."""
+        found = self.array[rows] if self.rows is None else self.array[self.rows[rows]]
+        return np.ascontiguousarray(found, self.dtype)
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield all rows in their order, in blocks of a few megabytes."""
+        for rows in row_blocks(len(self), self.row_values * self.array.itemsize):
+            yield self.read(rows)
+
+    def values(self, start: int, stop: int) -> np.ndarray:
+        """Return the values from *start* to *stop* of the flattened column."""
+        first = start // self.row_values
+        read = self.read(slice(first, -(-stop // self.row_values))).reshape(-1)
+        return read[start - first * self.row_values : stop - first * self.row_values]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The two columns of a split, of one length."""
+
+    inputs: Column
+    targets: Column
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def select(self, rows: np.ndarray) -> Self:
+        """Return the samples at *rows*, of columns that have all of theirs."""
+        return replace(self, inputs=replace(self.inputs, rows=rows), targets=replace(self.targets, rows=rows))
+
+
+def to_columns(arrays: Arrays, where: str) -> Columns:
+    """Return *arrays* as columns of the types in which they are stored; *where* names them in errors.
+
+    Floats become float32, classes int64; other inputs keep their type, in native byte order. Raises
+    `DataError` as `stages.data.checks.check` does.
+    """
+    inputs, targets = check(arrays, where)
+    return Columns(
+        Column(inputs, stored_inputs(inputs.dtype)), Column(targets, stored_targets(targets.dtype))
+    )
+
+
+def split_columns(columns: Columns, valid_fraction: float, seed: int) -> tuple[Columns, Columns]:
+    """Return the train and the valid split of *columns*, as `stages.data.split` divides arrays."""
+    train, valid = divide(columns.targets.array, valid_fraction, seed)
+    return columns.select(train), columns.select(valid)

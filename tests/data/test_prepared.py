@@ -1,0 +1,179 @@
+"""load-data reads and writes in blocks: the memory it needs, and the bytes it writes."""
+
+import gzip
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from sklearn.model_selection import train_test_split
+
+from stages import data
+from stages.contracts.errors import DataError
+from stages.data.config import Npz
+from stages.load_data import LoadDataConfig, Paths, load_data
+
+MEASURE = """
+import sys
+from pathlib import Path
+from stages.load_data import LoadDataConfig, Paths, load_data
+load_data(LoadDataConfig(source={"kind": sys.argv[1], "path": sys.argv[2]}), Paths(Path(sys.argv[3])))
+print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+"""
+
+
+def peak_bytes(kind, path, out):
+    """The peak memory of a process that runs load-data; getrusage would count that of the parent too."""
+    command = [sys.executable, "-c", MEASURE, kind, path, out]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
+
+
+def images(count, size):
+    """Images whose first rows are random: they compress fast."""
+    inputs = np.zeros((count, size, size), np.uint8)
+    inputs[:, 0] = np.random.default_rng(0).integers(0, 4, (count, size), dtype=np.uint8)
+    return inputs, np.arange(count) % 10
+
+
+def write_idx(folder, count, size):
+    folder.mkdir()
+    for prefix in ("train", "t10k"):
+        for name, array in zip(("images-idx3", "labels-idx1"), images(count, size), strict=True):
+            header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+            path = folder / f"{prefix}-{name}-ubyte.gz"
+            path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes(), 1))
+
+
+def write_one_set(path, count, size):
+    inputs, targets = images(count, size)
+    with path.open("wb") as file:
+        np.savez(file, inputs=inputs.view("<f4"), targets=targets)
+
+
+def write_two_sets(path, count, size):
+    inputs, targets = images(count, size)
+    with path.open("wb") as file:
+        np.savez_compressed(file, x_train=inputs, y_train=targets, x_test=inputs[:99], y_test=targets[:99])
+
+
+@pytest.fixture(scope="module")
+def base_bytes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_one_set(folder / "data", 100, 8)
+    return peak_bytes("npz", folder / "data", folder / "prepared")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+@pytest.mark.parametrize(
+    ("kind", "write", "count"),
+    [("idx", write_idx, 6000), ("npz", write_one_set, 12_000), ("npz", write_two_sets, 12_000)],
+)
+def test_the_memory_of_load_data_is_at_most_1_2_times_the_data(tmp_path, base_bytes, kind, write, count):
+    write(tmp_path / "data", count, 100)
+    size = count * 100 * 100 * (2 if kind == "idx" else 1)
+
+    peak = peak_bytes(kind, tmp_path / "data", tmp_path / "prepared")
+
+    assert peak - base_bytes <= 1.2 * size
+
+
+def normal(shape):
+    return np.random.default_rng(1).normal(5, 2, shape)
+
+
+STORED = {
+    "float32 classes": (normal((3001, 785)).astype(np.float32), np.arange(3001) % 7),
+    "float64 regression": (normal((5000, 3, 7)), normal((5000, 2))),
+    "uint8 regression": (images(2000, 28)[0], normal((2000,))),
+    "bool": (images(2000, 28)[0] > 1, np.arange(2000) % 3),
+    "int32 regression": (images(300, 3)[0].astype(np.int32), normal((300, 1))),
+    "uint64": (images(300, 3)[0].astype(np.uint64), np.arange(300) % 3),
+    "one large sample": (normal((4, 1_100_000)).astype(np.float32), np.arange(4) // 2),
+    "equal values": (np.full((300, 3), 0.1, np.float32), np.arange(300) % 3),
+}
+
+
+@pytest.mark.parametrize(("inputs", "targets"), STORED.values(), ids=STORED)
+def test_blocks_change_no_byte_of_the_prepared_data(tmp_path, inputs, targets):
+    """The split is scikit-learn's, the normalization NumPy's, the file that of safetensors."""
+    np.savez(tmp_path / "data.npz", inputs=inputs, targets=targets)
+    inputs = inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs
+    targets = targets.astype(np.int64 if targets.dtype.kind == "i" else np.float32)
+    classes = targets if targets.dtype.kind == "i" else None
+    parts = train_test_split(
+        inputs, targets, test_size=round(0.5 * len(inputs)), random_state=9, stratify=classes
+    )
+
+    source = Npz(kind="npz", path=str(tmp_path / "data.npz"))
+    load_data(LoadDataConfig(source=source, valid_fraction=0.5, seed=9), Paths(tmp_path))
+
+    for name, x, y in (("train", *parts[::2]), ("valid", *parts[1::2])):
+        expected = save({"inputs": torch.from_numpy(x), "targets": torch.from_numpy(y)})
+        assert (tmp_path / f"{name}.safetensors").read_bytes() == expected
+    normalization = json.loads((tmp_path / "dataset.json").read_text())["normalization"]
+    assert normalization["mean"] == parts[0].mean(dtype=np.float64)
+    assert normalization["std"] == (parts[0].std(dtype=np.float64) or 1.0)
+
+
+def test_the_order_of_axes_in_memory_changes_no_byte(tmp_path):
+    inputs, targets = normal((50_000, 33)).astype(np.float32), np.arange(50_000) % 3
+
+    for name, array in (("C", inputs), ("F", np.asfortranarray(inputs))):
+        np.savez(tmp_path / "data.npz", inputs=array, targets=targets)
+        source = Npz(kind="npz", path=str(tmp_path / "data.npz"))
+        load_data(LoadDataConfig(source=source), Paths(tmp_path / name))
+
+    files = ("dataset.json", "train.safetensors", "valid.safetensors")
+    assert [(tmp_path / "C" / file).read_bytes() for file in files] == [
+        (tmp_path / "F" / file).read_bytes() for file in files
+    ]
+
+
+def test_prepared_data_is_the_same_in_memory_as_on_disk(tmp_path):
+    arrays = data.Arrays(*STORED["float64 regression"])
+    made = data.prepare(data.split(arrays, 0.2, 42))
+
+    data.write(tmp_path, made)
+    read = data.read(tmp_path)
+
+    assert torch.equal(read.train.inputs, made.train.inputs)
+    assert torch.equal(read.valid.targets, made.valid.targets)
+    assert read.info.normalization == made.info.normalization
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("fraction", [0.1, 0.37, 0.5])
+@pytest.mark.parametrize("counts", [(2, 2), (10, 11, 12, 13), (500, 3, 40), (7,) * 9, (0, 50, 0, 51)])
+def test_a_split_has_the_samples_of_scikit_learn_in_its_order(seed, fraction, counts):
+    classes = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    for targets, strata in ((classes, classes), (classes.astype(np.float32), None)):
+        arrays = data.Arrays(np.arange(len(targets)), targets)
+        valid = round(len(targets) * fraction)
+        try:
+            expected = train_test_split(arrays.inputs, test_size=valid, random_state=seed, stratify=strata)
+        except ValueError:
+            expected = None
+
+        if expected is None:
+            with pytest.raises(DataError, match="cannot be divided|an empty split"):
+                data.split(arrays, fraction, seed)
+        else:
+            splits = data.split(arrays, fraction, seed)
+            assert splits.train.inputs.tolist() == expected[0].tolist()
+            assert splits.valid.inputs.tolist() == expected[1].tolist()
+
+
+def test_only_the_digits_need_scikit_learn(tmp_path):
+    """Neither they nor torch are needed to convert an archive."""
+    np.savez(tmp_path / "data.npz", inputs=np.zeros((20, 4)), targets=np.arange(20) % 2)
+    program = MEASURE.replace("print(", "print({'sklearn', 'scipy', 'torch'} & set(sys.modules)) #")
+
+    command = [sys.executable, "-c", program, "npz", tmp_path / "data.npz", tmp_path / "prepared"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "set()\n"
