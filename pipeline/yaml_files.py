@@ -21,7 +21,7 @@ def read_yaml(path: Path) -> Any:
             f"{path} cannot be read ({error.strerror}): start in the folder that has it"
         ) from error
     except UnicodeDecodeError as error:
-        raise ParamsError(f"{path} is no valid YAML: {error}") from error
+        raise ParamsError(f"{path} is not valid YAML: {error}") from error
 
 
 def parse_yaml(text: str, source: Path | str) -> Any:
@@ -29,4 +29,4 @@ def parse_yaml(text: str, source: Path | str) -> Any:
     try:
         return YAML(typ="safe").load(text) or {}
     except YAMLError as error:
-        raise ParamsError(f"{source} is no valid YAML: {error}") from error
+        raise ParamsError(f"{source} is not valid YAML: {error}") from error

@@ -24,7 +24,7 @@ BAD_PARAMS = {
         "no metric is called 'acuracy'. Did you mean 'accuracy'?",
     ),
     "spanning two sections": ("[loss, accuracy]", "[accuracy]\nsave_model_: 1", "save_model_: unknown key"),
-    "no yaml": ("load_data:", "load_data: [", "is no valid YAML"),
+    "no yaml": ("load_data:", "load_data: [", "is not valid YAML"),
     "path where none belongs": ("path: null", "path: x", "load_data.source.path: Input should be None"),
 }
 
