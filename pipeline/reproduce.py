@@ -123,7 +123,7 @@ def restore_outputs(name: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the system's words for what made DVC fail; those of DVC if there are none."""
+    """Return the system's words for what made DVC fail, or else those of DVC."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

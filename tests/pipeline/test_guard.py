@@ -87,7 +87,7 @@ def test_a_flow_does_not_run_code_that_was_edited_after_it_had_loaded_it(editing
 
 @pytest.mark.parametrize("command", [("dvc", "repro"), ("python", "-m", "pipeline", "run")])
 def test_sources_with_a_time_in_the_future_are_no_reason_to_refuse(command, finished):
-    """As in a file from another machine, or where the clock was set back."""
+    """As in a file from another machine, or if the clock was set back."""
     for path in (finished.folder / "stages").rglob("*.py"):
         os.utime(path, (time.time() + 86_400,) * 2)
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
