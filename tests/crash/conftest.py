@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE.parent), str(HERE)]
+sys.path.append(str(HERE))

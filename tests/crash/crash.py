@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
+sys.path.insert(0, str(HERE.parents[1]))
 from report import SkippedError, table  # noqa: E402  found by the line above
 
 PARTS = {  # how many trials in a short series, and in a long one; the short one leaves out what has none

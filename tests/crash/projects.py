@@ -12,9 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from conftest import fresh
-
 from pipeline.torn import is_whole_lock, is_whole_note
+from tests.conftest import fresh
 
 MARK = "CRASH_TRIAL"
 DVC_PART = re.compile(r"^\.dvc/cache/.*/\.[^/]*\.tmp$")
