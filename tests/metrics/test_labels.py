@@ -51,7 +51,7 @@ def drawn(*shape, classes, seed=0):
 
 
 def named(metric):
-    return f"{type(metric).__name__} {metric.name}"
+    return f"{type(metric).__name__} {metric.name}" if hasattr(metric, "name") else metric.__name__
 
 
 @pytest.mark.parametrize("metric", ONE_CLASS, ids=named)
@@ -84,7 +84,7 @@ def test_every_position_is_measured(shape):
     assert ConfusionMatrix.of(output).cells() == ConfusionMatrix.of(flat).cells()
 
 
-@pytest.mark.parametrize("metric", [*OF_CLASSES, ConfusionMatrix], ids=str)
+@pytest.mark.parametrize("metric", [*OF_CLASSES, ConfusionMatrix], ids=named)
 @pytest.mark.parametrize(
     ("logits", "targets"),
     [
