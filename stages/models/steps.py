@@ -86,7 +86,15 @@ class ClassificationStep(Module):
     """Steps for a module that turns inputs (B, …) into logits (B, classes)."""
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The mean over the batch: cross entropy, unless overridden."""
+        """Return the mean loss of the batch: cross entropy, unless overridden.
+
+        Raises `BuilderError` for one logit, (B, 1), of which cross entropy is always 0.
+        """
+        if logits.ndim > 1 and logits.shape[1] == 1:
+            raise BuilderError(
+                f"cross entropy takes a logit per class, and the model gives one, {tuple(logits.shape)}: "
+                "give the model two outputs, or override loss with F.binary_cross_entropy_with_logits"
+            )
         return F.cross_entropy(logits, targets)
 
     def forward_classification(self, batch: Any) -> ClassificationOutput:

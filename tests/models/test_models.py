@@ -117,3 +117,13 @@ def test_something_that_cannot_be_trained_is_told_what_it_lacks():
 
     with pytest.raises(PluginError, match="a Linear with no train_step and no valid_step"):
         build_model(use, {})
+
+
+def test_cross_entropy_of_one_logit_is_refused():
+    """Its value and its gradient are 0, so nothing would be trained."""
+
+    class Binary(ClassificationStep, nn.Linear):
+        pass
+
+    with pytest.raises(BuilderError, match=r"gives one, \(5, 1\).*binary_cross_entropy_with_logits"):
+        Binary(3, 1).train_step((torch.randn(5, 3), torch.ones(5, 1)))
