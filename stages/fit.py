@@ -40,6 +40,8 @@ Of ``device``, the number and kinds of devices are in the key nevertheless, in a
 """
 ATTEMPTS = 2
 """How often a run trains before damage to its store is an error."""
+ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
+"""Device files of which Linux has at least one if torch can use an accelerator."""
 
 log = logging.getLogger(__name__)
 
@@ -169,9 +171,16 @@ def entries(config: FitConfig, paths: Paths, code: Mapping[str, Any]) -> dict[st
 
 
 def _device_kinds(device: str | tuple[str, ...]) -> list[str]:
-    """Return the kind of each device, such as ``cuda``; only ``auto`` loads torch to find it."""
+    """Return the kind of each device, such as ``cuda``."""
     names = [device] if isinstance(device, str) else device
-    return [learner.find_device(name).type if name == "auto" else name.partition(":")[0] for name in names]
+    return [_best_kind() if name == "auto" else name.partition(":")[0] for name in names]
+
+
+def _best_kind() -> str:
+    """Return the kind that ``auto`` resolves to; torch is loaded only if there may be an accelerator."""
+    if sys.platform == "linux" and not any(any(Path("/dev").glob(name)) for name in ACCELERATOR_NODES):
+        return "cpu"
+    return learner.find_device("auto").type
 
 
 def _make_ready(store: "runs.RunStore", config: FitConfig, paths: Paths, recorded: str | None) -> None:

@@ -6,6 +6,7 @@ import time
 
 from projects import COMMANDS, difference, templates
 
+from pipeline.health.checkout import BACKUP
 from stages.runs.lock import is_held
 
 EPOCHS = "fit.num_epochs=3"
@@ -61,9 +62,13 @@ class Checkouts:
             "git diff --cached": ("diff", "--cached", "--", ".", ":!dvc.lock"),
             "git HEAD": ("log", "-1", "--format=%H"),
             "git branch": ("branch", "--show-current"),
-            "git stash": ("stash", "list"),
         }
-        return files | {name: _git(project, *arguments) for name, arguments in git.items()}
+        stashes = _git(project, "stash", "list").splitlines()
+        return (
+            files
+            | {name: _git(project, *arguments) for name, arguments in git.items()}
+            | {"git stash": b"\n".join(each for each in stashes if BACKUP.encode() not in each)}
+        )
 
     def wrong_user_files(self, project):
         """Return how the user's files differ from those before the command, empty if they do not."""

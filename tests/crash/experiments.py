@@ -10,7 +10,7 @@ from itertools import count
 
 from checkouts import EPOCHS, checkouts, left_behind, wait_until
 from projects import COMMANDS, TEMP
-from recovery import BLOCKED, DOCTOR, Recovery, recover, run_doctor
+from recovery import BLOCKED, DOCTOR, RECOVERED, Recovery, recover, run_doctor
 from report import Row
 from workers import side_by_side
 
@@ -88,14 +88,16 @@ class Experiments:
     def _after_it(self, project):
         """Return what is wrong, and how the command came to its end."""
         wrong = [f"left alive: {left}" if (left := project.orphans()) else ""]
+        is_changed = bool(self.checkouts.wrong_user_files(project))
+        if is_changed:  # DVC was killed while it had put the edits aside, before any stage of ours
+            run_doctor(project)
         recovery = recover(project, COMMAND)
         wrong.append(recovery.finding)
-        if recovery.how != DOCTOR and self.checkouts.wrong_user_files(project):
-            run_doctor(project)  # DVC was killed while it had put the edits aside, before any stage of ours
+        if is_changed and recovery.how == RECOVERED:
             recovery = Recovery(DOCTOR)
         if files := self.checkouts.wrong_user_files(project):
             recovery = Recovery(BLOCKED) if recovery.how == DOCTOR else recovery
-            wrong.append(f"the user's files, after doctor --fix as well: {files}")
+            wrong.append(f"the user's files: {files}")
         wrong.append(self.checkouts.wrong_workspace(project))
         wrong.append(
             self.checkouts.wrong_experiments(project, self.checkouts.templates.reference["dvc.lock"])

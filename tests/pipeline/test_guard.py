@@ -45,7 +45,7 @@ EDITS = {
     "params.yaml: load_data.valid_fraction was 0.2 and is 0.3": (
         "params.yaml|valid_fraction: 0.2|valid_fraction: 0.3"
     ),
-    "stages/load_data.py: VERSION was '1' and is '9'": 'stages/load_data.py|VERSION = "1"|VERSION = "9"',
+    "stages/load_data.py: VERSION was '2' and is '9'": 'stages/load_data.py|VERSION = "2"|VERSION = "9"',
     "\n  stages/data/sources.py\n": 'stages/data/sources.py|"""|""" ',
 }
 
