@@ -53,7 +53,7 @@ class Blueprint(Config):
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
             raise CheckpointError(
-                f"{path} cannot be read ({error.strerror}): run build-learner first"
+                f"{path} cannot be read ({error.strerror}): run `dvc repro --force build-learner`"
             ) from error
         except ValidationError as error:
             raise CheckpointError(
