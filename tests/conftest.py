@@ -14,8 +14,15 @@ ROOT = Path(__file__).parents[1]
 MNIST = ROOT.parent / "shared" / "mnist"
 
 
+SLOW_FIRST = ("tests/pipeline/test_serve.py", "tests/crash/", "tests/pipeline/", "tests/test_")
+"""Tests that start whole commands: they run first, so that no process waits for them at the end."""
+
+
 def pytest_collection_modifyitems(items):
-    """What takes long is left to ``make long`` and ``make flows``."""
+    """Sort the tests by `SLOW_FIRST`, and leave the long ones to ``make long`` and ``make flows``."""
+    items.sort(
+        key=lambda item: next((i for i, name in enumerate(SLOW_FIRST) if item.nodeid.startswith(name)), 9)
+    )
     if os.environ.get("LEARNER_TEST_LONG"):
         return
     for item in items:

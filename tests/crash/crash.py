@@ -25,11 +25,11 @@ PARTS = {  # how many trials in a short series, and in a long one; the short one
     "disk": (10, 300),
     "spoilt": (300, 100_000),
     "rivals": (2, 60),
-    "experiments": (1, 60),
+    "experiments": (0, 60),
     "schedules": (0, 30),
     "sweeps": (0, 30),
     "stores": (12, 1000),
-    "damage": (4, 120),
+    "damage": (3, 120),
     "deletions": (7, 120),
 }
 

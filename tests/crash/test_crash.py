@@ -14,12 +14,12 @@ PARTS = {
     "disk": "a full disk",
     "spoilt": "a byte of a checkpoint that is not as it was written",
     "rivals": "two commands at once",
-    "experiments": "a kill of dvc exp run --temp in a checkout with uncommitted edits",
     "stores": "damage to a file of a run store",
     "damage": "damage to a file of store, cache or workspace before a command",
     "deletions": "a deletion while fit trains",
 }
-SERVER_PARTS = {
+LONG_PARTS = {
+    "experiments": "a kill of dvc exp run --temp in a checkout with uncommitted edits",
     "schedules": "a kill of learner serve and its run",
     "sweeps": "a kill of learner sweep",
 }
@@ -56,7 +56,7 @@ def test_nothing_is_lost_by(part, trials):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", SERVER_PARTS)
+@pytest.mark.parametrize("part", LONG_PARTS)
 def test_nothing_is_lost_in_minutes_by(part, tmp_path):
     check(part, *series(tmp_path, part, "--count", "2"))
 
@@ -68,5 +68,5 @@ def check(part, said, text):
         pytest.skip(said[part])
     well, of = map(int, re.search(r"^all +(\d+) of (\d+)", said[part], re.MULTILINE).groups())
 
-    assert of >= 1
+    assert of >= 2
     assert well == of, text

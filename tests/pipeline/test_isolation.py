@@ -64,6 +64,7 @@ def test_a_killed_experiment_leaves_the_checkout_alone_and_resumes(edited, tmp_p
     assert outputs(edited) == outputs(other)
 
 
+@pytest.mark.long
 def test_a_damaged_cache_does_not_change_an_experiment(edited, tmp_path):
     other = edited.copied_to(tmp_path / "other")
     for place in (edited.folder / ".dvc/cache/files/md5").glob("??/*"):

@@ -396,6 +396,7 @@ def test_params_and_slot_are_restored_after_serve_and_its_run_are_killed(serve, 
     assert again.end() == 143
 
 
+@pytest.mark.long
 def test_a_run_saves_and_reports_its_end_if_only_the_serving_process_is_killed(serve, project):
     served = serve("--workspace", "--name", "orphan")
     before = project.files("params.yaml")
