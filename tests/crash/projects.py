@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.torn import is_whole_lock, is_whole_note
+from stages.runs.store import stores
 from tests.conftest import fresh
 
 MARK = "CRASH_TRIAL"
@@ -188,8 +189,8 @@ class Crashed:
         return {name: data for name, data in found.items() if not DVC_PART.search(name)}
 
     def store(self):
-        """The only run store; None where there is none yet."""
-        found = [path for path in (self.folder / ".runs").glob("*") if path.is_dir()]
+        """Return the only run store; None if there is none yet, or another one."""
+        found = list(stores(self.folder / ".runs"))
         return found[0] if len(found) == 1 else None
 
     def beat(self):
