@@ -3,7 +3,7 @@
 import logging
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -284,18 +284,25 @@ def _train(config: FitConfig, paths: Paths, store: "runs.RunStore", around: Surr
     loggers.write_metrics(run.history, store.path / "metrics.json")
     shutil.rmtree(store.path / "plots", ignore_errors=True)
     loggers.write_plots(run.history, matrix.cells() if matrix else [], store.path, plots)
-    store.finish({"num_epochs": config.num_epochs, "epoch": run.epoch}, _known_files(store.path, run.epoch))
+    kept = checkpoints.kept_epochs(config.keep.rule(), run.history, _begun_with(paths.learner), run.epoch)
+    known = _known_files(store.path, run.epoch, kept)
+    store.finish({"num_epochs": config.num_epochs, "epoch": run.epoch}, known)
 
 
-def _known_files(workspace: Path, last_epoch: int) -> dict[str, Any]:
-    """Return sizes and hashes that were noted when checkpoints and logs were written."""
+def _begun_with(start: Path) -> list[int]:
+    """Return the epochs whose checkpoints build-learner has taken over from another run."""
+    return [epoch for epoch in _saved(start) if epoch > 0]
+
+
+def _known_files(workspace: Path, last_epoch: int, kept: Iterable[int]) -> dict[str, Any]:
+    """Return sizes and hashes that were noted when the logs and the *kept* checkpoints were written."""
     known = dict(runs.LogLedger(workspace).read(last_epoch))
     checkpointer = _checkpointer(workspace)
-    for epoch in checkpointer.saved():
+    for epoch in {*checkpointer.saved(), *kept}:
         try:
             files = checkpointer.files(epoch)
         except CheckpointError:
-            files = {path.name: runs.UNREADABLE for path in checkpointer.directory.glob(f"trainer-{epoch}.*")}
+            files = {f"trainer-{epoch}.mpk.gz": runs.UNREADABLE}
         known |= {f"{checkpointer.directory.name}/{name}": file for name, file in files.items()}
     return known
 

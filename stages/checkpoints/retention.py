@@ -10,7 +10,7 @@ from typing import Protocol
 from pydantic import PositiveInt
 
 from stages.contracts.config import Config
-from stages.contracts.history import Direction, History, Split
+from stages.contracts.history import Direction, History, Split, Value
 
 
 class Retention(Protocol):
@@ -18,6 +18,24 @@ class Retention(Protocol):
 
     def keep(self, saved: Sequence[int], history: History) -> set[int]:
         """The epochs of *saved* (ascending) that must stay."""
+
+
+def kept_epochs(rule: Retention, history: History, saved: Sequence[int], last_epoch: int) -> set[int]:
+    """Return the epochs whose checkpoints are kept after *last_epoch*.
+
+    *saved* are those that the run began with, and every later epoch was saved. The rule was asked after each
+    epoch, with the values up to it.
+    """
+    values: dict[int, list[Value]] = {}
+    for value in history:
+        values.setdefault(value.epoch, []).append(value)
+    first, so_far, kept = max(saved, default=0), History(), set(saved)
+    for epoch in range(1, last_epoch + 1):
+        for value in values.get(epoch, ()):
+            so_far.add(value)
+        if epoch >= first:
+            kept = rule.keep(sorted(kept | {epoch}), so_far) | {epoch}
+    return kept
 
 
 @dataclass(frozen=True)

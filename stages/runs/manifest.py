@@ -112,25 +112,42 @@ class LogLedger:
         self._path = store_path / LOGS_FILE
 
     def read(self, last_epoch: int) -> dict[str, Mapping[str, Any]]:
-        """Return the manifest of the logs of the epochs up to *last_epoch*; corrupt lines are left out."""
+        """Return the manifest of the logs of the epochs up to *last_epoch*.
+
+        An epoch without an intact line must have the logs that the newest epoch has; those that are missing
+        are `UNREADABLE`, and the others are left out.
+        """
+        noted = self._noted()
+        newest = {path.relative_to(self._store_path) for path in self._logs(last_epoch)}
+        found: dict[str, Mapping[str, Any]] = {}
+        for epoch in range(1, last_epoch + 1):
+            if epoch in noted:
+                found |= noted[epoch]
+                continue
+            expected = [Path(name.parts[0], f"epoch-{epoch}", name.name) for name in newest]
+            lost = [name.as_posix() for name in expected if not (self._store_path / name).is_file()]
+            found |= dict.fromkeys(sorted(lost), UNREADABLE)
+        return found
+
+    def _noted(self) -> dict[int, Manifest]:
+        """Return epoch to manifest from the intact lines of the file."""
         found: dict[int, Manifest] = {}
         with suppress(FileNotFoundError):
             for line in self._path.read_bytes().splitlines():
                 with suppress(ValueError, TypeError, AttributeError):
                     if content := unsealed(json.loads(line)):
                         found[content["epoch"]] = content["files"]
-        return {
-            name: written
-            for epoch, files in sorted(found.items())
-            if epoch <= last_epoch
-            for name, written in files.items()
-        }
+        return found
+
+    def _logs(self, epoch: int) -> list[Path]:
+        """Return the paths of the logs of *epoch*."""
+        folders = [self._store_path / split / f"epoch-{epoch}" for split in Split]
+        return sorted(path for folder in folders for path in folder.glob("*"))
 
     def add(self, epoch: int) -> None:
         """Add the logs of *epoch* as they are now; they replace those noted before."""
-        folders = [self._store_path / split / f"epoch-{epoch}" for split in Split]
         try:
-            paths = sorted(path for folder in folders for path in folder.glob("*"))
+            paths = self._logs(epoch)
             files = {path.relative_to(self._store_path).as_posix(): describe(path) for path in paths}
             line = json.dumps(sealed({"epoch": epoch, "files": files}), sort_keys=True)
             with self._path.open("a", encoding="utf-8") as file:

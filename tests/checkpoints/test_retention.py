@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stages.checkpoints import AnyOf, KeepBest, KeepLast, default_retention
+from stages.checkpoints import AnyOf, KeepBest, KeepLast, default_retention, kept_epochs
 from stages.contracts.history import History, Split, Value
 
 
@@ -26,3 +26,11 @@ def test_a_rule_keeps_the_epochs_it_names_and_no_other(rule, losses, kept):
     values = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in enumerate(losses, start=1))
 
     assert rule.keep(range(1, len(losses) + 1), values) == kept
+
+
+@pytest.mark.parametrize(("taken_over", "kept"), [([], {3, 5, 6}), ([1, 2], {3, 5, 6}), ([2], {3, 5, 6})])
+def test_the_checkpoints_of_a_run_follow_from_its_history(taken_over, kept):
+    losses = enumerate([4, 5, 1, 3, 1, 2], start=1)
+    values = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in losses)
+
+    assert kept_epochs(default_retention(), values, taken_over, 6) == kept

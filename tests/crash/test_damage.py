@@ -181,14 +181,15 @@ def test_a_store_that_is_deleted_while_the_run_works_in_it_ends_the_run(what, st
         "valid/epoch-1/Loss.log",
         "train/epoch-3/Loss.log",
         "checkpoint",
+        "logs.jsonl train/epoch-1 valid/epoch-1",
         "plots",
     ],
 )
 def test_files_of_a_store_that_are_deleted_while_the_run_works_in_it_are_made_again(name, copied, reference):
     def delete():
-        path = copied.store() / name
-        shutil.rmtree(path, ignore_errors=True)
-        path.unlink(missing_ok=True)
+        for path in map(copied.store().joinpath, name.split()):
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True)
 
     around = Surroundings(renderer=AtStep(15, delete))
     code, _, said = in_child(lambda: fit(FOUR_EPOCHS, copied.paths, around))
