@@ -6,11 +6,22 @@ A process that is killed reports nothing: Prefect shows its run as Running and k
 import atexit
 import json
 import socket
+import threading
+import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
@@ -22,6 +33,8 @@ from stages.contracts.files import write_text
 from stages.runs.lock import held, holder, is_held
 
 FOLDER = Path(".runs/flow-runs")
+SUBMISSION_SECONDS = 20.0
+"""Time limit for a submitted run to start, after which `report_abandoned_submissions` reports it."""
 
 
 def register_flow_run(flow_run: UUID) -> None:
@@ -67,6 +80,37 @@ def report_killed_runs() -> None:
             except GONE:
                 return
             _remove(note)
+
+
+def report_abandoned_submissions(deployment: UUID) -> None:
+    """Report the runs of *deployment* as crashed that are pending now and do not start within the time limit.
+
+    A process that is killed before it imports the flow leaves no note. Call this before this process submits
+    runs; it returns at once, and a thread waits. It does nothing if the API does not respond.
+    """
+    with suppress(*GONE):
+        if pending := _pending(deployment):
+            threading.Thread(target=_report_unchanged, args=(pending,), daemon=True).start()
+
+
+def _pending(deployment: UUID) -> dict[UUID, UUID | None]:
+    """Return the id of the state of each pending run of *deployment*."""
+    state = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING]))
+    of_deployment = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    with impatient_client() as client:
+        found = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(state=state), deployment_filter=of_deployment
+        )
+    return {each.id: each.state_id for each in found}
+
+
+def _report_unchanged(pending: Mapping[UUID, UUID | None]) -> None:
+    """Report those of *pending* as crashed whose state is the same after the time limit."""
+    time.sleep(SUBMISSION_SECONDS)
+    with suppress(*GONE), impatient_client() as client:
+        for flow_run, state in pending.items():
+            if client.read_flow_run(flow_run).state_id == state:
+                _report(client, flow_run, "which had not started")
 
 
 def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
+from uuid import UUID
 
 import httpx
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
@@ -25,7 +26,7 @@ from pipeline import prefect_api
 from pipeline.deployments import SERVER, scheduled_flow
 from pipeline.flows.artifacts import GONE
 from pipeline.flows.goodbye import begin_goodbye, goodbye_seconds
-from pipeline.flows.run_registry import report_killed_runs
+from pipeline.flows.run_registry import report_abandoned_submissions, report_killed_runs
 from pipeline.flows.sharing import check_remotes
 from pipeline.flows.targets import needed
 from pipeline.overrides import overridden
@@ -93,12 +94,13 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
     )
     runner = _Runner(name=plan.name, pause_on_shutdown=True)
     try:
-        runner.add_deployment(cast(RunnerDeployment, made))
+        deployment = cast(UUID, runner.add_deployment(cast(RunnerDeployment, made)))
     except GONE as error:
         raise StageError(
             f"the Prefect server at {PREFECT_API_URL.value()} does not answer: {error}"
         ) from error
     report_killed_runs()
+    report_abandoned_submissions(deployment)
     sys.stdout.write(
         f"serves learner/{plan.name}: `prefect deployment run learner/{plan.name}` starts a run now\n"
     )
