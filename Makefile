@@ -14,7 +14,7 @@ test: .venv/installed-test
 	ruff format --check .
 	ruff check .
 	mypy
-	pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder  # three on two cores: many tests wait for a server
+	pytest --numprocesses 3 --dist loadfile  # three on two cores: many tests wait for a server
 
 fuzz: .venv/installed-test
 	python tests/records/fuzz.py --count 200000 --jobs 2 --out build/fuzz

@@ -14,15 +14,8 @@ ROOT = Path(__file__).parents[1]
 MNIST = ROOT.parent / "shared" / "mnist"
 
 
-SLOW_FIRST = ("tests/pipeline/test_serve.py", "tests/crash/", "tests/pipeline/", "tests/test_")
-"""Tests that start whole commands: they run first, so that no process waits for them at the end."""
-
-
 def pytest_collection_modifyitems(items):
-    """Sort the tests by `SLOW_FIRST`, and leave the long ones to ``make long`` and ``make flows``."""
-    items.sort(
-        key=lambda item: next((i for i, name in enumerate(SLOW_FIRST) if item.nodeid.startswith(name)), 9)
-    )
+    """Leave the tests that take long to ``make long`` and ``make flows``."""
     if os.environ.get("LEARNER_TEST_LONG"):
         return
     for item in items:

@@ -268,8 +268,8 @@ def test_a_stage_goes_when_dvc_is_killed_and_dvc_can_be_started_again_at_once(
     running.release()
 
     assert is_gone(running.pid)
-    assert again.communicate(timeout=60)[1] is not None
-    assert again.returncode == 0
+    said = again.communicate(timeout=120)[1]
+    assert again.returncode == 0, said
     assert "fit" not in holdable.ok("dvc", "status", "fit")
 
 
