@@ -1,4 +1,4 @@
-"""Seconds that an environment variable sets: they change no number, so they are no param."""
+"""Durations in seconds from environment variables; they change no number, so they are not params."""
 
 import os
 
@@ -6,7 +6,7 @@ from stages.contracts.errors import ParamsError
 
 
 def seconds_of(variable: str, default: float) -> float:
-    """What *variable* says, or *default*. Raises `ParamsError` where that is no number."""
+    """Return the value of *variable*, or *default* if it is empty. Raises `ParamsError` for other text."""
     text = os.environ.get(variable, "")
     try:
         return float(text) if text else default
