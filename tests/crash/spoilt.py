@@ -5,7 +5,7 @@ import shutil
 
 from projects import difference
 from report import Row
-from tiny import CONFIG, Counter, Tiny, in_child, prepare
+from tiny import CONFIG, Stopping, Tiny, in_child, prepare
 from workers import side_by_side
 
 from stages.contracts.interrupter import Interrupter
@@ -17,19 +17,6 @@ STOPPED_AT = 15
 STEPS = {"steps": 12, "checkpoint": 6}
 """How far the checkpoint before the newest one is, where that is of a step, and where it is of an epoch."""
 RERUN_EVERY, ALL_EVERY = 25, 50
-
-
-class _Stopping(Counter):
-    """Stops the run after a step."""
-
-    def __init__(self, interrupter):
-        super().__init__()
-        self._interrupter = interrupter
-
-    def step(self, progress):
-        super().step(progress)
-        if self.steps == STOPPED_AT:
-            self._interrupter.stop("the trial")
 
 
 class Spoilt:
@@ -59,7 +46,7 @@ class Spoilt:
         fit(
             THREE_EPOCHS,
             self.run.paths,
-            Surroundings(renderer=_Stopping(interrupter), interrupter=interrupter),
+            Surroundings(renderer=Stopping(interrupter, STOPPED_AT), interrupter=interrupter),
         )
 
     def trial(self, index):

@@ -9,7 +9,7 @@ from harm import counterpart, damage, files_below, kinds_of
 from projects import difference
 from recovery import BLOCKED, RECOVERED, REFUSED, REMEDY, remove_within
 from report import Row
-from tiny import CONFIG, Counter, Tiny, in_child, prepare
+from tiny import CONFIG, Stopping, Tiny, in_child, prepare
 from workers import side_by_side
 
 from stages.contracts.interrupter import Interrupter
@@ -19,19 +19,6 @@ STOPPED_AT = 9
 """A step of the second epoch's training, so that there is a checkpoint in the middle and one of an epoch."""
 STARTS = ("finished", "interrupted", "finished")
 OTHER = CONFIG.model_copy(update={"seed": 1})
-
-
-class _Stopping(Counter):
-    """Stops the run after a step."""
-
-    def __init__(self, interrupter):
-        super().__init__()
-        self._interrupter = interrupter
-
-    def step(self, progress):
-        super().step(progress)
-        if self.steps == STOPPED_AT:
-            self._interrupter.stop("the trial")
 
 
 class Stores:
@@ -56,7 +43,11 @@ class Stores:
     def _stop(self):
         interrupter = Interrupter()
         run = self.runs["interrupted"]
-        fit(CONFIG, run.paths, Surroundings(renderer=_Stopping(interrupter), interrupter=interrupter))
+        fit(
+            CONFIG,
+            run.paths,
+            Surroundings(renderer=Stopping(interrupter, STOPPED_AT), interrupter=interrupter),
+        )
 
     def trial(self, index):
         """Damage a file of a store, do the run, and return the row of the trial."""

@@ -52,6 +52,20 @@ class Counter(NoRenderer):
         self._memory[:] = struct.pack("q", number)
 
 
+class Stopping(Counter):
+    """Stops the run after a number of steps."""
+
+    def __init__(self, interrupter, number):
+        super().__init__()
+        self._interrupter = interrupter
+        self._number = number
+
+    def step(self, progress):
+        super().step(progress)
+        if self.steps == self._number:
+            self._interrupter.stop("the trial")
+
+
 class Tiny:
     """The run in a folder."""
 
