@@ -38,22 +38,23 @@ class Row:
 def load_data_peak() -> Iterator[Row]:
     """Yield the peak memory of load-data above that with a tiny archive, as a multiple of the data."""
     with tempfile.TemporaryDirectory() as folder:
-        base = load_data_bytes(Path(folder), 100, np.dtype(np.uint8))
-        for count, dtype in (
-            (10_000, np.uint8),
-            (20_000, np.uint8),
-            (5_000, np.float32),
-            (5_000, np.float64),
+        base = load_data_bytes(Path(folder), (100, *IMAGE), np.dtype(np.uint8))
+        for shape, dtype in (
+            ((10_000, *IMAGE), np.uint8),
+            ((20_000, *IMAGE), np.uint8),
+            ((5_000, *IMAGE), np.float32),
+            ((5_000, *IMAGE), np.float64),
+            ((5_000_000, 8), np.float32),
         ):
-            size = count * int(np.prod(IMAGE)) * np.dtype(dtype).itemsize
-            peak = load_data_bytes(Path(folder), count, np.dtype(dtype)) - base
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize + shape[0] * 8  # targets are int64
+            peak = load_data_bytes(Path(folder), shape, np.dtype(dtype)) - base
             yield Row(f"{size / 1e6:.0f} MB of {np.dtype(dtype)}", f"{peak / 1e6:.0f} MB", peak / size, 1.2)
 
 
-def load_data_bytes(folder: Path, count: int, dtype: "np.dtype[np.generic]") -> int:
-    """Return the peak memory of a process that runs load-data on *count* random images."""
-    inputs = np.random.default_rng(0).integers(0, 256, (count, *IMAGE), dtype=np.uint8).astype(dtype)
-    np.savez(folder / "data.npz", inputs=inputs, targets=np.arange(count) % 10)
+def load_data_bytes(folder: Path, shape: tuple[int, ...], dtype: "np.dtype[np.generic]") -> int:
+    """Return the peak memory of a process that runs load-data on random inputs of *shape*."""
+    inputs = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8).astype(dtype)
+    np.savez(folder / "data.npz", inputs=inputs, targets=np.arange(shape[0]) % 10)
     command = [sys.executable, "-c", LOAD_DATA, str(folder / "data.npz"), str(folder / "prepared")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  this Python
     return int(done.stdout) * 1024

@@ -7,6 +7,9 @@ import numpy as np
 
 from stages.contracts.errors import DataError
 
+CHUNK_ROWS = 1 << 18
+"""Targets that are counted or sorted at a time."""
+
 
 @dataclass(frozen=True)
 class Arrays:
@@ -66,7 +69,7 @@ def _divide_classes(
     targets: np.ndarray, valid: int, generator: np.random.RandomState
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw *valid* samples, as scikit-learn's ``StratifiedShuffleSplit`` does."""
-    classes, counts = np.unique(targets, return_counts=True)
+    classes, counts = _count_classes(targets)
     train = len(targets) - valid
     if counts.min() < 2 or min(train, valid) < len(classes):
         raise DataError(
@@ -74,18 +77,45 @@ def _divide_classes(
             f"class {classes[counts.argmin()]} has {counts.min()}, and {len(classes)} classes share {train} "
             f"samples in train and {valid} in valid; add samples, or change load_data.valid_fraction"
         )
-    by_class = targets.argsort(kind="stable").astype(_index_type(len(targets)))
+    rows = _sort_by_class(targets, classes, counts)
+    chosen = np.empty(valid, rows.dtype)
     from_train = _shares(counts, train, generator)
     from_valid = _shares(counts - from_train, valid, generator)
-    parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    kept = taken = 0
     for end, size, first, second in zip(counts.cumsum(), counts, from_train, from_valid, strict=True):
-        drawn = by_class[end - size : end][generator.permutation(size)]
-        parts[0].append(drawn[:first])
-        parts[1].append(drawn[first : first + second])
-    chosen = np.concatenate(parts[0]), np.concatenate(parts[1])
-    for rows in chosen:
-        generator.shuffle(rows)
-    return chosen
+        drawn = rows[end - size : end][generator.permutation(size)]
+        rows[kept : kept + first] = drawn[:first]  # in place: kept never exceeds the start of the class
+        chosen[taken : taken + second] = drawn[first : first + second]
+        kept, taken = kept + first, taken + second
+    generator.shuffle(rows[:train])
+    generator.shuffle(chosen)
+    return rows[:train], chosen
+
+
+def _count_classes(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``np.unique(targets, return_counts=True)`` without a sorted copy of all targets."""
+    classes, counts = targets[:0], np.zeros(0, np.int64)
+    for start in range(0, len(targets), CHUNK_ROWS):
+        found, numbers = np.unique(targets[start : start + CHUNK_ROWS], return_counts=True)
+        classes, places = np.unique(np.concatenate((classes, found)), return_inverse=True)
+        total = np.zeros(len(classes), np.int64)
+        np.add.at(total, places, np.concatenate((counts, numbers)))
+        counts = total
+    return classes, counts
+
+
+def _sort_by_class(targets: np.ndarray, classes: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return ``targets.argsort(kind="stable")`` in the smallest index type, sorted chunk by chunk."""
+    rows = np.empty(len(targets), _index_type(len(targets)))
+    ends = counts.cumsum() - counts  # of what is placed so far, by class
+    for start in range(0, len(targets), CHUNK_ROWS):
+        chunk = np.searchsorted(classes, targets[start : start + CHUNK_ROWS])
+        order = chunk.argsort(kind="stable")
+        added = np.bincount(chunk, minlength=len(classes))
+        offsets = np.repeat(ends - (added.cumsum() - added), added)
+        rows[offsets + np.arange(len(chunk))] = order + start
+        ends += added
+    return rows
 
 
 def _shares(counts: np.ndarray, draws: int, generator: np.random.RandomState) -> np.ndarray:

@@ -15,6 +15,7 @@ from sklearn.model_selection import train_test_split
 
 from stages import data
 from stages.contracts.errors import DataError
+from stages.data import splits
 from stages.data.config import Npz
 from stages.load_data import LoadDataConfig, Paths, load_data
 
@@ -146,10 +147,14 @@ def test_prepared_data_is_the_same_in_memory_as_on_disk(tmp_path):
     assert read.info.normalization == made.info.normalization
 
 
+@pytest.mark.parametrize("chunk_rows", [7, splits.CHUNK_ROWS])
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("fraction", [0.1, 0.37, 0.5])
 @pytest.mark.parametrize("counts", [(2, 2), (10, 11, 12, 13), (500, 3, 40), (7,) * 9, (0, 50, 0, 51)])
-def test_a_split_has_the_samples_of_scikit_learn_in_its_order(seed, fraction, counts):
+def test_a_split_has_the_samples_of_scikit_learn_in_its_order(
+    seed, fraction, counts, chunk_rows, monkeypatch
+):
+    monkeypatch.setattr(splits, "CHUNK_ROWS", chunk_rows)
     classes = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     for targets, strata in ((classes, classes), (classes.astype(np.float32), None)):
         arrays = data.Arrays(np.arange(len(targets)), targets)
@@ -163,9 +168,9 @@ def test_a_split_has_the_samples_of_scikit_learn_in_its_order(seed, fraction, co
             with pytest.raises(DataError, match="cannot be divided|an empty split"):
                 data.split(arrays, fraction, seed)
         else:
-            splits = data.split(arrays, fraction, seed)
-            assert splits.train.inputs.tolist() == expected[0].tolist()
-            assert splits.valid.inputs.tolist() == expected[1].tolist()
+            made = data.split(arrays, fraction, seed)
+            assert made.train.inputs.tolist() == expected[0].tolist()
+            assert made.valid.inputs.tolist() == expected[1].tolist()
 
 
 def test_only_the_digits_need_scikit_learn(tmp_path):
