@@ -166,7 +166,7 @@ class AucPrMetric(AreaMetric):
         """Return the precision at each threshold, weighted by the recall that it adds."""
         precision = curves.hits.double() / (curves.hits + curves.false_alarms).double()
         terms = precision * curves.steps(curves.hits)
-        sums = [part.sum() for part in terms.split(curves.classes.bincount().tolist())]
+        sums = [part.sum() for part in torch.split(terms, curves.classes.bincount().tolist())]
         return torch.stack(sums) / curves.right
 
 
@@ -198,7 +198,7 @@ class Curves:
 def _curves(scores: Tensor, right: Tensor) -> Iterator[Curves]:
     """Yield the curves of *scores* and *right*, both (N, C), for some classes at a time."""
     classes = max(1, MAX_SORTED_SCORES // len(scores))
-    for columns in zip(scores.T.split(classes), right.T.split(classes), strict=True):
+    for columns in zip(torch.split(scores.T, classes), torch.split(right.T, classes), strict=True):
         yield _sorted_curves(*columns)
 
 
