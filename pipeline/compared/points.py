@@ -49,7 +49,8 @@ def _drawn(source: Source) -> Drawn:
             points = list(_points(source.read(path) or ""))
             if points:
                 found[f"{split}/{metric_of(path)}"] = thinned(points)
-    return Drawn(found, _cells(source))
+    confusion = (paths.get("confusion") and source.read(paths["confusion"])) or ""
+    return Drawn(found, shown_matrix(confusion))
 
 
 def _points(text: str) -> Iterator[Point]:
@@ -59,10 +60,9 @@ def _points(text: str) -> Iterator[Point]:
             yield int(step), value
 
 
-def _cells(source: Source) -> Sequence[Cell]:
-    """Return the cells to show; a file of an older version may have all those of a large matrix."""
-    path = source.paths.get("confusion")
-    table = [row for row in rows((path and source.read(path)) or "") if row.get("count", "").isdecimal()]
+def shown_matrix(text: str) -> Sequence[Cell]:
+    """Return the cells to show of a TSV; one of an older version may have all those of a large matrix."""
+    table = [row for row in rows(text) if row.get("count", "").isdecimal()]
     if table and all(row.get("class_samples", "").isdecimal() for row in table):
         return [(*_cell(row), int(row["class_samples"])) for row in table]
     cells = [_cell(row) for row in table]
