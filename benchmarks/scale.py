@@ -60,8 +60,83 @@ def load_data_bytes(folder: Path, shape: tuple[int, ...], dtype: "np.dtype[np.ge
     return int(done.stdout) * 1024
 
 
+AUROC = """
+import sys, time
+import torch
+from stages.contracts.history import Split
+from stages.contracts.outputs import ClassificationOutput
+from stages.learner.meter import Meter, Registered
+from stages.metrics import AurocMetric
+from stages.renderers import NoRenderer
+torch.set_num_threads(1)
+classes, steps = int(sys.argv[1]), 192
+output = ClassificationOutput(torch.zeros(()), torch.randn(64, classes), torch.randint(0, classes, (64,)))
+def measure():
+    meter = Meter([(Registered(AurocMetric(), numeric=True), [])], NoRenderer(), Split.TRAIN, 1)
+    for step in range(steps):
+        meter.measure(output, step, 0.0)
+    meter.drain()
+model = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, classes))
+optimizer, inputs = torch.optim.Adam(model.parameters()), torch.randn(64, 784)
+def train():
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), output.targets).backward()
+        optimizer.step()
+for action in (measure, train):
+    times = []
+    for _ in range(5):
+        start = time.process_time()
+        action()
+        times.append(time.process_time() - start)
+    print(min(times) / steps)
+"""
+CONFUSION = """
+import sys
+from pathlib import Path
+import torch
+from stages.contracts.outputs import ClassificationOutput
+from stages.metrics import ConfusionMatrix
+classes, is_counted, total = int(sys.argv[1]), sys.argv[2] == "counted", None
+logits = torch.randn(64, classes)
+for _ in range(100):
+    output = ClassificationOutput(torch.zeros(()), logits, torch.randint(0, classes, (64,)))
+    if is_counted:
+        total = ConfusionMatrix.of(output) + total if total else ConfusionMatrix.of(output)
+if is_counted:
+    total.cells()
+print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+"""
+
+
+def auroc_cost() -> Iterator[Row]:
+    """Yield the processor time to measure AUROC on a batch of 64, as a share of a training step.
+
+    The model has two linear layers, with 256 units between 784 inputs and the classes.
+    """
+    for classes in (10, 1000):
+        cost, step = _printed(AUROC, str(classes))
+        yield Row(f"{classes:,} classes", f"{1000 * cost:.2f} ms", cost / step, 0.5)
+
+
+def confusion_peak() -> Iterator[Row]:
+    """Yield the peak memory of a process that counts 6,400 samples, as a multiple of one that does not."""
+    for classes in (10, 50_000):
+        (peak,), (base,) = (_printed(CONFUSION, str(classes), kind) for kind in ("counted", "not counted"))
+        yield Row(f"{classes:,} classes", f"{peak / 1024:.0f} MB", peak / base, 1.1)
+
+
+def _printed(code: str, *arguments: str) -> list[float]:
+    """Return the numbers that *code* prints in a process of its own."""
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  this Python
+    return [float(line) for line in done.stdout.split()]
+
+
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "load-data": load_data_peak,
+    "auroc": auroc_cost,
+    "confusion": confusion_peak,
 }
 
 

@@ -3,7 +3,7 @@
 import logging
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from stages import checkpoints, data, learner, loggers, metrics, records, runs
 from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
+from stages.contracts.confusion import shown_cells
 from stages.contracts.errors import CheckpointError, RunInterruptedError, StageError
 from stages.contracts.events import Renderer
 from stages.contracts.files import md5
@@ -25,7 +26,7 @@ from stages.optim.gradients import Accumulation
 from stages.optim.non_finite import NonFinite
 from stages.records.config import RecorderConfig
 
-VERSION = "5"
+VERSION = "6"
 CHANGES_NO_NUMBER = {
     "num_epochs",
     "num_workers",
@@ -273,8 +274,7 @@ def _train(config: FitConfig, paths: Paths, store: "runs.RunStore", around: Surr
     except (StageError, OSError):
         store.check_exists()  # if it was removed, that is the reason
         raise
-    seed = derived_seed(config.seed, "confusion")
-    matrix = learner.confusion_matrix(run.model, valid, seed=seed, should_stop=lambda: run.interrupted)
+    confusion = _confusion_cells(run, valid, derived_seed(config.seed, "confusion"))
     if run.interrupted:
         raise RunInterruptedError(
             f"stopped after epoch {run.epoch} of {config.num_epochs}, and saved in {store.path}: the same "
@@ -283,10 +283,22 @@ def _train(config: FitConfig, paths: Paths, store: "runs.RunStore", around: Surr
     store.check_exists()
     loggers.write_metrics(run.history, store.path / "metrics.json")
     shutil.rmtree(store.path / "plots", ignore_errors=True)
-    loggers.write_plots(run.history, matrix.cells() if matrix else [], store.path, plots)
+    loggers.write_plots(run.history, confusion, store.path, plots)
     kept = checkpoints.kept_epochs(config.keep.rule(), run.history, _begun_with(paths.learner), run.epoch)
     known = _known_files(store.path, run.epoch, kept)
     store.finish({"num_epochs": config.num_epochs, "epoch": run.epoch}, known)
+
+
+def _confusion_cells(run: "learner.Learner", valid: Any, seed: int) -> Sequence[tuple[int, ...]]:
+    """Return the cells to show of the confusion matrix; none if it cannot be computed."""
+    try:
+        matrix = learner.confusion_matrix(run.model, valid, seed=seed, should_stop=lambda: run.interrupted)
+        return shown_cells(matrix.cells(), matrix.classes) if matrix else []
+    except Exception as error:  # noqa: BLE001  no plot may cost the run that it shows
+        log.warning(
+            "the confusion matrix cannot be computed: %r. The results of the training are not affected", error
+        )
+        return []
 
 
 def _begun_with(start: Path) -> list[int]:

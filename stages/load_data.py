@@ -10,7 +10,7 @@ from stages import data
 from stages.contracts.config import Config
 from stages.data.config import Digits, Source
 
-VERSION = "2"
+VERSION = "3"
 
 
 class LoadDataConfig(Config):

@@ -7,7 +7,46 @@ import numpy as np
 import pytest
 
 from pipeline.bodies import current_entries
+from stages import data, fit
+from stages.build_learner import BuildLearnerConfig, build_learner
+from stages.build_learner import Paths as BuildPaths
+from stages.metrics import areas
+from stages.models import Mlp
 from stages.runs import differences, runs
+
+
+class OutOfMemory(Mlp):
+    """A model that fails in the pass over the valid split after the training."""
+
+    def valid_step(self, batch):
+        if self.passes == 2:
+            raise MemoryError("50000 x 50000")
+        self.passes += 1
+        return super().valid_step(batch)
+
+    passes = 0
+
+
+def fitted(folder, model, **config):
+    """Fit *model* for two epochs on 40 samples of three classes; return the artifact directory."""
+    inputs = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    prepared = data.prepare(data.split(data.Arrays(inputs, np.arange(40) % 3), 0.25, 0))
+    data.write(folder / "data", prepared)
+    learner = BuildLearnerConfig.model_validate({"model": {"kind": model}})
+    build_learner(learner, BuildPaths(folder / "data/dataset.json", folder / "learner"))
+    names = (
+        "checkpoint",
+        "train",
+        "valid",
+        "metrics.json",
+        "plots",
+        "plots/iterations",
+        "plots/confusion.tsv",
+    )
+    places = [folder / "artifacts" / name for name in names]
+    paths = fit.Paths(folder / "artifacts", folder / "learner", folder / "data", *places, folder / "runs")
+    fit.fit(fit.FitConfig(num_epochs=2, num_workers=0, device="cpu", **config), paths)
+    return folder / "artifacts"
 
 
 def trained(project, *options):
@@ -122,6 +161,27 @@ def test_the_confusion_matrix_is_that_of_the_last_validation(finished):
     samples = sum(int(count) for *_, count in cells)
     assert header == ["actual", "given", "count"]
     assert (samples, 100 * hits / samples) == (359, pytest.approx(accuracy))
+
+
+def test_a_confusion_matrix_that_cannot_be_computed_is_a_warning_and_the_run_is_published(tmp_path, caplog):
+    artifacts = fitted(tmp_path, f"{__name__}:OutOfMemory")
+
+    assert json.loads((artifacts / "metrics.json").read_text())["epoch"] == 2
+    assert (artifacts / "plots/confusion.tsv").read_text() == "actual\tgiven\tcount\n"
+    assert "the confusion matrix cannot be computed: MemoryError('50000 x 50000')" in caplog.text
+
+
+def test_a_metric_without_batch_values_has_epoch_values_and_empty_curves_of_its_batches(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(areas, "MAX_BATCH_CLASSES", 2)
+
+    artifacts = fitted(tmp_path, "mlp", metrics=({"kind": "loss"}, {"kind": "auroc"}), batch_size=4)
+
+    log = (artifacts / "valid/epoch-2/AUROC_[Macro].log").read_text()
+    value = json.loads((artifacts / "metrics.json").read_text())["valid"]["AUROC [Macro]"]
+    assert log == f"{value},final\n"
+    assert (artifacts / "plots/iterations/valid/AUROC_[Macro].tsv").read_text() == "step\tepoch\tvalue\n"
 
 
 def test_a_run_with_no_classes_has_an_empty_confusion_matrix(project):

@@ -53,7 +53,7 @@ def _data(comparison: Comparison, drawn: Mapping[str, Drawn], view: View) -> Tre
             "iterations": _iteration_charts(drawn, chosen, colour_of),
         },
         "confusion": {
-            name: confusion_spec(name, each.confusion, "") for name, each in drawn.items() if each.confusion
+            name: confusion_spec(name, each.confusion) for name, each in drawn.items() if each.confusion
         },
     }
 

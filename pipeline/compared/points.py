@@ -7,13 +7,14 @@ from pipeline.compared.curves import metric_of, number, rows
 from pipeline.compared.gathering import opened
 from pipeline.compared.runs import Comparison
 from pipeline.compared.source import Source
+from stages.contracts.confusion import shown_cells
 from stages.contracts.history import Split
 
 MOST = 1000
 """Points of a curve of batches; a longer one is thinned, as more could not be told apart."""
 Point = tuple[int, float]
-Cell = tuple[str, str, int]
-"""Actual class, given class, and how often."""
+Cell = tuple[str | int, ...]
+"""Actual class, predicted class and count; of a part of a matrix also the samples of the actual class."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def _drawn(source: Source) -> Drawn:
             points = list(_points(source.read(path) or ""))
             if points:
                 found[f"{split}/{metric_of(path)}"] = thinned(points)
-    return Drawn(found, tuple(_cells(source)))
+    confusion = (paths.get("confusion") and source.read(paths["confusion"])) or ""
+    return Drawn(found, shown_matrix(confusion))
 
 
 def _points(text: str) -> Iterator[Point]:
@@ -58,9 +60,14 @@ def _points(text: str) -> Iterator[Point]:
             yield int(step), value
 
 
-def _cells(source: Source) -> Iterator[Cell]:
-    path = source.paths.get("confusion")
-    for row in rows((path and source.read(path)) or ""):
-        count = row.get("count", "")
-        if count.isdecimal():
-            yield row.get("actual", ""), row.get("given", ""), int(count)
+def shown_matrix(text: str) -> Sequence[Cell]:
+    """Return the cells to show of a TSV; one of an older version may have all those of a large matrix."""
+    table = [row for row in rows(text) if row.get("count", "").isdecimal()]
+    if table and all(row.get("class_samples", "").isdecimal() for row in table):
+        return [(*_cell(row), int(row["class_samples"])) for row in table]
+    cells = [_cell(row) for row in table]
+    return shown_cells(cells, len({name for cell in cells for name in cell[:2]}))
+
+
+def _cell(row: Mapping[str, str]) -> tuple[str, str, int]:
+    return row.get("actual", ""), row.get("given", ""), int(row["count"])

@@ -61,11 +61,14 @@ def curves_spec(series: Series, *, x: str, title: str, colour_of: Mapping[str, s
     return spec
 
 
-def confusion_spec(run: str, cells: Iterable[Cell], title: str) -> Spec:
-    """Our template ``confusion_counts`` of one run. Raises `StageError` where the project has it no more."""
-    points = [
-        {"rev": run, "actual": actual, "given": given, "count": count} for actual, given, count in cells
-    ]
+def confusion_spec(run: str, cells: Sequence[Cell]) -> Spec:
+    """Fill our template ``confusion_counts`` with the cells of one run.
+
+    Raises `StageError` if the project does not have it.
+    """
+    names = ("actual", "given", "count", "class_samples")
+    points = [{"rev": run, **dict(zip(names, cell, strict=False))} for cell in cells]
+    title = f"The {len(cells)} most confused pairs" if len(cells[0]) == len(names) else ""
     return _filled(CONFUSION, points, x="given", y="actual", title=title)
 
 

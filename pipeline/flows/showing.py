@@ -28,10 +28,7 @@ def show(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> No
     told = f"Learner summary, {results.epochs} epochs"
     if not artifacts.create("table", f"{prefix}-summary", _table(_summary(results)), told):
         return
-    if url := curves_url(results.history):
-        artifacts.create("image", f"{prefix}-curves", url, "The curves, epoch by epoch")
-    else:
-        artifacts.logger.info("no image of the curves: %s brings it", EXTRA)
+    show_curves(results, artifacts, f"{prefix}-curves")
     if results.checkpoint:
         found = results.checkpoint
         link = f"[{found.name}]({found.cached.as_uri()})"
@@ -45,6 +42,19 @@ def show(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> No
     told = f"Against {name}, the last run of this deployment" if name else "The first run of this deployment"
     artifacts.create("table", f"{prefix}-comparison", _table(rows), told)
     artifacts.create("markdown", key, f"```json\n{json.dumps(now, indent=1)}\n```", "What was run")
+
+
+def show_curves(results: Results, artifacts: Artifacts, key: str) -> None:
+    """Write an image of the curves; one that cannot be drawn is a warning."""
+    try:
+        url = curves_url(results.history)
+    except Exception as error:  # noqa: BLE001  no picture may cost the run that it shows
+        artifacts.logger.warning("the image of the curves cannot be drawn: %r", error)
+        return
+    if url:
+        artifacts.create("image", key, url, "The curves, epoch by epoch")
+    else:
+        artifacts.logger.info("no image of the curves: %s brings it", EXTRA)
 
 
 def _summary(results: Results) -> Iterator[dict[str, Any]]:

@@ -69,6 +69,8 @@ def _normalization(inputs: Column) -> Normalization:
         values = inputs.values(start, min(start + SUM_VALUES, size))
         total = np.add.reduce(values, dtype=np.float64, initial=total)
     mean = total / size
+    if _is_constant(inputs):
+        return Normalization(mean=float(mean), std=1.0)
 
     def squares(start: int, stop: int) -> np.float64:
         """Return the sum of squared deviations of some values."""
@@ -78,6 +80,12 @@ def _normalization(inputs: Column) -> Normalization:
         return np.float64(np.add.reduce(deviations))
 
     return Normalization(mean=float(mean), std=math.sqrt(_pairwise_sum(squares, 0, size) / size) or 1.0)
+
+
+def _is_constant(column: Column) -> bool:
+    """Return whether all values are equal; most columns are read up to their first block only."""
+    first = column.values(0, 1)
+    return all((block == first).all() for block in column.blocks())
 
 
 def _pairwise_sum(sum_of: Callable[[int, int], np.float64], start: int, stop: int) -> np.float64:

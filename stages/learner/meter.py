@@ -98,8 +98,10 @@ class Meter:
         self._carried = {}
 
     def drain(self) -> None:
-        """Hand on every batch's value that is still to be handed on."""
+        """Log and show the value of every batch since the last call, if the batch has one."""
         for name, measured in self._pending:
+            if not _has_batch_value(measured):
+                continue
             value = measured.value
             for logger in self._loggers[name]:
                 logger.log(self._epoch, name, value, measured.count)
@@ -122,8 +124,12 @@ class Meter:
         return {name: total.value for name, total in self._sums.items()}
 
     def latest(self) -> dict[str, float]:
-        """Every metric on the last batch."""
-        return {name: measured.value for name, measured in self._latest.items()}
+        """Return the value of the last batch of every metric whose batches have one."""
+        return {name: measured.value for name, measured in self._latest.items() if _has_batch_value(measured)}
+
+
+def _has_batch_value(measured: Summary) -> bool:
+    return getattr(measured, "has_batch_value", True)
 
 
 def _measure_of(each: Registered, item: Any) -> tuple[str, Callable[[Any], Summary], bool]:

@@ -1,7 +1,10 @@
 """All the files that `dvc plots` shows of a run."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from errno import EDQUOT, EIO, ENOSPC, EROFS
+from functools import partial
 from pathlib import Path
 
 from stages.contracts.errors import ParamsError
@@ -9,6 +12,11 @@ from stages.contracts.history import History, Split
 from stages.loggers.confusion import write_confusion
 from stages.loggers.curves import write_curves
 from stages.loggers.iterations import write_iterations
+
+DISK_ERRORS = (EDQUOT, EIO, ENOSPC, EROFS)
+"""Errors that would affect any file, so that the other results cannot be written either."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,11 +41,32 @@ class PlotPaths:
         return PlotPaths(directory, *places)
 
 
-def write_plots(
-    history: History, confusion: Iterable[tuple[int, int, int]], logs: Path, paths: PlotPaths
-) -> None:
-    """The curves of *history*, those of every batch from the *logs* of an artifact directory, *confusion*."""
-    write_curves(history, paths.plots)
-    for split in Split:
-        write_iterations(logs / split, paths.iterations / split)
-    write_confusion(confusion, paths.confusion)
+def write_plots(history: History, confusion: Sequence[tuple[int, ...]], logs: Path, paths: PlotPaths) -> None:
+    """Write the curves of *history*, those of every batch, and the cells *confusion* of a confusion matrix.
+
+    The values of the batches come from *logs*, an artifact directory. A plot that cannot be written is a
+    warning, and the others are written nevertheless. Raises `OSError` if the disk does not accept any file:
+    the caller can repeat the call when it does.
+    """
+    plots: dict[str, Callable[[], None]] = {
+        "the curves": lambda: write_curves(history, paths.plots),
+        **{
+            f"the {split} curves of every batch": partial(
+                write_iterations, logs / split, paths.iterations / split
+            )
+            for split in Split
+        },
+        "the confusion matrix": lambda: write_confusion(confusion, paths.confusion),
+    }
+    for name, write in plots.items():
+        try:
+            write()
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+                raise
+            log.warning(
+                "%s cannot be written to %s: %r. The results of the training are not affected",
+                name,
+                paths.plots,
+                error,
+            )

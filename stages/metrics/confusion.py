@@ -115,6 +115,19 @@ class TopK:
 
 
 @dataclass(frozen=True)
+class ByOutput:
+    """Predicts by the kind of output: each label above 0.5, or else the most likely class.
+
+    Several labels, and the single logit of a binary model, have a probability each; of several classes one is
+    right. So a model of four classes is not measured with a threshold that no class may exceed.
+    """
+
+    def decide(self, rows: Rows) -> Tensor:
+        """Return the predicted classes, (N, C), booleans."""
+        return (Threshold(0.5) if rows.independent else TopK(1)).decide(rows)
+
+
+@dataclass(frozen=True)
 class Cost:
     """What an error weighs against a hit: (1, 0) makes precision, (0, 1) recall, (1, β²) the F score."""
 

@@ -4,7 +4,12 @@ from typing import Any, Protocol, Self
 
 
 class Summary(Protocol):
-    """What a batch contributes. Sums over batches, epochs and ranks; stays on its device until asked."""
+    """What a batch contributes. Sums over batches, epochs and ranks; stays on its device until asked.
+
+    May also have ``has_batch_value``: False if the value of a single batch is neither logged nor shown, for
+    example because it is expensive. It must be the same for all batches of a run, whatever their size: a
+    resumed run must log the same lines as an uninterrupted one.
+    """
 
     def __add__(self, other: Self, /) -> Self:
         """Both together."""

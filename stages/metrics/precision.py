@@ -8,15 +8,26 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
 from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput
 from stages.contracts.text import number
-from stages.metrics.confusion import Classified, Confusion, Cost, Threshold, TopK, reduction_named, rows_of
+from stages.metrics.confusion import (
+    ByOutput,
+    Classified,
+    Confusion,
+    Cost,
+    Threshold,
+    TopK,
+    reduction_named,
+    rows_of,
+)
 
 
 class ConfusionMetric:
     """A score of the predicted and the right classes, class by class, in percent.
 
-    The output is logits; `Threshold` or `TopK` predicts from them. A single logit is a binary model, whose
-    class 1 is measured; two logits are two classes, each against the other. See `stages.metrics.labels` for
-    the shapes, ties, NaN and ignored targets.
+    The output is logits. With a *threshold* each class above it is predicted, with a *top_k* the most likely
+    ones. Without either the output decides: a model with one class per sample predicts the most likely one,
+    and a model with several labels or a single logit each label above 0.5. A single logit is a binary model,
+    whose class 1 is measured; two logits are two classes, each against the other. See
+    `stages.metrics.labels` for the shapes, ties, NaN and ignored targets.
     """
 
     unit = "%"
@@ -29,7 +40,8 @@ class ConfusionMetric:
         self.cost = cost
         self.rule = _rule(title, threshold, top_k)
         self.reduction = reduction_named(reduction, title)
-        self.name = f"{title} @ {self.rule} [{self.reduction.capitalize()}]"
+        rule = "" if isinstance(self.rule, ByOutput) else f" @ {self.rule}"
+        self.name = f"{title}{rule} [{self.reduction.capitalize()}]"
 
     def measure(self, output: Classified) -> Confusion:
         """Return the counts of one batch. Raises `BuilderError` if the shapes do not fit."""
@@ -114,12 +126,14 @@ class FBetaScoreMetric(ConfusionMetric):
         return cls(beta, threshold=threshold, reduction=reduction)
 
 
-def _rule(title: str, threshold: float | None, top_k: int | None) -> Threshold | TopK:
-    """A threshold of 0.5 where neither is named, as in Burn."""
+def _rule(title: str, threshold: float | None, top_k: int | None) -> Threshold | TopK | ByOutput:
+    """Return the rule for these arguments. Without any, Burn has a threshold of 0.5 for every output."""
     if threshold is not None and top_k is not None:
         raise BuilderError(f"{title} takes a threshold ({number(threshold)}) or a top_k ({top_k}), not both")
+    if threshold is not None:
+        return Threshold(threshold)
     if top_k is None:
-        return Threshold(0.5 if threshold is None else threshold)
+        return ByOutput()
     if top_k < 1:
         raise BuilderError(f"{title} takes a top_k of 1 or more, not {top_k}")
     return TopK(top_k)

@@ -149,8 +149,9 @@ class TorchMetric:
         )
 
     def _kept(self, name: str, state: Any, size: int) -> Any:
-        if isinstance(state, list):
-            return Chunks((tuple(state),)) if state else Chunks()
+        if isinstance(state, list):  # of views of the output, which a captured graph writes over
+            copies = tuple(each.clone() if isinstance(each, Tensor) else each for each in state)
+            return Chunks((copies,)) if copies else Chunks()
         return state * size if self._joins[name] is dim_zero_mean else state
 
 

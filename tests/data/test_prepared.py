@@ -121,6 +121,47 @@ def test_blocks_change_no_byte_of_the_prepared_data(tmp_path, inputs, targets):
     assert normalization["std"] == (parts[0].std(dtype=np.float64) or 1.0)
 
 
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        np.full((300, 3), 0.1, np.float32),
+        np.zeros((7, 2, 2), np.uint8),
+        np.full((1001, 3), 1_700_000_000_123_456_789, np.int64),
+        np.arange(300)[:, None] % 2 + 2**60,
+    ],
+    ids=["float32", "zeros", "int64 of more than 53 bits", "equal in float64"],
+)
+def test_inputs_that_are_all_equal_have_a_standard_deviation_of_1(inputs):
+    """Theirs is 0, or a rounding error if 64-bit integers are added, and no input can be divided by it."""
+    arrays = data.Arrays(inputs, np.arange(len(inputs)) % 3)
+
+    prepared = data.prepare(data.Splits(arrays, arrays))
+
+    assert prepared.info.normalization.std == 1.0
+    assert prepared.info.normalization.mean == pytest.approx(inputs.max(), rel=1e-15)
+
+
+def test_nearly_equal_inputs_keep_their_standard_deviation():
+    inputs = np.full((1000, 3), 1.0, np.float32)
+    inputs[-1, -1] = np.nextafter(np.float32(1), np.float32(2))
+    arrays = data.Arrays(inputs, np.arange(1000) % 3)
+
+    normalization = data.prepare(data.Splits(arrays, arrays)).info.normalization
+
+    assert normalization.std == inputs.std(dtype=np.float64) > 0
+
+
+def test_a_class_that_occurs_in_the_valid_split_only_is_a_class():
+    """The model needs an output for it."""
+    train = data.Arrays(np.zeros((4, 2)), np.array([0, 1, 0, 1]))
+    valid = data.Arrays(np.zeros((3, 2)), np.array([0, 3, 3]))
+
+    info = data.prepare(data.Splits(train, valid)).info
+
+    assert info.num_classes == 4
+    assert info.class_counts == {"train": [2, 2, 0, 0], "valid": [1, 0, 0, 2]}
+
+
 def test_the_order_of_axes_in_memory_changes_no_byte(tmp_path):
     inputs, targets = normal((50_000, 33)).astype(np.float32), np.arange(50_000) % 3
 

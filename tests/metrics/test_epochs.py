@@ -175,6 +175,9 @@ COUNTED = [
         (of_classes, {"threshold": 0.5}, given_at_threshold),
         (of_labels, {"threshold": 0.5}, given_at_threshold),
         (binary, {"threshold": 0.5}, given_at_threshold),
+        (of_classes, {}, None),
+        (of_labels, {}, given_at_threshold),
+        (binary, {}, given_at_threshold),
     ]
 ]
 

@@ -23,6 +23,17 @@ def test_a_metric_is_found_by_name():
     assert isinstance(build(kind="loss"), LossMetric)
 
 
+@pytest.mark.parametrize("kind", ["precision", "recall", "f_beta"])
+def test_a_name_alone_measures_the_most_likely_of_four_classes(kind):
+    """No class of these has a probability above 0.5."""
+    output = ClassificationOutput(LOSS, torch.eye(4)[[0, 1, 2, 3]], torch.tensor([0, 1, 2, 2]))
+
+    measured = build(kind=kind).measure(output)
+
+    assert measured.value == build(kind=kind, top_k=1).measure(output).value > 60
+    assert build(kind=kind, threshold=0.5).measure(output).value == 0
+
+
 def test_a_metric_of_torchmetrics_is_found_by_its_import_path():
     metric = build(kind="torchmetrics.classification:MulticlassF1Score", num_classes=3, average="micro")
     output = ClassificationOutput(LOSS, torch.eye(3), torch.tensor([0, 1, 1]))

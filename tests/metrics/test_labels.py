@@ -190,3 +190,22 @@ def test_perplexity_of_images_is_that_of_their_pixels():
     assert PerplexityMetric().measure(output).value == pytest.approx(oracle, rel=1e-6)
     with pytest.raises(BuilderError, match="a logit for each class"):
         PerplexityMetric().measure(replace(output, output=torch.zeros(3, 1, 3, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_perplexity_of_half_precision_is_that_of_the_same_logits_in_double(dtype):
+    """Sums and logarithms in half precision are wrong in the third digit, and overflow at 65,504."""
+    output = drawn(2_000, 50, classes=50)
+    half = replace(output, output=output.output.to(dtype))
+    oracle = F.cross_entropy(half.output.double(), output.targets).exp().item()
+
+    assert PerplexityMetric().measure(half).value == pytest.approx(oracle, rel=1e-5)
+
+
+def test_a_class_that_occurs_in_the_last_batch_only_counts_in_the_epoch():
+    metric = RecallMetric()
+    batches = [of([[2.0, 0, 0], [0, 2, 0]], [0, 1]), of([[0.0, 0, 2], [2, 0, 0]], [2, 2])]
+
+    epoch = metric.measure(batches[0]) + metric.measure(batches[1])
+
+    assert epoch.value == pytest.approx(100 * (1 + 1 + 0.5) / 3)

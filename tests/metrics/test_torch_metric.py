@@ -19,6 +19,7 @@ from torchmetrics.functional.image import (
     structural_similarity_index_measure,
 )
 from torchmetrics.functional.text import bleu_score, rouge_score
+from torchmetrics.regression import SpearmanCorrCoef
 from torchmetrics.text import Perplexity
 from torchmetrics.wrappers import MinMaxMetric
 
@@ -202,3 +203,19 @@ def test_a_pile_keeps_its_order_and_is_copied_seldom():
 
     assert list(pile) == list(range(1000))
     assert len(pile.runs) < 12
+
+
+@pytest.mark.parametrize(
+    ("metric", "output"),
+    [
+        (SpearmanCorrCoef(), RegressionOutput(LOSS, torch.arange(9.0), torch.arange(9.0) % 4)),
+        (BinaryAUROC(), ClassificationOutput(LOSS, torch.arange(-4.0, 5), torch.arange(9) % 2)),
+    ],
+)
+def test_an_output_may_be_overwritten_after_it_was_measured(metric, output):
+    measured, expected = TorchMetric(metric).measure(output), TorchMetric(metric).measure(output).value
+
+    output.output.zero_()
+    output.targets.zero_()
+
+    assert measured.value == expected != 0

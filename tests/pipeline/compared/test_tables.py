@@ -10,8 +10,9 @@ from pipeline.compared.directions import direction_of
 from pipeline.compared.durations import worked_seconds
 from pipeline.compared.gathering import flat
 from pipeline.compared.page import page
-from pipeline.compared.points import MOST, Drawn, thinned
+from pipeline.compared.points import MOST, Drawn, shown_matrix, thinned
 from pipeline.compared.runs import Comparison, Measured, Run
+from pipeline.compared.specs import confusion_spec
 from pipeline.compared.tables import csv_table, duration, json_table, markdown_table, short_names, text_table
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError
@@ -150,3 +151,31 @@ def test_the_name_of_every_metric_we_ship_tells_which_way_it_is_better():
 def test_a_word_inside_another_says_nothing():
     assert direction_of("Certainty") is None
     assert direction_of("Learning Rate") is None
+
+
+def test_a_matrix_of_many_classes_is_shown_by_its_most_confused_pairs():
+    """The file of an older version has all cells, a newer one the pairs and the samples of their class."""
+    rows = [f"{actual}\t{(actual + 1) % 201}\t1\n{actual}\t{actual}\t3" for actual in range(201)]
+    few = "actual\tgiven\tcount\n0\t1\t5\n"
+
+    assert shown_matrix("actual\tgiven\tcount\n" + "\n".join(rows))[0] == ("0", "1", 1, 4)
+    assert shown_matrix("actual\tgiven\tcount\tclass_samples\n7\t1\t5\t9\n") == [("7", "1", 5, 9)]
+    assert shown_matrix(few) == [("0", "1", 5)]
+    assert shown_matrix("") == []
+
+
+@pytest.mark.parametrize(
+    ("cells", "title", "share"),
+    [
+        ([("0", "1", 3, 12)], "The 1 most confused pairs", "25.0%"),
+        ([("0", "1", 3), ("0", "0", 1)], "", "75.0%"),
+    ],
+    ids=["pairs", "all"],
+)
+def test_a_share_is_that_of_all_samples_of_the_class(cells, title, share):
+    vl_convert = pytest.importorskip("vl_convert")
+
+    spec = confusion_spec("a", cells)
+
+    assert spec["title"]["text"] == title
+    assert f"share: {share}" in vl_convert.vegalite_to_svg(spec)

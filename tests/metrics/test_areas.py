@@ -1,0 +1,124 @@
+"""AUROC and AUC-PR: ties, copies of the scores, one sort for all classes."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn import metrics as sklearn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput
+from stages.metrics import AucPrMetric, AurocMetric
+
+AREAS = [AurocMetric, AucPrMetric]
+LOSS = torch.tensor(0.0)
+
+
+def of_classes(samples, classes):
+    generator = torch.Generator().manual_seed(samples)
+    targets = torch.randint(0, classes, (samples,), generator=generator)
+    return ClassificationOutput(LOSS, torch.randn(samples, classes, generator=generator), targets)
+
+
+def of_labels(samples, labels, dtype=torch.int64):
+    output = of_classes(samples, labels)
+    return MultiLabelClassificationOutput(LOSS, output.output.round(decimals=1), one_hot(output).to(dtype))
+
+
+def one_hot(output):
+    return torch.nn.functional.one_hot(output.targets, output.output.shape[1])
+
+
+class CountedSorts(TorchDispatchMode):
+    """Counts the sorts within its block."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += "sort" in func.name()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("metric", AREAS)
+def test_one_sort_is_enough_for_all_classes(metric):
+    measured = metric().measure(of_classes(64, 1000))
+
+    with CountedSorts() as sorts:
+        assert 0 < measured.value < 100
+
+    assert sorts.count == 1
+
+
+@pytest.mark.parametrize("metric", AREAS)
+def test_the_value_is_the_mean_of_the_values_of_the_single_classes(metric):
+    """Of 30,000 samples only some of the classes are sorted together."""
+    output = of_labels(30_000, 20)
+
+    columns = zip(output.output.T.unsqueeze(2), output.targets.T.unsqueeze(2), strict=True)
+    singles = [metric().measure(MultiLabelClassificationOutput(LOSS, *column)).value for column in columns]
+
+    areas = torch.tensor(singles, dtype=torch.float64) / 100
+    assert metric().measure(output).value == pytest.approx(100 * areas.mean().item(), rel=1e-14)
+    assert len(set(singles)) > 10
+
+
+def test_scores_that_float32_softmax_makes_equal_are_not_tied():
+    """The softmax of each of these rows is (0, 1) in float32, and different in float64."""
+    output = ClassificationOutput(LOSS, torch.tensor([[0.0, 20.0], [0.0, 25.0]]), torch.tensor([0, 1]))
+
+    assert output.output.softmax(1)[:, 1].unique().numel() == 1
+    assert AurocMetric().measure(output).value == 100.0
+
+
+@pytest.mark.parametrize("metric", AREAS)
+def test_infinite_scores_are_tied_like_any_others(metric):
+    """Half precision makes them of large logits; the order of the samples must not matter."""
+    logits = torch.tensor([[math.inf], [math.inf], [-math.inf], [-math.inf]])
+    finite = logits.clamp(-9, 9)
+    for targets in ([[1], [0], [1], [0]], [[0], [1], [0], [1]]):
+        output = MultiLabelClassificationOutput(LOSS, logits, torch.tensor(targets))
+
+        assert metric().measure(output).value == metric().measure(replace(output, output=finite)).value
+        assert AurocMetric().measure(output).value == 50.0
+
+
+@pytest.mark.parametrize("metric", AREAS)
+@pytest.mark.parametrize(
+    "output",
+    [of_classes(9, 3), of_labels(9, 3), of_labels(9, 3, torch.bool)],
+    ids=["classes", "labels", "bool"],
+)
+def test_an_output_may_be_overwritten_after_it_was_measured(metric, output):
+    expected = metric().measure(output).value
+
+    overwritten = replace(output, output=output.output.clone(), targets=output.targets.clone())
+    measured = metric().measure(overwritten)
+    overwritten.output.zero_()
+    overwritten.targets.zero_()
+
+    assert measured.value == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "has_value"),
+    [
+        (of_classes(8, 100), True),
+        (of_classes(1, 101), False),
+        (of_labels(8, 1000), False),
+        (replace(of_classes(2, 3), output=torch.randn(2, 3, 1), targets=torch.tensor([[0], [1]])), False),
+        (replace(of_classes(2, 2), output=torch.randn(2, 1)), True),
+    ],
+    ids=["100 classes", "101 classes", "1,000 labels", "positions", "one logit"],
+)
+def test_batches_have_values_of_their_own_for_few_classes(output, has_value):
+    measured = AurocMetric().measure(output)
+
+    assert measured.has_batch_value == (measured + measured).has_batch_value == has_value
+
+
+def test_an_epoch_of_many_classes_is_that_of_scikit_learn():
+    output = of_classes(3000, 150)
+    expected = sklearn.roc_auc_score(one_hot(output), output.output.double().softmax(1), average="macro")
+
+    assert AurocMetric().measure(output).value == pytest.approx(100 * expected, rel=1e-12)

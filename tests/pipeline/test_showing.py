@@ -1,0 +1,20 @@
+"""The artifacts of a flow run."""
+
+import logging
+
+import pytest
+
+from pipeline.flows.artifacts import Artifacts
+from pipeline.flows.results import Results
+from pipeline.flows.showing import show_curves
+from stages.contracts.history import History
+
+
+def test_an_image_that_cannot_be_drawn_is_a_warning(caplog):
+    """A history without values is an image without a size."""
+    pytest.importorskip("vl_convert")
+    results = Results(None, History(), epochs=1, params={}, metrics={}, checkpoint=None)
+
+    show_curves(results, Artifacts(None, None, logging.getLogger(__name__)), "learner-curves")
+
+    assert "the image of the curves cannot be drawn: ValueError" in caplog.text
