@@ -25,7 +25,7 @@ from stages.optim.gradients import Accumulation
 from stages.optim.non_finite import NonFinite
 from stages.records.config import RecorderConfig
 
-VERSION = "5"
+VERSION = "6"
 CHANGES_NO_NUMBER = {
     "num_epochs",
     "num_workers",

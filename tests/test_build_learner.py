@@ -162,7 +162,7 @@ def test_a_directory_of_burns_gives_weights_moments_and_logs(three, burns, datas
         assert start.files(name) == three.files(name)
     said = capsys.readouterr().out
     assert "model-3.mpk.gz: its weights; the optimizer goes on from optim-3.mpk.gz; the schedule" in said
-    assert len(start.checkpoint(3).trainer["history"]) == 3 * 4
+    assert len(history_of(start.checkpoint(3))) == 3 * 4
 
 
 @pytest.mark.parametrize("epoch", [None, 3])
