@@ -70,7 +70,7 @@ STORED = {
     ),
     save_model: (
         of_record("artifacts/model.mpk.gz", START.format("trainer")),
-        "2",
+        "3",
         {
             "conv1.weight": 1.71,
             "conv1.bias": 0.47,
