@@ -52,8 +52,8 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
     around = fit.Surroundings(_code(own), recorded_md5(own.metrics), renderer, interrupter)
     with held(interrupter):
         store = fit.fit(params.fit, own, around)
-    if objects := local_objects(Path(".dvc")):
-        link_into_cache(sorted((store / fit.CHECKPOINTS).glob("[!.]*")), objects)
+        if objects := local_objects(Path(".dvc")):
+            link_into_cache(store / fit.CHECKPOINTS, objects)
 
 
 def _code(paths: fit.Paths) -> dict[str, str | None]:

@@ -19,7 +19,6 @@ with other users, nothing is linked and DVC copies as usual.
 import configparser
 import hashlib
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,15 +42,18 @@ def local_objects(dvc_folder: Path) -> Path | None:
     return objects if objects.is_dir() and not settings.has_option("cache", "shared") else None
 
 
-def link_into_cache(files: Iterable[Path], objects: Path) -> None:
-    """Make each of *files* the cached file with its md5 in *objects*, as far as the file system allows."""
+def link_into_cache(checkpoints: Path, objects: Path) -> None:
+    """Make each file in *checkpoints* the cached file with its md5 in *objects*, if a hard link can be made.
+
+    Killed at any moment, it leaves complete files, and can be called again.
+    """
     with suppress(OSError):  # another file system, no hard links, no permission: DVC copies
-        for file in files:
-            _link(file, objects)
+        for file in sorted(checkpoints.glob("[!.]*")):
+            _link(file, checkpoints.parent / f".{file.name}.part", objects)
 
 
-def _link(file: Path, objects: Path) -> None:
-    part = file.with_name(f".{file.name}.part")
+def _link(file: Path, part: Path, objects: Path) -> None:
+    """Link *file* by way of *part*, which is not in a directory that is published."""
     part.unlink(missing_ok=True)
     os.link(file, part)  # from here on another file under the name of *file* changes nothing
     try:

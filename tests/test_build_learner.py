@@ -12,6 +12,7 @@ from stages.checkpoints import FileCheckpointer
 from stages.contracts.errors import CheckpointError
 from stages.fit import FitConfig, fit
 from stages.fit import Paths as FitPaths
+from stages.learner.history_record import history_of
 from stages.load_data import LoadDataConfig, load_data
 from stages.load_data import Paths as DataPaths
 from stages.records import DefaultRecorder

@@ -1,4 +1,4 @@
-"""The time that a run took, from the records beside the run stores; no tracked output depends on the clock."""
+"""How long runs took, from the records beside the run stores; no tracked output depends on the clock."""
 
 from functools import cached_property
 from pathlib import Path

@@ -70,7 +70,7 @@ def _sync_file_system(path: Path) -> bool:
     version = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if sys.platform != "linux" or not version or tuple(map(int, version.groups())) < SYNCFS_REPORTS:
         return False
-    import ctypes  # only here, as it is slow to import
+    import ctypes  # noqa: PLC0415  slow to import, and rarely needed
 
     syncfs = getattr(ctypes.CDLL(None), "syncfs", None)
     handle = os.open(path, os.O_RDONLY)

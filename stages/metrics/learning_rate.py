@@ -5,7 +5,7 @@ from stages.metrics.mean import Mean
 
 
 class LearningRateMetric:
-    """The learning rate of each step. It is measured in training only, as validation has no optimizer step."""
+    """The learning rate of each step. It is measured in training only, as validation takes no steps."""
 
     name = "Learning Rate"
     unit = None

@@ -37,7 +37,7 @@ class Flushed(InMemoryMetricLogger):
 
 
 class Noted(NamedMpkGzFileRecorder, NoRenderer):
-    """Notes how many rows are not flushed when an epoch ends, and when each file of a checkpoint is written."""
+    """Notes how many rows are not flushed when an epoch ends, and when each record is written."""
 
     def __init__(self, loggers):
         super().__init__()

@@ -1,7 +1,6 @@
 """Checkpoints that the run store and DVC's cache share."""
 
 import hashlib
-import os
 
 import pytest
 
@@ -43,20 +42,28 @@ def test_with_hard_links_in_dvc_a_checkpoint_has_one_inode_in_all_three_places(f
         assert path.stat().st_nlink >= 3, path
 
 
-def test_a_file_replaces_a_damaged_object(tmp_path, dvc_folder):
-    file = tmp_path / "model"
+@pytest.fixture
+def model(tmp_path):
+    """A file in the checkpoints of a run store."""
+    file = tmp_path / "store/checkpoint/model-1.mpk.gz"
+    file.parent.mkdir(parents=True)
     file.write_bytes(b"weights")
+    return file
+
+
+def test_a_checkpoint_replaces_a_damaged_object(model, dvc_folder):
     md5 = hashlib.md5(b"weights", usedforsecurity=False).hexdigest()
     place = dvc_folder / "cache/files/md5" / md5[:2] / md5[2:]
     place.parent.mkdir()
     place.write_bytes(b"damaged")
+    (model.parents[1] / ".model-1.mpk.gz.part").write_bytes(b"of a process that was killed")
 
     for _ in range(2):
-        link_into_cache([file], local_objects(dvc_folder))
+        link_into_cache(model.parent, local_objects(dvc_folder))
 
-        assert os.path.samefile(file, place)
+        assert model.samefile(place)
         assert (place.read_bytes(), place.stat().st_mode & 0o777) == (b"weights", 0o444)
-        assert sorted(tmp_path.iterdir()) == [dvc_folder, file]
+        assert [path.name for path in model.parents[1].rglob("*")] == ["checkpoint", model.name]
 
 
 @pytest.mark.parametrize(
@@ -76,14 +83,12 @@ def test_the_cache_is_where_the_settings_say(dvc_folder, settings, found):
     assert local_objects(dvc_folder) == (dvc_folder / found if found else None)
 
 
-def test_where_no_link_can_be_made_nothing_is_changed(tmp_path, dvc_folder):
-    file = tmp_path / "model"
-    file.write_bytes(b"weights")
+def test_if_no_link_can_be_made_nothing_is_changed(model, dvc_folder):
     objects = local_objects(dvc_folder)
     objects.rmdir()
     objects.touch()
 
-    link_into_cache([file], objects)
+    link_into_cache(model.parent, objects)
 
-    assert file.read_bytes() == b"weights"
-    assert sorted(tmp_path.iterdir()) == [dvc_folder, file]
+    assert model.read_bytes() == b"weights"
+    assert [path.name for path in model.parents[1].rglob("*")] == ["checkpoint", model.name]
