@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stages.contracts.files import sha256, sync_directory, sync_trees, written_whole
+from stages.contracts.files import sha256, sync_directory, written_whole
+from stages.runs.disk_sync import sync_trees
 from stages.runs.manifest import Manifest
 
 CHUNK_BYTES = 1 << 20
