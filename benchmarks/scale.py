@@ -11,8 +11,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import long_runs
 import numpy as np
 
 LOAD_DATA = """
@@ -133,10 +135,30 @@ def _printed(code: str, *arguments: str) -> list[float]:
     return [float(line) for line in done.stdout.split()]
 
 
+def costs_of(kind: str) -> Iterator[Row]:
+    """Yield what epochs or steps of long runs cost against early ones, or the fsyncs for each log file."""
+    if kind == "epochs":
+        sizes = [100, 1_000, 5_000]
+        costs = long_runs.epoch_costs(sizes)
+        for size, cost in zip(sizes, costs, strict=True):
+            yield Row(f"epoch {size:,}", f"{cost * 1e3:.1f} ms", cost / costs[0], 1.2)
+    elif kind == "steps":
+        costs = long_runs.step_costs(1_000_000)
+        for name, cost in (("first tenth", costs[0]), ("last tenth", costs[-1])):
+            yield Row(f"{name} of 10^6", f"{cost * 1e6:.0f} us", cost / costs[0], 1.2)
+    else:
+        for files in (100, 4_000):
+            calls, seconds = long_runs.publishing_cost(files)
+            yield Row(f"{files:,} log files", f"{seconds / files * 1e6:.0f} us", calls / files, 0.1)
+
+
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "load-data": load_data_peak,
     "auroc": auroc_cost,
     "confusion": confusion_peak,
+    "epochs": partial(costs_of, "epochs"),
+    "steps": partial(costs_of, "steps"),
+    "publish": partial(costs_of, "publish"),
 }
 
 

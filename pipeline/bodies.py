@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.cache_links import link_into_cache, local_objects
 from pipeline.guard import check_loaded, check_unchanged
 from pipeline.origin import origin
 from pipeline.params import Params, read_params
@@ -50,7 +51,9 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
     interrupter = Interrupter()
     around = fit.Surroundings(_code(own), recorded_md5(own.metrics), renderer, interrupter)
     with held(interrupter):
-        fit.fit(params.fit, own, around)
+        store = fit.fit(params.fit, own, around)
+        if objects := local_objects(Path(".dvc")):
+            link_into_cache(store / fit.CHECKPOINTS, objects)
 
 
 def _code(paths: fit.Paths) -> dict[str, str | None]:

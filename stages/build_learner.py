@@ -21,7 +21,7 @@ from stages.models.config import CnnConfig, ModelConfig
 from stages.optim.config import Adam, OptimizerConfig
 from stages.optim.schedules import Constant, ScheduleConfig
 
-VERSION = "3"
+VERSION = "4"
 
 
 class CheckpointConfig(Config):

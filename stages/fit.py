@@ -39,6 +39,8 @@ CHANGES_NO_NUMBER = {
 
 Of ``device``, the number and kinds of devices are in the key nevertheless, in an entry of their own.
 """
+CHECKPOINTS = "checkpoint"
+"""The directory of the checkpoints in a run store."""
 ATTEMPTS = 2
 """How often a run trains before damage to its store is an error."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
@@ -121,12 +123,13 @@ class Surroundings:
     """Stops it from outside."""
 
 
-def fit(config: FitConfig, paths: Paths, surroundings: Surroundings | None = None) -> None:
+def fit(config: FitConfig, paths: Paths, surroundings: Surroundings | None = None) -> Path:
     """Train through all epochs, print the summary and publish the results.
 
     The run works in a store of its own. It resumes there from its newest checkpoint if it was interrupted, or
     if there are more epochs to train than before. The results are copied to their place at the end and
     verified on the way; damaged files are trained again. A finished run that is recorded starts over.
+    Returns the path of the store.
 
     Raises `RunInterruptedError` if it was asked to stop, and whatever prevents it from finishing.
     """
@@ -142,6 +145,7 @@ def fit(config: FitConfig, paths: Paths, surroundings: Surroundings | None = Non
         ) from error
     with suppress(OSError):  # the results are there, and the next run prunes again
         runs.prune(paths.runs, current=store.key)
+    return store.path
 
 
 def _finish(store: "runs.RunStore", config: FitConfig, paths: Paths, around: Surroundings) -> None:
@@ -244,7 +248,7 @@ def _saved(workspace: Path) -> list[int]:
 
 
 def _checkpointer(workspace: Path) -> "checkpoints.FileCheckpointer":
-    return checkpoints.FileCheckpointer(workspace / "checkpoint", records.DefaultRecorder())
+    return checkpoints.FileCheckpointer(workspace / CHECKPOINTS, records.DefaultRecorder())
 
 
 def _begin(workspace: Path, start: Path) -> None:
@@ -287,6 +291,7 @@ def _train(config: FitConfig, paths: Paths, store: "runs.RunStore", around: Surr
     kept = checkpoints.kept_epochs(config.keep.rule(), run.history, _begun_with(paths.learner), run.epoch)
     known = _known_files(store.path, run.epoch, kept)
     store.finish({"num_epochs": config.num_epochs, "epoch": run.epoch}, known)
+    runs.record_duration(store.path)
 
 
 def _confusion_cells(run: "learner.Learner", valid: Any, seed: int) -> Sequence[tuple[int, ...]]:

@@ -8,10 +8,15 @@ from typing import Literal
 from stages import checkpoints, learner, records
 from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError, ParamsError, StageError
+from stages.contracts.files import describe, write_text
+from stages.contracts.text import to_json
 from stages.records.config import RecorderConfig
 
-VERSION = "2"
+VERSION = "3"
 SUFFIXES = {"safetensors": ".safetensors", "burnpack": ".bpk"}
+
+MANIFEST = "manifest.json"
+"""The epoch of the exported weights, and size and sha256 of each export: a directory that is never empty."""
 
 
 class SaveModelConfig(Config):
@@ -55,8 +60,11 @@ def save_model(config: SaveModelConfig, paths: Paths) -> None:
     chosen = _chosen(config, checkpoints.FileCheckpointer(paths.checkpoint, records.DefaultRecorder()))
     recorder.record(chosen.model, paths.model)
     paths.exports.mkdir(parents=True, exist_ok=True)
-    for name in config.exports:
-        _export(name, chosen, paths.exports / f"model{SUFFIXES[name]}")
+    files = [paths.exports / f"model{SUFFIXES[name]}" for name in config.exports]
+    for name, file in zip(config.exports, files, strict=True):
+        _export(name, chosen, file)
+    content = {"epoch": chosen.trainer["epoch"], "files": {file.name: describe(file) for file in files}}
+    write_text(paths.exports / MANIFEST, to_json(content) + "\n")
 
 
 def _chosen(

@@ -12,6 +12,7 @@ from stages.checkpoints import FileCheckpointer
 from stages.contracts.errors import CheckpointError
 from stages.fit import FitConfig, fit
 from stages.fit import Paths as FitPaths
+from stages.learner.history_record import history_of
 from stages.load_data import LoadDataConfig, load_data
 from stages.load_data import Paths as DataPaths
 from stages.records import DefaultRecorder
@@ -162,7 +163,7 @@ def test_a_directory_of_burns_gives_weights_moments_and_logs(three, burns, datas
         assert start.files(name) == three.files(name)
     said = capsys.readouterr().out
     assert "model-3.mpk.gz: its weights; the optimizer goes on from optim-3.mpk.gz; the schedule" in said
-    assert len(start.checkpoint(3).trainer["history"]) == 3 * 4
+    assert len(history_of(start.checkpoint(3))) == 3 * 4
 
 
 @pytest.mark.parametrize("epoch", [None, 3])

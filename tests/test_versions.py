@@ -51,7 +51,7 @@ STORED = {
     load_data: (of_data, "3", {"2d82a683a43249b4af007e671daf3619753a3748ed7eec61790618259107a274": 1}),
     build_learner: (
         of_record(START.format("model"), START.format("trainer")),
-        "3",
+        "4",
         {
             "conv1.weight": 1.6,
             "conv1.bias": 0.55,
@@ -70,7 +70,7 @@ STORED = {
     ),
     save_model: (
         of_record("artifacts/model.mpk.gz", START.format("trainer")),
-        "2",
+        "3",
         {
             "conv1.weight": 1.71,
             "conv1.bias": 0.47,

@@ -16,7 +16,11 @@ from stages.records import AsItIs, NamedMpkGzFileRecorder, Recorder, Tree, from_
 from stages.records.source import TRAINER_LIMIT, verified_limit
 
 PARTS = ("model", "optim", "scheduler")
-_trainer_recorder = NamedMpkGzFileRecorder(AsItIs, limit=TRAINER_LIMIT)
+_trainer_recorder = NamedMpkGzFileRecorder(
+    AsItIs,
+    compression=0,
+    limit=TRAINER_LIMIT,  # the history in it is measured numbers, which hardly compress
+)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,22 @@
-"""The numbers so far: what retention, stopping, curves and the summary decide from."""
+"""The epoch values of a run, from which retention, early stopping, curves and the summary are computed."""
 
 import math
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Split(StrEnum):
-    """Which part of the data a number was measured on. The value names the folder and the log."""
+    """The part of the data that a number was measured on. The value names the folder and the log."""
 
     TRAIN = "train"
     VALID = "valid"
 
 
 class Direction(StrEnum):
-    """Which of two values is the better one."""
+    """The better one of two values."""
 
     LOWEST = "lowest"
     HIGHEST = "highest"
@@ -22,7 +24,7 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True)
 class Value:
-    """What a metric came to over a whole epoch of one split."""
+    """The value of a metric over an epoch of one split."""
 
     epoch: int
     """From 1."""
@@ -31,43 +33,119 @@ class Value:
     value: float
 
 
-class History:
-    """Every epoch value, in the order it was measured; a metric has one value a split and epoch."""
+class Series:
+    """The values of one metric on one split, ascending by epoch."""
 
-    def __init__(self, values: Iterator[Value] | tuple[Value, ...] = ()) -> None:
-        self._values: dict[tuple[int, Split, str], Value] = {}
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        """From 1."""
+        self.values = array("d")
+        """As many floats of 64 bits."""
+        self._best: dict[tuple[Direction, float], _Best] = {}
+
+    def add(self, epoch: int, value: float) -> None:
+        """Add the *value* of *epoch*, or replace the one that *epoch* has."""
+        if not self.epochs or epoch > self.epochs[-1]:
+            self.epochs.append(epoch)
+            self.values.append(value)
+            return
+        self._best.clear()
+        place = bisect_left(self.epochs, epoch)
+        if self.epochs[place] == epoch:
+            self.values[place] = value
+        else:
+            self.epochs.insert(place, epoch)
+            self.values.insert(place, value)
+
+    def at(self, epoch: int) -> float | None:
+        """Return the value of *epoch*; None if it has none."""
+        place = bisect_left(self.epochs, epoch)
+        found = place < len(self.epochs) and self.epochs[place] == epoch
+        return self.values[place] if found else None
+
+    def best(self, direction: Direction, min_delta: float) -> int | None:
+        """Return the last epoch that improved on all before by more than *min_delta*; None if none is finite.
+
+        What earlier calls have compared is not compared again.
+        """
+        best = self._best.setdefault((direction, min_delta), _Best())
+        sign = 1.0 if direction is Direction.LOWEST else -1.0
+        for place in range(best.compared, len(self.values)):
+            value = sign * self.values[place]
+            if math.isfinite(value) and (best.epoch is None or value < best.value - min_delta):
+                best.epoch, best.value = self.epochs[place], value
+        best.compared = len(self.values)
+        return best.epoch
+
+
+@dataclass
+class _Best:
+    """The best of the first values of a series."""
+
+    compared: int = 0
+    """The number of values that were compared."""
+    epoch: int | None = None
+    value: float = math.inf
+    """Negated if the highest is the best."""
+
+
+class History:
+    """Every epoch value; a metric has one value for each split and epoch.
+
+    To add the values of an epoch, and to look up an epoch, the last epoch and the best one after each epoch,
+    takes a time that does not grow with the number of epochs.
+    """
+
+    def __init__(self, values: Iterable[Value] = ()) -> None:
+        self._series: dict[tuple[Split, str], Series] = {}
         for value in values:
             self.add(value)
 
     def add(self, value: Value) -> None:
-        """Note *value*; a second one for the same epoch, split and metric takes its place."""
-        self._values[value.epoch, value.split, value.metric] = value
+        """Add *value*; it replaces an earlier one of the same epoch, split and metric."""
+        self._series.setdefault((value.split, value.metric), Series()).add(value.epoch, value.value)
 
     def __iter__(self) -> Iterator[Value]:
-        return iter(self._values.values())
+        """Iterate over all values: metric by metric, in the order of their first values."""
+        for (split, metric), series in self._series.items():
+            for epoch, value in zip(series.epochs, series.values, strict=True):
+                yield Value(epoch, split, metric, value)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return sum(len(series.values) for series in self._series.values())
 
     @property
     def epochs(self) -> int:
-        """The last epoch with a value; 0 where there is none."""
-        return max((value.epoch for value in self), default=0)
+        """The last epoch with a value; 0 if there is none."""
+        return max((series.epochs[-1] for series in self._series.values()), default=0)
 
     def metrics(self) -> list[str]:
-        """The names of all metrics, in alphabetical order."""
-        return sorted({value.metric for value in self})
+        """Return the names of all metrics, in alphabetical order."""
+        return sorted({metric for _, metric in self._series})
+
+    def columns(self) -> dict[tuple[Split, str], Series]:
+        """Return split and metric to their values, in the order of the first values."""
+        return dict(self._series)
+
+    def at(self, epoch: int) -> list[Value]:
+        """Return the values of *epoch*, in the order of their metrics' first values."""
+        found = ((name, series.at(epoch)) for name, series in self._series.items())
+        return [Value(epoch, *name, value) for name, value in found if value is not None]
 
     def series(self, split: Split, metric: str) -> dict[int, float]:
-        """Epoch to value, ascending; empty where nothing was measured."""
-        found = {v.epoch: v.value for v in self if v.split == split and v.metric == metric}
-        return dict(sorted(found.items()))
+        """Return epoch to value, ascending; empty if nothing was measured."""
+        series = self._series.get((split, metric))
+        return dict(zip(series.epochs, series.values, strict=True)) if series else {}
 
-    def best(self, split: Split, metric: str, direction: Direction) -> int | None:
-        """The epoch with the best finite value, the earlier of two equals; None where there is none."""
-        series = self.series(split, metric)
-        finite = {epoch: value for epoch, value in series.items() if math.isfinite(value)}
-        if not finite:
-            return None
-        sign = 1.0 if direction is Direction.LOWEST else -1.0
-        return min(finite, key=lambda epoch: (sign * finite[epoch], epoch))
+    def value(self, epoch: int, split: Split, metric: str) -> float | None:
+        """Return one value; None if it was not measured."""
+        series = self._series.get((split, metric))
+        return series.at(epoch) if series else None
+
+    def best(self, split: Split, metric: str, direction: Direction, *, min_delta: float = 0.0) -> int | None:
+        """Return the epoch with the best finite value, the earlier of two equals; None if there is none.
+
+        A value is better if it beats the best before it by more than *min_delta*.
+        """
+        series = self._series.get((split, metric))
+        return series.best(direction, min_delta) if series else None

@@ -71,15 +71,19 @@ class LearnerBuilder:
         return self._register(Split.VALID, Registered(metric, numeric=True))
 
     def metrics(self, *metrics: AnyMetric) -> Self:
-        """Follow *metrics* on both splits."""
+        """Follow *metrics* on both splits, or in training only if they have ``train_only``."""
         for metric in metrics:
-            self.metric_train_numeric(metric).metric_valid_numeric(metric)
+            self.metric_train_numeric(metric)
+            if not getattr(metric, "train_only", False):
+                self.metric_valid_numeric(metric)
         return self
 
     def metrics_text(self, *metrics: AnyMetric) -> Self:
-        """Show and log *metrics* on both splits."""
+        """Show and log *metrics* on both splits, or in training only if they have ``train_only``."""
         for metric in metrics:
-            self.metric_train(metric).metric_valid(metric)
+            self.metric_train(metric)
+            if not getattr(metric, "train_only", False):
+                self.metric_valid(metric)
         return self
 
     def metric_loggers(self, train: MetricLogger, valid: MetricLogger) -> Self:

@@ -11,6 +11,7 @@ from typing import Any
 from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History
+from stages.learner.history_record import history_tree
 from stages.learner.state import State
 from stages.optim import OptimizerConfig, Scheduler, Window, build_optimizer
 from stages.records import Restored, Tree, adopt_optimizer, load_into, read_item, record_of
@@ -95,8 +96,7 @@ def with_record(
     _check_fits(load_into(state.model, item, strict=False, source=str(model_file)), str(model_file), start)
     optimizer = _adopted(state, optimizer_file, item, limit=limit)
     state.epoch = past.epoch
-    rows = [[value.epoch, value.split.value, value.metric, value.value] for value in past.history]
-    trainer = {"identity": None, "history": rows, **_nothing_begun(), "seed": past.seed}
+    trainer = {"identity": None, "history": history_tree(past.history), **_nothing_begun(), "seed": past.seed}
     return state.checkpoint(trainer), f"its weights; {optimizer}; the schedule starts anew"
 
 

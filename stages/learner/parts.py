@@ -12,10 +12,11 @@ from stages.contracts.history import History
 from stages.contracts.interrupter import Interrupter
 from stages.contracts.seeds import derived_seed
 from stages.learner.candidates import newest
+from stages.learner.history_record import history_of, history_tree
 from stages.learner.place import Place
 from stages.learner.replicas import Replicas
 from stages.learner.saver import Saver
-from stages.learner.state import State, history_of
+from stages.learner.state import State
 from stages.learner.stopping import EarlyStopping
 from stages.learner.watchers import Watchers
 from stages.optim import Guard, Window
@@ -94,7 +95,7 @@ class Parts:
     def _trainer(self) -> dict[str, Any]:
         return {
             "identity": self.identity,
-            "history": [[v.epoch, v.split.value, v.metric, v.value] for v in self.history],
+            "history": history_tree(self.history),
             "window": self.window.state_dict(),
             "guard": self.guard.state_dict(),
             "seed": torch.initial_seed() if self.seed is None else self.seed,

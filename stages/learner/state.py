@@ -9,8 +9,9 @@ from torch import Tensor
 
 from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError, RecordError
-from stages.contracts.history import Direction, History, Split, Value
+from stages.contracts.history import Direction, History, Split
 from stages.contracts.outputs import TrainOutput
+from stages.learner.history_record import history_of
 from stages.learner.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, clip, without_dynamo
 from stages.records import (
@@ -84,7 +85,7 @@ class State:
     def end_epoch_of_schedule(self, history: History) -> None:
         """End the epoch of the scheduler with the value in *history* of the metric that it monitors."""
         split, metric = getattr(self.scheduler, "monitored", (Split.VALID, "Loss"))
-        self.scheduler.end_epoch(history.series(split, metric).get(self.epoch))
+        self.scheduler.end_epoch(history.value(self.epoch, split, metric))
 
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:
         """Return all that a resume needs: Burn's records and, with *trainer* of the loop, the rest."""
@@ -135,9 +136,3 @@ def best_epoch(checkpoint: Checkpoint) -> int:
     if best is None:
         raise CheckpointError("no epoch has a finite validation loss, so none is the best")
     return best
-
-
-def history_of(checkpoint: Checkpoint) -> History:
-    """The numbers up to *checkpoint*."""
-    rows = checkpoint.trainer["history"]
-    return History(Value(epoch, Split(split), name, value) for epoch, split, name, value in rows)

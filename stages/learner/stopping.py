@@ -40,16 +40,8 @@ class MetricEarlyStopping(Config):
 
     def reason(self, history: History) -> str | None:
         """Names the epoch that has not been beaten since."""
-        best = self._best_epoch(history)
+        found = history.best(self.split, self.metric, self.direction, min_delta=self.min_delta)
+        best = found or 1
         if history.epochs <= self.warmup_epochs or history.epochs - best < self.n_epochs:
             return None
         return f"no better {self.split} {self.metric} since epoch {best}"
-
-    def _best_epoch(self, history: History) -> int:
-        """The last epoch that was better than all before; 1 where none was."""
-        sign = 1.0 if self.direction is Direction.LOWEST else -1.0
-        best, epoch = float("inf"), 1
-        for at, value in history.series(self.split, self.metric).items():
-            if sign * value < best - self.min_delta:  # false for NaN
-                best, epoch = sign * value, at
-        return epoch

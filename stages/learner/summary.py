@@ -7,6 +7,7 @@ from typing import Any
 
 from stages.contracts.history import History, Split
 from stages.contracts.text import fixed, scientific, to_json
+from stages.metrics.learning_rate import LearningRateMetric
 
 Tests = Mapping[str, Mapping[str, float]]
 """Name of a test set to metric to value."""
@@ -32,13 +33,14 @@ class SummaryRow:
 def summary_rows(history: History, tests: Tests | None = None) -> list[SummaryRow]:
     """A row for each split and metric with a value: train, valid, test; each in alphabetical order.
 
-    Of equal values the minimum names the first epoch and the maximum the last; NaN counts as largest.
+    Of equal values the minimum names the first epoch and the maximum the last; NaN counts as largest. The
+    learning rate has no row for valid, although older runs logged a 0 there.
     """
     rows = []
     for split in Split:
         for metric in history.metrics():
             series = history.series(split, metric)
-            if series:
+            if series and not (split is Split.VALID and metric == LearningRateMetric.name):
                 rows.append(_row(split.capitalize(), metric, series))
     for tag, values in sorted((tests or {}).items()):
         split_name = f"Test ({tag})" if tag else "Test"

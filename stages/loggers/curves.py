@@ -38,11 +38,9 @@ def write_curves(history: History, directory: Path) -> None:
 
 
 def _values(history: History, epoch: int) -> dict[str, dict[str, float]]:
+    """Return split to metric to the value of *epoch*; metrics are in alphabetical order."""
+    values = sorted(history.at(epoch), key=lambda value: value.metric)
     return {
-        split.value: {
-            metric: history.series(split, metric)[epoch]
-            for metric in history.metrics()
-            if epoch in history.series(split, metric)
-        }
+        split.value: {value.metric: value.value for value in values if value.split is split}
         for split in Split
     }

@@ -31,6 +31,8 @@ class FileMetricLogger:
         self.directory = Path(directory)
         self._flush_seconds = flush_seconds
         self._epoch = 0
+        self._last: int | None = None
+        """The last epoch that may have a folder; None if that is not known yet."""
         self._files: dict[str, LineFile] = {}
         self._continued: dict[str, int] = {}
         """Size by path below the directory, of the files to go on with that are not open yet."""
@@ -92,11 +94,13 @@ class FileMetricLogger:
             if self._place(path) not in self._continued:
                 path.unlink()
         self._remove_epochs_after(epoch)
+        self._last = epoch
 
     def cut(self, epoch: int) -> None:
         """The folders of the epochs after *epoch* go, whatever an earlier run left in them."""
         self.close()
         self._remove_epochs_after(epoch)
+        self._last = epoch
 
     def _file(self, epoch: int, name: str) -> LineFile:
         if epoch != self._epoch:
@@ -120,7 +124,9 @@ class FileMetricLogger:
         """Forget the files of an epoch before, and remove those of epochs to come."""
         here = self._place(self._folder() / "x")[:-1]
         self._continued = {place: size for place, size in self._continued.items() if place.startswith(here)}
-        self._remove_epochs_after(self._epoch)
+        if self._last is None or self._epoch < self._last:  # to list the folders takes long if there are many
+            self._remove_epochs_after(self._epoch)
+        self._last = self._epoch
 
     def _place(self, path: Path) -> str:
         return path.relative_to(self.directory).as_posix()

@@ -5,10 +5,11 @@ from stages.metrics.mean import Mean
 
 
 class LearningRateMetric:
-    """The learning rate of each step; 0 on the valid split, where nothing is learned."""
+    """The learning rate of each step. It is measured in training only, as validation takes no steps."""
 
     name = "Learning Rate"
     unit = None
+    train_only = True
 
     def measure_step(self, step: Step) -> Mean:
         """Of one step."""

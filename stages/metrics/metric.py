@@ -32,6 +32,7 @@ class Metric(Protocol):
       step gives another.
     * ``better``: a `Direction`, for what is best.
     * ``decimals``: digits shown to people, 2 where it is missing.
+    * ``train_only``: True if it is measured in training only, also if it is registered for both splits.
     * ``telemetry``: True for what depends on the clock or the machine; such a metric is kept out of the
       history and of every tracked file.
     """

@@ -49,7 +49,7 @@ class PlainRenderer:
 
 def epoch_line(progress: Progress, history: History) -> str:
     """``epoch 3/10 | train: Accuracy 97.25 %, Loss 9.23e-2 | valid: …``."""
-    found = sorted((v.metric, v.split, v.value) for v in history if v.epoch == progress.epoch)
+    found = sorted((v.metric, v.split, v.value) for v in history.at(progress.epoch))
     parts = [_epoch(progress)]
     for split in Split:
         values = {metric: value for metric, its_split, value in found if its_split is split}

@@ -1,4 +1,5 @@
 from .content import content_hash as content_hash
+from .durations import record_duration as record_duration
 from .heartbeat import Beat as Beat
 from .heartbeat import HeartbeatRenderer as HeartbeatRenderer
 from .heartbeat import read_beat as read_beat
@@ -15,7 +16,6 @@ from .overview import runs as runs
 from .overview import state_of as state_of
 from .pruning import prune as prune
 from .pruning import prune_unfinished as prune_unfinished
-from .publishing import copy_synced as copy_synced
 from .publishing import copy_whole as copy_whole
 from .publishing import publish as publish
 from .space import check_space as check_space

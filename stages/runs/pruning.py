@@ -1,10 +1,11 @@
-"""Run stores that are not needed any more."""
+"""Run stores that are not needed any more. The duration of a finished run stays known."""
 
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from stages.contracts.errors import RunInUseError
+from stages.runs.durations import record_duration
 from stages.runs.key import KEY
 from stages.runs.lock import held
 from stages.runs.store import FINISHED_FILE, TRASH, lock_of, set_aside, stores
@@ -36,6 +37,8 @@ def _remove(root: Path, candidates: Iterable[Path], *, finished: bool) -> list[s
         try:
             with held(lock_of(path)):
                 if path.is_dir() and bool(_finished_at(path)) == finished:
+                    if finished:
+                        record_duration(path)
                     set_aside(path)
                     lock_of(path).unlink()
                     removed.append(path.name)

@@ -1,17 +1,30 @@
-"""From a run store to the place of the outputs: copied beside and verified, then renamed into place."""
+"""From a run store to the place of the outputs: copied beside and verified, then renamed into place.
 
+Published files share their blocks with the store if the file system can clone them (btrfs, XFS, bcachefs): to
+edit one of the two leaves the other as it is. Otherwise they are copied. They are never hard links to the
+store: users may edit an output in place, which would change the store too, and DVC replaces a hard link with
+a copy unless ``cache.type`` is ``hardlink``. `pipeline.cache_links` lets the store and DVC's cache, which
+nobody edits, share one inode instead.
+"""
+
+import fcntl
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stages.contracts.files import sync_directory, written_whole
+from stages.contracts.files import sha256, sync_directory, written_whole
+from stages.runs.disk_sync import sync_trees
 from stages.runs.manifest import Manifest
 
 CHUNK_BYTES = 1 << 20
+CLONE = 0x40049409
+"""The request FICLONE of Linux."""
 
 
 def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict[str, str]:
@@ -48,32 +61,36 @@ def copy_whole(source: Path, target: Path) -> None:
         shutil.copyfileobj(original, copy, CHUNK_BYTES)
 
 
-def copy_synced(source: Path, target: Path) -> dict[str, dict[str, Any]]:
-    """Copy the file or folder *source*, to disk; return size and sha256 of what each source file had."""
-    found: dict[str, dict[str, Any]] = {}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, target, copy_function=partial(_copy_file, found))
-    else:
-        _copy_file(found, source, target)
-    return found
-
-
 def _copied(made: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:
-    """Copy each source of *made* that exists; return size and sha256 of what each source file had."""
+    """Copy each source of *made* that exists, to disk; return size and sha256 of what each file had."""
     found: dict[str, dict[str, Any]] = {}
     _remove_all(made.values())
-    for source, part in made.items():
-        if source.exists():
-            found |= copy_synced(source, part)
+    present = {source: part for source, part in made.items() if source.exists()}
+    for source, part in present.items():
+        part.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, part, copy_function=partial(_copy_file, found))
+        else:
+            _copy_file(found, source, part)
+    sync_trees(present.values())
     return found
 
 
 def _copy_file(found: dict[str, dict[str, Any]], source: str | Path, target: str | Path) -> None:
     with Path(source).open("rb") as original, Path(target).open("wb") as copy:
-        found[str(source)] = _copy_content(original, copy)
-        copy.flush()
-        os.fsync(copy.fileno())
+        if _clone(original, copy):
+            found[str(source)] = {"size": os.fstat(copy.fileno()).st_size, "sha256": sha256(Path(target))}
+        else:
+            found[str(source)] = _copy_content(original, copy)
+
+
+def _clone(original: BinaryIO, copy: BinaryIO) -> bool:
+    """Let *copy* share the blocks of *original*; return whether the file system could."""
+    with suppress(OSError):
+        if sys.platform == "linux":
+            fcntl.ioctl(copy.fileno(), CLONE, original.fileno())
+            return True
+    return False
 
 
 def _copy_content(original: BinaryIO, copy: BinaryIO) -> dict[str, Any]:

@@ -27,8 +27,6 @@ KEY_FILE = "key.json"
 FINISHED_FILE = "finished.json"
 HEARTBEAT_FILE = "heartbeat.json"
 TRASH = ".trash-"
-_OWN = {KEY_FILE, HEARTBEAT_FILE, f".{KEY_FILE}.part", f".{HEARTBEAT_FILE}.part"}
-"""What stands in a store in which nothing has been done yet."""
 
 
 class DirectoryHandle:
@@ -63,8 +61,6 @@ class RunStore:
         self.path = path
         """The directory to work in."""
         self.entries = entries
-        self.fresh = not any(each.name not in _OWN for each in path.iterdir())
-        """Whether nothing was there when it was opened, or since `restart`."""
 
     @property
     def key(self) -> str:
@@ -123,7 +119,6 @@ class RunStore:
             shutil.rmtree(set_aside(self.path), ignore_errors=True)
             _make(self.path, self.entries)
             self._handle.reopen(self.path)
-        self.fresh = True
 
     def nearest(self) -> tuple[str, list[str]] | None:
         """The key of the store that differs in the fewest entries, and in which; None where there is none.

@@ -34,3 +34,32 @@ def test_a_second_value_takes_the_place_of_the_first():
 
     assert twice.series(Split.VALID, "Loss") == {1: 4}
     assert len(twice) == 1
+
+
+def test_values_may_be_added_in_any_order():
+    losses = {3: 1.0, 1: 2.0, 4: 3.0, 2: 0.5}
+    shuffled = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in losses.items())
+
+    assert list(shuffled.series(Split.VALID, "Loss").items()) == sorted(losses.items())
+    assert shuffled.best(Split.VALID, "Loss", Direction.LOWEST) == 2
+    assert shuffled.epochs == 4
+
+
+def test_the_best_follows_values_that_are_added_or_replaced_after_it_was_asked_for():
+    losses = history(3, 2)
+    assert losses.best(Split.VALID, "Loss", Direction.LOWEST) == 2
+
+    losses.add(Value(3, Split.VALID, "Loss", 1))
+    assert losses.best(Split.VALID, "Loss", Direction.LOWEST) == 3
+    losses.add(Value(3, Split.VALID, "Loss", 9))
+    assert losses.best(Split.VALID, "Loss", Direction.LOWEST) == 2
+
+
+def test_the_values_of_an_epoch_are_those_that_were_measured_in_it():
+    losses = history(3, 2)
+    losses.add(Value(2, Split.TRAIN, "Accuracy", 50.0))
+
+    assert losses.at(1) == [Value(1, Split.VALID, "Loss", 3)]
+    assert losses.at(2) == [Value(2, Split.VALID, "Loss", 2), Value(2, Split.TRAIN, "Accuracy", 50.0)]
+    assert (losses.at(3), losses.value(3, Split.VALID, "Loss")) == ([], None)
+    assert losses.value(1, Split.VALID, "Loss") == 3

@@ -22,7 +22,7 @@ ORIG_RAX, RAX, RDX = 15 * 8, 10 * 8, 12 * 8
 AT_FDCWD = -100
 """What the kernel calls the working folder."""
 BY_HANDLE = {0: "read", 1: "write", 18: "pwrite64", 40: "sendfile", 73: "flock", 74: "fsync", 75: "fdatasync"}
-BY_HANDLE |= {77: "ftruncate", 285: "fallocate"}
+BY_HANDLE |= {77: "ftruncate", 285: "fallocate", 306: "syncfs"}
 BY_PATH = {82: "rename", 83: "mkdir", 84: "rmdir", 87: "unlink"}
 BY_FOLDER_AND_PATH = {257: "openat", 258: "mkdirat", 263: "unlinkat", 264: "renameat", 316: "renameat2"}
 WRITES = {"write", "pwrite64"}

@@ -9,6 +9,7 @@ from torch import nn
 from stages.contracts.history import History, Split, Value
 from stages.learner.summary import summary_json, summary_text
 from stages.loggers import FileMetricLogger, count_epochs, read_history, read_tests
+from stages.metrics import LearningRateMetric
 
 
 def history(split=Split.VALID, **series):
@@ -146,3 +147,14 @@ def test_json_says_the_same_and_is_json_whatever_the_values():
             },
         ],
     }
+
+
+def test_the_learning_rate_has_no_row_for_validation(train, tmp_path):
+    old = History([*history(Split.TRAIN, **{"Learning Rate": [0.1]}), *history(**{"Learning Rate": [0.0]})])
+
+    learner = train(tmp_path, epochs=1, change=lambda builder: builder.metrics(LearningRateMetric()))
+
+    for each in (old, learner.history):
+        rates = [line for line in summary_text(each).splitlines() if "Learning Rate" in line]
+        assert [line.split("|")[1].strip() for line in rates] == ["Train"]
+    assert not list((tmp_path / "valid").rglob("Learning_Rate.log"))

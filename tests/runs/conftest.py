@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +29,36 @@ def process():
 def killed_before():
     """A function that has something done in a process which is killed at one of its file operations."""
     return _killed_before
+
+
+@pytest.fixture
+def changed_at():
+    """A function that changes files at one moment of an action, as another process would."""
+    return _changed_at
+
+
+def _changed_at(event, argument, change, action):
+    """Return whether *action* returned true in a process in which *change* was made at an audit event.
+
+    It is made once, right before the first *event* of Python; with *argument*, the first that has it.
+    """
+    pid = os.fork()
+    if pid == 0:
+        made = []
+
+        def hook(name, arguments):
+            if name == event and not made and (argument is None or argument in map(str, arguments)):
+                made.append(True)
+                change()
+
+        sys.addaudithook(hook)
+        try:
+            os._exit(0 if action() and made else 1)
+        except BaseException:  # noqa: BLE001  the child must not run on as a second pytest
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) == 0
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Which stores go, and that a killed removal does no harm."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import time
 import pytest
 
 from stages.runs import State, open_store, prune, prune_unfinished, run_key, runs, state_of
+from stages.runs.lock import held
 
 HOLD = """
 import sys, time
@@ -124,8 +126,54 @@ def test_a_run_that_opens_a_store_while_it_is_pruned_gets_a_whole_one_or_a_new_o
     with process(code, root):
         for number in range(60):
             with open_store(root, {"number": 1}) as store:
-                assert store.fresh or (store.path / "work").read_text() == "whole"
+                assert not (store.path / "finished.json").exists() or (store.path / "work").exists()
+                assert not (store.path / "work").exists() or (store.path / "work").read_text() == "whole"
                 (store.path / "work").write_text("whole")
                 store.finish({"epoch": number})
                 assert state_of(root / run_key({"number": 1})) is State.RUNNING
                 assert (store.path / "work").exists()
+
+
+def test_an_unfinished_store_that_finishes_before_it_is_locked_stays(root, changed_at):
+    key = make(root, 1, finished=False)
+
+    def finish():
+        (root / key / "finished.json").write_text("{}")
+
+    assert changed_at("open", f"{root / key}.lock", finish, lambda: prune_unfinished(root) == [])
+    assert (root / key / "checkpoint/model").exists()
+
+
+def test_a_finished_store_that_trains_on_before_it_is_locked_stays(root, changed_at):
+    key = make(root, 1)
+
+    def reopen():
+        (root / key / "finished.json").unlink()
+
+    assert changed_at("open", f"{root / key}.lock", reopen, lambda: prune(root, 0) == [])
+    assert (root / key / "checkpoint/model").exists()
+
+
+def test_a_store_that_is_removed_before_it_is_locked_is_not_reported(root, changed_at):
+    key = make(root, 1)
+
+    def remove():
+        shutil.rmtree(root / key)
+
+    assert changed_at("open", f"{root / key}.lock", remove, lambda: prune(root, 0) == [])
+
+
+def test_a_lock_file_that_is_replaced_before_it_is_locked_is_opened_again(root, changed_at):
+    lock = root / "some.lock"
+    root.mkdir()
+
+    def replace():
+        lock.unlink()
+        lock.touch()
+
+    def is_exclusive():
+        with held(lock), lock.open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+
+    assert changed_at("fcntl.flock", None, replace, is_exclusive)

@@ -29,22 +29,15 @@ with open_store(Path(sys.argv[1]), {"version": "1", "params": {"batch_size": 32}
 
 def test_a_run_finds_its_own_work_again_and_no_other_run_does(root):
     with open_store(root, ENTRIES) as store:
-        assert store.fresh
+        assert not (store.path / "checkpoint").exists()
         (store.path / "checkpoint").mkdir()
 
     with open_store(root, ENTRIES) as store:
-        assert not store.fresh
         assert (store.path / "checkpoint").is_dir()
         assert json.loads((store.path / "key.json").read_text()) == store.entries == ENTRIES
     with open_store(root, {**ENTRIES, "version": "2"}) as other:
-        assert other.fresh
+        assert not (other.path / "checkpoint").exists()
         assert other.path != store.path
-
-
-def test_a_store_in_which_nothing_was_done_is_fresh_again(root):
-    for _ in range(2):
-        with open_store(root, ENTRIES) as store:
-            assert store.fresh
 
 
 def test_a_finished_run_says_how_far_it_went_until_it_is_reopened(root):
@@ -68,8 +61,9 @@ def test_a_restarted_store_is_empty_and_still_held(root):
 
         store.restart()
 
+        store.check_exists()
+
         assert [path.name for path in store.path.iterdir()] == ["key.json"]
-        assert store.fresh
         assert {path.name for path in root.iterdir()} == {store.key, f"{store.key}.lock"}
         with pytest.raises(RunInUseError):
             open_store(root, ENTRIES).__enter__()
@@ -143,7 +137,7 @@ def test_another_process_is_named_and_its_death_frees_the_store_at_once(root, pr
 
         assert state_of(path) is State.DEAD
         with open_store(root, ENTRIES) as store:
-            assert not store.fresh
+            assert (store.path / "work").read_text() == "done"
     assert state_of(path) is State.INTERRUPTED
 
 
@@ -229,8 +223,9 @@ def test_killed_at_any_moment_of_a_restart_the_store_is_as_it_was_or_empty(root,
         shutil.copytree(tmp_path / "before", root)
         killed = killed_before(number, lambda: _restart(root))
         with open_store(root, ENTRIES) as after:
-            seen.add("empty" if after.fresh else "whole")
-            assert _files(after.path) == ({"key.json": whole["key.json"]} if after.fresh else whole)
+            found = _files(after.path)
+            seen.add("whole" if found == whole else "empty")
+            assert found in (whole, {"key.json": whole["key.json"]})
         if not killed:
             break
 

@@ -7,7 +7,6 @@ import pytest
 
 from pipeline.compared.arranging import View, arranged
 from pipeline.compared.directions import direction_of
-from pipeline.compared.durations import worked_seconds
 from pipeline.compared.gathering import flat
 from pipeline.compared.page import page
 from pipeline.compared.points import MOST, Drawn, shown_matrix, thinned
@@ -107,19 +106,6 @@ def test_a_page_holds_nasty_names_as_data_only():
     assert text.count("</script>") == 3
     kept = text.partition('id="data">')[2].partition("</script>")[0]
     assert json.loads(kept)["runs"][0]["params"] == {"rate": NASTY}
-
-
-def test_the_time_in_which_nobody_worked_is_not_counted():
-    lines = [
-        "2026-01-01T00:00:00.000000Z  INFO stages::learner::loop: Executing training step for epoch 1",
-        "2026-01-01T00:00:10.500000Z  INFO stages::learner::saver: Saving checkpoint 1 to x",
-        "Traceback (most recent call last):",
-        "2026-01-02T00:00:00.000000Z  INFO stages::learner::parts: Restoring checkpoint 1 from x",
-        "2026-01-02T00:00:02.000000Z  INFO stages::learner::loop: Executing training step for epoch 2",
-    ]
-
-    assert worked_seconds(lines) == 12.5
-    assert worked_seconds([]) is None
 
 
 @pytest.mark.parametrize(

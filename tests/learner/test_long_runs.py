@@ -1,0 +1,43 @@
+"""What a run costs that has many epochs, counted in calls of functions, as a busy machine's clock varies."""
+
+import sys
+from statistics import median
+
+from stages.learner import MetricEarlyStopping
+from stages.renderers import PlainRenderer
+from stages.runs import HeartbeatRenderer, LogLedger
+
+
+class Calls(PlainRenderer):
+    """Counts the calls that each epoch makes, of Python's functions and of C's."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+        self.epochs = []
+
+    def profile(self, _, event, __):
+        self.count += event in ("call", "c_call")
+
+    def epoch_end(self, progress, history):
+        super().epoch_end(progress, history)
+        self.epochs.append(self.count)
+        self.count = 0
+
+
+def test_an_epoch_makes_no_more_calls_after_many_epochs(train, tmp_path):
+    calls = Calls()
+    ledger = HeartbeatRenderer(tmp_path, epoch_ended=LogLedger(tmp_path).add)
+
+    def change(builder):
+        builder.renderer(calls).with_progress_logger(ledger)
+        return builder.early_stopping(MetricEarlyStopping(n_epochs=40))
+
+    sys.setprofile(calls.profile)
+    try:
+        train(tmp_path, epochs=40, lr=1e-30, change=change)
+    finally:
+        sys.setprofile(None)
+
+    early, late = median(calls.epochs[13:20]), median(calls.epochs[-7:])
+    assert late - early < 20

@@ -1,0 +1,94 @@
+"""Checkpoints that the run store and DVC's cache share."""
+
+import hashlib
+
+import pytest
+
+from pipeline.cache_links import link_into_cache, local_objects
+
+
+@pytest.fixture
+def dvc_folder(tmp_path):
+    (tmp_path / ".dvc/cache/files/md5").mkdir(parents=True)
+    return tmp_path / ".dvc"
+
+
+def checkpoint_inodes(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.stat().st_ino for path in files if path.stat().st_nlink > 1}
+
+
+def test_the_store_and_the_cache_share_each_kept_checkpoint_and_the_output_is_a_copy(finished):
+    finished.edit("params.yaml", "seed: 42", "seed: 43")
+
+    finished.ok("dvc", "repro", "fit")
+
+    stores = [path for path in (finished.folder / ".runs").iterdir() if checkpoint_inodes(path)]
+    [kept] = [checkpoint_inodes(path / "checkpoint") for path in stores]
+    outputs = list((finished.folder / "artifacts/checkpoint").iterdir())
+    assert len(kept) == len({path.read_bytes() for path in outputs}) > 4
+    assert kept == checkpoint_inodes(finished.folder / ".dvc/cache/files/md5")
+    assert all(path.stat().st_nlink == 1 for path in outputs)
+    assert "Data and pipelines are up to date" in finished.ok("dvc", "status", "fit")
+
+
+def test_with_hard_links_in_dvc_a_checkpoint_has_one_inode_in_all_three_places(finished):
+    finished.edit("params.yaml", "seed: 42", "seed: 43")
+    finished.ok("dvc", "config", "cache.type", "hardlink")
+
+    finished.ok("dvc", "repro", "fit")
+
+    for path in (finished.folder / "artifacts/checkpoint").iterdir():
+        assert path.stat().st_nlink >= 3, path
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A file in the checkpoints of a run store."""
+    file = tmp_path / "store/checkpoint/model-1.mpk.gz"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"weights")
+    return file
+
+
+def test_a_checkpoint_replaces_a_damaged_object(model, dvc_folder):
+    md5 = hashlib.md5(b"weights", usedforsecurity=False).hexdigest()
+    place = dvc_folder / "cache/files/md5" / md5[:2] / md5[2:]
+    place.parent.mkdir()
+    place.write_bytes(b"damaged")
+    (model.parents[1] / ".model-1.mpk.gz.part").write_bytes(b"of a process that was killed")
+
+    for _ in range(2):
+        link_into_cache(model.parent, local_objects(dvc_folder))
+
+        assert model.samefile(place)
+        assert (place.read_bytes(), place.stat().st_mode & 0o777) == (b"weights", 0o444)
+        assert [path.name for path in model.parents[1].rglob("*")] == ["checkpoint", model.name]
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ("", "cache/files/md5"),
+        ("[cache]\ndir = ../other\n", "../other/files/md5"),
+        ("[cache]\ndir = ../missing\n", None),
+        ("[cache]\nshared = group\n", None),
+        ("no section", None),
+    ],
+)
+def test_the_cache_is_where_the_settings_say(dvc_folder, settings, found):
+    (dvc_folder / "../other/files/md5").mkdir(parents=True)
+    (dvc_folder / "config.local").write_text(settings)
+
+    assert local_objects(dvc_folder) == (dvc_folder / found if found else None)
+
+
+def test_if_no_link_can_be_made_nothing_is_changed(model, dvc_folder):
+    objects = local_objects(dvc_folder)
+    objects.rmdir()
+    objects.touch()
+
+    link_into_cache(model.parent, objects)
+
+    assert model.read_bytes() == b"weights"
+    assert [path.name for path in model.parents[1].rglob("*")] == ["checkpoint", model.name]

@@ -1,0 +1,86 @@
+"""How long finished runs took, also if their store was pruned."""
+
+import shutil
+
+import pytest
+
+from pipeline.compared.durations import Durations
+from stages.contracts.files import md5
+from stages.runs import open_store, prune
+from stages.runs.durations import record_duration, worked_seconds
+
+LINES = [
+    "2026-01-01T00:00:00.000000Z  INFO stages::learner::loop: Executing training step for epoch 1",
+    "2026-01-01T00:00:10.500000Z  INFO stages::learner::saver: Saving checkpoint 1 to x",
+    "Traceback (most recent call last):",
+    "2026-01-02T00:00:00.000000Z  INFO stages::learner::parts: Restoring checkpoint 1 from x",
+    "2026-01-02T00:00:02.000000Z  INFO stages::learner::loop: Executing training step for epoch 2",
+]
+
+
+def finish(root, number, metrics):
+    """Finish a run in its store below *root*; return the md5 of its metrics."""
+    with open_store(root, {"number": number}) as store:
+        (store.path / "metrics.json").write_text(metrics)
+        (store.path / "experiment.log").write_text("\n".join(LINES))
+        store.finish({"epoch": 2})
+    return md5(store.path / "metrics.json")
+
+
+def test_pauses_are_not_counted():
+    assert worked_seconds(LINES) == 12.5
+    assert worked_seconds([]) is None
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded by fit", "of an older version"])
+def test_the_duration_of_a_pruned_run_stays_known(root, recorded):
+    metrics = finish(root, 1, "{}")
+    if recorded:
+        record_duration(next(root.glob("[0-9a-f]*[0-9a-f]")))
+    assert Durations(root).seconds(metrics) == 12.5
+
+    assert len(prune(root, 0)) == 1
+
+    assert Durations(root).seconds(metrics) == 12.5
+
+
+def test_the_duration_of_a_run_stays_known_if_its_store_trains_on(root):
+    metrics = finish(root, 1, "{}")
+    record_duration(next(root.glob("[0-9a-f]*[0-9a-f]")))
+
+    later = finish(root, 1, '{"epoch": 3}')
+
+    assert Durations(root).seconds(metrics) == Durations(root).seconds(later) == 12.5
+
+
+def test_runs_with_the_same_metrics_have_no_duration(root):
+    metrics = finish(root, 1, "{}")
+    prune(root, 0)
+
+    finish(root, 2, "{}")
+
+    assert Durations(root).seconds(metrics) is None
+    assert Durations(root).seconds(None) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"seconds": "1"}'])
+def test_a_damaged_record_is_ignored(root, content):
+    metrics = finish(root, 1, "{}")
+    prune(root, 0)
+    [record] = root.rglob("*.json")
+    record.write_text(content)
+
+    assert Durations(root).seconds(metrics) is None
+
+
+def test_a_record_that_cannot_be_written_does_not_keep_a_store(root):
+    finish(root, 1, "{}")
+    (root / "durations").touch()
+
+    assert len(prune(root, 0)) == 1
+
+
+def test_a_project_without_runs_has_no_durations(tmp_path):
+    shutil.rmtree(tmp_path)
+
+    assert Durations(tmp_path).seconds("0" * 32) is None

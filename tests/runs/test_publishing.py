@@ -1,0 +1,83 @@
+"""Results that are copied from a run store to the place of the outputs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages.contracts.files import describe
+from stages.runs import disk_sync, publish
+from stages.runs.disk_sync import sync_trees
+
+SYNCS = """
+import os, sys
+from pathlib import Path
+from stages.runs import publish
+count = [0]
+sync = os.fsync
+def counted(handle):
+    count[0] += 1
+    sync(handle)
+os.fsync = counted
+publish({Path(sys.argv[1]): Path(sys.argv[2])})
+print(count[0])
+"""
+
+
+def logs(folder, epochs):
+    for number in range(epochs):
+        path = folder / f"epoch-{number}/Loss.log"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{number}.5,1\n")
+    return folder
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("epochs", [2, 200])
+def test_a_published_folder_has_the_files_of_the_store_and_no_others(tmp_path, epochs):
+    source, target = logs(tmp_path / "store/train", epochs), tmp_path / "train"
+    (target / "epoch-999").mkdir(parents=True)
+    expected = {str(path): describe(path) for path in source.rglob("*.log")}
+
+    assert publish({source: target}, expected) == {}
+
+    assert content(target) == content(source)
+    assert not (target / "epoch-999").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="syncfs is a call of Linux")
+def test_many_files_are_synced_with_one_call(tmp_path):
+    source = logs(tmp_path / "store/train", 200)
+    command = [sys.executable, "-c", SYNCS, source, tmp_path / "train"]
+
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+
+    assert int(done.stdout) <= 2
+
+
+def test_without_syncfs_each_file_and_directory_is_synced(tmp_path, monkeypatch):
+    source, synced = logs(tmp_path / "train", 40), []
+    monkeypatch.setattr(disk_sync, "SYNCFS_REPORTS", (999, 0))
+    monkeypatch.setattr(disk_sync, "sync_directory", synced.append)
+
+    sync_trees([source])
+
+    assert sorted(synced) == sorted([source, *source.rglob("*")])
+
+
+def test_to_edit_an_output_in_place_leaves_the_store_as_it_was(tmp_path):
+    source, target = tmp_path / "store/model", tmp_path / "model"
+    source.parent.mkdir()
+    source.write_bytes(b"weights" * 10_000)
+    publish({source: target})
+
+    with target.open("r+b") as file:
+        file.write(b"edited!")
+        os.fsync(file.fileno())
+
+    assert source.read_bytes() == b"weights" * 10_000

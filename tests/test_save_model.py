@@ -1,0 +1,30 @@
+"""save-model: what leaves the project."""
+
+import json
+
+import pytest
+from ruamel.yaml import YAML
+
+from stages.contracts.files import describe
+from stages.save_model import Paths, SaveModelConfig, save_model
+
+
+def test_no_output_of_a_default_run_is_an_empty_directory(finished):
+    stages = YAML(typ="safe").load(finished.folder / "dvc.lock")["stages"]
+    outputs = [finished.folder / out["path"] for stage in stages.values() for out in stage["outs"]]
+
+    assert [path for path in outputs if path.is_dir() and not any(path.iterdir())] == []
+
+
+@pytest.mark.parametrize(
+    ("exports", "names"), [((), []), (("safetensors", "burnpack"), ["model.safetensors", "model.bpk"])]
+)
+def test_the_manifest_describes_the_exports(finished, tmp_path, exports, names):
+    config = SaveModelConfig(exports=exports, epoch="best")
+    (tmp_path / "config.json").write_text(json.dumps({"save_model": config.model_dump(mode="json")}))
+    paths = (tmp_path / "config.json", tmp_path / "model.mpk.gz", tmp_path / "exports")
+
+    save_model(config, Paths(finished.folder / "artifacts/checkpoint", *paths))
+
+    manifest = json.loads((tmp_path / "exports/manifest.json").read_text())
+    assert manifest == {"epoch": 2, "files": {name: describe(tmp_path / "exports" / name) for name in names}}
