@@ -1,7 +1,7 @@
 """YAML files, read as DVC reads them; needs no config class, so that light commands start fast."""
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,11 @@ def _plain(text: str) -> Any:
 @lru_cache(maxsize=4096)
 def _typed(text: str) -> Any:
     """Return the value that ruamel.yaml gives the plain scalar *text*."""
-    reader = YAML(typ="safe", pure=True)
+    reader = _scalar_reader()
     tag = reader.resolver.resolve(ScalarNode, text, (True, False))
     return reader.constructor.construct_object(ScalarNode(tag, text))
+
+
+@cache
+def _scalar_reader() -> YAML:
+    return YAML(typ="safe", pure=True)

@@ -3,9 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.compared.curves import metric_of, number, rows
-from pipeline.compared.gathering import opened
-from pipeline.compared.runs import Comparison
+from pipeline.compared.curves import columns, metric_of, number
 from pipeline.compared.source import Source
 from stages.contracts.history import Split
 
@@ -25,10 +23,9 @@ class Drawn:
     confusion: Sequence[Cell] = ()
 
 
-def drawn(comparison: Comparison) -> dict[str, Drawn]:
-    """What is drawn of each run, by its name."""
-    with opened() as repo:
-        return {run.name: _drawn(Source(repo, run.sha)) for run in comparison.runs}
+def drawn(found: Mapping[str, Source]) -> dict[str, Drawn]:
+    """What is drawn of each run in *found*, by its name."""
+    return {name: _drawn(source) for name, source in found.items()}
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
@@ -52,15 +49,20 @@ def _drawn(source: Source) -> Drawn:
 
 
 def _points(text: str) -> Iterator[Point]:
-    for row in rows(text):
-        step, value = row.get("step", ""), number(row.get("value"))
+    table = columns(text)
+    for step, cell in zip(table.get("step", ()), table.get("value", ()), strict=False):
+        value = number(cell)
         if step.isdecimal() and value is not None:
             yield int(step), value
 
 
 def _cells(source: Source) -> Iterator[Cell]:
     path = source.paths.get("confusion")
-    for row in rows((path and source.read(path)) or ""):
-        count = row.get("count", "")
+    table = columns((path and source.read(path)) or "")
+    counts = table.get("count", ())
+    blank = [""] * len(counts)
+    for actual, given, count in zip(
+        table.get("actual", blank), table.get("given", blank), counts, strict=False
+    ):
         if count.isdecimal():
-            yield row.get("actual", ""), row.get("given", ""), int(count)
+            yield actual, given, int(count)
