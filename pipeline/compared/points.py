@@ -28,12 +28,18 @@ def drawn(found: Mapping[str, Source]) -> dict[str, Drawn]:
     return {name: _drawn(source) for name, source in found.items()}
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most `MOST` of *points*: those whose step is a multiple of a power of two."""
-    stride, kept = 1, list(points)
-    while len(kept) > MOST:
+def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
+    """At most *most* of *points*: those whose step is a multiple of a power of two."""
+    steps = set(thinned_steps([step for step, _ in points], most))
+    return [point for point in points if point[0] in steps]
+
+
+def thinned_steps(steps: Sequence[int], most: int) -> list[int]:
+    """At most *most* of *steps*: the multiples of a power of two, which are the same in all runs."""
+    stride, kept = 1, list(steps)
+    while len(kept) > most:
         stride *= 2
-        kept = [point for point in kept if point[0] % stride == 0]
+        kept = [step for step in kept if step % stride == 0]
     return kept
 
 

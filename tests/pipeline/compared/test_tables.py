@@ -105,7 +105,7 @@ def test_a_page_holds_nasty_names_as_data_only():
     assert "<img src=x" not in text
     assert text.count("</script>") == 3
     kept = text.partition('id="data">')[2].partition("</script>")[0]
-    assert json.loads(kept)["runs"][0]["params"] == {"rate": NASTY}
+    assert json.loads(kept)["params"] == {"rate": [NASTY, "1"]}
 
 
 def test_the_time_in_which_nobody_worked_is_not_counted():
