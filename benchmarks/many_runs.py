@@ -10,7 +10,7 @@ import math
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -87,11 +87,9 @@ def outputs(run: int, epochs: int, batches: int) -> Outputs:
     }
     plots["Learning_Rate.tsv"] = table(["epoch", "train"], ((e, 0.001) for e in range(1, epochs + 1)))
     for split, steps in (("train", epochs * batches), ("valid", epochs * batches // 4)):
-        rows = ((step, 1, noise.random()) for step in kept_steps(steps))
-        plots |= {
-            f"iterations/{split}/{metric}.tsv": table(["step", "epoch", "value"], rows)
-            for metric in ("Loss", "Accuracy")
-        }
+        for metric in ("Loss", "Accuracy"):
+            rows = ((step, 1, noise.random()) for step in kept_steps(steps))
+            plots[f"iterations/{split}/{metric}.tsv"] = table(["step", "epoch", "value"], rows)
     cells = ((i, j, noise.randrange(50)) for i in range(10) for j in range(10))
     plots["confusion.tsv"] = table(["actual", "given", "count"], cells)
     logs = {f"epoch-{epoch}/Loss.log": f"{noise.random()},32\n".encode() for epoch in range(1, 6)}
@@ -104,7 +102,7 @@ def outputs(run: int, epochs: int, batches: int) -> Outputs:
     }
 
 
-def table(header: list[str], rows: Iterator[tuple[float, ...]]) -> bytes:
+def table(header: list[str], rows: Iterable[tuple[float, ...]]) -> bytes:
     """Return a table of tab-separated values."""
     return "\n".join("\t".join(map(str, row)) for row in (header, *rows)).encode() + b"\n"
 

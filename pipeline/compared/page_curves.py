@@ -10,7 +10,7 @@ from pipeline.compared.specs import empty_confusion_spec, empty_curves_spec
 
 EPOCHS = 256
 """Epochs of a run that the page shows, beside those with an extreme value."""
-BATCHES = 400
+BATCHES = 256
 """Points of a curve of batches on the page."""
 DIGITS = 6
 """Significant digits of a value: a chart is drawn on a few hundred pixels."""
