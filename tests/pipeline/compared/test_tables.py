@@ -1,5 +1,6 @@
 """What is made of runs once they are known: tables, order, times, the data of a page."""
 
+import csv
 import json
 import math
 
@@ -42,6 +43,37 @@ def test_the_best_value_is_finite_and_the_difference_is_to_the_first_run():
 
     assert (b.metrics["valid/Loss"].best, b.metrics["valid/Loss"].best_epoch) == (0.5, 1)
     assert [THREE.delta(each, "valid/Loss") for each in (a, b, c)] == [0.0, -0.5, None]
+
+
+def accuracies(*values):
+    runs = (
+        Run(
+            f"run-{number}",
+            None,
+            metrics={"valid/Accuracy": Measured("valid", "Accuracy", {1: value}, better)},
+        )
+        for number, (value, better) in enumerate(values)
+    )
+    return Comparison(tuple(runs))
+
+
+@pytest.mark.parametrize("better", Direction)
+def test_delta_is_positive_if_a_run_has_the_higher_value(better):
+    """Its sign does not depend on which direction is better, so that the reader can add it to the first."""
+    comparison = accuracies(
+        (50.0, better), (75.0, better), (20.5, better), (50.0, better), (math.nan, better)
+    )
+    deltas = ["0", "+25.000", "-29.500", "0", "NaN"]
+
+    _, *lines = text_table(comparison).splitlines()
+    _, _, *rows = markdown_table(comparison).splitlines()
+    table = list(csv.DictReader(csv_table(comparison).splitlines()))
+    listed = json.loads(json_table(comparison))["runs"]
+
+    assert [line.split()[4] for line in lines] == deltas
+    assert [row.split(" | ")[4] for row in rows] == deltas
+    assert [row["valid/Accuracy delta"] for row in table] == ["0", "25", "-29.5", "0", "NaN"]
+    assert [run["metrics"]["valid/Accuracy"]["delta"] for run in listed] == [0.0, 25.0, -29.5, 0.0, "NaN"]
 
 
 @pytest.mark.parametrize(
