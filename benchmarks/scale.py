@@ -6,6 +6,7 @@ Each measurement is a generator of rows; add yours to `MEASUREMENTS`. Needs Linu
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import long_runs
 import numpy as np
+from many_runs import ROOT, make_runs
 
 LOAD_DATA = """
 import sys
@@ -152,6 +154,47 @@ def costs_of(kind: str) -> Iterator[Row]:
             yield Row(f"{files:,} log files", f"{seconds / files * 1e6:.0f} us", calls / files, 0.1)
 
 
+def compare_seconds() -> Iterator[Row]:
+    """Yield the CPU time of `learner compare` per run, of each further run, and of 1,000 runs to 6 s."""
+    seconds = {count: min(timed_compare(count)) for count in (10, 100, 1000)}
+    for count, total in seconds.items():
+        per_run = total / count
+        yield Row(f"{count} runs", f"{1000 * per_run:.1f} ms/run", per_run / (seconds[10] / 10), 1.0)
+    slopes = [(seconds[b] - seconds[a]) / (b - a) for a, b in ((10, 100), (100, 1000))]
+    yield Row("run 101 to 1,000", f"{1000 * slopes[1]:.1f} ms/run", slopes[1] / slopes[0], 1.5)
+    yield Row("1,000 runs of 6 s", f"{seconds[1000]:.1f} s", seconds[1000] / 6, 1.0)
+
+
+def timed_compare(count: int, rounds: int = 3) -> Iterator[float]:
+    """Yield the CPU time of `learner compare` for *count* experiments; a busy machine changes it little."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_runs(Path(folder), count, epochs=20, batches=45)
+        for _ in range(rounds):
+            start = os.times()
+            learner(folder, "compare")
+            end = os.times()
+            yield end.children_user + end.children_system - start.children_user - start.children_system
+
+
+def page_bytes() -> Iterator[Row]:
+    """Yield the kB that each run of 1,000 epochs adds to the page of `learner compare --html`."""
+    sizes = []
+    for count in (2, 6):
+        with tempfile.TemporaryDirectory() as folder:
+            make_runs(Path(folder), count, epochs=1000, batches=45)
+            learner(folder, "compare", "--html", "page.html")
+            sizes.append((Path(folder) / "page.html").stat().st_size)
+    each = (sizes[1] - sizes[0]) / 4 / 1000
+    yield Row("1,000 epochs", f"{each:.1f} kB/run", each / 30, 1.0)
+
+
+def learner(folder: str, *arguments: str) -> None:
+    """Run ``learner`` in *folder*, with the code beside this file."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pipeline", *arguments]
+    subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)  # noqa: S603  this Python
+
+
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "load-data": load_data_peak,
     "auroc": auroc_cost,
@@ -159,6 +202,8 @@ MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
     "epochs": partial(costs_of, "epochs"),
     "steps": partial(costs_of, "steps"),
     "publish": partial(costs_of, "publish"),
+    "compare": compare_seconds,
+    "page": page_bytes,
 }
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from pipeline.yaml_files import load_yaml
 from stages.contracts.errors import StageError
 
 HEAD = "schema: '2.0'\n"
@@ -55,14 +55,10 @@ def is_cut(path: Path) -> bool:
     if "\0" in text:
         return True
     try:
-        content = _load(text)
+        content = load_yaml(text)
     except YAMLError:
         return True
     return _last(content) is None or (not text.endswith("\n") and any(_problems(content)))
-
-
-def _load(text: str) -> Any:
-    return YAML(typ="safe").load(text)
 
 
 def _last(content: Any) -> Any:
@@ -81,7 +77,7 @@ def _examined(text: str) -> tuple[Mapping[str, Any], str]:
             "merge `git checkout --theirs dvc.lock`, and then `learner run`"
         )
     try:
-        content = _load(text)
+        content = load_yaml(text)
     except YAMLError as error:
         return {}, f"it is not valid YAML: {error}. {RESTORE}"
     problem = next(_problems(content), "")

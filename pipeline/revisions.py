@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,8 +11,10 @@ from dvc.api import DVCFileSystem
 from dvc.env import DVC_ROOT
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
+from dvc.repo.experiments.utils import AmbiguousExpRefInfo, fix_exp_head, resolve_name
 from dvc.scm import RevError, resolve_rev
 from dvc_data.index import DataIndexError
+from scmrepo.exceptions import RevError as GitRevError
 
 from pipeline.cache_content import DIRECTORY, remove_damaged_files, remove_if_damaged
 from pipeline.lockfile import read_lock
@@ -44,6 +46,23 @@ def resolved_in(name: str, repo: Repo) -> str:
             f"{error}: it is no experiment, tag, branch or commit here. Experiments: {known}; "
             "`dvc exp pull` and `git fetch` bring those of others"
         ) from error
+
+
+def resolved_all(names: Sequence[str], repo: Repo) -> dict[str, str]:
+    """The same, of many names: the list of experiments, which git keeps in one file each, is read once."""
+    found, unknown = {}, []
+    for name in names:
+        try:
+            found[name] = str(repo.scm.resolve_rev(fix_exp_head(repo.scm, name)))
+        except GitRevError:
+            unknown.append(name)
+    try:
+        refs = resolve_name(repo.scm, unknown)
+    except AmbiguousExpRefInfo:
+        refs = {}
+    for name in unknown:  # a name that is not an experiment, or is two, is refused
+        found[name] = str(repo.scm.get_ref(str(refs[name]))) if refs.get(name) else resolved_in(name, repo)
+    return found
 
 
 def _experiments(repo: Repo) -> Iterator[str]:

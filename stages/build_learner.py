@@ -68,11 +68,43 @@ class BuildLearnerConfig(Config):
     seed: int = 42
     """Of the first weights."""
     model: ModelConfig = CnnConfig()
-    """``cnn``, ``mlp``, ``mlp_regressor``, or an import path."""
+    """The model: the import path of your own class with its arguments, or a kind. Arguments and defaults:
+
+    * ``cnn``: ``channels: [8, 16]``, ``kernel_size: 3``, ``pool_size: 8``, ``hidden_size: 512``,
+      ``dropout: 0.5``
+    * ``mlp``: ``hidden_sizes: [64]``, ``dropout: 0.0``
+    * ``mlp_regressor``: ``hidden_sizes: [64]``, ``dropout: 0.0``
+    """
     optimizer: OptimizerConfig = Adam()
-    """``adam``, ``adamw`` or ``sgd``, with the learning rate."""
+    """The optimizer; each kind also takes ``clipping`` (see `stages.optim.clipping`). Arguments and defaults:
+
+    * ``adam``: ``learning_rate: 1e-4``, ``beta_1: 0.9``, ``beta_2: 0.999``, ``epsilon: 1e-5``,
+      ``amsgrad: false``, ``weight_decay: 0.0``
+    * ``adamw``: ``learning_rate: 1e-4``, ``beta_1: 0.9``, ``beta_2: 0.999``, ``epsilon: 1e-5``,
+      ``amsgrad: false``, ``weight_decay: 1e-4``
+    * ``sgd``: ``learning_rate: 1e-2``, ``momentum: null``, ``dampening: 0.1``, ``nesterov: false``,
+      ``weight_decay: 0.0``
+    * ``rmsprop``: ``learning_rate: 1e-2``, ``alpha: 0.99``, ``momentum: 0.9``, ``epsilon: 1e-5``,
+      ``centered: false``, ``weight_decay: 0.0``
+    * ``adagrad``: ``learning_rate: 1e-2``, ``lr_decay: 0.0``, ``epsilon: 1e-5``, ``weight_decay: 0.0``
+    * ``muon``: ``learning_rate: 1e-3``, ``momentum: 0.95``, ``nesterov: true``, ``ns_steps: 5``,
+      ``epsilon: 1e-7``, ``adjust_lr: original``, ``weight_decay: 0.0``, ``others: adamw``
+    * ``lbfgs``: ``learning_rate: 1.0``, ``max_iter: 20``, ``max_eval: null``, ``history_size: 100``,
+      ``tolerance_grad: 1e-7``, ``tolerance_change: 1e-9``, ``line_search: null``
+    """
     schedule: ScheduleConfig = Constant()
-    """``constant``, ``linear`` or ``cosine``."""
+    """The learning rate schedule; each kind also takes ``initial`` (default: the optimizer's learning rate)
+    and ``per``, ``batch`` (the default) or ``epoch``. Arguments and defaults:
+
+    * ``constant``: no arguments
+    * ``linear``: ``final``, ``num_iters``
+    * ``cosine``: ``num_iters``, ``min: 0.0``
+    * ``exponential``: ``gamma``
+    * ``noam``: ``warmup_steps: 4000``, ``model_size: 512``
+    * ``step``: ``step_size``, ``gamma: 0.1``
+    * ``composed``: ``schedulers``, ``reduction: prod``
+    * ``sequential``: ``schedulers``, ``milestones``
+    """
     checkpoint: CheckpointConfig | None = None
     """What to go on from. Null: a fresh model."""
 

@@ -87,7 +87,35 @@ class FitConfig(Config):
     max_unsaved_seconds: PositiveFloat = 3600.0
     """A run whose checkpoints cannot be written for longer than this ends."""
     metrics: tuple[MetricConfig, ...] = (Use(kind="loss"), Use(kind="accuracy"))
-    """``loss``, ``accuracy``, or import paths; followed on both splits."""
+    """The metrics of both splits: import paths of your own classes, or kinds. Arguments and defaults:
+
+    * ``accuracy``: ``pad_token: null``
+    * ``auc_pr``: ``reduction: macro``
+    * ``auroc``: ``reduction: macro``
+    * ``bleu``: ``n_gram: 4``, ``pad_token: null``, ``smooth: false``
+    * ``cer``: ``pad_token: null``
+    * ``cpu_memory``: no arguments
+    * ``cpu_temperature``: no arguments
+    * ``cpu_use``: no arguments
+    * ``cuda``: no arguments
+    * ``dice``: ``num_classes``, ``include_background: false``
+    * ``f_beta``: ``beta: 1.0``, ``threshold: null``, ``top_k: null``, ``reduction: macro``
+    * ``hamming``: ``threshold: 0.5``, ``sigmoid: true``
+    * ``iteration_speed``: no arguments
+    * ``learning_rate``: no arguments
+    * ``loss``: no arguments
+    * ``mae``: no arguments
+    * ``ms_ssim``: ``data_range: 1.0``, ``sigma: 1.5``
+    * ``mse``: no arguments
+    * ``perplexity``: ``pad_token: null``
+    * ``precision``: ``threshold: null``, ``top_k: null``, ``reduction: macro``
+    * ``psnr``: ``max_pixel: 1.0``
+    * ``recall``: ``threshold: null``, ``top_k: null``, ``reduction: macro``
+    * ``rouge_l``: ``pad_token: null``
+    * ``ssim``: ``data_range: 1.0``, ``sigma: 1.5``
+    * ``top_k``: ``k``, ``pad_token: null``
+    * ``wer``: ``pad_token: null``
+    """
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,12 @@ class LoadDataConfig(Config):
     """The section ``load_data``."""
 
     source: Source = Digits()
-    """``digits``, ``idx``, ``npz``, or an import path."""
+    """The data source: the import path of your own function with its arguments, or a kind. Arguments:
+
+    * ``digits``: ``path: null``, which is not used
+    * ``idx``: ``path``, a folder
+    * ``npz``: ``path``, a file
+    """
     valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The share of the samples that becomes the valid split, if the source has none of its own."""
     seed: int = 42

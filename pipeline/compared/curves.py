@@ -1,6 +1,7 @@
 """A revision's epoch curves, from the files that `dvc plots` shows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from pipeline.compared.directions import direction_of
@@ -26,14 +27,14 @@ def metric_of(path: Path) -> str:
     return path.stem.replace("_", " ")
 
 
-def rows(text: str) -> list[dict[str, str]]:
-    """The rows of a TSV with a header."""
+def columns(text: str) -> dict[str, Sequence[str]]:
+    """The columns of a TSV with a header, by their names; a missing cell is empty."""
     header, *lines = [line.split("\t") for line in text.splitlines()] or [[]]
-    return [dict(zip(header, line, strict=False)) for line in lines]
+    return dict(zip(header, zip_longest(*lines, fillvalue=""), strict=False))
 
 
-def number(cell: str | None) -> float | None:
-    """The number in *cell*; None where it is none."""
+def number(cell: str) -> float | None:
+    """The number in *cell*; None if it is not a number."""
     try:
         return float(cell) if cell else None
     except ValueError:
@@ -42,15 +43,11 @@ def number(cell: str | None) -> float | None:
 
 def _curves(path: Path, text: str) -> Iterator[Measured]:
     metric = metric_of(path)
-    table = rows(text)
+    table = columns(text)
+    epochs = [int(cell) if cell.isdecimal() else None for cell in table.get("epoch", ())]
     for split in Split:
-        series = dict(_points(table, split))
+        values = map(number, table.get(split, ()))
+        points = zip(epochs, values, strict=False)
+        series = {epoch: value for epoch, value in points if epoch is not None and value is not None}
         if series:
             yield Measured(split.value, metric, series, direction_of(metric))
-
-
-def _points(table: Sequence[Mapping[str, str]], split: str) -> Iterator[tuple[int, float]]:
-    for row in table:
-        epoch, value = row.get("epoch", ""), number(row.get(split))
-        if epoch.isdecimal() and value is not None:
-            yield int(epoch), value

@@ -1,6 +1,6 @@
 """The runs that are to be compared, each read at its revision: from git, dvc.lock and DVC's cache."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,32 +10,45 @@ from dvc.repo import Repo
 from dvc.repo.experiments.utils import exp_refs_by_baseline
 from dvc.scm import NoSCM
 
+from pipeline.compared.cached_files import CachedFiles
 from pipeline.compared.curves import measured
 from pipeline.compared.durations import Durations
+from pipeline.compared.git_objects import GitObject, committed_at, read_objects
 from pipeline.compared.runs import WORKSPACE, Comparison, Run
-from pipeline.compared.source import Source
+from pipeline.compared.source import TRACKED, Source
 from pipeline.paths import runs_root
-from pipeline.revisions import resolved_in
+from pipeline.revisions import resolved_all, resolved_in
 from stages.contracts.errors import ParamsError, StageError
 
 PARAMS = "params.yaml"
 
 
 def gather(revs: Sequence[str] | None = None) -> Comparison:
-    """The runs called *revs*: experiments, branches, tags, SHAs, ``workspace``; each once.
+    """Compare the runs called *revs*, as `sources` finds them."""
+    return compared(sources(revs))
 
-    None stands for the workspace and all experiments on HEAD, the oldest first. What the cache lacks is
-    said in a run's notes. Raises `ParamsError` for a name that leads nowhere, `StageError` where this is
-    no project of git's and DVC's.
+
+def compared(found: Mapping[str, Source]) -> Comparison:
+    """Compare the runs in *found*. What the cache lacks is in a run's notes."""
+    durations = Durations(runs_root())
+    return Comparison(tuple(_read(name, source, durations) for name, source in found.items()))
+
+
+def sources(revs: Sequence[str] | None = None) -> dict[str, Source]:
+    """Find the runs called *revs*: experiments, branches, tags, SHAs, ``workspace``; each once.
+
+    None stands for the workspace and all experiments on HEAD, the oldest first. Raises `ParamsError` for a
+    name that leads nowhere, `StageError` where this is no project of git's and DVC's.
     """
-    with opened() as repo:
-        durations = Durations(runs_root())
-        named = _default(repo) if revs is None else _named(repo, revs)
-        return Comparison(tuple(_read(name, Source(repo, sha), durations) for name, sha in named.items()))
+    with _opened() as repo:
+        root, cache = Path(repo.scm.root_dir), CachedFiles(Path(repo.cache.local.path))
+        named = _experiments(repo, root) if revs is None else _named(repo, revs)
+    committed = _committed(root, {sha for sha in named.values() if sha}, cache)
+    return {name: committed[sha] if sha else _workspace(cache) for name, sha in named.items()}
 
 
 @contextmanager
-def opened() -> Iterator[Repo]:
+def _opened() -> Iterator[Repo]:
     """The project as DVC sees it. Raises `StageError` where it is none, or has no commit."""
     try:
         with Repo() as repo:
@@ -48,26 +61,58 @@ def opened() -> Iterator[Repo]:
         raise StageError(f"{Path.cwd()} has no runs to compare: {error}") from error
 
 
-def _default(repo: Repo) -> dict[str, str | None]:
+def _experiments(repo: Repo, root: Path) -> dict[str, str | None]:
+    """Return the workspace and all experiments on HEAD, the oldest first."""
     head = resolved_in("HEAD", repo)
-    found = []
-    for ref in exp_refs_by_baseline(repo.scm, {head}).get(head, []):
-        sha = str(repo.scm.get_ref(str(ref)))
-        found.append((repo.scm.resolve_commit(sha).commit_time, str(ref.name), sha))
-    return {WORKSPACE: None, **{name: sha for _, name, sha in sorted(found)}}
+    refs = exp_refs_by_baseline(repo.scm, {head}).get(head, [])
+    commits = _commits(root, [str(ref) for ref in refs])
+    found = sorted(
+        (committed_at(commit), str(ref.name), commit.sha) for ref, commit in zip(refs, commits, strict=True)
+    )
+    return {WORKSPACE: None, **{name: sha for _, name, sha in found}}
 
 
 def _named(repo: Repo, revs: Sequence[str]) -> dict[str, str | None]:
     if not revs:
         raise ParamsError("name at least one run: an experiment, branch, tag or SHA, or `workspace`")
-    return {rev: None if rev == WORKSPACE else resolved_in(rev, repo) for rev in revs}
+    found = resolved_all([rev for rev in revs if rev != WORKSPACE], repo)
+    return {rev: found.get(rev) for rev in revs}
+
+
+def _committed(root: Path, shas: Collection[str], cache: CachedFiles) -> dict[str, Source]:
+    """Return the files of the commits *shas* in the repository *root*."""
+    here = Path.cwd().resolve().relative_to(root.resolve())
+    paths = [(here / name).as_posix() for name in TRACKED]
+    objects = read_objects(root, [f"{sha}:{path}" for sha in shas for path in paths])
+    found = {}
+    for place, commit in enumerate(_commits(root, list(shas))):
+        files = zip(TRACKED, objects[place * len(paths) : (place + 1) * len(paths)], strict=True)
+        tracked = {name: file.content for name, file in files if file and file.kind == "blob"}
+        found[commit.sha] = Source(tracked, cache, sha=commit.sha, committed=committed_at(commit))
+    return found
+
+
+def _commits(root: Path, names: Sequence[str]) -> list[GitObject]:
+    """Return the commits *names* of the repository *root*. Raises `StageError` for a missing one."""
+    found = read_objects(root, [f"{name}^{{commit}}" for name in names])
+    missing = [name for name, commit in zip(names, found, strict=True) if commit is None]
+    if missing:
+        raise StageError(f"git has no commit {', '.join(missing)} in {root}: run `git fsck`")
+    return [commit for commit in found if commit]
+
+
+def _workspace(cache: CachedFiles) -> Source:
+    try:
+        return Source({name: Path(name).read_bytes() for name in TRACKED if Path(name).exists()}, cache)
+    except OSError as error:
+        raise ParamsError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def _read(name: str, source: Source, durations: Durations) -> Run:
     try:
         return _run(name, source, durations)
-    except ParamsError as error:
-        raise ParamsError(f"run {name}: {error}") from error
+    except StageError as error:
+        raise type(error)(f"run {name}: {error}") from error
 
 
 def _run(name: str, source: Source, durations: Durations) -> Run:
@@ -111,8 +156,8 @@ def _params(source: Source) -> tuple[dict[str, Any], list[str]]:
         sections |= source.lock[name].get("params", {}).get(PARAMS, {})
     if not sections:
         return flat(now), ["nothing was run: there is no dvc.lock with params"]
-    ran = flat(sections)
-    edited = [key for key in {**ran, **flat(now)} if ran.get(key) != flat(now).get(key)]
+    ran, planned = flat(sections), flat(now)
+    edited = [key for key in {**ran, **planned} if ran.get(key) != planned.get(key)]
     if edited:
         return ran, [f"{PARAMS} was edited since: {', '.join(edited)}"]
     return ran, []

@@ -8,19 +8,18 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from pipeline.compared import vega
 from pipeline.compared.arranging import View, arranged, shown_metrics
+from pipeline.compared.page_curves import Tree, confusion_data, curves_data
 from pipeline.compared.points import Drawn
 from pipeline.compared.runs import Comparison, Run
-from pipeline.compared.specs import colours, confusion_spec, curves_spec, has_points
+from pipeline.compared.specs import colours
 from pipeline.compared.tables import ABSENT, Column, columns, plain
 from stages.contracts.history import Direction
-
-Tree = dict[str, Any]
 
 
 def page(comparison: Comparison, drawn: Mapping[str, Drawn], view: View) -> str:
@@ -39,22 +38,22 @@ def page(comparison: Comparison, drawn: Mapping[str, Drawn], view: View) -> str:
 
 
 def _data(comparison: Comparison, drawn: Mapping[str, Drawn], view: View) -> Tree:
+    """The data of the page: columns with a value for each run, in the order of ``runs``."""
     runs = arranged(comparison, view)
     chosen = shown_metrics(comparison, view.metrics or comparison.metrics)
     colour_of = colours([run.name for run in comparison.runs])
+    of_runs = [drawn.get(run.name, Drawn()) for run in runs]
     return {
         "summary": _summary(comparison),
         "first": comparison.runs[0].name,
-        "runs": [_run(run, colour_of[run.name]) for run in runs],
+        "runs": [
+            {"name": run.name, "sha": run.sha, "colour": colour_of[run.name], "notes": list(run.notes)}
+            for run in runs
+        ],
         "columns": [_column(comparison, column, runs) for column in columns(comparison, view)],
-        "params": list(dict.fromkeys(key for run in runs for key in run.params)),
-        "charts": {
-            "epochs": _epoch_charts(comparison, chosen, colour_of),
-            "iterations": _iteration_charts(drawn, chosen, colour_of),
-        },
-        "confusion": {
-            name: confusion_spec(name, each.confusion) for name, each in drawn.items() if each.confusion
-        },
+        "params": _params(runs),
+        **curves_data(runs, of_runs, chosen),
+        "confusion": confusion_data(of_runs),
     }
 
 
@@ -67,31 +66,21 @@ def _summary(comparison: Comparison) -> str:
     )
 
 
-def _run(run: Run, colour: str) -> Tree:
-    return {
-        "name": run.name,
-        "sha": run.sha,
-        "colour": colour,
-        "notes": list(run.notes),
-        "params": {key: plain(value) for key, value in run.params.items()},
-    }
+def _params(runs: Sequence[Run]) -> dict[str, list[str | None]]:
+    keys = dict.fromkeys(key for run in runs for key in run.params)
+    return {key: [plain(run.params[key]) if key in run.params else None for run in runs] for key in keys}
 
 
-def _column(comparison: Comparison, column: Column, runs: tuple[Run, ...]) -> Tree:
+def _column(comparison: Comparison, column: Column, runs: Sequence[Run]) -> Tree:
     values = [column.value(run) for run in runs]
     best = _best(comparison, column.key, values)
     return {
         "title": column.title,
         "key": column.key,
         "numeric": column.numeric,
-        "cells": [
-            {
-                "shown": ABSENT if value is None else column.shown(value),
-                "order": _order(value),
-                "best": value is not None and value == best,
-            }
-            for value in values
-        ],
+        "shown": [ABSENT if value is None else column.shown(value) for value in values],
+        "order": [_order(value) for value in values],
+        "best": [place for place, value in enumerate(values) if value is not None and value == best],
     }
 
 
@@ -110,39 +99,6 @@ def _order(value: Any) -> float | str | None:
     if isinstance(value, int | float):
         return float(value) if math.isfinite(value) else None
     return None if value is None else plain(value)
-
-
-def _epoch_charts(
-    comparison: Comparison, chosen: Collection[str], colour_of: Mapping[str, str]
-) -> list[Tree]:
-    curves: dict[str, dict[tuple[str, str], Any]] = {}
-    for name in chosen:
-        split, _, metric = name.partition("/")
-        for run in comparison.runs:
-            if name in run.metrics:
-                curves.setdefault(metric, {})[run.name, split] = run.metrics[name].series.items()
-    return _charts(curves, "epoch", colour_of)
-
-
-def _iteration_charts(
-    drawn: Mapping[str, Drawn], chosen: Collection[str], colour_of: Mapping[str, str]
-) -> list[Tree]:
-    curves: dict[str, dict[tuple[str, str], Any]] = {}
-    for run, each in drawn.items():
-        for name in set(chosen) & set(each.iterations):
-            split, _, metric = name.partition("/")
-            curves.setdefault(f"{metric}, {split}", {})[run, split] = each.iterations[name]
-    return _charts(curves, "step", colour_of)
-
-
-def _charts(
-    curves: Mapping[str, Mapping[tuple[str, str], Any]], x: str, colour_of: Mapping[str, str]
-) -> list[Tree]:
-    return [
-        {"title": title, "spec": curves_spec(series, x=x, title=title, colour_of=colour_of)}
-        for title, series in sorted(curves.items())
-        if has_points(series)
-    ]
 
 
 def _json(data: Tree) -> str:

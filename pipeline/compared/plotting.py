@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pipeline.compared import vega
 from pipeline.compared.arranging import shown_metrics
-from pipeline.compared.gathering import gather
+from pipeline.compared.gathering import compared, sources
 from pipeline.compared.points import Drawn, Point, drawn
 from pipeline.compared.runs import Comparison
 from pipeline.compared.specs import colours, curves_spec, has_points
@@ -30,9 +30,10 @@ def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterat
 
     Raises `ParamsError` for a metric or rev that is none, `StageError` where nothing of it is cached.
     """
-    comparison = gather(revs or None)
+    found = sources(revs or None)
+    comparison = compared(found)
     names = shown_metrics(comparison, [metric])
-    curves = _batches(drawn(comparison), names) if iterations else _epochs(comparison, names)
+    curves = _batches(drawn(found), names) if iterations else _epochs(comparison, names)
     runs = [run.name for run in comparison.runs]
     if not any(curves.values()):
         raise StageError(f"no run has {metric!r} of every batch: fit writes it from version 4 on")

@@ -3,9 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.compared.curves import metric_of, number, rows
-from pipeline.compared.gathering import opened
-from pipeline.compared.runs import Comparison
+from pipeline.compared.curves import columns, metric_of, number
 from pipeline.compared.source import Source
 from stages.contracts.confusion import shown_cells
 from stages.contracts.history import Split
@@ -26,18 +24,23 @@ class Drawn:
     confusion: Sequence[Cell] = ()
 
 
-def drawn(comparison: Comparison) -> dict[str, Drawn]:
-    """What is drawn of each run, by its name."""
-    with opened() as repo:
-        return {run.name: _drawn(Source(repo, run.sha)) for run in comparison.runs}
+def drawn(found: Mapping[str, Source]) -> dict[str, Drawn]:
+    """What is drawn of each run in *found*, by its name."""
+    return {name: _drawn(source) for name, source in found.items()}
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most `MOST` of *points*: those whose step is a multiple of a power of two."""
-    stride, kept = 1, list(points)
-    while len(kept) > MOST:
+def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
+    """At most *most* of *points*: those whose step is a multiple of a power of two."""
+    steps = set(thinned_steps([step for step, _ in points], most))
+    return [point for point in points if point[0] in steps]
+
+
+def thinned_steps(steps: Sequence[int], most: int) -> list[int]:
+    """At most *most* of *steps*: the multiples of a power of two, which are the same in all runs."""
+    stride, kept = 1, list(steps)
+    while len(kept) > most:
         stride *= 2
-        kept = [point for point in kept if point[0] % stride == 0]
+        kept = [step for step in kept if step % stride == 0]
     return kept
 
 
@@ -54,20 +57,19 @@ def _drawn(source: Source) -> Drawn:
 
 
 def _points(text: str) -> Iterator[Point]:
-    for row in rows(text):
-        step, value = row.get("step", ""), number(row.get("value"))
+    table = columns(text)
+    for step, cell in zip(table.get("step", ()), table.get("value", ()), strict=False):
+        value = number(cell)
         if step.isdecimal() and value is not None:
             yield int(step), value
 
 
 def shown_matrix(text: str) -> Sequence[Cell]:
     """Return the cells to show of a TSV; one of an older version may have all those of a large matrix."""
-    table = [row for row in rows(text) if row.get("count", "").isdecimal()]
-    if table and all(row.get("class_samples", "").isdecimal() for row in table):
-        return [(*_cell(row), int(row["class_samples"])) for row in table]
-    cells = [_cell(row) for row in table]
-    return shown_cells(cells, len({name for cell in cells for name in cell[:2]}))
-
-
-def _cell(row: Mapping[str, str]) -> tuple[str, str, int]:
-    return row.get("actual", ""), row.get("given", ""), int(row["count"])
+    table = columns(text)
+    cells = list(zip(*(table.get(name, ()) for name in ("actual", "given", "count")), strict=False))
+    counted = [(*cell[:2], int(cell[2])) for cell in cells if cell[2].isdecimal()]
+    samples = table.get("class_samples")
+    if samples is None or len(counted) < len(cells) or not all(map(str.isdecimal, samples)):
+        return shown_cells(counted, len({name for cell in counted for name in cell[:2]}))
+    return [(*cell, int(number)) for cell, number in zip(counted, samples, strict=True)]

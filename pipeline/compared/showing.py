@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from pipeline.compared.arranging import View
-from pipeline.compared.gathering import gather
+from pipeline.compared.gathering import compared, gather, sources
 from pipeline.compared.page import page
 from pipeline.compared.points import drawn
 from pipeline.compared.tables import csv_table, json_table, markdown_table, text_table
@@ -30,8 +30,8 @@ def compare(revs: Sequence[str], view: View, forms: Sequence[str]) -> None:
 
 def write_page(revs: Sequence[str], view: View, path: Path) -> None:
     """Write the comparison of *revs* to *path* as one page that works offline. Raises as `compare` does."""
-    comparison = gather(revs or None)
-    write_text(path, page(comparison, drawn(comparison), view))
+    found = sources(revs or None)
+    write_text(path, page(compared(found), drawn(found), view))
     typer.echo(f"wrote {path}, {path.stat().st_size / 1e6:.1f} MB: it needs no other file and no network")
 
 

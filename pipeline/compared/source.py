@@ -3,33 +3,39 @@
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from dvc.repo import Repo
-
-from pipeline.cache_content import DIRECTORY, files_of, is_damaged, place_of
+from pipeline.cache_content import DIRECTORY
+from pipeline.compared.cached_files import CachedFiles
 from pipeline.lockfile import parse_lock
 from pipeline.paths import paths_in
 from pipeline.yaml_files import parse_yaml
 from stages.contracts.errors import ParamsError
 
-VERIFIED_BYTES = 1 << 20
-"""Size up to which a cached file that is not shown is read too. `learner doctor --deep` reads all of them."""
+TRACKED = ("dvc.lock", "dvc.yaml", "params.yaml")
+"""Files in git that a comparison reads, relative to the project."""
 
 
 class Source:
-    """A commit or an experiment, by its full SHA; the workspace, where that is None."""
+    """The files of a commit, an experiment or the workspace."""
 
-    def __init__(self, repo: Repo, sha: str | None) -> None:
+    def __init__(
+        self,
+        tracked: Mapping[str, bytes],
+        cache: CachedFiles,
+        *,
+        sha: str | None = None,
+        committed: datetime | None = None,
+    ) -> None:
+        """Take those of `TRACKED` that exist; *sha* in full and the time are None for the workspace."""
         self.sha = sha
-        self._cache = Path(repo.cache.local.path)
+        self.committed = committed
         self.damaged: set[Path] = set()
         """Cached files whose content was read and does not have their hash."""
-        self._files = repo.scm.get_fs(sha) if sha else None
-        self._here = Path.cwd().resolve().relative_to(Path(repo.scm.root_dir).resolve())
-        self.committed: datetime | None = repo.scm.resolve_commit(sha).commit_datetime if sha else None
+        self._tracked = tracked
+        self._cache = cache
 
     @cached_property
     def lock(self) -> Mapping[str, Any]:
@@ -38,26 +44,28 @@ class Source:
         return {} if text is None else parse_lock(text, "dvc.lock").get("stages") or {}
 
     @cached_property
-    def paths(self) -> dict[str, Path]:
-        """``vars.paths`` of its own dvc.yaml; empty where that has none, as that of another project."""
-        with suppress(ParamsError):
-            return paths_in(self.tracked("dvc.yaml"), "dvc.yaml")
-        return {}
+    def paths(self) -> Mapping[str, Path]:
+        """``vars.paths`` of its own dvc.yaml; empty if it has none or is not valid YAML."""
+        text = self._text("dvc.yaml")
+        return {} if text is None else _paths(text)
 
-    def tracked(self, name: str) -> dict[str, Any]:
-        """The YAML file *name* as git has it; empty where it has none."""
+    def tracked(self, name: str) -> Mapping[str, Any]:
+        """The YAML file *name*, one of `TRACKED`; empty if it is missing."""
         text = self._text(name)
-        content = {} if text is None else parse_yaml(text, name)
+        content = {} if text is None else _parsed(text, name)
         return content if isinstance(content, dict) else {}
 
     def read(self, path: Path) -> str | None:
         """The text of an output, or of a file in one; None where it is not recorded or not in the cache."""
-        content = self._bytes(self.hashes.get(path.as_posix()))
+        md5 = self.hashes.get(path.as_posix())
+        content = None if md5 is None else self._cache.read(md5)
+        self._note_damage(md5)
         return None if content is None else content.decode("utf-8", errors="replace")
 
     def below(self, directory: Path) -> list[Path]:
         """Every recorded file below *directory*, sorted; of an output that is not cached, none."""
-        return sorted(Path(name) for name in self.hashes if Path(name).is_relative_to(directory))
+        prefix = f"{directory.as_posix()}/"
+        return sorted(Path(name) for name in self.hashes if name.startswith(prefix))
 
     @cached_property
     def hashes(self) -> dict[str, str]:
@@ -66,7 +74,7 @@ class Source:
 
     @property
     def cached(self) -> bool:
-        """Whether the cache has every recorded output, and those up to `VERIFIED_BYTES` are intact.
+        """Whether the cache has every recorded output, and the files up to `VERIFIED_BYTES` are intact.
 
         False if nothing is recorded.
         """
@@ -82,34 +90,35 @@ class Source:
         if not md5.endswith(DIRECTORY):
             yield path, md5
             return
-        self._bytes(md5)
-        yield from ((f"{path}/{name}", each) for name, each in files_of(self._cache, md5).items())
-
-    def _bytes(self, md5: str | None) -> bytes | None:
-        """Return the content of an object; None if it is missing, or damaged."""
-        if md5 is None or not self._place(md5).exists():
-            return None
-        if is_damaged(self._place(md5), md5):
-            self.damaged.add(self._place(md5))
-            return None
-        return self._place(md5).read_bytes()
+        yield from ((f"{path}/{name}", each) for name, each in self._cache.files_of(md5).items())
+        self._note_damage(md5)
 
     def _is_intact(self, md5: str) -> bool:
-        place = self._place(md5)
-        if not place.exists() or place in self.damaged:
-            return False
-        return place.stat().st_size > VERIFIED_BYTES or self._bytes(md5) is not None
+        intact = self._cache.is_intact(md5)
+        self._note_damage(md5)
+        return intact
 
-    def _place(self, md5: str) -> Path:
-        return place_of(self._cache, md5)
+    def _note_damage(self, md5: str | None) -> None:
+        if md5 is not None and self._cache.is_damaged(md5):
+            self.damaged.add(self._cache.place(md5))
 
     def _text(self, name: str) -> str | None:
-        if self._files is None:
-            path = Path(name)
-            return path.read_text(encoding="utf-8") if path.exists() else None
-        place = (self._here / name).as_posix()
-        if not self._files.exists(place):
-            return None
-        with self._files.open(place, "rb") as file:
-            content: bytes = file.read()
-        return content.decode("utf-8")
+        """Return the text of the tracked file *name*; None if it is missing."""
+        try:
+            return self._tracked[name].decode("utf-8") if name in self._tracked else None
+        except UnicodeDecodeError as error:
+            raise ParamsError(f"{name} is not valid YAML: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str, name: str) -> Any:
+    """Return the content of the YAML file *name*, which runs often have in common."""
+    return parse_yaml(text, name)
+
+
+@lru_cache(maxsize=16)
+def _paths(text: str) -> dict[str, Path]:
+    with suppress(ParamsError):
+        content = parse_yaml(text, "dvc.yaml")
+        return paths_in(content, "dvc.yaml") if isinstance(content, dict) else {}
+    return {}

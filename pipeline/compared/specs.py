@@ -1,7 +1,7 @@
 """DVC's own plot specifications, filled with what is known of the runs: what `dvc plots` would show."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from dvc.repo import Repo
 from dvc_render.exceptions import DvcRenderError
 from dvc_render.vega import VegaRenderer
 
-from pipeline.compared.points import Cell, Point
+from pipeline.compared.points import Point
 from stages.contracts.errors import StageError
 
 CONFUSION = "confusion_counts"
@@ -45,15 +45,23 @@ def has_points(series: Series) -> bool:
 
 def curves_spec(series: Series, *, x: str, title: str, colour_of: Mapping[str, str]) -> Spec:
     """DVC's ``linear`` of *series*, which `has_points`: a colour a run, a dash a split."""
-    points = [
+    spec = empty_curves_spec({split for _, split in series}, x=x, title=title, colour_of=colour_of)
+    spec["data"]["values"] = [
         {"rev": run, "split": split, x: step, "value": value}
         for (run, split), curve in series.items()
         for step, value in curve
         if math.isfinite(value)
     ]
-    spec = _filled("linear", points, x=x, y="value", title=title, y_label=title)
+    return spec
+
+
+def empty_curves_spec(splits: Collection[str], *, x: str, title: str, colour_of: Mapping[str, str]) -> Spec:
+    """The same without points: the template looks for new runs in each of them, which takes long."""
+    spec = _filled(
+        "linear", {"rev": "", "split": "", x: 0, "value": 0}, x=x, y="value", title=title, y_label=title
+    )
     spec["encoding"]["color"] = _scale("rev", "run", colour_of)
-    if len({split for _, split in series}) > 1:
+    if len(splits) > 1:
         spec["encoding"]["strokeDash"] = _scale("split", "split", DASHES)
     smoothed, *_ = spec["layer"]
     smoothed["transform"][0]["groupby"] = ["rev", "split"]
@@ -61,27 +69,25 @@ def curves_spec(series: Series, *, x: str, title: str, colour_of: Mapping[str, s
     return spec
 
 
-def confusion_spec(run: str, cells: Sequence[Cell]) -> Spec:
-    """Fill our template ``confusion_counts`` with the cells of one run.
-
-    Raises `StageError` if the project does not have it.
-    """
-    names = ("actual", "given", "count", "class_samples")
-    points = [{"rev": run, **dict(zip(names, cell, strict=False))} for cell in cells]
-    title = f"The {len(cells)} most confused pairs" if len(cells[0]) == len(names) else ""
-    return _filled(CONFUSION, points, x="given", y="actual", title=title)
+def empty_confusion_spec() -> Spec:
+    """Our template ``confusion_counts`` without points. Raises `StageError` if the project has lost it."""
+    return _filled(
+        CONFUSION, {"rev": "", "actual": "", "given": "", "count": 0}, x="given", y="actual", title=""
+    )
 
 
-def _filled(template: str, points: list[dict[str, Any]], **properties: str) -> Spec:
+def _filled(template: str, point: dict[str, Any], **properties: str) -> Spec:
+    """*template* without data, filled for points that are like *point*."""
     folder = Path(Repo.find_root()) / ".dvc" / "plots"
     try:
-        renderer = VegaRenderer(points, "", template=template, template_dir=str(folder), **properties)
+        renderer = VegaRenderer([point], "", template=template, template_dir=str(folder), **properties)
         spec: Spec = renderer.get_filled_template(strict=False)
     except (DvcRenderError, OSError, ValueError) as error:
         raise StageError(
             f"the plot template {template!r} cannot be used ({error}): `git checkout {folder}` brings it back"
         ) from error
     spec.pop("$schema", None)  # an address of the version that the template was written for
+    spec["data"] = {"values": []}
     return spec
 
 

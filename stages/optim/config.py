@@ -16,7 +16,12 @@ class Optimizer(Config):
     learning_rate: PositiveFloat
     """Before any schedule. Burn refuses more than 1; here only the optimizer's own sense does."""
     clipping: Clipping | None = None
-    """What becomes of large gradients. Null: nothing."""
+    """Limit of the gradients; null sets none. Arguments and defaults:
+
+    * ``value``: ``value``
+    * ``norm``: ``max_norm``
+    * ``global_norm``: ``max_norm``
+    """
 
 
 class Adam(Optimizer):

@@ -24,6 +24,16 @@ class RecorderConfig(Config):
         "burnpack",
         "safetensors",
     ] = "default"
+    """The format, which is also the suffix of the files:
+
+    * ``default``: another name of ``named_mpk_gz``
+    * ``compact``: ``named_mpk_gz`` with ``precision: half``
+    * ``named_mpk_gz`` and ``named_mpk``: MessagePack with names, gzipped or not
+    * ``bin_gz`` and ``bin``: bincode, gzipped or not
+    * ``json_gz`` and ``pretty_json``: JSON, gzipped or indented
+    * ``burnpack``: Burn's format of tensors
+    * ``safetensors``: the format of the safetensors package
+    """
     precision: Precisions | None = None
     """Of floats and integers in the file: 32 (``full``), 16 or 64 bits. None is what ``kind`` says: full."""
     compression: Literal[0, 1] = 1

@@ -24,14 +24,14 @@ function swatch(run) {
 }
 
 function visible() {
-  return order.map((place) => data.runs[place]).filter((run) => !hidden.has(run.name));
+  return order.filter((place) => !hidden.has(data.runs[place].name));
 }
 
 // The table of runs.
 
 function compared(column, ascending) {
   return (one, other) => {
-    const [a, b] = [column.cells[one].order, column.cells[other].order];
+    const [a, b] = [column.order[one], column.order[other]];
     if (a === null || b === null) return (a === null) - (b === null) || one - other;
     const result = typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1;
     return (ascending ? result : -result) || one - other;
@@ -74,10 +74,9 @@ function runRow(run, place) {
   const name = element("span", { textContent: run.name, title: run.sha || "the workspace" });
   const head = element("th", { scope: "row" }, element("label", {}, box, swatch(run), name));
   const cells = data.columns.slice(1).map((column) => {
-    const cell = column.cells[place];
-    const classes = [column.numeric ? "number" : "", cell.best ? "best" : ""];
-    if (column.key === "cached" && cell.order === 0) classes.push("no");
-    return element("td", { className: classes.join(" ").trim(), textContent: cell.shown });
+    const classes = [column.numeric ? "number" : "", column.best.includes(place) ? "best" : ""];
+    if (column.key === "cached" && column.order[place] === 0) classes.push("no");
+    return element("td", { className: classes.join(" ").trim(), textContent: column.shown[place] });
   });
   return element("tr", { className: hidden.has(run.name) ? "hidden" : "" }, head, ...cells);
 }
@@ -92,22 +91,22 @@ function drawNotes() {
 // The configuration.
 
 function drawConfig() {
-  const runs = visible();
+  const places = visible();
   const only = document.getElementById("only-differing").checked;
   const table = document.getElementById("config");
-  const keys = only ? data.params.filter((key) => new Set(runs.map((run) => run.params[key])).size > 1) : data.params;
-  if (!keys.length || !runs.length) {
-    const said = runs.length ? "All of these runs were told the same." : "No run is shown.";
+  const differs = (values) => new Set(places.map((place) => values[place])).size > 1;
+  const params = Object.entries(data.params).filter(([, values]) => !only || differs(values));
+  if (!params.length || !places.length) {
+    const said = places.length ? "All of these runs were told the same." : "No run is shown.";
     table.replaceChildren(element("tbody", {}, element("tr", {}, element("td", { className: "said", textContent: said }))));
     return;
   }
-  const heads = [element("th"), ...runs.map((run) => element("th", { scope: "col" }, swatch(run), run.name))];
-  const rows = keys.map((key) => {
-    const first = runs[0].params[key];
-    const cells = runs.map((run) => {
-      const value = run.params[key];
-      const text = value === undefined ? "–" : value;
-      return element("td", { textContent: text, title: text, className: value === first ? "" : "differs" });
+  const heads = [element("th"), ...places.map((place) => element("th", { scope: "col" }, swatch(data.runs[place]), data.runs[place].name))];
+  const rows = params.map(([key, values]) => {
+    const first = values[places[0]];
+    const cells = places.map((place) => {
+      const text = values[place] === null ? "–" : values[place];
+      return element("td", { textContent: text, title: text, className: values[place] === first ? "" : "differs" });
     });
     return element("tr", {}, element("th", { scope: "row", textContent: key }), ...cells);
   });
@@ -123,11 +122,23 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-function fitted(spec, names) {
+function points(chart) {
+  return chart.curves.filter((curve) => !hidden.has(data.runs[curve.run].name)).flatMap(({ run, split, x, y }) =>
+    data.steps[x].flatMap((step, place) =>
+      y[place] === null ? [] : [{ rev: data.runs[run].name, split, [chart.x]: step, value: y[place] }]));
+}
+
+function cells(place) {
+  const { classes, numbers } = data.confusion.runs[place];
+  return data.confusion.classes[classes].map(([actual, given], cell) =>
+    ({ rev: data.runs[place].name, actual, given, count: numbers[cell][0], class_samples: numbers[cell][1] }));
+}
+
+function fitted(spec, values) {
   const made = structuredClone(spec);
   delete made.title;
   made.background = null;
-  made.data.values = made.data.values.filter((point) => names.has(point.rev));
+  made.data.values = values;
   for (const param of [made, ...everyLayer(made)].flatMap((each) => each.params || [])) {
     if (param.name === "smooth") {
       delete param.bind;
@@ -160,8 +171,7 @@ async function plot(card, spec, renderer) {
 
 async function drawPlots() {
   const turn = (drawing += 1);
-  const names = new Set(visible().map((run) => run.name));
-  const made = [...curveCards(names), ...matrixCards(names)];
+  const made = [...curveCards(), ...matrixCards()];
   for (const each of plots.splice(0)) each.finalize();
   for (const [card, spec, renderer] of made) {
     if (turn !== drawing) return;
@@ -173,15 +183,17 @@ async function drawPlots() {
   if (turn === drawing) document.body.dataset.drawn = String(turn);
 }
 
-function curveCards(names) {
+function curveCards() {
   const place = document.getElementById("curves");
-  const cards = data.charts[view].map(({ title, spec }) => {
-    const own = fitted(spec, names);
+  const scale = { domain: data.runs.map((run) => run.name), range: data.runs.map((run) => run.colour) };
+  const cards = data.charts[view].map((chart) => {
+    const own = fitted(chart.spec, points(chart));
+    own.encoding.color.scale = scale;
     own.encoding.x.axis = { tickMinStep: 1, format: "~s" };
     for (const name of ["color", "strokeDash"]) if (own.encoding[name]) own.encoding[name].legend = null;
     for (const layer of everyLayer(own)) if (layer.encoding && layer.encoding.y) layer.encoding.y.title = null;
     Object.assign(own, { width: "container", height: 230, autosize: { type: "fit-x", contains: "padding" } });
-    const card = element("div", { className: "card" }, element("h3", { textContent: title }));
+    const card = element("div", { className: "card" }, element("h3", { textContent: chart.title }));
     if (!own.data.values.length) card.append(element("p", { className: "empty", textContent: "No run that is shown has it." }));
     return [card, own, view === "epochs" ? "svg" : "canvas"];
   });
@@ -190,25 +202,30 @@ function curveCards(names) {
   return cards;
 }
 
-function matrixCards(names) {
-  const place = document.getElementById("confusion");
-  const shown = visible().filter((run) => Object.hasOwn(data.confusion, run.name));
-  const cards = shown.slice(0, MATRICES).map((run) => {
-    const spec = fitted(data.confusion[run.name], names);
+function matrixCards() {
+  const shown = data.confusion ? visible().filter((place) => data.confusion.runs[place]) : [];
+  const made = shown.slice(0, MATRICES).map((place) => {
+    const run = data.runs[place];
+    const shownCells = cells(place);
+    const spec = fitted(data.confusion.spec, shownCells);
+    const part = shownCells[0].class_samples === undefined ? "" : `, the ${shownCells.length} most confused pairs`;
     spec.facet.column.header = { labels: false, title: null };
-    const [cells, counts] = spec.spec.layer;
+    const [squares, counts] = spec.spec.layer;
     const range = dark.matches ? ["#26364a", "#4b86e8"] : ["#dbe8f7", "#0b4f9c"];
-    Object.assign(cells.encoding.color, { legend: null, scale: { domain: [0, 1], range } });
+    Object.assign(squares.encoding.color, { legend: null, scale: { domain: [0, 1], range } });
     if (dark.matches) counts.encoding.color = { value: "#f2f5f9" };
     Object.assign(spec.spec, { width: 270, height: 270 });
-    const title = element("h3", {}, swatch(run), element("span", { textContent: run.name }));
+    const title = element("h3", {}, swatch(run), element("span", { textContent: run.name + part }));
     return [element("div", { className: "card" }, title), spec, "svg"];
   });
-  const more = shown.length - cards.length;
+  const more = shown.length - made.length;
   const said = more > 0 ? `${more} more: hide runs above to see them.` : "No run that is shown has one.";
   const note = element("p", { className: "empty", textContent: said });
-  place.replaceChildren(...cards.map(([card]) => card), ...(more > 0 || !cards.length ? [note] : []));
-  return cards;
+  document.getElementById("confusion").replaceChildren(
+    ...made.map(([card]) => card),
+    ...(more > 0 || !made.length ? [note] : []),
+  );
+  return made;
 }
 
 // Everything together.

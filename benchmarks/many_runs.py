@@ -1,0 +1,118 @@
+"""A project with many experiments, made in seconds: git objects by `git fast-import`, outputs in DVC's cache.
+
+Each run has its own learning rate and its own logs, metrics, curves and values of every batch. The other
+outputs are one small file each, which all runs share.
+"""
+
+import hashlib
+import json
+import math
+import random
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[1]
+FILES = ("dvc.yaml", "params.yaml", "dvc.lock", ".dvc/config", ".dvc/plots/confusion_counts.json")
+RATE = "learning_rate: 0.001"
+IDENTITY = "Benchmark <benchmark@localhost> 1700000000 +0000"
+Outputs = dict[str, bytes | dict[str, bytes]]
+"""Path to content; of a directory, the contents of its files."""
+
+
+def make_runs(folder: Path, count: int, epochs: int, batches: int) -> None:
+    """Make a project in *folder* with *count* experiments of *epochs* epochs of *batches* steps each."""
+    for name in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "-c", "user.name=b", "-c", "user.email=b@localhost", "commit", "-qm", "The project")
+    head = git(folder, "rev-parse", "HEAD").decode().strip()
+    lock = YAML(typ="safe").load(folder / "dvc.lock")["stages"]
+    shared = {out["path"]: b"shared" for stage in lock.values() for out in stage["outs"]}
+    stream = b"".join(
+        commit(folder, head, f"run-{run:04}", 0.001 + run / 1e6, shared | outputs(run, epochs, batches))
+        for run in range(count)
+    )
+    git(folder, "fast-import", "--quiet", stdin=stream)
+
+
+def commit(folder: Path, head: str, name: str, rate: float, written: Outputs) -> bytes:
+    """Return the commands that make the experiment *name*, whose outputs go to the cache of *folder*."""
+    edit = f"learning_rate: {rate:.6f}"
+    lines = (folder / "dvc.lock").read_text(encoding="utf-8").replace(RATE, edit).splitlines()
+    for place, line in enumerate(lines):
+        path = line.removeprefix("    - path: ")
+        if path in written:
+            lines[place + 2] = f"      md5: {cached(folder, written[path])}"
+    params = (folder / "params.yaml").read_text(encoding="utf-8").replace(RATE, edit)
+    header = f"commit refs/exps/{head[:2]}/{head[2:]}/{name}\ncommitter {IDENTITY}\n"
+    files = {"dvc.lock": "\n".join(lines) + "\n", "params.yaml": params}
+    changes = b"".join(f"M 100644 inline {each}\n".encode() + data(text) for each, text in files.items())
+    return header.encode() + data(name) + f"from {head}\n".encode() + changes + b"\n"
+
+
+def data(text: str) -> bytes:
+    """Return *text* as `git fast-import` reads it."""
+    return b"data %d\n%s\n" % (len(text.encode()), text.encode())
+
+
+def cached(folder: Path, content: bytes | dict[str, bytes]) -> str:
+    """Write *content* to the cache of *folder* and return its hash."""
+    ending = ""
+    if isinstance(content, dict):
+        listed = [{"md5": cached(folder, each), "relpath": name} for name, each in sorted(content.items())]
+        content, ending = json.dumps(listed).encode(), ".dir"
+    md5 = hashlib.md5(content, usedforsecurity=False).hexdigest() + ending
+    place = folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.exists():
+        place.write_bytes(content)
+    return md5
+
+
+def outputs(run: int, epochs: int, batches: int) -> Outputs:
+    """Return what the run number *run* wrote."""
+    noise = random.Random(run)  # noqa: S311  not for security
+    losses = [noise.uniform(0.9, 1.1) / math.sqrt(epoch) for epoch in range(1, epochs + 1)]
+    plots = {
+        f"{metric}.tsv": table(
+            ["epoch", "train", "valid"], ((e, v, v * 1.1) for e, v in enumerate(losses, 1))
+        )
+        for metric in ("Loss", "Accuracy")
+    }
+    plots["Learning_Rate.tsv"] = table(["epoch", "train"], ((e, 0.001) for e in range(1, epochs + 1)))
+    for split, steps in (("train", epochs * batches), ("valid", epochs * batches // 4)):
+        for metric in ("Loss", "Accuracy"):
+            rows = ((step, 1, noise.random()) for step in kept_steps(steps))
+            plots[f"iterations/{split}/{metric}.tsv"] = table(["step", "epoch", "value"], rows)
+    cells = ((i, j, noise.randrange(50)) for i in range(10) for j in range(10))
+    plots["confusion.tsv"] = table(["actual", "given", "count"], cells)
+    logs = {f"epoch-{epoch}/Loss.log": f"{noise.random()},32\n".encode() for epoch in range(1, 6)}
+    metrics = json.dumps({"epoch": epochs, "train": {"Loss": losses[-1]}, "run": run})
+    return {
+        "artifacts/plots": plots,
+        "artifacts/metrics.json": metrics.encode(),
+        "artifacts/train": logs,
+        "artifacts/valid": {name: content + b"v" for name, content in logs.items()},
+    }
+
+
+def table(header: list[str], rows: Iterable[tuple[float, ...]]) -> bytes:
+    """Return a table of tab-separated values."""
+    return "\n".join("\t".join(map(str, row)) for row in (header, *rows)).encode() + b"\n"
+
+
+def kept_steps(steps: int) -> list[int]:
+    """Return the steps of *steps* of which a run keeps the values, as `stages.loggers.iterations` does."""
+    return [step for step in range(steps) if step % (1 << (step // 1024).bit_length()) == 0]
+
+
+def git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    """Run git in *folder* and return its output."""
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, check=True).stdout  # noqa: S603  the user's own git

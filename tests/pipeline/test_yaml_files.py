@@ -1,0 +1,131 @@
+"""The fast reader of YAML gives what ruamel.yaml's safe reader gives, which is DVC's."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from pipeline.yaml_files import load_yaml, parse_yaml
+from stages.contracts.errors import ParamsError
+
+LISTED = r"""
+    yes no on off y n Yes TRUE true tRue True False null Null nULL ~ nan inf .inf -.Inf +.INF .NaN .nan
+    010 0o10 0o8 0x1F 0xg 0b101 0b111 089 08 -08 00 0 +1 -0 -1 1_000 1__0 _1 1_ 1:30 1:30:00 1.5:3
+    1e-4 1e4 1.e4 .5e3 .5e+3 1.5e+3 12e03 1e400 -1e400 +.5 -.5 0. . .. ... --- -x ~x <x =x = < <<
+    2001-01-01 2001-12-14t21:59:43.10-05:00 2001-12-14T21:59:43Z 2001-12-14_21:59:43
+    12345678901234567890123 123456789012345678 1234567890123456789 -123456789012345678
+    d41d8cd98f00b204e9800998ecf8427e d751713988987e9331980363e24189ce.dir 0b1be0 1be0
+    1e100000000000000000000000000000 00000000000000000000000000000000 0b010101010101010101010101010101
+    '1' "1" '' "\u263a" "null" 'it''s' !!str_1 !!int_'3' !_12 !own_x !!float_1 a_b a#b -_- é 😀
+"""
+SCALARS = LISTED.split() + [each.replace("_", " ") for each in LISTED.split() if "_" in each]
+DOCUMENTS = [
+    "",
+    "\n",
+    "# only a comment\n",
+    "---\n",
+    "---\na: 1\n",
+    "a: 1\n...\n",
+    "a: 1\n---\nb: 2\n",
+    "\ufeffa: 1\n",
+    "%YAML 1.1\n---\na: yes\nb: 010\n",
+    "%YAML 1.2\n---\na: yes\n",
+    "--- |\n text\n  more\n",
+    "a: >-\n x\n y\n",
+    "a: &x [1]\nb: *x\n",
+    "a: &x 1\nb: *x\n",
+    "a: &x {b: *x}\n",
+    "a: *x\n",
+    "a: &x {c: 1}\nb: {<<: *x, d: 2}\n",
+    "<<: {a: 1}\n",
+    "'<<': {a: 1}\n",
+    "a: 1\na: 2\n",
+    "1: a\n1.0: b\n",
+    "true: a\nTRUE: b\n",
+    "? [1, 2]\n: 3\n",
+    "? {a: 1}\n: 3\n",
+    "? |\n x\n: 3\n",
+    "a:\n\tb: 1\n",
+    "a: [\n",
+    "a: {b: [1, {c: }]}\n",
+    "{a, b: 2}\n",
+    "[a: 1]\n",
+    "a: one\n  two\n\n  three\n",
+    "a: 1\n  2\n",
+    "null: 1\n~: 2\n",
+    "a: b: c\n",
+    "a: @x\n",
+    "a: `x`\n",
+    "a: \x07\n",
+    "!!omap [a: 1]\n",
+    "!!set {a, b}\n",
+    "!!binary aGk=\n",
+    "a: !!python/name:os.system\n",
+    "- - - 1\n  - 2\n",
+    "x\n",
+    "a: 2026-13-01\n",
+    "a: 0b_\n",
+    "a: " + "[" * 2000 + "]" * 2000 + "\n",
+    "a: " + "1" * 5000 + "\n",
+]
+
+
+def outcome(read, text):
+    """What *read* gives for *text*, with its types, or the error."""
+    try:
+        return repr(read(text))
+    except (YAMLError, ValueError, RecursionError) as error:
+        return str(error)
+
+
+def safe(text):
+    return YAML(typ="safe").load(text)
+
+
+@pytest.mark.parametrize("text", SCALARS)
+@pytest.mark.parametrize("form", ["{}\n", "a: {}\n", "- {}\n", "[{}]\n", "{}: 1\n", "a: {{b: {}}}\n"])
+def test_a_scalar_is_read_as_yaml_1_2(text, form):
+    document = form.format(text)
+
+    assert outcome(load_yaml, document) == outcome(safe, document)
+
+
+@pytest.mark.parametrize("text", DOCUMENTS)
+def test_a_document_is_read_as_dvc_reads_it(text):
+    assert outcome(load_yaml, text) == outcome(safe, text)
+
+
+@given(st.text(alphabet="ab1e0x-+.:_~<>=!&*?|%'\"#,[]{} \n\t", max_size=40))
+def test_any_text_is_read_as_dvc_reads_it(text):
+    assert outcome(load_yaml, text) == outcome(safe, text)
+
+
+TREES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(SCALARS)
+    | st.dates(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=20,
+)
+
+
+@given(TREES)
+def test_what_dvc_writes_is_read_as_dvc_reads_it(tmp_path_factory, tree):
+    path = tmp_path_factory.getbasetemp() / "written.yaml"
+    writer = YAML()
+    writer.default_flow_style = False
+    writer.dump({"tree": tree}, path)
+    text = path.read_text(encoding="utf-8")
+
+    assert outcome(load_yaml, text) == outcome(safe, text)
+
+
+@pytest.mark.parametrize("value", ["2026-13-01", "0b_"])
+def test_a_value_that_cannot_be_made_is_refused_and_the_file_named(value):
+    with pytest.raises(ParamsError, match="^params.yaml is not valid YAML: "):
+        parse_yaml(f"date: {value}\n", "params.yaml")
