@@ -8,6 +8,7 @@ from typing import Literal
 from stages import checkpoints, learner, records
 from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError, ParamsError, StageError
+from stages.records.config import SUFFIXES as RECORD_SUFFIXES
 from stages.records.config import RecorderConfig
 
 VERSION = "2"
@@ -46,17 +47,30 @@ def save_model(config: SaveModelConfig, paths: Paths) -> None:
             f"{paths.config} is of another run, and would stand beside this model: "
             "run create-artifact-dir first"
         )
+    check_suffix(config, paths.model)
     recorder = records.recorder_of(config.recorder)
-    if not paths.model.name.endswith(recorder.suffix):
-        raise ParamsError(
-            f"save_model.recorder writes {recorder.suffix}, and dvc.yaml says {paths.model} (vars.paths): "
-            f"change that to {str(paths.model).partition('.')[0]}{recorder.suffix}"
-        )
     chosen = _chosen(config, checkpoints.FileCheckpointer(paths.checkpoint, records.DefaultRecorder()))
     recorder.record(chosen.model, paths.model)
     paths.exports.mkdir(parents=True, exist_ok=True)
     for name in config.exports:
         _export(name, chosen, paths.exports / f"model{SUFFIXES[name]}")
+
+
+def check_suffix(config: SaveModelConfig, model: Path) -> None:
+    """Raise `ParamsError` unless the name of the file *model* ends as the recorder's files do."""
+    suffix = config.recorder.suffix
+    if not model.name.endswith(suffix):
+        raise ParamsError(
+            f"save_model.recorder: {config.recorder.kind!r} writes files that end in {suffix}; found "
+            f"vars.paths.model: {model} in dvc.yaml. Set that to {model.with_name(_stem(model))}{suffix}, or "
+            "choose another recorder"
+        )
+
+
+def _stem(path: Path) -> str:
+    """Return the name of *path* without a suffix that a record may have."""
+    matching = [each for each in RECORD_SUFFIXES.values() if path.name.endswith(each)]
+    return path.name.removesuffix(matching[0]) if matching else path.stem
 
 
 def _chosen(

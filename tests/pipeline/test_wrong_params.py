@@ -1,0 +1,304 @@
+"""Wrong params: one clear message for each mistake, exit code 2, and nothing is lost."""
+
+from enum import Enum
+from math import inf, nan
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+
+from pipeline.params import Params, read_params
+from stages.contracts.config import Use
+from stages.contracts.errors import ParamsError
+
+NOT_A_SCALAR = [[], [1], {"a": 1}]
+NOT_A_NUMBER = [True, "", "12", "many", *NOT_A_SCALAR]
+WRONG = {
+    "count": [*NOT_A_NUMBER, None, -1, 0, 1.5, 1e29, 10**400, inf, nan],
+    "count or null": [*NOT_A_NUMBER, -1, 0, 1.5, 1e29, inf, nan],
+    "count from 0": [*NOT_A_NUMBER, None, -1, 1.5, 1e29, inf, nan],
+    "processes": [*NOT_A_NUMBER, None, -1, 1.5, 1025, 100_000_000, inf, nan],
+    "threads": [*NOT_A_NUMBER, -1, 0, 1.5, 1025, 100_000_000, inf, nan],
+    "iterations": [*NOT_A_NUMBER, None, 0, 100, 1.5, inf, nan],
+    "seed": [*NOT_A_NUMBER, None, 1.5, 2**63, -(2**63) - 1, 1e29, inf, nan],
+    "seed of NumPy": [*NOT_A_NUMBER, None, -1, 2**32, 1.5, inf, nan],
+    "positive": [*NOT_A_NUMBER, None, -1, 0, 10**400, inf, -inf, nan],
+    "positive or null": [*NOT_A_NUMBER, -1, 0, inf, nan],
+    "non-negative": [*NOT_A_NUMBER, None, -1e-9, inf, nan],
+    "seconds": [*NOT_A_NUMBER, None, -1, 0, 1e10, inf, nan],
+    "seconds or null": [*NOT_A_NUMBER, -1, 0, 1e10, inf, nan],
+    "share": [*NOT_A_NUMBER, None, 0, 1, -0.1, inf, nan],
+    "decay": [*NOT_A_NUMBER, None, 1, -0.1, inf, nan],
+    "decay or null": [*NOT_A_NUMBER, 1, -0.1, inf, nan],
+    "factor": [*NOT_A_NUMBER, None, 0, 1.1, -0.1, inf, nan],
+    "flag": [None, 0, 1, 1.0, "", "yes", "true", inf, *NOT_A_SCALAR],
+    "text": [None, True, 0, 1.5, inf, "", " ", "a\0b", *NOT_A_SCALAR],
+    "text or null": [True, 0, inf, "", "a\0b", *NOT_A_SCALAR],
+    "null": [True, 0, inf, "", "x", *NOT_A_SCALAR],
+    "choice": [None, True, 0, 1e29, nan, "", "x", *NOT_A_SCALAR],
+    "choice or null": [True, 0, nan, "", "x", *NOT_A_SCALAR],
+    "0 or 1": [None, True, False, 2, -1, 0.5, nan, "", "1", *NOT_A_SCALAR],
+    "section": [None, True, 0, -1, 1e29, inf, "", "x", [], [1]],
+    "section or null": [True, 0, -1, inf, "", "x", [], [1]],
+    "part": [None, True, 0, -1, 1e29, inf, "", [], [1], {}, {"kind": ["mlp"]}, {"kind": {"a": "b"}}]
+    + [{"kind": kind} for kind in (None, True, 0, "", ":", ":x", "a:", "a b:c", "a:b:c", "nothing")],
+    "device": [None, True, 0, -1, 1.5, inf, "", "gpu", "cuda:x", "cuda:-1", "auto:0", [], [1], [["cpu"]]]
+    + [["cpu", "gpu"], {"a": 1}],
+    "counts": [None, True, 1, inf, "", "12", [0], [True], ["1"], [1e29], [nan], [[1]], {"a": 1}],
+    "pair": [None, True, 1, "", [], [1], [1, 0], [1, True], [1, "1"], [1, 1, 1], {"a": 1}],
+    "names": [None, True, 1, "", "x", [""], [1], [True], [".."], ["a/b"], ["a\0"], [["a"]], {"a": 1}],
+    "choices": [None, True, 1, "", "safetensors", [""], ["x"], [1], [None], [["burnpack"]], {"a": 1}],
+    "sections": [None, True, 1, inf, "", "x", [1], [None], [True], ["x"], [{"unknown": 1}], {"a": 1}],
+    "parts": [None, True, 1, "", "loss", [1], [None], [""], ["x"], [[]], [{}], [{"kind": ["loss"]}]],
+}
+OPTIMIZER = {"learning_rate": "positive", "clipping": "section or null"}
+ADAM = {"beta_1": "decay", "beta_2": "decay", "epsilon": "positive", "amsgrad": "flag"}
+RULE = {"initial": "positive or null", "per": "choice"}
+RECORDER = {"precision": "choice or null", "compression": "0 or 1"}
+SHARES = {"epsilon": "positive", "weight_decay": "non-negative"}
+PARAMS = [
+    ("create_artifact_dir", {}, {"keep": "names"}),
+    ("load_data", {}, {"source": "part", "valid_fraction": "share", "seed": "seed of NumPy"}),
+    ("load_data.source", {"kind": "digits"}, {"path": "null"}),
+    ("load_data.source", {"kind": "idx", "path": "x"}, {"path": "text"}),
+    ("load_data.source", {"kind": "npz", "path": "x"}, {"path": "text"}),
+    (
+        "build_learner",
+        {},
+        {
+            "seed": "seed",
+            "model": "part",
+            "optimizer": "section",
+            "schedule": "section",
+            "checkpoint": "section or null",
+        },
+    ),
+    (
+        "build_learner.checkpoint",
+        {"path": "x"},
+        {"epoch": "count or null", "weights_only": "flag", "limit": "count or null", "path": "text or null"},
+    ),
+    ("build_learner.checkpoint", {"rev": "a" * 40, "epoch": 1}, {"rev": "text or null"}),
+    (
+        "build_learner.model",
+        {"kind": "cnn"},
+        {
+            "channels": "pair",
+            "kernel_size": "count",
+            "pool_size": "count",
+            "hidden_size": "count",
+            "dropout": "decay",
+        },
+    ),
+    ("build_learner.model", {"kind": "mlp"}, {"hidden_sizes": "counts", "dropout": "decay"}),
+    ("build_learner.model", {"kind": "mlp_regressor"}, {"hidden_sizes": "counts", "dropout": "decay"}),
+    ("build_learner.optimizer", {"kind": "adam"}, OPTIMIZER | ADAM | SHARES),
+    ("build_learner.optimizer", {"kind": "adamw"}, OPTIMIZER | ADAM | SHARES),
+    (
+        "build_learner.optimizer",
+        {"kind": "sgd"},
+        OPTIMIZER
+        | {"momentum": "decay or null", "dampening": "decay", "nesterov": "flag"}
+        | {"weight_decay": "non-negative"},
+    ),
+    (
+        "build_learner.optimizer",
+        {"kind": "rmsprop"},
+        OPTIMIZER | SHARES | {"alpha": "decay", "momentum": "decay", "centered": "flag"},
+    ),
+    ("build_learner.optimizer", {"kind": "adagrad"}, OPTIMIZER | SHARES | {"lr_decay": "non-negative"}),
+    (
+        "build_learner.optimizer",
+        {"kind": "muon"},
+        OPTIMIZER
+        | SHARES
+        | {"momentum": "decay", "nesterov": "flag", "ns_steps": "iterations"}
+        | {"adjust_lr": "choice", "others": "section"},
+    ),
+    ("build_learner.optimizer.others", {"kind": "adamw"}, ADAM),
+    (
+        "build_learner.optimizer",
+        {"kind": "lbfgs"},
+        OPTIMIZER
+        | {"max_iter": "count", "max_eval": "count or null", "history_size": "count"}
+        | {"tolerance_grad": "positive", "tolerance_change": "positive", "line_search": "choice or null"},
+    ),
+    ("build_learner.optimizer.clipping", {"kind": "value", "value": 1}, {"value": "positive"}),
+    ("build_learner.optimizer.clipping", {"kind": "norm", "max_norm": 1}, {"max_norm": "positive"}),
+    ("build_learner.optimizer.clipping", {"kind": "global_norm", "max_norm": 1}, {"max_norm": "positive"}),
+    ("build_learner.schedule", {"kind": "constant"}, RULE),
+    (
+        "build_learner.schedule",
+        {"kind": "linear", "final": 1, "num_iters": 1},
+        RULE | {"final": "non-negative", "num_iters": "count"},
+    ),
+    (
+        "build_learner.schedule",
+        {"kind": "cosine", "num_iters": 1},
+        RULE | {"min": "non-negative", "num_iters": "count"},
+    ),
+    ("build_learner.schedule", {"kind": "exponential", "gamma": 0.5}, RULE | {"gamma": "factor"}),
+    ("build_learner.schedule", {"kind": "noam"}, RULE | {"warmup_steps": "count", "model_size": "count"}),
+    (
+        "build_learner.schedule",
+        {"kind": "step", "step_size": 1},
+        RULE | {"step_size": "count", "gamma": "positive"},
+    ),
+    (
+        "build_learner.schedule",
+        {"kind": "composed", "schedulers": [{"kind": "constant"}]},
+        RULE | {"schedulers": "sections", "reduction": "choice"},
+    ),
+    (
+        "build_learner.schedule",
+        {"kind": "sequential", "schedulers": [{"kind": "constant"}] * 2, "milestones": [1]},
+        RULE | {"schedulers": "sections", "milestones": "counts"},
+    ),
+    (
+        "fit",
+        {},
+        {
+            "num_epochs": "count",
+            "batch_size": "count",
+            "num_workers": "processes",
+            "seed": "seed",
+            "device": "device",
+            "num_threads": "threads",
+            "grads_accumulation": "section",
+            "deterministic": "flag",
+            "gradient_checkpointing": "flag",
+            "non_finite": "section",
+            "early_stopping": "section or null",
+            "keep": "section",
+            "recorder": "section",
+            "checkpoint_every_steps": "count or null",
+            "checkpoint_every_seconds": "seconds or null",
+            "max_unsaved_seconds": "seconds",
+            "metrics": "parts",
+        },
+    ),
+    ("fit.grads_accumulation", {}, {"batches": "count", "reduction": "choice", "leftover": "choice"}),
+    ("fit.non_finite", {}, {"limit": "count"}),
+    (
+        "fit.early_stopping",
+        {"n_epochs": 1},
+        {
+            "n_epochs": "count",
+            "metric": "text",
+            "split": "choice",
+            "direction": "choice",
+            "min_delta": "non-negative",
+            "warmup_epochs": "count from 0",
+        },
+    ),
+    ("fit.keep", {}, {"last": "count", "best": "sections"}),
+    ("fit.keep.best.0", {}, {"metric": "text", "split": "choice", "direction": "choice"}),
+    ("fit.recorder", {}, RECORDER),
+    ("save_model", {}, {"recorder": "section", "exports": "choices", "epoch": "choice"}),
+    ("save_model.recorder", {}, RECORDER),
+]
+ROWS = [(path, base, key, shape) for path, base, keys in PARAMS for key, shape in keys.items()]
+
+
+def content_with(path, value):
+    """Return params in which *path* is *value*; a number in it is the index of a list of one item."""
+    *outer, last = path.split(".")
+    for key in reversed([*outer, last]):
+        value = [value] if key.isdigit() else {key: value}
+    if path.startswith("build_learner.optimizer."):  # a kind is needed around it
+        value["build_learner"]["optimizer"]["kind"] = "muon"
+    return value
+
+
+def written(folder, content):
+    path = folder / "params.yaml"
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    with path.open("w") as file:
+        yaml.dump(content, file)
+    return path
+
+
+def mistakes_in(path):
+    """Return the first line of each mistake that reading *path* reports."""
+    with pytest.raises(ParamsError) as caught:
+        read_params(path)
+    assert caught.value.exit_code == 2
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"{path} is not valid:"
+    return [line for line in lines if not line.startswith("    ")]
+
+
+@pytest.mark.parametrize(
+    ("path", "base", "key", "shape"),
+    ROWS,
+    ids=[f"{row[0]}:{row[1].get('kind', '')}.{row[2]}" for row in ROWS],
+)
+def test_each_param_refuses_each_wrong_value_with_one_message(path, base, key, shape, tmp_path):
+    read_params(written(tmp_path, content_with(path, base)))
+
+    for value in WRONG[shape]:
+        wrong = written(tmp_path, content_with(path, base | {key: value}))
+        found = mistakes_in(wrong)
+
+        assert len(found) == 1, (value, found)
+        assert f"{path}.{key}" in found[0], (value, found)
+        assert "Input" not in found[0], (value, found)
+        assert ". ." not in found[0], (value, found)
+
+
+@pytest.mark.parametrize("name", ["unknown", "kid"])
+def test_an_unknown_key_is_answered_with_the_keys_of_its_own_section(name, tmp_path):
+    for path, base, keys in PARAMS:
+        wrong = written(tmp_path, content_with(path, base | {name: 1}))
+
+        (line,) = mistakes_in(wrong)
+        assert line.startswith(f"  {path}.{name}: unknown key.")
+        assert set(line.partition(" Known: ")[2].split(", ")) >= set(keys)
+
+
+def reachable(annotation):
+    """Return the config classes in *annotation*, and in their fields."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = [field.annotation for field in annotation.model_fields.values()]
+        return {annotation}.union(*map(reachable, fields))
+    return set().union(*map(reachable, get_args(annotation)))
+
+
+def test_every_param_of_every_section_is_in_the_table(tmp_path):
+    tested = set()
+    for path, base, keys in PARAMS:
+        config = read_params(written(tmp_path, content_with(path, base)))
+        for name in path.split("."):
+            config = config[int(name)] if name.isdigit() else getattr(config, name)
+        tested |= {(type(config), key) for key in keys}
+
+    classes = reachable(Params) - {Params, Use}
+    params = {(each, name) for each in classes for name in each.model_fields if name != "kind"}
+    assert params <= tested, params - tested
+
+
+ACCEPTED = {
+    "fit.num_epochs": [1e3, 1.0, 10**9],
+    "fit.num_workers": [0, 1024],
+    "fit.num_threads": [None, 1, 1024],
+    "fit.device": ["cpu", "cuda", "cuda:7", "mps", ["cpu", "cpu"]],
+    "fit.checkpoint_every_seconds": [None, 1, 1e9],
+    "build_learner.seed": [-1, 2**63 - 1],
+    "build_learner.model": ["my_lab:Net", {"kind": "a.b:C.d", "x": [1, {"y": None}]}],
+    "create_artifact_dir.keep": [["notes.txt", ".hidden"]],
+}
+
+
+@pytest.mark.parametrize("path", ACCEPTED)
+def test_values_within_the_bounds_are_accepted(path, tmp_path):
+    section, key = path.split(".")
+
+    for value in ACCEPTED[path]:
+        made = getattr(getattr(read_params(written(tmp_path, content_with(path, value))), section), key)
+
+        if not isinstance(value, dict | str | list):
+            assert made == value
+        if key in ("num_epochs", "num_workers"):
+            assert type(made) is int
