@@ -1,4 +1,4 @@
-"""What params name and the rest of the project lacks: sections, files, and ``deps`` in dvc.yaml."""
+"""Checks of params against the rest of the project: sections and ``deps`` in dvc.yaml, and data."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -59,5 +59,6 @@ def read_params(path: Path = Path("params.yaml")) -> Params:
 
 
 def not_valid(path: Path, mistakes: Iterable[str]) -> ParamsError:
-    """Return the error for the *mistakes* in *path*, with a line for each."""
-    return ParamsError("\n".join([f"{path} is not valid:", *(f"  {line}" for line in mistakes)]))
+    """Return the error for the *mistakes* in *path*; further lines of a mistake are indented."""
+    lines = ["\n    ".join(map(str.strip, mistake.splitlines())) for mistake in mistakes]
+    return ParamsError("\n  ".join([f"{path} is not valid:", *lines]))

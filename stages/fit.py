@@ -262,7 +262,7 @@ def _train(config: FitConfig, paths: Paths, store: "runs.RunStore", around: Surr
     start = learner.Blueprint.read(paths.learner).build(config.seed)
     builder = _builder(config, store, around)
     run = builder.build(*start)
-    runs.check_space(store.path, (config.keep.most + 2) * run.checkpoint_bytes)
+    runs.check_space(store.path, (min(config.keep.most, config.num_epochs) + 2) * run.checkpoint_bytes)
     if run.resumed:
         sys.stdout.write(f"run {store.key} goes on {run.resumed}\n")
     plots = loggers.PlotPaths(paths.plots, paths.iterations, paths.confusion).moved(store.path / "plots")

@@ -84,7 +84,7 @@ def _line(place: _Place, error: Mapping[str, Any]) -> str:
     elif error["type"] == "invalid_key" or (error["type"] == "missing" and isinstance(keys[-1], int)):
         keys.pop()
     message = _message(place, error)
-    return f"{'.'.join(map(str, keys))}: {message}" if keys else message
+    return f"{'.'.join(map(str, keys)) or repr('')}: {message}" if keys else message
 
 
 def _message(place: _Place, error: Mapping[str, Any]) -> str:

@@ -138,8 +138,11 @@ class Step(Rule):
     gamma: Positive = 0.1
 
     def rate(self, initial: float, iteration: int) -> float:
-        """``initial · gamma^(i div step_size)``."""
-        return float(self.start(initial) * self.gamma ** (iteration // self.step_size))
+        """``initial · gamma^(i div step_size)``; infinity if a float64 cannot hold it."""
+        try:
+            return float(self.start(initial) * self.gamma ** (iteration // self.step_size))
+        except OverflowError:
+            return math.inf
 
     def burn_state(self, initial: float, steps: int) -> int:  # noqa: ARG002  as the others
         """The last i; before the first, -1."""

@@ -1,17 +1,21 @@
 """Wrong params: one clear message for each mistake, exit code 2, and nothing is lost."""
 
-from enum import Enum
+import re
 from math import inf, nan
+from pathlib import Path
 from typing import get_args
 
 import pytest
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from pipeline.overrides import overridden
 from pipeline.params import Params, read_params
+from pipeline.seconds import seconds_of
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError
 
+ROOT = Path(__file__).parents[2]
 NOT_A_SCALAR = [[], [1], {"a": 1}]
 NOT_A_NUMBER = [True, "", "12", "many", *NOT_A_SCALAR]
 WRONG = {
@@ -43,8 +47,22 @@ WRONG = {
     "section or null": [True, 0, -1, inf, "", "x", [], [1]],
     "part": [None, True, 0, -1, 1e29, inf, "", [], [1], {}, {"kind": ["mlp"]}, {"kind": {"a": "b"}}]
     + [{"kind": kind} for kind in (None, True, 0, "", ":", ":x", "a:", "a b:c", "a:b:c", "nothing")],
-    "device": [None, True, 0, -1, 1.5, inf, "", "gpu", "cuda:x", "cuda:-1", "auto:0", [], [1], [["cpu"]]]
-    + [["cpu", "gpu"], {"a": 1}],
+    "device": [
+        None,
+        True,
+        0,
+        -1,
+        1.5,
+        inf,
+        "",
+        "gpu",
+        "cuda:x",
+        "cuda:-1",
+        "auto:0",
+        [],
+        [1],
+        ["cpu", "gpu"],
+    ],
     "counts": [None, True, 1, inf, "", "12", [0], [True], ["1"], [1e29], [nan], [[1]], {"a": 1}],
     "pair": [None, True, 1, "", [], [1], [1, 0], [1, True], [1, "1"], [1, 1, 1], {"a": 1}],
     "names": [None, True, 1, "", "x", [""], [1], [True], [".."], ["a/b"], ["a\0"], [["a"]], {"a": 1}],
@@ -302,3 +320,247 @@ def test_values_within_the_bounds_are_accepted(path, tmp_path):
             assert made == value
         if key in ("num_epochs", "num_workers"):
             assert type(made) is int
+
+
+MODEL = "  model:\n    kind: cnn\n    dropout: 0.5"
+SCHEDULE = "  schedule:\n    kind: constant"
+PART = "schedule: {kind: sequential, milestones: [3], schedulers: [{kind: linear, final: 0, num_iter: 3}]}"
+KINDS = "'adam', 'adamw', 'sgd', 'rmsprop', 'adagrad', 'muon' or 'lbfgs'"
+UNKNOWN = "unknown key. Did you mean 'num_iters'? Known: initial, per, kind, final, num_iters"
+PLAIN = "must be null, a boolean, a finite number, a string, or a list or a mapping of these"
+PATHS = "Write 'package.module:Name', as in 'my_lab.parts:Name'"
+WORDS = {
+    "kind in a list": (
+        "kind: cnn",
+        "kind: [mlp]",
+        "build_learner.model.kind: must be a string that is not empty; found the list ['mlp']",
+    ),
+    "kind in a mapping": (
+        "kind: cnn",
+        "kind: {a: b}",
+        "build_learner.model.kind: must be a string that is not empty; found the mapping {'a': 'b'}",
+    ),
+    "no module": (
+        "kind: cnn",
+        'kind: ":x"',
+        f"build_learner.model: model ':x' is not an import path. {PATHS}",
+    ),
+    "no name": (
+        "metrics: [loss, accuracy]",
+        'metrics: ["a.b:"]',
+        f"fit.metrics.0: metric 'a.b:' is not an import path. {PATHS}",
+    ),
+    "kind that is misspelled": (
+        "kind: adam",
+        "kind: adm",
+        f"build_learner.optimizer.kind: must be {KINDS}; found 'adm'. Did you mean 'adam'?",
+    ),
+    "kind alone": (
+        SCHEDULE,
+        "  schedule: cosin",
+        "build_learner.schedule: must be a mapping; found 'cosin'. Write {kind: cosine}",
+    ),
+    "model alone": (
+        MODEL,
+        "  model: mlp",
+        "build_learner.model: must be a mapping; found 'mlp'. Write {kind: mlp}",
+    ),
+    "choice that is misspelled": (
+        "epoch: last",
+        "epoch: lst",
+        "save_model.epoch: must be 'last' or 'best'; found 'lst'. Did you mean 'last'?",
+    ),
+    "required key that is misspelled in a nested section": (
+        SCHEDULE,
+        f"  {PART}",
+        f"build_learner.schedule.schedulers.0.num_iter: {UNKNOWN}",
+    ),
+    "required key that is missing": (
+        "kind: digits\n    path: null",
+        "kind: npz",
+        "load_data.source.path: the key is missing. Set it",
+    ),
+    "null where there is a default": (
+        "num_epochs: 20",
+        "num_epochs: null",
+        "fit.num_epochs: must be an integer from 1 to 1000000000; found null. Remove the key for its default",
+    ),
+    "number as a string": (
+        "num_epochs: 20",
+        'num_epochs: "12"',
+        "fit.num_epochs: must be an integer from 1 to 1000000000; found '12'",
+    ),
+    "date": (
+        "num_epochs: 20",
+        "num_epochs: 2026-01-01",
+        "fit.num_epochs: must be an integer from 1 to 1000000000; found datetime.date(2026, 1, 1)",
+    ),
+    "too many threads": (
+        "num_threads: 1",
+        "num_threads: 100000000",
+        "fit.num_threads: must be an integer from 1 to 1024; found 100000000",
+    ),
+    "infinity": (
+        "learning_rate: 0.001",
+        "learning_rate: .inf",
+        "build_learner.optimizer.learning_rate: must be a finite number above 0; found .inf",
+    ),
+    "list where one name is given": (
+        "metrics: [loss, accuracy]",
+        "metrics: loss",
+        "fit.metrics: must be a list; found 'loss'. Write [loss]",
+    ),
+    "unknown device": (
+        "device: auto",
+        "device: gpu",
+        "fit.device: no device is called 'gpu'. Write auto, cpu, cuda, cuda:N or mps",
+    ),
+    "key that is a number": ("num_epochs: 20", "1: 20", "fit: keys must be strings; found 1"),
+    "section that is a number": ("epoch: last", "epoch: last\nfit_: 1", "fit_: unknown key."),
+    "infinity in an argument": (
+        "kind: cnn\n    dropout: 0.5",
+        'kind: "my_lab:Net"\n    limit: .inf',
+        f"build_learner.model: the argument 'limit' {PLAIN}; found inf",
+    ),
+    "argument that contains itself": (
+        "kind: cnn\n    dropout: 0.5",
+        'kind: "my_lab:Net"\n    self: &me {x: *me}',
+        f"build_learner.model: the argument 'self' {PLAIN}; found {{'x': {{...}}}}",
+    ),
+}
+
+
+def params_with(folder, old, new):
+    text = (ROOT / "params.yaml").read_text()
+    assert old in text
+    path = folder / "params.yaml"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+@pytest.mark.parametrize(("old", "new", "message"), WORDS.values(), ids=WORDS)
+def test_a_mistake_is_reported_with_its_place_the_value_found_and_advice(old, new, message, tmp_path):
+    (line,) = mistakes_in(params_with(tmp_path, old, new))
+
+    assert line.startswith(f"  {message}")
+
+
+NOT_YAML = {
+    "num_epochs: !foo 20": "line 26, column 15: the tag '!foo' is not supported. Remove it; name a class of",
+    "num_epochs: !!python/object:os.system 20": "line 26, column 15: the tag '!!python/object:os.system' is",
+    "num_epochs: 20\n  num_epochs: 3": 'line 27, column 3: found duplicate key "num_epochs"',
+    "num_epochs: [20": "line 27, column 13: did not find expected",
+    "num_epochs: *x": "line 26, column 15: found undefined alias",
+    "num_epochs: 2026-13-45": "a value cannot be read: month must be in 1..12",
+    "num_epochs: !!int x": "a value cannot be read: invalid literal for int()",
+    "num_epochs: !!bool x": "a value cannot be read: 'x'",
+    "num_epochs: " + "9" * 5000: "a value cannot be read: Exceeds the limit",
+    "num_epochs: \x01": "control characters are not allowed",
+}
+
+
+@pytest.mark.parametrize(("new", "message"), NOT_YAML.items(), ids=range(len(NOT_YAML)))
+def test_what_is_not_yaml_is_reported_in_one_line(new, message, tmp_path):
+    path = params_with(tmp_path, "num_epochs: 20", new)
+
+    with pytest.raises(ParamsError) as caught:
+        read_params(path)
+
+    assert str(caught.value).startswith(f"{path} is not valid YAML: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "# only comments\n",
+            "has no params. Write a section for each stage: create_artifact_dir, load_data",
+        ),
+        ("", "has no params. Write a section for each stage"),
+        ("- fit\n", "must have a section for each stage; found the list ['fit']"),
+        ("fit\n", "must have a section for each stage; found 'fit'"),
+    ],
+)
+def test_a_file_without_sections_is_refused(text, message, tmp_path):
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+
+    with pytest.raises(ParamsError, match=re.escape(f"{path} {message}")):
+        read_params(path)
+
+
+LATE = {
+    "only comments": (None, "# nothing\n", "params.yaml has no params. Write a section for each stage: "),
+    "no section": ("  epoch: last\n", "", "save_model: the key is missing, and the stage save-model in"),
+    "another suffix": ("recorder: default", "recorder: bin", "'bin' writes files that end in .bin; found"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), LATE.values(), ids=LATE)
+def test_what_the_last_stage_would_refuse_is_refused_before_the_first_one(old, new, message, finished):
+    before = finished.files("artifacts", "data", "dvc.lock")
+    path = finished.folder / "params.yaml"
+    text = path.read_text()
+    if not new:
+        text = text.partition("save_model:")[0]
+    path.write_text(text.replace(old, new) if old else new)
+
+    for command in ("check", "run"):
+        refused = finished.learner(command)
+        assert (refused.code, refused.out) == (2, "")
+        assert message in refused.err
+        assert "Traceback" not in refused.err
+
+    refused = finished.run("dvc", "repro")
+    assert refused.code != 0
+    assert "Running stage 'load-data'" not in refused.text
+    assert finished.files("artifacts", "data", "dvc.lock") == before
+
+
+OVERRIDES = {
+    "fit.num_epochs=true": "fit.num_epochs: must be an integer from 1 to 1000000000; found true",
+    "fit.num_epochs='12'": "fit.num_epochs: must be an integer from 1 to 1000000000; found '12'",
+    "fit.num_epochs=1e29": "fit.num_epochs: must be an integer from 1 to 1000000000; found 1e+29",
+    "build_learner.optimizer.learning_rate=inf": "must be a finite number above 0; found .inf",
+    "build_learner.model.kind=[mlp]": "must be a string that is not empty; found the list ['mlp']",
+    "build_learner.model.kind=':x'": "model ':x' is not an import path",
+    "fit=3": "fit: must be a mapping; found 3",
+    "~save_model": "save_model: the key is missing",
+    "save_model.recorder=bin": "'bin' writes files that end in .bin",
+    "fit.nope=3": "Could not override 'fit.nope'. To append to your config use +fit.nope=3",
+    "fit.num_epochs": "missing EQUAL",
+    "fit.num_epochs=[1": "no viable alternative at input '[1'",
+    "fit.num_epochs=${x}": "Interpolation key 'x' not found",
+    "": "mismatched input",
+    "++=1": "'': unknown key",
+}
+
+
+@pytest.mark.parametrize(("override", "message"), OVERRIDES.items())
+def test_an_override_is_checked_as_params_are(override, message, monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+    with pytest.raises(ParamsError) as caught:
+        overridden([override])
+
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize("text", ["abc", "nan", "inf", "-1", "1e10"])
+def test_a_duration_in_the_environment_is_a_finite_number(text, monkeypatch):
+    monkeypatch.setenv("LEARNER_WAIT_SECONDS", text)
+
+    with pytest.raises(ParamsError, match=f"LEARNER_WAIT_SECONDS is '{text}'. Set it to a number of seconds"):
+        seconds_of("LEARNER_WAIT_SECONDS", 1.0)
+
+
+@pytest.mark.parametrize("variable", ["LEARNER_RENDERER", "LEARNER_PREFECT"])
+def test_a_wrong_variable_is_reported_before_the_first_stage(variable, project):
+    refused = project.learner("run", **{variable: "x"})
+
+    assert (refused.code, refused.out) == (2, "")
+    assert f"error: {variable} is 'x'" in refused.err
+    assert not (project.folder / "artifacts").exists()

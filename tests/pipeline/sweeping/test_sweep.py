@@ -172,6 +172,23 @@ def test_a_stale_git_index_is_refreshed_and_a_failure_of_git_is_shown(project):
     assert ".git/index.lock exists: another git process runs" in refused.err
 
 
+def test_a_dry_run_names_each_point_that_is_not_valid_and_exits_2(project):
+    grid = ("-S", "fit.batch_size=32,0", "-S", "save_model.recorder=bin,default")
+    some = project.learner("sweep", "--dry-run", *grid)
+
+    assert some.code == 2
+    assert some.out.splitlines().count("batch_size=32,recorder=default: to run") == 1
+    assert some.out.count(": not valid") == 3
+    assert "3 of 4 points cannot run:" in some.err
+    assert "batch_size=0,recorder=default: params.yaml is not valid:" in some.err
+    assert "fit.batch_size: must be an integer from 1 to 1000000000; found 0" in some.err
+    assert "batch_size=32,recorder=bin: params.yaml is not valid:" in some.err
+
+    none = project.learner("sweep", "--dry-run", "-S", "fit.batch_size=true,0")
+    assert none.code == 2
+    assert "the first is batch_size=true: params.yaml is not valid:" in none.err
+
+
 def test_an_api_that_does_not_answer_is_told(swept):
     refused = swept.project.learner(
         "sweep", "-S", "fit.batch_size=8,9", PREFECT_API_URL="http://127.0.0.1:9/api"
