@@ -32,6 +32,8 @@ OFFERED = ("input_shape", "num_classes", "num_outputs")
 """Arguments that build-learner offers to a model."""
 NEEDS_EXTRA = "stages.metrics.borrowed:"
 """Begins the import path of a metric that needs torchmetrics, which may not be installed."""
+END = ["", ""]
+"""The last line of a result. A process that fails after it does so when it exits, which hurts no run."""
 PROGRAM = """
 import sys
 sys.path[:] = [sys.argv[1], *filter(None, sys.path)]  # not another "pipeline" in this folder
@@ -42,7 +44,7 @@ main(sys.argv[2])
 
 def plugin_mistakes(params: Params) -> list[str]:
     """Return a line for each part and device in *params* that cannot be used on this machine."""
-    if not any(_is_uncertain(*each) for each in _parts(params)) and not _named_devices(params):
+    if not any(_is_uncertain(part, use) for _, part, use in _parts(params)) and not _named_devices(params):
         return []
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result"
@@ -56,7 +58,7 @@ def plugin_mistakes(params: Params) -> list[str]:
         )
         entries = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
     mistakes = [f"{where}: {mistake}" for where, mistake in entries if mistake]
-    if done.returncode == 0:
+    if entries[-1:] == [END]:
         return mistakes
     where = entries[-1][0] if entries else "the parts"
     last = done.stderr.strip().rpartition("\n")[2]
@@ -78,6 +80,7 @@ def main(result: str) -> None:
             note(where, _mistake(part, use))
         for name in _named_devices(params):
             note("fit.device", _device_mistake(name))
+        note(*END)
 
 
 def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
@@ -90,7 +93,7 @@ def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
         yield f"fit.metrics.{number}", "metric", metric
 
 
-def _is_uncertain(_where: str, part: str, use: Use) -> bool:
+def _is_uncertain(part: str, use: Use) -> bool:
     """Return whether *use* may fail although params are valid."""
     path = BUILT_IN[part].get(use.kind, "")
     return not path or path.startswith(NEEDS_EXTRA) or bool(arguments_of(use))

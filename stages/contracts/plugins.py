@@ -63,7 +63,9 @@ def build(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> Any
 def check_arguments(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> None:
     """Raise `PluginError` unless *maker* can be called with *arguments*."""
     if not callable(maker):
-        raise PluginError(f"{part} {name!r} is a {type(maker).__name__}. Name a class or a function")
+        raise PluginError(
+            f"{part} {name!r} is of type {type(maker).__name__}, which cannot be called. Name a class or a function"
+        )
     signature = _signature(maker)
     try:
         signature.bind(**arguments)

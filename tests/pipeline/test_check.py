@@ -40,7 +40,7 @@ MISTAKES = {
     "model that is no class": (
         MODEL,
         'kind: "hollow:x"',
-        "build_learner.model: model 'hollow:x' is a int. Name a class or a function",
+        "build_learner.model: model 'hollow:x' is of type int, which cannot be called",
     ),
     "model with an argument that is missing": (
         MODEL,

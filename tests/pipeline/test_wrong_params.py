@@ -9,11 +9,13 @@ import pytest
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from pipeline.evaluate import parse_source
 from pipeline.overrides import overridden
 from pipeline.params import Params, read_params
 from pipeline.seconds import seconds_of
 from stages.contracts.config import Use
-from stages.contracts.errors import ParamsError
+from stages.contracts.errors import ParamsError, StageError
+from stages.data import load_source
 
 ROOT = Path(__file__).parents[2]
 NOT_A_SCALAR = [[], [1], {"a": 1}]
@@ -555,6 +557,20 @@ def test_a_duration_in_the_environment_is_a_finite_number(text, monkeypatch):
 
     with pytest.raises(ParamsError, match=f"LEARNER_WAIT_SECONDS is '{text}'. Set it to a number of seconds"):
         seconds_of("LEARNER_WAIT_SECONDS", 1.0)
+
+
+@pytest.mark.parametrize("option", ["--interval=inf", "--timeout=inf"])
+def test_a_duration_in_an_option_is_finite(option, project):
+    refused = project.learner("serve", option)
+
+    assert (refused.code, "Traceback" in refused.err) == (2, False)
+    assert f"error: {option.replace('=', ' is ')}. Set it to a finite number of seconds" in refused.err
+
+
+@pytest.mark.parametrize("source", ["", "idx", "npz:", "idx: ", ":x", "a b:c"])
+def test_a_source_of_data_that_cannot_be_meant_is_refused(source):
+    with pytest.raises(StageError, match="--source|is not an import path"):
+        load_source(parse_source(source))
 
 
 @pytest.mark.parametrize("variable", ["LEARNER_RENDERER", "LEARNER_PREFECT"])

@@ -186,7 +186,7 @@ def test_a_dry_run_names_each_point_that_is_not_valid_and_exits_2(project):
 
     none = project.learner("sweep", "--dry-run", "-S", "fit.batch_size=true,0")
     assert none.code == 2
-    assert "the first is batch_size=true: params.yaml is not valid:" in none.err
+    assert "the first is batch_size=True: params.yaml is not valid:" in none.err
 
 
 def test_an_api_that_does_not_answer_is_told(swept):
