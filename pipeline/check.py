@@ -55,7 +55,7 @@ def missing_data(params: Params, root: Path = Path()) -> list[str]:
     return [
         f"{key}: there is no file or folder {str(path)!r}. {_advice(root / path)}"
         for key, path in _paths(params, "")
-        if not (root / path).exists() and not any((root / path).is_relative_to(each) for each in outputs)
+        if not (root / path).exists() and not any(_overlap(root / path, each) for each in outputs)
     ]
 
 
@@ -121,6 +121,10 @@ def _has(content: Any, key: str) -> bool:
             return False
         content = content[name]
     return True
+
+
+def _overlap(path: Path, output: Path) -> bool:
+    return path.is_relative_to(output) or output.is_relative_to(path)
 
 
 def _plain(entry: Any) -> str:

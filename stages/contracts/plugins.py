@@ -63,8 +63,9 @@ def build(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> Any
 def check_arguments(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> None:
     """Raise `PluginError` unless *maker* can be called with *arguments*."""
     if not callable(maker):
+        kind = type(maker).__name__
         raise PluginError(
-            f"{part} {name!r} is of type {type(maker).__name__}, which cannot be called. Name a class or a function"
+            f"{part} {name!r} is of type {kind}, which cannot be called. Name a class or a function"
         )
     signature = _signature(maker)
     try:

@@ -130,6 +130,7 @@ def test_check_finds_what_would_end_a_run_later(old, new, message, project):
 
 VALID = {
     "another stage's output": (SOURCE, "kind: npz\n    path: made/data.npz"),
+    "the folder of another stage's output": (SOURCE, "kind: idx\n    path: made"),
     "a URL": (SOURCE, 'kind: "mine:rings"\n    count: 3\n    path: "s3://bucket/data"'),
     "a user's own parts": (MODEL, 'kind: "mine:Net"\n    width: 3'),
     "a metric with arguments": (METRICS, "[loss, {kind: top_k, k: 2}]"),
@@ -142,7 +143,9 @@ def test_check_accepts(old, new, project):
     dvc = project.folder / "dvc.yaml"
     before = dvc.read_text()
     project.edit(
-        "dvc.yaml", "stages:\n", "stages:\n  make:\n    cmd: make\n    outs: [{made: {cache: false}}]\n\n"
+        "dvc.yaml",
+        "stages:\n",
+        "stages:\n  make:\n    cmd: make\n    outs: [{made/data.npz: {cache: false}}]\n\n",
     )
 
     done = project.learner("check")
