@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cache_links import link_into_cache, local_objects
+from pipeline.check import check_params
 from pipeline.guard import check_loaded, check_unchanged
 from pipeline.origin import origin
 from pipeline.params import Params, read_params
@@ -29,6 +30,7 @@ class Stage:
 
 
 def _create_artifact_dir(params: Params, paths: dict[str, Path]) -> None:
+    check_params(params)  # here, because it is the first stage of `dvc repro`
     create_artifact_dir.create_artifact_dir(
         params.create_artifact_dir,
         paths_of(create_artifact_dir.Paths, paths, owned=paths),

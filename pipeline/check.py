@@ -1,18 +1,62 @@
-"""What params name and dvc.yaml does not depend on: an edit of it would not rerun the stage."""
+"""Checks of params against the rest of the project: sections and ``deps`` in dvc.yaml, and data."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.params import Params
+from pipeline.params import Params, not_valid
+from pipeline.paths import paths_in
+from pipeline.snapshot import resolved, variables
 from pipeline.yaml_files import read_yaml
+from stages.contracts.errors import ParamsError
+from stages.save_model import check_suffix
 
+PARAMS = Path("params.yaml")
 CODE_OF = {
     "load-data": ("load_data",),
     "build-learner": ("build_learner",),
     "fit": ("build_learner", "fit"),
 }
+
+
+def check_params(params: Params) -> None:
+    """Raise `ParamsError` with a line for each mistake that would end a run after its first stage."""
+    if mistakes := late_mistakes(params, read_yaml(PARAMS), read_yaml(Path("dvc.yaml"))):
+        raise not_valid(PARAMS, mistakes)
+
+
+def late_mistakes(params: Params, content: Mapping[str, Any], definition: Mapping[str, Any]) -> list[str]:
+    """Return a line for each mistake that the first stages would not notice.
+
+    *content* is that of params.yaml, from which *params* were read, and *definition* that of dvc.yaml.
+    """
+    missing = [each for each in _tracked(definition) if not _has(content, each[1])]
+    lines = [
+        f"{key}: the key is missing, and the stage {stage} in dvc.yaml tracks it. Add "
+        + ("the key" if "." in key else f"'{key}: {{}}' for its defaults")
+        for stage, key in missing
+    ]
+    model = paths_in(definition, "dvc.yaml").get("model")
+    try:
+        if model is not None:
+            check_suffix(params.save_model, model)
+    except ParamsError as error:
+        lines.append(str(error))
+    return lines
+
+
+def missing_data(params: Params, root: Path = Path()) -> list[str]:
+    """Return a line for each data path in *params* that does not exist and that no stage will make."""
+    definition = read_yaml(root / "dvc.yaml")
+    entries = [each.get("outs") or [] for each in (definition.get("stages") or {}).values()]
+    outputs = [root / _plain(each) for outs in entries for each in resolved(outs, variables(definition))]
+    return [
+        f"{key}: there is no file or folder {str(path)!r}. {_advice(root / path)}"
+        for key, path in _paths(params, "")
+        if not (root / path).exists() and not any(_overlap(root / path, each) for each in outputs)
+    ]
 
 
 def missing_deps(params: Params, root: Path = Path()) -> list[str]:
@@ -33,26 +77,66 @@ def missing_deps(params: Params, root: Path = Path()) -> list[str]:
 
 def modules(config: BaseModel, root: Path) -> Iterator[Path]:
     """The modules below *root* that *config*, or anything in it, names."""
-    for name, value in _texts(config):
-        if name == "kind" and ":" in value:
+    for name, value in texts(config):
+        if name.rpartition(".")[2] == "kind" and ":" in value:
             yield from _module(value.partition(":")[0], root)
 
 
 def data_files(config: BaseModel) -> Iterator[Path]:
     """The files and directories of the project that *config*, or anything in it, names."""
-    for name, value in _texts(config):
-        if name == "path" and not Path(value).is_absolute():
-            yield Path(value)
+    for _, path in _paths(config, ""):
+        if not path.is_absolute():
+            yield path
 
 
-def _texts(config: BaseModel) -> Iterator[tuple[str, str]]:
-    """Every text in *config*, or in anything in it, by its key."""
+def texts(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every string in *config* with its key, which begins with *prefix*."""
     for name, value in [*config, *(config.model_extra or {}).items()]:
+        key = f"{prefix}{name}"
         for each in value if isinstance(value, tuple | list) else [value]:
             if isinstance(each, BaseModel):
-                yield from _texts(each)
+                yield from texts(each, f"{key}.")
             elif isinstance(each, str):
-                yield name, each
+                yield key, each
+
+
+def _paths(config: BaseModel, prefix: str) -> Iterator[tuple[str, Path]]:
+    """Yield every path to data in *config* with its key; a URL is none."""
+    for key, value in texts(config, prefix):
+        if key.rpartition(".")[2] == "path" and "://" not in value:
+            yield key, Path(value)
+
+
+def _tracked(definition: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each stage of dvc.yaml with each key of params.yaml that it tracks."""
+    for stage, entry in (definition.get("stages") or {}).items():
+        for each in entry.get("params") or []:
+            keys = each.get(str(PARAMS)) or [] if isinstance(each, Mapping) else [each]
+            yield from ((stage, str(key)) for key in keys if "${" not in str(key))
+
+
+def _has(content: Any, key: str) -> bool:
+    for name in key.split("."):
+        if not isinstance(content, Mapping) or name not in content:
+            return False
+        content = content[name]
+    return True
+
+
+def _overlap(path: Path, output: Path) -> bool:
+    return path.is_relative_to(output) or output.is_relative_to(path)
+
+
+def _plain(entry: Any) -> str:
+    """Return the path of an output, which may have settings."""
+    return str(next(iter(entry)) if isinstance(entry, Mapping) else entry)
+
+
+def _advice(path: Path) -> str:
+    for each in (path, *path.parents):
+        if each.name and (pointer := each.with_name(f"{each.name}.dvc")).exists():
+            return f"Run `dvc pull {pointer}`"
+    return "Correct the path"
 
 
 def _module(name: str, root: Path) -> Iterator[Path]:

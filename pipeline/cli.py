@@ -45,10 +45,13 @@ def run() -> None:
 def _run_stages(report: "Callable[[str, Outcome], None]") -> None:
     from pipeline import prefect_api
     from pipeline.caretaker import take_care
+    from pipeline.check import check_params
     from pipeline.lock import project_lock
     from pipeline.params import read_params
+    from stages.renderers.choice import renderer_name
 
-    read_params()  # before anything is started or removed
+    check_params(read_params())  # before anything is started or removed
+    renderer_name()
     is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, _warn)
     with project_lock():
         take_care(os.getpid())
@@ -150,14 +153,24 @@ def _run_stage(name: str, dvc: int | None) -> None:
 
 @app.command()
 def check() -> None:
-    """Say whether params.yaml is valid, and what dvc.yaml does not depend on although params name it."""
-    from pipeline.check import missing_deps
-    from pipeline.params import read_params
+    """Check params.yaml, what it names on this machine, and the dependencies in dvc.yaml."""
+    from pipeline.check import PARAMS, late_mistakes, missing_data, missing_deps
+    from pipeline.params import not_valid, read_params
+    from pipeline.plugin_check import plugin_mistakes
     from pipeline.versions import stale
+    from pipeline.yaml_files import read_yaml
 
-    missing = [*missing_deps(read_params()), *stale()]
+    params = read_params()
+    mistakes = [
+        *late_mistakes(params, read_yaml(PARAMS), read_yaml(Path("dvc.yaml"))),
+        *missing_data(params),
+        *plugin_mistakes(params),
+    ]
+    missing = [*missing_deps(params), *stale()]
     for line in missing:
         typer.echo(line)
+    if mistakes:
+        raise not_valid(PARAMS, mistakes)
     if missing:
         raise typer.Exit(1)
     typer.echo("params.yaml is valid")

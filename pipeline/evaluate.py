@@ -42,19 +42,20 @@ def _dataset(directory: Path, source: str) -> "data.TensorDataset":
     if source in SPLITS:
         prepared = data.read(directory)
         return prepared.train if source == "train" else prepared.valid
-    loaded = data.load_source(_source(source))
+    loaded = data.load_source(parse_source(source))
     arrays = loaded.valid if isinstance(loaded, data.Splits) else loaded
     return data.dataset(data.to_columns(arrays, source))
 
 
-def _source(text: str) -> "data.Idx | data.Npz | data.Digits | Use":
+def parse_source(text: str) -> "data.Idx | data.Npz | data.Digits | Use":
+    """Return the source that the option ``--source`` names. Raises `ParamsError` for any other text."""
     kind, _, path = text.partition(":")
     match kind:
         case "digits":
             return data.Digits()
-        case "idx":
+        case "idx" if path.strip():
             return data.Idx(kind="idx", path=path)
-        case "npz":
+        case "npz" if path.strip():
             return data.Npz(kind="npz", path=path)
         case _ if path:
             return Use(kind=text)

@@ -1,23 +1,25 @@
 """params.yaml with some values set as by DVC's ``-S``: its comments and its form stay."""
 
 import io
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dvc.exceptions import DvcException
 from dvc.utils.cli_parse import to_path_overrides
 from dvc.utils.hydra import apply_overrides
 from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.util import load_yaml_guess_indent
 
-from pipeline.params import read_params
+from pipeline.check import late_mistakes
+from pipeline.params import not_valid, read_params
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 
 PARAMS = Path("params.yaml")
+NO_KEY = "Could not override"
+"""Begins the message about a key that the file does not have."""
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -34,10 +36,29 @@ def overridden(overrides: Sequence[str], edit: Edit | None = None) -> str:
             edit(content)
         _write_draft(draft, content, overrides)
         try:
-            read_params(draft)
+            check_draft(draft, read_yaml(Path("dvc.yaml")))
         except ParamsError as error:
             raise ParamsError(str(error).replace(str(draft), f"{PARAMS}, which stays as it is,")) from error
         return _edited(PARAMS.read_text(encoding="utf-8"), read_yaml(draft))
+
+
+def apply(overrides: Sequence[str], draft: Path) -> None:
+    """Set *overrides*, as of DVC's -S, in the file *draft*. Raises `ParamsError` if that is impossible."""
+    try:
+        apply_overrides(draft, list(overrides))
+    except Exception as error:  # DVC wraps some errors of Hydra and OmegaConf, which have no common class
+        reason = str(error.__cause__ or error).partition("See https:")[0].partition("full_key:")[0]
+        hint = f". Add a key that {draft.name} does not have with a plus, as in -S +fit.keep.last=3"
+        raise ParamsError(
+            f"-S {' -S '.join(overrides)}: {' '.join(reason.split())}{hint if NO_KEY in reason else ''}"
+        ) from error
+
+
+def check_draft(draft: Path, definition: Mapping[str, Any]) -> None:
+    """Raise `ParamsError` if a run with the params in *draft* and the dvc.yaml *definition* cannot finish."""
+    params = read_params(draft)
+    if mistakes := late_mistakes(params, read_yaml(draft), definition):
+        raise not_valid(draft, mistakes)
 
 
 def _write_draft(draft: Path, content: dict[str, Any], overrides: Sequence[str]) -> None:
@@ -48,13 +69,7 @@ def _write_draft(draft: Path, content: dict[str, Any], overrides: Sequence[str])
     if others := by_file.keys() - {PARAMS.name}:
         raise ParamsError(f"-S sets params of {PARAMS}, not of {', '.join(sorted(others))}")
     for mine in by_file.values():
-        try:
-            apply_overrides(draft, mine)
-        except DvcException as error:
-            raise ParamsError(
-                f"-S {' -S '.join(mine)}: {error.__cause__ or error}. A key that {PARAMS} does not have yet "
-                "is added with a plus, as in -S +fit.keep.last=3"
-            ) from error
+        apply(mine, draft)
 
 
 def _edited(text: str, wanted: Any) -> str:

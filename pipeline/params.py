@@ -1,15 +1,16 @@
 """params.yaml as one model: a section a stage, and the checks that span two of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Self
 
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from pipeline.yaml_files import read_yaml
 from stages.build_learner import BuildLearnerConfig
 from stages.contracts.config import Config
-from stages.contracts.errors import ParamsError, closest
+from stages.contracts.errors import ParamsError
+from stages.contracts.validation import describe_errors, shown
 from stages.create_artifact_dir import CreateArtifactDirConfig
 from stages.fit import FitConfig
 from stages.load_data import LoadDataConfig
@@ -43,53 +44,21 @@ class Params(Config):
 
 
 def read_params(path: Path = Path("params.yaml")) -> Params:
-    """What *path* says, with all defaults. Raises `ParamsError` with a line for each mistake."""
-    raw = read_yaml(path)
-    if isinstance(raw, dict):  # an empty section is one that leaves everything at its default
-        raw = {key: {} if value is None else value for key, value in raw.items()}
+    """Return the params in *path*, with all defaults. Raises `ParamsError` with a line for each mistake."""
+    content = read_yaml(path)
+    if not content:
+        names = ", ".join(Params.model_fields)
+        raise ParamsError(f"{path} has no params. Write a section for each stage: {names}")
+    if not isinstance(content, dict):
+        raise ParamsError(f"{path} must have a section for each stage; found {shown(content)}")
+    sections = {key: {} if value is None else value for key, value in content.items()}
     try:
-        return Params.model_validate(raw)
+        return Params.model_validate(sections)
     except ValidationError as error:
-        lines = [f"  {_line(each['loc'], each)}" for each in error.errors()]
-        raise ParamsError("\n".join([f"{path} is not valid:", *lines])) from error
+        raise not_valid(path, describe_errors(error, Params)) from error
 
 
-def _line(location: tuple[int | str, ...], error: Any) -> str:
-    keys, models = _walk(location)
-    where = ".".join(map(str, keys)) or "as a whole"
-    if error["type"] == "extra_forbidden" and models:
-        known = list(models[-1].model_fields)
-        return f"{where}: unknown key.{closest(str(keys[-1]), known)} Known: {', '.join(known)}"
-    message = error["msg"].removeprefix("Value error, ")
-    given = f" (it is {error['input']!r})" if isinstance(error["input"], str | int | float) else ""
-    return f"{where}: {message}{given}"
-
-
-def _walk(location: Sequence[int | str]) -> tuple[list[int | str], list[type[BaseModel]]]:
-    """The keys in *location* without the tags that pydantic adds for unions, and the models on the way."""
-    keys: list[int | str] = []
-    models: list[type[BaseModel]] = [Params]
-    options: dict[str, type[BaseModel]] = {}
-    for part in location:
-        if part in options:
-            models.append(options[str(part)])
-            options = {}
-            continue
-        keys.append(part)
-        field = models[-1].model_fields.get(str(part))
-        found = _models_in(field.annotation) if field else []
-        if len(found) == 1:
-            models.append(found[0])
-        options = {_tag(model): model for model in found} if len(found) > 1 else {}
-    return keys, models
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for each in get_args(annotation) for model in _models_in(each)]
-
-
-def _tag(model: type[BaseModel]) -> str:
-    kinds = get_args(model.model_fields["kind"].annotation)
-    return str(kinds[0]) if kinds else "use"
+def not_valid(path: Path, mistakes: Iterable[str]) -> ParamsError:
+    """Return the error for the *mistakes* in *path*; further lines of a mistake are indented."""
+    lines = ["\n    ".join(map(str.strip, mistake.splitlines())) for mistake in mistakes]
+    return ParamsError("\n  ".join([f"{path} is not valid:", *lines]))

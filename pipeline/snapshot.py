@@ -49,13 +49,13 @@ def take_snapshot(stage: str) -> Snapshot:
     """*stage* as dvc.yaml, params.yaml, its modules and its dependencies have it now."""
     content = read_yaml(Path("dvc.yaml"))
     entry = (content.get("stages") or {}).get(stage) or {}
-    values = _variables(content)
-    params = dict(_params(_resolved(entry.get("params") or [], values)))
-    return Snapshot(stage, params, _files(_resolved(entry.get("deps") or [], values)))
+    values = variables(content)
+    params = dict(_params(resolved(entry.get("params") or [], values)))
+    return Snapshot(stage, params, _files(resolved(entry.get("deps") or [], values)))
 
 
-def _variables(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``${…}`` may name: params.yaml, and ``vars``."""
+def variables(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``${…}`` may name in dvc.yaml with *content*: params.yaml, and ``vars``."""
     with suppress(ParamsError):
         return _merged([read_yaml(Path("params.yaml")), *content.get("vars", [])])
     return _merged(content.get("vars", []))
@@ -69,14 +69,14 @@ def _merged(parts: list[Any]) -> dict[str, Any]:
     return values
 
 
-def _resolved(value: Any, values: Mapping[str, Any]) -> Any:
-    """*value* with ``${a.b}`` replaced by what *values* has there."""
+def resolved(value: Any, values: Mapping[str, Any]) -> Any:
+    """Return *value* with each ``${a.b}`` replaced by what *values* has there."""
     if isinstance(value, str):
         return re.sub(r"\$\{\s*([^}]+?)\s*\}", lambda found: str(_at(values, found[1])), value)
     if isinstance(value, Mapping):
-        return {_resolved(key, values): _resolved(each, values) for key, each in value.items()}
+        return {resolved(key, values): resolved(each, values) for key, each in value.items()}
     if isinstance(value, list):
-        return [_resolved(each, values) for each in value]
+        return [resolved(each, values) for each in value]
     return value
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import ruamel.yaml
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.constructor import ConstructorError, DuplicateKeyError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import ScalarNode, SequenceNode
 from ruamel.yaml.tag import Tag
 
@@ -22,6 +23,8 @@ _TYPED = frozenset("-+0123456789.tTfFnN~<=")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _HASH = re.compile(r"[0-9be]*[acdf][0-9a-f]*(\.dir)?")
 """Hashes as DVC writes them; one with only digits, b and e could be a number."""
+TAG = "could not determine a constructor for the tag "
+"""Begins ruamel's message about a tag that is not YAML's own."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -44,7 +47,7 @@ def parse_yaml(text: str, source: Path | str) -> Any:
     try:
         return load_yaml(text) or {}
     except YAMLError as error:
-        raise ParamsError(f"{source} is not valid YAML: {error}") from error
+        raise ParamsError(f"{source} is not valid YAML: {_problem(error)}") from error
 
 
 def load_yaml(text: str) -> Any:
@@ -61,8 +64,10 @@ def load_yaml(text: str) -> Any:
             pass  # ruamel.yaml reads it, or reports the error
     try:
         return YAML(typ="safe").load(text)
-    except ValueError as error:  # for example the date 2026-13-01
-        raise YAMLError(str(error)) from error
+    except (ValueError, KeyError) as error:  # a scalar that is not of the type that its form or tag says
+        raise YAMLError(f"a value cannot be read: {error}") from error
+    except RecursionError as error:
+        raise YAMLError("it is nested too deeply") from error
 
 
 class _UnusualError(Exception):
@@ -137,3 +142,21 @@ def _typed(text: str) -> Any:
 @cache
 def _scalar_reader() -> YAML:
     return YAML(typ="safe", pure=True)
+
+
+def _problem(error: YAMLError) -> str:
+    """Return what is wrong in one line, with the line and column of the file."""
+    if not isinstance(error, MarkedYAMLError):
+        return " ".join(str(error).split())
+    mark = error.problem_mark or error.context_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    problem = str(error.problem or error.context)
+    if isinstance(error, DuplicateKeyError):
+        return f"{where}{problem}. Remove one of the two"
+    if isinstance(error, ConstructorError) and problem.startswith(TAG):
+        tag = problem.removeprefix(TAG).replace("tag:yaml.org,2002:", "!!")
+        return (
+            f"{where}the tag {tag} is not supported. Remove it; "
+            "name a class of your own by its import path, as in kind: 'my_lab.parts:Name'"
+        )
+    return f"{where}{problem}"

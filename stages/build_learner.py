@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from pydantic import PositiveInt, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from stages import checkpoints, data, learner, loggers, records, renderers, runs
 from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError
+from stages.contracts.fields import Bytes, Count, Flag, Seed, Text
 from stages.contracts.history import History, Split
 from stages.models.config import CnnConfig, ModelConfig
 from stages.optim.config import Adam, OptimizerConfig
@@ -27,16 +28,16 @@ VERSION = "4"
 class CheckpointConfig(Config):
     """Where a run goes on from: a revision of this project, or a path."""
 
-    rev: str | None = None
+    rev: Text | None = None
     """The full SHA of a commit or an experiment whose outputs DVC tracks; ``learner resume`` finds it."""
-    path: str | None = None
+    path: Text | None = None
     """An artifact directory or its checkpoints, ours or Burn's, or a record of a model. Of what is not ours
     the weights alone are sure to come along."""
-    epoch: PositiveInt | None = None
+    epoch: Count | None = None
     """Which one. Null, for a record: its weights begin a run at epoch 0."""
-    weights_only: bool = False
+    weights_only: Flag = False
     """Take weights, history and count of epochs; the optimizer and the schedule start from the beginning."""
-    limit: PositiveInt | None = None
+    limit: Bytes | None = None
     """Bytes of content that a record without our ``trainer-N`` may have, if its file compresses more than
     100 times and exceeds 64 MiB. Null: no more than that."""
 
@@ -65,7 +66,7 @@ class CheckpointConfig(Config):
 class BuildLearnerConfig(Config):
     """The section ``build_learner``."""
 
-    seed: int = 42
+    seed: Seed = 42
     """Of the first weights."""
     model: ModelConfig = CnnConfig()
     """The model: the import path of your own class with its arguments, or a kind. Arguments and defaults:

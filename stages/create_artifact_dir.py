@@ -8,6 +8,7 @@ from typing import Any
 
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
+from stages.contracts.fields import FileName
 from stages.contracts.files import write_text
 from stages.contracts.text import to_json
 
@@ -35,7 +36,7 @@ UNTRACKED = {
 class CreateArtifactDirConfig(Config):
     """The section ``create_artifact_dir``."""
 
-    keep: tuple[str, ...] = ()
+    keep: tuple[FileName, ...] = ()
     """Names in the artifact directory that are left alone although no stage makes them."""
 
 

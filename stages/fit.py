@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
-
 from stages import checkpoints, data, learner, loggers, metrics, records, runs
 from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
 from stages.contracts.confusion import shown_cells
 from stages.contracts.errors import CheckpointError, RunInterruptedError, StageError
 from stages.contracts.events import Renderer
+from stages.contracts.fields import Count, Devices, Flag, Seconds, Seed, Steps, Threads, Workers
 from stages.contracts.files import md5
 from stages.contracts.interrupter import Interrupter
 from stages.contracts.seeds import derived_seed
@@ -52,25 +51,25 @@ log = logging.getLogger(__name__)
 class FitConfig(Config):
     """The section ``fit``."""
 
-    num_epochs: PositiveInt = 10
-    batch_size: PositiveInt = 64
-    num_workers: NonNegativeInt = 4
+    num_epochs: Count = 10
+    batch_size: Count = 64
+    num_workers: Workers = 4
     """Processes that prepare batches; 0 means none. Changes no number. Data in memory needs none."""
-    seed: int = 42
+    seed: Seed = 42
     """Of the order of samples and of dropout."""
-    device: str | tuple[str, ...] = "auto"
+    device: Devices = "auto"
     """``auto``, ``cpu``, ``cuda:0`` or ``mps``; of several each has a batch at a time.
 
     Their number and kinds are part of the run's key, and which of a kind they are is not: a run on ``cuda:0``
     resumes on ``cuda:1``, but not on ``cpu`` or on two devices. ``auto`` counts as what it resolves to.
     """
-    num_threads: PositiveInt | None = None
+    num_threads: Threads | None = None
     """torch's threads on a CPU; none leaves it to torch, and then another machine may round otherwise."""
     grads_accumulation: Accumulation = Accumulation()
     """Batches for one step of the optimizer, how they are added up, and what becomes of what is left."""
-    deterministic: bool = False
+    deterministic: Flag = False
     """Has accelerators compute the same bits each time, which is slower; a CPU does in any case."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Flag = False
     """Computes activations twice instead of keeping them: less memory, more time, the same numbers."""
     non_finite: NonFinite = NonFinite()
     """What to do about a NaN or infinity in loss or gradients."""
@@ -80,11 +79,11 @@ class FitConfig(Config):
     """Which checkpoints stay."""
     recorder: RecorderConfig = RecorderConfig()
     """How checkpoints write model, optimizer and scheduler; in half precision no resume is exact."""
-    checkpoint_every_steps: PositiveInt | None = None
+    checkpoint_every_steps: Steps | None = None
     """Batches between two checkpoints in the middle of an epoch, of which the newest stays; None: by time."""
-    checkpoint_every_seconds: PositiveFloat | None = 300.0
+    checkpoint_every_seconds: Seconds | None = 300.0
     """The same by time; None for none. A run that is stopped in good order is saved in any case."""
-    max_unsaved_seconds: PositiveFloat = 3600.0
+    max_unsaved_seconds: Seconds = 3600.0
     """A run whose checkpoints cannot be written for longer than this ends."""
     metrics: tuple[MetricConfig, ...] = (Use(kind="loss"), Use(kind="accuracy"))
     """The metrics of both splits: import paths of your own classes, or kinds. Arguments and defaults:
@@ -296,7 +295,7 @@ def _train(config: FitConfig, paths: Paths, store: "runs.RunStore", around: Surr
     start = learner.Blueprint.read(paths.learner).build(config.seed)
     builder = _builder(config, store, around)
     run = builder.build(*start)
-    runs.check_space(store.path, (config.keep.most + 2) * run.checkpoint_bytes)
+    runs.check_space(store.path, (min(config.keep.most, config.num_epochs) + 2) * run.checkpoint_bytes)
     if run.resumed:
         sys.stdout.write(f"run {store.key} goes on {run.resumed}\n")
     plots = loggers.PlotPaths(paths.plots, paths.iterations, paths.confusion).moved(store.path / "plots")

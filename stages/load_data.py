@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
-
 from stages import data
 from stages.contracts.config import Config
+from stages.contracts.fields import Share, integer
 from stages.data.config import Digits, Source
 
 VERSION = "3"
@@ -23,10 +22,10 @@ class LoadDataConfig(Config):
     * ``idx``: ``path``, a folder
     * ``npz``: ``path``, a file
     """
-    valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    valid_fraction: Share = 0.2
     """The share of the samples that becomes the valid split, if the source has none of its own."""
-    seed: int = 42
-    """Seed of that split."""
+    seed: Annotated[int, integer(0, 2**32 - 1)] = 42
+    """Seed of that split. NumPy takes no other."""
 
 
 @dataclass(frozen=True)

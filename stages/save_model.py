@@ -10,6 +10,7 @@ from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError, ParamsError, StageError
 from stages.contracts.files import describe, write_text
 from stages.contracts.text import to_json
+from stages.records.config import SUFFIXES as RECORD_SUFFIXES
 from stages.records.config import RecorderConfig
 
 VERSION = "3"
@@ -51,12 +52,8 @@ def save_model(config: SaveModelConfig, paths: Paths) -> None:
             f"{paths.config} is of another run, and would stand beside this model: "
             "run create-artifact-dir first"
         )
+    check_suffix(config, paths.model)
     recorder = records.recorder_of(config.recorder)
-    if not paths.model.name.endswith(recorder.suffix):
-        raise ParamsError(
-            f"save_model.recorder writes {recorder.suffix}, and dvc.yaml says {paths.model} (vars.paths): "
-            f"change that to {str(paths.model).partition('.')[0]}{recorder.suffix}"
-        )
     chosen = _chosen(config, checkpoints.FileCheckpointer(paths.checkpoint, records.DefaultRecorder()))
     recorder.record(chosen.model, paths.model)
     paths.exports.mkdir(parents=True, exist_ok=True)
@@ -65,6 +62,23 @@ def save_model(config: SaveModelConfig, paths: Paths) -> None:
         _export(name, chosen, file)
     content = {"epoch": chosen.trainer["epoch"], "files": {file.name: describe(file) for file in files}}
     write_text(paths.exports / MANIFEST, to_json(content) + "\n")
+
+
+def check_suffix(config: SaveModelConfig, model: Path) -> None:
+    """Raise `ParamsError` unless the name of the file *model* ends as the recorder's files do."""
+    suffix = config.recorder.suffix
+    if not model.name.endswith(suffix):
+        raise ParamsError(
+            f"save_model.recorder: {config.recorder.kind!r} writes files that end in {suffix}; found "
+            f"vars.paths.model: {model} in dvc.yaml. Set that to {model.with_name(_stem(model))}{suffix}, or "
+            "choose another recorder"
+        )
+
+
+def _stem(path: Path) -> str:
+    """Return the name of *path* without a suffix that a record may have."""
+    matching = [each for each in RECORD_SUFFIXES.values() if path.name.endswith(each)]
+    return path.name.removesuffix(matching[0]) if matching else path.stem
 
 
 def _chosen(

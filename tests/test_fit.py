@@ -148,6 +148,14 @@ def test_a_disk_that_is_too_small_is_told_before_the_training(finished, monkeypa
         check_space(tmp_path, 10**18)
 
 
+def test_keeping_more_checkpoints_than_epochs_needs_no_more_room(finished):
+    finished.edit("params.yaml", "save_model:", "  keep: {last: 1000000000}\nsave_model:")
+
+    finished.ok("dvc", "repro", "fit")
+
+    assert (finished.folder / "artifacts/checkpoint/trainer-1.mpk.gz").exists()
+
+
 def test_the_status_tells_of_the_run(finished):
     assert "finished" in finished.ok("learner", "status")
 

@@ -1,9 +1,12 @@
 """The command `learner serve`."""
 
 from enum import StrEnum
+from math import isfinite
 from typing import Annotated
 
 import typer
+
+from stages.contracts.errors import ParamsError
 
 
 class OnCollision(StrEnum):
@@ -37,6 +40,9 @@ def serve(
     """Run on a schedule, as a deployment of the Prefect server that is configured, until this is ended."""
     from pipeline import prefect_api
 
+    for option, seconds in (("--interval", interval), ("--timeout", timeout)):
+        if seconds is not None and not isfinite(seconds):
+            raise ParamsError(f"{option} is {seconds}. Set it to a finite number of seconds")
     prefect_api.recording(prefect_api.Recording.REQUIRED)
     if prefect_api.configured():
         prefect_api.require()

@@ -51,7 +51,7 @@ def plan(base: Base, points: Sequence[Point]) -> list[Planned]:
     tree = git(base.root, "rev-parse", f"{base.commit}^{{tree}}")
     planned = [_planned(base, *each, there, tree) for each in zip(points, plain_names(points), strict=True)]
     if planned and all(each.mistake for each in planned):
-        raise ParamsError(planned[0].mistake)
+        raise ParamsError(f"no point can run; the first is {planned[0].name}: {planned[0].mistake}")
     return planned
 
 

@@ -1,7 +1,8 @@
 """The points of a sweep: what -S says, multiplied out by DVC's own rules."""
 
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dvc.exceptions import DvcException
@@ -50,11 +51,22 @@ def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0)
         raise ParamsError(f"-S {' -S '.join(set_params)}: {_first_line(error)}") from error
     finally:
         random.setstate(state)
+    _check_keys(by_file)
     points = list(dict.fromkeys(grid))
+    if not points:
+        raise ParamsError(f"-S {' -S '.join(set_params)}: the grid has no points. Give each key a value")
     if draw is None:
         return points
     random.Random(seed).shuffle(points)  # noqa: S311  a sample, no secret
     return points[:draw]
+
+
+def _check_keys(by_file: Mapping[str, Sequence[str]]) -> None:
+    """Raise `ParamsError` for a key that is set twice: DVC would use the last and drop the other values."""
+    for path, mine in by_file.items():
+        keys = Counter(override.key_or_group for override in to_hydra_overrides(list(mine)))
+        if twice := [key for key, count in keys.items() if count > 1]:
+            raise ParamsError(f"-S sets {path}:{twice[0]} twice. Join the values, as in {twice[0]}=1,2")
 
 
 def _point(overrides: dict[str, list[str]], swept: Sequence[tuple[str, str]]) -> Point:

@@ -5,10 +5,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dvc.exceptions import DvcException
-from dvc.utils.hydra import apply_overrides
-
-from pipeline.params import read_params
+from pipeline.overrides import apply, check_draft
 from pipeline.sweeping.frozen import Base, asked, parsed
 from pipeline.sweeping.points import Point
 from stages.contracts.errors import ParamsError
@@ -29,16 +26,10 @@ def params_of(base: Base, point: Point) -> dict[str, Any]:
                 raise ParamsError(f"git does not know {name}, in which -S sets something: git add {name}")
             draft = Path(folder) / Path(name).name
             draft.write_text(text, encoding="utf-8")
-            try:
-                apply_overrides(draft, list(overrides))
-            except DvcException as error:
-                raise ParamsError(
-                    f"-S {' -S '.join(overrides)}: {_told(error)}. A key that {name} does not have yet "
-                    "is added with a plus, as in -S +fit.keep.last=3,5"
-                ) from error
+            apply(overrides, draft)
             found[name] = parsed(draft.read_text(encoding="utf-8"), name)
             if name == PARAMS:
-                _check(draft)
+                _check(draft, base.content("dvc.yaml"))
     return found
 
 
@@ -79,12 +70,8 @@ def _value(content: Any, key: str) -> Any:
     return content
 
 
-def _check(draft: Path) -> None:
+def _check(draft: Path, definition: Mapping[str, Any]) -> None:
     try:
-        read_params(draft)
+        check_draft(draft, definition)
     except ParamsError as error:
         raise ParamsError(str(error).replace(str(draft), PARAMS)) from error
-
-
-def _told(error: DvcException) -> str:
-    return " ".join(str(error.__cause__ or error).split())

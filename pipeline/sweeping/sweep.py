@@ -17,7 +17,7 @@ from pipeline.sweeping.frozen import Base, freeze, unknown_code
 from pipeline.sweeping.job import SWEEP, Job, tidy
 from pipeline.sweeping.planning import Planned, plan
 from pipeline.sweeping.points import Point
-from stages.contracts.errors import StageError, StageFailedError
+from stages.contracts.errors import ParamsError, StageError, StageFailedError
 
 
 @dataclass
@@ -84,10 +84,17 @@ def run_alone(jobs: Sequence[Job], crew: Crew, report: Callable[[Job, Exception 
 
 
 def show(points: Sequence[Point]) -> None:
-    """Print what a sweep of *points* would run, and run nothing."""
-    for each in plan(freeze(Path.cwd()), points):
-        state = "done" if each.is_done else f"not valid: {each.mistake}" if each.mistake else "to run"
+    """Print what a sweep of *points* would run, and run nothing.
+
+    Raises `ParamsError` with each point whose params are not valid, after all are printed.
+    """
+    planned = plan(freeze(Path.cwd()), points)
+    for each in planned:
+        state = "done" if each.is_done else "not valid" if each.mistake else "to run"
         typer.echo(f"{each.name}: {state}")
+    if mistakes := [f"{each.name}: {each.mistake}" for each in planned if each.mistake]:
+        count = f"{len(mistakes)} of {_count(planned, 'point')} cannot run:"
+        raise ParamsError("\n".join([count, *mistakes]))
 
 
 def _jobs(base: Base, planned: Sequence[Planned], *, share_gpus: bool) -> list[Job]:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pydantic import PositiveInt
-
 from stages.contracts.config import Config
+from stages.contracts.fields import Count, Text
 from stages.contracts.history import Direction, History, Split, Value
 
 
@@ -89,7 +88,7 @@ class AnyOf:
 class Best(Config):
     """A `KeepBest`, as params say it."""
 
-    metric: str = "Loss"
+    metric: Text = "Loss"
     split: Split = Split.VALID
     direction: Direction = Direction.LOWEST
 
@@ -97,7 +96,7 @@ class Best(Config):
 class Keep(Config):
     """Which checkpoints stay, as params say it: the last two and the best by validation loss, as in Burn."""
 
-    last: PositiveInt = 2
+    last: Count = 2
     """How many of the newest."""
     best: tuple[Best, ...] = (Best(),)
     """By which metrics the best."""

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from stages.contracts.errors import ParamsError
 from stages.contracts.files import write_text
 from stages.contracts.text import to_json
+from stages.contracts.validation import describe_errors
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -47,7 +48,7 @@ def load_config(kind: type[Model], path: Path) -> Model:
     try:
         return kind.model_validate_json(to_json(fitted))
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        lines = [f"  {line}" for line in describe_errors(error, kind)]
         raise ParamsError("\n".join([f"{path} is no {kind.__name__}:", *lines])) from None
 
 

@@ -22,9 +22,12 @@ def find(part: str, name: str, built_in: Mapping[str, str]) -> Any:
 
 
 def import_path(part: str, name: str, built_in: Mapping[str, str]) -> str:
-    """Where *name* leads, without going there. Raises `PluginError` for a short name nobody knows."""
+    """Return the import path of *name* without importing it.
+
+    Raises `PluginError` for an unknown short name and for an import path that is malformed.
+    """
     if ":" in name:
-        return name
+        return _checked(part, name)
     if name in built_in:
         return built_in[name]
     registered = {point.name: point.value for point in entry_points(group=f"stages.{part}s")}
@@ -53,6 +56,17 @@ def known_as(part: str, built_in: Mapping[str, str]) -> Callable[[Use], Use]:
 
 def build(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> Any:
     """*maker* called with *arguments*, or a `PluginError` that lists what it does take."""
+    check_arguments(part, name, maker, arguments)
+    return maker(**arguments)
+
+
+def check_arguments(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise `PluginError` unless *maker* can be called with *arguments*."""
+    if not callable(maker):
+        kind = type(maker).__name__
+        raise PluginError(
+            f"{part} {name!r} is of type {kind}, which cannot be called. Name a class or a function"
+        )
     signature = _signature(maker)
     try:
         signature.bind(**arguments)
@@ -62,11 +76,12 @@ def build(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> Any
             f"  given: {', '.join(sorted(arguments)) or 'nothing'}\n"
             f"  it takes: {signature}"
         ) from None
-    return maker(**arguments)
 
 
 def accepted(maker: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the *offered* arguments that *maker* names in its signature."""
+    if not callable(maker):
+        return {}
     names = _signature(maker).parameters
     return {name: value for name, value in offered.items() if name in names}
 
@@ -97,6 +112,16 @@ def _import(part: str, path: str) -> Any:
             )
         found = getattr(found, name)
     return found
+
+
+def _checked(part: str, path: str) -> str:
+    module_name, _, attribute = path.partition(":")
+    names = [*module_name.split("."), *attribute.split(".")]
+    if not all(name.isidentifier() for name in names):
+        raise PluginError(
+            f"{part} {path!r} is not an import path. Write 'package.module:Name', as in 'my_lab.parts:Name'"
+        )
+    return path
 
 
 def _class_name(name: str) -> str:

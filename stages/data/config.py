@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Tag
 
 from stages.contracts.config import Config, Use, kind_of
+from stages.contracts.fields import Text
 from stages.contracts.plugins import known_as
 
 BUILT_IN = {
@@ -26,7 +27,7 @@ class Idx(Config):
     """A folder with the four IDX files of MNIST, gzipped or not; the test files are the valid split."""
 
     kind: Literal["idx"]
-    path: str
+    path: Text
     """The folder, from the project's root or absolute."""
 
 
@@ -34,7 +35,7 @@ class Npz(Config):
     """A NumPy archive: ``x_train, y_train, x_test, y_test``, or ``inputs, targets`` to be split here."""
 
     kind: Literal["npz"]
-    path: str
+    path: Text
     """The file, from the project's root or absolute."""
 
 

@@ -5,9 +5,8 @@ A rule holds no state, so a resumed run stops where an unbroken one would have.
 
 from typing import Protocol
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
-
 from stages.contracts.config import Config
+from stages.contracts.fields import Count, CountFromZero, NonNegative, Text
 from stages.contracts.history import Direction, History, Split
 
 
@@ -24,13 +23,13 @@ class MetricEarlyStopping(Config):
     A value is better where it beats the best by more than ``min_delta``; one that is not finite never is.
     """
 
-    n_epochs: PositiveInt
+    n_epochs: Count
     """How long to wait: the condition `NoImprovementSince` of Burn."""
-    metric: str = "Loss"
+    metric: Text = "Loss"
     split: Split = Split.VALID
     direction: Direction = Direction.LOWEST
-    min_delta: NonNegativeFloat = 0.0
-    warmup_epochs: NonNegativeInt = 0
+    min_delta: NonNegative = 0.0
+    warmup_epochs: CountFromZero = 0
     """Never stops before these are over."""
 
     @property

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, PositiveInt, Tag
+from pydantic import AfterValidator, Discriminator, Tag
 
 from stages.contracts.config import Config, Use, kind_of
+from stages.contracts.fields import Decay, Units
 from stages.contracts.plugins import known_as
 
 BUILT_IN = {
@@ -13,36 +14,34 @@ BUILT_IN = {
     "mlp_regressor": "stages.models.mlp:MlpRegressor",
 }
 
-Probability = Annotated[float, Field(ge=0, lt=1)]
-
 
 class CnnConfig(Config):
     """The network of the Burn book's guide: two convolutions, an adaptive pool, two linear layers."""
 
     kind: Literal["cnn"] = "cnn"
-    channels: tuple[PositiveInt, PositiveInt] = (8, 16)
+    channels: tuple[Units, Units] = (8, 16)
     """Of the two convolutions."""
-    kernel_size: PositiveInt = 3
-    pool_size: PositiveInt = 8
+    kernel_size: Units = 3
+    pool_size: Units = 8
     """Height and width after the pool, whatever the size of the images."""
-    hidden_size: PositiveInt = 512
-    dropout: Probability = 0.5
+    hidden_size: Units = 512
+    dropout: Decay = 0.5
 
 
 class MlpConfig(Config):
     """Linear layers with ReLU between, for classes."""
 
     kind: Literal["mlp"]
-    hidden_sizes: tuple[PositiveInt, ...] = (64,)
-    dropout: Probability = 0.0
+    hidden_sizes: tuple[Units, ...] = (64,)
+    dropout: Decay = 0.0
 
 
 class MlpRegressorConfig(Config):
     """The same, for numbers."""
 
     kind: Literal["mlp_regressor"]
-    hidden_sizes: tuple[PositiveInt, ...] = (64,)
-    dropout: Probability = 0.0
+    hidden_sizes: tuple[Units, ...] = (64,)
+    dropout: Decay = 0.0
 
 
 def _tag(value: Any) -> str:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pydantic import PositiveInt
-
 from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError
+from stages.contracts.fields import Count
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -20,7 +19,7 @@ SINGLE_BYTES = 4
 class Accumulation(Config):
     """How many batches make one step of the optimizer, and how."""
 
-    batches: PositiveInt = 1
+    batches: Count = 1
     reduction: Literal["mean", "sum"] = "mean"
     """``mean``: every sample weighs the same, as in one batch of the joined size. ``sum``: Burn's, which adds
     up the mean gradients of the batches, so that the step grows with their number."""

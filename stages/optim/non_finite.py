@@ -2,9 +2,8 @@
 
 from typing import Literal
 
-from pydantic import PositiveInt
-
 from stages.contracts.config import Config
+from stages.contracts.fields import Count
 
 
 class NonFinite(Config):
@@ -12,5 +11,5 @@ class NonFinite(Config):
 
     kind: Literal["stop", "skip"] = "stop"
     """``stop``: the run ends. ``skip``: that batch changes nothing."""
-    limit: PositiveInt = 10
+    limit: Count = 10
     """The most batches that ``skip`` passes over in a row; one more ends the run."""

@@ -43,8 +43,16 @@ class Scheduler:
             self.schedule.check(initial)
 
     def step(self) -> float:
-        """The rate of this batch; the next call is the next batch."""
+        """Return the rate of this batch; the next call is the next batch.
+
+        Raises `ParamsError` if the schedule's rate is not finite.
+        """
         rate = self.schedule.rate(self.initial, self.iteration)
+        if not math.isfinite(rate):
+            raise ParamsError(
+                f"the {type(self.schedule).__name__} schedule gives a learning rate of {rate} at iteration "
+                f"{self.iteration}. Lower its rates or factors (build_learner.schedule in params.yaml)"
+            )
         if not self._per_epoch:
             self.iteration += 1
         return rate

@@ -8,12 +8,11 @@ import math
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
-
-Factor = Annotated[float, Field(gt=0, le=1)]
+from stages.contracts.fields import Count, Factor, NonNegative, Positive, Steps
 
 
 class Schedule(Protocol):
@@ -26,7 +25,7 @@ class Schedule(Protocol):
 class Rule(Config):
     """What every rule of ours has."""
 
-    initial: PositiveFloat | None = None
+    initial: Positive | None = None
     """Where it starts. Null: the optimizer's learning rate."""
     per: Literal["batch", "epoch"] = "batch"
     """What an iteration is. Burn's is always a batch. Parts of another schedule follow that one."""
@@ -56,8 +55,8 @@ class Linear(Rule):
     """From the start to ``final`` in ``num_iters`` iterations, then ``final``."""
 
     kind: Literal["linear"] = "linear"
-    final: NonNegativeFloat
-    num_iters: PositiveInt
+    final: NonNegative
+    num_iters: Steps
 
     def rate(self, initial: float, iteration: int) -> float:
         """``final - (final - initial) / n · (n - i)``, and ``final`` from i = n on."""
@@ -73,8 +72,8 @@ class Cosine(Rule):
     """From the start to ``min`` along half a cosine in ``num_iters`` iterations, then again. SGDR, 2017."""
 
     kind: Literal["cosine"] = "cosine"
-    min: NonNegativeFloat = 0.0
-    num_iters: PositiveInt
+    min: NonNegative = 0.0
+    num_iters: Steps
 
     def rate(self, initial: float, iteration: int) -> float:
         """``min + ½ (initial - min) (1 + cos(π k / n))`` with k = i mod (n + 1)."""
@@ -118,8 +117,8 @@ class Noam(Rule):
     """
 
     kind: Literal["noam"] = "noam"
-    warmup_steps: PositiveInt = 4000
-    model_size: PositiveInt = 512
+    warmup_steps: Steps = 4000
+    model_size: Count = 512
 
     def rate(self, initial: float, iteration: int) -> float:
         """``initial · d^-½ · min(s^-½, s · w^-1.5)`` with s = i + 1."""
@@ -135,12 +134,15 @@ class Step(Rule):
     """The start, times ``gamma`` after every ``step_size`` iterations."""
 
     kind: Literal["step"] = "step"
-    step_size: PositiveInt
-    gamma: PositiveFloat = 0.1
+    step_size: Steps
+    gamma: Positive = 0.1
 
     def rate(self, initial: float, iteration: int) -> float:
-        """``initial · gamma^(i div step_size)``."""
-        return float(self.start(initial) * self.gamma ** (iteration // self.step_size))
+        """``initial · gamma^(i div step_size)``; infinity if a float64 cannot hold it."""
+        try:
+            return float(self.start(initial) * self.gamma ** (iteration // self.step_size))
+        except OverflowError:
+            return math.inf
 
     def burn_state(self, initial: float, steps: int) -> int:  # noqa: ARG002  as the others
         """The last i; before the first, -1."""
@@ -194,7 +196,7 @@ class Sequential(Rule):
     schedulers: Annotated[
         tuple[Annotated[Simple | Composed, Field(discriminator="kind")], ...], Field(min_length=1)
     ]
-    milestones: tuple[PositiveInt, ...]
+    milestones: tuple[Steps, ...]
     """The iterations at which the second, third … schedule begins, in ascending order."""
 
     def rate(self, initial: float, iteration: int) -> float:

@@ -1,12 +1,25 @@
 """A recorder as params may name it: ``default``, or ``{kind: named_mpk_gz, precision: half}``."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
 from stages.contracts.config import Config
+from stages.contracts.fields import integer
 
 Precisions = Literal["full", "half", "double"]
+
+SUFFIXES = {
+    "named_mpk_gz": ".mpk.gz",
+    "named_mpk": ".mpk",
+    "bin_gz": ".bin.gz",
+    "bin": ".bin",
+    "json_gz": ".json.gz",
+    "pretty_json": ".json",
+    "burnpack": ".bpk",
+    "safetensors": ".safetensors",
+}
+"""The suffix of each of `FORMATS`, without the cost of importing them."""
 
 
 class RecorderConfig(Config):
@@ -36,7 +49,7 @@ class RecorderConfig(Config):
     """
     precision: Precisions | None = None
     """Of floats and integers in the file: 32 (``full``), 16 or 64 bits. None is what ``kind`` says: full."""
-    compression: Literal[0, 1] = 1
+    compression: Annotated[int, integer(0, 1)] = 1
     """Of gzipped formats: 0 stores, which is faster than torch.save and a tenth larger than 1."""
 
     @model_validator(mode="before")
@@ -48,6 +61,11 @@ class RecorderConfig(Config):
     def format_name(self) -> str:
         """A key of `FORMATS`."""
         return "named_mpk_gz" if self.kind in {"default", "compact"} else self.kind
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name of a file that the recorder writes."""
+        return SUFFIXES[self.format_name]
 
     @property
     def precision_name(self) -> Precisions:

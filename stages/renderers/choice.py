@@ -8,24 +8,30 @@ from stages.contracts.errors import ParamsError
 from stages.contracts.events import Renderer
 
 VARIABLE = "LEARNER_RENDERER"
+NAMES = ("live", "plain", "none")
 
 
 def default_renderer() -> Renderer:
-    """What the variable ``LEARNER_RENDERER`` names: ``live``, ``plain`` or ``none``.
-
-    Where it is not set, the live one on a terminal and the plain one elsewhere. Raises `ParamsError` on
-    any other value.
-    """
-    name = os.environ.get(VARIABLE) or ("live" if _can_draw() else "plain")
-    match name:
+    """Return the renderer that `renderer_name` names."""
+    match renderer_name():
         case "live":
             return renderers.LiveRenderer()
         case "plain":
             return renderers.PlainRenderer()
-        case "none":
-            return renderers.NoRenderer()
         case _:
-            raise ParamsError(f"{VARIABLE} is {name!r}: set it to live, plain or none, or not at all")
+            return renderers.NoRenderer()
+
+
+def renderer_name() -> str:
+    """Return the value of ``LEARNER_RENDERER``: ``live``, ``plain`` or ``none``.
+
+    If it is not set, the name is ``live`` on a terminal and ``plain`` elsewhere. Raises `ParamsError` for any
+    other value.
+    """
+    name = os.environ.get(VARIABLE) or ("live" if _can_draw() else "plain")
+    if name not in NAMES:
+        raise ParamsError(f"{VARIABLE} is {name!r}: set it to live, plain or none, or not at all")
+    return name
 
 
 def _can_draw() -> bool:

@@ -171,7 +171,7 @@ def test_unknown_keys_are_left_out_as_burn_does(tmp_path):
         ("[1]", "config.json holds '[1]', and a config is a map of fields"),
         (
             '{"rate": "fast", "kind": "adam"}',
-            "config.json is no Adam:\n  rate: Input should be a valid number",
+            "config.json is no Adam:\n  rate: must be a valid number, unable to parse string",
         ),
     ],
 )

@@ -112,6 +112,13 @@ def test_a_model_is_built_with_what_params_say_and_the_data_has():
     assert isinstance(build_model(Use(kind="stages.models:Mlp"), offered), Mlp)
 
 
+def test_a_model_that_does_not_fit_into_memory_is_reported():
+    config = CnnConfig(hidden_size=2**20, pool_size=2**20)
+
+    with pytest.raises(PluginError, match=r"model 'cnn' with .* does not fit into memory .*Reduce its sizes"):
+        build_model(config, {"input_shape": (1, 8, 8), "num_outputs": 10, "num_classes": 10})
+
+
 def test_something_that_cannot_be_trained_is_told_what_it_lacks():
     use = Use.model_validate({"kind": "torch.nn:Linear", "in_features": 1, "out_features": 1})
 

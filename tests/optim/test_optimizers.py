@@ -109,7 +109,7 @@ def test_the_defaults_are_burns(kind, defaults):
     [
         ({"kind": "sgd", "nesterov": True}, "momentum: 0.9, dampening: 0"),
         ({"kind": "sgd", "nesterov": True, "momentum": 0.9}, "dampening 0.1"),
-        ({"kind": "adam", "learning_rate": 0}, "greater than 0"),
+        ({"kind": "adam", "learning_rate": 0}, "must be a finite number above 0"),
         ({"kind": "adam", "lr": 0.1}, "Extra inputs"),
         ({"kind": "adam", "clipping": {"kind": "norm"}}, "max_norm"),
         ({"kind": "muon", "others": {"clipping": {"kind": "norm", "max_norm": 1}}}, "clip all gradients"),

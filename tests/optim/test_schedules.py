@@ -158,6 +158,15 @@ def test_a_rate_that_is_none_is_refused(rate):
         Scheduler(rate)
 
 
+def test_a_rate_that_grows_beyond_every_number_ends_the_run():
+    scheduler = Scheduler(1.0, Step(step_size=1, gamma=1e200))
+    assert scheduler.step() == 1.0
+    scheduler.step()
+
+    with pytest.raises(ParamsError, match="Step schedule gives a learning rate of inf at iteration 2. Lower"):
+        scheduler.step()
+
+
 @pytest.mark.parametrize(
     "schedule", [COSINE, Composed(schedulers=(COSINE,)), Sequential(schedulers=(COSINE,), milestones=())]
 )
@@ -169,8 +178,8 @@ def test_a_cosine_that_would_go_up_is_refused(schedule):
 @pytest.mark.parametrize(
     ("section", "told"),
     [
-        ({"kind": "exponential", "gamma": 1.5}, "less than or equal to 1"),
-        ({"kind": "linear", "final": 0.1, "num_iters": 0}, "greater than 0"),
+        ({"kind": "exponential", "gamma": 1.5}, "above 0 and of at most 1"),
+        ({"kind": "linear", "final": 0.1, "num_iters": 0}, "an integer from 1 to"),
         ({"kind": "composed", "schedulers": []}, "at least 1"),
         (
             {"kind": "composed", "schedulers": [{"kind": "noam"}, {"kind": "noam"}]},

@@ -78,7 +78,7 @@ def test_any_name_becomes_the_full_sha_and_the_comments_stay(two):
         (["HEAD~1", "--epoch", "1"], 1, "has no checkpoint of epoch 1; there: none"),
         (["HEAD", "--epoch", "2"], 2, "fit.num_epochs, which counts the epochs before it too, is 2"),
         (["HEAD", "--epoch", "1", "-S", "fit.num_epoch=3"], 2, "Could not override 'fit.num_epoch'"),
-        (["HEAD", "--epoch", "1", "-S", "fit.batch_size=no"], 2, "fit.batch_size: Input should be"),
+        (["HEAD", "--epoch", "1", "-S", "fit.batch_size=no"], 2, "fit.batch_size: must be an integer"),
         (["HEAD", "--epoch", "1", "-S", "other.yaml:a=1"], 2, "not of other.yaml"),
     ],
 )

@@ -10,13 +10,17 @@ BAD_PARAMS = {
         "build_learner.model.droput: unknown key. Did you mean 'dropout'?",
     ),
     "unknown section": ("load_data:", "loaddata:", "loaddata: unknown key. Did you mean 'load_data'?"),
-    "wrong type": ("batch_size: 32", "batch_size: many", "fit.batch_size: Input should be a valid integer"),
+    "wrong type": (
+        "batch_size: 32",
+        "batch_size: many",
+        "fit.batch_size: must be an integer from 1 to 1000000000; found 'many'",
+    ),
     "impossible value": (
         "learning_rate: 0.001",
         "learning_rate: -1",
-        "learning_rate: Input should be greater than 0",
+        "learning_rate: must be a finite number above 0; found -1",
     ),
-    "unknown kind": ("kind: adam", "kind: adm", "build_learner.optimizer"),
+    "unknown kind": ("kind: adam", "kind: adm", "build_learner.optimizer.kind: must be 'adam', "),
     "unknown model": ("kind: cnn", "kind: cn", "no model is called 'cn'. Did you mean 'cnn'?"),
     "unknown metric": (
         "[loss, accuracy]",
@@ -25,7 +29,7 @@ BAD_PARAMS = {
     ),
     "spanning two sections": ("[loss, accuracy]", "[accuracy]\nsave_model_: 1", "save_model_: unknown key"),
     "no yaml": ("load_data:", "load_data: [", "is not valid YAML"),
-    "path where none belongs": ("path: null", "path: x", "load_data.source.path: Input should be None"),
+    "path where none belongs": ("path: null", "path: x", "load_data.source.path: must be null; found 'x'"),
 }
 
 
@@ -91,7 +95,7 @@ def test_bad_data_is_told_and_the_old_outputs_stay(finished, make, words):
     [
         ("kind: cnn", 'kind: "no_such_module:Net"', "No module named 'no_such_module'"),
         ("kind: cnn", 'kind: "torch.nn:Lineer"', "Did you mean 'Linear'?"),
-        ("device: auto", "device: gpu", "no device is called 'gpu'; on this machine: auto"),
+        ("device: auto", "device: cuda:0", "device 'cuda:0' is not on this machine; on it: auto"),
         ("kind: cnn", "kind: cnn\n    kernel_size: 7", "13×13 pixels or more"),
     ],
 )

@@ -76,7 +76,7 @@ def outcome(read, text):
     try:
         return repr(read(text))
     except (YAMLError, ValueError, RecursionError) as error:
-        return str(error)
+        return str(error).removeprefix("a value cannot be read: ")
 
 
 def safe(text):

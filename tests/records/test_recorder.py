@@ -29,6 +29,8 @@ from stages.records import (
     to_plain,
     write_state_dict,
 )
+from stages.records.config import SUFFIXES
+from stages.records.formats import FORMATS
 from stages.records.recorder import PRECISIONS, RECORDERS
 from stages.records.tensors import DTYPES
 
@@ -175,6 +177,10 @@ def test_params_name_a_recorder(value, kind, precision):
 def test_an_unknown_recorder_is_refused():
     with pytest.raises(ValidationError):
         RecorderConfig.model_validate("pickle")
+
+
+def test_a_recorders_config_has_the_suffix_of_its_files():
+    assert {name: form.suffix for name, form in FORMATS.items()} == SUFFIXES
 
 
 def test_burns_names_for_recorders_are_there():

@@ -71,6 +71,18 @@ def test_hydras_shuffle_is_the_same_on_every_call():
     assert names("a.x=shuffle(range(0,50))") == names("a.x=shuffle(range(0,50))")
 
 
+@pytest.mark.parametrize(
+    ("set_params", "message"),
+    [
+        (["a.x=1,2", "a.x=3,4"], "-S sets params.yaml:a.x twice. Join the values, as in a.x=1,2"),
+        (["a.x=range(1,0)"], "the grid has no points"),
+    ],
+)
+def test_values_that_would_be_dropped_are_refused(set_params, message):
+    with pytest.raises(ParamsError, match=message):
+        expand(set_params)
+
+
 @pytest.mark.parametrize("wrong", [[], ["fit.batch_size"], ["a=interval(0,1)"], ["a=glob(*)"], ["a=choice("]])
 def test_what_dvc_does_not_understand_is_told(wrong):
     with pytest.raises(ParamsError):

@@ -1,0 +1,138 @@
+"""Parts and devices that params name, tried out in a process of their own.
+
+Only an import shows whether a module can be imported. A user's module may load torch, print, exit or crash,
+so it is imported in another process, and only if params name something that is not built in: `learner check`
+itself stays light.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pipeline
+from pipeline.params import Params, read_params
+from stages.contracts import plugins
+from stages.contracts.config import Use, arguments_of
+from stages.contracts.errors import StageError
+from stages.data import config as sources
+from stages.metrics import config as metrics
+from stages.models import config as models
+
+BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    "source": sources.BUILT_IN,
+    "model": models.BUILT_IN,
+    "metric": metrics.BUILT_IN,
+}
+OFFERED = ("input_shape", "num_classes", "num_outputs")
+"""Arguments that build-learner offers to a model."""
+NEEDS_EXTRA = "stages.metrics.borrowed:"
+"""Begins the import path of a metric that needs torchmetrics, which may not be installed."""
+END = ["", ""]
+"""The last line of a result. A process that fails after it does so when it exits, which hurts no run."""
+PROGRAM = """
+import sys
+sys.path[:] = [sys.argv[1], *filter(None, sys.path)]  # not another "pipeline" in this folder
+from pipeline.plugin_check import main
+main(sys.argv[2])
+"""
+
+
+def plugin_mistakes(params: Params) -> list[str]:
+    """Return a line for each part and device in *params* that cannot be used on this machine."""
+    if not any(_is_uncertain(part, use) for _, part, use in _parts(params)) and not _named_devices(params):
+        return []
+    with TemporaryDirectory() as folder:
+        result = Path(folder) / "result"
+        done = subprocess.run(  # noqa: S603  no shell
+            [sys.executable, "-c", PROGRAM, str(Path(pipeline.__file__).parents[1]), str(result)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        entries = [json.loads(line) for line in result.read_text().splitlines()] if result.exists() else []
+    mistakes = [f"{where}: {mistake}" for where, mistake in entries if mistake]
+    if entries[-1:] == [END]:
+        return mistakes
+    where = entries[-1][0] if entries else "the parts"
+    last = done.stderr.strip().rpartition("\n")[2]
+    return [*mistakes, f"{where}: the import ended its process with exit code {done.returncode}: {last}"]
+
+
+def main(result: str) -> None:
+    """Try out what params.yaml names, and write a line to the file *result* before and after each try."""
+    sys.path.insert(0, str(Path.cwd()))  # a user's own modules lie beside params.yaml
+    params = read_params()
+    with Path(result).open("w", encoding="utf-8") as file:
+
+        def note(where: str, mistake: str) -> None:
+            file.write(json.dumps([where, mistake]) + "\n")
+            file.flush()
+
+        for where, part, use in _parts(params):
+            note(where, "")
+            note(where, _mistake(part, use))
+        for name in _named_devices(params):
+            note("fit.device", _device_mistake(name))
+        note(*END)
+
+
+def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
+    """Yield every part in *params* that a user may supply: its key, what it is, and the part."""
+    if isinstance(params.load_data.source, Use):
+        yield "load_data.source", "source", params.load_data.source
+    if isinstance(params.build_learner.model, Use):
+        yield "build_learner.model", "model", params.build_learner.model
+    for number, metric in enumerate(params.fit.metrics):
+        yield f"fit.metrics.{number}", "metric", metric
+
+
+def _is_uncertain(part: str, use: Use) -> bool:
+    """Return whether *use* may fail although params are valid."""
+    path = BUILT_IN[part].get(use.kind, "")
+    return not path or path.startswith(NEEDS_EXTRA) or bool(arguments_of(use))
+
+
+def _named_devices(params: Params) -> list[str]:
+    """Return the devices in *params* that not every machine has."""
+    device = params.fit.device
+    names = [device] if isinstance(device, str) else device
+    return [name for name in names if name.partition(":")[0] not in ("auto", "cpu")]
+
+
+def _mistake(part: str, use: Use) -> str:
+    try:
+        _try_out(part, use)
+    except StageError as error:
+        return str(error)
+    except SystemExit as error:
+        return f"{part} {use.kind!r} cannot be imported: its module calls sys.exit({error.code!r})"
+    except Exception as error:  # noqa: BLE001  a user's code may raise anything
+        return f"{part} {use.kind!r} cannot be built: {type(error).__name__}: {error}"
+    return ""
+
+
+def _try_out(part: str, use: Use) -> None:
+    """Import *use*, and build it if its arguments are all in params: a metric is."""
+    if part == "metric":
+        import_module("stages.metrics.find").build_metric(use)
+        return
+    maker: Any = plugins.find(part, use.kind, BUILT_IN[part])
+    arguments = arguments_of(use)
+    if part == "model":
+        arguments = {**plugins.accepted(maker, dict.fromkeys(OFFERED)), **arguments}
+    plugins.check_arguments(part, use.kind, maker, arguments)
+
+
+def _device_mistake(name: str) -> str:
+    try:
+        import_module("stages.learner.devices").find_device(name)
+    except StageError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,123 @@
+"""Types of params: strict numbers, flags and texts, each with the bounds that make sense.
+
+A value of one YAML type is never converted to another: ``true`` is not 1, and ``"12"`` is not 12. The one
+exception is an integral float for an integer, because YAML reads ``1e3`` as a float.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+DEVICE = re.compile(r"auto|cuda|(cpu|mps)(:0)?|cuda:\d{1,4}")
+MAX_COUNT = 10**9
+"""Limit of epochs, batches and samples: more than any run reaches, and every record format stores it."""
+MAX_STEPS = 2**53
+"""Limit of steps and bytes: up to here a float64, in which schedules are computed, has every integer."""
+MAX_UNITS = 2**20
+"""Limit of the units in a layer: the weights between two layers of this size take 4 TB."""
+MAX_PROCESSES = 1024
+"""Limit of threads and worker processes, beyond the processors of any machine. OpenMP fails to start 16,000
+threads, and crashes the process with a segmentation fault from 60,000 on."""
+MAX_SECONDS = 10**9
+"""Limit of a duration, about 31 years."""
+
+
+def integer(least: int, most: int) -> BeforeValidator:
+    """Accept integers from *least* to *most*, and integral floats such as 1e3."""
+
+    def check(value: Any) -> int:
+        if not _is_integral(value) or not least <= value <= most:
+            raise _error(f"must be an integer from {least} to {most}")
+        return int(value)
+
+    return BeforeValidator(check)
+
+
+def number(expected: str, is_valid: Callable[[float], bool]) -> BeforeValidator:
+    """Accept finite numbers for which *is_valid* returns true; *expected* describes them in the error."""
+
+    def check(value: Any) -> float:
+        made = float(value) if _is_finite(value) else math.nan
+        if not is_valid(made):
+            raise _error(f"must be {expected}")
+        return made
+
+    return BeforeValidator(check)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _error("must be true or false")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise _error("must be a string that is not empty")
+    return value
+
+
+def _file_name(value: Any) -> str:
+    if not isinstance(value, str) or value in ("", ".", "..") or set(value) & {"/", "\0"}:
+        raise _error("must be the name of a file or folder, without a path")
+    return value
+
+
+def _devices(value: Any) -> str | tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(each, str) for each in names):
+        raise _error("must be the name of a device, or a list of names")
+    for name in names:
+        if not DEVICE.fullmatch(name):
+            raise ValueError(f"no device is called {name!r}. Write auto, cpu, cuda, cuda:N or mps")
+    return value if isinstance(value, str) else tuple(names)
+
+
+def _is_integral(value: Any) -> bool:
+    if isinstance(value, Integral):
+        return not isinstance(value, bool)
+    return isinstance(value, Real) and math.isfinite(value) and float(value).is_integer()
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether *value* is a number that a float64 can hold."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _error(message: str) -> PydanticCustomError:
+    """Return an error that says what is expected; the value found is added where it is shown."""
+    return PydanticCustomError("invalid_param", "{message}", {"message": message})
+
+
+Count = Annotated[int, integer(1, MAX_COUNT)]
+CountFromZero = Annotated[int, integer(0, MAX_COUNT)]
+Steps = Annotated[int, integer(1, MAX_STEPS)]
+Bytes = Annotated[int, integer(1, MAX_STEPS)]
+Units = Annotated[int, integer(1, MAX_UNITS)]
+Threads = Annotated[int, integer(1, MAX_PROCESSES)]
+Workers = Annotated[int, integer(0, MAX_PROCESSES)]
+Seed = Annotated[int, integer(-(2**63), 2**63 - 1)]
+"""Every format of a record stores a seed in 64 bits."""
+Positive = Annotated[float, number("a finite number above 0", lambda value: value > 0)]
+NonNegative = Annotated[float, number("a finite number of at least 0", lambda value: value >= 0)]
+Seconds = Annotated[
+    float, number(f"a number above 0 and of at most {MAX_SECONDS}", lambda value: 0 < value <= MAX_SECONDS)
+]
+Share = Annotated[float, number("a number above 0 and below 1", lambda value: 0 < value < 1)]
+Decay = Annotated[float, number("a number of at least 0 and below 1", lambda value: 0 <= value < 1)]
+Factor = Annotated[float, number("a number above 0 and of at most 1", lambda value: 0 < value <= 1)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Text = Annotated[str, BeforeValidator(_text)]
+FileName = Annotated[str, BeforeValidator(_file_name)]
+Devices = Annotated[str | tuple[str, ...], BeforeValidator(_devices)]
+"""Names of devices as torch has them; whether they exist is checked when the learner is built."""

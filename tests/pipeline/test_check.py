@@ -1,0 +1,165 @@
+"""What `learner check` finds beyond the values in params.yaml."""
+
+import sys
+
+import pytest
+
+PARTS = {
+    "broken.py": "1 / 0",
+    "leaving.py": "import sys\nsys.exit('no licence')",
+    "crashing.py": "import os\nos._exit(3)",
+    "hollow.py": "x = 1",
+    "mine.py": """
+def rings(count, *, noise=0, path=None): ...
+
+class Net:
+    def __init__(self, num_classes, width): ...
+""",
+}
+MODEL = "kind: cnn\n    dropout: 0.5"
+SOURCE = "kind: digits\n    path: null"
+METRICS = "[loss, accuracy]"
+MISTAKES = {
+    "model whose module is missing": (
+        MODEL,
+        'kind: "no_such_module:Net"',
+        "build_learner.model: model 'no_such_module:Net' cannot be imported",
+    ),
+    "model whose class is missing": (
+        MODEL,
+        'kind: "mine:Ned"',
+        "build_learner.model: model 'mine:Ned' cannot be found: 'mine' imports, but has no 'Ned'. Did you",
+    ),
+    "model whose module fails": (MODEL, 'kind: "broken:Net"', "ZeroDivisionError"),
+    "model whose module exits": (MODEL, 'kind: "leaving:Net"', "build_learner.model: "),
+    "model whose module ends the process": (
+        MODEL,
+        'kind: "crashing:Net"',
+        "build_learner.model: the import ended its process with exit code 3",
+    ),
+    "model that is no class": (
+        MODEL,
+        'kind: "hollow:x"',
+        "build_learner.model: model 'hollow:x' is of type int, which cannot be called",
+    ),
+    "model with an argument that is missing": (
+        MODEL,
+        'kind: "mine:Net"',
+        "build_learner.model: model 'mine:Net' cannot be built: missing a required argument: 'width'",
+    ),
+    "source with an unknown argument": (
+        SOURCE,
+        'kind: "mine:rings"\n    count: 3\n    nois: 1',
+        "load_data.source: source 'mine:rings' cannot be built: got an unexpected keyword argument 'nois'",
+    ),
+    "metric whose module is missing": (
+        METRICS,
+        '[loss, "no_such_module:F1"]',
+        "fit.metrics.1: metric 'no_such_module:F1' cannot be imported",
+    ),
+    "metric with an unknown argument": (
+        METRICS,
+        "[loss, {kind: top_k, n: 2}]",
+        "fit.metrics.1: metric 'top_k' cannot be built: ",
+    ),
+    "metric with a wrong argument": (METRICS, "[loss, {kind: top_k, k: 0}]", "fit.metrics.1: top-k accuracy"),
+    "metric that is none": (METRICS, '[loss, "pathlib:Path"]', "fit.metrics.1: metric 'pathlib:Path' is a "),
+    "device that is not here": (
+        "device: auto",
+        "device: cuda:9",
+        "fit.device: device 'cuda:9' is not on this machine; on it: auto",
+    ),
+    "data that is missing": (
+        SOURCE,
+        "kind: npz\n    path: no/such.npz",
+        "load_data.source.path: there is no file or folder 'no/such.npz'. Correct the path",
+    ),
+    "data that DVC tracks": (
+        SOURCE,
+        "kind: npz\n    path: raw/digits.npz",
+        "load_data.source.path: there is no file or folder 'raw/digits.npz'. Run `dvc pull raw.dvc`",
+    ),
+    "checkpoint that is missing": (
+        "build_learner:\n",
+        "build_learner:\n  checkpoint: {path: old, epoch: 1}\n",
+        "build_learner.checkpoint.path: there is no file or folder 'old'. Correct the path",
+    ),
+    "recorder of another kind of file": (
+        "recorder: default",
+        "recorder: pretty_json",
+        "save_model.recorder: 'pretty_json' writes files that end in .json; found vars.paths.model: art",
+    ),
+    "section that is missing": (
+        "save_model:\n  recorder: default\n  exports: []\n  epoch: last\n",
+        "",
+        "save_model: the key is missing, and the stage save-model in dvc.yaml tracks it. Add 'save_model:",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory, checked_out):
+    made = checked_out(tmp_path_factory.mktemp("checked") / "project")
+    for name, text in PARTS.items():
+        (made.folder / name).write_text(text)
+    (made.folder / "raw.dvc").write_text("outs:\n- path: raw\n")
+    return made
+
+
+@pytest.fixture
+def project(checkout):
+    path = checkout.folder / "params.yaml"
+    before = path.read_text()
+    yield checkout
+    path.write_text(before)
+
+
+@pytest.mark.parametrize(("old", "new", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_check_finds_what_would_end_a_run_later(old, new, message, project):
+    project.edit("params.yaml", old, new)
+
+    refused = project.learner("check")
+
+    assert refused.code == 2, refused.text
+    first, line, *more = refused.err.splitlines()
+    assert first == "error: params.yaml is not valid:"
+    assert message in line
+    assert all(each.startswith("    ") for each in more), refused.err
+    assert "Traceback" not in refused.text
+
+
+VALID = {
+    "another stage's output": (SOURCE, "kind: npz\n    path: made/data.npz"),
+    "the folder of another stage's output": (SOURCE, "kind: idx\n    path: made"),
+    "a URL": (SOURCE, 'kind: "mine:rings"\n    count: 3\n    path: "s3://bucket/data"'),
+    "a user's own parts": (MODEL, 'kind: "mine:Net"\n    width: 3'),
+    "a metric with arguments": (METRICS, "[loss, {kind: top_k, k: 2}]"),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), VALID.values(), ids=VALID)
+def test_check_accepts(old, new, project):
+    project.edit("params.yaml", old, new)
+    dvc = project.folder / "dvc.yaml"
+    before = dvc.read_text()
+    project.edit(
+        "dvc.yaml",
+        "stages:\n",
+        "stages:\n  make:\n    cmd: make\n    outs: [{made/data.npz: {cache: false}}]\n\n",
+    )
+
+    done = project.learner("check")
+    dvc.write_text(before)
+
+    assert "error" not in done.text
+    assert done.code == (1 if "would not rerun" in done.out else 0), done.text
+
+
+def test_check_loads_no_torch_for_a_users_own_model(project):
+    project.edit("params.yaml", MODEL, 'kind: "mine:Net"\n    width: 3')
+
+    log = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", "check").err
+
+    loaded = {line.rsplit("|", 1)[1].strip() for line in log.splitlines() if line.startswith("import time:")}
+    assert "pipeline.plugin_check" in loaded
+    assert not loaded & {"torch", "mine", "prefect"}

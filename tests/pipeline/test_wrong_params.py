@@ -1,0 +1,582 @@
+"""Wrong params: one clear message for each mistake, exit code 2, and nothing is lost."""
+
+import re
+from math import inf, nan
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+
+from pipeline.evaluate import parse_source
+from pipeline.overrides import overridden
+from pipeline.params import Params, read_params
+from pipeline.seconds import seconds_of
+from stages.contracts.config import Use
+from stages.contracts.errors import ParamsError, StageError
+from stages.data import load_source
+
+ROOT = Path(__file__).parents[2]
+NOT_A_SCALAR = [[], [1], {"a": 1}]
+NOT_A_NUMBER = [True, "", "12", "many", *NOT_A_SCALAR]
+WRONG = {
+    "count": [*NOT_A_NUMBER, None, -1, 0, 1.5, 1e29, 10**400, inf, nan],
+    "count or null": [*NOT_A_NUMBER, -1, 0, 1.5, 1e29, inf, nan],
+    "count from 0": [*NOT_A_NUMBER, None, -1, 1.5, 1e29, inf, nan],
+    "processes": [*NOT_A_NUMBER, None, -1, 1.5, 1025, 100_000_000, inf, nan],
+    "threads": [*NOT_A_NUMBER, -1, 0, 1.5, 1025, 100_000_000, inf, nan],
+    "iterations": [*NOT_A_NUMBER, None, 0, 100, 1.5, inf, nan],
+    "seed": [*NOT_A_NUMBER, None, 1.5, 2**63, -(2**63) - 1, 1e29, inf, nan],
+    "seed of NumPy": [*NOT_A_NUMBER, None, -1, 2**32, 1.5, inf, nan],
+    "positive": [*NOT_A_NUMBER, None, -1, 0, 10**400, inf, -inf, nan],
+    "positive or null": [*NOT_A_NUMBER, -1, 0, inf, nan],
+    "non-negative": [*NOT_A_NUMBER, None, -1e-9, inf, nan],
+    "seconds": [*NOT_A_NUMBER, None, -1, 0, 1e10, inf, nan],
+    "seconds or null": [*NOT_A_NUMBER, -1, 0, 1e10, inf, nan],
+    "share": [*NOT_A_NUMBER, None, 0, 1, -0.1, inf, nan],
+    "decay": [*NOT_A_NUMBER, None, 1, -0.1, inf, nan],
+    "decay or null": [*NOT_A_NUMBER, 1, -0.1, inf, nan],
+    "factor": [*NOT_A_NUMBER, None, 0, 1.1, -0.1, inf, nan],
+    "flag": [None, 0, 1, 1.0, "", "yes", "true", inf, *NOT_A_SCALAR],
+    "text": [None, True, 0, 1.5, inf, "", " ", "a\0b", *NOT_A_SCALAR],
+    "text or null": [True, 0, inf, "", "a\0b", *NOT_A_SCALAR],
+    "null": [True, 0, inf, "", "x", *NOT_A_SCALAR],
+    "choice": [None, True, 0, 1e29, nan, "", "x", *NOT_A_SCALAR],
+    "choice or null": [True, 0, nan, "", "x", *NOT_A_SCALAR],
+    "0 or 1": [None, True, False, 2, -1, 0.5, nan, "", "1", *NOT_A_SCALAR],
+    "section": [None, True, 0, -1, 1e29, inf, "", "x", [], [1]],
+    "section or null": [True, 0, -1, inf, "", "x", [], [1]],
+    "part": [None, True, 0, -1, 1e29, inf, "", [], [1], {}, {"kind": ["mlp"]}, {"kind": {"a": "b"}}]
+    + [{"kind": kind} for kind in (None, True, 0, "", ":", ":x", "a:", "a b:c", "a:b:c", "nothing")],
+    "device": [
+        None,
+        True,
+        0,
+        -1,
+        1.5,
+        inf,
+        "",
+        "gpu",
+        "cuda:x",
+        "cuda:-1",
+        "auto:0",
+        [],
+        [1],
+        ["cpu", "gpu"],
+    ],
+    "counts": [None, True, 1, inf, "", "12", [0], [True], ["1"], [1e29], [nan], [[1]], {"a": 1}],
+    "pair": [None, True, 1, "", [], [1], [1, 0], [1, True], [1, "1"], [1, 1, 1], {"a": 1}],
+    "names": [None, True, 1, "", "x", [""], [1], [True], [".."], ["a/b"], ["a\0"], [["a"]], {"a": 1}],
+    "choices": [None, True, 1, "", "safetensors", [""], ["x"], [1], [None], [["burnpack"]], {"a": 1}],
+    "sections": [None, True, 1, inf, "", "x", [1], [None], [True], ["x"], [{"unknown": 1}], {"a": 1}],
+    "parts": [None, True, 1, "", "loss", [1], [None], [""], ["x"], [[]], [{}], [{"kind": ["loss"]}]],
+}
+OPTIMIZER = {"learning_rate": "positive", "clipping": "section or null"}
+ADAM = {"beta_1": "decay", "beta_2": "decay", "epsilon": "positive", "amsgrad": "flag"}
+RULE = {"initial": "positive or null", "per": "choice"}
+RECORDER = {"precision": "choice or null", "compression": "0 or 1"}
+SHARES = {"epsilon": "positive", "weight_decay": "non-negative"}
+PARAMS = [
+    ("create_artifact_dir", {}, {"keep": "names"}),
+    ("load_data", {}, {"source": "part", "valid_fraction": "share", "seed": "seed of NumPy"}),
+    ("load_data.source", {"kind": "digits"}, {"path": "null"}),
+    ("load_data.source", {"kind": "idx", "path": "x"}, {"path": "text"}),
+    ("load_data.source", {"kind": "npz", "path": "x"}, {"path": "text"}),
+    (
+        "build_learner",
+        {},
+        {
+            "seed": "seed",
+            "model": "part",
+            "optimizer": "section",
+            "schedule": "section",
+            "checkpoint": "section or null",
+        },
+    ),
+    (
+        "build_learner.checkpoint",
+        {"path": "x"},
+        {"epoch": "count or null", "weights_only": "flag", "limit": "count or null", "path": "text or null"},
+    ),
+    ("build_learner.checkpoint", {"rev": "a" * 40, "epoch": 1}, {"rev": "text or null"}),
+    (
+        "build_learner.model",
+        {"kind": "cnn"},
+        {
+            "channels": "pair",
+            "kernel_size": "count",
+            "pool_size": "count",
+            "hidden_size": "count",
+            "dropout": "decay",
+        },
+    ),
+    ("build_learner.model", {"kind": "mlp"}, {"hidden_sizes": "counts", "dropout": "decay"}),
+    ("build_learner.model", {"kind": "mlp_regressor"}, {"hidden_sizes": "counts", "dropout": "decay"}),
+    ("build_learner.optimizer", {"kind": "adam"}, OPTIMIZER | ADAM | SHARES),
+    ("build_learner.optimizer", {"kind": "adamw"}, OPTIMIZER | ADAM | SHARES),
+    (
+        "build_learner.optimizer",
+        {"kind": "sgd"},
+        OPTIMIZER
+        | {"momentum": "decay or null", "dampening": "decay", "nesterov": "flag"}
+        | {"weight_decay": "non-negative"},
+    ),
+    (
+        "build_learner.optimizer",
+        {"kind": "rmsprop"},
+        OPTIMIZER | SHARES | {"alpha": "decay", "momentum": "decay", "centered": "flag"},
+    ),
+    ("build_learner.optimizer", {"kind": "adagrad"}, OPTIMIZER | SHARES | {"lr_decay": "non-negative"}),
+    (
+        "build_learner.optimizer",
+        {"kind": "muon"},
+        OPTIMIZER
+        | SHARES
+        | {"momentum": "decay", "nesterov": "flag", "ns_steps": "iterations"}
+        | {"adjust_lr": "choice", "others": "section"},
+    ),
+    ("build_learner.optimizer.others", {"kind": "adamw"}, ADAM),
+    (
+        "build_learner.optimizer",
+        {"kind": "lbfgs"},
+        OPTIMIZER
+        | {"max_iter": "count", "max_eval": "count or null", "history_size": "count"}
+        | {"tolerance_grad": "positive", "tolerance_change": "positive", "line_search": "choice or null"},
+    ),
+    ("build_learner.optimizer.clipping", {"kind": "value", "value": 1}, {"value": "positive"}),
+    ("build_learner.optimizer.clipping", {"kind": "norm", "max_norm": 1}, {"max_norm": "positive"}),
+    ("build_learner.optimizer.clipping", {"kind": "global_norm", "max_norm": 1}, {"max_norm": "positive"}),
+    ("build_learner.schedule", {"kind": "constant"}, RULE),
+    (
+        "build_learner.schedule",
+        {"kind": "linear", "final": 1, "num_iters": 1},
+        RULE | {"final": "non-negative", "num_iters": "count"},
+    ),
+    (
+        "build_learner.schedule",
+        {"kind": "cosine", "num_iters": 1},
+        RULE | {"min": "non-negative", "num_iters": "count"},
+    ),
+    ("build_learner.schedule", {"kind": "exponential", "gamma": 0.5}, RULE | {"gamma": "factor"}),
+    ("build_learner.schedule", {"kind": "noam"}, RULE | {"warmup_steps": "count", "model_size": "count"}),
+    (
+        "build_learner.schedule",
+        {"kind": "step", "step_size": 1},
+        RULE | {"step_size": "count", "gamma": "positive"},
+    ),
+    (
+        "build_learner.schedule",
+        {"kind": "composed", "schedulers": [{"kind": "constant"}]},
+        RULE | {"schedulers": "sections", "reduction": "choice"},
+    ),
+    (
+        "build_learner.schedule",
+        {"kind": "sequential", "schedulers": [{"kind": "constant"}] * 2, "milestones": [1]},
+        RULE | {"schedulers": "sections", "milestones": "counts"},
+    ),
+    (
+        "fit",
+        {},
+        {
+            "num_epochs": "count",
+            "batch_size": "count",
+            "num_workers": "processes",
+            "seed": "seed",
+            "device": "device",
+            "num_threads": "threads",
+            "grads_accumulation": "section",
+            "deterministic": "flag",
+            "gradient_checkpointing": "flag",
+            "non_finite": "section",
+            "early_stopping": "section or null",
+            "keep": "section",
+            "recorder": "section",
+            "checkpoint_every_steps": "count or null",
+            "checkpoint_every_seconds": "seconds or null",
+            "max_unsaved_seconds": "seconds",
+            "metrics": "parts",
+        },
+    ),
+    ("fit.grads_accumulation", {}, {"batches": "count", "reduction": "choice", "leftover": "choice"}),
+    ("fit.non_finite", {}, {"limit": "count"}),
+    (
+        "fit.early_stopping",
+        {"n_epochs": 1},
+        {
+            "n_epochs": "count",
+            "metric": "text",
+            "split": "choice",
+            "direction": "choice",
+            "min_delta": "non-negative",
+            "warmup_epochs": "count from 0",
+        },
+    ),
+    ("fit.keep", {}, {"last": "count", "best": "sections"}),
+    ("fit.keep.best.0", {}, {"metric": "text", "split": "choice", "direction": "choice"}),
+    ("fit.recorder", {}, RECORDER),
+    ("save_model", {}, {"recorder": "section", "exports": "choices", "epoch": "choice"}),
+    ("save_model.recorder", {}, RECORDER),
+]
+ROWS = [(path, base, key, shape) for path, base, keys in PARAMS for key, shape in keys.items()]
+
+
+def content_with(path, value):
+    """Return params in which *path* is *value*; a number in it is the index of a list of one item."""
+    *outer, last = path.split(".")
+    for key in reversed([*outer, last]):
+        value = [value] if key.isdigit() else {key: value}
+    if path.startswith("build_learner.optimizer."):  # a kind is needed around it
+        value["build_learner"]["optimizer"]["kind"] = "muon"
+    return value
+
+
+def written(folder, content):
+    path = folder / "params.yaml"
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    with path.open("w") as file:
+        yaml.dump(content, file)
+    return path
+
+
+def mistakes_in(path):
+    """Return the first line of each mistake that reading *path* reports."""
+    with pytest.raises(ParamsError) as caught:
+        read_params(path)
+    assert caught.value.exit_code == 2
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"{path} is not valid:"
+    return [line for line in lines if not line.startswith("    ")]
+
+
+@pytest.mark.parametrize(
+    ("path", "base", "key", "shape"),
+    ROWS,
+    ids=[f"{row[0]}:{row[1].get('kind', '')}.{row[2]}" for row in ROWS],
+)
+def test_each_param_refuses_each_wrong_value_with_one_message(path, base, key, shape, tmp_path):
+    read_params(written(tmp_path, content_with(path, base)))
+
+    for value in WRONG[shape]:
+        wrong = written(tmp_path, content_with(path, base | {key: value}))
+        found = mistakes_in(wrong)
+
+        assert len(found) == 1, (value, found)
+        assert f"{path}.{key}" in found[0], (value, found)
+        assert "Input" not in found[0], (value, found)
+        assert ". ." not in found[0], (value, found)
+
+
+@pytest.mark.parametrize("name", ["unknown", "kid"])
+def test_an_unknown_key_is_answered_with_the_keys_of_its_own_section(name, tmp_path):
+    for path, base, keys in PARAMS:
+        wrong = written(tmp_path, content_with(path, base | {name: 1}))
+
+        (line,) = mistakes_in(wrong)
+        assert line.startswith(f"  {path}.{name}: unknown key.")
+        assert set(line.partition(" Known: ")[2].split(", ")) >= set(keys)
+
+
+def reachable(annotation):
+    """Return the config classes in *annotation*, and in their fields."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = [field.annotation for field in annotation.model_fields.values()]
+        return {annotation}.union(*map(reachable, fields))
+    return set().union(*map(reachable, get_args(annotation)))
+
+
+def test_every_param_of_every_section_is_in_the_table(tmp_path):
+    tested = set()
+    for path, base, keys in PARAMS:
+        config = read_params(written(tmp_path, content_with(path, base)))
+        for name in path.split("."):
+            config = config[int(name)] if name.isdigit() else getattr(config, name)
+        tested |= {(type(config), key) for key in keys}
+
+    classes = reachable(Params) - {Params, Use}
+    params = {(each, name) for each in classes for name in each.model_fields if name != "kind"}
+    assert params <= tested, params - tested
+
+
+ACCEPTED = {
+    "fit.num_epochs": [1e3, 1.0, 10**9],
+    "fit.num_workers": [0, 1024],
+    "fit.num_threads": [None, 1, 1024],
+    "fit.device": ["cpu", "cuda", "cuda:7", "mps", ["cpu", "cpu"]],
+    "fit.checkpoint_every_seconds": [None, 1, 1e9],
+    "build_learner.seed": [-1, 2**63 - 1],
+    "build_learner.model": ["my_lab:Net", {"kind": "a.b:C.d", "x": [1, {"y": None}]}],
+    "create_artifact_dir.keep": [["notes.txt", ".hidden"]],
+}
+
+
+@pytest.mark.parametrize("path", ACCEPTED)
+def test_values_within_the_bounds_are_accepted(path, tmp_path):
+    section, key = path.split(".")
+
+    for value in ACCEPTED[path]:
+        made = getattr(getattr(read_params(written(tmp_path, content_with(path, value))), section), key)
+
+        if not isinstance(value, dict | str | list):
+            assert made == value
+        if key in ("num_epochs", "num_workers"):
+            assert type(made) is int
+
+
+MODEL = "  model:\n    kind: cnn\n    dropout: 0.5"
+SCHEDULE = "  schedule:\n    kind: constant"
+PART = "schedule: {kind: sequential, milestones: [3], schedulers: [{kind: linear, final: 0, num_iter: 3}]}"
+KINDS = "'adam', 'adamw', 'sgd', 'rmsprop', 'adagrad', 'muon' or 'lbfgs'"
+UNKNOWN = "unknown key. Did you mean 'num_iters'? Known: initial, per, kind, final, num_iters"
+PLAIN = "must be null, a boolean, a finite number, a string, or a list or a mapping of these"
+PATHS = "Write 'package.module:Name', as in 'my_lab.parts:Name'"
+WORDS = {
+    "kind in a list": (
+        "kind: cnn",
+        "kind: [mlp]",
+        "build_learner.model.kind: must be a string that is not empty; found the list ['mlp']",
+    ),
+    "kind in a mapping": (
+        "kind: cnn",
+        "kind: {a: b}",
+        "build_learner.model.kind: must be a string that is not empty; found the mapping {'a': 'b'}",
+    ),
+    "no module": (
+        "kind: cnn",
+        'kind: ":x"',
+        f"build_learner.model: model ':x' is not an import path. {PATHS}",
+    ),
+    "no name": (
+        "metrics: [loss, accuracy]",
+        'metrics: ["a.b:"]',
+        f"fit.metrics.0: metric 'a.b:' is not an import path. {PATHS}",
+    ),
+    "kind that is misspelled": (
+        "kind: adam",
+        "kind: adm",
+        f"build_learner.optimizer.kind: must be {KINDS}; found 'adm'. Did you mean 'adam'?",
+    ),
+    "kind alone": (
+        SCHEDULE,
+        "  schedule: cosin",
+        "build_learner.schedule: must be a mapping; found 'cosin'. Write {kind: cosine}",
+    ),
+    "model alone": (
+        MODEL,
+        "  model: mlp",
+        "build_learner.model: must be a mapping; found 'mlp'. Write {kind: mlp}",
+    ),
+    "choice that is misspelled": (
+        "epoch: last",
+        "epoch: lst",
+        "save_model.epoch: must be 'last' or 'best'; found 'lst'. Did you mean 'last'?",
+    ),
+    "required key that is misspelled in a nested section": (
+        SCHEDULE,
+        f"  {PART}",
+        f"build_learner.schedule.schedulers.0.num_iter: {UNKNOWN}",
+    ),
+    "required key that is missing": (
+        "kind: digits\n    path: null",
+        "kind: npz",
+        "load_data.source.path: the key is missing. Set it",
+    ),
+    "null where there is a default": (
+        "num_epochs: 20",
+        "num_epochs: null",
+        "fit.num_epochs: must be an integer from 1 to 1000000000; found null. Remove the key for its default",
+    ),
+    "number as a string": (
+        "num_epochs: 20",
+        'num_epochs: "12"',
+        "fit.num_epochs: must be an integer from 1 to 1000000000; found '12'",
+    ),
+    "date": (
+        "num_epochs: 20",
+        "num_epochs: 2026-01-01",
+        "fit.num_epochs: must be an integer from 1 to 1000000000; found datetime.date(2026, 1, 1)",
+    ),
+    "too many threads": (
+        "num_threads: 1",
+        "num_threads: 100000000",
+        "fit.num_threads: must be an integer from 1 to 1024; found 100000000",
+    ),
+    "infinity": (
+        "learning_rate: 0.001",
+        "learning_rate: .inf",
+        "build_learner.optimizer.learning_rate: must be a finite number above 0; found .inf",
+    ),
+    "list where one name is given": (
+        "metrics: [loss, accuracy]",
+        "metrics: loss",
+        "fit.metrics: must be a list; found 'loss'. Write [loss]",
+    ),
+    "unknown device": (
+        "device: auto",
+        "device: gpu",
+        "fit.device: no device is called 'gpu'. Write auto, cpu, cuda, cuda:N or mps",
+    ),
+    "key that is a number": ("num_epochs: 20", "1: 20", "fit: keys must be strings; found 1"),
+    "section that is a number": ("epoch: last", "epoch: last\nfit_: 1", "fit_: unknown key."),
+    "infinity in an argument": (
+        "kind: cnn\n    dropout: 0.5",
+        'kind: "my_lab:Net"\n    limit: .inf',
+        f"build_learner.model: the argument 'limit' {PLAIN}; found inf",
+    ),
+    "argument that contains itself": (
+        "kind: cnn\n    dropout: 0.5",
+        'kind: "my_lab:Net"\n    self: &me {x: *me}',
+        f"build_learner.model: the argument 'self' {PLAIN}; found {{'x': {{...}}}}",
+    ),
+}
+
+
+def params_with(folder, old, new):
+    text = (ROOT / "params.yaml").read_text()
+    assert old in text
+    path = folder / "params.yaml"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+@pytest.mark.parametrize(("old", "new", "message"), WORDS.values(), ids=WORDS)
+def test_a_mistake_is_reported_with_its_place_the_value_found_and_advice(old, new, message, tmp_path):
+    (line,) = mistakes_in(params_with(tmp_path, old, new))
+
+    assert line.startswith(f"  {message}")
+
+
+NOT_YAML = {
+    "num_epochs: !foo 20": "line 26, column 15: the tag '!foo' is not supported. Remove it; name a class of",
+    "num_epochs: !!python/object:os.system 20": "line 26, column 15: the tag '!!python/object:os.system' is",
+    "num_epochs: 20\n  num_epochs: 3": 'line 27, column 3: found duplicate key "num_epochs"',
+    "num_epochs: [20": "line 27, column 13: did not find expected",
+    "num_epochs: *x": "line 26, column 15: found undefined alias",
+    "num_epochs: 2026-13-45": "a value cannot be read: month must be in 1..12",
+    "num_epochs: !!int x": "a value cannot be read: invalid literal for int()",
+    "num_epochs: !!bool x": "a value cannot be read: 'x'",
+    "num_epochs: " + "9" * 5000: "a value cannot be read: Exceeds the limit",
+    "num_epochs: \x01": "control characters are not allowed",
+}
+
+
+@pytest.mark.parametrize(("new", "message"), NOT_YAML.items(), ids=range(len(NOT_YAML)))
+def test_what_is_not_yaml_is_reported_in_one_line(new, message, tmp_path):
+    path = params_with(tmp_path, "num_epochs: 20", new)
+
+    with pytest.raises(ParamsError) as caught:
+        read_params(path)
+
+    assert str(caught.value).startswith(f"{path} is not valid YAML: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "# only comments\n",
+            "has no params. Write a section for each stage: create_artifact_dir, load_data",
+        ),
+        ("", "has no params. Write a section for each stage"),
+        ("- fit\n", "must have a section for each stage; found the list ['fit']"),
+        ("fit\n", "must have a section for each stage; found 'fit'"),
+    ],
+)
+def test_a_file_without_sections_is_refused(text, message, tmp_path):
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+
+    with pytest.raises(ParamsError, match=re.escape(f"{path} {message}")):
+        read_params(path)
+
+
+LATE = {
+    "only comments": (None, "# nothing\n", "params.yaml has no params. Write a section for each stage: "),
+    "no section": ("  epoch: last\n", "", "save_model: the key is missing, and the stage save-model in"),
+    "another suffix": ("recorder: default", "recorder: bin", "'bin' writes files that end in .bin; found"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), LATE.values(), ids=LATE)
+def test_what_the_last_stage_would_refuse_is_refused_before_the_first_one(old, new, message, finished):
+    before = finished.files("artifacts", "data", "dvc.lock")
+    path = finished.folder / "params.yaml"
+    text = path.read_text()
+    if not new:
+        text = text.partition("save_model:")[0]
+    path.write_text(text.replace(old, new) if old else new)
+
+    for command in ("check", "run"):
+        refused = finished.learner(command)
+        assert (refused.code, refused.out) == (2, "")
+        assert message in refused.err
+        assert "Traceback" not in refused.err
+
+    refused = finished.run("dvc", "repro")
+    assert refused.code != 0
+    assert "Running stage 'load-data'" not in refused.text
+    assert finished.files("artifacts", "data", "dvc.lock") == before
+
+
+OVERRIDES = {
+    "fit.num_epochs=true": "fit.num_epochs: must be an integer from 1 to 1000000000; found true",
+    "fit.num_epochs='12'": "fit.num_epochs: must be an integer from 1 to 1000000000; found '12'",
+    "fit.num_epochs=1e29": "fit.num_epochs: must be an integer from 1 to 1000000000; found 1e+29",
+    "build_learner.optimizer.learning_rate=inf": "must be a finite number above 0; found .inf",
+    "build_learner.model.kind=[mlp]": "must be a string that is not empty; found the list ['mlp']",
+    "build_learner.model.kind=':x'": "model ':x' is not an import path",
+    "fit=3": "fit: must be a mapping; found 3",
+    "~save_model": "save_model: the key is missing",
+    "save_model.recorder=bin": "'bin' writes files that end in .bin",
+    "fit.nope=3": "Could not override 'fit.nope'. To append to your config use +fit.nope=3",
+    "fit.num_epochs": "missing EQUAL",
+    "fit.num_epochs=[1": "no viable alternative at input '[1'",
+    "fit.num_epochs=${x}": "Interpolation key 'x' not found",
+    "": "mismatched input",
+    "++=1": "'': unknown key",
+}
+
+
+@pytest.mark.parametrize(("override", "message"), OVERRIDES.items())
+def test_an_override_is_checked_as_params_are(override, message, monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+    with pytest.raises(ParamsError) as caught:
+        overridden([override])
+
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize("text", ["abc", "nan", "inf", "-1", "1e10"])
+def test_a_duration_in_the_environment_is_a_finite_number(text, monkeypatch):
+    monkeypatch.setenv("LEARNER_WAIT_SECONDS", text)
+
+    with pytest.raises(ParamsError, match=f"LEARNER_WAIT_SECONDS is '{text}'. Set it to a number of seconds"):
+        seconds_of("LEARNER_WAIT_SECONDS", 1.0)
+
+
+@pytest.mark.parametrize("option", ["--interval=inf", "--timeout=inf"])
+def test_a_duration_in_an_option_is_finite(option, project):
+    refused = project.learner("serve", option)
+
+    assert (refused.code, "Traceback" in refused.err) == (2, False)
+    assert f"error: {option.replace('=', ' is ')}. Set it to a finite number of seconds" in refused.err
+
+
+@pytest.mark.parametrize("source", ["", "idx", "npz:", "idx: ", ":x", "a b:c"])
+def test_a_source_of_data_that_cannot_be_meant_is_refused(source):
+    with pytest.raises(StageError, match="--source|is not an import path"):
+        load_source(parse_source(source))
+
+
+@pytest.mark.parametrize("variable", ["LEARNER_RENDERER", "LEARNER_PREFECT"])
+def test_a_wrong_variable_is_reported_before_the_first_stage(variable, project):
+    refused = project.learner("run", **{variable: "x"})
+
+    assert (refused.code, refused.out) == (2, "")
+    assert f"error: {variable} is 'x'" in refused.err
+    assert not (project.folder / "artifacts").exists()
