@@ -181,6 +181,41 @@ def test_lbfgs_leaves_the_weights_alone_where_an_evaluation_is_not_finite(start,
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+class Breaking(Normed):
+    """Its loss is NaN in one call of a training step."""
+
+    calls, broken = 0, None
+
+    def train_step(self, batch):
+        self.calls += 1
+        return super().train_step(batch)
+
+    def loss(self, logits, targets):
+        loss = super().loss(logits, targets)
+        return loss * math.nan if self.training and self.calls == self.broken else loss
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("evaluation", [1, 2, 4])
+def test_a_skipped_step_of_lbfgs_leaves_weights_buffers_and_optimizer_as_they_were(
+    evaluation, line_search, start, tiny, tmp_path
+):
+    def train(name, epochs, broken=None):
+        model = Breaking(*normed())
+        model.broken = broken
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn=line_search)
+        builder = start(tmp_path / name, epochs).non_finite(NonFinite(kind="skip"))
+        builder.build(model, optimizer, 0.1).fit(*tiny[1](batch_size=30))  # one step an epoch
+        return model, optimizer.state_dict()["state"]
+
+    model, kept = train("one step", 1)
+    skipping, state_after = train("and a skipped one", 2, broken=model.calls + evaluation)
+
+    assert skipping.calls == model.calls + evaluation
+    assert equal(state(skipping), state(model))
+    torch.testing.assert_close(state_after, kept, rtol=0, atol=0)
+
+
 def by_loader(samples, generator):
     return {"shuffle": True, "generator": generator, "batch_size": 4}
 
