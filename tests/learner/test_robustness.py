@@ -2,6 +2,8 @@
 
 import copy
 import math
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -97,6 +99,30 @@ def test_a_skipped_batch_changes_nothing_not_even_running_statistics(start, tiny
 
     assert all(tensor.isfinite().all() for tensor in learner.model.state_dict().values())
     assert math.isfinite(learner.history.series(Split.TRAIN, "Loss")[2])
+
+
+class Steep(Normed):
+    """Its gradients are finite in each batch, and their sum over batches overflows."""
+
+    def train_step(self, batch):
+        step = super().train_step(batch)
+        return replace(step, gradients=[torch.full_like(each, 3e38) for each in step.gradients])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(("rule", "limit"), [("stop", 1), ("skip", 1), ("skip", 3)])
+def test_a_sum_of_finite_gradients_that_overflows_does_not_reach_the_weights(
+    rule, limit, reduction, start, tiny, tmp_path
+):
+    model = Steep(*normed())
+    before = copy.deepcopy(list(model.parameters()))
+    builder = start(tmp_path, 1).grads_accumulation(2, reduction=reduction)
+    learner = builder.non_finite(NonFinite(kind=rule, limit=limit)).build(model, Adam(), 0.05)
+
+    with pytest.raises(NonFiniteError) if limit == 1 else nullcontext():
+        learner.fit(*tiny[1](batch_size=8))  # four batches: two sums
+
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_half_an_epoch_is_neither_saved_nor_gone_on_from(start, tiny, tmp_path):
