@@ -92,7 +92,7 @@ def _owners() -> set[int]:
     """Every process that DVC says writes outputs of this project now. Empty where DVC does not say it."""
     here = Path.cwd()
     path = next((each / NOTE for each in (here, *here.parents) if (each / NOTE).exists()), NOTE)
-    for _ in range(20):
+    for _ in range(100):
         with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # DVC is writing it
             content = json.loads(path.read_text())
             return {int(each["pid"]) for each in content.get("write", {}).values()}

@@ -22,7 +22,7 @@ URL = "PREFECT_API_URL"
 VARIABLE = "LEARNER_PREFECT"
 FLOW_RUN = "LEARNER_FLOW_RUN"
 """Names the flow run that a stage belongs to, in the environment of its process."""
-PROBE_SECONDS = 4.0
+PROBE_SECONDS = 10.0
 """The time limit of the whole probe, which may try several addresses of one name."""
 
 UNREACHABLE = Path(".runs/prefect-unreachable.json")

@@ -1,5 +1,6 @@
 """What the tests share: a project of its own for every test that needs one, and the real programs."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -159,12 +160,34 @@ def other_project(tmp_path, home):
 
 
 @pytest.fixture(scope="session")
-def _finished(tmp_path_factory, home):
-    made = short(fresh(tmp_path_factory.mktemp("finished") / "project", home))
-    made.ok("dvc", "repro")
+def _finished(tmp_path_factory, home, worker_count):
+    """The finished project that the first worker to need it makes, and the others copy."""
+    if worker_count == 1:
+        return finish(tmp_path_factory.mktemp("finished") / "project", home)
+    shared = tmp_path_factory.getbasetemp().parent / "finished"  # the parent belongs to all workers
+    shared.mkdir(exist_ok=True)
+    with (shared / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "complete").exists():
+            shutil.rmtree(shared / "project", ignore_errors=True)
+            finish(shared / "project", home)
+            (shared / "complete").touch()
+    return Project(shared / "project", home).copied_to(tmp_path_factory.mktemp("finished") / "project")
+
+
+def finish(folder, home):
+    """Make a project in *folder*, run it under a fixed hash seed, and commit the result."""
+    made = short(fresh(folder, home))
+    made.ok("dvc", "repro", PYTHONHASHSEED="1")
     made.ok("git", "add", "-A")
     made.ok("git", "commit", "-qm", "Run it")
     return made
+
+
+@pytest.fixture(scope="session")
+def worker_count():
+    """How many processes run tests."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 
 @pytest.fixture

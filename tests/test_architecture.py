@@ -34,7 +34,9 @@ def imports(path):
 
 
 def sources(folder):
-    return [path for kind in ("*.py", "*.pyi") for path in sorted((ROOT / folder).rglob(kind))]
+    found = [path for kind in ("*.py", "*.pyi") for path in sorted((ROOT / folder).rglob(kind))]
+    assert found, folder
+    return found
 
 
 @pytest.mark.parametrize("part", sorted(MAY_IMPORT))

@@ -55,37 +55,21 @@ def trained(project, *options):
 
 
 def test_more_epochs_go_on_and_equal_a_run_that_had_them_from_the_start(finished, tmp_path):
-    other = finished.copied_to(tmp_path / "straight")
-    shutil.rmtree(other.folder / ".runs")
-    for project in (finished, other):
+    """In the workspace and in an isolated copy."""
+    straight, isolated = (finished.copied_to(tmp_path / name) for name in ("straight", "isolated"))
+    shutil.rmtree(straight.folder / ".runs")
+    for project in (finished, straight):
         project.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
 
-    grown, straight = trained(finished), trained(other)
+    texts = [trained(finished), trained(straight)]
+    texts.append(isolated.ok("dvc", "exp", "run", "--temp", "-n", "grown", "-S", "fit.num_epochs=3"))
 
-    assert "goes on after epoch 2" in grown
-    assert "goes on" not in straight
-    assert finished.files("artifacts", "dvc.lock").keys() == other.files("artifacts", "dvc.lock").keys()
+    assert ["goes on after epoch 2" in text for text in texts] == [True, False, True]
+    assert finished.files("artifacts", "dvc.lock").keys() == straight.files("artifacts", "dvc.lock").keys()
     tracked = ("artifacts/checkpoint", "artifacts/train", "artifacts/valid", "artifacts/plots", "dvc.lock")
-    assert finished.files(*tracked) == other.files(*tracked)
-
-
-def test_in_an_isolated_copy_more_epochs_go_on_too(finished, tmp_path):
-    other = finished.copied_to(tmp_path / "straight")
-    shutil.rmtree(other.folder / ".runs")
-
-    grown = finished.ok("dvc", "exp", "run", "--temp", "-n", "grown", "-S", "fit.num_epochs=3")
-    other.ok("dvc", "exp", "run", "--temp", "-n", "straight", "-S", "fit.num_epochs=3")
-
-    locks = [
-        project.ok(
-            "git",
-            "show",
-            f"{project.ok('git', 'for-each-ref', '--format=%(refname)', 'refs/exps').split()[0]}:dvc.lock",
-        )
-        for project in (finished, other)
-    ]
-    assert "goes on after epoch 2" in grown
-    assert locks[0] == locks[1]
+    assert finished.files(*tracked) == straight.files(*tracked)
+    ref = isolated.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps").split()[0]
+    assert isolated.ok("git", "show", f"{ref}:dvc.lock") == (straight.folder / "dvc.lock").read_text()
 
 
 def test_a_forced_rerun_of_a_finished_run_trains_again_from_the_start(finished):

@@ -93,8 +93,6 @@ class _Interrupted:
     """Commit of the user's changes; None if nothing was changed."""
     changed: tuple[str, ...]
     """Tracked files, relative to the top level, that the user or DVC changed and git has not stored."""
-    is_staged: bool
-    """Whether DVC's file with the arguments is staged."""
 
 
 def _experiments(top: Path) -> Iterator[Finding]:
@@ -126,7 +124,7 @@ def _interrupted(top: Path, temporary: Path) -> _Interrupted | None:
         return None  # DVC had not begun, or had undone everything
     unstaged = filter(None, git(top, "diff", "--name-only", "-z").split("\0"))
     changed = [each for each in unstaged if not _is_stored(top, each)]
-    return _Interrupted(branch, stash, tuple(changed), bool(listed))
+    return _Interrupted(branch, stash, tuple(changed))
 
 
 def _is_stored(top: Path, name: str) -> bool:

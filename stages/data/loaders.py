@@ -102,11 +102,6 @@ class DataLoader:
         """The number of batches in an epoch."""
         return len(self.order)
 
-    @property
-    def num_items(self) -> int:
-        """The number of samples in an epoch."""
-        return self.order.samples
-
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is that of *epoch*, from 1."""
         self.epoch = epoch

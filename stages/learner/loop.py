@@ -202,9 +202,15 @@ class Loop:
             raise missing_gradients(self.state.model, gradients, where=where)
         if self.state.needs_closure:
             self._update_by_evaluation(rate, iteration)
-        else:
+        elif self._may_apply(gradients, iteration):
             self.state.update(gradients, rate)
         self.parts.replicas.synchronize()
+
+    def _may_apply(self, gradients: Any, iteration: int) -> bool:
+        """Return whether the sum of several batches is finite; a single batch has been checked already."""
+        parts = self.parts
+        is_sum = parts.window.length > 1
+        return not is_sum or parts.guard.passes_sum(gradients, self.progress.epoch, iteration)
 
     def _update_by_evaluation(self, rate: float, iteration: int) -> None:
         """Update with L-BFGS; undo the update if one of its evaluations is not finite."""

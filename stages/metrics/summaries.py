@@ -85,9 +85,10 @@ class _Writer:
             return self._tensor(value.detach(), path)
         if kind is list:
             return [inner(each, f"{path}[{place}]") for place, each in enumerate(value)]
-        if kind in GROUPS.values():
-            each_in = sorted(value, key=repr) if kind is not tuple else value
-            return {kind.__name__: [inner(each, f"{path}[{place}]") for place, each in enumerate(each_in)]}
+        if kind is tuple:
+            return {"tuple": [inner(each, f"{path}[{place}]") for place, each in enumerate(value)]}
+        if kind in GROUPS.values():  # sorted as trees: repr() of a set in a set depends on PYTHONHASHSEED
+            return {kind.__name__: sorted((inner(each, f"{path}[…]") for each in value), key=repr)}
         if kind in MAPS.values():
             pairs = (part for key, each in value.items() for part in (key, each))
             return {kind.__name__: [inner(each, f"{path}[…]") for each in pairs]}

@@ -35,6 +35,8 @@ class Guard:
         """The names of the parameters, in the order of their gradients."""
         self.skipped = 0
         """How many batches were skipped in a row."""
+        self.skipped_sums = 0
+        """How many sums of several batches were skipped in a row."""
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
         """Whether *step* may change the weights.
@@ -42,35 +44,52 @@ class Guard:
         Raises `NonFiniteError`, naming the tensors, where it must not and the rule is to stop, or where too
         many batches in a row were skipped.
         """
-        if _all_finite(step.item.loss, step.gradients):
-            self.skipped = 0
-            return True
-        found = list(self._found(step.item.loss, step.gradients))
-        if not found:  # finite numbers, whose sum is not
-            self.skipped = 0
-            return True
-        self.skipped += 1
-        where = f"epoch {epoch}, batch {iteration}: {_listed(found)}"
+        found = self._non_finite(step.item.loss, step.gradients)
+        self.skipped = self.skipped + 1 if found else 0
+        if found:
+            self._skip(f"epoch {epoch}, batch {iteration}: {_listed(found)}", "batch", self.skipped)
+        return not found
+
+    def passes_sum(self, gradients: Gradients, epoch: int, iteration: int) -> bool:
+        """Return whether *gradients*, accumulated over batches that passed, may change the weights.
+
+        A sum of finite gradients may overflow. Raises `NonFiniteError` as `passes` does; its limit counts
+        updates here.
+        """
+        found = self._non_finite(torch.zeros(()), gradients)
+        self.skipped_sums = self.skipped_sums + 1 if found else 0
+        if found:
+            where = f"epoch {epoch}, batch {iteration}, accumulated gradients: {_listed(found)}"
+            self._skip(where, "update", self.skipped_sums)
+        return not found
+
+    def _skip(self, where: str, what: str, skipped: int) -> None:
+        """Log that a batch or an update is skipped. Raises `NonFiniteError` if it must not be."""
         if self.rule.kind == "stop":
             raise NonFiniteError(
                 f"{where}. {ADVICE}, or pass over such batches with non_finite: {{kind: skip}}"
             )
-        if self.skipped > self.rule.limit:
+        if skipped > self.rule.limit:
+            plural = {"batch": "batches", "update": "updates"}[what]
             raise NonFiniteError(
-                f"{where}, after {self.rule.limit} skipped batches in a row, non_finite's limit. {ADVICE}"
+                f"{where}, after {self.rule.limit} skipped {plural} in a row, non_finite's limit. {ADVICE}"
             )
-        log.warning("%s; this batch is skipped, %d in a row", where, self.skipped)
-        return False
+        log.warning("%s; this %s is skipped, %d in a row", where, what, skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """The batches skipped in a row, so that a resumed run stops where an unbroken one does."""
-        return {"skipped": self.skipped}
+        sums = {"skipped_sums": self.skipped_sums} if self.skipped_sums else {}
+        return {"skipped": self.skipped, **sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from *state*. Raises `CheckpointError` where it is not a guard's."""
         if not isinstance(state.get("skipped"), int):
             raise CheckpointError(f"a guard's state has 'skipped', this one is {state}")
-        self.skipped = state["skipped"]
+        self.skipped, self.skipped_sums = state["skipped"], state.get("skipped_sums", 0)
+
+    def _non_finite(self, loss: Tensor, gradients: Gradients) -> list[tuple[str, str]]:
+        """Return what is not finite; exact, also for finite numbers whose sum is not."""
+        return [] if _all_finite(loss, gradients) else list(self._found(loss, gradients))
 
     def _found(self, loss: Tensor, gradients: Gradients) -> Iterator[tuple[str, str]]:
         """What the loss and each gradient hold that is not finite, and its name; exact, and slow."""

@@ -5,7 +5,7 @@ import torch
 
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.contracts.errors import CheckpointError
-from stages.records import NamedMpkGzFileRecorder
+from stages.records import NamedMpkFileRecorder, NamedMpkGzFileRecorder
 
 CHECKPOINT = Checkpoint({"w": torch.ones(3)}, {"state": {}}, {"iteration": 4}, {"epoch": 2})
 
@@ -50,6 +50,27 @@ def test_a_harmed_checkpoint_is_refused(checkpointer, name, harm):
         path.unlink()
 
     with pytest.raises(CheckpointError, match=f"{name}|no checkpoint"):
+        checkpointer.restore(2)
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("model", {"w": torch.zeros(3)}),
+        ("optim", {"other": {}}),
+        ("scheduler", {"iteration": 5}),
+    ],
+)
+def test_a_valid_record_of_the_same_size_that_was_not_saved_is_refused(part, other, tmp_path):
+    checkpointer = FileCheckpointer(tmp_path, NamedMpkFileRecorder())
+    checkpointer.save(2, CHECKPOINT)
+    path = tmp_path / f"{part}-2.mpk"
+    size = path.stat().st_size
+
+    checkpointer.recorder.record(other, path.with_suffix(""))
+
+    assert path.stat().st_size == size
+    with pytest.raises(CheckpointError, match=f"{part}-2.* is not as it was written"):
         checkpointer.restore(2)
 
 

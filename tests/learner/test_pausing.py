@@ -1,5 +1,6 @@
 """A run that was stopped between two batches goes on as if nothing had been."""
 
+import errno
 import random
 
 import numpy as np
@@ -205,18 +206,69 @@ def test_random_augmentation_in_workers_of_a_torch_loader_resumes_exactly(persis
     assert ("are started again for each epoch" in caplog.text) == persistent
 
 
-def test_a_step_is_saved_every_so_many(tmp_path):
-    def change(builder):
-        return builder.checkpoint_every(steps=2)
+class CrashIn(NoRenderer):
+    """Fails in a step, counted over both splits, so that nothing is saved at the end of the run."""
 
-    run(tmp_path, stop_after=5, change=change)
+    def __init__(self, step):
+        super().__init__()
+        self.left = step
 
-    assert len(list((tmp_path / "steps").glob("trainer-*"))) == 1
+    def step(self, progress):
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("crash")
+
+
+@pytest.mark.parametrize(
+    ("every", "crash", "resumed"),
+    [
+        ({"steps": 1}, 1, None),
+        ({"steps": 1}, 2, "in epoch 1, after batch 1 of training"),
+        ({"steps": 1}, 7, "in epoch 1, after batch 1 of validation"),
+        ({"steps": 1}, 9, "in epoch 2, after batch 1 of training"),
+        ({"steps": 2}, 2, None),
+        ({"steps": 2}, 4, "in epoch 1, after batch 2 of training"),
+        ({"steps": 3}, 5, "in epoch 1, after batch 3 of training"),
+        ({"steps": 3}, 7, "in epoch 1, after batch 1 of validation"),
+        ({"steps": TRAIN_BATCHES}, 4, None),
+        ({"steps": TRAIN_BATCHES}, 6, "in epoch 1, after batch 4 of training"),  # the last is not saved
+        ({"steps": TRAIN_BATCHES + VALID_BATCHES}, 7, "in epoch 1, after batch 1 of validation"),
+        ({"steps": 8}, 14, "after epoch 1"),  # which counts as a save
+        ({"seconds": 1e-9}, 5, "in epoch 1, after batch 4 of training"),
+        ({"seconds": 1e9}, 7, None),
+    ],
+)
+def test_a_crash_costs_no_more_than_the_interval_between_checkpoints(
+    every, crash, resumed, unbroken, tmp_path
+):
+    def crashing(builder):
+        return builder.checkpoint_every(**every).renderer(CrashIn(crash))
+
+    with pytest.raises(RuntimeError, match="crash"):
+        run(tmp_path, change=crashing)
+    learner = run(tmp_path)
+
+    assert learner.resumed == resumed
+    assert files(tmp_path) == unbroken
+
+
+class StepCheckpoints(NoRenderer):
+    """Counts the checkpoints of steps in *directory* during each step."""
+
+    def __init__(self, directory):
+        super().__init__()
+        self.directory, self.counts = directory, []
+
+    def step(self, progress):
+        self.counts.append(len(list(self.directory.glob("steps/trainer-*"))))
 
 
 def test_of_the_steps_only_the_newest_stays_and_none_after_the_epoch(tmp_path, unbroken):
-    run(tmp_path, change=lambda builder: builder.checkpoint_every(steps=1))
+    seen = StepCheckpoints(tmp_path)
 
+    run(tmp_path, change=lambda builder: builder.checkpoint_every(steps=1).renderer(seen))
+
+    assert seen.counts == [0, *[1] * (TRAIN_BATCHES + VALID_BATCHES - 1)] * EPOCHS
     assert files(tmp_path) == unbroken
 
 
@@ -230,6 +282,30 @@ def test_a_broken_step_is_passed_over_for_the_epoch_before(broken, tmp_path, unb
 
     assert learner.epoch == EPOCHS
     assert "Passing over" in caplog.text
+    assert files(tmp_path) == unbroken
+
+
+class FullDisk(NamedMpkGzFileRecorder):
+    """Fails for the checkpoint of *epoch*."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def record(self, item, path):
+        if path.parent.name == "checkpoint" and path.name.endswith(f"-{self.epoch}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().record(item, path)
+
+
+@pytest.mark.parametrize("lost", [EPOCHS - 1, EPOCHS])
+def test_a_run_that_lacks_a_checkpoint_fails_and_the_next_one_completes_it(lost, tmp_path, unbroken):
+    with pytest.raises(CheckpointError, match=f"of epoch {lost} belongs to the result"):
+        run(tmp_path, change=lambda builder: builder.with_file_checkpointer(FullDisk(lost)))
+
+    learner = run(tmp_path)
+
+    assert learner.resumed == f"after epoch {lost - 1}"
     assert files(tmp_path) == unbroken
 
 

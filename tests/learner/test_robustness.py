@@ -2,6 +2,8 @@
 
 import copy
 import math
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,6 +101,30 @@ def test_a_skipped_batch_changes_nothing_not_even_running_statistics(start, tiny
     assert math.isfinite(learner.history.series(Split.TRAIN, "Loss")[2])
 
 
+class Steep(Normed):
+    """Its gradients are finite in each batch, and their sum over batches overflows."""
+
+    def train_step(self, batch):
+        step = super().train_step(batch)
+        return replace(step, gradients=[torch.full_like(each, 3e38) for each in step.gradients])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(("rule", "limit"), [("stop", 1), ("skip", 1), ("skip", 3)])
+def test_a_sum_of_finite_gradients_that_overflows_does_not_reach_the_weights(
+    rule, limit, reduction, start, tiny, tmp_path
+):
+    model = Steep(*normed())
+    before = copy.deepcopy(list(model.parameters()))
+    builder = start(tmp_path, 1).grads_accumulation(2, reduction=reduction)
+    learner = builder.non_finite(NonFinite(kind=rule, limit=limit)).build(model, Adam(), 0.05)
+
+    with pytest.raises(NonFiniteError) if limit == 1 else nullcontext():
+        learner.fit(*tiny[1](batch_size=8))  # four batches: two sums
+
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def test_half_an_epoch_is_neither_saved_nor_gone_on_from(start, tiny, tmp_path):
     net, loaders = tiny
     learner = (
@@ -179,6 +205,41 @@ def test_lbfgs_leaves_the_weights_alone_where_an_evaluation_is_not_finite(start,
         start(tmp_path).build(model, Lbfgs(kind="lbfgs"), 0.1).fit(*tiny[1]())
 
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+class Breaking(Normed):
+    """Its loss is NaN in one call of a training step."""
+
+    calls, broken = 0, None
+
+    def train_step(self, batch):
+        self.calls += 1
+        return super().train_step(batch)
+
+    def loss(self, logits, targets):
+        loss = super().loss(logits, targets)
+        return loss * math.nan if self.training and self.calls == self.broken else loss
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("evaluation", [1, 2, 4])
+def test_a_skipped_step_of_lbfgs_leaves_weights_buffers_and_optimizer_as_they_were(
+    evaluation, line_search, start, tiny, tmp_path
+):
+    def train(name, epochs, broken=None):
+        model = Breaking(*normed())
+        model.broken = broken
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn=line_search)
+        builder = start(tmp_path / name, epochs).non_finite(NonFinite(kind="skip"))
+        builder.build(model, optimizer, 0.1).fit(*tiny[1](batch_size=30))  # one step an epoch
+        return model, optimizer.state_dict()["state"]
+
+    model, kept = train("one step", 1)
+    skipping, state_after = train("and a skipped one", 2, broken=model.calls + evaluation)
+
+    assert skipping.calls == model.calls + evaluation
+    assert equal(state(skipping), state(model))
+    torch.testing.assert_close(state_after, kept, rtol=0, atol=0)
 
 
 def by_loader(samples, generator):

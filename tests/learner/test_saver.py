@@ -1,79 +1,159 @@
-"""Which checkpoints of a run exist at what moment, and what is on disk before them."""
+"""When checkpoints are written, and the result of saves that fail."""
+
+import errno
 
 import pytest
+import torch
 
-from stages.checkpoints import FileCheckpointer, kept_epochs
+from stages.checkpoints import Checkpoint, FileCheckpointer, KeepLast
+from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
-from stages.learner import LearnerBuilder
-from stages.loggers import InMemoryMetricLogger
-from stages.metrics import LossMetric
-from stages.optim import Adam
-from stages.records import DefaultRecorder, NamedMpkGzFileRecorder
-from stages.renderers import NoRenderer
+from stages.learner.saver import Saver, SavingRule
+from stages.records import NamedMpkGzFileRecorder
+
+CHECKPOINT = Checkpoint({"w": torch.ones(3)}, {}, None)
 
 
-class KeepNone:
-    """Drops every checkpoint; notes those that existed when it was asked."""
+class Disk(NamedMpkGzFileRecorder):
+    """A disk that is full while `is_full` is set."""
 
-    def __init__(self):
-        self.asked = []
-
-    def keep(self, saved, history):
-        self.asked.append(list(saved))
-        return set()
-
-
-class Flushed(InMemoryMetricLogger):
-    """Counts the rows that `flush` has not handed on yet."""
-
-    unflushed = 0
-
-    def log(self, *row):
-        super().log(*row)
-        self.unflushed += 1
-
-    def flush(self):
-        self.unflushed = 0
-
-
-class Noted(NamedMpkGzFileRecorder, NoRenderer):
-    """Notes how many rows are not flushed when an epoch ends, and when each record is written."""
-
-    def __init__(self, loggers):
-        super().__init__()
-        self.loggers = loggers
-        self.noted = []
-
-    def epoch_end(self, progress, history):
-        self.noted.append(sum(each.unflushed for each in self.loggers))
+    is_full = False
 
     def record(self, item, path):
-        self.noted.append(sum(each.unflushed for each in self.loggers))
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
         return super().record(item, path)
 
 
-def test_only_the_newest_of_the_checkpoints_that_the_rule_drops_is_kept(train, tmp_path):
-    rule = KeepNone()
+class Clock:
+    """Seconds that a test sets."""
 
-    train(tmp_path, epochs=3, change=lambda builder: builder.with_checkpointing_strategy(rule))
+    now = 0.0
 
-    assert rule.asked == [[1], [1, 2], [2, 3]]
-    assert FileCheckpointer(tmp_path / "checkpoint", DefaultRecorder()).saved() == [3]
-
-
-@pytest.mark.parametrize("last_epoch", [1, 4])
-def test_only_the_newest_is_expected_of_a_finished_run_whose_rule_drops_all(last_epoch):
-    assert kept_epochs(KeepNone(), History(), [], last_epoch) == {last_epoch}
+    def __call__(self):
+        return self.now
 
 
-def test_logs_are_flushed_before_the_ledger_and_the_checkpoint_that_rely_on_them(tiny, tmp_path):
-    net, loaders = tiny
-    loggers = Flushed(), Flushed()
-    noted = Noted(loggers)
-    builder = LearnerBuilder(tmp_path).num_epochs(2).seed(1).devices(["cpu"]).metric_loggers(*loggers)
-    builder.with_file_checkpointer(noted).renderer(NoRenderer()).with_progress_logger(noted)
+@pytest.fixture
+def disk():
+    return Disk()
 
-    builder.metrics(LossMetric()).build(net(), Adam(), 0.05).fit(*loaders())
 
-    assert len(loggers[0].rows) > 0
-    assert noted.noted == [0] * 2 * (1 + 3)
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def build(tmp_path, disk, clock):
+    """Return a function that builds a saver on the disk."""
+
+    def build(retention=KeepLast(2), **rule):  # noqa: B008  immutable
+        places = (FileCheckpointer(tmp_path / name, disk) for name in ("checkpoint", "steps"))
+        return Saver(*places, retention, SavingRule(**rule), clock=clock)
+
+    return build
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["written", "failed"])
+def test_a_step_is_due_again_one_interval_after_the_last_attempt(is_full, build, disk, clock):
+    saver, due = build(every_seconds=10), []
+    disk.is_full = is_full
+
+    for now in (9.5, 10.0, 15.0, 19.5, 20.0, 20.0):
+        clock.now = now
+        due.append(saver.is_due())
+        if due[-1]:
+            assert saver.save_step(CHECKPOINT) is not is_full
+
+    assert due == [False, True, False, False, True, False]
+
+
+def test_a_checkpoint_of_an_epoch_begins_a_new_interval(build, clock):
+    saver = build(every_seconds=10, every_steps=3)
+    due = [saver.is_due(), saver.is_due()]
+    clock.now = 9.0
+
+    saver.save_epoch(1, CHECKPOINT, History())
+    clock.now = 11.0
+
+    assert [*due, saver.is_due(), saver.is_due(), saver.is_due()] == [False] * 4 + [True]
+
+
+SAVES = {
+    "step": lambda saver: saver.save_step(CHECKPOINT),
+    "epoch": lambda saver: saver.save_epoch(2, CHECKPOINT, History()),
+}
+
+
+@pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
+@pytest.mark.parametrize("written", [None, 50.0], ids=["never saved", "saved"])
+def test_a_run_ends_if_nothing_was_written_for_max_unsaved_seconds(written, save, build, disk, clock):
+    saver = build(max_unsaved_seconds=100)
+    if written is not None:
+        clock.now = written
+        saver.save_epoch(1, CHECKPOINT, History())
+    disk.is_full = True
+
+    clock.now += 100
+    save(saver)
+    clock.now += 1
+
+    with pytest.raises(CheckpointError, match=r"No space left.* for 101 seconds, more than max_unsaved"):
+        save(saver)
+
+
+@pytest.mark.parametrize(
+    ("kept", "lost", "named", "left"),
+    [
+        (1, {1}, None, [4]),  # the rule does not keep it to the end
+        (2, {2}, None, [3, 4]),
+        (2, {4}, "4", [2, 3]),
+        (2, {3}, "3", [2]),
+        (1, {2, 3, 4}, "4", [1]),
+        (3, {2, 4}, "2, 4", [1]),
+        (4, {1, 3}, "1, 3", []),
+    ],
+)
+def test_a_run_whose_result_lacks_a_checkpoint_fails_and_resumes_before_it(
+    kept, lost, named, left, build, disk
+):
+    saver = build(KeepLast(kept))
+    for epoch in (1, 2, 3, 4):
+        disk.is_full = epoch in lost
+        saver.save_epoch(epoch, CHECKPOINT, History())
+
+    if named:
+        with pytest.raises(CheckpointError, match=f"the checkpoint of epoch {named} belongs to the result"):
+            saver.finish()
+    else:
+        saver.finish()
+
+    assert saver.epochs.saved() == left
+
+
+def test_an_epoch_that_is_saved_by_a_later_attempt_is_not_lost(build, disk):
+    saver = build()
+    for is_full in (True, False):
+        disk.is_full = is_full
+        saver.save_epoch(1, CHECKPOINT, History())
+
+    saver.finish()
+
+    assert saver.epochs.saved() == [1]
+
+
+@pytest.mark.parametrize(("lost", "left"), [({2}, [1]), ({1, 2}, [])])
+def test_a_run_resumes_from_no_step_after_a_lost_epoch(lost, left, build, disk):
+    saver = build()
+    for epoch in (1, 2):
+        disk.is_full = epoch in lost
+        saver.save_epoch(epoch, CHECKPOINT, History())
+        disk.is_full = False
+        if epoch == 1:
+            saver.save_step(CHECKPOINT)
+
+    with pytest.raises(CheckpointError):
+        saver.finish()
+
+    assert saver.steps.saved() == left

@@ -4,11 +4,15 @@ import functools
 import inspect
 import math
 import operator
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import reduce
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +38,7 @@ from stages.metrics.config import BUILT_IN
 from stages.metrics.summaries import from_tree, to_tree
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
 
 
 def rand(*shape):
@@ -274,6 +279,30 @@ def test_a_users_own_dataclass_may_hold_anything_plain():
     assert back.by_number == a.by_number
     assert type(back.numpy) is np.float32
     assert back.names == a.names
+
+
+SETS = """
+from dataclasses import dataclass
+from stages.metrics.summaries import to_tree
+
+@dataclass
+class Words:
+    names: set
+    pairs: frozenset
+
+words = ["ant", "bee", "cat", "dog", "eel", "fox"]
+pairs = {frozenset(words[i : i + n]) for i in range(4) for n in (2, 3)}
+print(to_tree(Words(set(words), frozenset(pairs))))
+"""
+
+
+def test_sets_are_written_in_the_same_order_under_any_hash_seed():
+    def printed(seed):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", SETS]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True).stdout
+
+    assert printed("1") == printed("2")
 
 
 class InSlots:

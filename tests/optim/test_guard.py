@@ -80,6 +80,26 @@ def test_skip_lets_a_few_in_a_row_go_by_and_no_more(caplog):
         guard.passes(bad, 1, 6)
 
 
+@pytest.mark.parametrize("good", [step(1.0), step(1.0, [3e38, 3e38])], ids=["finite sum", "overflowing sum"])
+def test_a_batch_that_passes_ends_the_row_of_skipped_ones(good):
+    guard, bad = Guard(SKIP, NAMES), step(NAN)
+
+    assert [guard.passes(each, 1, 1) for each in (bad, bad, good, bad)] == [False, False, True, False]
+    assert guard.skipped == 1
+
+
+def test_sums_that_are_not_finite_are_skipped_up_to_the_limit():
+    guard, good, bad = Guard(SKIP, NAMES), *(step(1.0, [each]).gradients for each in (1.0, INFINITY))
+    passed = [guard.passes_sum(each, 1, 4) for each in (bad, bad, good, bad)]
+    resumed = Guard(SKIP, NAMES)
+    resumed.load_state_dict(guard.state_dict())
+
+    assert passed == [False, False, True, False]
+    assert not resumed.passes_sum(bad, 1, 8)
+    with pytest.raises(NonFiniteError, match=r"batch 12, accumulated gradients: infinity in layers.0.weight"):
+        resumed.passes_sum(bad, 1, 12)
+
+
 def test_a_resumed_guard_counts_on():
     guard, resumed = Guard(SKIP, NAMES), Guard(SKIP, NAMES)
     for iteration in (1, 2):

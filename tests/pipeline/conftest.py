@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_SECONDS, wait_until
 
 
 def free_port():
@@ -47,15 +47,11 @@ def database():
     start = ["-D", folder / "data", "-p", str(port), "-h", "127.0.0.1", "-k", folder]
     process = subprocess.Popen([program("postgres"), *start], **quiet)
     try:
-        for _ in range(600):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            assert process.poll() is None
-            time.sleep(0.1)
+        wait_until(lambda: socket.create_connection(("127.0.0.1", port)).close() is None, process=process)
         yield f"postgresql+asyncpg://learner@127.0.0.1:{port}/postgres"
     finally:
         process.send_signal(signal.SIGINT)  # its fast shutdown
-        process.wait(timeout=60)
+        process.wait(LIMIT_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -82,16 +78,15 @@ class Server:
 
     def wait(self):
         """Until it answers."""
-        for _ in range(600):
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{self.address}/health")  # noqa: S310  loopback
-                return
-            assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.1)
+        wait_until(self._answers, self.log.read_text, self.process)
+
+    def _answers(self):
+        with urllib.request.urlopen(f"{self.address}/health") as answer:  # noqa: S310  loopback
+            return answer.status == 200
 
     def end(self):
         self.process.terminate()
-        self.process.wait(timeout=60)
+        self.process.wait(LIMIT_SECONDS)
 
 
 @contextlib.contextmanager

@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from waiting import wait_until
 
 from pipeline.health.findings import Level, gathered, ok, once
 from pipeline.health.leftovers import ghosts, locks
@@ -179,11 +179,10 @@ def test_the_ghost_of_a_killed_experiment_is_removed_and_a_running_one_is_not(fi
     standalone = Path(".dvc/tmp/exps/standalone")
     assert "ghost" in finished.ok("dvc", "exp", "show", "--json")
 
-    for _ in range(300):  # the stage sees that its DVC is gone, and leaves
-        dead = next(each for each in ghosts() if each.what.startswith("ghost"))
-        if dead.mend:
-            break
-        time.sleep(0.1)
+    def removable():  # once the stage has seen that its DVC is gone
+        return next((each for each in ghosts() if each.what.startswith("ghost") and each.mend), None)
+
+    dead = wait_until(removable)
 
     assert (alive.level, alive.mend) == (Level.OK, None)
     assert dead.level is Level.WARNING
@@ -282,13 +281,13 @@ def test_a_check_that_fails_or_hangs_hides_no_other():
     def broken():
         raise RuntimeError("unforeseen")
 
-    checks = {"a": wrong, "b": broken, "c": lambda: time.sleep(60), "d": lambda: [ok("d", "fine")]}
+    checks = {"a": wrong, "b": broken, "c": threading.Event().wait, "d": lambda: [ok("d", "fine")]}
 
-    found = once(gathered(checks, 0.5))
+    found = once(gathered(checks, 2.0))
 
     assert [(each.about, each.level, each.what) for each in found] == [
         ("a", Level.PROBLEM, "a mistake"),
         ("b", Level.WARNING, "not looked at: RuntimeError: unforeseen"),
-        ("c", Level.WARNING, "no answer within 0.5 seconds"),
+        ("c", Level.WARNING, "no answer within 2 seconds"),
         ("d", Level.OK, "fine"),
     ]

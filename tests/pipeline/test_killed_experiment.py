@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from waiting import wait_until
 
 from pipeline.health.checkout import BACKUP, checkout, users_of
 from pipeline.health.findings import Level
@@ -145,8 +146,7 @@ def test_locks_and_parts_are_left_alone_while_a_git_runs(project, monkeypatch):
     os.utime(part, (1, 1))
     shell = ["sh", "-c", "git cat-file --batch; true"]  # so that git is not a child of this process
     with subprocess.Popen(shell, cwd=project.folder, stdin=subprocess.PIPE) as running:
-        while not users_of(project.folder):
-            time.sleep(0.01)
+        wait_until(lambda: users_of(project.folder), process=running)
         [found] = fixed(project, monkeypatch)
         running.stdin.close()
     assert (found.level, lock.exists(), part.exists()) == (Level.OK, True, True)

@@ -3,10 +3,10 @@
 import json
 import shutil
 import subprocess
-import time
 from contextlib import suppress
 
 import pytest
+from waiting import wait_until
 
 from stages.runs import runs
 
@@ -18,14 +18,6 @@ def queue(finished):
     """A project with a queue, whose worker is ended with the test."""
     yield finished
     finished.run("dvc", "queue", "stop", "--kill")
-
-
-def wait(until, seconds=240):
-    deadline = time.monotonic() + seconds
-    while not (found := until()):
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.2)
-    return found
 
 
 def lock_of(project, name):
@@ -51,16 +43,16 @@ def test_killed_in_the_queue_and_queued_again_it_goes_on_to_the_same_lock(queue,
 
     queue.ok("dvc", "exp", "run", "--queue", "-n", "queued", *CHANGE)
     with subprocess.Popen(["dvc", "queue", "start"], cwd=queue.folder, env=queue.environment):
-        wait(lambda: at_work(queue))
+        wait_until(lambda: at_work(queue))
     queue.ok("dvc", "queue", "kill", "queued")
-    wait(lambda: "Failed" in queue.ok("dvc", "queue", "status"))
+    wait_until(lambda: "Failed" in queue.ok("dvc", "queue", "status"))
     [store] = runs(queue.folder / ".runs")
     assert not lock_of(queue, "queued")
     assert list(store.path.glob("steps/trainer-*")) or list(store.path.glob("checkpoint/trainer-[2-9]*"))
 
     queue.ok("dvc", "exp", "run", "--queue", "-n", "again", *CHANGE)
     queue.ok("dvc", "queue", "start")
-    wait(lambda: lock_of(queue, "again"))
+    wait_until(lambda: lock_of(queue, "again"))
 
     assert "goes on " in queue.ok("dvc", "queue", "logs", "again")
     assert lock_of(queue, "again") == lock_of(straight, "straight")

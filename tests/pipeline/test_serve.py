@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.flows.serving import Plan
 from pipeline.flows.sharing import check_remotes
@@ -24,7 +24,7 @@ from stages.contracts.errors import ParamsError, StageError
 
 ENDED = {"Completed", "Failed", "Crashed", "Cancelled", "TimedOut"}
 MODEL = """
-import os, time
+import os, select, signal, socket
 from pathlib import Path
 from torch import nn
 from stages.models.steps import ClassificationStep
@@ -39,9 +39,14 @@ class Waiting(ClassificationStep, nn.Sequential):
     def train_step(self, batch):
         self.steps += 1
         if (ROOT / "hold").exists() and self.steps == 50:
+            arrived, wakeup = socket.socketpair()
+            wakeup.setblocking(False)
+            before = signal.set_wakeup_fd(wakeup.fileno())
             (ROOT / "held").touch()
             while (ROOT / "hold").exists():
-                time.sleep(0.02)
+                if select.select([arrived], [], [], 0.02)[0] and arrived.recv(99):
+                    (ROOT / "signalled").touch()
+            signal.set_wakeup_fd(before)
         if (ROOT / "fail").exists() and self.steps == 50:
             (ROOT / "fail").unlink()
             raise RuntimeError("bad luck")
@@ -67,17 +72,18 @@ class Api:
     @staticmethod
     def _ask(request):
         """As Prefect's own client: a server on SQLite that is busy says 503, and is asked again."""
-        for _ in range(60):
+
+        def answered():
             try:
                 with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
-                    text = answer.read()
+                    return [answer.read()]
             except urllib.error.HTTPError as error:
-                if error.code != 503:
-                    raise
-                time.sleep(0.5)
-            else:
-                return json.loads(text) if text else None
-        raise AssertionError("it is busy for good")
+                if error.code == 503:
+                    return None
+                raise AssertionError(error) from error
+
+        [text] = wait_until(answered)
+        return json.loads(text) if text else None
 
     def deployment(self, name):
         return self.get(f"deployments/name/learner/{name}")
@@ -94,11 +100,12 @@ class Api:
 
     def wait(self, run, *states):
         """Until *run* is in one of *states*, or at its end."""
-        for _ in range(1200):
-            if self.state(run) in (states or ENDED):
-                return self.state(run)
-            time.sleep(0.1)
-        raise AssertionError(f"it is {self.state(run)}: {self.logs(run)}")
+
+        def reached():
+            state = self.state(run)
+            return state if state in (states or ENDED) else None
+
+        return wait_until(reached, lambda: f"it is {self.state(run)}: {self.logs(run)}")
 
     def runs(self, name):
         wanted = {"deployments": {"id": {"any_": [self.deployment(name)["id"]]}}}
@@ -113,19 +120,17 @@ class Api:
 
     def logged(self, run, text):
         """Until a line of *run* has *text* in it; logs come some seconds late."""
-        for _ in range(300):
-            if any(text in line for line in self.logs(run)):
-                return True
-            time.sleep(0.1)
-        return False
+        return wait_until(lambda: any(text in line for line in self.logs(run)), lambda: self.logs(run))
 
     def tasks(self, run, count):
         """The tasks of *run*, in order, once there are *count*: they come through a queue."""
-        for _ in range(300):
+
+        def arrived():
             found = self.of("task_runs", run, sort="EXPECTED_START_TIME_ASC")
-            if len(found) >= count and all(each["state_name"] in ENDED | {"Cached"} for each in found):
-                break
-            time.sleep(0.1)
+            has_ended = all(each["state_name"] in ENDED | {"Cached"} for each in found)
+            return found if len(found) >= count and has_ended else None
+
+        found = wait_until(arrived)
         return [(each["name"].rsplit("-", 1)[0], each["state_name"]) for each in found]
 
     def artifacts(self, run):
@@ -135,14 +140,14 @@ class Api:
 class Served:
     """A project whose model waits, with `learner serve` at work in it."""
 
-    def __init__(self, project, address, *arguments):
+    def __init__(self, project, address, *arguments, **environment):
         self.project = project
         self.folder = project.folder
         self.api = Api(address)
         self.environment = {
             "PREFECT_API_URL": address,
             "PREFECT_RUNNER_POLL_FREQUENCY": "1",
-            "LEARNER_GOODBYE_SECONDS": "3",
+            **environment,
         }
         with (self.folder / "../serve.log").open("w") as log:
             self.process = subprocess.Popen(
@@ -153,26 +158,23 @@ class Served:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        for _ in range(1800):
-            if "serves learner/" in self.said:
-                return
-            assert self.process.poll() is None, self.said
-            time.sleep(0.1)
+        wait_until(lambda: "serves learner/" in self.said, lambda: self.said, self.process)
 
     @property
     def said(self):
         return (self.folder / "../serve.log").read_text()
 
     def hold(self):
-        (self.folder / "held").unlink(missing_ok=True)
+        for name in ("held", "signalled"):
+            (self.folder / name).unlink(missing_ok=True)
         (self.folder / "hold").touch()
 
     def wait_until_held(self):
-        for _ in range(1200):
-            if (self.folder / "held").exists():
-                return
-            time.sleep(0.1)
-        raise AssertionError(self.said)
+        wait_until((self.folder / "held").exists, lambda: self.said)
+
+    def wait_until_signalled(self):
+        """Until the run that is held has received a signal."""
+        wait_until((self.folder / "signalled").exists, lambda: self.said)
 
     def release(self):
         (self.folder / "hold").unlink(missing_ok=True)
@@ -180,13 +182,13 @@ class Served:
     def end(self):
         self.release()
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+        return self.process.wait(LIMIT_SECONDS)
 
 
 def waiting(project):
     """*project* with the model that waits; what steers it is no part of the project."""
     (project.folder / "waiting.py").write_text(MODEL)
-    (project.folder / ".git/info/exclude").write_text("hold\nheld\nfail\n")
+    (project.folder / ".git/info/exclude").write_text("hold\nheld\nfail\nsignalled\n")
     project.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "waiting:Waiting"')
     project.ok("git", "add", "-A")
     project.ok("git", "commit", "-qm", "A model that waits")
@@ -198,10 +200,10 @@ def serve(project, server):
     """Start `learner serve` in the project; what is left of it at the end of the test is ended."""
     started = []
 
-    def start(*arguments, address=server):
+    def start(*arguments, address=server, **environment):
         if not started:
             waiting(project)
-        started.append(Served(project, address, *arguments))
+        started.append(Served(project, address, *arguments, **environment))
         return started[-1]
 
     yield start
@@ -247,7 +249,7 @@ def test_runs_in_the_workspace_wait_are_cancelled_retried_and_shown(serve, proje
     cancelled = api.start("daily", overrides=longer)
     served.wait_until_held()
     api.cancel(cancelled)
-    time.sleep(2)  # the signal comes while it is held
+    served.wait_until_signalled()
     served.release()
     assert api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
     assert "Crashed" not in history(api, cancelled)
@@ -342,19 +344,16 @@ def test_a_run_outlives_its_server_and_ends(project, mortal_server):
     running = subprocess.Popen(
         [sys.executable, "-m", "pipeline", "run"],
         cwd=project.folder,
-        env=project.environment | {"PREFECT_API_URL": mortal_server.address, "LEARNER_GOODBYE_SECONDS": "1"},
+        env=project.environment | {"PREFECT_API_URL": mortal_server.address, "LEARNER_GOODBYE_SECONDS": "3"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    for _ in range(600):
-        if (project.folder / "held").exists():
-            break
-        time.sleep(0.1)
+    wait_until((project.folder / "held").exists, process=running)
 
     mortal_server.process.kill()
     (project.folder / "hold").unlink()
-    said = running.communicate(timeout=120)[0]
+    said = running.communicate(timeout=LIMIT_SECONDS)[0]
 
     assert running.returncode == 1
     assert "save-model: ran" in said
@@ -365,14 +364,6 @@ def test_a_run_outlives_its_server_and_ends(project, mortal_server):
 def history(api, run):
     """The names of the states of *run*, oldest first."""
     return [each["name"] for each in api.get(f"flow_run_states/?flow_run_id={run}")]
-
-
-def wait_for(condition, seconds=180):
-    for _ in range(seconds * 10):
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @pytest.mark.parametrize(
@@ -386,7 +377,7 @@ def test_params_and_slot_are_restored_after_serve_and_its_run_are_killed(serve, 
     served.wait_until_held()
     os.killpg(served.process.pid, signal.SIGKILL)
     served.release()
-    assert wait_for(lambda: project.files("params.yaml") == before)
+    wait_until(lambda: project.files("params.yaml") == before)
 
     again = serve(mode, "--name", f"killed{mode}")
 
@@ -406,11 +397,11 @@ def test_a_run_saves_and_reports_its_end_if_only_the_serving_process_is_killed(s
     pid = int((project.folder / ".runs/lock").read_text().split()[0])
 
     served.process.kill()
-    time.sleep(2)  # the signal comes while it is held
+    served.wait_until_signalled()
     served.release()
 
     assert served.api.wait(orphan) == "Crashed"
-    assert wait_for(lambda: not Path(f"/proc/{pid}").exists())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
     assert project.files("params.yaml") == before
     assert "in epoch 2" in project.ok("dvc", "repro")
 
@@ -422,7 +413,7 @@ def test_learner_run_reports_the_one_that_was_killed_before_it(project, server):
     environment = project.environment | {"PREFECT_API_URL": server}
     command = [sys.executable, "-m", "pipeline", "run"]
     running = subprocess.Popen(command, cwd=project.folder, env=environment)
-    assert wait_for((project.folder / "held").exists)
+    wait_until((project.folder / "held").exists)
     [note] = (project.folder / ".runs/flow-runs").glob("*.json")
     running.kill()
     (project.folder / "hold").unlink()
@@ -516,13 +507,13 @@ def test_a_time_out_saves_and_the_next_run_goes_on(serve, project):
         served = serve(mode, "--name", f"timed{mode}", "-S", f"fit.seed={len(mode)}")
         before = project.files("params.yaml", "dvc.yaml")
         served.hold()
-        timed = served.api.start(f"timed{mode}", timeout_seconds=25)
+        timed = served.api.start(f"timed{mode}", timeout_seconds=60)
         served.wait_until_held()
-        time.sleep(25)
+        served.wait_until_signalled()
         served.release()
         assert served.api.wait(timed) == "TimedOut"
         message = served.api.get(f"flow_runs/{timed}")["state"]["message"]
-        assert message.startswith("timed out after 25 s (timeout_seconds): ")
+        assert message.startswith("timed out after 60 s (timeout_seconds): ")
         assert project.files("params.yaml", "dvc.yaml") == before
 
         again = served.api.start(f"timed{mode}")
@@ -539,7 +530,7 @@ def test_an_experiment_is_cancelled_and_the_next_goes_on(serve, project):
     served.wait_until_held()
 
     served.api.cancel(cancelled)
-    time.sleep(2)  # the signal comes while it is held
+    served.wait_until_signalled()
     served.release()
 
     assert served.api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
@@ -552,19 +543,15 @@ def test_an_experiment_is_cancelled_and_the_next_goes_on(serve, project):
 
 @pytest.mark.long
 def test_a_served_experiment_outlives_its_server_and_ends(serve, project, mortal_server):
-    served = serve("--name", "alone", address=mortal_server.address)
+    served = serve("--name", "alone", address=mortal_server.address, LEARNER_GOODBYE_SECONDS="3")
     served.hold()
     run = served.api.start("alone")
     served.wait_until_held()
 
     mortal_server.process.kill()
     served.release()
-    for _ in range(1800):
-        if "has gone, so it does not know how this ended" in served.said:
-            break
-        time.sleep(0.1)
 
-    assert "has gone, so it does not know how this ended" in served.said
+    wait_until(lambda: "has gone, so it does not know how this ended" in served.said, lambda: served.said)
     [name] = project.ok("dvc", "exp", "list", "--name-only").splitlines()
     assert name.endswith(run[-6:])
     assert project.ok("git", "status", "--short") == ""

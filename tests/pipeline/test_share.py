@@ -1,16 +1,15 @@
 """`learner push`, `learner pull`, and a model registry: what one has made, in a clone of another."""
 
-import contextlib
 import os
 import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.commands.share import chosen_git_remote, pull_commands, push_commands
 from stages.contracts.errors import ParamsError
@@ -40,16 +39,12 @@ def s3(tmp_path_factory):
     address = f"http://127.0.0.1:{port}"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        for _ in range(600):
-            with contextlib.suppress(OSError):
-                opener.open(urllib.request.Request(f"{address}/bucket", method="PUT"))  # noqa: S310  loopback
-                break
-            assert process.poll() is None, "the S3 server did not start"
-            time.sleep(0.1)
+        bucket = urllib.request.Request(f"{address}/bucket", method="PUT")  # noqa: S310  loopback
+        wait_until(lambda: opener.open(bucket), lambda: "the S3 server did not start", process)
         yield address
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(LIMIT_SECONDS)
 
 
 @pytest.fixture
@@ -68,7 +63,7 @@ def ssh(tmp_path):
         yield int(process.stdout.readline()), key
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(LIMIT_SECONDS)
         process.stdout.close()
 
 

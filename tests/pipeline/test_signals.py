@@ -8,27 +8,35 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from prefect.states import Failed
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.tasks import TASKS
 from stages.contracts.errors import RunInterruptedError, StageError
 
 HOLD = '''
-import os, sys, time
+import os, select, signal, socket, sys
 
 def hold(phase):
-    """Wait in *phase*, if it is the one that is asked for, until there is a file called release."""
+    """Wait in *phase*, if it is the one that is asked for, until there is a file called release.
+
+    A signal that has a handler leaves a file called signalled.
+    """
     if os.environ.get("HOLD") == phase and not os.path.exists("release"):
+        arrived, wakeup = socket.socketpair()
+        wakeup.setblocking(False)
+        before = signal.set_wakeup_fd(wakeup.fileno())
         with open("held", "w") as file:
             file.write(str(os.getpid()))
         while not os.path.exists("release"):
-            time.sleep(0.01)
+            if select.select([arrived], [], [], 0.01)[0] and arrived.recv(99):
+                open("signalled", "w").close()
+        signal.set_wakeup_fd(before)
 
 def audit(event, args):
     if event == "import" and args[0].partition(".")[0] in ("typer", "torch", "sklearn"):
@@ -84,7 +92,7 @@ class Running:
     def __init__(self, project, *command, **environment):
         self.folder = project.folder
         self.release()
-        for name in ("held", "release"):
+        for name in ("held", "release", "signalled"):
             (self.folder / name).unlink(missing_ok=True)
         self.process = subprocess.Popen(
             command,
@@ -100,32 +108,31 @@ class Running:
 
     def _held(self):
         """The process that waits in the phase."""
-        for _ in range(6000):
-            with suppress(OSError, ValueError):
-                return int((self.folder / "held").read_text())
-            assert self.process.poll() is None, self.process.stderr.read()
-            time.sleep(0.01)
-        raise AssertionError("it never came to that phase")
+        held = self.folder / "held"
+        return wait_until(lambda: int(held.read_text()), self.process.stderr.read, self.process)
 
-    def send(self, name, pid=None):
-        os.kill(pid or self.pid, signal.Signals[name])
-        time.sleep(0.3)
+    def send(self, name):
+        """Send a signal to the process that waits, and return once it has arrived there."""
+        (self.folder / "signalled").unlink(missing_ok=True)
+        os.kill(self.pid, signal.Signals[name])
+        wait_until(self.is_signalled)
+
+    def is_signalled(self):
+        return (self.folder / "signalled").exists() or is_gone(self.pid)
 
     def release(self):
         (self.folder / "release").touch()
 
     def ended(self):
         """The exit code, and what was said."""
-        said = self.process.communicate(timeout=60)[1]
+        said = self.process.communicate(timeout=LIMIT_SECONDS)[1]
         return self.process.returncode, said
 
 
-def is_gone(pid, seconds=30):
-    for _ in range(seconds * 100):
-        if not Path(f"/proc/{pid}/stat").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text():
-            return True
-        time.sleep(0.01)
-    return False
+def is_gone(pid):
+    with suppress(OSError):
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    return True
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +226,7 @@ def test_what_is_ignored_stays_ignored(holdable, start):
     command = f"trap '' HUP; exec {sys.executable} -m pipeline stage fit"
     running = start("sh", "-c", command, HOLD="training")
 
-    running.send("SIGHUP")
+    os.kill(running.pid, signal.SIGHUP)
     running.release()
 
     assert running.ended()[0] == 0
@@ -253,9 +260,9 @@ def test_a_stage_goes_when_dvc_is_killed_and_dvc_can_be_started_again_at_once(
     holdable.edit("dvc.yaml", "stage fit", "stage fit || exit 1")  # so that the shell stays between
     running = start(*REPRO, HOLD=phase, SHELL=shell)
 
-    running.send(name, running.process.pid)
-    running.process.wait(timeout=10)
-    assert not is_gone(running.pid, seconds=0)
+    running.process.send_signal(signal.Signals[name])
+    running.process.wait(LIMIT_SECONDS)
+    assert not is_gone(running.pid)
     again = subprocess.Popen(
         REPRO,
         cwd=holdable.folder,
@@ -264,11 +271,12 @@ def test_a_stage_goes_when_dvc_is_killed_and_dvc_can_be_started_again_at_once(
         stdout=subprocess.DEVNULL,
         text=True,
     )
-    time.sleep(3 if phase == "training" else 0)
+    if phase == "training":
+        wait_until(running.is_signalled)
     running.release()
 
-    assert is_gone(running.pid)
-    said = again.communicate(timeout=120)[1]
+    wait_until(lambda: is_gone(running.pid))
+    said = again.communicate(timeout=LIMIT_SECONDS)[1]
     assert again.returncode == 0, said
     assert "fit" not in holdable.ok("dvc", "status", "fit")
 
@@ -310,13 +318,10 @@ def test_what_a_kill_tears_of_what_dvc_writes_is_mended(holdable, start, command
     assert path.stat().st_size == 5
 
     os.killpg(running.process.pid, signal.SIGKILL)
-    running.process.wait(timeout=10)
+    running.process.wait(LIMIT_SECONDS)
 
-    assert is_gone(running.pid)
-    for _ in range(1000):
-        if not path.exists() or path.stat().st_size != 5:
-            break
-        time.sleep(0.01)
+    wait_until(lambda: is_gone(running.pid))
+    wait_until(lambda: not path.exists() or path.stat().st_size != 5)
     if torn == "dvc.lock":
         assert path.read_bytes() == before
     holdable.ok(*REPRO)
@@ -331,7 +336,7 @@ from pipeline.tasks import TASKS, hide_expected_tracebacks
 @flow(name="timed", validate_parameters=False)
 def timed():
     hide_expected_tracebacks()
-    TASKS["fit"].with_options(timeout_seconds=5)(reproduce)
+    TASKS["fit"].with_options(timeout_seconds=3600)(reproduce)
 
 timed()
 """
@@ -360,7 +365,7 @@ def test_a_flow_saves_before_prefect_ends_it_as_it_would(holdable, start, server
     assert "SIGTERM: stopped after epoch 0" in said
 
     timed = start(sys.executable, "timed.py", HOLD="training", PREFECT_API_URL=server)
-    time.sleep(5)
+    timed.send("SIGALRM")  # as Prefect's timer does when the time is up
     assert timed.process.poll() is None
     timed.release()
     assert timed.ended()[0] == 1

@@ -6,15 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PANES = {"Metrics", "Status", "Controls", "Progress"}
-PATIENCE_SECONDS = 20
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("tmux"), reason="tmux is not installed: it plays the terminal"
@@ -62,13 +61,12 @@ class Terminal:
 
     def wait(self, *texts, until=lambda lines: True):
         """The screen, once all of *texts* stand on it and *until* holds of its lines."""
-        end = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < end:
+
+        def shown():
             lines = self.lines
-            if all(text in "\n".join(lines) for text in texts) and until(lines):
-                return lines
-            time.sleep(0.05)
-        pytest.fail(f"{texts} never came:\n" + "\n".join(self.lines))
+            return lines if all(text in "\n".join(lines) for text in texts) and until(lines) else None
+
+        return wait_until(shown, lambda: f"{texts} never came:\n" + "\n".join(self.lines))
 
     def assert_intact(self):
         """The shell is there, echoes what is typed, and shows its cursor, on the normal screen."""

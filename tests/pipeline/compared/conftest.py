@@ -4,9 +4,9 @@ import base64
 import json
 import shutil
 import subprocess
-import time
 
 import pytest
+from waiting import LIMIT_SECONDS, wait_until
 from websockets.sync.client import connect
 
 FLAGS = (
@@ -20,8 +20,6 @@ FLAGS = (
     "--disable-sync",
     "--remote-debugging-port=0",
 )
-SECONDS = 60
-"""How long an answer may take on a busy machine."""
 
 
 def chromium():
@@ -50,15 +48,11 @@ class Browser:
             raise
 
     def _page(self, file):
-        deadline = time.monotonic() + SECONDS
-        while not (file.exists() and len(file.read_text().splitlines()) == 2):
-            assert self._process.poll() is None, "chromium ended"
-            assert time.monotonic() < deadline, "chromium says nothing"
-            time.sleep(0.05)
+        wait_until(lambda: len(file.read_text().splitlines()) == 2, lambda: "no port", self._process)
         port, path = file.read_text().splitlines()
         with connect(f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None) as whole:
             whole.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
-            found = json.loads(whole.recv(SECONDS))["result"]["targetInfos"]
+            found = json.loads(whole.recv(LIMIT_SECONDS))["result"]["targetInfos"]
         [page] = [each["targetId"] for each in found if each["type"] == "page"]
         return f"ws://127.0.0.1:{port}/devtools/page/{page}"
 
@@ -67,7 +61,7 @@ class Browser:
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": arguments}))
         while True:
-            said = json.loads(self._socket.recv(SECONDS))
+            said = json.loads(self._socket.recv(LIMIT_SECONDS))
             if said.get("id") == self._number:
                 assert "error" not in said, said
                 return said["result"]
@@ -81,10 +75,7 @@ class Browser:
 
     def wait(self, script):
         """Until *script* is true."""
-        deadline = time.monotonic() + SECONDS
-        while not self.run(script):
-            assert time.monotonic() < deadline, script
-            time.sleep(0.05)
+        wait_until(lambda: self.run(script), lambda: script)
 
     def open(self, path):
         """Show the file *path*."""
@@ -111,7 +102,7 @@ class Browser:
     def close(self):
         """End the browser."""
         self._process.terminate()
-        self._process.wait(timeout=SECONDS)
+        self._process.wait(LIMIT_SECONDS)
         self._log.close()
 
 

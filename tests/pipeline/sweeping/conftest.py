@@ -3,11 +3,11 @@
 import re
 import subprocess
 import sys
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 
 class Sweep:
@@ -39,9 +39,11 @@ class Sweep:
 
     def until(self, process, *, experiments, training):
         """Wait for so many experiments, and runs at work."""
-        while len(self.experiments()) < experiments or len(self.at_work()) < training:
-            assert process.poll() is None, (self.project.folder.parent / "sweep.out").read_text()
-            time.sleep(0.05)
+
+        def reached():
+            return len(self.experiments()) >= experiments and len(self.at_work()) >= training
+
+        wait_until(reached, (self.project.folder.parent / "sweep.out").read_text, process)
 
     def experiments(self):
         """The names of the experiments, sorted."""

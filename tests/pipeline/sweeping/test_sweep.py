@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import LIMIT_SECONDS
 
 README = (Path(__file__).parents[3] / "README.md").read_text()
 RATE = "build_learner.optimizer.learning_rate"
@@ -212,7 +213,7 @@ def test_ctrl_c_has_every_point_saved_and_the_same_command_goes_on_as_a_recorded
     with sweep.started() as process:
         sweep.until(process, experiments=0, training=1)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=120) == 130
+        assert process.wait(LIMIT_SECONDS) == 130
         out = (project.folder.parent / "sweep.out").read_text()
     assert "0 of 2 points are done; the same command goes on" in out
     assert "Traceback" not in out

@@ -1,0 +1,79 @@
+"""The checkpoints that exist at each moment of a run, and what is on disk before them."""
+
+import pytest
+
+from stages.checkpoints import FileCheckpointer, kept_epochs
+from stages.contracts.history import History
+from stages.learner import LearnerBuilder
+from stages.loggers import InMemoryMetricLogger
+from stages.metrics import LossMetric
+from stages.optim import Adam
+from stages.records import DefaultRecorder, NamedMpkGzFileRecorder
+from stages.renderers import NoRenderer
+
+
+class KeepNone:
+    """Drops every checkpoint; notes those that existed when it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def keep(self, saved, history):
+        self.asked.append(list(saved))
+        return set()
+
+
+class Flushed(InMemoryMetricLogger):
+    """Counts the rows that `flush` has not handed on yet."""
+
+    unflushed = 0
+
+    def log(self, *row):
+        super().log(*row)
+        self.unflushed += 1
+
+    def flush(self):
+        self.unflushed = 0
+
+
+class Noted(NamedMpkGzFileRecorder, NoRenderer):
+    """Notes how many rows are not flushed when an epoch ends, and when each record is written."""
+
+    def __init__(self, loggers):
+        super().__init__()
+        self.loggers = loggers
+        self.noted = []
+
+    def epoch_end(self, progress, history):
+        self.noted.append(sum(each.unflushed for each in self.loggers))
+
+    def record(self, item, path):
+        self.noted.append(sum(each.unflushed for each in self.loggers))
+        return super().record(item, path)
+
+
+def test_only_the_newest_of_the_checkpoints_that_the_rule_drops_is_kept(train, tmp_path):
+    rule = KeepNone()
+
+    train(tmp_path, epochs=3, change=lambda builder: builder.with_checkpointing_strategy(rule))
+
+    assert rule.asked == [[1], [1, 2], [2, 3]]
+    assert FileCheckpointer(tmp_path / "checkpoint", DefaultRecorder()).saved() == [3]
+
+
+@pytest.mark.parametrize("last_epoch", [1, 4])
+def test_only_the_newest_is_expected_of_a_finished_run_whose_rule_drops_all(last_epoch):
+    assert kept_epochs(KeepNone(), History(), [], last_epoch) == {last_epoch}
+
+
+def test_logs_are_flushed_before_the_ledger_and_the_checkpoint_that_rely_on_them(tiny, tmp_path):
+    net, loaders = tiny
+    loggers = Flushed(), Flushed()
+    noted = Noted(loggers)
+    builder = LearnerBuilder(tmp_path).num_epochs(2).seed(1).devices(["cpu"]).metric_loggers(*loggers)
+    builder.with_file_checkpointer(noted).renderer(NoRenderer()).with_progress_logger(noted)
+
+    builder.metrics(LossMetric()).build(net(), Adam(), 0.05).fit(*loaders())
+
+    assert len(loggers[0].rows) > 0
+    assert noted.noted == [0] * 2 * (1 + 3)
