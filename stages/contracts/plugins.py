@@ -11,6 +11,7 @@ from typing import Any
 
 from stages.contracts.config import Use
 from stages.contracts.errors import PluginError, closest
+from stages.contracts.user_code import explain, user_frames
 
 
 def find(part: str, name: str, built_in: Mapping[str, str]) -> Any:
@@ -83,11 +84,10 @@ def _import(part: str, path: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        raise PluginError(
-            f"{part} {path!r} cannot be imported: {type(error).__name__}: {error}.\n"
-            f"  the module {module_name!r} must be installed, or lie beside params.yaml"
-        ) from error
+    except KeyboardInterrupt:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _import_error(f"{part} {path!r}", module_name, error) from error
     for name in attribute.split("."):
         if not hasattr(found, name):
             public = [known for known in vars(found) if not known.startswith("_")]
@@ -97,6 +97,19 @@ def _import(part: str, path: str) -> Any:
             )
         found = getattr(found, name)
     return found
+
+
+def _import_error(what: str, module_name: str, error: BaseException) -> PluginError:
+    """Return the error for *what*, in a module that does not exist or that raised *error* on import."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
+    if missing and f"{module_name}.".startswith(f"{missing}.") and not user_frames(error):
+        return PluginError(
+            f"{what} cannot be imported: {type(error).__name__}: {error}.\n"
+            f"  the module {module_name!r} must be installed, or lie beside params.yaml"
+        )
+    advice = f"\n  install {missing.partition('.')[0]!r}, or correct the name" if missing else ""
+    explained = explain(error).replace("\n", "\n  ")
+    return PluginError(f"{what} cannot be imported: {explained}{advice}")
 
 
 def _class_name(name: str) -> str:
