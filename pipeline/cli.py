@@ -121,11 +121,13 @@ def stage(
             if restore_params(_warn):  # DVC has decided with the overrides in it
                 raise StageError(f"{name} was not run with them. Run the same command again")
             _run_stage(name, dvc)
-        except BaseException:
+        except BaseException as error:
             if dvc and is_alive(dvc):  # else another DVC may be at work on the outputs by now
                 from pipeline.reproduce import restore_outputs
 
                 restore_outputs(name)
+            if isinstance(error, SystemExit):  # with code 0 DVC would record the restored outputs
+                raise UserCodeError(f"{name}: {message_of(error)}") from error
             raise
 
 

@@ -13,7 +13,6 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Completed
 
-from pipeline.user_errors import is_mistake
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import StageError, UserCodeError
 
@@ -42,7 +41,7 @@ def is_worth_a_retry(_task: Task[..., Any], _run: TaskRun, state: State[Any]) ->
     """Return whether a retry may succeed: a mistake remains one, and a timeout was asked for."""
     error = state.data
     if isinstance(error, UserCodeError):
-        return not is_mistake(error.__cause__)
+        return not error.is_mistake
     return not isinstance(error, StageError | TimeoutError)
 
 

@@ -16,6 +16,7 @@ HINT = f"the full traceback is hidden; set {VARIABLE}=1 to print it"
 INTERRUPTING = ("pipeline", "prefect")
 """Packages whose signal handlers raise in whatever frame is in progress, also in the user's."""
 MISTAKES = (
+    # a retry would raise them again
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -48,7 +49,8 @@ def explained_user_errors(stage: str) -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, SystemExit) or is_of_user_code(error):
-            raise UserCodeError(f"{stage}: {message_of(error)}") from error
+            is_mistake = isinstance(error, MISTAKES)
+            raise UserCodeError(f"{stage}: {message_of(error)}", is_mistake=is_mistake) from error
         raise
 
 
@@ -69,11 +71,6 @@ def is_of_user_code(error: BaseException) -> bool:
     deeper = frames[own[-1] + 1 :] if own else []
     names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in deeper}
     return names.isdisjoint(INTERRUPTING) and (isinstance(error, Exception | SystemExit) or not deeper)
-
-
-def is_mistake(error: BaseException | None) -> bool:
-    """Return whether *error* is one of a kind that a retry does not change."""
-    return isinstance(error, MISTAKES)
 
 
 def print_full_traceback(error: BaseException) -> None:

@@ -59,7 +59,14 @@ class StageFailedError(StageError):
 
 
 class UserCodeError(StageError):
-    """An exception that the user's own code raised; the message names its file and line."""
+    """An exception that the user's own code raised; the message names its file and line.
+
+    *is_mistake* tells that a retry would raise it again.
+    """
+
+    def __init__(self, message: str, *, is_mistake: bool = True) -> None:
+        super().__init__(message)
+        self.is_mistake = is_mistake
 
 
 class RunInUseError(StageError):

@@ -96,6 +96,10 @@ def _import(part: str, path: str) -> Any:
                 f"but has no {attribute!r}.{closest(attribute, public)}"
             )
         found = getattr(found, name)
+    if not callable(found):
+        raise PluginError(
+            f"{part} {path!r} must name a class or a function; found {type(found).__name__} {found!r:.80}"
+        )
     return found
 
 

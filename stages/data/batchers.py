@@ -67,7 +67,8 @@ def as_batcher(batcher: Batcher | Callable[[Sequence[Any]], Any]) -> Batcher:
     if callable(batcher):
         return FunctionBatcher(batcher)
     raise BuilderError(
-        f"the batcher is a {type(batcher).__name__}, which has no method batch(items) and is not a function"
+        "the batcher must be a function or have a method batch(items); found the type "
+        f"{type(batcher).__name__}"
     )
 
 

@@ -80,7 +80,9 @@ def _loss_error(model: "torch.nn.Module", loss: Any) -> BuilderError:
     place = place_of(method) or place_of(type(model))
     name = f"{type(model).__name__}{'.loss' if method else ''}{place}"
     if not isinstance(loss, Tensor):
-        return BuilderError(f"{name}: the loss must be a tensor of one number; found a {type(loss).__name__}")
+        return BuilderError(
+            f"{name}: the loss must be a tensor of one number; found the type {type(loss).__name__}"
+        )
     if loss.numel() != 1:
         return BuilderError(
             f"{name}: the loss must be one number; found shape {tuple(loss.shape)}: reduce it, for example "
@@ -179,7 +181,7 @@ def _pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:
     elif isinstance(batch, Tensor):
         found = f"a tensor of shape {tuple(batch.shape)}"
     else:
-        found = f"a {name} of {len(batch)} elements" if isinstance(batch, Sized) else f"a {name}"
+        found = f"a {name} of {len(batch)} elements" if isinstance(batch, Sized) else f"the type {name}"
     raise BuilderError(
         f"{type(model).__name__}.{method}{place_of(type(model))} takes a batch of (inputs, targets); found "
         f"{found}: return a pair from the dataset or the batcher, or override {method}"
