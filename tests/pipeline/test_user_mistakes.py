@@ -100,7 +100,11 @@ def project(trained, tmp_path, monkeypatch):
 
 def run(stage, monkeypatch, capfd):
     """Run the command ``stage``; its exit code and what it printed to standard error."""
-    monkeypatch.setattr(sys, "argv", ["learner", "stage", stage])
+    return run_command(["stage", stage], monkeypatch, capfd)
+
+
+def run_command(arguments, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["learner", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return ended.value.code, capfd.readouterr().err
@@ -394,6 +398,18 @@ def test_a_function_is_a_batcher_by_its_name_in_params(project):
     run_body("fit")
 
     assert project.files() != before
+
+
+@pytest.mark.parametrize("body", ["return 1 / 0", "sys.exit(0)"])
+def test_evaluate_explains_a_mistake(body, project, monkeypatch, capfd):
+    code = f"class Mine(LossMetric):\n    name = 'Mine'\n\n    def measure(self, item):\n        {body}\n"
+    project.write(code, metrics="[loss, 'mine:Mine']")
+
+    exit_code, said = run_command(["evaluate"], monkeypatch, capfd)
+
+    assert exit_code == 1
+    assert f"mine.py, line {FIRST + 4}, in measure: {body}" in said
+    assert "Traceback" not in said
 
 
 def test_the_full_traceback_is_printed_on_request(project, monkeypatch, capfd):
