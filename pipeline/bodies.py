@@ -14,6 +14,7 @@ from pipeline.params import Params, read_params
 from pipeline.paths import paths_of, read_paths, recorded_md5, runs_root
 from pipeline.signals import held
 from pipeline.snapshot import take_snapshot
+from pipeline.user_errors import explained_user_errors
 from pipeline.versions import check_written, shipped_code
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, closest
@@ -101,5 +102,7 @@ def run_body(name: str, renderer: Renderer | None = None) -> None:
     check_loaded(before, stage.version)
     check_written(before)
     call = stage.call if renderer is None or name != "fit" else partial(_fit, renderer=renderer)
-    call(read_params(), read_paths())
+    params, paths = read_params(), read_paths()
+    with explained_user_errors(name):
+        call(params, paths)
     check_unchanged(before)

@@ -18,7 +18,9 @@ from pipeline.commands.serve import serve
 from pipeline.commands.share import pull, push
 from pipeline.commands.sweep import sweep
 from pipeline.signals import ending
-from stages.contracts.errors import RunInterruptedError, StageError
+from pipeline.user_errors import is_of_user_code, message_of, print_full_traceback
+from stages.contracts.errors import RunInterruptedError, StageError, UserCodeError
+from stages.contracts.user_code import location
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,11 +124,13 @@ def stage(
             if restore_params(_warn):  # DVC has decided with the overrides in it
                 raise StageError(f"{name} was not run with them. Run the same command again")
             _run_stage(name, dvc)
-        except BaseException:
+        except BaseException as error:
             if dvc and is_alive(dvc):  # else another DVC may be at work on the outputs by now
                 from pipeline.reproduce import restore_outputs
 
                 restore_outputs(name)
+            if isinstance(error, SystemExit):  # with code 0 DVC would record the restored outputs
+                raise UserCodeError(f"{name}: {message_of(error)}") from error
             raise
 
 
@@ -256,7 +260,8 @@ def _warn(message: str) -> None:
 def main() -> None:
     """Run the command line; a `StageError` is its message and its exit code, with no traceback.
 
-    So is a signal: 128 and its number, whatever was going on.
+    So is a signal: 128 and its number, whatever was going on. An exception in the user's code is its message
+    and the user's frames.
     """
     sys.path.insert(0, str(Path.cwd()))  # a user's own modules lie beside params.yaml
     try:
@@ -266,12 +271,18 @@ def main() -> None:
         typer.echo(str(error), err=True)
         sys.exit(error.exit_code)
     except StageError as error:
-        typer.echo(f"error: {error}", err=True)
+        print_full_traceback(error)
+        where = "" if isinstance(error, UserCodeError) else location(error)
+        typer.echo(f"error: {error}{where}", err=True)
         sys.exit(error.exit_code)
-    except Exception as error:
-        if not _is_of_a_full_disk(error):
+    except BaseException as error:
+        if isinstance(error, Exception) and _is_of_a_full_disk(error):
+            typer.echo(f"error: {error}: make space, and the same command goes on", err=True)
+            sys.exit(1)
+        if not is_of_user_code(error):
             raise
-        typer.echo(f"error: {error}: make space, and the same command goes on", err=True)
+        print_full_traceback(error)
+        typer.echo(f"error: {message_of(error)}", err=True)
         sys.exit(1)
 
 

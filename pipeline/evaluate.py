@@ -21,7 +21,7 @@ def evaluate(params: Params, paths: Mapping[str, Path], model_path: Path, source
     info = data.read_info(paths["dataset"])
     model, _, _ = learner.Blueprint.read(paths["learner"]).build(params.build_learner.seed)
     records.load_into(model, records.read_item(model_path), source=str(model_path))
-    batcher = data.NormalizeBatcher(info.normalization.mean, info.normalization.std)
+    batcher = data.build_batcher(params.fit.batcher, info.normalization)
     loader = (
         data.DataLoaderBuilder(batcher)
         .batch_size(params.fit.batch_size)

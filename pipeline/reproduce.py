@@ -91,7 +91,8 @@ def _reproduce(name: str, body: Callable[[], None], called: Sequence[str]) -> li
         if called:
             restore_outputs(name)
         if isinstance(error, DvcException):
-            raise _cause(error) from error
+            cause = _cause(error)
+            raise cause from (cause.__cause__ or error)
         raise
     finally:
         _body.reset(token)

@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import TaskRun
 from prefect.states import Completed
 
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
-from stages.contracts.errors import StageError
+from stages.contracts.errors import StageError, UserCodeError
 
 Door = Callable[[str], object]
 
@@ -38,8 +38,11 @@ def build_learner_task(door: Door) -> State[Any]:
 
 
 def is_worth_a_retry(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
-    """Whether the same may end otherwise: a mistake stays one, and a time-out is what somebody asked for."""
-    return not isinstance(state.data, StageError | TimeoutError)
+    """Return whether a retry may succeed: a mistake remains one, and a timeout was asked for."""
+    error = state.data
+    if isinstance(error, UserCodeError):
+        return not error.is_mistake
+    return not isinstance(error, StageError | TimeoutError)
 
 
 @task(

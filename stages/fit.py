@@ -19,6 +19,8 @@ from stages.contracts.fields import Count, Devices, Flag, Seconds, Seed, Steps, 
 from stages.contracts.files import md5
 from stages.contracts.interrupter import Interrupter
 from stages.contracts.seeds import derived_seed
+from stages.contracts.user_code import user_frames
+from stages.data.config import BatcherConfig
 from stages.learner.stopping import MetricEarlyStopping
 from stages.metrics.config import MetricConfig
 from stages.optim.gradients import Accumulation
@@ -53,6 +55,8 @@ class FitConfig(Config):
 
     num_epochs: Count = 10
     batch_size: Count = 64
+    batcher: BatcherConfig = Use(kind="normalize")
+    """``normalize``, or the import path of a function of the items, or of a class with ``batch(items)``."""
     num_workers: Workers = 4
     """Processes that prepare batches; 0 means none. Changes no number. Data in memory needs none."""
     seed: Seed = 42
@@ -166,6 +170,8 @@ def fit(config: FitConfig, paths: Paths, surroundings: Surroundings | None = Non
             _make_ready(store, config, paths, around.recorded)
             _finish(store, config, paths, around)
     except OSError as error:
+        if user_frames(error):
+            raise
         raise StageError(
             f"{error.filename or paths.runs}: {error.strerror or error}. No progress was lost. Fix this and "
             "run the same command again to resume"
@@ -193,9 +199,10 @@ def _finish(store: "runs.RunStore", config: FitConfig, paths: Paths, around: Sur
 
 def entries(config: FitConfig, paths: Paths, code: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the key of a run is made of: everything that can change a number in it."""
+    exclude = CHANGES_NO_NUMBER | ({"batcher"} if config.batcher == Use(kind="normalize") else set())
     return {
         "version": VERSION,
-        "params": config.model_dump(mode="json", exclude=CHANGES_NO_NUMBER),
+        "params": config.model_dump(mode="json", exclude=exclude),  # the default keeps keys of older runs
         "devices": _device_kinds(config.device),
         "inputs": {"learner": runs.content_hash(paths.learner), "data": runs.content_hash(paths.data)},
         "code": dict(code),
@@ -386,9 +393,8 @@ def _builder(config: FitConfig, store: "runs.RunStore", around: Surroundings) ->
 
 
 def _loaders(config: FitConfig, prepared: "data.Prepared") -> "tuple[data.DataLoader, data.DataLoader]":
-    normalization = prepared.info.normalization
     builder = (
-        data.DataLoaderBuilder(data.NormalizeBatcher(normalization.mean, normalization.std))
+        data.DataLoaderBuilder(data.build_batcher(config.batcher, prepared.info.normalization))
         .batch_size(config.batch_size)
         .num_workers(config.num_workers)
     )

@@ -8,9 +8,11 @@
   x BuilderError             a learner that could not work, told before it starts
   x NonFiniteError           a NaN or infinity that would have reached the weights (stages.optim)
   x StageFailedError         a stage that DVC ran, and that did not end well
+  x UserCodeError            an exception that the user's own code raised, explained by the user's frames
   x RunInUseError            a run store, or what else one run has to itself, that another one holds
   x RunInterruptedError      exit code 130, or 128 + the signal: somebody asked the run to stop, and it did
   * ParamsError              exit code 2: params.yaml (or an option) does not say something valid
+* KilledError                a SystemExit with code 130: the key to kill was pressed in the live view
 
 A message says what, where, what is there, and what to do.
 """
@@ -56,6 +58,17 @@ class StageFailedError(StageError):
     """A stage that DVC ran, and that did not end well."""
 
 
+class UserCodeError(StageError):
+    """An exception that the user's own code raised; the message names its file and line.
+
+    *is_mistake* tells that a retry would raise it again.
+    """
+
+    def __init__(self, message: str, *, is_mistake: bool = True) -> None:
+        super().__init__(message)
+        self.is_mistake = is_mistake
+
+
 class RunInUseError(StageError):
     """A run store that another process, or another run in this one, works in."""
 
@@ -69,6 +82,19 @@ class RunInterruptedError(StageError):
     def __init__(self, message: str, number: int = SIGINT) -> None:
         super().__init__(message)
         self.exit_code = 128 + number
+
+
+class KilledError(SystemExit):
+    """The key to kill was pressed in the live view.
+
+    A `SystemExit` with code 130, so that a program ends without a traceback.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(128 + SIGINT)
+
+    def __str__(self) -> str:
+        return "killed by the key k; the last checkpoint remains"
 
 
 def closest(name: str, known: Collection[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from stages.contracts.config import Use
 from stages.contracts.errors import PluginError, closest
+from stages.contracts.user_code import explain, user_frames
 
 
 def find(part: str, name: str, built_in: Mapping[str, str]) -> Any:
@@ -98,11 +99,10 @@ def _import(part: str, path: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        raise PluginError(
-            f"{part} {path!r} cannot be imported: {type(error).__name__}: {error}.\n"
-            f"  the module {module_name!r} must be installed, or lie beside params.yaml"
-        ) from error
+    except KeyboardInterrupt:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _import_error(f"{part} {path!r}", module_name, error) from error
     for name in attribute.split("."):
         if not hasattr(found, name):
             public = [known for known in vars(found) if not known.startswith("_")]
@@ -111,6 +111,10 @@ def _import(part: str, path: str) -> Any:
                 f"but has no {attribute!r}.{closest(attribute, public)}"
             )
         found = getattr(found, name)
+    if not callable(found):
+        raise PluginError(
+            f"{part} {path!r} must name a class or a function; found {type(found).__name__} {found!r:.80}"
+        )
     return found
 
 
@@ -122,6 +126,19 @@ def _checked(part: str, path: str) -> str:
             f"{part} {path!r} is not an import path. Write 'package.module:Name', as in 'my_lab.parts:Name'"
         )
     return path
+
+
+def _import_error(what: str, module_name: str, error: BaseException) -> PluginError:
+    """Return the error for *what*, in a module that does not exist or that raised *error* on import."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
+    if missing and f"{module_name}.".startswith(f"{missing}.") and not user_frames(error):
+        return PluginError(
+            f"{what} cannot be imported: {type(error).__name__}: {error}.\n"
+            f"  the module {module_name!r} must be installed, or lie beside params.yaml"
+        )
+    advice = f"\n  install {missing.partition('.')[0]!r}, or correct the name" if missing else ""
+    explained = explain(error).replace("\n", "\n  ")
+    return PluginError(f"{what} cannot be imported: {explained}{advice}")
 
 
 def _class_name(name: str) -> str:

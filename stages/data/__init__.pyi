@@ -1,6 +1,7 @@
 from .batchers import Batch as Batch
 from .batchers import Batcher as Batcher
 from .batchers import NormalizeBatcher as NormalizeBatcher
+from .batchers import build_batcher as build_batcher
 from .columns import Column as Column
 from .columns import Columns as Columns
 from .columns import split_columns as split_columns

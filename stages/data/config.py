@@ -15,6 +15,9 @@ BUILT_IN = {
 }
 
 
+BATCHERS = {"normalize": "stages.data.batchers:NormalizeBatcher"}
+
+
 class Digits(Config):
     """The 1,797 handwritten digits of 8×8 pixels that scikit-learn carries (UCI, 1998)."""
 
@@ -51,3 +54,5 @@ Source = Annotated[
     | Annotated[Use, AfterValidator(known_as("source", BUILT_IN)), Tag("use")],
     Discriminator(_tag),
 ]
+
+BatcherConfig = Annotated[Use, AfterValidator(known_as("batcher", BATCHERS))]

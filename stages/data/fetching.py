@@ -26,13 +26,14 @@ class Fetcher:
     def __getitem__(self, place: tuple[int, Sequence[int] | Tensor]) -> Any:
         """Return the batch at a position in the epoch, made of the samples at these indices.
 
-        Raises `RuntimeError` if the dataset or the batcher raises StopIteration, which would end the epoch.
+        Raises `RuntimeError` if the dataset or the batcher raises StopIteration, which would end the epoch,
+        or SystemExit, which would end a worker without a message.
         """
         try:
             return self._batch(*place)
-        except StopIteration as error:
+        except (StopIteration, SystemExit) as error:
             raise RuntimeError(
-                f"batch {place[0]}: the dataset or the batcher raised StopIteration"
+                f"batch {place[0]}: the dataset or the batcher raised {type(error).__name__}"
             ) from error
 
     def _batch(self, position: int, indices: Sequence[int] | Tensor) -> Any:

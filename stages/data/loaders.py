@@ -1,7 +1,10 @@
 """Loaders: batches that depend on the seed and the epoch, and on nothing else."""
 
+import logging
 import math
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from signal import SIGINT
 from typing import Any, Self
 
 import torch
@@ -10,7 +13,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from stages.contracts.errors import CheckpointError
 from stages.contracts.placement import move
 from stages.contracts.seeds import derived_seed
-from stages.data.batchers import Batcher
+from stages.contracts.worker_signals import RESET, blocked, prepare_worker
+from stages.data.batchers import Batcher, as_batcher
 from stages.data.datasets import Dataset
 from stages.data.fetching import Fetcher
 
@@ -19,14 +23,21 @@ SPLIT_AT_ONCE = 1024
 """Batches whose indices are split off with one call: fast, and without the memory of a whole epoch."""
 
 
+MAX_WORKERS_PER_CPU = 8
+"""More processes only wait for each other, also if they wait for a disk most of the time."""
+
+log = logging.getLogger(__name__)
+
+
 class DataLoaderBuilder:
     """Burn's builder of the same name::
 
     loader = DataLoaderBuilder(batcher).batch_size(64).shuffle(42).num_workers(4).build(dataset)
     """
 
-    def __init__(self, batcher: Batcher) -> None:
-        self._batcher = batcher
+    def __init__(self, batcher: Batcher | Callable[[Sequence[Any]], Any]) -> None:
+        """Take *batcher*, or a function of the items of a batch, as torch's ``collate_fn``."""
+        self._batcher = as_batcher(batcher)
         self._batch_size = 1
         self._seed: int | None = None
         self._workers = 0
@@ -45,7 +56,10 @@ class DataLoaderBuilder:
         return self
 
     def num_workers(self, num_workers: int) -> Self:
-        """How many processes prepare batches; 0, the default, means this one. The batches are the same."""
+        """How many processes prepare batches; 0, the default, means this one. The batches are the same.
+
+        At most `MAX_WORKERS_PER_CPU` for each CPU, and no more than there are batches, are started.
+        """
         if num_workers < 0:
             raise ValueError(f"{num_workers} workers: it must be 0 or more")
         self._workers = num_workers
@@ -59,7 +73,7 @@ class DataLoaderBuilder:
     def build(self, dataset: Dataset) -> "DataLoader":
         """A loader of *dataset*."""
         order = Order(len(dataset), self._batch_size, self._seed)
-        return DataLoader(dataset, self._batcher, order, self._workers, self._device)
+        return DataLoader(dataset, self._batcher, order, _limited(self._workers), self._device)
 
 
 class Order:
@@ -131,19 +145,36 @@ class DataLoader:
 
     def _from_workers(self, places: Iterable[tuple[int, torch.Tensor]]) -> Iterator[Any]:
         """Yield the same batches, made by worker processes that leave torch's global generator alone."""
-        return iter(
-            TorchDataLoader(
-                self._fetcher(),  # type: ignore[arg-type]  # a data set of batches, by structure
-                batch_size=None,
-                sampler=((position, indices.tolist()) for position, indices in places),
-                collate_fn=_as_it_is,
-                num_workers=self.workers,
-                generator=torch.Generator().manual_seed(derived_seed(self.order.seed or 0, self.epoch)),
-            )
+        loader: TorchDataLoader[Any] = TorchDataLoader(
+            self._fetcher(),  # type: ignore[arg-type]  # a data set of batches, by structure
+            batch_size=None,
+            sampler=((position, indices.tolist()) for position, indices in places),
+            collate_fn=_as_it_is,
+            num_workers=min(self.workers, len(self)),
+            generator=torch.Generator().manual_seed(derived_seed(self.order.seed or 0, self.epoch)),
+            worker_init_fn=prepare_worker,
         )
+        with blocked(SIGINT, *RESET):
+            return iter(loader)
 
     def _fetcher(self) -> Fetcher:
         return Fetcher(self.dataset, self.batcher, self.order.seed or 0, self.epoch)
+
+
+def _limited(workers: int) -> int:
+    """Return *workers*, or the largest useful number of them, with a warning."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = MAX_WORKERS_PER_CPU * cpus
+    if workers <= limit:
+        return workers
+    log.warning(
+        "num_workers is %d, more than %d for each of %d CPUs: %d are used, which gives the same batches",
+        workers,
+        MAX_WORKERS_PER_CPU,
+        cpus,
+        limit,
+    )
+    return limit
 
 
 def _as_it_is(batch: Any) -> Any:

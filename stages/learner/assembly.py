@@ -17,7 +17,14 @@ from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.contracts.renderers import Renderers
 from stages.learner import defaults
-from stages.learner.checks import check_fed, check_model, check_needs, check_optimizer
+from stages.learner.checks import (
+    check_fed,
+    check_model,
+    check_needs,
+    check_optimizer,
+    check_recordable_state,
+    check_trainable,
+)
 from stages.learner.compilation import Compiler, check_compiled, check_recompute, compile_in_place, unwrap
 from stages.learner.devices import find_device
 from stages.learner.meter import Registered
@@ -125,10 +132,12 @@ def _replicas(chosen: Chosen, model: Any, compilers: Mapping[str, Compiler]) -> 
 
 def _check(chosen: Chosen, model: Any) -> None:
     check_model(model)
+    check_trainable(model)
     check_fed(model, chosen.metrics)
     check_needs(chosen.stopping, chosen.metrics)
     check_needs(chosen.retention, chosen.metrics)
     if chosen.recorder is not None:
+        check_recordable_state(model)
         for field in fields_unlike_burn(model):
             log.warning("in a checkpoint's model, Burn cannot load %s", field)
     if chosen.checkpoint is not None and chosen.recorder is None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator
+from signal import SIGINT
 from traceback import walk_tb
 from typing import Any, Protocol, Self
 
@@ -9,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from stages.contracts.placement import move
+from stages.contracts.worker_signals import blocked
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,8 @@ class TorchBatches:
         if loader.persistent_workers:
             loader._iterator = None  # noqa: SLF001  ends the workers; torch has no public way
         self._loader = loader
-        self._batches = iter(loader)
+        with blocked(SIGINT):  # so that Ctrl-C does not end the workers, each with a traceback
+            self._batches = iter(loader)
 
     def __iter__(self) -> Self:
         return self

@@ -5,12 +5,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 
-from stages.contracts.errors import BuilderError
+from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.history import Direction, Split
 from stages.contracts.outputs import TrainOutput
+from stages.contracts.user_code import place_of
 from stages.learner.meter import Registered
 from stages.optim.gradients import Gradients
+from stages.records import check_recordable
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +26,36 @@ def check_model(model: Any) -> None:
             f"{type(model).__name__} has no {' and no '.join(missing)}: put a mixin before it, as in "
             "class Net(ClassificationStep, YourModule)"
         )
+
+
+def check_trainable(model: torch.nn.Module) -> None:
+    """Raise `BuilderError` if *model* has no parameters, or one that a lazy module has not created yet."""
+    place = place_of(type(model))
+    name = f"{type(model).__name__}{place}"
+    for path, module in model.named_modules():
+        own = module.named_parameters(recurse=False)
+        lazy = [each for each, parameter in own if isinstance(parameter, UninitializedParameter)]
+        if lazy:
+            raise BuilderError(
+                f"{name}: the parameter {f'{path}.{lazy[0]}'.lstrip('.')} of a "
+                f"{type(module).__name__} is not initialized. Give the module its size, or call the model "
+                "once with an example batch before it is trained, for example at the end of __init__"
+            )
+    if next(model.parameters(), None) is None:
+        raise BuilderError(
+            f"{name} has no parameters, so nothing can be trained. Assign layers to attributes of the "
+            "module, and keep lists of layers in nn.ModuleList and dicts in nn.ModuleDict"
+        )
+
+
+def check_recordable_state(model: torch.nn.Module) -> None:
+    """Raise `BuilderError` if a checkpoint cannot hold a parameter, a buffer or a training state."""
+    try:
+        for name, value in model.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                check_recordable(value, f"{name} of {type(model).__name__}{place_of(type(model))}: a tensor")
+    except RecordError as error:
+        raise BuilderError(str(error)) from None
 
 
 def check_name(registered: Registered, others: Iterable[Registered], where: str) -> None:

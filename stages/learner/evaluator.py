@@ -18,6 +18,7 @@ from stages.learner.checks import check_fed, check_model, check_name
 from stages.learner.compilation import compile_in_place, unwrap
 from stages.learner.devices import find_device
 from stages.learner.meter import Meter, Registered
+from stages.learner.step_checks import StepChecks
 from stages.learner.summary import summary_text
 
 
@@ -111,10 +112,11 @@ class Evaluator:
         )
         progress.latest = meter.latest
         model = self._model.eval()
+        checks = StepChecks(model)
         try:
             self._renderer.start(progress)
             for iteration, batch in enumerate(on_device(loader, self.device), start=1):
-                item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
+                item = checks.valid(model.valid_step(batch))  # in `map`, its StopIteration would end the loop
                 meter.measure(item, iteration, 0.0)
                 progress.batch, progress.items = iteration, progress.items + item.size
                 self._renderer.step(progress)

@@ -28,6 +28,7 @@ from stages.learner.parts import Parts
 from stages.learner.pausing import Pausing
 from stages.learner.randomness import set_random_state
 from stages.learner.replicas import rounds
+from stages.learner.step_checks import StepChecks
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Loop:
             interrupter=parts.interrupter,
         )
         self._pausing = Pausing(parts, self.progress)
+        self._checks = StepChecks(parts.state.model, parts.state.optimizer)
         self._has_gradients = hasattr(parts.state.model, "optimize")  # such a model updates itself
 
     def run(self, train: Loader, valid: Loader) -> nn.Module:
@@ -133,7 +135,7 @@ class Loop:
         model = self.state.model.eval()
         meter, iteration = self._begin(Split.VALID, loader, epoch)
         for batch in self._pausing.batches(partial(self._batches, loader)):
-            item = model.valid_step(batch)
+            item = self._checks.valid(model.valid_step(batch))
             del batch  # free its memory before the next one is loaded
             iteration += 1
             self._measured(meter, item, iteration, 0.0)
@@ -170,14 +172,15 @@ class Loop:
         if self.state.needs_closure:
             return self._evaluated
         if len(self.parts.replicas) > 1:
-            return self.parts.replicas.train_steps
+            return partial(self.parts.replicas.train_steps, check=self._checks.train)
         if self._buffers:
             return self._remembered
         train_step, clear_gradients = self.state.model.train_step, self.parts.replicas.clear_gradients
+        check = self._checks.train
 
         def compute(batch: Any) -> list[TrainOutput[Any]]:
             clear_gradients()
-            return [train_step(batch)]
+            return [check(train_step(batch))]
 
         return compute
 
@@ -188,7 +191,7 @@ class Loop:
         """Compute a training step whose effect on buffers can be undone."""
         self._buffers.take()
         self.parts.replicas.clear_gradients()
-        return [self.state.model.train_step(batch)]
+        return [self._checks.train(self.state.model.train_step(batch))]
 
     def _evaluated(self, batch: Any) -> list[TrainOutput[Any]]:
         """Compute the first evaluation of L-BFGS, and keep *batch* for the next ones."""

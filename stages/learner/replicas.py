@@ -26,15 +26,19 @@ class Replicas:
     def __len__(self) -> int:
         return len(self.devices)
 
-    def train_steps(self, batches: Sequence[Any]) -> list[TrainOutput[Any]]:
+    def train_steps(
+        self, batches: Sequence[Any], check: Callable[[Any], TrainOutput[Any]]
+    ) -> list[TrainOutput[Any]]:
         """Compute a training step of each batch on a device of its own, with the gradients on the first.
+
+        *check* is called with what each step returns.
 
         The steps are launched one after another: on accelerators they run at the same time.
         """
         self.clear_gradients()
         first = self.devices[0]
         steps = [
-            model.train_step(batch if device == first else move(batch, device))
+            check(model.train_step(batch if device == first else move(batch, device)))
             for model, device, batch in zip(self._models, self.devices, batches, strict=False)
         ]
         return [

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from stages.contracts.errors import StageError
+from stages.contracts.errors import KilledError, StageError
 from stages.loggers.lines import LineFile
 
 
@@ -43,7 +43,7 @@ class ExperimentLog:
     ) -> None:
         handler = self._entered.pop()
         if handler:
-            if isinstance(error, Exception | KeyboardInterrupt):
+            if isinstance(error, Exception | KeyboardInterrupt | KilledError):
                 handler.panic(error)
             handler.remove()
 
@@ -96,7 +96,7 @@ class _LineHandler(logging.Handler):
     def panic(self, error: BaseException) -> None:
         """Note what ended the run; with a traceback where it was no mistake of the user's."""
         text = f"PANIC => {type(error).__name__}: {error}"
-        if not isinstance(error, StageError):
+        if not isinstance(error, StageError | KilledError):
             text += "\n" + "".join(traceback.format_exception(error)).rstrip()
         with suppress(OSError):  # which would hide the error that ended the run
             self._write(logging.makeLogRecord({"name": __name__, "levelno": logging.ERROR, "msg": text}))

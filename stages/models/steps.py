@@ -7,8 +7,8 @@ Three lines make a module trainable::
             return F.cross_entropy(logits, targets, label_smoothing=0.1)
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sized
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import ClassificationOutput, RegressionOutput, TrainOutput
+from stages.contracts.user_code import place_of
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -50,8 +51,11 @@ def backward(model: "torch.nn.Module", loss: Tensor) -> list[Tensor | None]:
 
     The gradient of a parameter is None if it is frozen or if the loss does not depend on it. ``.grad`` is
     cleared before, so that an earlier ``loss.backward()`` does not count, and after. To train on the sum of
-    several losses, call this function once with their sum.
+    several losses, call this function once with their sum. Raises `BuilderError` for a loss that is not a
+    scalar or has no gradient.
     """
+    if not (isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1):
+        raise _loss_error(model, loss)
     parameters = _known.get(id(model)) or tuple(model.parameters())
     for parameter in parameters:
         parameter.grad = None
@@ -69,6 +73,26 @@ def clear_gradients(model: "torch.nn.Module") -> None:
     """
     for parameter in _known.get(id(model)) or model.parameters():
         parameter.grad = None
+
+
+def _loss_error(model: "torch.nn.Module", loss: Any) -> BuilderError:
+    method = getattr(type(model), "loss", None)
+    place = place_of(method) or place_of(type(model))
+    name = f"{type(model).__name__}{'.loss' if method else ''}{place}"
+    if not isinstance(loss, Tensor):
+        return BuilderError(
+            f"{name}: the loss must be a tensor of one number; found the type {type(loss).__name__}"
+        )
+    if loss.numel() != 1:
+        return BuilderError(
+            f"{name}: the loss must be one number; found shape {tuple(loss.shape)}: reduce it, for example "
+            "with loss.mean()"
+        )
+    return BuilderError(
+        f"{name}: the loss has no gradient, so no parameter can be trained. It must depend on parameters "
+        "that require one: compute it without detach(), item() or torch.no_grad(), and do not freeze all of "
+        "the parameters"
+    )
 
 
 @contextmanager
@@ -98,8 +122,11 @@ class ClassificationStep(Module):
         return F.cross_entropy(logits, targets)
 
     def forward_classification(self, batch: Any) -> ClassificationOutput:
-        """Loss, logits and targets of a batch that unpacks as inputs and targets."""
-        inputs, targets = batch
+        """Return loss, logits and targets of a batch that unpacks as inputs and targets.
+
+        Raises `BuilderError` for another batch.
+        """
+        inputs, targets = _pair(batch, self, "forward_classification")
         logits = self(inputs)
         return ClassificationOutput(self.loss(logits, targets), logits, targets)
 
@@ -126,9 +153,9 @@ class RegressionStep(Module):
     def forward_regression(self, batch: Any) -> RegressionOutput:
         """Return loss, predictions and targets of a batch that unpacks as inputs and targets.
 
-        Raises `BuilderError` if predictions and targets differ in shape.
+        Raises `BuilderError` for another batch, and if predictions and targets differ in shape.
         """
-        inputs, targets = batch
+        inputs, targets = _pair(batch, self, "forward_regression")
         predictions = _shaped_as(targets, self(inputs))
         return RegressionOutput(self.loss(predictions, targets), predictions, targets)
 
@@ -140,6 +167,25 @@ class RegressionStep(Module):
     def valid_step(self, batch: Any) -> RegressionOutput:
         """Forward on one batch."""
         return self.forward_regression(batch)
+
+
+def _pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:
+    """Return the inputs and the targets of *batch*; *method* is the one to override for another batch."""
+    if not isinstance(batch, Mapping | Tensor | str):  # these unpack too, as keys, rows and letters
+        with suppress(TypeError, ValueError):
+            inputs, targets = batch
+            return inputs, targets
+    name = type(batch).__name__
+    if isinstance(batch, Mapping):
+        found = f"a {name} with the keys {', '.join(map(repr, batch))}"
+    elif isinstance(batch, Tensor):
+        found = f"a tensor of shape {tuple(batch.shape)}"
+    else:
+        found = f"a {name} of {len(batch)} elements" if isinstance(batch, Sized) else f"the type {name}"
+    raise BuilderError(
+        f"{type(model).__name__}.{method}{place_of(type(model))} takes a batch of (inputs, targets); found "
+        f"{found}: return a pair from the dataset or the batcher, or override {method}"
+    )
 
 
 def _shaped_as(targets: Tensor, predictions: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ from .recorder import SafetensorsRecorder as SafetensorsRecorder
 from .recorder import read_item as read_item
 from .recorder import recorder_of as recorder_of
 from .recorder import write_state_dict as write_state_dict
+from .tensors import check_recordable as check_recordable
 from .tree import Map as Map
 from .tree import RawTensor as RawTensor
 from .tree import Record as Record

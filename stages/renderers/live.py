@@ -10,6 +10,7 @@ from collections import defaultdict
 
 from rich.text import Text
 
+from stages.contracts.errors import KilledError
 from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
 from stages.renderers.chart import chart
@@ -72,7 +73,7 @@ class LiveRenderer:
     def step(self, progress: Progress) -> None:
         """Listen and draw, if the last time is long enough ago.
 
-        Raises `KeyboardInterrupt` where the key to kill was pressed.
+        Raises `KilledError` if the key to kill was pressed.
         """
         now = time.monotonic()
         if now < self._next_look:
@@ -112,7 +113,9 @@ class LiveRenderer:
         if asked and key is Key.STOP:
             progress.interrupter.stop("the key to stop was pressed")
         if asked and key is Key.KILL:
-            raise KeyboardInterrupt
+            error = KilledError()
+            self._lines.append(str(error))
+            raise error
         if key is Key.SUSPEND:
             self._suspend()
 

@@ -175,7 +175,7 @@ def test_stopping_by_key_ends_the_program_and_leaves_its_lines(terminal):
 @pytest.mark.parametrize(
     ("options", "keys", "last_words"),
     [
-        ([], ["q", "k"], "KeyboardInterrupt"),
+        ([], ["q", "k"], "killed by the key k; the last checkpoint remains"),
         ([], ["C-c"], "KeyboardInterrupt"),
         (["--fail", "100"], [], "RuntimeError: it broke"),
         (["--abandon", "100"], [], "epoch    1/1000 | train: Accuracy"),

@@ -1,0 +1,79 @@
+"""What the user's code raises, as one message with the user's file and line."""
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
+
+from stages.contracts.errors import KilledError, RunInterruptedError, StageError, UserCodeError
+from stages.contracts.user_code import explain, is_user_file, user_frames
+
+VARIABLE = "LEARNER_TRACEBACK"
+"""The environment variable that has a full traceback printed too, if it is not empty."""
+HINT = f"the full traceback is hidden; set {VARIABLE}=1 to print it"
+INTERRUPTING = ("pipeline", "prefect")
+"""Packages whose signal handlers raise in whatever frame is in progress, also in the user's."""
+MISTAKES = (
+    # a retry would raise them again
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    SyntaxError,
+    SystemExit,
+    TypeError,
+    ValueError,
+    Warning,
+)
+
+
+@contextmanager
+def explained_user_errors(stage: str) -> Iterator[None]:
+    """Raise a `UserCodeError` for an exception that the user's code raises in the block, a part of *stage*.
+
+    ``sys.exit()`` counts as one: the process would end with its code, which may be 0, and without a result.
+    Raises `RunInterruptedError` for a KeyboardInterrupt and for the key to kill.
+    """
+    try:
+        yield
+    except KilledError as error:
+        raise RunInterruptedError(f"{stage}: {error}; run the same command again to resume") from error
+    except KeyboardInterrupt as error:
+        raise RunInterruptedError(f"{stage}: {explain(error)}") from error
+    except StageError:
+        raise
+    except BaseException as error:
+        if isinstance(error, SystemExit) or is_of_user_code(error):
+            is_mistake = isinstance(error, MISTAKES)
+            raise UserCodeError(f"{stage}: {message_of(error)}", is_mistake=is_mistake) from error
+        raise
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message and the frames of *error*, which the user's code raised."""
+    return f"your code raised {explain(error)}\n{HINT}"
+
+
+def is_of_user_code(error: BaseException) -> bool:
+    """Return whether the user's code, or what it called, raised *error*.
+
+    An exception that a signal handler raised while the user's code was in progress does not count.
+    """
+    if not user_frames(error):
+        return False
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    own = [number for number, frame in enumerate(frames) if is_user_file(frame.f_code.co_filename)]
+    deeper = frames[own[-1] + 1 :] if own else []
+    names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in deeper}
+    return names.isdisjoint(INTERRUPTING) and (isinstance(error, Exception | SystemExit) or not deeper)
+
+
+def print_full_traceback(error: BaseException) -> None:
+    """Print the full traceback of *error* to standard error if `VARIABLE` is set."""
+    if os.environ.get(VARIABLE):
+        traceback.print_exception(error, file=sys.stderr)

@@ -1,0 +1,193 @@
+"""Exceptions in the user's code, explained by the user's frames: file, line, function and source.
+
+Frames of this project and of installed packages are hidden, since the mistake is not there.
+"""
+
+import inspect
+import linecache
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+OWN = tuple(f"{ROOT / name}/" for name in ("stages", "pipeline"))
+SHIPPED_MODELS = f"{ROOT / 'stages/models'}/"
+MODEL_MACHINERY = ("__init__.py", "config.py", "find.py", "steps.py")
+STDLIB = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+INSTALLED = ("/site-packages/", "/dist-packages/", "torchinductor")
+INTERACTIVE = ("<stdin>", "<ipython-input")
+MAX_FRAMES = 6
+MAX_CAUSES = 3
+MAX_LINES = 20
+MAX_LINE_LENGTH = 500
+
+WORKER = re.compile(r"Caught (\S+) in DataLoader worker process \d+\.")
+TRACEBACK = "Traceback (most recent call last):\n"
+FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a traceback."""
+
+    path: str
+    line: int
+    function: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        place = f"{_shown(self.path)}, line {self.line}" + (f", in {self.function}" if self.function else "")
+        source = self.source or linecache.getline(self.path, self.line).strip()
+        return f"{place}: {_cut(source)}" if source else place
+
+
+def explain(error: BaseException) -> str:
+    """Return the message of *error*, the user's frames below it, and what caused it.
+
+    The text is bounded, and its first line is ``Type: message``.
+    """
+    lines: list[str] = []
+    for number, each in enumerate(_chain(error)):
+        head = [f"caused by {summary(each)}" if number else summary(each)]
+        lines += [*head, *(f"  {line}" for line in _limited(_frames(each)))]
+    return "\n".join(lines)
+
+
+def location(error: BaseException) -> str:
+    """Return the innermost user frame that *error* passed, as lines to append; empty if there is none."""
+    frames = [frame for frame in _all_frames(error) if is_user_file(frame.path)]
+    return f"\n  {frames[-1]}" if frames else ""
+
+
+def user_frames(error: BaseException) -> list[Frame]:
+    """Return the user's frames of *error*, or of the first of its causes that has some, outermost first."""
+    return next((frames for each in _chain(error) if (frames := _frames(each))), [])
+
+
+def summary(error: BaseException) -> str:
+    """Return ``Type: message`` of *error*, at most `MAX_LINES` long, even if its ``__str__`` fails."""
+    kind = type(error)
+    if isinstance(error, SystemExit):
+        return f"SystemExit: sys.exit({'' if error.code is None else repr(error.code)})"
+    if worker := _worker_text(error):
+        return f"{_joined(worker.rpartition(TRACEBACK)[2])} (in a worker process of the loader)"
+    try:
+        text = str(error.msg if isinstance(error, SyntaxError) else error)
+    except Exception as failure:  # noqa: BLE001  the user's own __str__
+        text = f"<str() of it failed with {type(failure).__name__}>"
+    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else _full_name(kind)
+    return f"{name}: {_bounded(text)}" if text else name
+
+
+def place_of(code: Any) -> str:
+    """Return " (file, line N)" of the function or class *code*; empty if the user did not write it."""
+    try:
+        code = inspect.unwrap(code)
+        path = inspect.getsourcefile(code) or ""
+        line = code.__code__.co_firstlineno if hasattr(code, "__code__") else inspect.getsourcelines(code)[1]
+    except (TypeError, OSError, ValueError):
+        return ""
+    return f" ({_shown(path)}, line {line})" if is_user_file(path) else ""
+
+
+def is_user_file(path: str) -> bool:
+    """Return whether *path* is neither of this project nor of an installed package nor of Python."""
+    if path.startswith("<"):
+        return path.startswith(INTERACTIVE)
+    return not (path.startswith((*OWN, *STDLIB)) or any(part in path for part in INSTALLED))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield *error* and its causes, as Python prints them, but in the opposite order."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen and len(seen) <= MAX_CAUSES:
+        seen.add(id(current))
+        yield current
+        hidden = current.__suppress_context__
+        current = current.__cause__ or (None if hidden else current.__context__)
+
+
+def _frames(error: BaseException) -> list[Frame]:
+    """Return the user's frames of *error* itself; of a shipped model's, if it has no others."""
+    frames = _all_frames(error)
+    return [each for each in frames if is_user_file(each.path)] or [
+        each for each in frames if _is_shipped_model(each.path)
+    ]
+
+
+def _all_frames(error: BaseException) -> list[Frame]:
+    frames = [_frame(frame, line) for frame, line in walk_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append(Frame(error.filename, error.lineno or 0, "", (error.text or "").strip()))
+    return frames + _worker_frames(_worker_text(error))
+
+
+def _frame(frame: FrameType, line: int) -> Frame:
+    return Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+
+
+def _worker_text(error: BaseException) -> str:
+    """Return what torch passes on of an exception in a worker, which is a text; else an empty one."""
+    text = error.args[0] if error.args else ""
+    text = getattr(text, "msg", text)
+    return text if isinstance(text, str) and WORKER.match(text) and TRACEBACK in text else ""
+
+
+def _worker_frames(text: str) -> list[Frame]:
+    """Return the frames of the last traceback in *text* that has frames of the user."""
+    for block in reversed(text.split(TRACEBACK)[1:]):
+        frames = [
+            Frame(found["path"], int(found["line"]), found["function"]) for found in FRAME.finditer(block)
+        ]
+        if any(is_user_file(each.path) for each in frames):
+            return frames
+    return []
+
+
+def _joined(block: str) -> str:
+    """Return the message at the end of a traceback's text."""
+    lines = block.rstrip().splitlines()
+    ends = [number for number, line in enumerate(lines) if line.startswith("  ")]
+    return _bounded("\n".join(lines[ends[-1] + 1 if ends else 0 :]))
+
+
+def _is_shipped_model(path: str) -> bool:
+    return path.startswith(SHIPPED_MODELS) and not path.endswith(MODEL_MACHINERY)
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _limited(frames: list[Frame]) -> Iterable[str]:
+    """Return *frames* as text; of a deep recursion the first and the last ones."""
+    shown = [str(frame) for frame in frames[:2] + frames[-(MAX_FRAMES - 2) :]]
+    if len(frames) <= MAX_FRAMES:
+        return [str(frame) for frame in frames]
+    return [*shown[:2], f"… {len(frames) - MAX_FRAMES:,} more frames", *shown[2:]]
+
+
+def _bounded(text: str) -> str:
+    lines = text.splitlines()
+    shown = [_cut(line) for line in lines[:MAX_LINES]]
+    if len(lines) > MAX_LINES:
+        shown.append(f"… {len(lines) - MAX_LINES:,} more lines")
+    return "\n  ".join(shown)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]}…"
+
+
+def _shown(path: str) -> str:
+    """Return *path* relative to the current folder if it lies below."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return path
