@@ -26,10 +26,15 @@ from stages.models import config as models
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "source": sources.BUILT_IN,
     "model": models.BUILT_IN,
+    "batcher": sources.BATCHERS,
     "metric": metrics.BUILT_IN,
 }
-OFFERED = ("input_shape", "num_classes", "num_outputs")
-"""Arguments that build-learner offers to a model."""
+OFFERED = {
+    "source": (),
+    "model": ("input_shape", "num_classes", "num_outputs"),  # by build-learner
+    "batcher": ("mean", "std"),  # by fit
+}
+"""Arguments that a stage offers to a part beside those in params."""
 NEEDS_EXTRA = "stages.metrics.borrowed:"
 """Begins the import path of a metric that needs torchmetrics, which may not be installed."""
 END = ["", ""]
@@ -89,6 +94,7 @@ def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
         yield "load_data.source", "source", params.load_data.source
     if isinstance(params.build_learner.model, Use):
         yield "build_learner.model", "model", params.build_learner.model
+    yield "fit.batcher", "batcher", params.fit.batcher
     for number, metric in enumerate(params.fit.metrics):
         yield f"fit.metrics.{number}", "metric", metric
 
@@ -125,8 +131,10 @@ def _try_out(part: str, use: Use) -> None:
         return
     maker: Any = plugins.find(part, use.kind, BUILT_IN[part])
     arguments = arguments_of(use)
-    if part == "model":
-        arguments = {**plugins.accepted(maker, dict.fromkeys(OFFERED)), **arguments}
+    if part == "batcher" and not isinstance(maker, type):
+        import_module("stages.data.batchers").as_batcher(maker)
+        return
+    arguments = {**plugins.accepted(maker, dict.fromkeys(OFFERED[part])), **arguments}
     plugins.check_arguments(part, use.kind, maker, arguments)
 
 

@@ -64,9 +64,8 @@ def build(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> Any
 def check_arguments(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> None:
     """Raise `PluginError` unless *maker* can be called with *arguments*."""
     if not callable(maker):
-        kind = type(maker).__name__
         raise PluginError(
-            f"{part} {name!r} is of type {kind}, which cannot be called. Name a class or a function"
+            f"{part} {name!r} must name a class or a function; found {type(maker).__name__} {maker!r:.80}"
         )
     signature = _signature(maker)
     try:
@@ -111,10 +110,6 @@ def _import(part: str, path: str) -> Any:
                 f"but has no {attribute!r}.{closest(attribute, public)}"
             )
         found = getattr(found, name)
-    if not callable(found):
-        raise PluginError(
-            f"{part} {path!r} must name a class or a function; found {type(found).__name__} {found!r:.80}"
-        )
     return found
 
 

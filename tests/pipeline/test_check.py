@@ -40,7 +40,7 @@ MISTAKES = {
     "model that is no class": (
         MODEL,
         'kind: "hollow:x"',
-        "build_learner.model: model 'hollow:x' is of type int, which cannot be called",
+        "build_learner.model: model 'hollow:x' must name a class or a function; found int",
     ),
     "model with an argument that is missing": (
         MODEL,
@@ -51,6 +51,16 @@ MISTAKES = {
         SOURCE,
         'kind: "mine:rings"\n    count: 3\n    nois: 1',
         "load_data.source: source 'mine:rings' cannot be built: got an unexpected keyword argument 'nois'",
+    ),
+    "batcher whose module is missing": (
+        "num_epochs:",
+        'batcher: "no_such_module:stack"\n  num_epochs:',
+        "fit.batcher: batcher 'no_such_module:stack' cannot be imported",
+    ),
+    "batcher that is no function": (
+        "num_epochs:",
+        'batcher: "hollow:x"\n  num_epochs:',
+        "fit.batcher: the batcher must be a function or have a method batch(items); found the type int",
     ),
     "metric whose module is missing": (
         METRICS,
