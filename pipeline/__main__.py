@@ -1,5 +1,21 @@
-"""``python -m pipeline``."""
+"""``learner`` and ``python -m pipeline``."""
 
-from pipeline.cli import main
+import sys
+from importlib import import_module
 
-main()
+from pipeline.collision import find_hidden_stages
+
+USAGE_ERROR = 2
+
+
+def main() -> None:
+    """Run the command line, unless another package hides the one that it imports."""
+    collision = find_hidden_stages()
+    if collision:
+        sys.stderr.write(f"error: {collision}\n")
+        sys.exit(USAGE_ERROR)
+    import_module("pipeline.cli").main()
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from pipeline import versions
+from pipeline.collision import find_collision
 from pipeline.installation import Installation, installation, this_package
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
@@ -31,6 +32,9 @@ def make_project(directory: Path) -> Iterator[str]:
 
     Raises `ParamsError`, and writes nothing, where a file of it is there already.
     """
+    collision = find_collision(directory)
+    if collision:
+        raise ParamsError(str(collision))
     texts = project_files(installation(this_package()))
     plot = texts.pop(PLOT)
     there = _written(directory, texts)
