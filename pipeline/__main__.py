@@ -1,7 +1,6 @@
 """``learner`` and ``python -m pipeline``."""
 
 import sys
-from importlib import import_module
 
 from pipeline.collision import find_hidden_stages
 
@@ -14,7 +13,9 @@ def main() -> None:
     if collision:
         sys.stderr.write(f"error: {collision}\n")
         sys.exit(USAGE_ERROR)
-    import_module("pipeline.cli").main()
+    from pipeline.cli import main as run_command_line
+
+    run_command_line()
 
 
 if __name__ == "__main__":
