@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.collision import find_collision_in_project
 from pipeline.commands.compare import compare, plot
 from pipeline.commands.doctor import doctor
 from pipeline.commands.init import init, versions
@@ -19,13 +20,16 @@ from pipeline.commands.share import pull, push
 from pipeline.commands.sweep import sweep
 from pipeline.signals import ending
 from pipeline.user_errors import is_of_user_code, message_of, print_full_traceback
-from stages.contracts.errors import RunInterruptedError, StageError, UserCodeError
+from stages.contracts.errors import ParamsError, RunInterruptedError, StageError, UserCodeError
 from stages.contracts.user_code import location
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pipeline.reproduce import Outcome
+
+CHECKS_NAMES_ITSELF = (None, "init", "doctor")
+"""The commands before which `_root` does not look for a collision of package names; None is no command."""
 
 app = typer.Typer(
     name="learner",
@@ -238,6 +242,8 @@ def _root(
     *,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
+    if context.invoked_subcommand not in CHECKS_NAMES_ITSELF and "--help" not in sys.argv:
+        _check_names()
     if context.invoked_subcommand != "stage":
         _restore_params()
     if version:
@@ -245,6 +251,12 @@ def _root(
 
         typer.echo(installed("learner-pipeline"))
         raise typer.Exit
+
+
+def _check_names() -> None:
+    collision = find_collision_in_project(Path())
+    if collision:
+        raise ParamsError(str(collision))
 
 
 def _restore_params() -> None:

@@ -1,8 +1,10 @@
 """Where pip finds this package again, as it was installed."""
 
 import json
+import sys
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
+from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from stages.contracts.errors import StageError
@@ -49,7 +51,17 @@ def installation(package: Distribution) -> Installation:
     return Installation(f"{name} @ {url}")
 
 
+def environment_bin() -> Path | None:
+    """Return the folder of this environment's programs; None if ``learner`` is not among them."""
+    folder = Path(sys.executable).parent
+    return folder if (folder / "learner").exists() else None
+
+
+def make_value(text: str) -> str:
+    """Return *text* as the value of a variable in a makefile."""
+    return text.replace("$", "$$").replace("#", "\\#")
+
+
 def _for_make(path: str) -> str:
     """*path* as a variable of make that the shell sees as one word."""
-    quoted = "'" + path.replace("'", "'\\''") + "'"
-    return quoted.replace("$", "$$").replace("#", "\\#")
+    return make_value("'" + path.replace("'", "'\\''") + "'")

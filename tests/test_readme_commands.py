@@ -19,7 +19,7 @@ ELSEWHERE = {
     "Share": "pipeline/test_share.py::test_a_fresh_clone_gets_model_and_experiments_from_s3_and_goes_on",
     "Is all well?": "pipeline/test_doctor.py::test_where_all_is_well_it_says_so_and_ends_with_0",
     "Your own model and data": (
-        "pipeline/test_init.py::test_an_empty_folder_becomes_a_project_whose_make_repro_trains"
+        "pipeline/test_init.py::test_an_experiment_and_compare_work_right_after_init"
     ),
 }
 HERE = {"Two commands", "Kill it", "Records", "Real MNIST", "Speed"}

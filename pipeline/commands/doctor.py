@@ -50,6 +50,10 @@ def doctor(
 
 
 def _checks() -> "dict[str, Check]":
+    from pipeline.health.names import names
+
+    if list(names()):  # the findings of the other checks would only follow from this one
+        return {"names": names}
     try:
         from pipeline.health import checkout, leftovers, remotes, surroundings, untracked
     except ImportError as error:

@@ -3,18 +3,13 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stages.contracts.errors import PluginError
+from stages.contracts.extras import load_extra
 from stages.loggers.cutting import part_of
 
-try:
+if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-except ImportError as error:
-    raise PluginError(
-        f"TensorBoardMetricLogger cannot be used: {error}.\n"
-        "  install it: pip install 'learner-pipeline[tensorboard]'"
-    ) from error
 
 
 class TensorBoardMetricLogger:
@@ -33,6 +28,8 @@ class TensorBoardMetricLogger:
     """
 
     def __init__(self, directory: Path | str, *, first_step: int = 0) -> None:
+        tensorboard = load_extra("torch.utils.tensorboard", "tensorboard", type(self).__name__)
+        self._writer_type: type[SummaryWriter] = tensorboard.SummaryWriter
         self.directory = Path(directory)
         self._steps: dict[str, int] = {}
         self._first_step = first_step
@@ -108,19 +105,19 @@ class TensorBoardMetricLogger:
         self._steps, self._sums, self._epoch, self._stopped = steps, {}, 0, False
         self._purge_step = done + 1
 
-    def _begun(self, epoch: int) -> SummaryWriter:
+    def _begun(self, epoch: int) -> "SummaryWriter":
         self._stopped = False
         if self._writer is None:
             if self._purge_step is not None:
                 _wait_for_a_later_name(self.directory)
-            self._writer = SummaryWriter(str(self.directory), purge_step=self._purge_step)
+            self._writer = self._writer_type(str(self.directory), purge_step=self._purge_step)
             self._purge_step = None
         if epoch != self._epoch:
             self._end_epoch(self._writer)
             self._epoch = epoch
         return self._writer
 
-    def _end_epoch(self, writer: SummaryWriter) -> None:
+    def _end_epoch(self, writer: "SummaryWriter") -> None:
         for name, (total, weight) in self._sums.items():
             if weight:
                 writer.add_scalar(f"{name} (epoch)", total / weight, self._epoch)

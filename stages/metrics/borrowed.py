@@ -1,17 +1,13 @@
-"""Metrics of Burn's that are taken from torchmetrics, by Burn's names. Needs torchmetrics."""
+"""Metrics of Burn's that are taken from torchmetrics, by Burn's names.
+
+They need torchmetrics, which the extra ``metrics`` installs.
+"""
 
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from torchmetrics.image import (
-    MultiScaleStructuralSimilarityIndexMeasure,
-    PeakSignalNoiseRatio,
-    StructuralSimilarityIndexMeasure,
-)
-from torchmetrics.segmentation import DiceScore
-from torchmetrics.text import BLEUScore, ROUGEScore
-
+from stages.contracts.extras import load_extra
 from stages.contracts.outputs import ClassificationOutput, RegressionOutput, SequenceOutput
 from stages.contracts.text import number
 from stages.metrics.sequences import predicted, rows
@@ -41,7 +37,7 @@ def likeliest(output: ClassificationOutput) -> tuple[Any, ...]:
 
 def bleu(n_gram: int = 4, pad_token: int | None = None, *, smooth: bool = False) -> TorchMetric:
     """BLEU of the whole epoch as one corpus, over token numbers. Burn averages that of its batches."""
-    metric = BLEUScore(n_gram=n_gram, smooth=smooth)
+    metric = _torchmetrics("text", "bleu").BLEUScore(n_gram=n_gram, smooth=smooth)
     return TorchMetric(
         metric,
         f"BLEU-{n_gram}",
@@ -54,7 +50,9 @@ def bleu(n_gram: int = 4, pad_token: int | None = None, *, smooth: bool = False)
 
 def rouge_l(pad_token: int | None = None) -> TorchMetric:
     """The mean F score of the longest common subsequence, over token numbers."""
-    metric = ROUGEScore(rouge_keys="rougeL", normalizer=str, tokenizer=str.split)
+    metric = _torchmetrics("text", "rouge_l").ROUGEScore(
+        rouge_keys="rougeL", normalizer=str, tokenizer=str.split
+    )
     return TorchMetric(
         metric,
         "ROUGE-L",
@@ -68,8 +66,9 @@ def rouge_l(pad_token: int | None = None) -> TorchMetric:
 
 def dice(num_classes: int, *, include_background: bool = False) -> TorchMetric:
     """The overlap of all classes together over the epoch, but for the background (class 0)."""
+    segmentation = _torchmetrics("segmentation", "dice")
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # "micro" will not stay the default
-        metric = DiceScore(
+        metric = segmentation.DiceScore(
             num_classes,
             include_background=include_background,
             average="micro",
@@ -81,22 +80,32 @@ def dice(num_classes: int, *, include_background: bool = False) -> TorchMetric:
 
 def psnr(max_pixel: float = 1.0) -> TorchMetric:
     """The mean over images (B, C, H, W) of the signal above the noise; infinite where an image is perfect."""
-    metric = PeakSignalNoiseRatio(data_range=float(max_pixel), dim=(1, 2, 3), reduction="elementwise_mean")
+    metric = _torchmetrics("image", "psnr").PeakSignalNoiseRatio(
+        data_range=float(max_pixel), dim=(1, 2, 3), reduction="elementwise_mean"
+    )
     return TorchMetric(metric, f"PSNR@{number(max_pixel)}", "dB", measures=RegressionOutput)
 
 
 def ssim(data_range: float = 1.0, sigma: float = 1.5) -> TorchMetric:
     """The mean over images (B, C, H, W) of how alike their structures are."""
-    metric = StructuralSimilarityIndexMeasure(sigma=sigma, data_range=float(data_range))
+    metric = _torchmetrics("image", "ssim").StructuralSimilarityIndexMeasure(
+        sigma=sigma, data_range=float(data_range)
+    )
     name = f"SSIM (dr={number(data_range)}, w={_window(sigma)}, σ={number(sigma)})"
     return TorchMetric(metric, name, decimals=4, measures=RegressionOutput)
 
 
 def ms_ssim(data_range: float = 1.0, sigma: float = 1.5) -> TorchMetric:
     """`ssim` at five sizes; at σ 1.5, images of 176 pixels or more, high and wide."""
-    metric = MultiScaleStructuralSimilarityIndexMeasure(sigma=sigma, data_range=float(data_range))
+    metric = _torchmetrics("image", "ms_ssim").MultiScaleStructuralSimilarityIndexMeasure(
+        sigma=sigma, data_range=float(data_range)
+    )
     name = f"MS-SSIM (pr={number(data_range)}, k={_window(sigma)}, σ={number(sigma)})"
     return TorchMetric(metric, name, decimals=4, measures=RegressionOutput)
+
+
+def _torchmetrics(part: str, kind: str) -> Any:
+    return load_extra(f"torchmetrics.{part}", "metrics", f"metric {kind!r}")
 
 
 def _window(sigma: float) -> int:

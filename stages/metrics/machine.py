@@ -1,9 +1,9 @@
-"""The processor and the memory of this machine. Needs psutil."""
+"""The processor and the memory of this machine. Needs psutil, from the extra ``metrics``."""
 
 from statistics import fmean
+from typing import Any
 
-import psutil
-
+from stages.contracts.extras import load_extra
 from stages.metrics.gauge import Gauge
 
 PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "acpitz")
@@ -17,6 +17,7 @@ class CpuUse(Gauge):
     unit = "%"
 
     def __init__(self) -> None:
+        psutil = _psutil(type(self))
         psutil.cpu_percent()
         super().__init__(psutil.cpu_percent)
 
@@ -28,6 +29,7 @@ class CpuTemperature(Gauge):
     unit = "°C"
 
     def __init__(self) -> None:
+        _psutil(type(self))
         super().__init__(_temperature)
 
 
@@ -38,14 +40,20 @@ class CpuMemory(Gauge):
     unit = "GB"
 
     def __init__(self) -> None:
+        _psutil(type(self))
         super().__init__(_memory)
 
 
+def _psutil(user: type[Gauge]) -> Any:
+    return load_extra("psutil", "metrics", user.__name__)
+
+
 def _temperature() -> float:
+    psutil = _psutil(CpuTemperature)
     sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     readings = [[sensor.current for sensor in sensors.get(name, ())] for name in PROCESSORS]
     return next((fmean(found) for found in readings if found), float("nan"))
 
 
 def _memory() -> float:
-    return float(psutil.virtual_memory().used) / 1e9
+    return float(_psutil(CpuMemory).virtual_memory().used) / 1e9

@@ -1,29 +1,21 @@
-"""Any metric of torchmetrics as one of ours. Needs torchmetrics."""
+"""Any metric of torchmetrics as one of ours. Needs torchmetrics, from the extra ``metrics``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
 
 from stages.contracts.errors import BuilderError
+from stages.contracts.extras import load_extra
 from stages.contracts.history import Direction
 from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput, SequenceOutput
 from stages.metrics.chunks import Chunks
 
-JOIN: Mapping[Any, Callable[[Any, Any], Any]] = {
-    dim_zero_sum: torch.add,
-    dim_zero_mean: torch.add,
-    dim_zero_max: torch.maximum,
-    dim_zero_min: torch.minimum,
-}
-"""How two batches' tensors become one, by how torchmetrics joins those of two processes.
-
-A mean is kept as the sum over samples until the value is asked for.
-"""
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 def predictions_and_targets(output: Any) -> tuple[Any, ...]:
@@ -75,7 +67,7 @@ class TorchMetric:
     Raises `BuilderError` for a metric whose states cannot be joined exactly.
     """
 
-    metric: Metric
+    metric: "Metric"
     name: str = ""
     """The name of the metric's class where it is empty."""
     unit: str | None = None
@@ -90,6 +82,7 @@ class TorchMetric:
     _joins: Mapping[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        _utilities()  # reports a missing torchmetrics before anything else fails
         self.name = self.name or type(self.metric).__name__
         self.metric = self.metric.clone()
         self._joins = _joins(self.metric)
@@ -122,12 +115,12 @@ class TorchMetric:
 
     def join(self, name: str, one: Any, other: Any) -> Any:
         """The state *name* of two batches together."""
-        return one + other if isinstance(one, Chunks) else JOIN[self._joins[name]](one, other)
+        return one + other if isinstance(one, Chunks) else _join()[self._joins[name]](one, other)
 
     def compute(self, states: States) -> float:
         """The value of *states*. Raises `BuilderError` where that is not one number."""
         for name, state in states.states.items():
-            mean = self._joins[name] is dim_zero_mean
+            mean = self._is_mean(name)
             plain = list(state) if isinstance(state, Chunks) else state / states.count if mean else state
             setattr(self.metric, name, plain)
         return self.times * self._number(self.metric.compute())
@@ -152,20 +145,43 @@ class TorchMetric:
         if isinstance(state, list):  # of views of the output, which a captured graph writes over
             copies = tuple(each.clone() if isinstance(each, Tensor) else each for each in state)
             return Chunks((copies,)) if copies else Chunks()
-        return state * size if self._joins[name] is dim_zero_mean else state
+        return state * size if self._is_mean(name) else state
+
+    def _is_mean(self, name: str) -> bool:
+        return self._joins[name] is _utilities().dim_zero_mean
 
 
-def _joins(metric: Metric) -> dict[str, Any]:
+@cache
+def _utilities() -> Any:
+    return load_extra("torchmetrics.utilities", "metrics", TorchMetric.__name__)
+
+
+@cache
+def _join() -> Mapping[Any, Callable[[Any, Any], Any]]:
+    """Return how two batches' tensors become one, by how torchmetrics joins those of two processes.
+
+    A mean is kept as the sum over samples until its value is read.
+    """
+    return {
+        _utilities().dim_zero_sum: torch.add,
+        _utilities().dim_zero_mean: torch.add,
+        _utilities().dim_zero_max: torch.maximum,
+        _utilities().dim_zero_min: torch.minimum,
+    }
+
+
+def _joins(metric: "Metric") -> dict[str, Any]:
     """How each state of *metric* is joined. Raises `BuilderError` where two cannot be."""
     name = type(metric).__name__
+    kind = load_extra("torchmetrics", "metrics", TorchMetric.__name__).Metric
     joins: dict[str, Any] = dict(vars(metric)["_reductions"])  # torchmetrics has no public way to ask
-    if not joins or any(isinstance(child, Metric) for child in metric.children()):
+    if not joins or any(isinstance(child, kind) for child in metric.children()):
         raise BuilderError(
             f"metric {name!r} keeps no states of its own, so an epoch's batches cannot be added up"
         )
     for state, join in joins.items():
         listed = isinstance(metric.metric_state[state], list)
-        if join not in ({dim_zero_cat, None} if listed else JOIN):
+        if join not in ({_utilities().dim_zero_cat, None} if listed else _join()):
             raise BuilderError(
                 f"metric {name!r} has a state {state!r} that cannot be joined from two batches "
                 f"(its dist_reduce_fx is {getattr(join, '__name__', join)}): measure it after the training"

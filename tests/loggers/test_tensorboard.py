@@ -55,14 +55,6 @@ def test_nothing_logged_leaves_nothing(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_without_the_package_the_message_says_what_to_install():
-    code = "import sys; sys.modules['tensorboard'] = None; from stages.loggers import TensorBoardMetricLogger"
-
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-    assert "pip install 'learner-pipeline[tensorboard]'" in found.stderr
-
-
 def test_the_other_loggers_need_neither_tensorboard_nor_torch():
     code = (
         "import sys; from stages.loggers import ExperimentLog, FileMetricLogger, read_history;"

@@ -17,10 +17,11 @@ from stages.contracts.errors import StageError
 
 ROOT = Path(__file__).parents[2]
 FILES = {
-    *(".dvc", ".dvcignore", ".git", ".gitignore", "Makefile", "dvc.yaml", "model.py", "params.yaml"),
-    *("requirements.txt", "source.py", "test_project.py", "versions.yaml"),
+    *(".dvc", ".dvcignore", ".git", ".gitignore", "Makefile", "README.md", "dvc.yaml", "model.py"),
+    *("params.yaml", "requirements.txt", "source.py", "test_project.py", "versions.yaml"),
 }
 AFTER_BUILD = ["build-learner", "fit", "save-model"]
+LEAN = {"PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
 
 
 def ran(text):
@@ -75,29 +76,103 @@ def test_an_edit_of_the_own_model_reruns_what_is_built_of_it_and_a_new_version_i
     assert set(json.loads(own.ok("dvc", "status", "--json"))) == {"build-learner", "fit"}
 
 
-def test_an_empty_folder_becomes_a_project_whose_make_repro_trains(package, tmp_path):
-    """All as a user does it, but for pip: what it would download is lent by this environment."""
-    python = _lending_python(tmp_path)
-    lean = {"PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
-    package.ok(str(python), "-m", "venv", str(tmp_path / "venv"))
-    package.ok(str(tmp_path / "venv/bin/python"), "-m", "pip", "install", "-q", str(package.folder), **lean)
+@pytest.fixture
+def installed(package, tmp_path):
+    """A project that `learner init` made, installed in an environment that is not active, and its output.
+
+    All is as a user does it, but for pip: what it would download is lent by this environment.
+    """
+    package.ok(str(_lending_python(tmp_path)), "-m", "venv", str(tmp_path / "venv"))
+    package.ok(str(tmp_path / "venv/bin/python"), "-m", "pip", "install", "-q", str(package.folder), **LEAN)
     (tmp_path / "own").mkdir()
     own = type(package)(tmp_path / "own", package.environment["PREFECT_HOME"])
+    return own, own.ok(str(tmp_path / "venv/bin/learner"), "init", ".")
 
-    told = own.ok(str(tmp_path / "venv/bin/learner"), "init", ".")
 
-    assert "next: make repro" in told
+def test_an_empty_folder_becomes_a_project_whose_make_repro_trains(installed, tmp_path):
+    """`make` uses the environment that `learner init` ran in."""
+    own, told = installed
+
+    assert f"environment: {tmp_path / 'venv'}, from local.mk" in told
     assert {path.name for path in own.folder.iterdir()} == FILES | {"local.mk"}
     own.edit("params.yaml", "num_epochs: 20", "num_epochs: 3")
-    text = own.ok("make", "repro", f"PYTHON={python}", **lean)
-    assert ran(text) == ["create-artifact-dir", "load-data", *AFTER_BUILD]
+    assert ran(own.ok("make", "repro")) == ["create-artifact-dir", "load-data", *AFTER_BUILD]
     metrics = json.loads((own.folder / "artifacts/metrics.json").read_text())
     assert metrics["valid"]["Accuracy"] > 60
     assert (own.folder / "artifacts/model.mpk.gz").exists()
     own.ok("git", "add", "-A")
-    assert str(tmp_path) not in own.ok("git", "diff", "--cached")
-    assert ran(own.ok("make", "repro", **lean)) == []
-    assert "2 passed" in own.ok("make", "test", **lean)
+    assert str(tmp_path) not in own.ok("git", "show", "HEAD") + own.ok("git", "diff", "--cached")
+    assert ran(own.ok("make", "repro")) == []
+    assert "2 passed" in own.ok("make", "test")
+    assert not (own.folder / ".venv").exists()
+
+
+def test_the_printed_commands_activate_the_environment_train_and_compare(installed):
+    own, told = installed
+    commands = re.findall(r"^(?:next|then): (.*)$", told, re.MULTILINE)
+    assert len(commands) == 2
+
+    text = own.ok("bash", "-c", "\n".join(["set -e", *commands]))
+
+    name = re.search(r"Ran experiment\(s\): (\S+)", text)[1]
+    assert re.search(rf"^workspace .*\n{name} .* yes$", text, re.MULTILINE)
+
+
+def test_where_the_environment_is_missing_make_says_so_and_on_another_machine_installs_one(
+    installed, package, tmp_path
+):
+    own, _ = installed
+    python = tmp_path / "python3"
+    (tmp_path / "venv").rename(tmp_path / "moved")
+    assert f"there is no learner in {tmp_path / 'venv/bin'}" in own.run("make", "test").text
+
+    own.ok("git", "clone", "-q", ".", str(tmp_path / "clone"))
+    clone = type(own)(tmp_path / "clone", own.environment["PREFECT_HOME"])
+    where = f"LEARNER=--editable {package.folder}"
+
+    assert "2 passed" in clone.ok("make", "test", where, f"PYTHON={python}", **LEAN)
+    [path] = (clone.folder / ".venv").glob("lib/python3*/site-packages/__editable__*.pth")
+    assert path.read_text().strip() == str(package.folder)  # not an import hook, so type checkers follow it
+
+
+def test_an_experiment_and_compare_work_right_after_init(package, tmp_path):
+    told = package.learner("init", str(tmp_path / "own")).out
+    [command] = re.findall(r"^next: (.*)$", told, re.MULTILINE)
+
+    text = package.ok("bash", "-c", command, PYTHONPATH=str(package.folder))
+
+    assert "committed as" in told
+    name = re.search(r"Ran experiment\(s\): (\S+)", text)[1]
+    assert re.search(rf"^workspace .*\n{name} .* yes$", text, re.MULTILINE)
+
+
+def test_every_command_of_the_new_projects_readme_runs(own):
+    own.ok("git", "commit", "-qam", "Train for two epochs")
+    readme = (own.folder / "README.md").read_text()
+    commands = re.findall(r"^\$ (.*?)(?: +#.*)?$", readme, re.MULTILINE)
+    assert len(commands) == 8
+
+    for command in commands:
+        own.ok("bash", "-c", command.replace("num_epochs=30", "num_epochs=3"))
+
+    assert "dvc.lock" in own.ok("git", "show", "--stat", "HEAD")
+
+
+def test_without_a_name_for_git_init_prints_the_commands_that_commit(package, tmp_path):
+    for name in [name for name in package.environment if name.startswith("GIT_")]:
+        del package.environment[name]
+    package.environment["GIT_CONFIG_GLOBAL"] = str(tmp_path / "gitconfig")
+    package.environment["GIT_CONFIG_NOSYSTEM"] = "1"
+
+    told = package.learner("init", str(tmp_path / "own"))
+
+    assert told.code == 0
+    assert "not committed: git has no name and email for you" in told.out
+    commands = re.findall(r"^  (.*git .*)$", told.out, re.MULTILINE)
+    assert len(commands) == 3
+    package.ok("bash", "-c", "\n".join(["set -e", *commands]))
+    made = package.ok("git", "-C", str(tmp_path / "own"), "ls-files").split()
+    assert {name.split("/")[0] for name in made} == FILES - {".git"}
 
 
 def _lending_python(folder):
@@ -135,19 +210,42 @@ def test_in_a_repository_of_gits_a_folder_becomes_a_project_of_its_own(project, 
     own = type(project)(tmp_path / "repository/mine", project.environment["PREFECT_HOME"])
     own.environment["PYTHONPATH"] = str(project.folder)
     (own.folder / ".gitignore").write_text("/data/\n")
+    (own.folder / "README.md").write_text("mine\n")
     (own.folder / "notes").touch()
+    (own.folder.parent / "other").touch()
+    own.ok("git", "add", "../other")
 
     told = own.ok(sys.executable, "-m", "pipeline", "init", ".")
 
     assert ".gitignore was there; add to it:\n  __pycache__/\n" in told
+    assert "README" not in told
     assert (own.folder / ".gitignore").read_text() == "/data/\n"
+    assert (own.folder / "README.md").read_text() == "mine\n"
     assert not (own.folder / ".git").exists()
-    staged = set(own.ok("git", "diff", "--cached", "--name-only", "--relative").split())
-    made = FILES - {".dvc", ".git", ".gitignore"} | {".dvc/config", ".dvc/.gitignore", PLOT}
-    assert staged == made
+    committed = set(own.ok("git", "ls-tree", "-r", "--name-only", "HEAD").split())
+    made = FILES - {".dvc", ".git", ".gitignore", "README.md"} | {".dvc/config", ".dvc/.gitignore", PLOT}
+    assert committed == made
+    assert own.ok("git", "diff", "--cached", "--name-only") == "other\n"
     assert "subdir" not in (own.folder / ".dvc/config").read_text()
     assert own.ok("dvc", "root").strip() == "."
     assert own.learner("check").out == "params.yaml is valid\n"
+
+
+def test_if_git_refuses_the_commit_init_prints_its_reason_and_the_command(package, tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path / "own"], check=True)
+    hook = tmp_path / "own/.git/hooks/pre-commit"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\necho the linter is missing >&2\nexit 1\n")
+    hook.chmod(0o755)
+
+    told = package.learner("init", str(tmp_path / "own"))
+
+    assert told.code == 0
+    assert "not committed: `git commit` exited with 1:\n  the linter is missing\n" in told.out
+    hook.unlink()
+    [command] = re.findall(r"run:\n  (.*)$", told.out, re.MULTILINE)
+    package.ok("bash", "-c", command)
+    assert package.ok("git", "-C", str(tmp_path / "own"), "status", "--short") == ""
 
 
 def test_a_new_project_has_the_pipeline_of_this_one():
@@ -208,6 +306,18 @@ def test_a_project_names_this_package_as_it_was_installed_and_no_machines_path(o
     package = Installed(origin and json.dumps(origin))
 
     assert installation(package) == Installation(requirement, local)
+
+
+def test_the_environment_of_a_project_is_a_value_that_make_reads_back(tmp_path):
+    folder = tmp_path / "a $b #c"
+    text = project_files(Installation("learner-pipeline==1"), folder)["local.mk"]
+    (tmp_path / "Makefile").write_text(f"{text}export LEARNER_BIN\nshown:\n\t@printenv LEARNER_BIN\n")
+
+    shown = subprocess.run(
+        ["make", "-C", tmp_path, "-s", "shown"], capture_output=True, text=True, check=True
+    )
+
+    assert f"{folder}\n" in shown.stdout
 
 
 def test_what_is_not_installed_cannot_be_named():

@@ -1,0 +1,93 @@
+"""The public packages in an environment without the extras of learner-pipeline."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages.contracts.errors import PluginError
+from stages.contracts.extras import load_extra
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = sorted(
+    ".".join(path.parent.relative_to(ROOT).parts)
+    for part in ("stages", "pipeline")
+    for path in (ROOT / part).rglob("__init__.py")
+)
+WITHOUT_EXTRAS = """
+import sys
+EXTRAS = {
+    "torchmetrics", "psutil", "tensorboard", "vl_convert", "dask", "distributed", "prefect_dask",
+    "ray", "prefect_ray", "dvc_s3", "s3fs", "dvc_ssh", "sshfs",
+}
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+USES = {
+    "CpuUse()": ("CpuUse needs psutil", "metrics"),
+    "CpuTemperature()": ("CpuTemperature needs psutil", "metrics"),
+    "CpuMemory()": ("CpuMemory needs psutil", "metrics"),
+    "TorchMetric(None)": ("TorchMetric needs torchmetrics", "metrics"),
+    "build_metric(Use(kind='cpu_use'))": ("CpuUse needs psutil", "metrics"),
+    "build_metric(Use(kind='bleu'))": ("metric 'bleu' needs torchmetrics", "metrics"),
+    "build_metric(Use(kind='rouge_l'))": ("metric 'rouge_l' needs torchmetrics", "metrics"),
+    "build_metric(Use(kind='dice', num_classes=3))": ("metric 'dice' needs torchmetrics", "metrics"),
+    "build_metric(Use(kind='psnr'))": ("metric 'psnr' needs torchmetrics", "metrics"),
+    "build_metric(Use(kind='ssim'))": ("metric 'ssim' needs torchmetrics", "metrics"),
+    "build_metric(Use(kind='ms_ssim'))": ("metric 'ms_ssim' needs torchmetrics", "metrics"),
+    "TensorBoardMetricLogger('here')": ("TensorBoardMetricLogger needs tensorboard", "tensorboard"),
+}
+EACH_USE = f"""
+import json
+from stages.contracts.config import Use
+from stages.loggers import *
+from stages.metrics import *
+messages = {{}}
+for use in {list(USES)}:
+    try:
+        eval(use)
+    except Exception as error:
+        messages[use] = f"{{type(error).__name__}}: {{error}}"
+print(json.dumps(messages))
+"""
+
+
+def run_without_extras(code):
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS + code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_every_public_package_can_be_star_imported_without_any_extra():
+    code = "\n".join(f"from {package} import *" for package in PACKAGES)
+
+    done = run_without_extras(f"{code}\nprint(TorchMetric.__name__, CpuUse.__name__)")
+
+    assert done.stdout == "TorchMetric CpuUse\n", done.stderr
+
+
+def test_a_name_that_needs_an_extra_reports_the_install_command_when_it_is_used():
+    done = run_without_extras(EACH_USE)
+
+    messages = json.loads(done.stdout)
+    assert set(messages) == set(USES)
+    for use, (words, extra) in USES.items():
+        assert messages[use].startswith(f"PluginError: {words}, which cannot be imported: No module named")
+        assert messages[use].endswith(f"Run `pip install 'learner-pipeline[{extra}]'`")
+
+
+def test_an_extra_that_is_installed_is_loaded():
+    assert load_extra("json", "metrics", "this test").dumps(1) == "1"
+
+
+def test_an_extra_that_is_installed_but_broken_reports_its_own_error(tmp_path, monkeypatch):
+    (tmp_path / "broken_extra.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(PluginError, match=r"needs broken_extra.*No module named 'no_such_dependency'"):
+        load_extra("broken_extra", "metrics", "this test")

@@ -1,0 +1,49 @@
+"""An ordinary `pip install --editable PATH` of this project."""
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+USER_CODE = """
+from stages.learner import LearnerBuilder
+
+reveal_type(LearnerBuilder("artifacts").num_epochs)
+epochs: str = LearnerBuilder("artifacts").num_epochs(3)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """A virtual environment with nothing but setuptools, which pip needs when it cannot ask an index."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    lent = tmp_path / "lent"
+    lent.mkdir()
+    for name in ("setuptools", "_distutils_hack"):
+        for path in Path(sysconfig.get_path("purelib")).glob(f"{name}*"):
+            (lent / path.name).symlink_to(path)
+    [packages] = (tmp_path / "venv/lib").glob("python3*/site-packages")
+    (packages / "lent.pth").write_text(f"{lent}\n")
+    return tmp_path / "venv"
+
+
+def test_a_type_checker_sees_the_types_of_an_editable_install(environment, tmp_path):
+    python = environment / "bin/python"
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    install = [sys.executable, "-m", "pip", "--python", python, "install", *offline, "--editable", ROOT]
+    subprocess.run(install, check=True)
+    (tmp_path / "use.py").write_text(USER_CODE)
+
+    command = [sys.executable, "-m", "mypy", "--python-executable", python, "--cache-dir", tmp_path / "cache"]
+    found = subprocess.run([*command, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (
+        'Revealed type is "def (num_epochs: int) -> stages.learner.builder.LearnerBuilder"' in found.stdout
+    ), found.stdout
+    assert (
+        'Incompatible types in assignment (expression has type "LearnerBuilder", variable has type "str")'
+        in found.stdout
+    )
