@@ -7,6 +7,7 @@ from tiny import CONFIG, Counter, Tiny, in_child, prepare
 
 from stages.contracts.interrupter import Interrupter
 from stages.fit import Surroundings, fit
+from stages.runs.store import stores
 
 FOUR_EPOCHS = CONFIG.model_copy(update={"num_epochs": 4})
 
@@ -151,7 +152,7 @@ def test_a_run_on_other_devices_shares_no_store(before, after, reference, tmp_pa
         assert in_child(lambda run=each: run.fit(CONFIG.model_copy(update={"device": after})))[0] == 0
 
     assert copy.outputs() == straight.outputs()
-    assert len([path for path in copy.paths.runs.iterdir() if path.is_dir()]) == 2
+    assert len(stores(copy.paths.runs)) == 2
 
 
 @pytest.mark.parametrize(

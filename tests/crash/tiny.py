@@ -18,6 +18,7 @@ from stages.contracts.errors import RunInterruptedError, StageError
 from stages.learner.candidates import newest
 from stages.models.config import MlpConfig
 from stages.renderers import NoRenderer
+from stages.runs.store import stores
 
 EVERY_STEPS = 2
 STEPS = 2 * (4 + 2)
@@ -105,9 +106,8 @@ class Tiny:
         }
 
     def store(self):
-        """The run store; None where there is none."""
-        found = [path for path in self.paths.runs.glob("*") if path.is_dir() and path.name[0] != "."]
-        return found[0] if found else None
+        """Return the run store; None if there is none."""
+        return next(iter(stores(self.paths.runs)), None)
 
     def taken_up(self):
         """How many steps the newest checkpoint has done; and what of the checkpoints was passed over.
@@ -179,7 +179,7 @@ def fork(action):
         code, answer = 2, traceback.format_exc()
     with suppress(OSError, ValueError):
         sys.stdout.flush()
-    os.write(writing, json.dumps(answer).encode())
+    os.write(writing, json.dumps(answer, default=str).encode())
     os._exit(code)
 
 
