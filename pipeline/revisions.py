@@ -12,9 +12,8 @@ from dvc.env import DVC_ROOT
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.repo.experiments.utils import AmbiguousExpRefInfo, fix_exp_head, resolve_name
-from dvc.scm import RevError, resolve_rev
+from dvc.scm import RevError, SCMError, map_scm_exception, resolve_rev
 from dvc_data.index import DataIndexError
-from scmrepo.exceptions import RevError as GitRevError
 
 from pipeline.cache_content import DIRECTORY, remove_damaged_files, remove_if_damaged
 from pipeline.lockfile import read_lock
@@ -53,8 +52,9 @@ def resolved_all(names: Sequence[str], repo: Repo) -> dict[str, str]:
     found, unknown = {}, []
     for name in names:
         try:
-            found[name] = str(repo.scm.resolve_rev(fix_exp_head(repo.scm, name)))
-        except GitRevError:
+            with map_scm_exception():
+                found[name] = str(repo.scm.resolve_rev(fix_exp_head(repo.scm, name)))
+        except SCMError:
             unknown.append(name)
     try:
         refs = resolve_name(repo.scm, unknown)
