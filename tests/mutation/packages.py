@@ -52,11 +52,12 @@ PACKAGES = {
     "joint": Package(
         tuple(f"pipeline/{name}.py" for name in JOINT),
         (
-            "tests/pipeline/test_repro.py",
-            "tests/pipeline/test_guard.py",
-            "tests/pipeline/test_lock.py",
-            "tests/pipeline/test_signals.py",
-            "tests/pipeline/test_damaged_state.py",
+            "tests/pipeline/test_snapshot.py",
+            "tests/pipeline/test_lockfile.py",
+            "tests/pipeline/test_project_lock.py",
+            "tests/pipeline/test_held_signals.py",
+            "tests/pipeline/test_reproduce.py",
+            "tests/pipeline/test_flow.py",
         ),
         60,
         120,
