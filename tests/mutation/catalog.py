@@ -1,7 +1,7 @@
 """The mutants of a source file: the operators of mutmut and two more, less what is not behaviour.
 
-Not mutated are annotations, decorators, docstrings, overloads, ``if TYPE_CHECKING`` blocks, type aliases, and
-the text of an error, a warning or a log record.
+Not mutated are annotations, decorators, docstrings, overloads, ``if TYPE_CHECKING`` blocks, type aliases,
+``strict`` of `zip`, which is an assertion, and the text of an error, a warning or a log record.
 """
 
 import hashlib
@@ -104,10 +104,11 @@ class _Visitor(cst.CSTVisitor):
         self._names = []
         self._depth = 0
         self._statement = None
-        self._messages = set()
+        self._untouched = set()
+        """Texts and assertions, which no mutation may change or remove."""
 
     def on_visit(self, node):
-        if _is_excluded(node) or node in self._messages or (not self._depth and _is_module_text(node)):
+        if _is_excluded(node) or node in self._untouched or (not self._depth and _is_module_text(node)):
             return False
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
             self._names.append(node.name.value)
@@ -116,9 +117,11 @@ class _Visitor(cst.CSTVisitor):
         if isinstance(node, cst.SimpleStatementLine):
             self._statement = node
         if isinstance(node, cst.Raise) or _is_log(node):
-            self._messages |= {each for each in _walk(node) if isinstance(each, TEXTS)}
+            self._untouched |= {each for each in _walk(node) if isinstance(each, TEXTS)}
+        if isinstance(node, cst.Call):
+            self._untouched |= {each for each in node.args if each.keyword and each.keyword.value == "strict"}
         for operator, original, mutated in _mutations(node):
-            if not self._removes_message(original, mutated):
+            if not self._changes_untouched(original, mutated):
                 self._add(operator, original, mutated)
         return True
 
@@ -139,9 +142,9 @@ class _Visitor(cst.CSTVisitor):
             (".".join(self._names) if self._depth else "", operator, (first, last), place, code)
         )
 
-    def _removes_message(self, original, mutated):
+    def _changes_untouched(self, original, mutated):
         kept = {id(each) for each in _walk(mutated)}
-        return any(each in self._messages and id(each) not in kept for each in _walk(original))
+        return any(each in self._untouched and id(each) not in kept for each in _walk(original))
 
 
 def _mutations(node):

@@ -51,6 +51,7 @@ def test_behaviour_is_mutated(mutants_of, source, change):
         'def f():\n    raise ValueError("a" f"b")\n',
         'def f():\n    log.warning("a %s")\n',
         'log = getLogger("a")\n',
+        "def f():\n    return zip(strict=True)\n",
         "Handler = Callable[[int, Any], Any]\n",
     ],
 )
