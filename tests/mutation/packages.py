@@ -43,12 +43,12 @@ JOINT = (
 )
 
 PACKAGES = {
-    "optim": Package(("stages/optim",), ("tests/optim", "tests/learner"), 120),
-    "checkpoints": Package(("stages/checkpoints",), ("tests/checkpoints", "tests/learner"), 80),
-    "metrics": Package(("stages/metrics",), ("tests/metrics", "tests/learner"), 120),
-    "runs": Package(("stages/runs",), ("tests/runs", "tests/test_fit.py"), 120),
-    "data": Package(("stages/data",), ("tests/data",), 120),
-    "learner": Package(("stages/learner",), ("tests/learner", "tests/test_fit.py"), 150),
+    "optim": Package(("stages/optim",), ("tests/optim", "tests/learner"), 60),
+    "checkpoints": Package(("stages/checkpoints",), ("tests/checkpoints", "tests/learner"), 60),
+    "metrics": Package(("stages/metrics",), ("tests/metrics", "tests/learner"), 60),
+    "runs": Package(("stages/runs",), ("tests/runs", "tests/test_fit.py"), 60),
+    "data": Package(("stages/data",), ("tests/data",), 60),
+    "learner": Package(("stages/learner",), ("tests/learner", "tests/test_fit.py"), 60),
     "joint": Package(
         tuple(f"pipeline/{name}.py" for name in JOINT),
         (

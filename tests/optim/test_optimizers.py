@@ -104,6 +104,13 @@ def test_the_defaults_are_burns(kind, defaults):
     assert {name: getattr(config, name) for name in defaults} == defaults
 
 
+@pytest.mark.parametrize("config", [*CONFIGS, Muon(), Lbfgs()], ids=lambda config: config.kind)
+def test_an_optimizer_is_the_same_after_a_way_through_json(config):
+    adapter = TypeAdapter(OptimizerConfig)
+
+    assert adapter.validate_json(config.model_dump_json()) == config
+
+
 @pytest.mark.parametrize(
     ("section", "told"),
     [
