@@ -182,6 +182,22 @@ def test_muon_updates_matrices_and_adamw_the_rest():
     assert all(torch.equal(left, right) for left, right in zip(ours, theirs, strict=True))
 
 
+def test_every_setting_of_muon_reaches_torch():
+    settings = {"momentum": 0.8, "nesterov": False, "ns_steps": 3, "weight_decay": 0.1}
+    weight, reference = (torch.nn.Parameter(torch.eye(3, 4) + 0.1) for _ in "ab")
+    config = Muon(learning_rate=0.02, epsilon=1e-3, adjust_lr="match_rms_adamw", **settings)
+    theirs = torch.optim.Muon([reference], lr=0.02, eps=1e-3, adjust_lr_fn="match_rms_adamw", **settings)
+    stepper = Stepper([weight], build_optimizer(config, [weight]))
+
+    for step in range(3):
+        gradient = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+        stepper.step([gradient], 0.02)
+        reference.grad = gradient
+        theirs.step()
+
+    assert torch.equal(weight, reference)
+
+
 def test_muon_goes_on_from_its_state_bit_equal():
     unbroken = muon_parameters()
     stepper = Stepper(unbroken, build_optimizer(Muon(), unbroken))
