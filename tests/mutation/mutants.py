@@ -13,6 +13,7 @@ package scores below ``--least``.
 import argparse
 import json
 import queue
+import signal
 import sys
 import threading
 from dataclasses import asdict
@@ -38,6 +39,9 @@ SLACK_SECONDS = 60
 def main():
     """Run the mutants that the command line asks for."""
     asked = arguments()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs inherit an ignored one
     copies = Copies(ROOT, BUILD)
     copies.write(asked.jobs)
     results, equivalents = Results(BUILD / "results.jsonl"), Equivalents.read()

@@ -46,9 +46,9 @@ PACKAGES = {
     "optim": Package(("stages/optim",), ("tests/optim", "tests/learner"), 60),
     "checkpoints": Package(("stages/checkpoints",), ("tests/checkpoints", "tests/learner"), 60),
     "metrics": Package(("stages/metrics",), ("tests/metrics", "tests/learner"), 60),
-    "runs": Package(("stages/runs",), ("tests/runs", "tests/test_fit.py"), 60),
+    "runs": Package(("stages/runs",), ("tests/runs",), 60),
     "data": Package(("stages/data",), ("tests/data",), 60),
-    "learner": Package(("stages/learner",), ("tests/learner", "tests/test_fit.py"), 60),
+    "learner": Package(("stages/learner",), ("tests/learner",), 60),
     "joint": Package(
         tuple(f"pipeline/{name}.py" for name in JOINT),
         (
