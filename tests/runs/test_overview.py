@@ -2,12 +2,16 @@
 
 import os
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from stages.contracts.events import Progress
 from stages.contracts.history import Split
 from stages.runs import HeartbeatRenderer, State, open_store, runs
+from stages.runs.owner import Owner
+
+NOBODY = 65534
 
 
 def make(root, number, age_seconds):
@@ -65,3 +69,31 @@ def test_size_epochs_and_facts_are_those_of_the_files(root):
 
 def test_a_root_that_does_not_exist_has_no_runs(tmp_path):
     assert runs(tmp_path / "missing") == []
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "{", ""])
+def test_a_key_file_that_is_not_a_mapping_has_no_entries(root, text):
+    path = make(root, 1, 1)
+    (path / "key.json").write_text(text)
+
+    assert runs(root)[0].entries == {}
+
+
+def test_an_owner_has_the_boot_of_its_machine():
+    boot = Path("/proc/sys/kernel/random/boot_id")
+
+    assert Owner.this_process().boot == (boot.read_text().strip() if boot.exists() else "")
+
+
+def test_a_process_of_another_user_is_not_gone():
+    first = Owner.of(1)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.setresuid(NOBODY, NOBODY, 0)
+    try:
+        with pytest.raises(PermissionError):
+            os.kill(1, 0)
+        assert not first.is_gone()
+    finally:
+        if is_root:
+            os.setresuid(0, 0, 0)
