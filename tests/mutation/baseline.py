@@ -37,12 +37,16 @@ class Baseline:
     """Names of the modules that were loaded, in the order of their import."""
 
     def covering(self, mutant):
-        """Return the tests that run the statement of *mutant*; or its file, if it is in no function."""
+        """Return the tests that run the statement of *mutant*; if none does, those that run its file.
+
+        Coverage sees neither what is run when a module is imported nor what a fork does.
+        """
         first, last = mutant.lines
-        covered = {name: row["lines"].get(mutant.file, ()) for name, row in self.tests.items()}
-        if not mutant.function:
-            return [name for name, lines in covered.items() if lines]
-        return [name for name, lines in covered.items() if any(first <= line <= last for line in lines)]
+        covered = {
+            name: lines for name, row in self.tests.items() if (lines := row["lines"].get(mutant.file))
+        }
+        exact = [name for name, lines in covered.items() if any(first <= line <= last for line in lines)]
+        return exact if exact and mutant.function else list(covered)
 
 
 def baseline_of(paths, copies):

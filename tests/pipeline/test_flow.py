@@ -6,25 +6,28 @@ import time
 
 import pytest
 from prefect.cache_policies import NO_CACHE
+from prefect.states import Failed
 
 from pipeline.bodies import STAGES, current_entries, run_body
 from pipeline.flow import is_over
 from pipeline.reproduce import Outcome
 from pipeline.tasks import TASKS, hide_expected_tracebacks
-from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 from stages.renderers import NoRenderer
 
+NAMES = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model")
 
-@pytest.mark.parametrize("name", STAGES)
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_stage_has_a_task_with_its_name_and_version(name):
     task = TASKS[name]
 
     assert (task.name, task.version, task.cache_policy) == (name, STAGES[name].version, NO_CACHE)
     assert task.retries == (2 if name == "fit" else 0)
-    assert list(TASKS) == list(STAGES)
+    assert tuple(TASKS) == tuple(STAGES) == NAMES
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("outcome", "state", "message"),
     [
@@ -111,3 +114,20 @@ def test_every_body_runs_in_this_process_with_its_own_params(project, monkeypatc
 def test_an_unknown_stage_is_refused_with_the_nearest_name():
     with pytest.raises(ParamsError, match=r"'fitt'.*Did you mean 'fit'\?"):
         run_body("fitt")
+
+
+@pytest.mark.parametrize(
+    ("error", "retried"),
+    [
+        (RuntimeError("CUDA error"), True),
+        (OSError("no space"), True),
+        (StageError("a mistake"), False),
+        (RunInterruptedError("stopped"), False),
+        (TimeoutError("too long"), False),
+    ],
+)
+def test_fit_is_tried_again_after_bad_luck_alone(error, retried):
+    task = TASKS["fit"]
+
+    assert task.retries == 2
+    assert task.retry_condition_fn(task, None, Failed(data=error)) == retried

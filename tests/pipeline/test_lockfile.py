@@ -99,6 +99,7 @@ def test_a_lock_that_is_not_text_is_cut_if_it_begins_as_one(project, head, is_cu
         ("- path: c", "- 3", "stages.fit.outs is"),
         ("        fit: {epochs: 3}", "        - 3", "stages.fit.params is"),
         ("cmd: x", "kmd: x", "stages.fit is"),
+        ("stages:\n", "stages: [1]\nother:\n", "stages is '[1]', not a mapping"),
         ("schema: '2.0'", "skema: 2", "it has no schema"),
         ("  fit:\n", "=======\n", "line 3 is a conflict marker"),
     ],

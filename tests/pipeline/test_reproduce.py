@@ -152,6 +152,7 @@ def test_outputs_that_cannot_be_restored_are_named_in_a_warning(body, caplog):
     restore_outputs("make")
 
     assert "the previous outputs of make could not be restored" in caplog.text
+    assert "dvc.yaml' validation failed" in caplog.text
     assert "run: dvc checkout make" in caplog.text
 
 

@@ -184,7 +184,11 @@ def test_a_module_that_is_edited_after_it_was_loaded_is_stale(folder, monkeypatc
     assert all(finder.is_stale(path, None) for path in paths)
     assert all(finder.is_stale(path, "another digest") for path in paths)
     assert not finder.is_stale(Path("single.txt"), "another digest")
-    assert LoadedSources().is_stale(Path("own_module.py"), None) is False
+
+    later = LoadedSources()  # notes what is loaded already
+    assert not later.is_stale(paths[0], None)
+    paths[0].write_text("value = 3\n")
+    assert later.is_stale(paths[0], None)
     for name in ("own_module", "own_package", "own_package.part"):
         sys.modules.pop(name)
 
