@@ -1,7 +1,7 @@
 """The mutants of a source file: the operators of mutmut and two more, less what is not behaviour.
 
 Not mutated are annotations, decorators, docstrings, overloads, ``if TYPE_CHECKING`` blocks, type aliases,
-``strict`` of `zip`, which is an assertion, and the text of an error, a warning or a log record.
+``strict`` of `zip`, which is an assertion, calls of a logger, and the text of an error.
 """
 
 import hashlib
@@ -116,7 +116,7 @@ class _Visitor(cst.CSTVisitor):
             self._depth += 1
         if isinstance(node, cst.SimpleStatementLine):
             self._statement = node
-        if isinstance(node, cst.Raise) or _is_log(node):
+        if isinstance(node, cst.Raise):
             self._untouched |= {each for each in _walk(node) if isinstance(each, TEXTS)}
         if isinstance(node, cst.Call):
             self._untouched |= {each for each in node.args if each.keyword and each.keyword.value == "strict"}
@@ -182,7 +182,7 @@ def _is_excluded(node):
         return any(_name(each.decorator) == "overload" for each in node.decorators)
     if isinstance(node, cst.If):
         return _name(node.test) == "TYPE_CHECKING"
-    return isinstance(node, cst.Call) and _name(node.func) in TYPES
+    return _is_log(node) or (isinstance(node, cst.Call) and _name(node.func) in TYPES)
 
 
 def _is_module_text(node):
