@@ -37,16 +37,20 @@ class Baseline:
     """Names of the modules that were loaded, in the order of their import."""
 
     def covering(self, mutant):
-        """Return the tests that run the statement of *mutant*; if none does, those that run its file.
+        """Return the tests that run the statement of *mutant*.
 
-        Coverage sees neither what is run when a module is imported nor what a fork does.
+        Coverage sees neither what runs when a module is imported nor what a fork runs. If no test runs the
+        statement, return those that run its file; outside of functions, all tests beside them.
         """
         first, last = mutant.lines
         covered = {
             name: lines for name, row in self.tests.items() if (lines := row["lines"].get(mutant.file))
         }
         exact = [name for name, lines in covered.items() if any(first <= line <= last for line in lines)]
-        return exact if exact and mutant.function else list(covered)
+        if mutant.function:
+            return exact or list(covered)
+        modules = {name.partition("::")[0] for name in covered}
+        return [name for name in self.tests if name.partition("::")[0] in modules]
 
 
 def baseline_of(paths, copies):
