@@ -5,7 +5,10 @@ BIN := $(CURDIR)/.venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: repro test fuzz crash sweep-proof flows long format
+PACKAGE ?=
+COUNT ?=
+
+.PHONY: repro test fuzz crash mutants sweep-proof flows long format
 
 repro: .venv/installed
 	dvc repro
@@ -21,6 +24,9 @@ fuzz: .venv/installed-test
 
 crash: .venv/installed-test
 	python tests/crash/crash.py --jobs 2
+
+mutants: .venv/installed-test  # PACKAGE=optim for one package, COUNT=40 for a smaller sample
+	python tests/mutation/mutants.py $(PACKAGE) $(if $(COUNT),--count $(COUNT)) --jobs 2
 
 sweep-proof: .venv/installed-test
 	pytest -s tests/pipeline/sweeping/proof.py

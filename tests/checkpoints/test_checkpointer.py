@@ -5,7 +5,8 @@ import torch
 
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.contracts.errors import CheckpointError
-from stages.records import NamedMpkFileRecorder, NamedMpkGzFileRecorder
+from stages.contracts.files import sha256
+from stages.records import BinFileRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder
 
 CHECKPOINT = Checkpoint({"w": torch.ones(3)}, {"state": {}}, {"iteration": 4}, {"epoch": 2})
 
@@ -103,3 +104,55 @@ def test_a_checkpoint_is_written_over_another(checkpointer):
 
     assert checkpointer.saved() == [2]
     assert torch.equal(checkpointer.restore(2).model["w"], torch.zeros(3))
+
+
+def test_restoring_a_missing_checkpoint_lists_those_that_exist(checkpointer):
+    checkpointer.save(10, CHECKPOINT)
+
+    with pytest.raises(CheckpointError, match="no checkpoint of epoch 3; there: 2, 10$"):
+        checkpointer.restore(3)
+
+
+@pytest.mark.parametrize("recorder", [BinFileRecorder(), NamedMpkFileRecorder()])
+def test_a_checkpoint_of_any_format_is_restored_by_a_checkpointer_of_any_other(tmp_path, recorder):
+    FileCheckpointer(tmp_path, recorder).save(2, CHECKPOINT)
+
+    for reader in (recorder, NamedMpkGzFileRecorder()):
+        restored = FileCheckpointer(tmp_path, reader).restore(2)
+
+        assert torch.equal(restored.model["w"], torch.ones(3))
+        assert restored.scheduler == {"iteration": 4}
+
+
+def test_a_checkpointer_lists_size_and_hash_of_the_files_on_disk(checkpointer):
+    names = ["model-2.mpk.gz", "optim-2.mpk.gz", "scheduler-2.mpk.gz"]
+    paths = [checkpointer.directory / name for name in names]
+
+    assert checkpointer.files(2) == {
+        path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in paths
+    }
+    with pytest.raises(CheckpointError, match="epoch 3 is not intact"):
+        checkpointer.files(3)
+
+
+def test_sweeping_removes_only_the_files_of_unfinished_checkpoints(checkpointer):
+    checkpointer.save(3, CHECKPOINT)
+    checkpointer.save(4, CHECKPOINT)
+    (checkpointer.directory / "trainer-3.mpk.gz").unlink()
+    for name in (".model-4.mpk.gz.tmp", "trainer-5.x", "notes-3.txt", "notes"):
+        (checkpointer.directory / name).touch()
+
+    checkpointer.sweep()
+
+    left = {
+        f"{part}-{epoch}.mpk.gz" for part in ("model", "optim", "scheduler", "trainer") for epoch in (2, 4)
+    }
+    assert {path.name for path in checkpointer.directory.iterdir()} == left | {"notes-3.txt", "notes"}
+
+
+def test_a_directory_that_does_not_exist_has_no_checkpoints(tmp_path):
+    checkpointer = FileCheckpointer(tmp_path / "missing", NamedMpkGzFileRecorder())
+
+    checkpointer.sweep()
+
+    assert checkpointer.saved() == []

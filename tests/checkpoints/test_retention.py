@@ -5,7 +5,8 @@ import math
 import pytest
 
 from stages.checkpoints import AnyOf, KeepBest, KeepLast, default_retention, kept_epochs
-from stages.contracts.history import History, Split, Value
+from stages.checkpoints.retention import Best, Keep
+from stages.contracts.history import Direction, History, Split, Value
 
 
 @pytest.mark.parametrize(
@@ -13,6 +14,7 @@ from stages.contracts.history import History, Split, Value
     [
         (KeepLast(2), [3, 2, 1, 9], {3, 4}),
         (KeepLast(9), [3, 2], {1, 2}),
+        (KeepLast(1), [3, 2], {2}),
         (KeepLast(0), [3, 2], set()),
         (KeepBest(), [3, 1, 2], {2}),
         (KeepBest(), [1, 1, 1], {1}),
@@ -34,3 +36,58 @@ def test_the_checkpoints_of_a_run_follow_from_its_history(taken_over, kept):
     values = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in losses)
 
     assert kept_epochs(default_retention(), values, taken_over, 6) == kept
+
+
+@pytest.mark.parametrize(
+    ("losses", "taken_over", "kept"),
+    [([1, 5, 6, 7], [], {1, 3, 4}), ([5, 6, 1], [1, 2, 3], {2, 3}), ([5, 6, 7], [1, 2, 3], {1, 2, 3})],
+)
+def test_every_epoch_from_the_first_to_the_last_counts(losses, taken_over, kept):
+    values = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in enumerate(losses, start=1))
+
+    assert kept_epochs(default_retention(), values, taken_over, len(losses)) == kept
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        (KeepBest("Accuracy", Split.TRAIN, Direction.HIGHEST), {2}),
+        (KeepBest("Accuracy", Split.TRAIN), {1}),
+        (KeepBest("Accuracy", Split.VALID, Direction.HIGHEST), {3}),
+        (Keep(last=1, best=(Best(metric="Accuracy", direction=Direction.HIGHEST),)).rule(), {3}),
+        (Keep(last=1, best=(Best(metric="Accuracy", split=Split.TRAIN),)).rule(), {1, 3}),
+        (Keep(last=2, best=()).rule(), {2, 3}),
+    ],
+)
+def test_the_best_epoch_is_that_of_the_metric_split_and_direction(rule, kept):
+    history = History(
+        Value(epoch, split, "Accuracy", value)
+        for split, values in ((Split.TRAIN, [1, 9, 5]), (Split.VALID, [2, 3, 8]))
+        for epoch, value in enumerate(values, start=1)
+    )
+
+    assert rule.keep([1, 2, 3], history) == kept
+
+
+def test_a_best_epoch_whose_checkpoint_is_missing_is_not_kept():
+    history = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in ((1, 0.1), (2, 0.5)))
+
+    assert KeepBest().keep([2], history) == set()
+
+
+class KeepFirst:
+    """A user's rule, which needs no metric."""
+
+    def keep(self, saved, history):
+        return set(saved[:1])
+
+
+def test_a_composed_rule_needs_what_its_parts_need():
+    parts = (KeepFirst(), KeepBest(), KeepBest("Accuracy", Split.TRAIN))
+
+    assert AnyOf(parts).needs == {(Split.VALID, "Loss"), (Split.TRAIN, "Accuracy")}
+
+
+def test_the_number_of_checkpoints_is_bounded_by_the_last_and_the_best():
+    assert Keep().most == 3
+    assert Keep(last=4, best=(Best(), Best(metric="Accuracy"))).most == 6

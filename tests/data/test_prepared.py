@@ -17,6 +17,7 @@ from stages import data
 from stages.contracts.errors import DataError
 from stages.data import splits
 from stages.data.config import Npz
+from stages.data.prepared import DatasetInfo
 from stages.load_data import LoadDataConfig, Paths, load_data
 
 MEASURE = """
@@ -223,3 +224,21 @@ def test_only_the_digits_need_scikit_learn(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "target_shape", "outputs"), [(None, (), 1), (None, (2, 3, 4), 24), (7, (), 7)]
+)
+def test_a_model_predicts_a_value_for_each_class_or_target(num_classes, target_shape, outputs):
+    info = DatasetInfo(
+        task="regression",
+        input_shape=(4,),
+        input_dtype="float32",
+        target_shape=target_shape,
+        num_classes=num_classes,
+        counts={},
+        class_counts=None,
+        normalization={"mean": 0.0, "std": 1.0},
+    )
+
+    assert info.num_outputs == outputs

@@ -174,3 +174,10 @@ def test_a_window_of_whole_floats_may_come_from_an_older_checkpoint():
     resumed.load_state_dict(state)
 
     assert filled(resumed, (5.0, 1)).take()[0].item() == 2.0
+
+
+def test_a_sum_over_no_samples_is_the_sum_of_its_batches():
+    full, flushed = Window(2, reduction="sum"), Window(2, reduction="sum")
+
+    assert filled(full, (1.0, 0), (5.0, 0)).take()[0].item() == 6.0
+    assert filled(flushed, (1.0, 0)).end_epoch()[0].item() == 1.0

@@ -104,6 +104,13 @@ def test_the_defaults_are_burns(kind, defaults):
     assert {name: getattr(config, name) for name in defaults} == defaults
 
 
+@pytest.mark.parametrize("config", [*CONFIGS, Muon(), Lbfgs()], ids=lambda config: config.kind)
+def test_an_optimizer_is_the_same_after_a_way_through_json(config):
+    adapter = TypeAdapter(OptimizerConfig)
+
+    assert adapter.validate_json(config.model_dump_json()) == config
+
+
 @pytest.mark.parametrize(
     ("section", "told"),
     [
@@ -173,6 +180,22 @@ def test_muon_updates_matrices_and_adamw_the_rest():
         adamw.step()
 
     assert all(torch.equal(left, right) for left, right in zip(ours, theirs, strict=True))
+
+
+def test_every_setting_of_muon_reaches_torch():
+    settings = {"momentum": 0.8, "nesterov": False, "ns_steps": 3, "weight_decay": 0.1}
+    weight, reference = (torch.nn.Parameter(torch.eye(3, 4) + 0.1) for _ in "ab")
+    config = Muon(learning_rate=0.02, epsilon=1e-3, adjust_lr="match_rms_adamw", **settings)
+    theirs = torch.optim.Muon([reference], lr=0.02, eps=1e-3, adjust_lr_fn="match_rms_adamw", **settings)
+    stepper = Stepper([weight], build_optimizer(config, [weight]))
+
+    for step in range(3):
+        gradient = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+        stepper.step([gradient], 0.02)
+        reference.grad = gradient
+        theirs.step()
+
+    assert torch.equal(weight, reference)
 
 
 def test_muon_goes_on_from_its_state_bit_equal():

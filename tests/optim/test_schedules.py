@@ -95,6 +95,12 @@ NEVER = 2**64 - 1
             {"step": 1, "0": 9, "1": 0, "2": 0},
             {"step": 5, "0": 7, "1": 2, "2": 0},
         ),
+        (
+            Sequential(schedulers=(Exponential(gamma=0.5), Exponential(gamma=0.5)), milestones=(3,)),
+            {"step": 0, "0": 1.0, "1": 1.0},
+            {"step": 1, "0": 0.5, "1": 1.0},
+            {"step": 5, "0": 0.125, "1": 0.25},
+        ),
     ],
 )
 def test_a_scheduler_knows_what_burn_would_save(schedule, before, after_1, after_5):

@@ -465,3 +465,29 @@ def test_amsgrad_switched_on_for_an_empty_state_is_amsgrad():
 
     assert_same(optimizer.state_dict(), reference.state_dict())
     assert_same(ours, theirs)
+
+
+def test_state_of_another_dtype_than_its_parameter_keeps_it_in_the_layout_of_the_parameter():
+    weight = torch.nn.Parameter(
+        torch.zeros(2, 3, 2, 2, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    )
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    moment = torch.linspace(0, 1, 24).reshape(2, 3, 2, 2)
+    optimizer.state[weight]["moment"] = moment
+
+    Stepper([weight], optimizer)
+
+    assert optimizer.state[weight]["moment"].stride() == weight.stride()
+    assert torch.equal(optimizer.state[weight]["moment"], moment)
+    assert optimizer.state[weight]["moment"].dtype == torch.float32
+
+
+def test_a_step_that_was_replaced_before_the_build_is_no_change():
+    ours = parameters()
+    optimizer = OPTIMIZERS["adam"](ours)
+    lr_scheduler.StepLR(optimizer, 3)  # which replaces the step by one that counts
+    stepper = Stepper(ours, optimizer)
+
+    stepper.step(gradients(0), 0.1)
+
+    assert not stepper._is_changed()

@@ -13,11 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from prefect.states import Failed
 from waiting import LIMIT_SECONDS, wait_until
-
-from pipeline.tasks import TASKS
-from stages.contracts.errors import RunInterruptedError, StageError
 
 HOLD = '''
 import os, select, signal, socket, sys
@@ -372,20 +368,3 @@ def test_a_flow_saves_before_prefect_ends_it_as_it_would(holdable, start, server
 
     assert states(server)[known:] == ["Crashed", "TimedOut"]
     assert (holdable.folder / ".dvc/tmp/rwlock").read_text() == "{}"
-
-
-@pytest.mark.parametrize(
-    ("error", "retried"),
-    [
-        (RuntimeError("CUDA error"), True),
-        (OSError("no space"), True),
-        (StageError("a mistake"), False),
-        (RunInterruptedError("stopped"), False),
-        (TimeoutError("too long"), False),
-    ],
-)
-def test_fit_is_tried_again_after_bad_luck_alone(error, retried):
-    task = TASKS["fit"]
-
-    assert task.retries == 2
-    assert task.retry_condition_fn(task, None, Failed(data=error)) == retried

@@ -1,0 +1,34 @@
+"""The model that build-learner describes, and the device that it is trained on."""
+
+import pytest
+import torch
+
+from stages.contracts.errors import StageError
+from stages.learner.blueprint import Blueprint
+from stages.learner.devices import find_device
+
+BLUEPRINT = Blueprint(
+    model={"kind": "mlp"},
+    optimizer={"kind": "adam"},
+    schedule={"kind": "constant"},
+    input_shape=(4,),
+    num_classes=3,
+    num_outputs=3,
+)
+
+
+def weights(seed):
+    model, _, _ = BLUEPRINT.build(seed)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_the_seed_decides_the_initial_weights():
+    first, other, again = weights(1), weights(2), weights(1)
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_an_unknown_device_is_refused_with_those_that_exist():
+    with pytest.raises(StageError, match=r"auto, cpu"):
+        find_device("gpu")

@@ -1,0 +1,65 @@
+"""The packages that are mutated, the tests of each, and how many mutants are drawn."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Package:
+    """A part of the project and its tests."""
+
+    sources: tuple
+    """Folders or modules."""
+    tests: tuple
+    """Paths of tests, those of the part first."""
+    count: int
+    """Mutants to draw."""
+    test_seconds: float = 20
+    """Processor time of the unmutated tests that one mutant runs: the fastest that cover it, up to this."""
+
+    def files(self, root):
+        """Return the modules to mutate, relative to *root*; an ``__init__`` only lists names."""
+        found = []
+        for source in self.sources:
+            path = Path(root, source)
+            found += [path] if path.suffix else sorted(path.rglob("*.py"))
+        return [str(path.relative_to(root)) for path in found if path.name != "__init__.py"]
+
+
+JOINT = (
+    "reproduce",
+    "snapshot",
+    "lock",
+    "signals",
+    "lockfile",
+    "guard",
+    "caretaker",
+    "torn",
+    "flow",
+    "tasks",
+    "bodies",
+)
+
+PACKAGES = {
+    "optim": Package(("stages/optim",), ("tests/optim", "tests/learner"), 60),
+    "checkpoints": Package(("stages/checkpoints",), ("tests/checkpoints", "tests/learner"), 60),
+    "metrics": Package(("stages/metrics",), ("tests/metrics", "tests/learner"), 60),
+    "runs": Package(("stages/runs",), ("tests/runs",), 60),
+    "data": Package(("stages/data",), ("tests/data",), 60),
+    "learner": Package(("stages/learner",), ("tests/learner", "tests/test_build_learner.py"), 60),
+    "joint": Package(
+        tuple(f"pipeline/{name}.py" for name in JOINT),
+        (
+            "tests/pipeline/test_snapshot.py",
+            "tests/pipeline/test_lockfile.py",
+            "tests/pipeline/test_project_lock.py",
+            "tests/pipeline/test_held_signals.py",
+            "tests/pipeline/test_reproduce.py",
+            "tests/pipeline/test_flow.py",
+        ),
+        60,
+        120,
+    ),
+}

@@ -1,0 +1,133 @@
+"""The tasks and the flow, as far as they need no Prefect API."""
+
+import logging
+import sys
+import time
+
+import pytest
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Failed
+
+from pipeline.bodies import STAGES, current_entries, run_body
+from pipeline.flow import is_over
+from pipeline.reproduce import Outcome
+from pipeline.tasks import TASKS, hide_expected_tracebacks
+from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
+from stages.renderers import NoRenderer
+
+NAMES = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_stage_has_a_task_with_its_name_and_version(name):
+    task = TASKS[name]
+
+    assert (task.name, task.version, task.cache_policy) == (name, STAGES[name].version, NO_CACHE)
+    assert task.retries == (2 if name == "fit" else 0)
+    assert tuple(TASKS) == tuple(STAGES) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("outcome", "state", "message"),
+    [
+        (None, "Completed", "{} ran"),
+        (Outcome.RAN, "Completed", "{} ran"),
+        (Outcome.UNCHANGED, "Cached", "DVC: unchanged"),
+        (Outcome.RESTORED, "Cached", "DVC: restored from the run-cache"),
+    ],
+)
+def test_a_task_ends_in_the_state_that_dvc_reports(name, outcome, state, message):
+    calls = []
+
+    def door(stage):
+        calls.append(stage)
+        return outcome
+
+    ended = TASKS[name].fn(door)
+
+    assert calls == [name]
+    assert ended.is_completed()
+    assert (ended.name, ended.message) == (state, message.format(name))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_hidden"), [(StageError("a"), True), (TimeoutError(), True), (ValueError("a"), False)]
+)
+@pytest.mark.parametrize("name", ["prefect.flow_runs", "prefect.task_runs", "prefect.engine"])
+def test_prefect_logs_no_traceback_of_an_expected_error(error, is_hidden, name):
+    hide_expected_tracebacks()
+    try:
+        raise error
+    except type(error):
+        record = logging.LogRecord(name, logging.ERROR, "", 1, "failed", None, sys.exc_info())
+
+    assert logging.getLogger(name).filter(record)
+    assert (record.exc_info is None) == is_hidden
+
+
+def test_a_record_without_an_exception_passes():
+    hide_expected_tracebacks()
+    record = logging.LogRecord("prefect.engine", logging.INFO, "", 1, "fine", None, None)
+
+    assert logging.getLogger("prefect.engine").filter(record)
+
+
+def test_a_deadline_has_passed_from_a_tenth_of_a_second_before_it():
+    now = time.monotonic()
+
+    assert not is_over(None)
+    assert is_over(now)
+    assert is_over(now + 0.05)
+    assert not is_over(now + 3600)
+
+
+class Counting(NoRenderer):
+    """Counts the steps that it is shown."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def step(self, progress):
+        self.steps += 1
+
+
+def test_every_body_runs_in_this_process_with_its_own_params(project, monkeypatch):
+    """The renderer shows the stage that trains, and no other."""
+    monkeypatch.chdir(project.folder)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    steps = {}
+
+    for name in STAGES:
+        renderer = Counting()
+        run_body(name, renderer)
+        steps[name] = renderer.steps
+
+    assert {name for name, count in steps.items() if count} == {"fit"}
+    for path in ("config.json", "learner", "checkpoint", "metrics.json", "model.mpk.gz"):
+        assert (project.folder / "artifacts" / path).exists()
+    assert (project.folder / "data/prepared/dataset.json").exists()
+    assert "stages/models/cnn.py" in current_entries()["code"]
+
+
+def test_an_unknown_stage_is_refused_with_the_nearest_name():
+    with pytest.raises(ParamsError, match=r"'fitt'.*Did you mean 'fit'\?"):
+        run_body("fitt")
+
+
+@pytest.mark.parametrize(
+    ("error", "retried"),
+    [
+        (RuntimeError("CUDA error"), True),
+        (OSError("no space"), True),
+        (StageError("a mistake"), False),
+        (RunInterruptedError("stopped"), False),
+        (TimeoutError("too long"), False),
+    ],
+)
+def test_fit_is_tried_again_after_bad_luck_alone(error, retried):
+    task = TASKS["fit"]
+
+    assert task.retries == 2
+    assert task.retry_condition_fn(task, None, Failed(data=error)) == retried

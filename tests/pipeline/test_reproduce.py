@@ -1,0 +1,184 @@
+"""One stage through DVC in this process: what is run, recorded, restored and reported."""
+
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from dvc.repo import Repo
+
+from pipeline.reproduce import Outcome, reproduce, restore_outputs
+from pipeline.torn import KEPT
+from stages.contracts.errors import RunInterruptedError, StageError, StageFailedError
+
+PIPELINE = """
+stages:
+  make:
+    cmd: echo by DVC > out.txt
+    params: [make]
+    outs: [out.txt]
+"""
+OUT, LOCK, PARAMS = Path("out.txt"), Path("dvc.lock"), Path("params.yaml")
+
+
+class Body:
+    """A stage's body that writes its output and notes what it is called with."""
+
+    def __init__(self, fail=None):
+        self.calls = []
+        self.fail = fail
+
+    def __call__(self, name, renderer):
+        self.calls.append((name, renderer, os.environ["DVC_STAGE"], os.environ["DVC_ROOT"]))
+        if self.fail:
+            self.fail()
+        OUT.write_text(PARAMS.read_text())
+
+
+@pytest.fixture
+def body(tmp_path, monkeypatch):
+    """The body of a stage whose project is the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_STAGE", raising=False)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    Repo.init(no_scm=True).close()
+    Path("dvc.yaml").write_text(PIPELINE)
+    PARAMS.write_text("make: 1\n")
+    Path(".runs").mkdir()
+    return Body()
+
+
+def test_a_stage_runs_once_and_is_restored_from_the_run_cache(body, tmp_path):
+    assert reproduce("make", "renderer", run=body) is Outcome.RAN
+    assert body.calls == [("make", "renderer", "make", str(tmp_path))]
+    assert not {"DVC_STAGE", "DVC_ROOT"} & set(os.environ)
+    assert reproduce("make", run=body) is Outcome.UNCHANGED
+
+    PARAMS.write_text("make: 2\n")
+    assert reproduce("make", run=body) is Outcome.RAN
+    PARAMS.write_text("make: 1\n")
+    assert reproduce("make", run=body) is Outcome.RESTORED
+
+    assert len(body.calls) == 2
+    assert OUT.read_text() == "make: 1\n"
+
+
+def test_variables_that_were_set_before_are_set_again(body, monkeypatch):
+    monkeypatch.setenv("DVC_STAGE", "outer")
+
+    reproduce("make", run=body)
+
+    assert body.calls[0][2].endswith("make")
+    assert os.environ["DVC_STAGE"] == "outer"
+
+
+def test_dvc_runs_the_command_itself_outside_of_reproduce(body):
+    reproduce("make", run=body)
+    PARAMS.write_text("make: 2\n")
+
+    with Repo() as repo:
+        repo.reproduce("make", single_item=True)
+
+    assert OUT.read_text() == "by DVC\n"
+    assert len(body.calls) == 1
+
+
+def test_the_log_level_of_dvc_is_restored(body, caplog):
+    caplog.set_level(logging.DEBUG, "dvc")
+    levels = []
+    body.fail = lambda: levels.append(logging.getLogger("dvc").level)
+
+    reproduce("make", run=body)
+
+    assert levels == [logging.WARNING]
+    assert logging.getLogger("dvc").level == logging.DEBUG
+
+
+def raising(error):
+    def fail():
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [ValueError("the user's"), StageError("ours"), KeyboardInterrupt()])
+def test_a_body_that_fails_leaves_the_previous_outputs(body, error, caplog):
+    reproduce("make", run=body)
+    before = LOCK.read_bytes()
+    PARAMS.write_text("make: 2\n")
+
+    with pytest.raises(type(error)) as caught:
+        reproduce("make", run=Body(raising(error)))
+
+    assert caught.value is error
+    assert OUT.read_text() == "make: 1\n"
+    assert LOCK.read_bytes() == before
+    assert "could not be restored" not in caplog.text
+
+
+def test_a_signal_ends_the_body_and_the_previous_outputs_stay(body):
+    reproduce("make", run=body)
+    PARAMS.write_text("make: 2\n")
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        with pytest.raises(RunInterruptedError):
+            reproduce("make", run=Body(lambda: interrupt(received)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert OUT.read_text() == "make: 1\n"
+
+
+def interrupt(received):
+    signal.raise_signal(signal.SIGTERM)
+    assert received == [signal.SIGTERM]  # the previous handler acts while the body runs
+    raise RunInterruptedError("stopped", signal.SIGTERM)
+
+
+def test_an_output_that_the_body_did_not_write_is_reported(body):
+    with pytest.raises(StageFailedError, match=r"out\.txt"):
+        reproduce("make", run=lambda name, renderer: None)
+
+
+def test_outputs_that_cannot_be_restored_are_named_in_a_warning(body, caplog):
+    reproduce("make", run=body)
+    OUT.unlink()
+    OUT.mkdir()
+    (OUT / "file").touch()
+    Path("dvc.yaml").write_text("stages: 3")
+
+    restore_outputs("make")
+
+    assert "the previous outputs of make could not be restored" in caplog.text
+    assert "dvc.yaml' validation failed" in caplog.text
+    assert "run: dvc checkout make" in caplog.text
+
+
+def test_a_cut_lock_is_repaired_before_the_stage_runs(body):
+    reproduce("make", run=body)
+    reproduce("make", run=body)
+    assert KEPT.read_bytes() == LOCK.read_bytes()
+    LOCK.write_bytes(LOCK.read_bytes()[:30])
+
+    assert reproduce("make", run=body) is Outcome.UNCHANGED
+
+
+def test_a_lock_of_another_program_is_refused_before_the_stage_runs(body):
+    LOCK.write_text("stages: 3\n")
+
+    with pytest.raises(StageError, match=r"dvc.lock is not a dvc.lock"):
+        reproduce("make", run=body)
+
+    assert body.calls == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reported"), [("stages: 3\n", "dvc.yaml"), ("stages: {other: {cmd: x}}\n", "make")]
+)
+def test_a_stage_that_dvc_cannot_load_is_reported_as_dvc_reports_it(body, content, reported):
+    Path("dvc.yaml").write_text(content)
+
+    with pytest.raises(StageFailedError, match=reported):
+        reproduce("make", run=body)

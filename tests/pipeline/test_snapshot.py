@@ -1,0 +1,202 @@
+"""What a stage depends on: how it is read, compared, and compared with the code that is loaded."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import snapshot
+from pipeline.guard import LoadedSources, check_loaded, check_unchanged
+from pipeline.snapshot import ABSENT, Snapshot, take_snapshot
+from stages.contracts.errors import StageError
+
+FILES = {
+    "dvc.yaml": """
+vars:
+- {folder: inputs, name: ignored by params.yaml}
+- other.yaml:folder
+stages:
+  fit:
+    cmd: x
+    params:
+    - fit
+    - ${section}.rate
+    - missing.key
+    - other.yaml: [a.b]
+    - whole.yaml:
+    - module.py: [VERSION, Nested.limit]
+    - settings.toml: [table.key]
+    - absent.yaml: [key]
+    deps:
+    - ${folder}
+    - single.txt: {cache: false}
+    - https://example.invalid/data
+  bare: {cmd: x}
+""",
+    "params.yaml": "fit: {epochs: 3}\nsection: build\nbuild: {rate: 0.5}\nname: from params\n",
+    "other.yaml": "a: {b: [1, 2]}\nunused: 1\n",
+    "whole.yaml": "x: 1\n",
+    "module.py": 'VERSION = "7"\nvalue: int = 3\nother = f(1)\nclass Nested:\n    limit = 9\n',
+    "settings.toml": "[table]\nkey = true\n",
+    "single.txt": "one",
+    "inputs/a.txt": "a",
+    "inputs/deep/b.txt": "b",
+    "inputs/skipped.log": "c",
+    "inputs/__pycache__/x.pyc": "d",
+    "inputs/.git/config": "e",
+    ".dvcignore": "# a comment\n\n*.log\n!kept\n/private/\n",
+    "inputs/private/f.txt": "f",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A project with one stage that has every kind of dependency; the current folder."""
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_snapshot_has_the_value_of_every_param(folder):
+    assert take_snapshot("fit").params == {
+        "params.yaml: fit": {"epochs": 3},
+        "params.yaml: build.rate": 0.5,
+        "params.yaml: missing.key": ABSENT,
+        "other.yaml: a.b": [1, 2],
+        "whole.yaml:": {"x": 1},
+        "module.py: VERSION": "7",
+        "module.py: Nested.limit": 9,
+        "settings.toml: table.key": True,
+        "absent.yaml: key": ABSENT,
+    }
+
+
+def test_a_snapshot_has_every_file_that_is_not_ignored(folder):
+    files = take_snapshot("fit").files
+
+    assert list(map(str, files)) == ["inputs/a.txt", "inputs/deep/b.txt", "single.txt"]
+    assert {state.size for state in files.values()} == {1, 3}
+    assert all(len(state.digest) == 64 for state in files.values())
+
+
+@pytest.mark.parametrize("stage", ["bare", "unknown"])
+def test_a_stage_without_dependencies_has_an_empty_snapshot(folder, stage):
+    assert take_snapshot(stage) == Snapshot(stage, {}, {})
+
+
+def test_a_project_without_stages_has_an_empty_snapshot(folder):
+    (folder / "dvc.yaml").write_text("vars: []\n")
+
+    assert take_snapshot("fit") == Snapshot("fit", {}, {})
+
+
+def test_vars_resolve_without_a_params_file(folder):
+    (folder / "params.yaml").unlink()
+    (folder / "dvc.yaml").write_text(
+        "vars: [{folder: inputs}]\nstages: {fit: {deps: ['${ folder }/deep', '${a.b}']}}\n"
+    )
+
+    assert list(map(str, take_snapshot("fit").files)) == ["inputs/deep/b.txt"]
+
+
+def test_a_file_beyond_the_hashed_bytes_has_no_digest(folder, monkeypatch):
+    monkeypatch.setattr(snapshot, "HASHED_BYTES", 2)
+
+    digests = [state.digest for state in take_snapshot("fit").files.values()]
+
+    assert [digest is None for digest in digests] == [False, False, True]
+
+
+def changes_after(edit):
+    before = take_snapshot("fit")
+    edit()
+    with pytest.raises(StageError) as caught:
+        check_unchanged(before)
+    return str(caught.value).splitlines()
+
+
+def test_nothing_is_reported_if_only_times_change(folder):
+    before = take_snapshot("fit")
+    for name in ("single.txt", "params.yaml"):
+        os.utime(name, (1, 1))
+    (folder / "inputs/skipped.log").write_text("changed")
+
+    check_unchanged(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reported"),
+    [
+        ("params.yaml", "fit: {epochs: 4}", "params.yaml: fit.epochs was 3 and is 4"),
+        ("params.yaml", "section: build", "params.yaml: fit was {'epochs': 3} and is 'nothing'"),
+        ("whole.yaml", "x: 2", "whole.yaml: x was 1 and is 2"),
+        ("whole.yaml", "x: 1\ny: 2", "whole.yaml: y was 'nothing' and is 2"),
+        ("whole.yaml", "y: 1", "whole.yaml: x was 1 and is 'nothing'"),
+        ("module.py", "VERSION = '8'", "module.py: VERSION was '7' and is '8'"),
+        ("module.py", "VERSION = (", "module.py: VERSION was '7' and is 'nothing'"),
+        ("single.txt", "two", "single.txt"),
+        ("inputs/new.txt", "new", "inputs/new.txt"),
+    ],
+)
+def test_an_edit_is_reported_with_both_values(folder, name, content, reported):
+    assert f"  {reported}" in changes_after(lambda: (folder / name).write_text(content))
+
+
+def test_a_deleted_file_is_reported(folder):
+    assert "  inputs/a.txt" in changes_after((folder / "inputs/a.txt").unlink)
+
+
+def test_a_large_file_is_compared_by_size_time_and_inode(folder, monkeypatch):
+    monkeypatch.setattr(snapshot, "HASHED_BYTES", 0)
+
+    assert "  single.txt" in changes_after(lambda: os.utime("single.txt", (1, 1)))
+
+
+@pytest.mark.parametrize(("count", "ending"), [(5, "inputs/n4.txt"), (6, "inputs/n4.txt and 1 more")])
+def test_many_changed_files_are_cut_short(folder, count, ending):
+    def edit():
+        for number in range(count):
+            (folder / f"inputs/n{number}.txt").touch()
+
+    assert changes_after(edit)[1].endswith(ending)
+
+
+def test_a_module_that_is_edited_after_it_was_loaded_is_stale(folder, monkeypatch):
+    (folder / "own_package").mkdir()
+    for name in ("own_module.py", "own_package/__init__.py", "own_package/part.py"):
+        (folder / name).write_text("value = 1\n")
+    finder = LoadedSources()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    for name in ("own_module", "own_package", "own_package.part"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.import_module("own_module")
+    importlib.import_module("own_package.part")
+    paths = [Path("own_module.py"), Path("own_package/__init__.py"), Path("own_package/part.py")]
+
+    assert not any(finder.is_stale(path, None) for path in paths)
+    for path in paths:
+        path.write_text("value = 2\n")
+    assert all(finder.is_stale(path, None) for path in paths)
+    assert all(finder.is_stale(path, "another digest") for path in paths)
+    assert not finder.is_stale(Path("single.txt"), "another digest")
+
+    later = LoadedSources()  # notes what is loaded already
+    assert not later.is_stale(paths[0], None)
+    paths[0].write_text("value = 3\n")
+    assert later.is_stale(paths[0], None)
+    for name in ("own_module", "own_package", "own_package.part"):
+        sys.modules.pop(name)
+
+
+def test_a_stage_whose_loaded_version_is_older_than_its_file_is_refused():
+    taken = Snapshot("load-data", {"stages/load_data.py: VERSION": "8"}, {})
+
+    check_loaded(taken, "8")
+    check_loaded(Snapshot("load-data", {}, {}), "7")
+    with pytest.raises(StageError, match=r"stages/load_data.py: VERSION was changed after"):
+        check_loaded(taken, "7")

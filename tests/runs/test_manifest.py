@@ -1,0 +1,186 @@
+"""Sizes and hashes of the files of a store: what is listed, what is found damaged, what an epoch owns."""
+
+import json
+import shutil
+
+import pytest
+
+from stages.contracts.files import describe
+from stages.runs.manifest import (
+    UNREADABLE,
+    LogLedger,
+    damaged,
+    describe_store,
+    first_epoch,
+    read_finished,
+    remove_epochs_after,
+    sealed,
+    unsealed,
+)
+
+FILES = [
+    "key.json",
+    "checkpoint/model-1.mpk.gz",
+    "checkpoint/trainer-1.mpk.gz",
+    "checkpoint/model-2.mpk.gz",
+    "checkpoint/trainer-2.mpk.gz",
+    "checkpoint/model-10.mpk.gz",
+    "train/epoch-1/Loss.log",
+    "train/epoch-2/Loss.log",
+    "train/epoch-10/Loss.log",
+    "valid/epoch-1/Accuracy.log",
+    "valid/epoch-2/Accuracy.log",
+    "experiment.log",
+]
+UNLISTED = [
+    "finished.json",
+    "heartbeat.json",
+    "logs.jsonl",
+    "steps/7/model.mpk.gz",
+    ".heartbeat.json.part",
+    "train/.Loss.log.part",
+]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store with three epochs."""
+    for name in FILES + UNLISTED:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"content of {name}")
+    return tmp_path
+
+
+def names(store):
+    return {path.relative_to(store).as_posix() for path in store.rglob("*") if path.is_file()}
+
+
+def test_a_sealed_value_is_read_back_and_a_changed_one_is_not():
+    content = {"epoch": 3, "files": {"a": 1}}
+
+    assert unsealed(sealed(content)) == content
+    for changed in ({**sealed(content), "epoch": 4}, {**sealed(content), "more": 1}, content, {}, None):
+        assert unsealed(changed) is None
+
+
+def test_a_finished_file_is_read_in_every_version_and_refused_if_it_is_corrupt():
+    found = read_finished(sealed({"epoch": 3, "files": {"a": {"size": 1}}}))
+    assert (found.facts, found.files) == ({"epoch": 3}, {"a": {"size": 1}})
+    without = read_finished(sealed({"epoch": 3}))
+    assert (without.facts, without.files) == ({"epoch": 3}, {})
+    old = read_finished({"epoch": 3})
+    assert (old.facts, old.files) == ({"epoch": 3}, None)
+
+    assert read_finished(None) is None
+    assert read_finished({"epoch": 3, "files": {}}) is None
+    assert read_finished({**sealed({"epoch": 3}), "epoch": 4}) is None
+
+
+def test_a_manifest_has_every_file_that_a_run_publishes(store):
+    found = describe_store(store, {})
+
+    assert list(found) == sorted(FILES)
+    assert all(found[name] == describe(store / name) for name in FILES)
+
+
+def test_what_is_known_of_a_file_is_kept(store):
+    known = {"key.json": {"size": 1, "sha256": "as written"}, "missing": {"size": 2, "sha256": "x"}}
+
+    found = describe_store(store, known)
+
+    assert {name: found[name] for name in known} == known
+    assert set(found) == {*FILES, "missing"}
+
+
+def test_damaged_files_are_named_with_the_problem(store):
+    manifest = describe_store(store, {})
+    assert damaged(store, manifest) == {}
+    (store / "key.json").unlink()
+    (store / "experiment.log").write_text("content of experiment.lot")
+
+    found = damaged(store, manifest)
+
+    assert set(found) == {"key.json", "experiment.log"}
+    assert "missing" in found["key.json"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "epoch"),
+    [
+        (FILES, 1),
+        (["checkpoint/model-12.mpk.gz", "valid/epoch-9/Loss.log", "key.json"], 9),
+        (["key.json", "checkpoint/notes", "train/epoch-3", "test/epoch-1/Loss.log"], None),
+        ([], None),
+    ],
+)
+def test_the_first_epoch_is_the_lowest_that_has_a_file(listed, epoch):
+    assert first_epoch(listed) == epoch
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 10])
+def test_the_files_of_later_epochs_are_removed_with_the_checkpoints_of_steps(store, epoch):
+    later = {name for name in FILES for number in (1, 2, 10) if number > epoch and f"-{number}" in name[6:]}
+    kept = {
+        name
+        for name in FILES
+        if not any(f"-{n}." in name or f"-{n}/" in name for n in (1, 2, 10) if n > epoch)
+    }
+
+    remove_epochs_after(store, epoch)
+
+    assert names(store) == kept | set(UNLISTED) - {"steps/7/model.mpk.gz"}
+    assert later or epoch == 10
+
+
+def test_the_ledger_has_the_logs_of_each_epoch_as_they_were(store):
+    ledger = LogLedger(store)
+    for epoch in (1, 2):
+        ledger.add(epoch)
+    (store / "train/epoch-1/Loss.log").write_text("changed")
+
+    found = ledger.read(2)
+
+    logs = [
+        name for name in FILES if name.endswith((".log",)) and "epoch-" in name and "epoch-10" not in name
+    ]
+    assert set(found) == set(logs)
+    assert damaged(store, found).keys() == {"train/epoch-1/Loss.log"}
+    assert set(ledger.read(1)) == {"train/epoch-1/Loss.log", "valid/epoch-1/Accuracy.log"}
+    ledger.add(1)
+    assert damaged(store, ledger.read(2)) == {}
+
+
+def test_an_epoch_without_a_line_must_have_the_logs_of_the_newest(store):
+    ledger = LogLedger(store)
+    ledger.add(2)
+    assert set(ledger.read(2)) == {"train/epoch-2/Loss.log", "valid/epoch-2/Accuracy.log"}
+
+    (store / "valid/epoch-1/Accuracy.log").unlink()
+
+    assert ledger.read(2)["valid/epoch-1/Accuracy.log"] == UNREADABLE
+    assert "train/epoch-1/Loss.log" not in ledger.read(2)
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "not json", "not a mapping"])
+def test_a_line_of_the_ledger_that_is_not_intact_does_not_count(store, harm):
+    ledger = LogLedger(store)
+    ledger.add(1)
+    line = (store / "logs.jsonl").read_text().splitlines()[-1]
+    row = json.loads(line)
+    row["epoch"] = 2
+    other = {"cut": line[:-9], "changed": json.dumps(row), "not json": "{", "not a mapping": "[1]"}[harm]
+    (store / "logs.jsonl").write_text(other)
+    assert ledger.read(1) == {}
+
+    ledger.add(1)
+
+    assert set(ledger.read(1)) == {"train/epoch-1/Loss.log", "valid/epoch-1/Accuracy.log"}
+
+
+def test_a_ledger_that_cannot_be_written_costs_a_warning(store, caplog):
+    shutil.rmtree(store)
+
+    LogLedger(store).add(3)
+
+    assert "the logs of epoch 3 will not be verified" in caplog.text
+    assert LogLedger(store).read(0) == {}
