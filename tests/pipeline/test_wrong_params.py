@@ -181,6 +181,7 @@ PARAMS = [
         {
             "num_epochs": "count",
             "batch_size": "count",
+            "batcher": "part",
             "num_workers": "processes",
             "seed": "seed",
             "device": "device",
