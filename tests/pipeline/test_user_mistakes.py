@@ -73,7 +73,8 @@ class Results:
 def trained(tmp_path_factory):
     """A project in which all stages have run."""
     folder = tmp_path_factory.mktemp("trained")
-    shutil.copytree(ROOT / "stages", folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("pipeline", "stages"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "dvc.yaml", folder)
     np.savez(folder / "data.npz", inputs=np.random.default_rng(1).random((20, 4)), targets=np.arange(20) % 3)
     project = Results(folder)
@@ -173,7 +174,7 @@ def test_a_mistake_in_a_model_is_explained_before_training(code, words, project,
 
     exit_code, said = run("build-learner", monkeypatch, capfd)
 
-    assert exit_code == 1
+    assert exit_code == 1, said
     assert all(word in said for word in expected(words)), said
     assert len(said.splitlines()) < 8, said
     assert project.files() == before
