@@ -66,7 +66,7 @@ def test_a_metric_of_torchmetrics_is_found_by_its_import_path():
             "a state 'mean_x' that cannot be joined",
         ),
         (
-            {"kind": "torchmetrics.wrappers:MinMaxMetric", "base_metric": TorchMetric},
+            {"kind": "torchmetrics.wrappers:MinMaxMetric", "base_metric": "loss"},
             PluginError,
             "cannot be built from",
         ),

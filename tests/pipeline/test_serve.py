@@ -261,7 +261,7 @@ def test_runs_in_the_workspace_wait_are_cancelled_retried_and_shown(serve, proje
     retried = api.start("daily", overrides=longer)
     assert api.wait(retried) == "Completed"
     assert api.logged(retried, "goes on in epoch 1, after batch")
-    assert api.logged(retried, "RuntimeError('bad luck')")
+    assert api.logged(retried, "RuntimeError: bad luck")
     assert not (project.folder / "fail").exists()
     fit = next(each for each in api.of("task_runs", retried) if each["name"].startswith("fit"))
     assert fit["run_count"] == 2
