@@ -5,6 +5,8 @@ import time
 
 import pytest
 
+from stages.load_data import VERSION
+
 SOURCE = '''
 import os
 from pathlib import Path
@@ -45,7 +47,9 @@ EDITS = {
     "params.yaml: load_data.valid_fraction was 0.2 and is 0.3": (
         "params.yaml|valid_fraction: 0.2|valid_fraction: 0.3"
     ),
-    "stages/load_data.py: VERSION was '2' and is '9'": 'stages/load_data.py|VERSION = "2"|VERSION = "9"',
+    f"stages/load_data.py: VERSION was '{VERSION}' and is '9{VERSION}'": (
+        'stages/load_data.py|VERSION = "|VERSION = "9'
+    ),
     "\n  stages/data/sources.py\n": 'stages/data/sources.py|"""|""" ',
 }
 

@@ -58,7 +58,7 @@ def test_the_graph_has_the_five_in_a_row_with_the_data_feeding_two(finished):
     [
         ("params.yaml", "recorder: default", "recorder: compact", ["create-artifact-dir", "save-model"]),
         ("params.yaml", "batch_size: 32", "batch_size: 64", ["create-artifact-dir", "fit", "save-model"]),
-        ("stages/save_model.py", 'VERSION = "2"', 'VERSION = "3"', ["save-model"]),
+        ("stages/save_model.py", 'VERSION = "', 'VERSION = "9', ["save-model"]),
         ("stages/learner/loop.py", '"""The loop.', '"""The loop!', []),
         ("stages/models/cnn.py", "nn.ReLU()", "nn.Tanh()", ["build-learner", "fit", "save-model"]),
     ],
@@ -77,12 +77,14 @@ def test_an_edit_reruns_what_depends_on_it_and_nothing_else(finished, name, old,
     assert finished.files("artifacts", "data") == before
 
 
-def test_two_runs_leave_the_same_lock_and_the_same_files(finished, project):
-    text = project.ok("dvc", "repro")
+def test_two_runs_leave_the_same_lock_and_the_same_files(finished, other_project):
+    text = other_project.ok("dvc", "repro")
 
     assert ran(text) == list(ALL)
     assert "= Learner Summary =" in text
-    assert project.files("dvc.lock", "artifacts", "data") == finished.files("dvc.lock", "artifacts", "data")
+    assert other_project.files("dvc.lock", "artifacts", "data") == finished.files(
+        "dvc.lock", "artifacts", "data"
+    )
 
 
 def test_what_no_stage_owns_is_cleared_unless_it_is_to_be_kept(finished):

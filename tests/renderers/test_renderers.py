@@ -53,9 +53,10 @@ def test_what_a_renderer_prints_to_a_pipe(make, lines, capsys):
 
 
 def test_the_log_renderer_makes_records_of_the_plain_lines(caplog):
-    caplog.set_level(logging.INFO)
+    logger = logging.Logger("run")  # other tests may have configured the loggers of this process
+    logger.addHandler(caplog.handler)
 
-    show(LogRenderer(logging.getLogger("run"), interval_seconds=0))
+    show(LogRenderer(logger, interval_seconds=0))
 
     assert [(each.name, each.levelname, each.getMessage()) for each in caplog.records] == [
         ("run", "INFO", STEP_LINE),
