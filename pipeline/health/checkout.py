@@ -29,6 +29,8 @@ LOCKS = ("*.lock", "refs/**/*.lock", "objects/??/*.lock")
 PARTS = re.compile(r"\.[A-Za-z0-9_-]{22}\.tmp")
 """Names of the files with which DVC tests links, and that it copies to before it renames."""
 EXPERIMENT = "refs/exps/stash"
+TEMPORARY = "refs/exps/temp"
+"""Where DVC has the references with which it copies an experiment to its folder."""
 STASH = "refs/stash"
 SETTLED_SECONDS = 2.0
 """Age from which a lock file without a process is stale."""
@@ -47,7 +49,7 @@ def checkout() -> Iterator[Finding]:
     if pids := users_of(top):
         yield ok("git", f"pid {', '.join(map(str, pids))} uses this repository now")
         return
-    found = [*_locks(top), *_experiments(top), *_parts(top)]
+    found = [*_locks(top), *_experiments(top), *_references(top), *_parts(top)]
     yield from found or [ok("git", "no leftovers of killed processes")]
 
 
@@ -110,7 +112,7 @@ def _experiments(top: Path) -> Iterator[Finding]:
                 f"{EXPERIMENT} has the experiment {queued[:7]} of a killed DVC, which the next one would run"
             )
             cure = f"git update-ref -d {EXPERIMENT}: {DOCTOR}"
-            yield problem("git", what, cure, partial(_delete_queued, top))
+            yield problem("git", what, cure, partial(_delete, top, [EXPERIMENT]))
 
 
 def _interrupted(top: Path, temporary: Path) -> _Interrupted | None:
@@ -212,9 +214,17 @@ def _back_up(top: Path, target: str) -> None:
         git(top, "stash", "store", "--message", BACKUP, saved)
 
 
-def _delete_queued(top: Path) -> None:
+def _references(top: Path) -> Iterator[Finding]:
+    names = asked(top, "for-each-ref", "--format=%(refname)", TEMPORARY).stdout.split()
+    if names:
+        what = f"{TEMPORARY} has {len(names)} references of a killed DVC, which nothing reads again"
+        yield warning("git", what, f"git update-ref -d each: {DOCTOR}", partial(_delete, top, names))
+
+
+def _delete(top: Path, references: list[str]) -> None:
     if not users_of(top):
-        git(top, "update-ref", "-d", EXPERIMENT)
+        for each in references:
+            git(top, "update-ref", "-d", each)
 
 
 def _parts(top: Path) -> Iterator[Finding]:

@@ -201,9 +201,9 @@ class Crashed:
         return None
 
     def experiments(self):
-        """What the newest experiments recorded: dvc.lock as each has it."""
+        """Return the dvc.lock of each experiment; those in exec, temp and stash are DVC's own references."""
         listed = self.project.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps").split()
-        names = [name for name in listed if "/exec/" not in name and not name.endswith("stash")]
+        names = [each for each in listed if each.split("/")[2] not in ("exec", "temp", "stash")]
         return [self.project.ok("git", "show", f"{name}:dvc.lock").encode() for name in names]
 
 

@@ -46,6 +46,7 @@ MOMENTS = {
     "experiment stashed": lambda: kill_after(BaseStashQueue, "_stash_msg", 1),
     "overrides written": lambda: kill_after(dvc.utils.hydra, "apply_overrides", 1),
     "queued": lambda: kill_after(BaseStashQueue, "_stash_exp", 1),
+    "copied": lambda: kill_after(Git, "push_refspecs", 1),
 }
 MOMENTS[sys.argv[1]]()
 main(["exp", "run", "--temp", "--name", "x", "-S", "fit.num_epochs=1"])
@@ -60,7 +61,7 @@ WITH_EDITS = [
     "arguments staged",
     "overrides written",
 ]
-CLEAN = ["HEAD detached", "index locked", "overrides staged", "arguments staged", "queued"]
+CLEAN = ["HEAD detached", "index locked", "overrides staged", "arguments staged", "queued", "copied"]
 
 
 def killed(project, moment):
@@ -112,6 +113,15 @@ def test_a_clean_checkout_is_clean_again(project, monkeypatch, moment):
     after = state(project)
     assert (after[0], after[2]) == (before[0], before[2])
     assert [each.what for each in checkout()] == ["no leftovers of killed processes"]
+
+
+def test_references_of_the_copying_are_removed(project, monkeypatch):
+    killed(project, "copied")
+    assert project.ok("git", "for-each-ref", "refs/exps/temp")
+
+    fixed(project, monkeypatch)
+
+    assert project.ok("git", "for-each-ref", "refs/exps/temp") == ""
 
 
 def test_a_change_that_may_be_the_users_is_reported_with_the_command(project, monkeypatch):
