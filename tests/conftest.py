@@ -26,7 +26,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
-    """Tiny models on a busy machine: a second thread only waits for the first."""
+    """Run torch with one thread, here and in the commands that tests start: they run side by side."""
+    os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
 
