@@ -20,8 +20,11 @@ def blocked(*numbers: Signals) -> Iterator[None]:
 
 
 def prepare_worker(_: int = 0) -> None:
-    """Have a worker that started while `RESET` was blocked end at those signals, without a message."""
-    for number in RESET:
-        signal.signal(number, signal.SIG_DFL)
+    """Have a worker that started while `RESET` was blocked end at those signals, without a message.
+
+    torch has set its own handler of SIGTERM by now. It exits with 0 if the parent sent the signal, as at its
+    own exit; with the default action the parent would report the worker as killed.
+    """
+    signal.signal(SIGHUP, signal.SIG_DFL)
     signal.signal(SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (SIGINT, *RESET))
