@@ -29,7 +29,7 @@ mutants: .venv/installed-test  # PACKAGE=optim for one package, COUNT=40 for a s
 	python tests/mutation/mutants.py $(PACKAGE) $(if $(COUNT),--count $(COUNT)) --jobs 2
 
 sweep-proof: .venv/installed-test
-	pytest -s tests/pipeline/sweeping/proof.py
+	pytest -s tests/pipeline/sweep/proof.py
 
 flows: .venv/installed-test
 	LEARNER_TEST_LONG=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_doors.py

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.params import Params, not_valid
-from pipeline.paths import paths_in
+from pipeline.project import paths_in
 from pipeline.snapshot import resolved, variables
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError

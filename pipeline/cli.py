@@ -17,8 +17,9 @@ from pipeline.commands.records import app as records_app
 from pipeline.commands.runs import app as runs_app
 from pipeline.commands.serve import serve
 from pipeline.commands.share import pull, push
+from pipeline.commands.status import status
 from pipeline.commands.sweep import sweep
-from pipeline.signals import ending
+from pipeline.engine.signals import ending
 from pipeline.user_errors import is_of_user_code, message_of, print_full_traceback
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError, UserCodeError
 from stages.contracts.user_code import location
@@ -26,7 +27,7 @@ from stages.contracts.user_code import location
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pipeline.reproduce import Outcome
+    from pipeline.engine.reproduce import Outcome
 
 CHECKS_NAMES_ITSELF = (None, "init", "doctor")
 """The commands before which `_root` does not look for a collision of package names; None is no command."""
@@ -49,10 +50,10 @@ def run() -> None:
 
 
 def _run_stages(report: "Callable[[str, Outcome], None]") -> None:
-    from pipeline import prefect_api
-    from pipeline.caretaker import take_care
     from pipeline.check import check_params
-    from pipeline.lock import project_lock
+    from pipeline.engine.lock import project_lock
+    from pipeline.engine.watchdog import take_care
+    from pipeline.flows import prefect_api
     from pipeline.params import read_params
     from stages.renderers.choice import renderer_name
 
@@ -66,10 +67,10 @@ def _run_stages(report: "Callable[[str, Outcome], None]") -> None:
 
             run_flow(report)
         else:
-            from pipeline.bodies import STAGES
-            from pipeline.reproduce import reproduce
+            from pipeline.engine.reproduce import reproduce
+            from pipeline.stage_registry import VERSIONS
 
-            for name in STAGES:
+            for name in VERSIONS:
                 report(name, reproduce(name))
 
 
@@ -87,9 +88,9 @@ def resume(
     start: Annotated[bool, typer.Option("--run/--no-run", help="Run now, or only write params.yaml.")] = True,
 ) -> None:
     """Resume from a checkpoint of any run that DVC tracks: write it into params.yaml, and run."""
-    from pipeline.lock import project_lock
-    from pipeline.overrides import PARAMS
-    from pipeline.resume import restoring_params, set_checkpoint
+    from pipeline.engine.lock import project_lock
+    from pipeline.params_edit import PARAMS
+    from pipeline.revisions.resume import restoring_params, set_checkpoint
 
     with project_lock():
         before = PARAMS.read_bytes() if PARAMS.exists() else b""
@@ -111,10 +112,10 @@ def stage(
     name: Annotated[str, typer.Argument(help="As dvc.yaml calls it, for example fit.")],
 ) -> None:
     """Do what one stage does. This is what dvc.yaml starts; for your own use, `dvc repro NAME`."""
-    from pipeline.caretaker import take_care
-    from pipeline.lock import project_lock
-    from pipeline.orphans import dvc_among, is_alive, leave_with, started_by_dvc, starters
-    from pipeline.params_journal import restore_params
+    from pipeline.engine.lock import project_lock
+    from pipeline.engine.params_journal import restore_params
+    from pipeline.engine.process_tree import dvc_among, is_alive, leave_with, started_by_dvc, starters
+    from pipeline.engine.watchdog import take_care
 
     waiting = starters() if started_by_dvc(name) else []
     dvc = dvc_among(waiting)
@@ -130,7 +131,7 @@ def stage(
             _run_stage(name, dvc)
         except BaseException as error:
             if dvc and is_alive(dvc):  # else another DVC may be at work on the outputs by now
-                from pipeline.reproduce import restore_outputs
+                from pipeline.engine.reproduce import restore_outputs
 
                 restore_outputs(name)
             if isinstance(error, SystemExit):  # with code 0 DVC would record the restored outputs
@@ -139,15 +140,16 @@ def stage(
 
 
 def _run_stage(name: str, dvc: int | None) -> None:
-    from pipeline import prefect_api
-    from pipeline.bodies import STAGES, run_body
+    from pipeline.engine.stage_run import run_stage
+    from pipeline.flows import prefect_api
+    from pipeline.stage_registry import VERSIONS
 
-    if name in STAGES and prefect_api.is_stage_recorded(dvc, _warn):
+    if name in VERSIONS and prefect_api.is_stage_recorded(dvc, _warn):
         os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
-        from pipeline.flows.goodbye import explain_refusal
         from pipeline.flows.membership import member_of_flow_run
-        from pipeline.flows.recorded import run_recorded
-        from pipeline.tasks import TASKS, hide_expected_tracebacks
+        from pipeline.flows.server_outage import explain_refusal
+        from pipeline.flows.task_run import run_recorded
+        from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 
         hide_expected_tracebacks()
         with member_of_flow_run() as is_recorded:
@@ -156,7 +158,7 @@ def _run_stage(name: str, dvc: int | None) -> None:
                     TASKS[name](run_recorded)
                 return
             typer.echo("warning: the Prefect server has gone, so this stage is not recorded there", err=True)
-    run_body(name)
+    run_stage(name)
 
 
 @app.command()
@@ -182,15 +184,6 @@ def check() -> None:
     if missing:
         raise typer.Exit(1)
     typer.echo("params.yaml is valid")
-
-
-@app.command()
-def status() -> None:
-    """Say of each stage whether it is up to date, and what changed where it is not."""
-    from pipeline.status import status_lines
-
-    for line in status_lines():
-        typer.echo(line)
 
 
 @app.command()
@@ -227,12 +220,12 @@ def evaluate(
     """Measure a saved model; its logs go to artifacts/test/."""
     from pipeline.evaluate import evaluate as evaluate_model
     from pipeline.params import read_params
-    from pipeline.paths import read_paths
+    from pipeline.project import read_paths
 
     evaluate_model(read_params(), read_paths(), model, source)
 
 
-for each in (compare, plot, sweep, serve, push, pull, doctor, init, versions):
+for each in (status, compare, plot, sweep, serve, push, pull, doctor, init, versions):
     app.command()(each)
 
 
@@ -260,7 +253,7 @@ def _check_names() -> None:
 
 
 def _restore_params() -> None:
-    from pipeline.params_journal import restore_idle_params
+    from pipeline.engine.params_journal import restore_idle_params
 
     restore_idle_params(_warn)
 

@@ -21,6 +21,17 @@ MAY_IMPORT = {
     "learner": {"contracts", "records", "checkpoints", "metrics", "models", "optim"},
 }
 
+PIPELINE_LAYERS = {
+    "engine": set(),
+    "scaffold": set(),
+    "revisions": {"engine"},
+    "comparison": {"engine", "revisions"},
+    "flows": {"engine", "revisions"},
+    "sweep": {"engine", "revisions", "comparison", "flows"},
+    "doctor": {"engine", "revisions", "flows"},
+}
+ENTRY_POINTS = {"cli", "__main__"}
+
 
 def imports(path):
     """Every module that *path* imports, in full."""
@@ -51,6 +62,31 @@ def test_every_part_has_its_row_in_the_table():
     folders = {path.name for path in (ROOT / "stages").iterdir() if (path / "__init__.py").exists()}
 
     assert folders == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("package", sorted(PIPELINE_LAYERS))
+def test_pipeline_package_imports_only_lower_layers(package):
+    for path in sources(f"pipeline/{package}"):
+        used = pipeline_packages(path)
+
+        assert used <= PIPELINE_LAYERS[package] | {package}, path
+
+
+def test_modules_beside_the_packages_import_no_package():
+    for path in sorted((ROOT / "pipeline").glob("*.py")):
+        assert path.stem in ENTRY_POINTS or not pipeline_packages(path), path
+
+
+def test_every_pipeline_package_has_a_layer():
+    folders = {path.name for path in (ROOT / "pipeline").iterdir() if (path / "__init__.py").exists()}
+
+    assert folders == set(PIPELINE_LAYERS) | {"commands"}
+
+
+def pipeline_packages(path):
+    """Return the packages of pipeline/ that *path* imports from; the entry points count as packages."""
+    names = {name.split(".")[1] for name in imports(path) if name.startswith("pipeline.")}
+    return {name for name in names if name in ENTRY_POINTS or (ROOT / "pipeline" / name).is_dir()}
 
 
 def test_a_stage_imports_no_other_stage():

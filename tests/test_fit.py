@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from pipeline.bodies import current_entries
+from pipeline.engine.stage_run import current_entries
 from stages import data, fit
 from stages.build_learner import BuildLearnerConfig, build_learner
 from stages.build_learner import Paths as BuildPaths

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 MNIST = ROOT.parent / "shared" / "mnist"
 README = (ROOT / "README.md").read_text()
 ELSEWHERE = {
-    "Compare": "pipeline/compared/test_compare.py::test_every_command_of_the_readmes_section_runs",
-    "Sweep": "pipeline/sweeping/test_sweep.py::test_every_sweep_of_the_readme_is_one",
+    "Compare": "pipeline/comparison/test_compare.py::test_every_command_of_the_readmes_section_runs",
+    "Sweep": "pipeline/sweep/test_sweep.py::test_every_sweep_of_the_readme_is_one",
     "On a schedule": (
         "pipeline/test_serve.py::test_runs_in_the_workspace_wait_are_cancelled_retried_and_shown"
     ),

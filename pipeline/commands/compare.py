@@ -37,8 +37,8 @@ def compare(
     show: Annotated[bool, typer.Option("--open", help="Show that page in the browser.")] = False,
 ) -> None:
     """Put runs beside each other: the params that differ, the metrics, epochs, time, what is in the cache."""
-    from pipeline.compared import showing
-    from pipeline.compared.arranging import View
+    from pipeline.comparison import showing
+    from pipeline.comparison.arranging import View
 
     view = View(tuple(metric), sort, reverse)
     forms = [form for form, asked in {"json": as_json, "md": as_md, "csv": as_csv}.items() if asked]
@@ -65,7 +65,7 @@ def plot(
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="The same.")] = None,
 ) -> None:
     """Draw one metric of several runs, in the terminal or as an image."""
-    from pipeline.compared.plotting import plot as draw
+    from pipeline.comparison.plotting import plot as draw
 
     images = {form: path for form, path in {"svg": svg, "png": png}.items() if path is not None}
     draw(metric, revs, images, iterations=iterations)

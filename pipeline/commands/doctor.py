@@ -8,7 +8,7 @@ import typer
 from stages.contracts.errors import StageError
 
 if TYPE_CHECKING:
-    from pipeline.health.findings import Check, Finding
+    from pipeline.doctor.findings import Check, Finding
 
 PATIENCE_SECONDS = 35.0
 DEEP_SECONDS = 24 * 3600.0
@@ -29,7 +29,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """Look at packages, devices, disk, remotes, Prefect, dvc.yaml, git and leftovers; exit 1 on a problem."""
-    from pipeline.health.findings import Level, gathered, once
+    from pipeline.doctor.findings import Level, gathered, once
 
     checks = _checks()
     by_check = gathered(checks, PATIENCE_SECONDS)
@@ -50,12 +50,12 @@ def doctor(
 
 
 def _checks() -> "dict[str, Check]":
-    from pipeline.health.names import names
+    from pipeline.doctor.names import names
 
     if list(names()):  # the findings of the other checks would only follow from this one
         return {"names": names}
     try:
-        from pipeline.health import checkout, leftovers, remotes, surroundings, untracked
+        from pipeline.doctor import checkout, leftovers, remotes, surroundings, untracked
     except ImportError as error:
         raise StageError(f"{error}: install learner-pipeline anew, with what it needs") from error
     return {
@@ -74,7 +74,7 @@ def _checks() -> "dict[str, Check]":
 
 
 def _deep_check() -> "Check":
-    from pipeline.health.cache import cache
+    from pipeline.doctor.cache import cache
 
     return cache
 
@@ -85,7 +85,7 @@ def _fix(by_check: "dict[str, list[Finding]]", checks: "dict[str, Check]") -> li
     Git comes first, until nothing is left: a lock file hides what else is wrong, and DVC's locks, which are
     cleared later, show which experiment was killed.
     """
-    from pipeline.health.findings import gathered
+    from pipeline.doctor.findings import gathered
 
     fixed = []
     for name in [*["git"] * GIT_ROUNDS, *(each for each in by_check if each != "git")]:

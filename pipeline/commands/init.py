@@ -10,7 +10,7 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Made where it is
 
 def init(directory: Directory) -> None:
     """Make a project for your own model and data. No file that is there is overwritten."""
-    from pipeline.new_project import make_project
+    from pipeline.scaffold.new_project import make_project
 
     for line in make_project(directory):
         typer.echo(line)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.paths import runs_root
+from pipeline.project import runs_root
 from stages.contracts.errors import ParamsError, RecordError, StageError
 from stages.runs.key import differences, leaves, run_key, shown
 from stages.runs.manifest import LogLedger, damaged, read_finished
@@ -140,7 +140,7 @@ def _verified_checkpoints(run: Run) -> list[tuple[str, str | None]]:
 
 def _current_entries() -> tuple[Mapping[str, Any] | None, str]:
     """What a run with params.yaml and the inputs of now is made of; or None, and why that cannot be told."""
-    from pipeline.bodies import current_entries
+    from pipeline.engine.stage_run import current_entries
 
     try:
         return current_entries(), ""

@@ -38,7 +38,7 @@ def serve(
     ] = OnCollision.wait,
 ) -> None:
     """Run on a schedule, as a deployment of the Prefect server that is configured, until this is ended."""
-    from pipeline import prefect_api
+    from pipeline.flows import prefect_api
 
     for option, seconds in (("--interval", interval), ("--timeout", timeout)):
         if seconds is not None and not isfinite(seconds):

@@ -27,11 +27,11 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the points and run none.")] = False,
 ) -> None:
     """Run an experiment for each point of a grid; the same command goes on where it was stopped."""
-    from pipeline import prefect_api
-    from pipeline.sweeping.engines import Crew, Engine
-    from pipeline.sweeping.points import expand
-    from pipeline.sweeping.sweep import run_alone, show
-    from pipeline.sweeping.sweep import sweep as run_sweep
+    from pipeline.flows import prefect_api
+    from pipeline.sweep.engines import Crew, Engine
+    from pipeline.sweep.points import expand
+    from pipeline.sweep.sweep import run_alone, show
+    from pipeline.sweep.sweep import sweep as run_sweep
 
     points = expand(set_param, draw=draw, seed=seed)
     if dry_run:
@@ -39,5 +39,5 @@ def sweep(
         return
     run = run_alone
     if prefect_api.is_recorded(prefect_api.Recording.REQUIRED, partial(typer.echo, err=True)):
-        from pipeline.sweeping.recorded import run_recorded as run
+        from pipeline.sweep.recorded import run_recorded as run
     run_sweep(points, Crew(Engine(engine), jobs, address), run, share_gpus=share_gpus)

@@ -12,7 +12,7 @@ from typing import Any
 
 from prefect._internal import control_listener
 
-from pipeline.signals import Held
+from pipeline.engine.signals import Held
 
 NAME = "commit_control_intent_and_ack"
 _commit: Callable[..., bool] | None = getattr(control_listener, NAME, None)

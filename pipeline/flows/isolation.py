@@ -12,11 +12,11 @@ from logging import Logger, LoggerAdapter
 from pathlib import Path
 from typing import Any
 
-from pipeline.attached import run_dvc
-from pipeline.cache_content import remove_damaged_outputs
+from pipeline.engine.cache_content import remove_damaged_outputs
+from pipeline.engine.dvc_process import run_dvc
+from pipeline.engine.frozen_inputs import freeze
+from pipeline.engine.project_copy import COPY, LOCK, collect, isolated, remove_orphaned, wait_until_left
 from pipeline.flows.membership import FLOW_RUN
-from pipeline.sweeping.copies import COPY, LOCK, collect, isolated, remove_orphaned, wait_until_left
-from pipeline.sweeping.frozen import freeze
 from stages.runs.lock import held
 
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")

@@ -11,7 +11,7 @@ from prefect.context import FlowRunContext
 from prefect.results import get_result_store
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from pipeline import prefect_api
+from pipeline.flows import prefect_api
 
 FLOW_RUN = prefect_api.FLOW_RUN
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import httpx
 
-from pipeline.flow import Report, learner_flow
-from pipeline.flows.goodbye import begin_goodbye, explain_refusal, gone_message, goodbye_seconds
+from pipeline.flows.flow import Report, learner_flow
+from pipeline.flows.server_outage import begin_goodbye, explain_refusal, gone_message, goodbye_seconds
 from stages.contracts.errors import StageError
 
 

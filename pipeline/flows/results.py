@@ -13,8 +13,8 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.scm import RevError
 
-from pipeline.cache_content import remove_damaged_files
-from pipeline.paths import read_paths
+from pipeline.engine.cache_content import remove_damaged_files
+from pipeline.project import read_paths
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import StageError
 from stages.contracts.history import History

@@ -22,14 +22,14 @@ from prefect.settings import PREFECT_API_URL
 from prefect.types.entrypoint import EntrypointType
 from pydantic import ValidationError
 
-from pipeline import prefect_api
-from pipeline.deployments import SERVER, scheduled_flow
+from pipeline.flows import prefect_api
 from pipeline.flows.artifacts import GONE
-from pipeline.flows.goodbye import begin_goodbye, goodbye_seconds
+from pipeline.flows.deployment import SERVER, scheduled_flow
 from pipeline.flows.run_registry import report_abandoned_submissions, report_killed_runs
+from pipeline.flows.server_outage import begin_goodbye, goodbye_seconds
 from pipeline.flows.sharing import check_remotes
 from pipeline.flows.targets import needed
-from pipeline.overrides import overridden
+from pipeline.params_edit import overridden
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 
 Poll = Callable[..., Coroutine[Any, Any, None]]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.attached import run_dvc
+from pipeline.engine.dvc_process import run_dvc
 from stages.contracts.errors import StageError
 
 

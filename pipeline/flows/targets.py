@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.bodies import STAGES
-from stages.contracts.errors import ParamsError, StageFailedError, closest
+from pipeline.stage_registry import VERSIONS, version_of
+from stages.contracts.errors import StageFailedError
 
 
 def needed(targets: Sequence[str]) -> list[str]:
@@ -15,10 +15,9 @@ def needed(targets: Sequence[str]) -> list[str]:
     Raises `ParamsError` for a name that no stage has.
     """
     for name in targets:
-        if name not in STAGES:
-            raise ParamsError(f"no stage is called {name!r}: {', '.join(STAGES)}.{closest(name, STAGES)}")
+        version_of(name)
     if not targets:
-        return list(STAGES)
+        return list(VERSIONS)
     try:
         with Repo() as repo:
             graph = repo.index.graph
@@ -28,4 +27,4 @@ def needed(targets: Sequence[str]) -> list[str]:
             names = {each.name for each in wanted}
     except DvcException as error:
         raise StageFailedError(str(error)) from error
-    return [name for name in STAGES if name in names]
+    return [name for name in VERSIONS if name in names]

@@ -6,7 +6,7 @@ import time
 
 from projects import COMMANDS, difference, templates
 
-from pipeline.health.checkout import BACKUP
+from pipeline.doctor.checkout import BACKUP
 from stages.runs.lock import is_held
 
 EPOCHS = "fit.num_epochs=3"

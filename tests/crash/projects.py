@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.torn import is_whole_lock, is_whole_note
+from pipeline.engine.lockfile_repair import is_whole_lock, is_whole_note
 from stages.runs.store import stores
 from tests.conftest import fresh
 

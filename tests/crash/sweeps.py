@@ -86,7 +86,7 @@ class Sweeps:
         processes = project.processes()
         if target == "everything":
             return list(processes)
-        points = {os.getpgid(pid) for pid, line in processes.items() if "pipeline.attached" in line}
+        points = {os.getpgid(pid) for pid, line in processes.items() if "pipeline.engine.dvc_process" in line}
         groups = {process.pid} if target == "sweep" else set(sorted(points)[:1])
         return [pid for pid in processes if _group_of(pid) in groups]
 

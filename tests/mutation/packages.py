@@ -29,17 +29,18 @@ class Package:
 
 
 JOINT = (
-    "reproduce",
-    "snapshot",
-    "lock",
-    "signals",
+    "engine/reproduce",
+    "engine/stage_run",
+    "engine/lock",
+    "engine/signals",
+    "engine/edit_guard",
+    "engine/watchdog",
+    "engine/lockfile_repair",
+    "flows/flow",
+    "flows/tasks",
     "lockfile",
-    "guard",
-    "caretaker",
-    "torn",
-    "flow",
-    "tasks",
-    "bodies",
+    "snapshot",
+    "stage_registry",
 )
 
 PACKAGES = {

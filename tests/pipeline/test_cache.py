@@ -125,7 +125,7 @@ def test_compare_does_not_show_damaged_outputs_as_cached(finished, output, chang
 
 
 FETCH = (
-    "import sys; from pathlib import Path; from pipeline.revisions import Revision; "
+    "import sys; from pathlib import Path; from pipeline.revisions.revision import Revision; "
     "Revision(sys.argv[1]).fetch(1, Path(sys.argv[2]))"
 )
 

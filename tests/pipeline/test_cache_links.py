@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from pipeline.cache_links import link_into_cache, local_objects
+from pipeline.engine.cache_links import link_into_cache, local_objects
 
 
 @pytest.fixture

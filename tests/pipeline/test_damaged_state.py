@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.engine.lockfile_repair import is_whole_note
 from pipeline.lockfile import check_lock, is_cut
-from pipeline.torn import is_whole_note
 from stages.contracts.errors import StageError
 
 CONFLICT = "schema: '2.0'\n<<<<<<< HEAD\nstages: {}\n=======\nstages:\n>>>>>>> other\n"

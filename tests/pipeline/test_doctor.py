@@ -15,9 +15,9 @@ import pytest
 from packaging.requirements import Requirement
 from waiting import wait_until
 
-from pipeline.health.findings import Level, gathered, ok, once
-from pipeline.health.leftovers import ghosts, locks
-from pipeline.health.surroundings import lacks, prefect, room
+from pipeline.doctor.findings import Level, gathered, ok, once
+from pipeline.doctor.leftovers import ghosts, locks
+from pipeline.doctor.surroundings import lacks, prefect, room
 from stages.contracts.errors import ParamsError
 
 

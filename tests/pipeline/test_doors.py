@@ -6,7 +6,7 @@ import urllib.request
 
 from waiting import wait_until
 
-from pipeline.bodies import STAGES
+from pipeline.stage_registry import VERSIONS
 
 
 def test_dvc_repro_and_the_flow_leave_the_same_lock_and_cache(finished, project):
@@ -67,7 +67,7 @@ def test_with_an_api_the_flow_and_its_five_versioned_tasks_are_recorded(project,
     flows, tasks = recorded(server, 1)
     assert [run["state_name"] for run in flows] == ["Completed"]
     assert [run["name"].rsplit("-", 1)[0] for run in tasks] == stages
-    assert [run["task_version"] for run in tasks] == [STAGES[name].version for name in stages]
+    assert [run["task_version"] for run in tasks] == [VERSIONS[name] for name in stages]
     assert [run["state_name"] for run in tasks] == ["Completed"] * 5
 
     assert project.learner("run", PREFECT_API_URL=server).code == 0

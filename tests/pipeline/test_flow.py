@@ -8,10 +8,11 @@ import pytest
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Failed
 
-from pipeline.bodies import STAGES, current_entries, run_body
-from pipeline.flow import is_over
-from pipeline.reproduce import Outcome
-from pipeline.tasks import TASKS, hide_expected_tracebacks
+from pipeline.engine.reproduce import Outcome
+from pipeline.engine.stage_run import current_entries, run_stage
+from pipeline.flows.flow import is_over
+from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
+from pipeline.stage_registry import VERSIONS
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 from stages.renderers import NoRenderer
 
@@ -22,9 +23,9 @@ NAMES = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model
 def test_every_stage_has_a_task_with_its_name_and_version(name):
     task = TASKS[name]
 
-    assert (task.name, task.version, task.cache_policy) == (name, STAGES[name].version, NO_CACHE)
+    assert (task.name, task.version, task.cache_policy) == (name, VERSIONS[name], NO_CACHE)
     assert task.retries == (2 if name == "fit" else 0)
-    assert tuple(TASKS) == tuple(STAGES) == NAMES
+    assert tuple(TASKS) == tuple(VERSIONS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,9 +100,9 @@ def test_every_body_runs_in_this_process_with_its_own_params(project, monkeypatc
     monkeypatch.delenv("DVC_ROOT", raising=False)
     steps = {}
 
-    for name in STAGES:
+    for name in VERSIONS:
         renderer = Counting()
-        run_body(name, renderer)
+        run_stage(name, renderer)
         steps[name] = renderer.steps
 
     assert {name for name, count in steps.items() if count} == {"fit"}
@@ -113,7 +114,7 @@ def test_every_body_runs_in_this_process_with_its_own_params(project, monkeypatc
 
 def test_an_unknown_stage_is_refused_with_the_nearest_name():
     with pytest.raises(ParamsError, match=r"'fitt'.*Did you mean 'fit'\?"):
-        run_body("fitt")
+        run_stage("fitt")
 
 
 @pytest.mark.parametrize(

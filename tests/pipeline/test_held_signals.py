@@ -9,7 +9,7 @@ from signal import SIGALRM, SIGHUP, SIGINT, SIGTERM, Signals
 
 import pytest
 
-from pipeline.signals import ENDING, Ended, ending, held
+from pipeline.engine.signals import ENDING, Ended, ending, held
 from stages.contracts.errors import RunInterruptedError
 from stages.contracts.interrupter import Interrupter
 

@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from pipeline.installation import Installation, installation, this_package
-from pipeline.new_project import PLOT, project_files
+from pipeline.scaffold.new_project import PLOT, project_files
 from stages import fit
 from stages.contracts.errors import StageError
 

@@ -8,8 +8,8 @@ import time
 import pytest
 from waiting import wait_until
 
-from pipeline.health.checkout import BACKUP, checkout, users_of
-from pipeline.health.findings import Level
+from pipeline.doctor.checkout import BACKUP, checkout, users_of
+from pipeline.doctor.findings import Level
 
 KILLED = """
 import os, signal, sys

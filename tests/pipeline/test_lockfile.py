@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.caretaker import start_watchdog, take_care
-from pipeline.lockfile import check_lock, is_cut, parse_lock, read_lock
-from pipeline.torn import (
+from pipeline.engine.lockfile_repair import (
     KEPT,
     LOCK,
     NOTE,
@@ -23,6 +21,8 @@ from pipeline.torn import (
     mend,
     none_writes,
 )
+from pipeline.engine.watchdog import start_watchdog, take_care
+from pipeline.lockfile import check_lock, is_cut, parse_lock, read_lock
 from stages.contracts.errors import StageError
 
 WHOLE = """schema: '2.0'

@@ -6,9 +6,9 @@ import pytest
 
 KILLED = """
 import os, signal
-from pipeline.lock import project_lock
-from pipeline.overrides import overridden
-from pipeline.params_journal import edited_params
+from pipeline.engine.lock import project_lock
+from pipeline.params_edit import overridden
+from pipeline.engine.params_journal import edited_params
 
 with project_lock(), edited_params(overridden(["fit.num_epochs=9"])):
     {action}

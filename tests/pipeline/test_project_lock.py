@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import lock
-from pipeline.lock import project_lock
+from pipeline.engine import lock
+from pipeline.engine.lock import project_lock
 from stages.contracts.errors import StageError
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
 import os, sys
-from pipeline.lock import project_lock
+from pipeline.engine.lock import project_lock
 with project_lock([int(pid) for pid in sys.argv[1:]]):
     print("held", flush=True)
     sys.stdin.read(1)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from dvc.repo import Repo
 
-from pipeline.reproduce import Outcome, reproduce, restore_outputs
-from pipeline.torn import KEPT
+from pipeline.engine.lockfile_repair import KEPT
+from pipeline.engine.reproduce import Outcome, reproduce, restore_outputs
 from stages.contracts.errors import RunInterruptedError, StageError, StageFailedError
 
 PIPELINE = """

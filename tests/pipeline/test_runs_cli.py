@@ -76,7 +76,7 @@ def test_a_run_has_a_line_for_status(root):
 
 def test_show_says_what_a_run_is_made_of_and_what_differs_now(project, root):
     key = make(root)
-    bodies = project.folder / "pipeline/bodies.py"
+    bodies = project.folder / "pipeline/engine/stage_run.py"
     bodies.write_text(bodies.read_text() + CURRENT)
 
     printed = project.learner("runs", "show", key[:4]).out
@@ -92,7 +92,7 @@ def test_show_says_what_a_run_is_made_of_and_what_differs_now(project, root):
 
 def test_show_says_that_a_run_is_the_one_of_now_or_why_it_cannot_tell(project, root):
     make(root)
-    bodies = project.folder / "pipeline/bodies.py"
+    bodies = project.folder / "pipeline/engine/stage_run.py"
     text = bodies.read_text()
     bodies.write_text(f"{text}\n\ndef current_entries():\n    return {ENTRIES!r}\n")
     assert "are the same now: fit works in this store" in project.learner("runs", "show").out

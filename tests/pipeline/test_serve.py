@@ -428,7 +428,7 @@ SLOTS = """
 import logging, subprocess
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from pipeline.flows.slots import LIMIT, gpu_slots, used_gpus
+from pipeline.flows.gpu_limit import LIMIT, gpu_slots, used_gpus
 
 client = get_client(sync_client=True)
 
@@ -485,7 +485,7 @@ def test_what_could_not_be_served_is_told_at_once(project, monkeypatch):
 
 LEASE = """
 import time, uuid, prefect.flow_engine
-import pipeline.deployments
+import pipeline.flows.deployment
 
 with prefect.flow_engine.maintain_concurrency_lease(uuid.uuid4(), 300, raise_on_lease_renewal_failure=True):
     time.sleep(10)

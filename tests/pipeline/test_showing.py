@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.results import Results
-from pipeline.flows.showing import show_curves
+from pipeline.flows.run_page import show_curves
 from stages.contracts.history import History
 
 

@@ -326,8 +326,8 @@ def test_what_a_kill_tears_of_what_dvc_writes_is_mended(holdable, start, command
 
 TIMED = """
 from prefect import flow
-from pipeline.reproduce import reproduce
-from pipeline.tasks import TASKS, hide_expected_tracebacks
+from pipeline.engine.reproduce import reproduce
+from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 
 @flow(name="timed", validate_parameters=False)
 def timed():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import snapshot
-from pipeline.guard import LoadedSources, check_loaded, check_unchanged
+from pipeline.engine.edit_guard import LoadedSources, check_loaded, check_unchanged
 from pipeline.snapshot import ABSENT, Snapshot, take_snapshot
 from stages.contracts.errors import StageError
 

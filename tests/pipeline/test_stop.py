@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.reproduce import reproduce
+from pipeline.engine.reproduce import reproduce
 from stages.contracts.errors import RunInterruptedError
 from stages.renderers import NoRenderer
 

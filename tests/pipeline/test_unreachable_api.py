@@ -122,7 +122,7 @@ def test_a_command_refuses_with_one_line(project, command, environment, code, me
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_an_api_that_refuses_the_login_is_reachable(monkeypatch, status):
-    from pipeline import prefect_api
+    from pipeline.flows import prefect_api
 
     with http_port(status) as port:
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api/")
@@ -144,7 +144,7 @@ def test_a_refused_login_is_one_line(project, command):
 
 
 def test_the_probe_sends_the_login_to_the_path_of_a_proxy(monkeypatch):
-    from pipeline import prefect_api
+    from pipeline.flows import prefect_api
 
     received = []
 

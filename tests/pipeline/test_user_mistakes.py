@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from pipeline import cli
-from pipeline.bodies import run_body
+from pipeline.engine.stage_run import run_stage
 from stages.contracts.errors import KilledError, RunInterruptedError, UserCodeError
 from stages.renderers import NoRenderer
 
@@ -83,7 +83,7 @@ def trained(tmp_path_factory):
     os.chdir(folder)
     try:
         for stage in ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model"):
-            run_body(stage)
+            run_stage(stage)
     finally:
         os.chdir(before)
     return folder
@@ -312,7 +312,7 @@ OF_STEPS = {
 @pytest.mark.parametrize(("code", "words"), OF_STEPS.values(), ids=OF_STEPS)
 def test_a_mistake_in_a_step_names_the_step_and_loses_nothing(code, words, project, monkeypatch, capfd):
     project.write(code, model=MODEL)
-    run_body("build-learner")
+    run_stage("build-learner")
     before = project.files()
     capfd.readouterr()
 
@@ -396,7 +396,7 @@ def test_a_function_is_a_batcher_by_its_name_in_params(project):
     )
     before = project.files()
 
-    run_body("fit")
+    run_stage("fit")
 
     assert project.files() != before
 
@@ -420,7 +420,7 @@ def test_the_full_traceback_is_printed_on_request(project, monkeypatch, capfd):
     _, said = run("load-data", monkeypatch, capfd)
 
     assert "Traceback (most recent call last)" in said
-    assert "pipeline/bodies.py" in said
+    assert "pipeline/engine/stage_run.py" in said
 
 
 class Killing(NoRenderer):
@@ -433,7 +433,7 @@ def test_the_key_to_kill_ends_a_stage_with_code_130(project):
     project.write(metrics="[loss, accuracy]")
 
     with pytest.raises(RunInterruptedError, match="killed by the key k") as raised:
-        run_body("fit", Killing())
+        run_stage("fit", Killing())
 
     assert raised.value.exit_code == 130
     assert project.files() == before
@@ -443,7 +443,7 @@ def test_the_error_keeps_its_cause(project):
     project.write("def load():\n    return 1 / 0\n", source="{kind: 'mine:load'}")
 
     with pytest.raises(UserCodeError) as raised:
-        run_body("load-data")
+        run_stage("load-data")
 
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 

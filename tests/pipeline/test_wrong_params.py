@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from pipeline.evaluate import parse_source
-from pipeline.overrides import overridden
+from pipeline.flows.timeouts import seconds_of
 from pipeline.params import Params, read_params
-from pipeline.seconds import seconds_of
+from pipeline.params_edit import overridden
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError, StageError
 from stages.data import load_source

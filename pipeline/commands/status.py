@@ -1,0 +1,68 @@
+"""``learner status``: which stages are up to date, according to DVC."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def status() -> None:
+    """Print the state of each stage, and what changed in a stage that is not up to date."""
+    for line in status_lines():
+        typer.echo(line)
+
+
+def status_lines() -> list[str]:
+    """A line for each stage, one that says which epochs have a checkpoint, and one for each run store."""
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    from pipeline.commands.runs import lines as run_lines
+    from pipeline.engine.lockfile_repair import LOCK, mend
+    from pipeline.lockfile import check_lock
+    from pipeline.project import read_paths, runs_root
+    from pipeline.stage_registry import VERSIONS
+    from stages.contracts.errors import StageFailedError
+
+    mend()
+    check_lock(LOCK)
+    try:
+        with Repo() as repo:
+            changed = repo.status()
+    except DvcException as error:
+        raise StageFailedError(str(error)) from error
+    width = max(map(len, VERSIONS))
+    lines = [
+        f"{name:<{width}}  version {version}  {_changes(changed.get(name))}"
+        for name, version in VERSIONS.items()
+    ]
+    return [*lines, _checkpoints(read_paths()["checkpoint"]), *run_lines(runs_root())]
+
+
+def _changes(entries: list[Any] | None) -> str:
+    if not entries:
+        return "up to date"
+    found = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            found.append(str(entry))
+            continue
+        for kind, names in entry.items():
+            found += [f"{kind.removeprefix('changed ')} {_named(names)}"]
+    return "changed: " + "; ".join(found)
+
+
+def _named(names: Any) -> str:
+    if not isinstance(names, dict):
+        return str(names)
+    return ", ".join(
+        f"{name} ({_named(what)})" if isinstance(what, dict) else f"{name} {what}"
+        for name, what in names.items()
+    )
+
+
+def _checkpoints(directory: Path) -> str:
+    found = sorted(
+        int(path.name.split(".")[0].removeprefix("trainer-")) for path in directory.glob("trainer-*")
+    )
+    return f"checkpoints of epoch {', '.join(map(str, found))}" if found else "no checkpoint yet"

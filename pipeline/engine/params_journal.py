@@ -1,0 +1,125 @@
+"""Journal that restores params.yaml if a run is killed that had set overrides in it.
+
+Only the holder of the project lock edits params.yaml for a run, so a journal is stale if that lock is free.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.engine.lock import project_lock
+from stages.contracts.errors import StageError
+from stages.contracts.files import sync_directory, written_whole
+
+PARAMS = Path("params.yaml")
+JOURNAL = Path(".runs/params-journal.json")
+PREVIOUS = Path(".runs/params-before.yaml")
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """The content of a journal."""
+
+    original: str
+    """The bytes of params.yaml before the run, in base64."""
+    edited: str
+    """The SHA-256 digest of params.yaml with the overrides."""
+
+    @classmethod
+    def read(cls) -> "_Entry | None":
+        try:
+            return cls(**json.loads(JOURNAL.read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    @property
+    def content(self) -> bytes:
+        return base64.b64decode(self.original)
+
+
+@contextmanager
+def edited_params(text: str) -> Iterator[None]:
+    """Write *text* to params.yaml, and restore its previous content if the block raises.
+
+    A later command restores it if this process is killed in the block. If somebody else edits the file
+    meanwhile, their edit stays. Hold the project lock around the block.
+    """
+    entry = _Entry(base64.b64encode(PARAMS.read_bytes()).decode(), _digest(text.encode()))
+    _write(JOURNAL, json.dumps(asdict(entry)).encode())
+    try:
+        _write(PARAMS, text.encode())
+        yield
+    except BaseException:
+        if _current() == entry.edited:
+            _write(PARAMS, entry.content)
+        raise
+    finally:
+        _discard()
+
+
+def restore_params(report: Report | None = None) -> bool:
+    """Restore params.yaml if a run was killed that had set overrides in it, and return whether it did.
+
+    If the file was edited since, it stays, and the previous content is kept beside the run stores; without
+    *report*, which receives a message of one line, that is left to the next command. Hold the project lock.
+    """
+    entry = _Entry.read()
+    if entry is None:
+        return False
+    current = _current()
+    is_overridden = current == entry.edited != _digest(entry.content)
+    is_edited = current not in (entry.edited, _digest(entry.content))
+    if is_edited and report is None:
+        return False
+    if is_overridden:
+        _write(PARAMS, entry.content)
+        _send(report, f"restored {PARAMS}: a run that was killed had set overrides in it")
+    if is_edited:
+        _write(PREVIOUS, entry.content)
+        _send(
+            report,
+            f"warning: {PARAMS} was edited after a killed run had set overrides in it, so it is left as it "
+            f"is. Compare it with {PREVIOUS}, its content before that run",
+        )
+    _discard()
+    return is_overridden
+
+
+def restore_idle_params(report: Report | None = None) -> None:
+    """Do what `restore_params` does, unless a run in this project is in progress."""
+    if not JOURNAL.exists():
+        return
+    try:
+        with project_lock():
+            restore_params(report)
+    except StageError:  # the lock is held: the run that set the overrides may be the one in progress
+        return
+
+
+def _send(report: Report | None, message: str) -> None:
+    if report:
+        report(message)
+
+
+def _current() -> str | None:
+    return _digest(PARAMS.read_bytes()) if PARAMS.exists() else None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with written_whole(path) as file:
+        file.write(content)
+
+
+def _discard() -> None:
+    JOURNAL.unlink(missing_ok=True)
+    sync_directory(JOURNAL.parent)

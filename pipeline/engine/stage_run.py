@@ -1,0 +1,97 @@
+"""One stage run in this process, with the params and paths of the project in the current folder."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.check import check_params
+from pipeline.engine.cache_links import link_into_cache, local_objects
+from pipeline.engine.checkpoint_source import origin
+from pipeline.engine.edit_guard import check_loaded, check_unchanged
+from pipeline.engine.signals import held
+from pipeline.params import Params, read_params
+from pipeline.project import paths_of, read_paths, recorded_md5, runs_root
+from pipeline.snapshot import take_snapshot
+from pipeline.stage_registry import version_of
+from pipeline.user_errors import explained_user_errors
+from pipeline.versions import check_written, shipped_code
+from stages import build_learner, create_artifact_dir, fit, load_data, save_model
+from stages.contracts.events import Renderer
+from stages.contracts.interrupter import Interrupter
+
+
+def _create_artifact_dir(params: Params, paths: dict[str, Path]) -> None:
+    check_params(params)  # here, because it is the first stage of `dvc repro`
+    create_artifact_dir.create_artifact_dir(
+        params.create_artifact_dir,
+        paths_of(create_artifact_dir.Paths, paths, owned=paths),
+        params.model_dump(mode="json"),
+    )
+
+
+def _load_data(params: Params, paths: dict[str, Path]) -> None:
+    load_data.load_data(params.load_data, paths_of(load_data.Paths, paths))
+
+
+def _build_learner(params: Params, paths: dict[str, Path]) -> None:
+    own = paths_of(build_learner.Paths, paths)
+    with origin(params.build_learner.checkpoint, paths) as directory:
+        build_learner.build_learner(params.build_learner, own, directory)
+
+
+def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = None) -> None:
+    own = paths_of(fit.Paths, paths, runs=runs_root())
+    interrupter = Interrupter()
+    around = fit.Surroundings(_code(own), recorded_md5(own.metrics), renderer, interrupter)
+    with held(interrupter):
+        store = fit.fit(params.fit, own, around)
+        if objects := local_objects(Path(".dvc")):
+            link_into_cache(store / fit.CHECKPOINTS, objects)
+
+
+def _code(paths: fit.Paths) -> dict[str, str | None]:
+    """What the run depends on beside the learner and the data: the code of models, also a user's own."""
+    snapshot = take_snapshot("fit")
+    inputs = (paths.learner, paths.data)
+    return shipped_code(snapshot.params) | {
+        path.as_posix(): state.digest
+        for path, state in sorted(snapshot.files.items())
+        if not any(path.is_relative_to(each) for each in inputs)
+    }
+
+
+def current_entries() -> dict[str, Any]:
+    """What the key of a run would be made of now."""
+    own = paths_of(fit.Paths, read_paths(), runs=runs_root())
+    return fit.entries(read_params().fit, own, _code(own))
+
+
+def _save_model(params: Params, paths: dict[str, Path]) -> None:
+    save_model.save_model(params.save_model, paths_of(save_model.Paths, paths))
+
+
+BODIES: dict[str, Callable[[Params, dict[str, Path]], None]] = {
+    "create-artifact-dir": _create_artifact_dir,
+    "load-data": _load_data,
+    "build-learner": _build_learner,
+    "fit": _fit,
+    "save-model": _save_model,
+}
+
+
+def run_stage(name: str, renderer: Renderer | None = None) -> None:
+    """Run stage *name* with the params.yaml and dvc.yaml of the current folder.
+
+    *renderer* shows the stage that trains. Raises `ParamsError` if there is no such stage, `StageError` if a
+    dependency of the stage is changed while it runs, and whatever the stage raises.
+    """
+    version = version_of(name)
+    before = take_snapshot(name)  # first: a later change of what is read below is then found
+    check_loaded(before, version)
+    check_written(before)
+    body = BODIES[name] if renderer is None or name != "fit" else partial(_fit, renderer=renderer)
+    params, paths = read_params(), read_paths()
+    with explained_user_errors(name):
+        body(params, paths)
+    check_unchanged(before)

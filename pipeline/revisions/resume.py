@@ -1,0 +1,55 @@
+"""The change of params.yaml that `learner resume` makes, and its reversal."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.params_edit import PARAMS, overridden
+from pipeline.revisions.revision import Revision, resolved
+from stages.contracts.files import write_text, written_whole
+
+
+@dataclass
+class Attempt:
+    """A run with the new params.yaml."""
+
+    is_accepted: bool = False
+    """Whether build-learner accepted the checkpoint."""
+
+    def report(self, name: str, _outcome: str) -> None:
+        """Record that stage *name* is up to date."""
+        self.is_accepted = self.is_accepted or name == "build-learner"
+
+
+@contextmanager
+def restoring_params(before: bytes) -> Iterator[Attempt]:
+    """Write *before* to params.yaml again if the block raises before build-learner accepts the checkpoint.
+
+    An edit made meanwhile stays. After that stage params.yaml stays too: the same run resumes with it.
+    """
+    attempt, written = Attempt(), PARAMS.read_bytes()
+    try:
+        yield attempt
+    except BaseException:
+        if not attempt.is_accepted and PARAMS.read_bytes() == written:
+            with written_whole(PARAMS) as file:
+                file.write(before)
+        raise
+
+
+def set_checkpoint(name: str, epoch: int, *, weights_only: bool, overrides: Sequence[str]) -> str:
+    """Set the checkpoint in params.yaml to *epoch* of the revision *name*, with *overrides* as of DVC's -S.
+
+    Returns its full SHA. Nothing is written if the epoch is missing or the params would not be valid. Raises
+    `CheckpointError` and `ParamsError`.
+    """
+    rev = resolved(name)
+    Revision(rev).check(epoch)
+    checkpoint = {"rev": rev, "epoch": epoch} | ({"weights_only": True} if weights_only else {})
+
+    def go_on(content: dict[str, Any]) -> None:
+        content["build_learner"] = {**(content.get("build_learner") or {}), "checkpoint": checkpoint}
+
+    write_text(PARAMS, overridden(overrides, go_on))
+    return rev

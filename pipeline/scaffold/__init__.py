@@ -1,0 +1,1 @@
+"""New projects for a user's own model and data."""

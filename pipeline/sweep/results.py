@@ -1,0 +1,77 @@
+"""Whether an experiment is what a point would make. Git says it: there is no book of our own to go stale."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pipeline.engine.frozen_inputs import Base, asked, parsed
+from pipeline.params_edit import apply, check_draft
+from pipeline.sweep.points import Point
+from stages.contracts.errors import ParamsError
+
+PARAMS = "params.yaml"
+
+
+def params_of(base: Base, point: Point) -> dict[str, Any]:
+    """What each params file says that *point* sets something in, by its name.
+
+    Raises `ParamsError` where that would not be valid.
+    """
+    found = {}
+    with TemporaryDirectory() as folder:
+        for name, overrides in point.overrides:
+            text = base.text(name)
+            if text is None:
+                raise ParamsError(f"git does not know {name}, in which -S sets something: git add {name}")
+            draft = Path(folder) / Path(name).name
+            draft.write_text(text, encoding="utf-8")
+            apply(overrides, draft)
+            found[name] = parsed(draft.read_text(encoding="utf-8"), name)
+            if name == PARAMS:
+                _check(draft, base.content("dvc.yaml"))
+    return found
+
+
+def is_result(base: Base, commit: str, params: Mapping[str, Any]) -> bool:
+    """Whether the experiment *commit* has these *params*, and what else DVC would look at is as in *base*."""
+    if any(base.content(name, commit) != content for name, content in params.items()):
+        return False
+    stages = (base.content("dvc.lock", commit).get("stages") or {}).values()
+    if not stages or _differ(base, commit, ["dvc.yaml", *_sources(stages)]):
+        return False
+    recorded = [
+        each for stage in stages for each in (stage.get("params") or {}).items() if each[0] not in params
+    ]
+    return all(_has(base.content(name), values) for name, values in recorded)
+
+
+def _sources(stages: Any) -> Iterator[str]:
+    """What the stages read and no stage makes, as far as git may have it; DVC's note of what DVC has."""
+    made = {out["path"] for stage in stages for out in stage.get("outs") or []}
+    for path in {dep["path"] for stage in stages for dep in stage.get("deps") or []} - made:
+        inside = ":" not in path and not path.startswith("/") and ".." not in PurePosixPath(path).parts
+        if inside and not any(PurePosixPath(path).is_relative_to(each) for each in made):
+            yield from (path, f"{path}.dvc")
+
+
+def _differ(base: Base, commit: str, paths: list[str]) -> bool:
+    command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *paths]
+    return asked(base.root, *command).returncode != 0
+
+
+def _has(content: Any, values: Mapping[str, Any]) -> bool:
+    return all(_value(content, key) == value for key, value in values.items())
+
+
+def _value(content: Any, key: str) -> Any:
+    for part in [key] if isinstance(content, dict) and key in content else key.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
+def _check(draft: Path, definition: Mapping[str, Any]) -> None:
+    try:
+        check_draft(draft, definition)
+    except ParamsError as error:
+        raise ParamsError(str(error).replace(str(draft), PARAMS)) from error

@@ -1,0 +1,145 @@
+"""Runs are found and read from git and DVC's cache, in any folder of a repository."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipeline.comparison.cached_files import VERIFIED_BYTES, CachedFiles
+from pipeline.comparison.gathering import gather, sources
+from pipeline.comparison.git_objects import committed_at, read_objects
+from stages.contracts.errors import StageError
+
+ROOT = Path(__file__).parents[3]
+FILES = ("dvc.yaml", "params.yaml", "dvc.lock", ".dvc/config")
+WHEN = "2026-03-04T05:06:07+0530"
+
+
+def git(*arguments):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+    done = subprocess.run(["git", *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def commit(name, content=None):
+    """Commit all files, the params changed to *content*, and leave HEAD; the commit's SHA."""
+    if content is not None:
+        Path("params.yaml").write_bytes(content)
+    git("add", "-A")
+    git("commit", "-qm", name)
+    sha = git("rev-parse", "HEAD")
+    if content is not None:
+        git("reset", "-q", "--hard", "HEAD~1")
+    return sha
+
+
+@pytest.fixture(params=["", "project"])
+def head(request, tmp_path, monkeypatch):
+    """The SHA of the first commit of a project, at the root of a git repository or below."""
+    monkeypatch.setenv("GIT_COMMITTER_DATE", WHEN)
+    folder = tmp_path / request.param
+    (folder / ".dvc").mkdir(parents=True)
+    for name in FILES:
+        shutil.copy2(ROOT / name, folder / name)
+    monkeypatch.chdir(tmp_path)
+    git("init", "-q")
+    if request.param:
+        (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")
+    monkeypatch.chdir(folder)
+    return commit("The project")
+
+
+def experiment(head, name, content):
+    sha = commit(name, content)
+    git("update-ref", f"refs/exps/{head[:2]}/{head[2:]}/{name}", sha)
+    return sha
+
+
+def test_experiments_are_found_together_by_their_names_as_one_by_one(head):
+    made = {
+        name: experiment(head, name, f"fit: {{seed: {name[-1]}}}\n".encode()) for name in ("exp-1", "exp-2")
+    }
+    git("tag", "exp-2", head)  # git's own names come first
+
+    found = sources(["exp-1", "exp-2", "workspace", "HEAD", head[:10]])
+
+    assert {name: source.sha for name, source in found.items()} == {
+        "exp-1": made["exp-1"],
+        "exp-2": head,
+        "workspace": None,
+        "HEAD": head,
+        head[:10]: head,
+    }
+    assert {name: source.sha for name, source in sources().items()} == {"workspace": None, **made}
+    assert found["exp-1"].tracked("params.yaml") == {"fit": {"seed": 1}}
+    assert found["exp-1"].committed.isoformat() == "2026-03-04T05:06:07+05:30"
+
+
+def test_a_name_that_two_experiments_have_is_refused(head):
+    sha = experiment(head, "twice", b"{}\n")
+    git("update-ref", f"refs/exps/{sha[:2]}/{sha[2:]}/twice", sha)
+    git("commit", "-q", "--allow-empty", "-m", "Another baseline")
+
+    with pytest.raises(StageError, match="ambiguous Git revision 'twice'"):
+        sources(["HEAD", "twice"])
+
+
+@pytest.mark.parametrize("name", ["dvc.lock", "params.yaml"])
+@pytest.mark.parametrize("content", [b"a: [\n", b"a: \xff\n"])
+def test_a_damaged_file_of_a_commit_is_refused_and_the_run_named(head, name, content):
+    Path(name).write_bytes(content)
+    sha = commit("Damage")
+
+    with pytest.raises(StageError, match=f"run {sha[:8]}: {name} is not "):
+        gather([sha[:8]])
+
+
+def test_a_run_of_another_project_has_no_values(head):
+    git("rm", "-q", "dvc.yaml", "dvc.lock")
+    sha = commit("Without a pipeline")
+
+    [run] = gather([sha]).runs
+    assert (run.metrics, run.cached, run.notes) == (
+        {},
+        False,
+        ("nothing was run: there is no dvc.lock with params",),
+    )
+
+
+def test_objects_are_returned_in_the_order_of_their_names(head):
+    prefix = git("rev-parse", "--show-prefix")
+    names = [
+        f"{head}:{prefix}params.yaml",
+        f"{head}:nothing",
+        head,
+        f"{head}:{prefix}params.yaml",
+        "no such name",
+    ]
+
+    params, missing, found, again, unknown = read_objects(Path.cwd(), names)
+
+    assert params.content == Path("params.yaml").read_bytes()
+    assert (missing, unknown, again) == (None, None, params)
+    assert (found.sha, found.kind, committed_at(found).isoformat()) == (
+        head,
+        "commit",
+        "2026-03-04T05:06:07+05:30",
+    )
+
+
+def test_a_folder_that_is_not_a_repository_is_refused_with_gits_message(tmp_path):
+    with pytest.raises(StageError, match="git cannot read .*not a git repository"):
+        read_objects(tmp_path, ["HEAD"])
+
+
+def test_a_cached_file_is_intact_missing_or_damaged(tmp_path):
+    cases = {"d41d8cd98f00b204e9800998ecf8427e": b"", "0" * 32: b"x", "1" * 32: bytes(VERIFIED_BYTES + 1)}
+    for md5, content in cases.items():
+        (tmp_path / md5[:2]).mkdir()
+        (tmp_path / md5[:2] / md5[2:]).write_bytes(content)
+    cache = CachedFiles(tmp_path)
+
+    states = [(cache.is_intact(md5), cache.is_damaged(md5)) for md5 in (*cases, "f" * 32)]
+    assert states == [(True, False), (False, True), (True, False), (False, False)]
+    assert [cache.read(md5) for md5 in (*cases, "f" * 32)] == [b"", None, None, None]

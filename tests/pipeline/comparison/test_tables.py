@@ -1,0 +1,204 @@
+"""What is made of runs once they are known: tables, order, times, the data of a page."""
+
+import csv
+import json
+import math
+
+import pytest
+
+from pipeline.comparison.arranging import View, arranged
+from pipeline.comparison.directions import direction_of
+from pipeline.comparison.gathering import flat
+from pipeline.comparison.page import page
+from pipeline.comparison.points import MOST, Drawn, shown_matrix, thinned
+from pipeline.comparison.runs import Comparison, Measured, Run
+from pipeline.comparison.specs import empty_confusion_spec
+from pipeline.comparison.tables import (
+    csv_table,
+    duration,
+    json_table,
+    markdown_table,
+    short_names,
+    text_table,
+)
+from stages.contracts.config import Use
+from stages.contracts.errors import ParamsError
+from stages.contracts.history import Direction
+from stages.metrics import build_metric
+from stages.metrics.config import BUILT_IN
+
+NASTY = "</script><img src=x onerror=alert(1)>|\x1b[2J\n# no"
+
+
+def run(name, losses, **params):
+    series = dict(enumerate(losses, start=1))
+    metrics = {"valid/Loss": Measured("valid", "Loss", series, Direction.LOWEST)} if losses else {}
+    return Run(name=name, sha=None, params=params, metrics=metrics, epochs=len(losses) or None)
+
+
+def names(comparison, **view):
+    return [each.name for each in arranged(comparison, View(**view))]
+
+
+THREE = Comparison(
+    (run("a", [3.0, 1.0], rate=0.1), run("b", [0.5, math.nan], rate=2), run("c", [], rate="x"))
+)
+
+
+def test_the_best_value_is_finite_and_the_difference_is_to_the_first_run():
+    a, b, c = THREE.runs
+
+    assert (b.metrics["valid/Loss"].best, b.metrics["valid/Loss"].best_epoch) == (0.5, 1)
+    assert [THREE.delta(each, "valid/Loss") for each in (a, b, c)] == [0.0, -0.5, None]
+
+
+def accuracies(*values):
+    runs = (
+        Run(
+            f"run-{number}",
+            None,
+            metrics={"valid/Accuracy": Measured("valid", "Accuracy", {1: value}, better)},
+        )
+        for number, (value, better) in enumerate(values)
+    )
+    return Comparison(tuple(runs))
+
+
+@pytest.mark.parametrize("better", Direction)
+def test_delta_is_positive_if_a_run_has_the_higher_value(better):
+    """Its sign does not depend on which direction is better, so that the reader can add it to the first."""
+    comparison = accuracies(
+        (50.0, better), (75.0, better), (20.5, better), (50.0, better), (math.nan, better)
+    )
+    deltas = ["0", "+25.000", "-29.500", "0", "NaN"]
+
+    _, *lines = text_table(comparison).splitlines()
+    _, _, *rows = markdown_table(comparison).splitlines()
+    table = list(csv.DictReader(csv_table(comparison).splitlines()))
+    listed = json.loads(json_table(comparison))["runs"]
+
+    assert [line.split()[4] for line in lines] == deltas
+    assert [row.split(" | ")[4] for row in rows] == deltas
+    assert [row["valid/Accuracy delta"] for row in table] == ["0", "25", "-29.5", "0", "NaN"]
+    assert [run["metrics"]["valid/Accuracy"]["delta"] for run in listed] == [0.0, 25.0, -29.5, 0.0, "NaN"]
+
+
+@pytest.mark.parametrize(
+    ("view", "order"),
+    [
+        ({}, "abc"),
+        ({"reverse": True}, "cba"),
+        ({"sort": "Loss"}, "bac"),
+        ({"sort": "valid/loss", "reverse": True}, "abc"),
+        ({"sort": "rate"}, "abc"),
+        ({"sort": "rate", "reverse": True}, "cba"),
+        ({"sort": "epochs"}, "abc"),
+        ({"sort": "name", "reverse": True}, "cba"),
+    ],
+)
+def test_runs_stand_in_the_order_asked_for_and_those_without_a_value_last(view, order):
+    assert "".join(names(THREE, **view)) == order
+
+
+@pytest.mark.parametrize("view", [{"sort": "los"}, {"metrics": ("Los",), "sort": None}])
+def test_what_no_run_has_is_refused_with_what_there_is(view):
+    with pytest.raises(ParamsError, match="valid/Loss"):
+        text_table(THREE, View(**view))
+
+
+def test_a_metric_of_which_nobody_says_what_is_better_has_no_best_value():
+    rate = Measured("train", "Learning Rate", {1: 0.1, 2: 0.2}, None)
+    table = json.loads(json_table(Comparison((Run("a", None, metrics={rate.name: rate}),))))
+
+    [found] = table["runs"]
+    assert (found["metrics"][rate.name]["best"], found["metrics"][rate.name]["last"]) == (None, 0.2)
+
+
+def test_a_param_is_called_by_as_much_of_its_end_as_is_its_own():
+    keys = ["fit.seed", "load_data.seed", "fit.batch_size"]
+
+    assert short_names(keys) == {key: key if "seed" in key else "batch_size" for key in keys}
+
+
+def test_an_empty_section_is_a_value():
+    assert flat({"fit": {"keep": {}, "seed": 1}}) == {"fit.keep": {}, "fit.seed": 1}
+
+
+def test_no_name_moves_the_cursor_or_breaks_a_table():
+    comparison = Comparison((run(NASTY, [1.0], rate=NASTY), run("b", [2.0], rate=1)))
+
+    text, markdown = text_table(comparison), markdown_table(comparison)
+    assert len(text.splitlines()) == 3
+    assert "\x1b" not in text + markdown
+    assert len(markdown.splitlines()) == 4
+    assert "<img" not in markdown.replace("\\<", "")
+    assert NASTY in csv_table(comparison).replace('""', '"')
+
+
+def test_a_page_holds_nasty_names_as_data_only():
+    drawn = {NASTY: Drawn({"valid/Loss": [(0, 1.0), (1, math.nan)]}, [("0", "1", 2)]), "b": Drawn()}
+    comparison = Comparison((run(NASTY, [1.0], rate=NASTY), run("b", [math.inf], rate=1)))
+
+    text = page(comparison, drawn, View())
+
+    assert "<img src=x" not in text
+    assert text.count("</script>") == 3
+    kept = text.partition('id="data">')[2].partition("</script>")[0]
+    assert json.loads(kept)["params"] == {"rate": [NASTY, "1"]}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(7.25, "7.2 s"), (59.99, "1 min 0 s"), (185, "3 min 5 s"), (7380, "2 h 3 min")]
+)
+def test_a_duration_is_told_in_two_units(seconds, shown):
+    assert duration(seconds) == shown
+
+
+def test_a_long_curve_is_thinned_alike_in_all_runs():
+    points = [(step, 0.0) for step in range(MOST * 3)]
+
+    kept = [step for step, _ in thinned(points)]
+    assert kept == list(range(0, MOST * 3, 4))
+    assert thinned(points[:MOST]) == points[:MOST]
+
+
+def test_the_name_of_every_metric_we_ship_tells_which_way_it_is_better():
+    arguments = {"top_k": {"k": 2}, "dice": {"num_classes": 2}}
+    built = [build_metric(Use(kind=kind, **arguments.get(kind, {}))) for kind in BUILT_IN]
+    said = {
+        each.name: getattr(each, "better", None) for each in built if not getattr(each, "telemetry", False)
+    }
+
+    assert len(said) > 15
+    assert {name: direction_of(name) for name in said} == said
+
+
+def test_a_word_inside_another_says_nothing():
+    assert direction_of("Certainty") is None
+    assert direction_of("Learning Rate") is None
+
+
+def test_a_matrix_of_many_classes_is_shown_by_its_most_confused_pairs():
+    """The file of an older version has all cells, a newer one the pairs and the samples of their class."""
+    rows = [f"{actual}\t{(actual + 1) % 201}\t1\n{actual}\t{actual}\t3" for actual in range(201)]
+    few = "actual\tgiven\tcount\n0\t1\t5\n"
+
+    assert shown_matrix("actual\tgiven\tcount\n" + "\n".join(rows))[0] == ("0", "1", 1, 4)
+    assert shown_matrix("actual\tgiven\tcount\tclass_samples\n7\t1\t5\t9\n") == [("7", "1", 5, 9)]
+    assert shown_matrix(few) == [("0", "1", 5)]
+    assert shown_matrix("") == []
+
+
+@pytest.mark.parametrize(
+    ("cells", "share"),
+    [([("0", "1", 3, 12)], "25.0%"), ([("0", "1", 3), ("0", "0", 1)], "75.0%")],
+    ids=["pairs", "all"],
+)
+def test_a_share_is_that_of_all_samples_of_the_class(cells, share):
+    vl_convert = pytest.importorskip("vl_convert")
+    names = ("actual", "given", "count", "class_samples")
+    spec = empty_confusion_spec()
+
+    spec["data"]["values"] = [{"rev": "a", **dict(zip(names, cell, strict=False))} for cell in cells]
+
+    assert f"share: {share}" in vl_convert.vegalite_to_svg(spec)

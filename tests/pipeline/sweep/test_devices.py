@@ -1,0 +1,112 @@
+"""One GPU a job, by locks of real processes; no GPU is needed for it."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+
+import pytest
+
+from pipeline.sweep.devices import claimed, listed, visible
+from stages.contracts.errors import StageError
+
+TWO = """\
+GPU 0: NVIDIA H200 (UUID: GPU-11111111-aaaa)
+GPU 1: NVIDIA H200 (UUID: GPU-22222222-bbbb)
+"""
+DIVIDED = """\
+GPU 0: NVIDIA H200 (UUID: GPU-11111111-aaaa)
+  MIG 1g.18gb     Device  0: (UUID: MIG-33333333-cccc)
+  MIG 1g.18gb     Device  1: (UUID: MIG-44444444-dddd)
+GPU 1: NVIDIA H200 (UUID: GPU-22222222-bbbb)
+"""
+HOLDER = """
+import sys
+from pipeline.sweep.devices import claimed
+with claimed(sys.argv[1:], lambda: True) as (device, handle):
+    print(device, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_claims(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("value", "devices"),
+    [
+        ("0,1", ["0", "1"]),
+        (" 2 , GPU-11 ", ["2", "GPU-11"]),
+        ("1,-1,0", ["1"]),
+        ("0,0", ["0"]),
+        ("", []),
+        ("-1", []),
+        ("none", []),
+    ],
+)
+def test_the_variable_is_read_as_cuda_reads_it(value, devices):
+    assert visible({"CUDA_VISIBLE_DEVICES": value}) == devices
+
+
+def test_without_it_nvidia_smi_says_what_is_there():
+    assert listed(TWO) == ["GPU-11111111-aaaa", "GPU-22222222-bbbb"]
+    assert listed(DIVIDED) == ["MIG-33333333-cccc", "MIG-44444444-dddd", "GPU-22222222-bbbb"]
+    assert listed("") == []
+
+
+def holder(*devices):
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, *devices], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_two_jobs_get_a_device_each_and_a_third_waits_until_one_is_killed():
+    with holder("0", "1") as first, holder("0", "1") as second:
+        got = {process.stdout.readline().strip(): process for process in (first, second)}
+        assert set(got) == {"0", "1"}
+
+        tries = []
+        with (
+            pytest.raises(StageError, match="waited for a GPU"),
+            claimed(["0", "1"], lambda: len(tries) < 3 and not tries.append(1)),
+        ):
+            pass
+        assert len(tries) == 3
+
+        threading.Timer(0.3, got["1"].kill).start()
+        with claimed(["0", "1"], lambda: True) as (device, _):
+            assert device == "1"
+        first.kill()
+        second.kill()
+
+
+def test_a_claim_holds_as_long_as_a_process_that_inherited_it():
+    with claimed(["0"], lambda: True) as (_, handle):
+        heir = subprocess.Popen(["sleep", "60"], stdin=handle)
+    try:
+        tries = []
+        with pytest.raises(StageError), claimed(["0"], lambda: len(tries) < 2 and not tries.append(1)):
+            pass
+    finally:
+        heir.kill()
+        heir.wait()
+
+    with claimed(["0"], lambda: True) as (device, _):
+        assert device == "0"
+
+
+def test_an_index_and_a_uuid_of_one_device_are_one_claim(tmp_path, monkeypatch):
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat <<'E'\n{TWO}E\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    assert visible() == ["GPU-11111111-aaaa", "GPU-22222222-bbbb"]
+    with claimed(["1"], lambda: True), claimed(visible(), lambda: True) as (device, _):
+        assert device == "GPU-11111111-aaaa"

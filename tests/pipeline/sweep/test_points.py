@@ -1,0 +1,89 @@
+"""The points of a sweep and their names."""
+
+import subprocess
+
+import pytest
+
+from pipeline.sweep.names import LONGEST, plain_names, told_apart
+from pipeline.sweep.points import expand
+from stages.contracts.errors import ParamsError
+
+RATES = "build_learner.optimizer.learning_rate=range(0.001,0.004,0.001)"
+
+
+def names(*set_params, **how):
+    return plain_names(expand(set_params, **how))
+
+
+@pytest.mark.parametrize(
+    ("set_params", "expected"),
+    [
+        (["fit.batch_size=32,64"], ["batch_size=32", "batch_size=64"]),
+        (["fit.batch_size=choice(32,64)", "fit.num_epochs=1"], ["batch_size=32", "batch_size=64"]),
+        ([RATES], ["learning_rate=0.001", "learning_rate=0.002", "learning_rate=0.003"]),
+        (["a.seed=1,2", "b.seed=3"], ["seed=1", "seed=2"]),
+        (["a.seed=1,2", "b.seed=3,4"], [f"a.seed={a},b.seed={b}" for a in (1, 2) for b in (3, 4)]),
+        (["+fit.keep.last=3,null"], ["last=3", "last=null"]),
+        (["fit.metrics=[loss,accuracy],[loss]"], ["metrics=loss,accuracy", "metrics=loss"]),
+        (['model.kind="my_lab.nets:Wide",cnn'], ["kind=my_lab.nets-Wide", "kind=cnn"]),
+        (["other.yaml:width=1,2"], ["width=1", "width=2"]),
+        (["fit.batch_size=32,32"], ["batch_size=32"]),
+        (["fit.batch_size=32"], ["batch_size=32"]),
+    ],
+)
+def test_a_name_says_what_varies(set_params, expected):
+    assert names(*set_params) == expected
+
+
+@pytest.mark.parametrize("value", ["a/b", "x..y", "a@{b}", "'  ~^:?*\\\\ '", "name.lock", "ü", "-x", "." * 9])
+def test_every_name_is_a_legal_part_of_a_ref(value):
+    point = expand([f"a.key='{value}'"] if "'" not in value else [f"a.key={value}"])[0]
+
+    for name in (*plain_names([point]), told_apart(point, {"a": value})):
+        assert "/" not in name
+        subprocess.run(["git", "check-ref-format", f"refs/exps/ab/cdef/{name}"], check=True)
+
+
+def test_what_a_name_cannot_tell_apart_its_content_does():
+    points = expand(["a.key='x y','x:y'", f"a.other={'v' * LONGEST}"])
+    assert plain_names(points) == ["key=xy", "key=x-y"]
+
+    clashing = expand(["a.key='x:y','x/y'"])
+    assert plain_names(clashing) == ["", ""]
+    assert plain_names(expand([f"a.key={'v' * LONGEST},w"])) == ["", "key=w"]
+    apart = {told_apart(each, {"key": each.varying}) for each in clashing}
+    assert len(apart) == 2
+    assert all(name.startswith("key=x-y-") for name in apart)
+
+
+def test_a_draw_is_without_replacement_and_a_larger_one_begins_with_it():
+    grid = ["a.x=range(0,10)", "a.y=range(0,10)"]
+
+    ten, twenty = (names(*grid, draw=count, seed=7) for count in (10, 20))
+
+    assert len(set(twenty)) == 20
+    assert twenty[:10] == ten == names(*grid, draw=10, seed=7)
+    assert ten != names(*grid, draw=10, seed=8)
+    assert sorted(names(*grid, draw=1000)) == sorted(names(*grid))
+
+
+def test_hydras_shuffle_is_the_same_on_every_call():
+    assert names("a.x=shuffle(range(0,50))") == names("a.x=shuffle(range(0,50))")
+
+
+@pytest.mark.parametrize(
+    ("set_params", "message"),
+    [
+        (["a.x=1,2", "a.x=3,4"], "-S sets params.yaml:a.x twice. Join the values, as in a.x=1,2"),
+        (["a.x=range(1,0)"], "the grid has no points"),
+    ],
+)
+def test_values_that_would_be_dropped_are_refused(set_params, message):
+    with pytest.raises(ParamsError, match=message):
+        expand(set_params)
+
+
+@pytest.mark.parametrize("wrong", [[], ["fit.batch_size"], ["a=interval(0,1)"], ["a=glob(*)"], ["a=choice("]])
+def test_what_dvc_does_not_understand_is_told(wrong):
+    with pytest.raises(ParamsError):
+        expand(wrong)
