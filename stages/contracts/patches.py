@@ -1,0 +1,90 @@
+"""Private names of other packages that this project replaces, and the check that they are what it expects.
+
+A package has one module for its patches, with a tuple ``PATCHES``, a function ``problems`` that lists the
+mismatches, and a function ``apply`` that checks the tuple and then replaces the names.
+"""
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pkgutil import resolve_name
+from typing import Any
+
+from stages.contracts.errors import StageError
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A name of another package that this project replaces or relies on."""
+
+    name: str
+    """Module and attribute, for example ``dvc.stage.cache:StageCache._load_cache``."""
+    reason: str
+    """One sentence that explains why no public name serves."""
+    signature: str | None
+    """The parameters without annotations, for example ``(self, key, value)``; None skips the check."""
+    supported: str
+    """The versions of the package that were tried, for example ``3.67.1``."""
+
+    @property
+    def package(self) -> str:
+        """Return the distribution that contains the name."""
+        return self.name.partition(":")[0].partition(".")[0]
+
+    def find(self) -> Any:
+        """Return the object of that name. Raises `ImportError` or `AttributeError` if it is missing."""
+        return resolve_name(self.name)
+
+    def problem(self) -> str | None:
+        """Return one line that describes the mismatch with the installed package; None if it matches.
+
+        A replacement that carries `functools.wraps` has the signature of the original, so the result is the
+        same before and after the patch is applied.
+        """
+        try:
+            found = self.find()
+        except (ImportError, AttributeError):
+            return f"{self._title} does not exist. {self._advice}"
+        if self.signature is None:
+            return None
+        try:
+            signature = _plain_signature(found)
+        except (TypeError, ValueError):
+            return f"{self._title} is not a function with the signature {self.signature}. {self._advice}"
+        if signature != self.signature:
+            return f"{self._title} has the signature {signature}, not {self.signature}. {self._advice}"
+        return None
+
+    @property
+    def _title(self) -> str:
+        return f"{self.package} {_installed(self.package)}: {self.name.replace(':', '.')}"
+
+    @property
+    def _advice(self) -> str:
+        return f"Install {self.package} {self.supported}"
+
+
+def find_problems(patches: Iterable[Patch]) -> list[str]:
+    """Return one line for each of *patches* that does not match the installed package."""
+    return [problem for patch in patches if (problem := patch.problem())]
+
+
+def check_patches(patches: Iterable[Patch]) -> None:
+    """Raise `StageError` if one of *patches* does not match the installed package."""
+    if problems := find_problems(patches):
+        raise StageError("\n  ".join(problems))
+
+
+def _plain_signature(function: Any) -> str:
+    """Return the signature of *function* without annotations."""
+    signature = inspect.signature(function)
+    parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(not installed)"

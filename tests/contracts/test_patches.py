@@ -1,0 +1,52 @@
+"""Private names of other packages are checked before they are replaced."""
+
+import functools
+
+import pytest
+
+from stages.contracts.errors import StageError
+from stages.contracts.patches import Patch, check_patches, find_problems
+
+MATCHING = Patch("shutil:copyfile", "a test", "(src, dst, *, follow_symlinks=True)", "any")
+MISSING = Patch("json:JSONEncoder.no_such_method", "a test", "(self)", "1.0")
+CHANGED = Patch("msgpack:packb", "a test", "(o)", "0.9")
+
+
+def test_name_with_the_expected_signature_has_no_problem():
+    assert MATCHING.problem() is None
+
+
+def test_name_without_an_expected_signature_only_has_to_exist():
+    assert Patch("math:pi", "a test", None, "any").problem() is None
+
+
+@pytest.mark.parametrize(
+    ("patch", "words"),
+    [
+        (MISSING, ["json.JSONEncoder.no_such_method", "does not exist", "Install json 1.0"]),
+        (CHANGED, ["msgpack 1.", "msgpack.packb", "(o, **kwargs)", "not (o)", "Install msgpack 0.9"]),
+        (Patch("math:pi", "a test", "()", "2.0"), ["math.pi is not a function", "()", "Install math 2.0"]),
+    ],
+)
+def test_problem_names_the_installed_and_the_supported_version(patch, words):
+    assert [word for word in words if word not in patch.problem()] == []
+
+
+def test_replacement_that_wraps_the_original_has_no_problem(monkeypatch):
+    @functools.wraps(MATCHING.find())
+    def replacement(*arguments):
+        return arguments
+
+    monkeypatch.setattr("shutil.copyfile", replacement)
+
+    assert MATCHING.problem() is None
+
+
+def test_check_raises_one_error_that_lists_every_problem():
+    with pytest.raises(StageError) as error:
+        check_patches([MATCHING, MISSING, CHANGED])
+
+    assert str(error.value).splitlines() == [
+        find_problems([MISSING])[0],
+        f"  {find_problems([CHANGED])[0]}",
+    ]
