@@ -1,24 +1,24 @@
-"""The commands ``learner init`` and ``learner versions``: a user's own project, and what it is built on."""
+"""The command ``learner init``."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Made where it is missing; . for here.")]
 
+def init(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Folder of the project, created if missing; `.` for this one."),
+    ],
+) -> None:
+    """Create a project for your own model and data, and commit it.
 
-def init(directory: Directory) -> None:
-    """Make a project for your own model and data. No file that is there is overwritten."""
+    Existing files are never overwritten.
+
+    Example: learner init my-project
+    """
     from pipeline.scaffold.new_project import make_project
 
     for line in make_project(directory):
-        typer.echo(line)
-
-
-def versions() -> None:
-    """Note in versions.yaml which stages are installed, for a project that `learner init` made."""
-    from pipeline.versions import refresh
-
-    for line in refresh() or ["versions.yaml says what is installed"]:
         typer.echo(line)

@@ -16,7 +16,7 @@ from workers import side_by_side
 NEWNS, NEWUSER, REC, PRIVATE = 0x00020000, 0x10000000, 0x4000, 1 << 18
 BALLAST = "ballast"
 KIB = 1024
-SAID = re.compile(r"No space left on device|make space|disk is full", re.IGNORECASE)
+SAID = re.compile(r"No space left on device|make space|free disk space|disk is full", re.IGNORECASE)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

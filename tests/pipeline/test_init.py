@@ -72,7 +72,7 @@ def test_an_edit_of_the_own_model_reruns_what_is_built_of_it_and_a_new_version_i
     assert told.startswith(
         f"versions.yaml: fit is {fit.VERSION}, and installed is new\nversions.yaml: models is "
     )
-    assert own.learner("versions").out == "versions.yaml says what is installed\n"
+    assert own.learner("versions").out == "versions.yaml is up to date\n"
     assert set(json.loads(own.ok("dvc", "status", "--json"))) == {"build-learner", "fit"}
 
 

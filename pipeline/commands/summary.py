@@ -1,0 +1,37 @@
+"""The command ``learner summary``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stages.contracts.errors import StageError
+
+
+def summary(
+    directory: Annotated[
+        Path,
+        typer.Argument(help="Artifact directory, with folders train/ and valid/, written by fit or by Burn."),
+    ] = Path("artifacts"),
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of a table.", show_default="off")
+    ] = False,
+) -> None:
+    """Print the summary table of a run from its log files.
+
+    Example: learner summary artifacts --json
+    """
+    from stages.learner.summary import summary_json, summary_text
+    from stages.loggers.reading import count_epochs, read_history, read_tests
+
+    history, tests, epochs = read_history(directory), read_tests(directory), count_epochs(directory)
+    if not len(history) and not tests:
+        raise StageError(
+            f"{directory} has no logs: found no train/epoch-1/*.log in it. Pass an artifact directory"
+        )
+    if as_json:
+        text = summary_json(history, tests, epochs=epochs) + "\n"
+    else:
+        text = summary_text(history, tests=tests, epochs=epochs)
+    typer.echo(text, nl=False)
