@@ -47,22 +47,21 @@ def show(
     limit: Limit = None,
 ) -> None:
     """Print the names, shapes and dtypes in a record, and what wrote it. Loads no tensor."""
-    from pipeline.records_shown import facts, print_record
+    from pipeline.record_view import print_record, summarize
     from stages.records.formats import format_of, read
-    from stages.records.inspection.listing import as_json as rows
-    from stages.records.inspection.listing import listed
     from stages.records.nameless.metadata import metadata_at
+    from stages.records.tools.listing import list_entries, to_rows
     from stages.records.tree import Record
 
     form = format_of(file)
     if form.has_names:
         record = read(file, form, keep_data=False, limit=limit)
-        entry = listed(record.item)
+        entry = list_entries(record.item)
     else:
         record, entry = Record(None, metadata_at(file, form, limit=limit)), None
-    told = facts(file, form, record, entry)
+    told = summarize(file, form, record, entry)
     if as_json:
-        entries = None if entry is None else rows(entry, constants=constants)
+        entries = None if entry is None else to_rows(entry, constants=constants)
         typer.echo(json.dumps(told | {"entries": entries}, indent=2))
     else:
         print_record(told, entry, constants=constants)
@@ -77,16 +76,16 @@ def verify(
     limit: Limit = None,
 ) -> None:
     """Read each record and report whether it is intact; exit 1 if one is not."""
-    from stages.records.inspection.listing import printable
-    from stages.records.inspection.verifying import verdicts
+    from stages.records.tools.listing import escape
+    from stages.records.tools.verification import verify_path
 
     wrong = 0
     for path in paths:
-        for verdict in verdicts(path, limit=limit):
+        for verdict in verify_path(path, limit=limit):
             wrong += verdict.problem is not None
             note = f" ({verdict.note})" if verdict.note else ""
             told = f"wrong: {verdict.problem}" if verdict.problem else f"ok{note}"
-            typer.echo(printable(f"{verdict.name}: {told}"))
+            typer.echo(escape(f"{verdict.name}: {told}"))
     if wrong:
         raise typer.Exit(1)
 
@@ -111,7 +110,7 @@ def convert(
 ) -> None:
     """Write a record in another form, or in another precision."""
     from stages.records.formats import format_of, read, write
-    from stages.records.inspection.converting import PRECISIONS, converted, lossy, typed
+    from stages.records.tools.conversion import PRECISIONS, add_types, convert_record, find_lossy_tensors
 
     before = format_of(source)
     after = _named_format(recorder) if recorder else format_of(target)
@@ -119,12 +118,12 @@ def convert(
     example = _example(learner, before, after)
     record = read(source, before, like=example, limit=limit)
     chosen = PRECISIONS[precision] if precision else None
-    if lost := lossy(record, chosen):
+    if lost := find_lossy_tensors(record, chosen):
         what = f"{lost[0]} and {len(lost) - 1} more" if len(lost) > 1 else lost[0]
         typer.echo(f"warning: {precision} precision loses bits of {what}", err=True)
-    made = converted(record, after, chosen)
+    made = convert_record(record, after, chosen)
     if before.has_names and not after.has_names:
-        made = replace(made, item=typed(made.item, example))
+        made = replace(made, item=add_types(made.item, example))
     write(made, target, after, limit=limit)
 
 
@@ -142,9 +141,9 @@ def diff(
     limit: Limit = None,
 ) -> None:
     """Compare two records, of any two forms: names, shapes, dtypes, values. Exit 1 where they differ."""
-    from pipeline.records_shown import difference_row, print_differences
+    from pipeline.record_view import difference_row, print_differences
     from stages.records.formats import format_of, read
-    from stages.records.inspection.comparing import differences
+    from stages.records.tools.diff import find_differences
 
     forms = [format_of(path) for path in (first, second)]
     example = _example(learner, *forms)
@@ -152,7 +151,7 @@ def diff(
         read(path, form, like=None if form.has_names else example, limit=limit).item
         for path, form in zip((first, second), forms, strict=True)
     ]
-    found = list(differences(*items, tolerance=tolerance, ids=ids))
+    found = list(find_differences(*items, tolerance=tolerance, ids=ids))
     if as_json:
         rows = [difference_row(one) for one in found]
         typer.echo(json.dumps({"equal": not found, "differences": rows}, indent=2))

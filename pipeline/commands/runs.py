@@ -121,7 +121,7 @@ def _verified(run: Run) -> list[tuple[str, str | None]]:
 
 def _verified_checkpoints(run: Run) -> list[tuple[str, str | None]]:
     """Return name and problem of each checkpoint; one that a running run has removed since is left out."""
-    from stages.records.inspection.verifying import checkpoint_verdict
+    from stages.records.tools.verification import verify_checkpoint
 
     found: list[tuple[str, str | None]] = []
     for trainer in sorted(run.path.rglob("trainer-*.mpk.gz")):
@@ -130,7 +130,7 @@ def _verified_checkpoints(run: Run) -> list[tuple[str, str | None]]:
         if not number.isdecimal():
             continue
         try:
-            problem = checkpoint_verdict(trainer, int(number), {}).problem
+            problem = verify_checkpoint(trainer, int(number), {}).problem
         except (RecordError, OSError) as error:
             problem = str(error)
         if problem is None or trainer.exists() or run.state is not State.RUNNING:

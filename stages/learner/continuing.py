@@ -14,7 +14,7 @@ from stages.contracts.history import History
 from stages.learner.history_record import history_tree
 from stages.learner.state import State
 from stages.optim import OptimizerConfig, Scheduler, Window, build_optimizer
-from stages.records import Restored, Tree, adopt_optimizer, load_into, read_item, record_of
+from stages.records import LoadResult, Tree, load_burn_optimizer, load_into, read_item, record_of
 
 Start = tuple[Any, OptimizerConfig, Scheduler]
 """What `Blueprint.build` gives."""
@@ -106,7 +106,9 @@ def _adopted(state: State, optimizer_file: Path | None, model_item: Tree, *, lim
         return "the optimizer starts anew"
     try:
         item = read_item(optimizer_file, limit=limit)
-        lacking = adopt_optimizer(state.optimizer, state.model, item, model_item, source=optimizer_file.name)
+        lacking = load_burn_optimizer(
+            state.optimizer, state.model, item, model_item, source=optimizer_file.name
+        )
     except RecordError as error:
         return f"the optimizer starts anew ({error})"
     but = f", but for {_listed(lacking)}, which it does not have" if lacking else ""
@@ -130,13 +132,13 @@ def _nothing_begun() -> dict[str, Any]:
     return {"window": Window(1).state_dict(), "guard": {"skipped": 0}}
 
 
-def _check_fits(restored: Restored, source: str, start: Start) -> None:
+def _check_fits(restored: LoadResult, source: str, start: Start) -> None:
     if restored.fits:
         return
     kinds = {
         "missing": restored.missing,
         "unexpected": restored.unexpected,
-        "of another shape": restored.misshapen,
+        "of another shape": restored.mismatched,
     }
     lines = [f"  {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
     raise CheckpointError(

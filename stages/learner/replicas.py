@@ -13,7 +13,7 @@ import torch
 
 from stages.contracts.outputs import TrainOutput
 from stages.contracts.placement import move
-from stages.models import clear_gradients, known_parameters
+from stages.models import cache_parameters, clear_gradients
 
 
 class Replicas:
@@ -93,7 +93,7 @@ class Replicas:
         """Look up the parameters of every model once for the block."""
         with ExitStack() as stack:
             for model in self._models:
-                stack.enter_context(known_parameters(model))
+                stack.enter_context(cache_parameters(model))
             yield
 
     def train(self) -> None:

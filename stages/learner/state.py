@@ -15,11 +15,11 @@ from stages.learner.history_record import history_of
 from stages.learner.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, clip, without_dynamo
 from stages.records import (
-    beside,
     from_plain,
     load_into,
+    module_supplement,
     optimizer_record,
-    optimizer_rest,
+    optimizer_supplement,
     record_of,
     restore_optimizer,
     skeleton_of,
@@ -98,8 +98,8 @@ class State:
                 trainer={
                     "epoch": self.epoch,
                     "layout": to_plain(layout),
-                    "model": beside(self.model),
-                    "optim": optimizer_rest(self.optimizer, self.model),
+                    "model": module_supplement(self.model),
+                    "optim": optimizer_supplement(self.optimizer, self.model),
                     "scheduler": self.scheduler.state_dict(),
                     **({"training_state": extra} if extra else {}),
                     **trainer,

@@ -3,12 +3,12 @@ from .config import CnnConfig as CnnConfig
 from .config import MlpConfig as MlpConfig
 from .config import MlpRegressorConfig as MlpRegressorConfig
 from .config import ModelConfig as ModelConfig
-from .find import build_model as build_model
+from .factory import build_model as build_model
 from .mlp import Mlp as Mlp
 from .mlp import MlpRegressor as MlpRegressor
 from .steps import ClassificationStep as ClassificationStep
 from .steps import Model as Model
 from .steps import RegressionStep as RegressionStep
 from .steps import backward as backward
+from .steps import cache_parameters as cache_parameters
 from .steps import clear_gradients as clear_gradients
-from .steps import known_parameters as known_parameters

@@ -25,7 +25,7 @@ else:
     Module = object
 
 
-_known: dict[int, tuple[Tensor, ...]] = {}
+_cached: dict[int, tuple[Tensor, ...]] = {}
 
 
 class Model(Protocol):
@@ -56,7 +56,7 @@ def backward(model: "torch.nn.Module", loss: Tensor) -> list[Tensor | None]:
     """
     if not (isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1):
         raise _loss_error(model, loss)
-    parameters = _known.get(id(model)) or tuple(model.parameters())
+    parameters = _cached.get(id(model)) or tuple(model.parameters())
     for parameter in parameters:
         parameter.grad = None
     loss.backward()  # type: ignore[no-untyped-call]
@@ -71,7 +71,7 @@ def clear_gradients(model: "torch.nn.Module") -> None:
 
     The learner does so before each training step, as a textbook loop calls ``optimizer.zero_grad()``.
     """
-    for parameter in _known.get(id(model)) or model.parameters():
+    for parameter in _cached.get(id(model)) or model.parameters():
         parameter.grad = None
 
 
@@ -96,14 +96,14 @@ def _loss_error(model: "torch.nn.Module", loss: Any) -> BuilderError:
 
 
 @contextmanager
-def known_parameters(model: "torch.nn.Module") -> Iterator[None]:
+def cache_parameters(model: "torch.nn.Module") -> Iterator[None]:
     """Look up the parameters of *model* once for the block, instead of at each step; then clear ``.grad``."""
-    _known[id(model)] = tuple(model.parameters())
+    _cached[id(model)] = tuple(model.parameters())
     try:
         yield
     finally:
         clear_gradients(model)
-        del _known[id(model)]
+        del _cached[id(model)]
 
 
 class ClassificationStep(Module):
@@ -126,7 +126,7 @@ class ClassificationStep(Module):
 
         Raises `BuilderError` for another batch.
         """
-        inputs, targets = _pair(batch, self, "forward_classification")
+        inputs, targets = _unpack_pair(batch, self, "forward_classification")
         logits = self(inputs)
         return ClassificationOutput(self.loss(logits, targets), logits, targets)
 
@@ -155,8 +155,8 @@ class RegressionStep(Module):
 
         Raises `BuilderError` for another batch, and if predictions and targets differ in shape.
         """
-        inputs, targets = _pair(batch, self, "forward_regression")
-        predictions = _shaped_as(targets, self(inputs))
+        inputs, targets = _unpack_pair(batch, self, "forward_regression")
+        predictions = _reshape_like(targets, self(inputs))
         return RegressionOutput(self.loss(predictions, targets), predictions, targets)
 
     def train_step(self, batch: Any) -> TrainOutput[RegressionOutput]:
@@ -169,7 +169,7 @@ class RegressionStep(Module):
         return self.forward_regression(batch)
 
 
-def _pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:
+def _unpack_pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:
     """Return the inputs and the targets of *batch*; *method* is the one to override for another batch."""
     if not isinstance(batch, Mapping | Tensor | str):  # these unpack too, as keys, rows and letters
         with suppress(TypeError, ValueError):
@@ -188,7 +188,7 @@ def _pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:
     )
 
 
-def _shaped_as(targets: Tensor, predictions: Tensor) -> Tensor:
+def _reshape_like(targets: Tensor, predictions: Tensor) -> Tensor:
     """Return *predictions* in the shape of *targets*, which may lack, or add, a last dimension of 1."""
     if predictions.shape == targets.shape:
         return predictions

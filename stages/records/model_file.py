@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from torch import nn
 
-from stages.records.modules.described import fields_unlike_burn, record_of
-from stages.records.modules.restoring import load_into
 from stages.records.recorder import Recorder
+from stages.records.torch_modules.module_record import fields_unlike_burn, record_of
+from stages.records.torch_modules.state_dict import load_into
 
 log = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)

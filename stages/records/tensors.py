@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import RecordError
-from stages.records.modules.slots import Slot
+from stages.records.torch_modules.skeleton import Slot
 from stages.records.tree import RawTensor, Some, Tree, Variant
 
 DTYPES = {

@@ -15,8 +15,8 @@ from fuzz_mutations import case
 
 from stages.contracts.errors import RecordError
 from stages.records.formats import read
-from stages.records.inspection.converting import converted
 from stages.records.source import LEAST_LIMIT, LIMIT_RATIO, PlainSource
+from stages.records.tools.conversion import convert_record
 from stages.records.tree import RawTensor, Some, Variant
 
 SECONDS = 5.0
@@ -97,7 +97,7 @@ def _differs(record, form, like):
     """What is wrong with *record*, that loaded: it must be written, and read again, as it is."""
     try:
         if not form.has_names:  # which is not written any more as before 0.14
-            record = converted(record, form)
+            record = convert_record(record, form)
         source = PlainSource.of_bytes(b"".join(form.encoded(record)))
         again = form.decoded(source, record.item if like is not None else None, True)
         source.finish()

@@ -21,9 +21,9 @@ from stages.records import (
     to_plain,
 )
 from stages.records.gzipped.writer import GzipWriter
-from stages.records.inspection.verifying import verdicts
 from stages.records.recorder import PRECISIONS, RECORDERS
 from stages.records.source import LEAST_LIMIT, LIMIT_RATIO
+from stages.records.tools.verification import verify_path
 
 SHAPE = (4250, 4000)
 """17 million elements: 68 MB of float32."""
@@ -116,7 +116,7 @@ def test_a_trainer_record_with_a_history_of_200_000_numbers_is_restored(tmp_path
     checkpointer.save(1, Checkpoint({}, {}, None, {"history": history}))
 
     assert checkpointer.restore(1).trainer["history"] == history
-    assert all(verdict.problem is None for verdict in verdicts(tmp_path))
+    assert all(verdict.problem is None for verdict in verify_path(tmp_path))
 
 
 @pytest.mark.parametrize("size", [LEAST_LIMIT, LEAST_LIMIT + 1, 2 * LEAST_LIMIT + 12_345])
@@ -162,7 +162,7 @@ def test_a_verified_checkpoint_is_restored_whatever_its_ratio(bomb, tmp_path):
         checkpointer.restore(1)
     rewrite_manifest(folder)
     assert checkpointer.restore(1).model["weight"].shape == SHAPE
-    assert all(verdict.problem is None for verdict in verdicts(folder))
+    assert all(verdict.problem is None for verdict in verify_path(folder))
 
 
 def rewrite_manifest(folder):

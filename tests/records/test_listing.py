@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from stages.records.formats import FORMATS
-from stages.records.inspection.comparing import differences, distance
-from stages.records.inspection.converting import converted, lossy, typed
-from stages.records.inspection.listing import as_json, described, listed, printable, totals
 from stages.records.precision import DoublePrecision, HalfPrecision
+from stages.records.tools.conversion import add_types, convert_record, find_lossy_tensors
+from stages.records.tools.diff import distance, find_differences
+from stages.records.tools.listing import describe, escape, list_entries, to_rows, totals
 from stages.records.tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
 
 OLD = Metadata("f32", "i32", "…", "0.13.2", "FullPrecisionSettings")
@@ -29,8 +29,8 @@ def module(bias=(1.0, 2.0)):
 
 
 def test_a_parameter_and_its_id_are_one_entry():
-    entry = listed(module())
-    rows = {row["path"]: row for row in as_json(entry, constants=False)}
+    entry = list_entries(module())
+    rows = {row["path"]: row for row in to_rows(entry, constants=False)}
 
     assert rows["fc.weight"] == {
         "path": "fc.weight",
@@ -40,7 +40,7 @@ def test_a_parameter_and_its_id_are_one_entry():
         "id": "abcdefghijklm",
     }
     assert list(rows) == ["fc.weight", "fc.bias", "rate"]
-    assert "fc.size" in {row["path"] for row in as_json(entry, constants=True)}
+    assert "fc.size" in {row["path"] for row in to_rows(entry, constants=True)}
     assert (totals(entry).tensors, totals(entry).parameters, totals(entry).nbytes) == (2, 6, 32)
 
 
@@ -58,15 +58,15 @@ def test_a_parameter_and_its_id_are_one_entry():
     ],
 )
 def test_a_value_is_told_in_a_few_words(value, words):
-    assert described(listed(value)) == words
+    assert describe(list_entries(value)) == words
 
 
 def test_a_name_from_a_stranger_moves_no_cursor():
-    assert printable("a\x1b[1mb\n\u202ec é") == "a\\x1b[1mb\\n\\u202ec é"
+    assert escape("a\x1b[1mb\n\u202ec é") == "a\\x1b[1mb\\n\\u202ec é"
 
 
 def test_what_json_cannot_say_is_text():
-    rows = as_json(listed({"a": math.nan, "b": [1.0, math.inf], "c": b"12"}), constants=False)
+    rows = to_rows(list_entries({"a": math.nan, "b": [1.0, math.inf], "c": b"12"}), constants=False)
 
     assert [row["value"] for row in rows] == ["NaN", [1.0, "inf"], "2 bytes"]
     assert json.dumps(rows, allow_nan=False)
@@ -77,8 +77,8 @@ def test_equal_trees_have_no_difference_whatever_typed_them():
     other["fc"]["weight"]["id"] = "another"
     del other["fc"]["size"]
 
-    assert not list(differences(module(), other))
-    (found,) = differences(module(), other, ids=True)
+    assert not list(find_differences(module(), other))
+    (found,) = find_differences(module(), other, ids=True)
     assert (found.path, found.what) == ("fc.weight.id", "value")
 
 
@@ -100,7 +100,7 @@ def test_equal_trees_have_no_difference_whatever_typed_them():
     ],
 )
 def test_each_kind_of_difference_is_told(first, second, what, largest):
-    (found,) = differences(first, second)
+    (found,) = find_differences(first, second)
 
     assert (found.path, found.what, found.largest) == ("a", what, largest)
 
@@ -108,7 +108,7 @@ def test_each_kind_of_difference_is_told(first, second, what, largest):
 def test_a_parameter_and_a_bare_tensor_of_its_name_are_compared():
     bare = module() | {"fc": {"weight": tensor([[1, 2, 3], [4, 5, 7]]), "bias": tensor([1.0, 2.0])}}
 
-    (found,) = differences(module(), bare)
+    (found,) = find_differences(module(), bare)
 
     assert (found.path, found.what, found.largest) == ("fc.weight", "value", 1)
 
@@ -116,9 +116,9 @@ def test_a_parameter_and_a_bare_tensor_of_its_name_are_compared():
 def test_nan_equals_nan_and_a_tolerance_is_kept():
     first, second = {"a": tensor([np.nan, np.inf, 1.0])}, {"a": tensor([np.nan, np.inf, 1.25])}
 
-    assert not list(differences(first, first))
-    assert not list(differences(first, second, tolerance=0.25))
-    assert len(list(differences(first, second, tolerance=0.24))) == 1
+    assert not list(find_differences(first, first))
+    assert not list(find_differences(first, second, tolerance=0.25))
+    assert len(list(find_differences(first, second, tolerance=0.24))) == 1
 
 
 def test_bfloat16_is_compared_by_value():
@@ -138,7 +138,7 @@ def test_pieces_of_any_size_are_compared_as_one_tensor():
 
 
 def test_metadata_is_written_for_the_new_form():
-    made = converted(Record(module(), OLD), FORMATS["named_mpk"], HalfPrecision).metadata
+    made = convert_record(Record(module(), OLD), FORMATS["named_mpk"], HalfPrecision).metadata
 
     assert made.format.startswith("burn_core::record::file::NamedMpkFileRecorder<")
     assert (made.float, made.settings) == ("half::binary16::f16", "HalfPrecisionSettings")
@@ -148,14 +148,14 @@ def test_metadata_is_written_for_the_new_form():
 def test_a_record_without_metadata_gets_that_of_its_floats():
     item = {"a": tensor([1.0, 2.0], "<f2", "F16")}
 
-    assert converted(Record(item), FORMATS["named_mpk"]).metadata.float == "half::binary16::f16"
+    assert convert_record(Record(item), FORMATS["named_mpk"]).metadata.float == "half::binary16::f16"
 
 
 def test_only_floats_that_lose_bits_are_lossy():
     item = {"a": tensor([1.0]), "b": tensor([1.0], "<f2", "F16"), "c": tensor([1], "<i8", "I64")}
 
-    assert lossy(Record(item), HalfPrecision) == ["a"]
-    assert not lossy(Record(item), DoublePrecision)
+    assert find_lossy_tensors(Record(item), HalfPrecision) == ["a"]
+    assert not find_lossy_tensors(Record(item), DoublePrecision)
 
 
 def test_an_example_types_what_was_read_with_names():
@@ -167,7 +167,7 @@ def test_an_example_types_what_was_read_with_names():
     }
     more = tensor([2.0])
 
-    made = typed({"state": {"y": {"V1": {"time": 3, "more": more}}}, "stride": [None, None]}, like)
+    made = add_types({"state": {"y": {"V1": {"time": 3, "more": more}}}, "stride": [None, None]}, like)
 
     assert isinstance(made["state"], Map)
     inner = made["state"]["y"]
@@ -179,7 +179,7 @@ def test_an_example_types_what_was_read_with_names():
 
 
 def test_show_and_verify_load_no_torch():
-    modules = "stages.records.inspection.listing, stages.records.inspection.verifying, pipeline.records_shown"
+    modules = "stages.records.tools.listing, stages.records.tools.verification, pipeline.record_view"
     program = f"import {modules}, sys; assert 'torch' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", program], check=True)

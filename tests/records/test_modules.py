@@ -11,17 +11,17 @@ from torch.nn import functional as F
 
 from stages.contracts.errors import RecordError
 from stages.records import DefaultRecorder, save_file
-from stages.records.modules.described import (
-    beside,
-    fields_unlike_burn,
-    record_of,
-    rest,
-    skeleton_of,
-)
-from stages.records.modules.restoring import load_into, state_of
-from stages.records.modules.slots import Slot, filled, from_plain, slots, to_plain
 from stages.records.precision import FullPrecision, HalfPrecision
 from stages.records.tensors import PIECE, raw, tensor
+from stages.records.torch_modules.module_record import (
+    fields_unlike_burn,
+    module_supplement,
+    record_of,
+    skeleton_of,
+    unrecorded_entries,
+)
+from stages.records.torch_modules.skeleton import Slot, fill_slots, from_plain, slots, to_plain
+from stages.records.torch_modules.state_dict import load_into, state_of
 from stages.records.tree import Map, RawTensor, Some, Variant, leaves, plain
 
 BURN = Path(__file__).parents[3] / "shared/burn/model.mpk"
@@ -335,7 +335,7 @@ def test_a_stored_skeleton_reads_a_record_with_no_module_at_hand(make, given):
 
     state = {**module.state_dict()}
     assert from_plain(stored, "a file") == skeleton_of(module)
-    assert read.state.keys() | rest(module, skeleton_of(module)).keys() == state.keys()
+    assert read.state.keys() | unrecorded_entries(module, skeleton_of(module)).keys() == state.keys()
     assert all(torch.equal(entry, state[name]) for name, entry in read.state.items())
 
 
@@ -359,7 +359,7 @@ def test_a_stored_skeleton_without_end_is_refused():
 def test_what_burn_does_not_keep_is_given_beside():
     module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2).double(), nn.Linear(2, 2).bfloat16(), Own())
 
-    assert set(beside(module)) == {"0.num_batches_tracked", "1.weight", "1.bias", "3.places"}
+    assert set(module_supplement(module)) == {"0.num_batches_tracked", "1.weight", "1.bias", "3.places"}
 
 
 def test_half_types_come_back_through_full_precision_bit_for_bit():
@@ -433,7 +433,7 @@ def test_what_fits_is_loaded_where_that_was_asked_for():
 
     assert report.missing == ["1.bias"]
     assert report.unexpected == ["2.weight", "2.bias"]
-    assert len(report.misshapen) == 2
+    assert len(report.mismatched) == 2
     assert torch.equal(module[1].weight, tensor(record[1]["weight"]["param"]).t())
 
 
@@ -653,7 +653,7 @@ def test_a_skeleton_keeps_its_markers_when_it_is_filled():
         "c": Map(d=[Variant("E", 1, None)]),
     }
 
-    done = filled(tree, lambda slot: slot.name)
+    done = fill_slots(tree, lambda slot: slot.name)
 
     assert done == {"a": Some("x"), "b": (None,), "c": {"d": [Variant("E", 1, None)]}}
     assert isinstance(done["c"], Map)
@@ -679,7 +679,7 @@ def test_parameters_that_only_burn_has_are_filled_in_the_same_each_time(make):
 
 
 @pytest.mark.parametrize(
-    ("value", "shape", "kind"), [(2.0, (3,), "unexpected"), (1.0, (4,), "misshapen"), (1.0, (3,), None)]
+    ("value", "shape", "kind"), [(2.0, (3,), "unexpected"), (1.0, (4,), "mismatched"), (1.0, (3,), None)]
 )
 def test_a_filled_in_parameter_with_another_content_does_not_fit(value, shape, kind):
     gamma = {"id": "0" * 13, "param": raw(torch.full(shape, value))}

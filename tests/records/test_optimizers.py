@@ -8,13 +8,17 @@ from torch import nn
 
 from stages.contracts.errors import RecordError
 from stages.optim import Muon, build_optimizer
-from stages.records.modules.described import record_of, skeleton_of
-from stages.records.modules.restoring import load_into
-from stages.records.modules.slots import slots
-from stages.records.optimizers.adopting import adopt_optimizer
-from stages.records.optimizers.recorded import optimizer_record, optimizer_rest, restore_optimizer
 from stages.records.precision import FullPrecision
 from stages.records.tensors import tensor
+from stages.records.torch_modules.module_record import record_of, skeleton_of
+from stages.records.torch_modules.skeleton import slots
+from stages.records.torch_modules.state_dict import load_into
+from stages.records.torch_optimizers.burn_import import load_burn_optimizer
+from stages.records.torch_optimizers.optimizer_record import (
+    optimizer_record,
+    optimizer_supplement,
+    restore_optimizer,
+)
 from stages.records.tree import Map, RawTensor, Variant, plain
 
 optim = torch.optim
@@ -119,7 +123,7 @@ def test_three_steps_more_are_those_of_an_unbroken_run_bit_for_bit(kind, dtype):
     other = made(seed=1, dtype=dtype)
     other.load_state_dict(copy.deepcopy(module.state_dict()))
     resumed = OPTIMIZERS[kind](other.parameters())
-    record, left = optimizer_record(optimizer, module), optimizer_rest(optimizer, module)
+    record, left = optimizer_record(optimizer, module), optimizer_supplement(optimizer, module)
     restore_optimizer(resumed, other, through_a_file(plain(record)), through_a_file(left))
 
     assert same(resumed.state_dict(), optimizer.state_dict())
@@ -132,7 +136,8 @@ def test_a_new_optimizer_is_restored_too():
     module, other = made(), made()
     optimizer = optim.Adam(module.parameters(), 0.5)
     resumed = optim.Adam(other.parameters(), 0.1)
-    restore_optimizer(resumed, other, optimizer_record(optimizer, module), optimizer_rest(optimizer, module))
+    record, supplement = optimizer_record(optimizer, module), optimizer_supplement(optimizer, module)
+    restore_optimizer(resumed, other, record, supplement)
 
     assert same(resumed.state_dict(), optimizer.state_dict())
 
@@ -215,7 +220,7 @@ def test_parameters_without_gradients_have_no_entry_and_stay_without():
     module.conv.requires_grad_(False)
     optimizer, resumed = optim.Adam(module.parameters()), optim.Adam(other.parameters())
     train(module, optimizer, 1)
-    record, left = optimizer_record(optimizer, module), optimizer_rest(optimizer, module)
+    record, left = optimizer_record(optimizer, module), optimizer_supplement(optimizer, module)
     restore_optimizer(resumed, other, record, left)
 
     assert not resumed.state.get(other.conv.weight)
@@ -231,7 +236,8 @@ def test_a_parameter_that_is_not_the_modules_is_restored_as_well():
 
     (module, optimizer), (other, resumed) = build(), build()
     optimizer.step()
-    restore_optimizer(resumed, other, optimizer_record(optimizer, module), optimizer_rest(optimizer, module))
+    record, supplement = optimizer_record(optimizer, module), optimizer_supplement(optimizer, module)
+    restore_optimizer(resumed, other, record, supplement)
 
     assert same(resumed.state_dict(), optimizer.state_dict())
 
@@ -241,7 +247,7 @@ def test_a_parameter_that_lies_otherwise_in_memory_has_moments_that_lie_so():
     optimizer = optim.Adam(module.parameters())
     module(torch.ones(1, 2, 3, 3)).sum().backward()
     optimizer.step()
-    record, left = optimizer_record(optimizer, module), optimizer_rest(optimizer, module)
+    record, left = optimizer_record(optimizer, module), optimizer_supplement(optimizer, module)
     resumed = optim.Adam(module.parameters())
     restore_optimizer(resumed, module, through_a_file(plain(record)), left)
 
@@ -266,7 +272,7 @@ def test_what_is_of_another_optimizer_is_refused_and_nothing_changes(change, sai
     optimizer = optim.Adam(module.parameters())
     train(module, optimizer, 2)
     record = through_a_file(plain(optimizer_record(optimizer, module)))
-    left = optimizer_rest(optimizer, module)
+    left = optimizer_supplement(optimizer, module)
     before = copy.deepcopy(optimizer.state_dict())
     change(record, left)
 
@@ -301,7 +307,7 @@ def test_a_record_by_burn_alone_is_gone_on_from(kind):
     other = made(seed=1)
     resumed = OPTIMIZERS[kind](other.parameters())
     load_into(other, model)
-    without = adopt_optimizer(resumed, other, through_a_file(record), model)
+    without = load_burn_optimizer(resumed, other, through_a_file(record), model)
 
     assert without == []
     assert same(resumed.state_dict(), optimizer.state_dict())
@@ -315,7 +321,7 @@ def test_parameters_that_burns_record_has_no_word_of_are_named():
     del record[model["conv"]["bias"]["id"]]
     resumed = optim.RMSprop(module.parameters(), momentum=0.9)
 
-    assert adopt_optimizer(resumed, module, record, model) == ["conv.bias"]
+    assert load_burn_optimizer(resumed, module, record, model) == ["conv.bias"]
     assert resumed.state[module.one.bias]["step"] == 0
     assert module.conv.bias not in resumed.state
 
@@ -324,7 +330,7 @@ def test_an_optimizer_that_burn_has_not_adopts_nothing():
     module = made()
 
     with pytest.raises(RecordError, match="Burn has no NAdam"):
-        adopt_optimizer(optim.NAdam(module.parameters()), module, {}, {}, source="optim.mpk")
+        load_burn_optimizer(optim.NAdam(module.parameters()), module, {}, {}, source="optim.mpk")
 
 
 def test_muons_velocity_is_the_sum_of_gradients_that_burn_keeps():
@@ -347,7 +353,7 @@ def test_a_muon_resumes_from_burns_record_alone():
     model, record = with_other_ids(plain(record_of(module)), plain(optimizer_record(optimizer, module)))
     resumed = muon(module.parameters())
 
-    without = adopt_optimizer(resumed, module, through_a_file(record), model)
+    without = load_burn_optimizer(resumed, module, through_a_file(record), model)
 
     assert "conv.bias" in without
     for matrix in (module.one.weight, module.rnn.weight_ih_l0):
@@ -398,7 +404,7 @@ def test_an_lbfgs_resumes_from_burns_record_alone():
     other.load_state_dict(copy.deepcopy(module.state_dict()))
     record = through_a_file(plain(optimizer_record(optimizer, module)))
 
-    assert adopt_optimizer(resumed, other, record, plain(record_of(module))) == []
+    assert load_burn_optimizer(resumed, other, record, plain(record_of(module))) == []
     descend(module, optimizer, 2)
     descend(other, resumed, 2)
     torch.testing.assert_close(dict(other.state_dict()), dict(module.state_dict()))
@@ -412,4 +418,4 @@ def test_another_record_is_refused_by_lbfgs(change):
     record = {**through_a_file(plain(optimizer_record(optimizer, module))), **change}
 
     with pytest.raises(RecordError, match="the optimizer's record"):
-        adopt_optimizer(optimizer, module, record, {})
+        load_burn_optimizer(optimizer, module, record, {})

@@ -19,9 +19,9 @@ from stages.records import (
     NamedMpkBytesRecorder,
     NamedMpkGzFileRecorder,
     RecorderConfig,
-    beside,
     from_plain,
     load_into,
+    module_supplement,
     read_item,
     record_of,
     recorder_of,
@@ -122,12 +122,12 @@ def test_full_precision_and_what_stands_beside_bring_back_every_bit(tmp_path):
     module = nn.Sequential(nn.Linear(3, 2).double(), nn.BatchNorm1d(2), nn.Linear(2, 2).bfloat16())
     module.register_buffer("big", torch.tensor([2**40]))
     path = DefaultRecorder().record(record_of(module), tmp_path / "model")
-    NamedMpkGzFileRecorder(AsItIs).record(beside(module), tmp_path / "beside")
+    NamedMpkGzFileRecorder(AsItIs).record(module_supplement(module), tmp_path / "supplement")
 
     other = nn.Sequential(nn.Linear(3, 2).double(), nn.BatchNorm1d(2), nn.Linear(2, 2).bfloat16())
     other.register_buffer("big", torch.tensor([0]))
     load_into(other, read_item(path), layout="burn")
-    other.load_state_dict({**other.state_dict(), **read_item(tmp_path / "beside.mpk.gz")})
+    other.load_state_dict({**other.state_dict(), **read_item(tmp_path / "supplement.mpk.gz")})
 
     for name, each in module.state_dict().items():
         assert torch.equal(other.state_dict()[name], each), name

@@ -7,16 +7,24 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.modules.described import skeleton_of
-from stages.records.modules.slots import slots
-from stages.records.optimizers.moments import STEP, form_of, read
-from stages.records.optimizers.muon_and_lbfgs import is_muon, read_lbfgs, read_muon
-from stages.records.optimizers.state import assign, members, new_step, options_of, places_of, settled
 from stages.records.tensors import raw_tree
+from stages.records.torch_modules.module_record import skeleton_of
+from stages.records.torch_modules.skeleton import slots
+from stages.records.torch_optimizers.burn_state import STEP, form_of, read_state
+from stages.records.torch_optimizers.lbfgs import read_lbfgs
+from stages.records.torch_optimizers.muon import is_muon, read_muon
+from stages.records.torch_optimizers.torch_state import (
+    assign,
+    members,
+    new_step,
+    options_of,
+    slots_by_parameter,
+    to_entry,
+)
 from stages.records.tree import Tree, leaves
 
 
-def adopt_optimizer(
+def load_burn_optimizer(
     optimizer: torch.optim.Optimizer,
     module: nn.Module,
     item: Tree,
@@ -42,7 +50,7 @@ def adopt_optimizer(
             f"{source}: Burn has no {type(optimizer).__name__}, so it cannot be continued from it"
         )
     tree = skeleton_of(module)
-    foreign, entries, places = _ids(model_item), raw_tree(item) or {}, places_of(module, tree)
+    foreign, entries, places = _ids(model_item), raw_tree(item) or {}, slots_by_parameter(module, tree)
     paths = {slot.id: path for path, slot in slots(tree)}
     states, without = [], []
     for group, parameter in members(optimizer):
@@ -56,9 +64,9 @@ def adopt_optimizer(
             states.append(read_muon(group, parameter, found, source))
             continue
         new = _new(optimizer, group, parameter)
-        taken = {key: entry for key, entry in read(form, found, parameter, source).items() if key in new}
-        taken = {key: settled(entry, key, group, parameter) for key, entry in taken.items()}
-        states.append({**new, **taken})
+        saved = read_state(form, found, parameter, source)
+        saved = {key: to_entry(saved[key], key, group, parameter) for key in saved if key in new}
+        states.append({**new, **saved})
     assign(optimizer, [options_of(group) for group in optimizer.param_groups], states)
     return without
 

@@ -13,7 +13,7 @@ import numpy as np
 from stages.contracts.errors import RecordError
 from stages.records.tree import Map, RawTensor, Signed, Some, Tree, Variant, leaves
 
-DEPTH = 128
+MAX_DEPTH = 128
 """Levels that a stored skeleton may have."""
 
 
@@ -60,7 +60,7 @@ class Constant:
         return (np.full(self.shape, self.value, "<f4").reshape(-1).view(np.uint8).data,)
 
 
-LEAVES: dict[str, Any] = {
+LEAF_EXAMPLES: dict[str, Any] = {
     "tensor": RawTensor.of("F32", (0,), b""),
     "text": "",
     "signed": Signed(),
@@ -76,20 +76,20 @@ def slots(skeleton: Tree) -> Iterator[tuple[str, Slot]]:
     return ((path, leaf) for path, leaf in leaves(skeleton) if isinstance(leaf, Slot))
 
 
-def filled(skeleton: Tree, fill: Callable[[Slot], Tree]) -> Tree:
+def fill_slots(skeleton: Tree, fill: Callable[[Slot], Tree]) -> Tree:
     """Return *skeleton* with the result of *fill* in the place of each slot, and constants as parameters."""
     if isinstance(skeleton, Slot):
         return fill(skeleton)
     if isinstance(skeleton, Constant):
         return skeleton.parameter()
     if isinstance(skeleton, Some):
-        return Some(filled(skeleton.value, fill))
+        return Some(fill_slots(skeleton.value, fill))
     if isinstance(skeleton, Variant):
-        return Variant(skeleton.name, skeleton.index, filled(skeleton.value, fill))
+        return Variant(skeleton.name, skeleton.index, fill_slots(skeleton.value, fill))
     if isinstance(skeleton, dict):
-        return type(skeleton)((key, filled(value, fill)) for key, value in skeleton.items())
+        return type(skeleton)((key, fill_slots(value, fill)) for key, value in skeleton.items())
     if isinstance(skeleton, list | tuple):
-        return type(skeleton)(filled(value, fill) for value in skeleton)
+        return type(skeleton)(fill_slots(value, fill) for value in skeleton)
     return skeleton
 
 
@@ -115,7 +115,7 @@ def to_plain(skeleton: Tree) -> Any:
             return None
         case object(dtype=_, shape=_):  # raw, or torch's
             return ["tensor"]
-    for kind, example in LEAVES.items():
+    for kind, example in LEAF_EXAMPLES.items():
         if type(skeleton) is type(example):
             return [kind]
     raise RecordError(f"a skeleton has no {type(skeleton).__name__}: {skeleton!r}")
@@ -123,8 +123,8 @@ def to_plain(skeleton: Tree) -> Any:
 
 def from_plain(stored: Any, source: str, depth: int = 0) -> Tree:
     """The skeleton that `to_plain` gave *stored* of. Raises `RecordError`, which names *source*."""
-    if depth > DEPTH:
-        raise RecordError(f"{source}: the skeleton is over {DEPTH} levels deep")
+    if depth > MAX_DEPTH:
+        raise RecordError(f"{source}: the skeleton is over {MAX_DEPTH} levels deep")
 
     def inner(value: Any) -> Tree:
         return from_plain(value, source, depth + 1)
@@ -136,8 +136,8 @@ def from_plain(stored: Any, source: str, depth: int = 0) -> Tree:
             return _parameter(stored, source)
         case ["some", value]:
             return Some(inner(value))
-        case [str(kind)] if kind in LEAVES:
-            return LEAVES[kind]
+        case [str(kind)] if kind in LEAF_EXAMPLES:
+            return LEAF_EXAMPLES[kind]
         case ["variant", str(name), int(index), value]:
             return Variant(name, index, inner(value))
         case ["map" | "struct" as kind, dict(fields)]:

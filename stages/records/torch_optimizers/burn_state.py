@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import RecordError
-from stages.records.modules.slots import Slot
 from stages.records.tensors import NAMES, part, raw, whole
+from stages.records.torch_modules.skeleton import Slot
 from stages.records.tree import RawTensor, Some, Tree, Variant
 
 STEP = "step"
@@ -39,7 +39,7 @@ FORMS: tuple[tuple[type[torch.optim.Optimizer], Tree], ...] = (
     (torch.optim.RMSprop, RMS_PROP),
     (torch.optim.Adagrad, ADA_GRAD),
 )
-EXACT = {torch.float32, torch.float16, torch.bfloat16}
+EXACT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 """Types that full precision keeps bit for bit."""
 
 
@@ -49,41 +49,45 @@ def form_of(optimizer: torch.optim.Optimizer) -> Tree:
     return next((form for kind, form in FORMS if plain and isinstance(optimizer, kind)), None)
 
 
-def recorded(form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: Slot) -> Tree:
+def record_state(form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: Slot) -> Tree:
     """Burn's record of what *slot* shows of *parameter*'s *state*; None where that lacks what Burn needs."""
-    shown = {key: entry for key, entry in state.items() if _like(entry, parameter)}
+    shown = {key: entry for key, entry in state.items() if _is_like(entry, parameter)}
     shape = part(slot, parameter).shape
 
     def leaf(key: str) -> Tree:
         if key == STEP:
             return int(state[STEP])
         if key == AVERAGE:
-            return lazily(lambda: part(slot, _average(shown)), shown["square_avg"].dtype, tuple(shape))
+            return lazy_tensor(lambda: part(slot, _average(shown)), shown["square_avg"].dtype, tuple(shape))
         return raw(part(slot, shown[key]))
 
-    names = {*shown, STEP} if STEP in state and _whole(state[STEP]) else {*shown}
+    names = {*shown, STEP} if STEP in state and _is_step_count(state[STEP]) else {*shown}
     names |= {AVERAGE} if "square_avg" in shown else set()
-    made = _made(form, leaf, names)
+    made = _build_record(form, leaf, names)
     if made is None or not any(key in shown for key in keys(form)):
         return None
     return Variant("V1", 0, Variant(f"Rank{len(shape)}", len(shape), made))
 
 
-def kept(form: Tree, state: Mapping[str, Any], parameter: Tensor, *, step: Tensor | None) -> set[str]:
+def exact_entries(
+    form: Tree, state: Mapping[str, Any], parameter: Tensor, *, step: Tensor | None
+) -> set[str]:
     """The entries of *state* that a record in full precision brings back bit for bit.
 
     *step* is what the optimizer would count with, as the record has the number only.
     """
-    names = {key for key in keys(form) if _like(state.get(key), parameter) and state[key].dtype in EXACT}
+    names = {
+        key for key in keys(form) if _is_like(state.get(key), parameter) and state[key].dtype in EXACT_DTYPES
+    }
     names = {key for key in names if state[key].dtype == parameter.dtype}
     counter = state.get(STEP)
-    if step is not None and isinstance(counter, Tensor) and STEP in keys(form) and _whole(counter):
+    if step is not None and isinstance(counter, Tensor) and STEP in keys(form) and _is_step_count(counter):
         same = (counter.dtype, counter.device, counter.shape) == (step.dtype, step.device, step.shape)
         names |= {STEP} if same else set()
     return names
 
 
-def read(form: Tree, nodes: list[tuple[Slot, Tree]], parameter: Tensor, where: str) -> dict[str, Any]:
+def read_state(form: Tree, nodes: list[tuple[Slot, Tree]], parameter: Tensor, where: str) -> dict[str, Any]:
     """PyTorch's entries for *parameter* from Burn's states *nodes* of its slots; ``step`` is a number.
 
     Raises `RecordError`, which *where* begins, for states of another form or shape.
@@ -95,7 +99,7 @@ def read(form: Tree, nodes: list[tuple[Slot, Tree]], parameter: Tensor, where: s
             if key == STEP:
                 made[STEP] = value
             else:
-                entries.setdefault(key, []).append((slot, _checked(value, slot, parameter, where)))
+                entries.setdefault(key, []).append((slot, _check_shape(value, slot, parameter, where)))
     for key, parts in entries.items():
         if len(parts) == len(nodes):
             made[key] = torch.empty_like(parameter).copy_(whole(parts))
@@ -109,13 +113,13 @@ def keys(form: Tree) -> set[str]:
     return keys(form.value) if isinstance(form, Some) else {form} - {AVERAGE}
 
 
-def _made(form: Tree, leaf: Callable[[str], Tree], names: set[str]) -> Tree:
+def _build_record(form: Tree, leaf: Callable[[str], Tree], names: set[str]) -> Tree:
     if isinstance(form, str):
         return leaf(form) if form in names else None
     if isinstance(form, Some):
-        inner = _made(form.value, leaf, names)
+        inner = _build_record(form.value, leaf, names)
         return None if inner is None else Some(inner)
-    made = {key: _made(inner, leaf, names) for key, inner in form.items()}
+    made = {key: _build_record(inner, leaf, names) for key, inner in form.items()}
     lacking = any(made[key] is None and not isinstance(inner, Some) for key, inner in form.items())
     return None if lacking else made
 
@@ -125,7 +129,7 @@ def _read(form: Tree, node: Tree, where: str) -> dict[str, Any]:
         return {} if node is None else _read(form.value, node, where)
     if isinstance(form, dict):
         if not isinstance(node, dict):
-            raise RecordError(f"{where}: found {_what(node)}, expected {', '.join(form)}")
+            raise RecordError(f"{where}: found {_describe(node)}, expected {', '.join(form)}")
         return {
             name: value
             for key, inner in form.items()
@@ -136,9 +140,10 @@ def _read(form: Tree, node: Tree, where: str) -> dict[str, Any]:
     if form == STEP and isinstance(node, int) and not isinstance(node, bool) and node >= 0:
         return {STEP: node}
     if form == STEP or not isinstance(node, RawTensor):
+        expected = "count" if form == STEP else "tensor"
         raise RecordError(
-            f"{where}: found {_what(node)}, expected a {'count' if form == STEP else 'tensor'}: is it the "
-            "record of another optimizer?"
+            f"{where}: found {_describe(node)}, expected a {expected}. Check that the record is that of an "
+            "optimizer of the same class"
         )
     return {form: node}
 
@@ -147,23 +152,23 @@ def _state(node: Tree, slot: Slot, where: str) -> Tree:
     """What is in ``{"V1": {"Rank2": …}}``."""
     for expected in ("V1", "Rank"):
         if not isinstance(node, dict) or len(node) != 1 or not next(iter(node)).startswith(expected):
-            raise RecordError(f"{where}, {slot.id}: found {_what(node)}, expected {expected}")
+            raise RecordError(f"{where}, {slot.id}: found {_describe(node)}, expected {expected}")
         node = next(iter(node.values()))
     return node
 
 
-def _checked(found: RawTensor, slot: Slot, parameter: Tensor, where: str) -> RawTensor:
+def _check_shape(found: RawTensor, slot: Slot, parameter: Tensor, where: str) -> RawTensor:
     expected = tuple(part(slot, parameter).shape)
     if found.shape != expected:
         raise RecordError(f"{where}, {slot.id}: found shape {list(found.shape)}, expected {list(expected)}")
     return found
 
 
-def _like(entry: Any, parameter: Tensor) -> bool:
+def _is_like(entry: Any, parameter: Tensor) -> bool:
     return isinstance(entry, Tensor) and entry.shape == parameter.shape and entry.dtype in NAMES
 
 
-def _whole(count: Any) -> bool:
+def _is_step_count(count: Any) -> bool:
     """Whether *count* is a number of steps that a record can have."""
     if isinstance(count, Tensor) and (count.numel() != 1 or count.is_complex()):
         return False
@@ -175,10 +180,10 @@ def _average(state: Mapping[str, Tensor]) -> Tensor:
     return square if mean is None else square - mean * mean
 
 
-def lazily(make: Callable[[], Tensor], dtype: torch.dtype, shape: tuple[int, ...]) -> RawTensor:
+def lazy_tensor(make: Callable[[], Tensor], dtype: torch.dtype, shape: tuple[int, ...]) -> RawTensor:
     """Return the tensor that *make* computes when its bytes are asked for."""
     return RawTensor(NAMES[dtype], shape, lambda: raw(make()).pieces())
 
 
-def _what(node: Tree) -> str:
+def _describe(node: Tree) -> str:
     return f"fields {', '.join(map(str, node))}" if isinstance(node, dict) else type(node).__name__

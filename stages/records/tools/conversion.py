@@ -15,7 +15,7 @@ FIRST_NEW = (0, 14)
 """The Burn that began to write a tensor as bytes, shape and dtype."""
 
 
-def converted(record: Record, form: Format, precision: Precision | None = None) -> Record:
+def convert_record(record: Record, form: Format, precision: Precision | None = None) -> Record:
     """*record* as *form* takes it, its tensors in *precision*, or as they are where that is None.
 
     It then says what its form is, and its precision: the one that it had, or that its floats have. The
@@ -26,7 +26,7 @@ def converted(record: Record, form: Format, precision: Precision | None = None) 
     return Record(item, replace(metadata, version=_version(record.metadata)), record.extra)
 
 
-def lossy(record: Record, precision: Precision | None) -> list[str]:
+def find_lossy_tensors(record: Record, precision: Precision | None) -> list[str]:
     """The names of the tensors of *record* whose floats lose bits in *precision*."""
     target = precision.float_dtype if precision else None
     if target is None:
@@ -38,17 +38,17 @@ def lossy(record: Record, precision: Precision | None) -> list[str]:
     ]
 
 
-def typed(node: Tree, like: Tree, path: str = "") -> Tree:
+def add_types(node: Tree, like: Tree, path: str = "") -> Tree:
     """*node*, read from a form with names, with what bincode has to know beside, by the example *like*.
 
     What is missing is nil, as Burn reads it. Raises `RecordError` where the two do not fit.
     """
     if isinstance(like, Some):
-        return None if node is None else Some(typed(node, like.value, path))
+        return None if node is None else Some(add_types(node, like.value, path))
     if isinstance(like, Variant):
         if not isinstance(node, dict) or list(node) != [like.name]:
             raise _misfit(node, f"a map of {like.name!r} alone", path)
-        return Variant(like.name, like.index, typed(node[like.name], like.value, f"{path}.{like.name}"))
+        return Variant(like.name, like.index, add_types(node[like.name], like.value, f"{path}.{like.name}"))
     if isinstance(like, dict):
         return _typed_map(node, like, path)
     if isinstance(like, list | tuple):
@@ -68,12 +68,14 @@ def _typed_map(node: Tree, like: dict[str, Tree], path: str) -> Tree:
         raise _misfit(node, f"a map of {', '.join(like) or 'nothing'}", path)
     if isinstance(like, Map):
         first = next(iter(like.values()), None)
-        return Map({key: typed(value, like.get(key, first), f"{path}.{key}") for key, value in node.items()})
+        return Map(
+            {key: add_types(value, like.get(key, first), f"{path}.{key}") for key, value in node.items()}
+        )
     if unknown := node.keys() - like.keys():
         raise RecordError(
             f"{path.lstrip('.') or 'the record'} has {', '.join(sorted(unknown))}, the learner does not"
         )
-    return {key: typed(node.get(key), value, f"{path}.{key}") for key, value in like.items()}
+    return {key: add_types(node.get(key), value, f"{path}.{key}") for key, value in like.items()}
 
 
 def _typed_list(node: Tree, like: list[Tree] | tuple[Tree, ...], path: str) -> Tree:
@@ -81,7 +83,7 @@ def _typed_list(node: Tree, like: list[Tree] | tuple[Tree, ...], path: str) -> T
         raise _misfit(node, f"a list of {len(like)}", path)
     examples = like if len(like) == len(node) else [like[0] if like else None] * len(node)
     return type(like)(
-        typed(one, example, f"{path}.{i}")
+        add_types(one, example, f"{path}.{i}")
         for i, (one, example) in enumerate(zip(node, examples, strict=True))
     )
 

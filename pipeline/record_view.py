@@ -12,17 +12,17 @@ from rich.text import Text
 from rich.tree import Tree as Drawn
 
 from stages.records.formats import Format
-from stages.records.inspection.comparing import Difference
-from stages.records.inspection.listing import Entry, described, printable, totals
+from stages.records.tools.diff import Difference
+from stages.records.tools.listing import Entry, describe, escape, totals
 from stages.records.tree import Record
 
-NAMELESS = (
+NO_NAMES_NOTE = (
     "\nThe file has no names in it, so its tensors cannot be told apart. A directory with learner.json\n"
     "knows them: `learner records convert FILE OUT.mpk --learner DIRECTORY`, then show OUT.mpk"
 )
 
 
-def facts(file: Path, form: Format, record: Record, entry: Entry | None) -> dict[str, Any]:
+def summarize(file: Path, form: Format, record: Record, entry: Entry | None) -> dict[str, Any]:
     """What is known of the record in *file* as a whole; sums only with *entry*, which lists its item."""
     known: dict[str, Any] = {
         "file": str(file),
@@ -38,15 +38,15 @@ def facts(file: Path, form: Format, record: Record, entry: Entry | None) -> dict
 
 
 def print_record(known: dict[str, Any], entry: Entry | None, *, constants: bool) -> None:
-    """Print *known*, which `facts` gives, and what *entry* lists; constants where asked for."""
-    typer.echo(printable(f"{known['file']}: {known['format']}, {known['size']:,} bytes"))
+    """Print *known*, which `summarize` gives, and what *entry* lists; constants where asked for."""
+    typer.echo(escape(f"{known['file']}: {known['format']}, {known['size']:,} bytes"))
     if metadata := known["metadata"]:
         types = f"floats {metadata['float']}, integers {metadata['int']}"
-        typer.echo(printable(f"Burn {metadata['version']}, {metadata['settings']} ({types})"))
+        typer.echo(escape(f"Burn {metadata['version']}, {metadata['settings']} ({types})"))
     for key, text in (known["extra"] or {}).items():
-        typer.echo(printable(f"{key}: {text}"[:200]))
+        typer.echo(escape(f"{key}: {text}"[:200]))
     if entry is None:
-        typer.echo(NAMELESS)
+        typer.echo(NO_NAMES_NOTE)
         return
     counts = f"{known['tensors']:,} tensors, {known['parameters']:,} parameters"
     typer.echo(f"{counts}, {known['bytes']:,} bytes of tensors\n")
@@ -67,7 +67,7 @@ def print_differences(found: Sequence[Difference]) -> None:
         line = f"{one.path or 'the item'}: {one.what} ({sides})"
         if one.largest is not None:
             line += f", {one.largest:.6g} apart at most, {one.relative:.2%} of a value"
-        typer.echo(printable(line))
+        typer.echo(escape(line))
     typer.echo(f"{len(found)} differences" if found else "equal")
 
 
@@ -77,21 +77,21 @@ def difference_row(one: Difference) -> dict[str, Any]:
     return {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
 
 
-def _shown(entry: Entry, *, constants: bool) -> list[Entry]:
+def _children(entry: Entry, *, constants: bool) -> list[Entry]:
     return [child for child in entry.children if constants or not child.constant]
 
 
 def _line(entry: Entry) -> str:
-    words = (printable(entry.name), described(entry), f"id {printable(entry.id)}" if entry.id else "")
+    words = (escape(entry.name), describe(entry), f"id {escape(entry.id)}" if entry.id else "")
     return "  ".join(filter(None, words))
 
 
 def _draw(entry: Entry, branch: Drawn, *, constants: bool) -> None:
-    for child in _shown(entry, constants=constants):
+    for child in _children(entry, constants=constants):
         _draw(child, branch.add(Text(_line(child))), constants=constants)
 
 
 def _print_below(entry: Entry, depth: int, *, constants: bool) -> None:
-    for child in _shown(entry, constants=constants):
+    for child in _children(entry, constants=constants):
         typer.echo("  " * depth + _line(child))
         _print_below(child, depth + 1, constants=constants)

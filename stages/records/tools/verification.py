@@ -11,9 +11,9 @@ from isal import igzip, isal_zlib
 from stages.contracts.errors import RecordError
 from stages.contracts.files import damage
 from stages.records.formats import FORMATS, format_of, read
-from stages.records.inspection.listing import listed, totals
 from stages.records.nameless.metadata import metadata_at
 from stages.records.source import TRAINER_LIMIT, verified_limit
+from stages.records.tools.listing import list_entries, totals
 from stages.records.tree import Record
 
 _TRAINER = re.compile(r"trainer-(\d+)\.mpk\.gz")
@@ -38,7 +38,7 @@ class Verdict:
     """Of the checkpoint that the verdict is about; None where it is about a file."""
 
 
-def verdicts(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
+def verify_path(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
     """Yield one for the file *path*; for a directory one for each record and each checkpoint below it.
 
     In a directory, ``.json`` and ``.bin`` files count only if they begin as a record does: other programs
@@ -46,28 +46,28 @@ def verdicts(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
     if *path* is neither, or if there is no record below it.
     """
     if path.is_file():
-        yield file_verdict(path, limit=limit)
+        yield verify_file(path, limit=limit)
         return
     if not path.is_dir():
         raise RecordError(f"there is no file and no directory {path}")
-    found = list(records_below(path))
+    found = list(find_records(path))
     if not found:
         suffixes = ", ".join(form.suffix for form in FORMATS.values())
         raise RecordError(f"there is no record below {path}: none of its files ends in {suffixes}")
     problems: dict[Path, str | None] = {}
     manifests = dict(_manifests(found))
     for one in found:
-        verdict = file_verdict(one, limit=limit)
+        verdict = verify_file(one, limit=limit)
         if verdict.problem and one in manifests and _problem(one, manifests[one]) is None:
-            verdict = file_verdict(one, limit=max(limit or 0, verified_limit(one.stat().st_size)))
+            verdict = verify_file(one, limit=max(limit or 0, verified_limit(one.stat().st_size)))
         problems[one] = verdict.problem
         yield verdict
     for one in found:
         if match := _TRAINER.fullmatch(one.name):
-            yield checkpoint_verdict(one, int(match[1]), problems)
+            yield verify_checkpoint(one, int(match[1]), problems)
 
 
-def file_verdict(path: Path, *, limit: int | None = None) -> Verdict:
+def verify_file(path: Path, *, limit: int | None = None) -> Verdict:
     """Read the record at *path* without its tensors and report whether it is intact."""
     if _TRAINER.fullmatch(path.name):
         limit = max(limit or 0, TRAINER_LIMIT)
@@ -83,7 +83,7 @@ def file_verdict(path: Path, *, limit: int | None = None) -> Verdict:
         return Verdict(str(path), str(error))
 
 
-def checkpoint_verdict(trainer: Path, epoch: int, problems: Mapping[Path, str | None]) -> Verdict:
+def verify_checkpoint(trainer: Path, epoch: int, problems: Mapping[Path, str | None]) -> Verdict:
     """Whether all files that *trainer* names are as it says, and whole by *problems*."""
     name = f"checkpoint {epoch} in {trainer.parent}"
     if problem := problems.get(trainer):
@@ -113,7 +113,7 @@ def _manifests(found: list[Path]) -> Iterator[tuple[Path, Any]]:
             yield trainer.parent / Path(file).name, written
 
 
-def records_below(directory: Path) -> Iterator[Path]:
+def find_records(directory: Path) -> Iterator[Path]:
     """Every record below *directory*, sorted by name within its folder."""
     for path in sorted(directory.rglob("*")):
         known = any(path.name.endswith(form.suffix) for form in FORMATS.values())
@@ -122,7 +122,7 @@ def records_below(directory: Path) -> Iterator[Path]:
 
 
 def _note(record: Record) -> str:
-    sums = totals(listed(record.item))
+    sums = totals(list_entries(record.item))
     version = f"Burn {record.metadata.version}, " if record.metadata else ""
     return f"{version}{sums.tensors} tensors, {sums.nbytes:,} bytes"
 

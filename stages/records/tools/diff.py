@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stages.records.dtypes import ITEM_SIZES, NUMPY
 from stages.records.tree import RawTensor, Tree, leaves
 
-PIECE = 1 << 18
+PIECE_ELEMENTS = 1 << 18
 """Elements compared at a time: a few MiB, however large the tensors are."""
 Array = NDArray[Any]
 
@@ -32,7 +32,7 @@ class Difference:
     """The largest difference of two elements, as a share of the larger one's magnitude."""
 
 
-def differences(
+def find_differences(
     first: Tree, second: Tree, *, tolerance: float = 0.0, ids: bool = False
 ) -> Iterator[Difference]:
     """Where *second* is not *first*, in the first's order, then what the second has alone.
@@ -40,22 +40,22 @@ def differences(
     Values differ where they are further apart than *tolerance*; NaN equals NaN. Nil is as good as missing.
     Parameter ids count with *ids* only.
     """
-    left, right = _named(first, ids=ids), _named(second, ids=ids)
+    left, right = _leaves_by_name(first, ids=ids), _leaves_by_name(second, ids=ids)
     for path, value in left.items():
         if path not in right:
-            yield Difference(path, "only in the first", first=_told(value))
+            yield Difference(path, "only in the first", first=_describe(value))
         else:
-            yield from _compared(path, value, right[path], tolerance)
+            yield from _compare_leaves(path, value, right[path], tolerance)
     for path, value in right.items():
         if path not in left:
-            yield Difference(path, "only in the second", second=_told(value))
+            yield Difference(path, "only in the second", second=_describe(value))
 
 
 def distance(first: RawTensor, second: RawTensor) -> tuple[float, float]:
     """The largest absolute and the largest relative difference of two tensors of one shape."""
     largest = relative = 0.0
     for left, right in zip(_arrays(first), _arrays(second), strict=True):
-        apart, scale = _apart(left, right)
+        apart, scale = _gaps(left, right)
         if not apart.any():
             continue
         largest = max(largest, float(apart.max()))
@@ -65,7 +65,7 @@ def distance(first: RawTensor, second: RawTensor) -> tuple[float, float]:
     return largest, relative
 
 
-def _named(tree: Tree, *, ids: bool) -> dict[str, Any]:
+def _leaves_by_name(tree: Tree, *, ids: bool) -> dict[str, Any]:
     """The leaves of *tree* by their names, a parameter's tensor by that of the parameter."""
     found: dict[str, Any] = {}
     for path, leaf in leaves(tree):
@@ -87,8 +87,8 @@ def _is_id(path: str, found: dict[str, Any]) -> bool:
     return name == "id" and isinstance(found.get(f"{owner}.param"), RawTensor)
 
 
-def _compared(path: str, first: Any, second: Any, tolerance: float) -> Iterator[Difference]:
-    found = partial(Difference, path, first=_told(first), second=_told(second))
+def _compare_leaves(path: str, first: Any, second: Any, tolerance: float) -> Iterator[Difference]:
+    found = partial(Difference, path, first=_describe(first), second=_describe(second))
     if isinstance(first, RawTensor) and isinstance(second, RawTensor):
         if first.shape != second.shape:
             yield found("shape")
@@ -119,7 +119,7 @@ def _gap(first: float, second: float) -> float:
     return math.inf if math.isnan(gap) else float(gap)
 
 
-def _apart(first: Array, second: Array) -> tuple[Array, Array]:
+def _gaps(first: Array, second: Array) -> tuple[Array, Array]:
     """Absolute differences, and the larger magnitudes; integers of one type exactly, all else as float64."""
     if first.dtype == second.dtype and first.dtype.kind in "iu":
         unsigned = first.dtype.str.replace("i", "u")
@@ -135,8 +135,8 @@ def _apart(first: Array, second: Array) -> tuple[Array, Array]:
 
 
 def _arrays(tensor: RawTensor) -> Iterator[Array]:
-    """The elements of *tensor* in arrays of `PIECE` elements, the last one shorter."""
-    size = PIECE * ITEM_SIZES[tensor.dtype]
+    """The elements of *tensor* in arrays of `PIECE_ELEMENTS` elements, the last one shorter."""
+    size = PIECE_ELEMENTS * ITEM_SIZES[tensor.dtype]
     waiting = bytearray()
     for piece in tensor.pieces():
         for start in range(0, len(piece), size):
@@ -155,7 +155,7 @@ def _numbers(data: bytes, dtype: str) -> Array:
     return numbers
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, RawTensor):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, bytes):

@@ -8,19 +8,19 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.modules.described import skeleton_of
-from stages.records.modules.slots import Constant, Slot, slots
 from stages.records.tensors import NAMES, part, raw_tree, tensor, whole
+from stages.records.torch_modules.module_record import skeleton_of
+from stages.records.torch_modules.skeleton import Constant, Slot, slots
 from stages.records.tree import RawTensor, Tree, leaves, plain
 
 Layout = Literal["burn", "torch"]
 """Whose names and axes a tree has."""
-SHOWN = 20
+MAX_LISTED_NAMES = 20
 """Names that a message lists of each kind."""
 
 
 @dataclass
-class Restored:
+class LoadResult:
     """What of a record found its place, and what did not."""
 
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -29,16 +29,16 @@ class Restored:
     """Paths that the record has not."""
     unexpected: list[str] = field(default_factory=list)
     """Paths of tensors that have no place in the module."""
-    misshapen: list[str] = field(default_factory=list)
+    mismatched: list[str] = field(default_factory=list)
     """Paths of tensors of another shape or kind, each with what is there and what is expected."""
 
     @property
     def fits(self) -> bool:
         """Whether every tensor of the record, and of the module, found its counterpart."""
-        return not (self.missing or self.unexpected or self.misshapen)
+        return not (self.missing or self.unexpected or self.mismatched)
 
 
-def state_of(item: Tree, skeleton: Tree, source: str) -> Restored:
+def state_of(item: Tree, skeleton: Tree, source: str) -> LoadResult:
     """The state_dict that the record *item* holds, read by *skeleton*, with no module at hand.
 
     Raises `RecordError`, which names *source*, for tensors that cannot be put together.
@@ -53,7 +53,7 @@ def load_into(
     strict: bool = True,
     source: str = "the record",
     layout: Layout | None = None,
-) -> Restored:
+) -> LoadResult:
     """Give *module* the tensors of *item*, converted to its own dtypes and devices; say what did not fit.
 
     *item* is a Burn record, or a tree of bare tensors under PyTorch's names, which is found out from names
@@ -80,7 +80,7 @@ class _Reading:
     def __init__(self, own: Mapping[str, Any]) -> None:
         self.parts: dict[str, list[tuple[Slot, RawTensor]]] = {}
         self.incomplete: set[str] = set()
-        self.report = Restored()
+        self.report = LoadResult()
         self._own = own
 
     def walk(self, node: Tree, frame: Tree, path: str) -> None:
@@ -109,7 +109,7 @@ class _Reading:
         found = node if isinstance(node, RawTensor) else node["param"]
         wrong = _mismatch(slot, found, self._own.get(slot.name))
         if wrong:
-            self.report.misshapen.append(f"{path} {wrong}")
+            self.report.mismatched.append(f"{path} {wrong}")
             self.incomplete.add(slot.name)
             return
         self.parts.setdefault(slot.name, []).append((slot, found))
@@ -122,7 +122,7 @@ class _Reading:
         found = node if isinstance(node, RawTensor) else node["param"]
         if found.shape != constant.shape:
             expected = list(constant.shape)
-            self.report.misshapen.append(f"{path} is {found.dtype} {list(found.shape)}, expected {expected}")
+            self.report.mismatched.append(f"{path} is {found.dtype} {list(found.shape)}, expected {expected}")
         elif not bool((tensor(found) == constant.value).all()):
             self.report.unexpected.append(path)
 
@@ -132,7 +132,7 @@ class _Reading:
                 self.report.unexpected.append(name.removesuffix(".param"))
 
 
-def _read(item: Tree, skeleton: Tree, source: str, own: Mapping[str, Any]) -> Restored:
+def _read(item: Tree, skeleton: Tree, source: str, own: Mapping[str, Any]) -> LoadResult:
     reading = _Reading(own)
     reading.walk(raw_tree(item), plain(skeleton), "")
     for name, parts in reading.parts.items():
@@ -145,9 +145,9 @@ def _read(item: Tree, skeleton: Tree, source: str, own: Mapping[str, Any]) -> Re
     return reading.report
 
 
-def _read_names(item: Tree, skeleton: Tree, own: Mapping[str, Any]) -> Restored:
+def _read_names(item: Tree, skeleton: Tree, own: Mapping[str, Any]) -> LoadResult:
     """*item* as tensors under PyTorch's own names; of tensors that the module has twice, one is enough."""
-    report = Restored()
+    report = LoadResult()
     found = {path: leaf for path, leaf in leaves(item) if isinstance(leaf, RawTensor)}
     twins = _twins(own)
     for name in {slot.name: None for _, slot in slots(skeleton)}:
@@ -159,7 +159,7 @@ def _read_names(item: Tree, skeleton: Tree, own: Mapping[str, Any]) -> Restored:
             continue
         wrong = _mismatch(Slot(name, None, None, transposed=False, id=""), raw, own[name])
         if wrong:
-            report.misshapen.append(f"{name} {wrong}")
+            report.mismatched.append(f"{name} {wrong}")
         else:
             report.state[name] = tensor(raw)
     for name in list(report.state):
@@ -215,7 +215,7 @@ def _layout(item: Tree, tree: Tree, own: Mapping[str, Any], source: str) -> Layo
     turned = [name for name in found if name in ours and ours[name].transposed]
     if turned and torchs:
         raise RecordError(
-            f"{source} could have Burn's axes or PyTorch's: {_listed(turned)} fit both ways. "
+            f"{source} could have Burn's axes or PyTorch's: {_join_names(turned)} fit both ways. "
             "Say which with layout='burn' or layout='torch'"
         )
     return "torch" if torchs else "burn"
@@ -244,14 +244,14 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _complaint(read: Restored, module: nn.Module, source: str) -> str:
-    kinds = {"missing": read.missing, "unexpected": read.unexpected, "of another shape": read.misshapen}
-    lines = [f"  {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
+def _complaint(read: LoadResult, module: nn.Module, source: str) -> str:
+    kinds = {"missing": read.missing, "unexpected": read.unexpected, "of another shape": read.mismatched}
+    lines = [f"  {kind}: {_join_names(names)}" for kind, names in kinds.items() if names]
     return "\n".join(
         [f"{source} does not fit {type(module).__name__}:", *lines, "load it not strictly to take what fits"]
     )
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+def _join_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    return ", ".join(names[:MAX_LISTED_NAMES]) + more

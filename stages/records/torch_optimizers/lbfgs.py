@@ -1,68 +1,33 @@
-"""Burn's records of Muon and L-BFGS, whose state is not PyTorch's entry by entry.
+"""Burn's record of L-BFGS, and PyTorch's state from it.
 
-Muon: Burn's velocity sums gradients (its default, without dampening), PyTorch's buffer averages them, so the
-two differ by the factor 1 - momentum. L-BFGS: both keep vectors over all parameters, Burn in the order and
-with the axes of its modules. Neither record brings PyTorch's state back bit for bit, which stays beside it.
+Both keep vectors over all parameters: Burn in the order and with the axes of its modules, PyTorch in the
+order of the parameters. The record does not restore PyTorch's state bit for bit, so the supplement holds the
+complete state.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.modules.described import skeleton_of
-from stages.records.modules.slots import Slot, slots
-from stages.records.optimizers.moments import lazily, read
-from stages.records.optimizers.state import members, parameters_of, places_of
 from stages.records.tensors import part, tensor
-from stages.records.tree import Map, RawTensor, Some, Tree, Variant
+from stages.records.torch_modules.module_record import skeleton_of
+from stages.records.torch_modules.skeleton import Slot, slots
+from stages.records.torch_optimizers.burn_state import lazy_tensor
+from stages.records.torch_optimizers.torch_state import parameters_of
+from stages.records.tree import RawTensor, Some, Tree
 
-BUFFER = "momentum_buffer"
-MUON = {"momentum": {"velocity": BUFFER}}
-"""Burn's ``MuonState``, with PyTorch's entry for a velocity that is scaled."""
 FIRST_STEP_SIZE = 1.0
 """``t`` of Burn's ``LBFGSState`` before the first step."""
-
-
-def muon_record(optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree) -> Tree:
-    """Return Burn's record of the matrices that Muon trains; None if *optimizer* is another one.
-
-    Burn's Muon takes matrices only, so parameters that AdamW trains beside it have no entry.
-    """
-    if not any(is_muon(group) for group in optimizer.param_groups):
-        return None
-    places = places_of(module, skeleton)
-    record = Map()
-    for group, parameter in members(optimizer):
-        buffer = optimizer.state.get(parameter, {}).get(BUFFER)
-        if not is_muon(group) or buffer is None:
-            continue
-        for slot in places.get(id(parameter), ()):
-            scaled = partial(_velocity, slot, buffer, 1 - group["momentum"])
-            velocity = lazily(scaled, buffer.dtype, tuple(part(slot, parameter).shape))
-            state = {"momentum": {"velocity": velocity}}
-            record[slot.id] = Variant("V1", 0, Variant("Rank2", 2, state))
-    return record
-
-
-def read_muon(
-    group: Mapping[str, Any], parameter: Tensor, nodes: list[tuple[Slot, Tree]], where: str
-) -> dict[str, Any]:
-    """Return PyTorch's state of *parameter* from Burn's states *nodes* of its slots.
-
-    Raises `RecordError`, which *where* begins, for states of another form or shape.
-    """
-    buffer = read(MUON, nodes, parameter, where)[BUFFER]
-    return {BUFFER: buffer.mul_(1 - group["momentum"])}
 
 
 def lbfgs_record(optimizer: torch.optim.LBFGS, module: nn.Module, skeleton: Tree) -> Tree:
     """Return Burn's ``LBFGSState`` of *optimizer*.
 
-    None if a parameter of *optimizer* is not in the record of *module* exactly once, as tied ones are.
+    Return None if a parameter of *optimizer* is not in the record of *module* exactly once, for example a
+    tied one.
     """
     order = _Order.of(optimizer, module, skeleton)
     if order is None:
@@ -85,11 +50,16 @@ def lbfgs_record(optimizer: torch.optim.LBFGS, module: nn.Module, skeleton: Tree
 def read_lbfgs(optimizer: torch.optim.LBFGS, module: nn.Module, item: Tree, where: str) -> dict[str, Any]:
     """Return PyTorch's state of the first parameter from Burn's ``LBFGSState`` *item*.
 
-    Raises `RecordError`, which *where* begins, if *item* is another optimizer's or another model's.
+    Raises:
+        RecordError: If *item* is the record of another optimizer or of another model's parameters. The
+            message starts with *where*.
     """
     order = _Order.of(optimizer, module, None)
     if order is None:
-        raise RecordError(f"{where}: L-BFGS has parameters that are not once in the record of the model")
+        raise RecordError(
+            f"{where}: each parameter of L-BFGS must be in the record of the model exactly once. Start "
+            "without the state of the optimizer"
+        )
     fields = {"history_s", "history_y", "d", "t", "prev_flat_grad", "prev_loss", "g_iter"}
     if not isinstance(item, dict) or not {"history_s", "history_y", "g_iter"} <= item.keys() <= fields:
         raise RecordError(f"{where}: expected L-BFGS's {', '.join(sorted(fields))}")
@@ -114,10 +84,10 @@ def read_lbfgs(optimizer: torch.optim.LBFGS, module: nn.Module, item: Tree, wher
 
 
 class _Order:
-    """The order of the elements in Burn's flat vectors and in PyTorch's."""
+    """The permutation between the elements of Burn's flat vectors and of PyTorch's."""
 
     def __init__(self, parameters: Sequence[Tensor], shown: Sequence[tuple[int, Slot]]) -> None:
-        """*shown* has the index of the parameter and the slot of each part, in Burn's order."""
+        """Take as *shown* the index of the parameter and the slot of each part, in Burn's order."""
         self._parameters = parameters
         self._shown = shown
         places, start = [], 0
@@ -128,7 +98,10 @@ class _Order:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree) -> "_Order | None":
-        """Return the order for *optimizer*; None if *module*'s record does not have each element once."""
+        """Return the order for *optimizer*.
+
+        None if *module*'s record does not hold each element exactly once.
+        """
         parameters = list(parameters_of(optimizer))
         index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
         tree = skeleton_of(module) if skeleton is None else skeleton
@@ -146,7 +119,7 @@ class _Order:
 
     def burn(self, flat: Tensor) -> RawTensor:
         """Return PyTorch's vector *flat* in Burn's order."""
-        return lazily(lambda: flat[self._from_torch.to(flat.device)], flat.dtype, tuple(flat.shape))
+        return lazy_tensor(lambda: flat[self._from_torch.to(flat.device)], flat.dtype, tuple(flat.shape))
 
     def torch(self, vector: Tree, where: str) -> Tensor:
         """Return Burn's *vector* in PyTorch's order."""
@@ -156,12 +129,3 @@ class _Order:
         flat = torch.empty(vector.shape, dtype=like.dtype, device=like.device)
         flat[self._from_torch.to(like.device)] = tensor(vector).to(like.device, like.dtype)
         return flat
-
-
-def is_muon(group: Mapping[str, Any]) -> bool:
-    """Return whether the options *group* are those of a Muon."""
-    return "ns_coefficients" in group and "momentum" in group
-
-
-def _velocity(slot: Slot, buffer: Tensor, scale: float) -> Tensor:
-    return part(slot, buffer) / scale

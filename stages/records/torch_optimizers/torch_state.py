@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.records.modules.described import skeleton_of
-from stages.records.modules.slots import Slot, slots
-from stages.records.optimizers.moments import STEP
+from stages.records.torch_modules.module_record import skeleton_of
+from stages.records.torch_modules.skeleton import Slot, slots
+from stages.records.torch_optimizers.burn_state import STEP
 from stages.records.tree import Tree
 
 Options = dict[str, Any]
 """Of one group: learning rate, betas and the like."""
 
 
-def places_of(module: nn.Module, skeleton: Tree) -> dict[int, list[Slot]]:
+def slots_by_parameter(module: nn.Module, skeleton: Tree) -> dict[int, list[Slot]]:
     """The slots of each parameter, by its identity."""
     by_name: dict[str, list[Slot]] = {}
     for _, slot in slots(skeleton_of(module) if skeleton is None else skeleton):
@@ -53,7 +53,7 @@ def new_step(value: float, group: Mapping[str, Any], parameter: Tensor) -> Tenso
     return torch.tensor(float(value), dtype=dtype, device=parameter.device if on_device else "cpu")
 
 
-def settled(entry: Any, key: str, group: Mapping[str, Any], parameter: Tensor) -> Any:
+def to_entry(entry: Any, key: str, group: Mapping[str, Any], parameter: Tensor) -> Any:
     """*entry* where, and as what, an optimizer keeps it; a copy of its own."""
     if key == STEP and isinstance(entry, int):
         return new_step(entry, group, parameter)

@@ -7,19 +7,20 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.modules.slots import Slot
-from stages.records.optimizers.moments import form_of, kept, read, recorded
-from stages.records.optimizers.muon_and_lbfgs import lbfgs_record, muon_record
-from stages.records.optimizers.state import (
+from stages.records.tensors import raw_tree
+from stages.records.torch_modules.skeleton import Slot
+from stages.records.torch_optimizers.burn_state import exact_entries, form_of, read_state, record_state
+from stages.records.torch_optimizers.lbfgs import lbfgs_record
+from stages.records.torch_optimizers.muon import muon_record
+from stages.records.torch_optimizers.torch_state import (
     assign,
     members,
     new_step,
     options_of,
     parameters_of,
-    places_of,
-    settled,
+    slots_by_parameter,
+    to_entry,
 )
-from stages.records.tensors import raw_tree
 from stages.records.tree import Map, Tree
 
 
@@ -34,77 +35,77 @@ def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skelet
         return lbfgs_record(optimizer, module, skeleton)
     if form is None:
         return muon_record(optimizer, module, skeleton)
-    places = places_of(module, skeleton)
+    places = slots_by_parameter(module, skeleton)
     record = Map()
     for parameter in parameters_of(optimizer):
         for slot in places.get(id(parameter), ()):
-            state = recorded(form, optimizer.state.get(parameter, {}), parameter, slot)
+            state = record_state(form, optimizer.state.get(parameter, {}), parameter, slot)
             if state is not None:
                 record[slot.id] = state
     return record
 
 
-def optimizer_rest(optimizer: torch.optim.Optimizer, module: nn.Module) -> Tree:
+def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) -> Tree:
     """What an exact resume needs beside `optimizer_record`: the options, and every entry not held there.
 
     A tree of numbers, text and torch tensors. All of the ``state_dict`` for an optimizer Burn has not.
     """
     name, form = type(optimizer).__name__, form_of(optimizer)
     if form is None:
-        return {"optimizer": name, "state_dict": _texted(optimizer.state_dict(), "state_dict")}
-    places = places_of(module, None)
+        return {"optimizer": name, "state_dict": _with_text_keys(optimizer.state_dict(), "state_dict")}
+    places = slots_by_parameter(module, None)
     state: dict[str, Tree] = {}
     held: dict[str, list[str]] = {}
     for index, (group, parameter) in enumerate(members(optimizer)):
         entries = optimizer.state.get(parameter, {})
-        names = _held(
+        names = _exact_names(
             form, entries, parameter, places.get(id(parameter), ()), step=new_step(0, group, parameter)
         )
         held[str(index)] = sorted(names)
         left = {key: entry for key, entry in entries.items() if key not in names}
         if left:
-            state[str(index)] = _texted(left, f"state.{index}")
-    groups = [_texted(options_of(group), "param_groups") for group in optimizer.param_groups]
+            state[str(index)] = _with_text_keys(left, f"state.{index}")
+    groups = [_with_text_keys(options_of(group), "param_groups") for group in optimizer.param_groups]
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     return {"optimizer": name, "param_groups": groups, "sizes": sizes, "held": held, "state": state}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item: Tree, rest: Tree) -> None:
-    """Give *optimizer* what `optimizer_record` and `optimizer_rest` took, bit for bit.
+    """Give *optimizer* what `optimizer_record` and `optimizer_supplement` took, bit for bit.
 
     Raises `RecordError` where they are another optimizer's, and then nothing has changed.
     """
     _check(optimizer, rest)
     form = form_of(optimizer)
     if form is None:
-        _load_whole(optimizer, rest["state_dict"])
+        _load_state_dict(optimizer, rest["state_dict"])
         return
-    places, entries = places_of(module, None), raw_tree(item) or {}
+    places, entries = slots_by_parameter(module, None), raw_tree(item) or {}
     groups = [
-        _merged(group, saved)
+        _merge_options(group, saved)
         for group, saved in zip(optimizer.param_groups, rest["param_groups"], strict=True)
     ]
     states = []
     for index, (group, parameter) in enumerate(members(optimizer, groups)):
         names = rest["held"].get(str(index), [])
         found = [(slot, entries.get(slot.id)) for slot in places.get(id(parameter), ())]
-        state = read(form, found, parameter, "the optimizer's record") if names else {}
+        state = read_state(form, found, parameter, "the optimizer's record") if names else {}
         lacking = [name for name in names if name not in state]
         if lacking:
             raise RecordError(f"the optimizer's record has no {', '.join(lacking)} of parameter {index}")
-        state = {name: settled(state[name], name, group, parameter) for name in names}
+        state = {name: to_entry(state[name], name, group, parameter) for name in names}
         left = rest["state"].get(str(index), {})
-        states.append({**state, **{key: settled(left[key], key, group, parameter) for key in left}})
+        states.append({**state, **{key: to_entry(left[key], key, group, parameter) for key in left}})
     assign(optimizer, groups, states)
 
 
-def _held(
+def _exact_names(
     form: Tree, entries: Mapping[str, Any], parameter: Tensor, slots: Sequence[Slot], *, step: Tensor
 ) -> set[str]:
     """The entries that the record brings back, which may be none."""
-    if not slots or recorded(form, entries, parameter, slots[0]) is None:
+    if not slots or record_state(form, entries, parameter, slots[0]) is None:
         return set()
-    return kept(form, entries, parameter, step=step)
+    return exact_entries(form, entries, parameter, step=step)
 
 
 def _check(optimizer: torch.optim.Optimizer, rest: Tree) -> None:
@@ -119,23 +120,23 @@ def _check(optimizer: torch.optim.Optimizer, rest: Tree) -> None:
         raise RecordError(f"the state has groups of {rest['sizes']} parameters, the optimizer of {sizes}")
 
 
-def _merged(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """The options *saved*; a list where *group* has a tuple, which files do not know, is one again."""
     return {
-        key: tuple(value) if isinstance(group.get(key), tuple) and isinstance(value, list) else _copied(value)
+        key: tuple(value) if isinstance(group.get(key), tuple) and isinstance(value, list) else _copy(value)
         for key, value in saved.items()
     }
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _load_whole(optimizer: torch.optim.Optimizer, saved: Tree) -> None:
+def _load_state_dict(optimizer: torch.optim.Optimizer, saved: Tree) -> None:
     """Load a whole ``state_dict`` whose keys became text and whose tuples became lists."""
     state, groups = saved.get("state", {}), saved.get("param_groups", [])
     state = {int(key) if key.isdigit() else key: entry for key, entry in state.items()}
-    groups = [_merged(now, then) for now, then in zip(optimizer.param_groups, groups, strict=False)]
+    groups = [_merge_options(now, then) for now, then in zip(optimizer.param_groups, groups, strict=False)]
     try:
         optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -152,18 +153,18 @@ def _undo_casts(loaded: Any, saved: Tree) -> None:
             loaded[key] = entry.to(now.device, copy=True)
 
 
-def _texted(node: Any, path: str) -> Tree:
+def _with_text_keys(node: Any, path: str) -> Tree:
     """*node* with text for keys that are whole numbers, and lists for tuples."""
     if isinstance(node, dict):
-        return {_text(key, path): _texted(value, f"{path}.{key}") for key, value in node.items()}
+        return {_text_key(key, path): _with_text_keys(value, f"{path}.{key}") for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return [_texted(value, f"{path}.{key}") for key, value in enumerate(node)]
+        return [_with_text_keys(value, f"{path}.{key}") for key, value in enumerate(node)]
     if node is None or isinstance(node, bool | int | float | str | bytes | Tensor):
         return node
     raise RecordError(f"the optimizer's {path} is a {type(node).__name__}, which cannot be recorded")
 
 
-def _text(key: Any, path: str) -> str:
+def _text_key(key: Any, path: str) -> str:
     if isinstance(key, str | int) and not isinstance(key, bool):
         return str(key)
     raise RecordError(f"the optimizer's {path} has the key {key!r}, which is no text")

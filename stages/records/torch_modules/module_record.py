@@ -1,7 +1,7 @@
 """Burn's record of a torch module: the record of the Burn module that would have the same fields.
 
 A module of the user's own has a field for each parameter, buffer and child, by their names. One whose Burn
-counterpart is laid out otherwise says so, in the language of `stages.records.modules.layers`::
+counterpart is laid out otherwise says so, in the language of `stages.records.torch_modules.layers`::
 
     class Net(nn.Module):
         def __init__(self):
@@ -24,15 +24,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from stages.contracts.errors import RecordError
-from stages.records.modules.layers import layer_layout, unlike_burn
-from stages.records.modules.slots import Constant, Rows, Slot, filled, slots
 from stages.records.param_ids import param_id
 from stages.records.tensors import check_recordable, part, raw
+from stages.records.torch_modules.layers import layer_layout, unlike_burn
+from stages.records.torch_modules.skeleton import Constant, Rows, Slot, fill_slots, slots
 from stages.records.tree import Map, Some, Tree, Variant
 
 COUNTER = "num_batches_tracked"
 """PyTorch's batch norms count; Burn's do not."""
-EXACT = {
+EXACT_DTYPES = {
     torch.float32,
     torch.float16,
     torch.bfloat16,
@@ -68,7 +68,7 @@ def skeleton_of(module: nn.Module) -> Tree:
 
     Raises `RecordError` where ``burn_record`` names what is not there, and for lazy parameters.
     """
-    return _described(_Place(module, "", ""))
+    return _describe(_Place(module, "", ""))
 
 
 def record_of(module: nn.Module, state: Mapping[str, Any] | None = None, tree: Tree = None) -> Tree:
@@ -87,7 +87,7 @@ def record_of(module: nn.Module, state: Mapping[str, Any] | None = None, tree: T
         check_recordable(tensors[slot.name], slot.name)
         return {"id": slot.id, "param": raw(part(slot, tensors[slot.name]))}
 
-    return filled(skeleton_of(module) if tree is None else tree, parameter)
+    return fill_slots(skeleton_of(module) if tree is None else tree, parameter)
 
 
 def fields_unlike_burn(module: nn.Module) -> list[str]:
@@ -103,71 +103,71 @@ def fields_unlike_burn(module: nn.Module) -> list[str]:
     ]
 
 
-def rest(module: nn.Module, tree: Tree) -> dict[str, Any]:
+def unrecorded_entries(module: nn.Module, tree: Tree) -> dict[str, Any]:
     """The entries of *module*'s ``state_dict`` that no slot of its skeleton *tree* holds."""
     held = {slot.name for _, slot in slots(tree)}
     return {name: entry for name, entry in module.state_dict().items() if name not in held}
 
 
-def not_exact(module: nn.Module, tree: Tree) -> dict[str, Tensor]:
+def inexact_entries(module: nn.Module, tree: Tree) -> dict[str, Tensor]:
     """The entries that a record in full precision holds, but does not bring back bit for bit."""
     held = {slot.name for _, slot in slots(tree)}
     entries = module.state_dict().items()
-    return {name: entry for name, entry in entries if name in held and entry.dtype not in EXACT}
+    return {name: entry for name, entry in entries if name in held and entry.dtype not in EXACT_DTYPES}
 
 
-def beside(module: nn.Module) -> dict[str, Any]:
+def module_supplement(module: nn.Module) -> dict[str, Any]:
     """All of *module*'s ``state_dict`` that its record in full precision does not bring back bit for bit."""
     tree = skeleton_of(module)
-    return {**rest(module, tree), **not_exact(module, tree)}
+    return {**unrecorded_entries(module, tree), **inexact_entries(module, tree)}
 
 
-def _described(place: _Place) -> Tree:
+def _describe(place: _Place) -> Tree:
     module = place.module
     if hasattr(module, "burn_record"):
-        return _filled(cast(Any, module).burn_record(), place)
+        return _resolve(cast(Any, module).burn_record(), place)
     _, _, children = _members(module)
     if children.keys() == {"_orig_mod"}:  # what torch.compile gives stands for the module that it was given
-        return _described(place.child(children["_orig_mod"], "_orig_mod"))
+        return _describe(place.child(children["_orig_mod"], "_orig_mod"))
     layout = layer_layout(module)
-    if layout is not None and all(_has(module, name) for name in _names(layout)):
-        return _with_extras(_filled(layout, place), place)
-    return _filled(_own_layout(module), place)
+    if layout is not None and all(_has_member(module, name) for name in _layout_names(layout)):
+        return _with_extras(_resolve(layout, place), place)
+    return _resolve(_own_layout(module), place)
 
 
-def _filled(layout: Tree, place: _Place) -> Tree:
+def _resolve(layout: Tree, place: _Place) -> Tree:
     match layout:
         case str():
-            return _named(layout, None, place)
+            return _resolve_name(layout, None, place)
         case Rows():
-            return _named(layout.name, layout, place)
+            return _resolve_name(layout.name, layout, place)
         case Constant():
             return replace(layout, id=param_id(place.path))
         case Some():
-            inner = _filled(layout.value, place)
+            inner = _resolve(layout.value, place)
             return None if inner is None else Some(inner)
         case Variant():
-            return Variant(layout.name, layout.index, _filled(layout.value, place.field(layout.name)))
+            return Variant(layout.name, layout.index, _resolve(layout.value, place.field(layout.name)))
         case dict():
-            return type(layout)((key, _filled(value, place.field(key))) for key, value in layout.items())
+            return type(layout)((key, _resolve(value, place.field(key))) for key, value in layout.items())
         case list() | tuple():
-            return type(layout)(_filled(value, place.field(key)) for key, value in enumerate(layout))
+            return type(layout)(_resolve(value, place.field(key)) for key, value in enumerate(layout))
         case None:
             return None
     raise RecordError(f"burn_record of {type(place.module).__name__} has a {layout!r}, expected names")
 
 
-def _named(text: str, rows: Rows | None, place: _Place) -> Tree:
+def _resolve_name(text: str, rows: Rows | None, place: _Place) -> Tree:
     """The slot, or the record of the child, that *text* names; None where that is None."""
     name = text.removesuffix(".T")
-    if not _has(place.module, text):
+    if not _has_member(place.module, text):
         raise RecordError(
             f"burn_record of {type(place.module).__name__} names {name!r}, which it has not as a parameter, "
             "a buffer of its state_dict or a module"
         )
-    found = _found(place.module, name)
+    found = _member(place.module, name)
     if isinstance(found, nn.Module):
-        return _described(place.child(found, name))
+        return _describe(place.child(found, name))
     if found is None:
         return None
     return _slot(found, place.prefix + name, place.path, rows=rows, transposed=name != text)
@@ -207,22 +207,22 @@ def _with_extras(tree: Tree, place: _Place) -> Tree:
     if not extras:
         return tree
     fields = tree if isinstance(tree, dict) else {"layers": tree}
-    return {**fields, **_filled({f"{name}_" if name in fields else name: name for name in extras}, place)}
+    return {**fields, **_resolve({f"{name}_" if name in fields else name: name for name in extras}, place)}
 
 
-def _names(layout: Tree) -> list[str]:
+def _layout_names(layout: Tree) -> list[str]:
     match layout:
         case str():
             return [layout]
         case Rows() | Some() | Variant():
-            return _names(layout.name if isinstance(layout, Rows) else layout.value)
+            return _layout_names(layout.name if isinstance(layout, Rows) else layout.value)
         case dict() | list() | tuple():
             values = layout.values() if isinstance(layout, dict) else layout
-            return [name for value in values for name in _names(value)]
+            return [name for value in values for name in _layout_names(value)]
     return []
 
 
-def _has(module: nn.Module, text: str) -> bool:
+def _has_member(module: nn.Module, text: str) -> bool:
     owner, _, last = text.removesuffix(".T").rpartition(".")
     try:
         return any(last in members for members in _members(module.get_submodule(owner)))
@@ -230,7 +230,7 @@ def _has(module: nn.Module, text: str) -> bool:
         return False
 
 
-def _found(module: nn.Module, name: str) -> Tensor | nn.Module | None:
+def _member(module: nn.Module, name: str) -> Tensor | nn.Module | None:
     owner, _, last = name.rpartition(".")
     parameters, buffers, children = _members(module.get_submodule(owner))
     members: dict[str, Tensor | nn.Module | None] = {**parameters, **buffers, **children}

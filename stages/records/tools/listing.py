@@ -59,7 +59,7 @@ class Totals:
     """Of all tensors."""
 
 
-def listed(node: Tree, name: str = "", path: str = "") -> Entry:
+def list_entries(node: Tree, name: str = "", path: str = "") -> Entry:
     """The entry of *node*, called *name* and standing at *path*."""
     node = node.value if isinstance(node, Some) else node
     if isinstance(node, Variant):
@@ -73,7 +73,7 @@ def listed(node: Tree, name: str = "", path: str = "") -> Entry:
     if isinstance(node, dict | list | tuple):
         pairs = node.items() if isinstance(node, dict) else enumerate(node)
         inner = f"{path}." if path else ""
-        children = tuple(listed(value, str(key), f"{inner}{key}") for key, value in pairs)
+        children = tuple(list_entries(value, str(key), f"{inner}{key}") for key, value in pairs)
         return Entry(name, path, children=children, branch=True)
     return Entry(name, path, value=node)
 
@@ -91,7 +91,7 @@ def totals(entry: Entry) -> Totals:
     )
 
 
-def described(entry: Entry) -> str:
+def describe(entry: Entry) -> str:
     """What stands at *entry*, in a few words: ``F32 [784, 512]``, a value, nothing for a branch."""
     if entry.tensor is not None:
         return f"{entry.tensor.dtype} {list(entry.tensor.shape)}"
@@ -102,12 +102,12 @@ def described(entry: Entry) -> str:
     return _short(entry.value)
 
 
-def as_json(entry: Entry, *, constants: bool) -> list[Json]:
+def to_rows(entry: Entry, *, constants: bool) -> list[Json]:
     """A row for each leaf below *entry*, in order; those that are nil only with *constants*."""
     return [_row(one) for one in entry.all() if not one.branch and (constants or not one.constant)]
 
 
-def printable(text: str) -> str:
+def escape(text: str) -> str:
     """*text* with what would move a cursor or hide a name shown as an escape: files come from strangers."""
     return "".join(
         char if char == " " or unicodedata.category(char)[0] not in "CZ" else ascii(char)[1:-1]
@@ -148,7 +148,7 @@ def _short(value: Any) -> str:
         return f"{len(value)} bytes"
     if isinstance(value, str):
         cut = value if len(value) <= SHOWN_TEXT else f"{value[:SHOWN_TEXT]}… ({len(value)} characters)"
-        return f'"{printable(cut)}"'
+        return f'"{escape(cut)}"'
     if isinstance(value, list):
         return f"[{', '.join(map(_short, value))}]"
     return str(value)

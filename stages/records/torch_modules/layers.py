@@ -1,0 +1,245 @@
+"""The fields that Burn has for each of torch's layers, in Burn's order of declaration (that of 0.21).
+
+A *layout* is a record with a name where a tensor or a module stands: the name that PyTorch has for it, with
+``.T`` behind it where Burn has the transpose, or `Rows` of it. None is a constant, as strides and rates are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from stages.records.torch_modules.skeleton import Constant, Rows
+from stages.records.tree import Some, Tree, Variant
+
+LINEAR = {"weight": "weight.T", "bias": Some("bias")}
+EMBEDDING = {"weight": "weight"}
+PRELU = {"alpha": "weight", "alpha_value": None}
+GROUP_NORM = {
+    "gamma": Some("weight"),
+    "beta": Some("bias"),
+    "num_groups": None,
+    "num_channels": None,
+    "epsilon": None,
+    "affine": None,
+}
+INSTANCE_NORM = {
+    "gamma": Some("weight"),
+    "beta": Some("bias"),
+    "num_channels": None,
+    "epsilon": None,
+    "affine": None,
+}
+_ATTENTION_CONSTANTS = ("dropout", "activation", "d_model", "n_heads", "d_k", "min_float", "quiet_softmax")
+SIGMOID = Variant("Sigmoid", 6, None)
+TANH = Variant("Tanh", 7, None)
+RELU = Variant("Relu", 2, None)
+"""Cases of Burn's enum ``Activation``, which LSTM, GRU and RNN have as fields since 0.20."""
+
+GATES = {
+    "LSTM": {"input_gate": 0, "forget_gate": 1, "output_gate": 3, "cell_gate": 2},
+    "GRU": {"update_gate": 1, "reset_gate": 0, "new_gate": 2},
+    "RNN": {"gate": 0},
+}
+"""Burn's gates in Burn's order, each with its place in PyTorch's tensors."""
+
+
+def layer_layout(module: nn.Module) -> Tree:
+    """The layout of the layer that *module* is, or a subclass of; None where it is none that Burn has."""
+    for kind, layout in LAYERS:
+        if isinstance(module, kind):
+            return layout(module)
+    return None
+
+
+def unlike_burn(module: nn.Module) -> list[str]:
+    """Return the names of *module*'s tensors and children that Burn's module cannot load, with the reason."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
+        kind = type(module).__name__
+        return [f"gamma: Burn's {kind} has one dimension, this one {list(module.normalized_shape)}"]
+    if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) and module.norm is not None:
+        return [f"norm: Burn's {type(module).__name__} has no norm at its end, and ignores this one"]
+    return []
+
+
+def _batch_norm(module: Any) -> Tree:
+    """Return the layout of a batch norm; Burn's always has gamma, beta and running statistics."""
+    size = (module.num_features,)
+    return {
+        "gamma": _present(module, "weight", 1.0, size),
+        "beta": _present(module, "bias", 0.0, size),
+        "running_mean": _present(module, "running_mean", 0.0, size),
+        "running_var": _present(module, "running_var", 1.0, size),
+        "momentum": None,
+        "epsilon": None,
+    }
+
+
+def _layer_norm(module: Any) -> Tree:
+    gamma = _present(module, "weight", 1.0, tuple(module.normalized_shape))
+    return {"gamma": gamma, "beta": Some("bias"), "epsilon": None}
+
+
+def _rms_norm(module: Any) -> Tree:
+    return {"gamma": _present(module, "weight", 1.0, tuple(module.normalized_shape)), "epsilon": None}
+
+
+def _present(module: Any, name: str, value: float, shape: tuple[int, ...]) -> Tree:
+    """Return *name* if *module* has such a tensor, else what Burn's module would have in its place."""
+    return Constant(value, shape) if getattr(module, name, None) is None else name
+
+
+def _convolution(dimensions: int) -> Tree:
+    each = (None,) * dimensions if dimensions > 1 else None
+    sizes = {"stride": each, "kernel_size": each, "dilation": each, "groups": None, "padding": None}
+    return {"weight": "weight", "bias": Some("bias"), **sizes}
+
+
+def _transposed_convolution(dimensions: int) -> Tree:
+    each = (None,) * dimensions if dimensions > 1 else None
+    sizes = {"padding": each, "padding_out": each, "channels": (None, None)}
+    return {**_convolution(dimensions), **sizes}
+
+
+def _recurrent(module: Any) -> Tree:
+    """The layout of an `nn.LSTM`, `nn.GRU` or `nn.RNN`.
+
+    With one layer that of Burn's ``Lstm`` (or ``BiLstm``, and so on), with more a list of those, as Burn has
+    no module of many.
+    """
+    made = [_recurrent_directions(module, f"_l{layer}") for layer in range(module.num_layers)]
+    return made[0] if len(made) == 1 else made
+
+
+def _recurrent_cell(module: Any) -> Tree:
+    """The layout of an `nn.LSTMCell`, `nn.GRUCell` or `nn.RNNCell`: Burn's of one layer."""
+    return _recurrent_layer(module, "")
+
+
+def _recurrent_directions(module: Any, suffix: str) -> Tree:
+    if not module.bidirectional:
+        return _recurrent_layer(module, suffix)
+    both = {
+        "forward": _recurrent_layer(module, suffix),
+        "reverse": _recurrent_layer(module, f"{suffix}_reverse"),
+    }
+    return {**both, "d_hidden": None, "batch_first": None}
+
+
+def _recurrent_layer(module: Any, suffix: str) -> Tree:
+    kind = _recurrent_kind(module)
+    size = module.hidden_size
+    gates = {
+        gate: {
+            "input_transform": _gate_transform(f"ih{suffix}", place * size, size, bias=module.bias),
+            "hidden_transform": _gate_transform(f"hh{suffix}", place * size, size, bias=module.bias),
+        }
+        for gate, place in GATES[kind].items()
+    }
+    projection = {"projection": f"weight_hr{suffix}.T"} if getattr(module, "proj_size", 0) else {}
+    return {**gates, **_recurrent_constants(module, kind), **projection}
+
+
+def _gate_transform(name: str, start: int, size: int, *, bias: bool) -> Tree:
+    rows = (start, start + size)
+    linear = {"weight": Rows(f"weight_{name}.T", *rows), "bias": None}
+    return {**linear, "bias": Some(Rows(f"bias_{name}", *rows))} if bias else linear
+
+
+def _recurrent_constants(module: Any, kind: str) -> Tree:
+    if kind == "LSTM":
+        options = {"d_hidden": None, "batch_first": None, "reverse": None, "clip": None, "input_forget": None}
+        activations = {"gate_activation": SIGMOID, "cell_activation": TANH, "hidden_activation": TANH}
+        return {**options, **activations}
+    if kind == "GRU":
+        activations = {"gate_activation": SIGMOID, "hidden_activation": TANH}
+        return {"d_hidden": None, "reset_after": None, **activations, "clip": None}
+    options = {"d_hidden": None, "batch_first": None, "reverse": None, "clip": None}
+    return {**options, "hidden_activation": RELU if module.nonlinearity == "relu" else TANH}
+
+
+def _recurrent_kind(module: nn.Module) -> str:
+    if isinstance(module, nn.LSTM | nn.LSTMCell):
+        return "LSTM"
+    return "GRU" if isinstance(module, nn.GRU | nn.GRUCell) else "RNN"
+
+
+def _attention(module: Any) -> Tree:
+    """The layout of an `nn.MultiheadAttention`, with the projections in one tensor or in three."""
+    size = module.embed_dim
+    separate = module.in_proj_weight is None
+    fields: dict[str, Tree] = {}
+    for place, field in enumerate(("query", "key", "value")):
+        rows = (place * size, place * size + size)
+        weight = f"{field[0]}_proj_weight.T" if separate else Rows("in_proj_weight.T", *rows)
+        biased = module.in_proj_bias is not None
+        fields[field] = {"weight": weight, "bias": Some(Rows("in_proj_bias", *rows)) if biased else None}
+    return {**fields, "output": "out_proj", **dict.fromkeys(_ATTENTION_CONSTANTS)}
+
+
+def _encoder_layer(module: Any) -> Tree:
+    """The layout of an `nn.TransformerEncoderLayer`."""
+    norms = ("norm2", "norm1") if module.norm_first else ("norm1", "norm2")
+    attention = {"mha": "self_attn", "pwff": _feed_forward()}
+    return {**attention, **_transformer_norms(norms), "dropout": None, "norm_first": None}
+
+
+def _decoder_layer(module: Any) -> Tree:
+    """The layout of an `nn.TransformerDecoderLayer`."""
+    norms = ("norm2", "norm3", "norm1") if module.norm_first else ("norm1", "norm2", "norm3")
+    attention = {"cross_attn": "multihead_attn", "self_attn": "self_attn", "pwff": _feed_forward()}
+    return {**attention, **_transformer_norms(norms), "dropout": None, "norm_first": None}
+
+
+def _encoder(module: Any) -> Tree:
+    """The layout of an `nn.TransformerEncoder`; a norm at its end, which Burn's has not, stands beside."""
+    sizes = ("d_model", "d_ff", "n_heads", "n_layers", "dropout", "norm_first", "quiet_softmax")
+    return {"layers": [f"layers.{place}" for place in range(len(module.layers))], **dict.fromkeys(sizes)}
+
+
+def _decoder(module: Any) -> Tree:
+    """The layout of an `nn.TransformerDecoder`; a norm at its end stands beside."""
+    return _encoder(module)
+
+
+def _feed_forward() -> Tree:
+    # the last field is "gelu" up to 0.20, "activation" since: a constant, which may have any name
+    return {"linear_inner": "linear1", "linear_outer": "linear2", "dropout": None, "gelu": None}
+
+
+def _transformer_norms(names: tuple[str, ...]) -> Tree:
+    return {f"norm_{place}": name for place, name in enumerate(names, 1)}
+
+
+LAYERS: tuple[tuple[type[nn.Module], Callable[[nn.Module], Tree]], ...] = (
+    (nn.Linear, lambda _: LINEAR),
+    (nn.Conv1d, lambda _: _convolution(1)),
+    (nn.Conv2d, lambda _: _convolution(2)),
+    (nn.Conv3d, lambda _: _convolution(3)),
+    (nn.ConvTranspose1d, lambda _: _transposed_convolution(1)),
+    (nn.ConvTranspose2d, lambda _: _transposed_convolution(2)),
+    (nn.ConvTranspose3d, lambda _: _transposed_convolution(3)),
+    (nn.Embedding, lambda _: EMBEDDING),
+    (nn.BatchNorm1d, _batch_norm),
+    (nn.BatchNorm2d, _batch_norm),
+    (nn.BatchNorm3d, _batch_norm),
+    (nn.SyncBatchNorm, _batch_norm),
+    (nn.LayerNorm, _layer_norm),
+    (nn.RMSNorm, _rms_norm),
+    (nn.GroupNorm, lambda _: GROUP_NORM),
+    (nn.InstanceNorm1d, lambda _: INSTANCE_NORM),
+    (nn.InstanceNorm2d, lambda _: INSTANCE_NORM),
+    (nn.InstanceNorm3d, lambda _: INSTANCE_NORM),
+    (nn.PReLU, lambda _: PRELU),
+    (nn.LSTM, _recurrent),
+    (nn.GRU, _recurrent),
+    (nn.RNN, _recurrent),
+    (nn.LSTMCell, _recurrent_cell),
+    (nn.GRUCell, _recurrent_cell),
+    (nn.RNNCell, _recurrent_cell),
+    (nn.MultiheadAttention, _attention),
+    (nn.TransformerEncoderLayer, _encoder_layer),
+    (nn.TransformerEncoder, _encoder),
+    (nn.TransformerDecoderLayer, _decoder_layer),
+    (nn.TransformerDecoder, _decoder),
+)
