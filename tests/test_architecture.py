@@ -23,7 +23,7 @@ MAY_IMPORT = {
 
 PIPELINE_LAYERS = {
     "engine": set(),
-    "scaffold": set(),
+    "scaffold": {"engine"},
     "revisions": {"engine"},
     "comparison": {"engine", "revisions"},
     "flows": {"engine", "revisions"},
@@ -75,6 +75,20 @@ def test_pipeline_package_imports_only_lower_layers(package):
 def test_modules_beside_the_packages_import_no_package():
     for path in sorted((ROOT / "pipeline").glob("*.py")):
         assert path.stem in ENTRY_POINTS or not pipeline_packages(path), path
+
+
+def test_only_one_module_of_the_pipeline_calls_git():
+    """Commands are lists; a list with one element is something else."""
+    for path in sources("pipeline"):
+        calls = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.List)
+            and len(node.elts) > 1
+            and getattr(node.elts[0], "value", "") == "git"
+        ]
+
+        assert not calls or path == ROOT / "pipeline/engine/git.py", path
 
 
 def test_every_pipeline_package_has_a_layer():

@@ -3,10 +3,12 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from pipeline.engine.git import try_git
 from stages.contracts.errors import ParamsError, StageError
 
 Names = Annotated[
@@ -73,10 +75,9 @@ def chosen_git_remote(there: Sequence[str], asked: str | None, experiments: Sequ
 def git_remotes() -> list[str]:
     """Git's remotes of this project; none where it is no git repository."""
     try:
-        listed = subprocess.run(["git", "remote"], capture_output=True, text=True, check=False)  # noqa: S607  the user's own git
-    except FileNotFoundError:
+        return try_git(Path(), "remote").stdout.split()
+    except StageError:  # git is missing
         return []
-    return listed.stdout.split()
 
 
 def _which(experiments: Sequence[str]) -> list[str]:

@@ -13,9 +13,9 @@ from dvc.scm import NoSCM
 from pipeline.comparison.cached_files import CachedFiles
 from pipeline.comparison.curves import measured
 from pipeline.comparison.durations import Durations
-from pipeline.comparison.git_objects import GitObject, committed_at, read_objects
 from pipeline.comparison.runs import WORKSPACE, Comparison, Run
 from pipeline.comparison.source import TRACKED, Source
+from pipeline.engine.git import GitObject, committed_at, read_objects
 from pipeline.project import runs_root
 from pipeline.revisions.revision import resolved_all, resolved_in
 from stages.contracts.errors import ParamsError, StageError

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from pipeline.comparison import vega
+from pipeline import plot_images
 from pipeline.comparison.arranging import View, arranged, shown_metrics
 from pipeline.comparison.page_curves import Tree, confusion_data, curves_data
 from pipeline.comparison.points import Drawn
@@ -25,7 +25,10 @@ from stages.contracts.history import Direction
 def page(comparison: Comparison, drawn: Mapping[str, Drawn], view: View) -> str:
     """The page. Raises `StageError` where the extra ``page`` is not installed."""
     parts = files("pipeline.comparison") / "web"
-    scripts = {"vega": _closed(vega.libraries()), "js": (parts / "page.js").read_text(encoding="utf-8")}
+    scripts = {
+        "vega": _closed(plot_images.vega_script()),
+        "js": (parts / "page.js").read_text(encoding="utf-8"),
+    }
     filled = {
         **scripts,
         "css": (parts / "page.css").read_text(encoding="utf-8"),

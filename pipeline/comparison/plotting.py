@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from pipeline.comparison import vega
+from pipeline import plot_images
 from pipeline.comparison.arranging import shown_metrics
 from pipeline.comparison.gathering import compared, sources
 from pipeline.comparison.points import Drawn, Point, drawn
@@ -18,7 +18,7 @@ from pipeline.comparison.terminal import terminal_charts
 from stages.contracts.errors import StageError
 from stages.contracts.files import written_whole
 
-IMAGES = {"svg": vega.svg, "png": vega.png}
+IMAGES = {"svg": plot_images.svg, "png": plot_images.png}
 ROWS = 16
 """Of a chart in a terminal."""
 Curves = Mapping[str, Mapping[str, Sequence[Point]]]

@@ -19,7 +19,7 @@ from dvc.repo import Repo
 
 from pipeline.doctor.findings import Finding, ok, problem, warning
 from pipeline.doctor.leftovers import remove_gone
-from pipeline.engine.frozen_inputs import asked, git
+from pipeline.engine.git import run_git, try_git
 from pipeline.engine.process_tree import is_alive
 from stages.contracts.errors import StageError
 
@@ -42,7 +42,7 @@ _MOVED = re.compile(r"checkout: moving from (\S+) to [0-9a-f]{40}")
 
 def checkout() -> Iterator[Finding]:
     """Yield a finding for each leftover in the git repository of this folder."""
-    asked_top = asked(Path(), "rev-parse", "--show-toplevel")
+    asked_top = try_git(Path(), "rev-parse", "--show-toplevel")
     if asked_top.returncode:
         return
     top = Path(asked_top.stdout.strip())
@@ -67,7 +67,7 @@ def users_of(top: Path) -> list[int]:
 
 
 def _locks(top: Path) -> Iterator[Finding]:
-    folder = top / git(top, "rev-parse", "--git-common-dir").strip()
+    folder = top / run_git(top, "rev-parse", "--git-common-dir").strip()
     for lock in sorted({path for pattern in LOCKS for path in folder.glob(pattern)}):
         what = f"{lock} was left by a killed process: git and DVC refuse to work"
         cure = f"rm {lock}"
@@ -106,7 +106,7 @@ def _experiments(top: Path) -> Iterator[Finding]:
         found = _interrupted(top, temporary)
         if found:
             yield _finding(top, temporary, found)
-        queued = asked(top, "rev-parse", "--verify", "--quiet", EXPERIMENT).stdout.strip()
+        queued = try_git(top, "rev-parse", "--verify", "--quiet", EXPERIMENT).stdout.strip()
         if queued:
             what = (
                 f"{EXPERIMENT} has the experiment {queued[:7]} of a killed DVC, which the next one would run"
@@ -117,22 +117,22 @@ def _experiments(top: Path) -> Iterator[Finding]:
 
 def _interrupted(top: Path, temporary: Path) -> _Interrupted | None:
     arguments = (temporary / "repro.dat").resolve()
-    listed = git(top, "ls-files", "-z", "--", str(arguments)) if arguments.is_relative_to(top) else ""
+    listed = run_git(top, "ls-files", "-z", "--", str(arguments)) if arguments.is_relative_to(top) else ""
     times = [each for each in (_writer_time(temporary), _time(arguments) if listed else None) if each]
     if not times:
         return None
     stash, branch = _stash_of(top, max(times)), _branch_before(top)
     if stash is None and branch is None and not listed:
         return None  # DVC had not begun, or had undone everything
-    unstaged = filter(None, git(top, "diff", "--name-only", "-z").split("\0"))
+    unstaged = filter(None, run_git(top, "diff", "--name-only", "-z").split("\0"))
     changed = [each for each in unstaged if not _is_stored(top, each)]
     return _Interrupted(branch, stash, tuple(changed))
 
 
 def _is_stored(top: Path, name: str) -> bool:
     """Return whether git has the content of the file *name*, as after DVC began to stage it."""
-    hashed = asked(top, "hash-object", "--", name)
-    return hashed.returncode == 0 and asked(top, "cat-file", "-e", hashed.stdout.strip()).returncode == 0
+    hashed = try_git(top, "hash-object", "--", name)
+    return hashed.returncode == 0 and try_git(top, "cat-file", "-e", hashed.stdout.strip()).returncode == 0
 
 
 def _writer_time(temporary: Path) -> float | None:
@@ -152,23 +152,23 @@ def _time(path: Path) -> float | None:
 
 def _stash_of(top: Path, around: float) -> str | None:
     """Return the newest stash if it is based on HEAD and DVC made it at the time *around*."""
-    listed = asked(top, "log", "-1", "-g", "--format=%H %ct %P%n%gs", STASH, "--").stdout.splitlines()
+    listed = try_git(top, "log", "-1", "-g", "--format=%H %ct %P%n%gs", STASH, "--").stdout.splitlines()
     if len(listed) < 2 or listed[1] == BACKUP:
         return None
     commit, seconds, base = listed[0].split()[:3]
-    is_of_head = base == git(top, "rev-parse", "HEAD").strip()
+    is_of_head = base == run_git(top, "rev-parse", "HEAD").strip()
     return commit if is_of_head and abs(int(seconds) - around) <= STASH_SECONDS else None
 
 
 def _branch_before(top: Path) -> str | None:
     """Return the branch that HEAD was on, if DVC's detaching it is the last that happened to HEAD."""
-    if asked(top, "symbolic-ref", "--quiet", "HEAD").returncode == 0:
+    if try_git(top, "symbolic-ref", "--quiet", "HEAD").returncode == 0:
         return None
-    moved = _MOVED.fullmatch(asked(top, "log", "-1", "-g", "--format=%gs", "HEAD", "--").stdout.strip())
+    moved = _MOVED.fullmatch(try_git(top, "log", "-1", "-g", "--format=%gs", "HEAD", "--").stdout.strip())
     if moved is None:
         return None
-    tip = asked(top, "rev-parse", "--verify", "--quiet", f"refs/heads/{moved[1]}").stdout
-    return moved[1] if tip == git(top, "rev-parse", "HEAD") else None
+    tip = try_git(top, "rev-parse", "--verify", "--quiet", f"refs/heads/{moved[1]}").stdout
+    return moved[1] if tip == run_git(top, "rev-parse", "HEAD") else None
 
 
 def _finding(top: Path, temporary: Path, found: _Interrupted) -> Finding:
@@ -195,27 +195,29 @@ def _restore(top: Path, temporary: Path, found: _Interrupted) -> None:
     target = found.stash or "HEAD"
     _back_up(top, target)
     if found.branch:
-        git(top, "symbolic-ref", "-m", "learner doctor: restore HEAD", "HEAD", f"refs/heads/{found.branch}")
-    git(top, "restore", f"--source={target}", "--staged", "--worktree", ":/")
+        run_git(
+            top, "symbolic-ref", "-m", "learner doctor: restore HEAD", "HEAD", f"refs/heads/{found.branch}"
+        )
+    run_git(top, "restore", f"--source={target}", "--staged", "--worktree", ":/")
     if found.stash:
-        git(top, "read-tree", f"{found.stash}^2")
-        asked(top, "update-index", "-q", "--refresh")
-        entries = git(top, "log", "-g", "--format=%H", STASH, "--").split()
-        git(top, "stash", "drop", "--quiet", f"stash@{{{entries.index(found.stash)}}}")
+        run_git(top, "read-tree", f"{found.stash}^2")
+        try_git(top, "update-index", "-q", "--refresh")
+        entries = run_git(top, "log", "-g", "--format=%H", STASH, "--").split()
+        run_git(top, "stash", "drop", "--quiet", f"stash@{{{entries.index(found.stash)}}}")
     (temporary / "repro.dat").unlink(missing_ok=True)
     remove_gone(temporary / "exps/rwlock")
 
 
 def _back_up(top: Path, target: str) -> None:
     """Store a stash of the changes, unless they are those of *target*."""
-    asked(top, "update-index", "-q", "--refresh")
-    saved = git(top, "stash", "create", BACKUP).strip()
-    if saved and asked(top, "diff", "--quiet", saved, target).returncode:
-        git(top, "stash", "store", "--message", BACKUP, saved)
+    try_git(top, "update-index", "-q", "--refresh")
+    saved = run_git(top, "stash", "create", BACKUP).strip()
+    if saved and try_git(top, "diff", "--quiet", saved, target).returncode:
+        run_git(top, "stash", "store", "--message", BACKUP, saved)
 
 
 def _references(top: Path) -> Iterator[Finding]:
-    names = asked(top, "for-each-ref", "--format=%(refname)", TEMPORARY).stdout.split()
+    names = try_git(top, "for-each-ref", "--format=%(refname)", TEMPORARY).stdout.split()
     if names:
         what = f"{TEMPORARY} has {len(names)} references of a killed DVC, which nothing reads again"
         yield warning("git", what, f"git update-ref -d each: {DOCTOR}", partial(_delete, top, names))
@@ -224,7 +226,7 @@ def _references(top: Path) -> Iterator[Finding]:
 def _delete(top: Path, references: list[str]) -> None:
     if not users_of(top):
         for each in references:
-            git(top, "update-ref", "-d", each)
+            run_git(top, "update-ref", "-d", each)
 
 
 def _parts(top: Path) -> Iterator[Finding]:

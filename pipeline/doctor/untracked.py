@@ -1,15 +1,16 @@
 """What an isolated experiment would miss: `dvc exp run --temp` and the queue copy what git and DVC have."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pipeline.check import data_files, missing_deps, modules
 from pipeline.doctor.findings import Finding, ok, problem, warning
+from pipeline.engine.git import try_git
 from pipeline.params import Params, read_params
 from pipeline.versions import stale
 from pipeline.yaml_files import read_yaml
+from stages.contracts.errors import StageError
 
 NAMED = 5
 
@@ -85,10 +86,9 @@ def _is_had(path: Path) -> bool:
 
 
 def _git(*arguments: str) -> list[str] | None:
-    """What git lists, in this folder; None where it is no repository, or there is no git."""
-    command = ["git", *arguments[:1], "-z", *arguments[1:]]
+    """Return what git lists in this folder; None if it is not a repository, or git is missing."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  the user's own git
-    except FileNotFoundError:
+        done = try_git(Path(), arguments[0], "-z", *arguments[1:])
+    except StageError:
         return None
     return done.stdout.split("\0")[:-1] if done.returncode == 0 else None

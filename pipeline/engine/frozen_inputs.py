@@ -4,14 +4,13 @@ It is a commit, of HEAD and the changes in the workspace, which nothing refers t
 code, whatever is edited meanwhile, and neither DVC nor a kill ever touches the user's files.
 """
 
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dvc.utils.serialize import PARSERS
 
+from pipeline.engine.git import git_error, run_git, try_git
 from stages.contracts.errors import ParamsError, StageError
 
 
@@ -35,7 +34,7 @@ class Base:
 
     def text(self, path: str, commit: str | None = None) -> str | None:
         """The file *path* of the project in *commit*; None where it is not there."""
-        done = asked(self.root, "show", f"{commit or self.commit}:./{path}")
+        done = try_git(self.root, "show", f"{commit or self.commit}:./{path}")
         return done.stdout if done.returncode == 0 else None
 
     def content(self, path: str, commit: str | None = None) -> Any:
@@ -46,7 +45,7 @@ class Base:
     def experiments(self) -> dict[str, str]:
         """The experiments on this HEAD: name to commit."""
         where = self.ref("")
-        listed = git(self.root, "for-each-ref", "--format=%(objectname) %(refname)", where)
+        listed = run_git(self.root, "for-each-ref", "--format=%(objectname) %(refname)", where)
         pairs = (line.split(" ", 1) for line in listed.splitlines())
         return {ref.removeprefix(where): commit for commit, ref in pairs}
 
@@ -63,22 +62,22 @@ def freeze(root: Path) -> Base:
     root = root.resolve()
     if not (root / ".dvc").is_dir():
         raise ParamsError(f"{root} has no .dvc: start in the folder that has dvc.yaml and params.yaml")
-    head = asked(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    head = try_git(root, "rev-parse", "--verify", "--quiet", "HEAD")
     if head.stderr.strip():
-        raise failure(root, ("rev-parse", "HEAD"), head)
+        raise git_error(root, ("rev-parse", "HEAD"), head)
     if head.returncode:
         raise ParamsError(f"{root} has no commit of git, on which experiments hang: git add, git commit")
-    top = Path(git(root, "rev-parse", "--show-toplevel").strip())
-    asked(root, "update-index", "--refresh")  # after `cp -a` or `touch`, git refuses to stash
-    changed = asked(root, "stash", "create", "learner sweep")
+    top = Path(run_git(root, "rev-parse", "--show-toplevel").strip())
+    try_git(root, "update-index", "--refresh")  # after `cp -a` or `touch`, git refuses to stash
+    changed = try_git(root, "stash", "create", "learner sweep")
     if changed.returncode:
-        raise _locked(root) or failure(root, ("stash", "create"), changed)
+        raise _locked(root) or git_error(root, ("stash", "create"), changed)
     return Base(root, top, head.stdout.strip(), changed.stdout.strip() or head.stdout.strip())
 
 
 def _locked(root: Path) -> StageError | None:
     """Return the error for an index that is locked, of which `git stash create` prints nothing."""
-    lock = root / git(root, "rev-parse", "--git-path", "index.lock").strip()
+    lock = root / run_git(root, "rev-parse", "--git-path", "index.lock").strip()
     if not lock.exists():
         return None
     return StageError(
@@ -94,31 +93,4 @@ def parsed(text: str, path: str) -> Any:
 
 def unknown_code(root: Path) -> list[str]:
     """The Python files below *root* that git neither knows nor ignores: no isolated copy has them."""
-    return git(root, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """What git prints. Raises `StageError` with what it says where it fails."""
-    done = asked(folder, *arguments)
-    if done.returncode:
-        raise failure(folder, arguments, done)
-    return done.stdout
-
-
-def failure(folder: Path, arguments: Sequence[str], done: subprocess.CompletedProcess[str]) -> StageError:
-    """Return the error for the command git *arguments* that failed, with git's own message."""
-    output = " ".join(filter(None, (done.stderr.strip(), done.stdout.strip())))
-    return StageError(
-        f"git {' '.join(arguments[:2])} in {folder}: {output or f'exit code {done.returncode}, no message'}"
-    )
-
-
-def asked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What git answers, and how it ended."""
-    return subprocess.run(  # noqa: S603  arguments of our own, no shell
-        ["git", "-C", str(folder), *arguments],  # noqa: S607  the one that DVC finds too
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    return run_git(root, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()

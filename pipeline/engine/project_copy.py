@@ -10,7 +10,8 @@ from pathlib import Path
 from dvc.config import Config, merge
 from dvc.repo import Repo
 
-from pipeline.engine.frozen_inputs import Base, git
+from pipeline.engine.frozen_inputs import Base
+from pipeline.engine.git import run_git
 from stages.contracts.errors import RunInUseError, StageError
 from stages.runs.lock import held
 
@@ -38,9 +39,9 @@ def isolated(base: Base, place: Path) -> Iterator[Path]:
 
 def _cloned(base: Base, place: Path) -> Path:
     try:
-        git(base.top, "clone", "--quiet", "--shared", "--no-checkout", str(base.top), str(place))
-        git(place, "checkout", "--quiet", "--force", "-B", "experiment", base.head)
-        git(place, "restore", "--source", base.commit, "--staged", "--worktree", ":/")
+        run_git(base.top, "clone", "--quiet", "--shared", "--no-checkout", str(base.top), str(place))
+        run_git(place, "checkout", "--quiet", "--force", "-B", "experiment", base.head)
+        run_git(place, "restore", "--source", base.commit, "--staged", "--worktree", ":/")
         folder = place / base.prefix
         _share_identity(base, place)
         _share_cache(base.root, folder)
@@ -84,15 +85,15 @@ def _works_below(place: Path) -> bool:
 def collect(base: Base, place: Path, name: str) -> None:
     """Bring the experiment *name* from the clone at *place* into the project, with one atomic update."""
     ref = base.ref(name)
-    git(base.top, "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc",
-        str(place), f"{ref}:{ref}")  # fmt: skip
+    run_git(base.top, "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc",
+               str(place), f"{ref}:{ref}")  # fmt: skip
 
 
 def _share_identity(base: Base, place: Path) -> None:
     """Who commits, where only this one project says it."""
     for key in ("user.name", "user.email"):
         with suppress(StageError):
-            git(place, "config", key, git(base.top, "config", "--get", key).rstrip("\n"))
+            run_git(place, "config", key, run_git(base.top, "config", "--get", key).rstrip("\n"))
 
 
 def _share_cache(root: Path, folder: Path) -> None:

@@ -1,28 +1,22 @@
-"""The curves of a run as a picture that a web page can hold in itself."""
+"""The curves of a run as an image that is part of a web page."""
 
 from base64 import b64encode
 from typing import Any
 
+from pipeline import plot_images
 from stages.contracts.history import History
-
-try:
-    import vl_convert
-except ImportError:
-    vl_convert = None  # type: ignore[assignment,unused-ignore]
-
-EXTRA = "pip install 'learner-pipeline[page]'"
 
 
 def curves_url(history: History) -> str | None:
-    """The curve of each metric on both splits, as a PNG in a ``data:`` address; None without vl-convert."""
-    if vl_convert is None:
+    """Return the curve of each metric on both splits as a PNG in a ``data:`` URL; None without vl-convert."""
+    if not plot_images.is_available():
         return None
-    png = vl_convert.vegalite_to_png(_specification(history), scale=1.5)
+    png = plot_images.png(_specification(history), scale=1.5)
     return f"data:image/png;base64,{b64encode(png).decode()}"
 
 
 def _specification(history: History) -> dict[str, Any]:
-    """A panel for each metric, in Vega-Lite."""
+    """Return a Vega-Lite specification with a panel for each metric."""
     rows = [
         {"epoch": each.epoch, "metric": each.metric, "split": str(each.split), "value": each.value}
         for each in history

@@ -11,8 +11,9 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
 from pipeline.flows.artifacts import GONE, Artifacts, impatient_client
-from pipeline.flows.curves_image import EXTRA, curves_url
+from pipeline.flows.curves_image import curves_url
 from pipeline.flows.results import Results
+from pipeline.plot_images import EXTRA
 from stages.learner.summary import summary_rows
 
 LOOKED_AT = 20

@@ -1,12 +1,13 @@
 """What a flow pushes at its end: DVC's cache, and the experiment that it made."""
 
-import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.engine.dvc_process import run_dvc
+from pipeline.engine.git import run_git
 from stages.contracts.errors import StageError
 
 
@@ -26,10 +27,7 @@ def check_remotes(*, experiment: bool) -> None:
 
 def git_remote() -> str:
     """``origin``, or the only remote of git that there is. Raises `StageError` where that is none."""
-    done = subprocess.run(["git", "remote"], capture_output=True, text=True, check=False)  # noqa: S607
-    if done.returncode:
-        raise StageError(f"git remote: {done.stderr.strip()}")
-    names = done.stdout.split()
+    names = run_git(Path(), "remote").split()
     if "origin" in names:
         return "origin"
     if len(names) != 1:

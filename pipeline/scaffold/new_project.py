@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline import versions
 from pipeline.collision import find_collision
+from pipeline.engine.git import run_git, try_git
 from pipeline.installation import Installation, environment_bin, installation, make_value, this_package
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
@@ -47,7 +48,7 @@ def make_project(directory: Path) -> Iterator[str]:
     added = [PLOT, *(name for name in texts if name not in (LOCAL, *there)), *_git_and_dvc(directory)]
     if not (directory / PLOT).exists():
         write_text(directory / PLOT, plot)  # only now: DVC wants to make the folder itself
-    _run(["git", "add", "--", *added], directory)
+    run_git(directory, "add", "--", *added)
     yield f"{directory} has a model (model.py), its data (source.py), params.yaml, dvc.yaml and a test"
     for name, missing in there.items():
         if missing:
@@ -104,12 +105,12 @@ def _git_and_dvc(directory: Path) -> list[str]:
     """Make *directory* a git repository and a DVC project if it is not; return the files that DVC adds."""
     top = _git_top(directory)
     if top is None:
-        _run(["git", "init", "--quiet"], directory)
+        run_git(directory, "init", "--quiet")
         top = directory.resolve()
     if (directory / ".dvc").exists():
         return []
     own = [] if top == directory.resolve() else ["--subdir"]
-    _run([sys.executable, "-m", "dvc", "init", "--quiet", *own], directory)
+    _run_dvc(directory, "init", "--quiet", *own)
     (directory / ".dvc/config").write_text(DVC_CONFIG)
     return [".dvc/config", ".dvc/.gitignore"]
 
@@ -117,9 +118,9 @@ def _git_and_dvc(directory: Path) -> list[str]:
 def _commit(directory: Path, names: Sequence[str]) -> Iterator[str]:
     """Commit the files *names*, and nothing else; report why if git does not, and how to do it."""
     by_hand = f'{_enter(directory)}git commit -m "{COMMIT_MESSAGE}" -- .'
-    identity = ["git", "-c", "user.useConfigOnly=true", "var"]  # DVC takes no guessed identity either
+    identity = ["-c", "user.useConfigOnly=true", "var"]  # DVC takes no guessed identity either
     names_of_person = ("GIT_AUTHOR_IDENT", "GIT_COMMITTER_IDENT")
-    if any(_finished([*identity, name], directory).returncode for name in names_of_person):
+    if any(try_git(directory, *identity, name).returncode for name in names_of_person):
         yield (
             "not committed: git has no name and email for you, and `dvc exp run` needs both and a commit. "
             "Run:\n"
@@ -128,7 +129,7 @@ def _commit(directory: Path, names: Sequence[str]) -> Iterator[str]:
             f"  {by_hand}"
         )
         return
-    done = _finished(["git", "commit", "--quiet", "-m", COMMIT_MESSAGE, "--", *names], directory)
+    done = try_git(directory, "commit", "--quiet", "-m", COMMIT_MESSAGE, "--", *names)
     if done.returncode:
         reason = (done.stderr or done.stdout).strip().replace("\n", "\n  ")
         yield (
@@ -136,7 +137,7 @@ def _commit(directory: Path, names: Sequence[str]) -> Iterator[str]:
             f"`dvc exp run` needs a commit. Remove the cause, and run:\n  {by_hand}"
         )
         return
-    commit = _finished(["git", "rev-parse", "--short", "HEAD"], directory).stdout.strip()
+    commit = try_git(directory, "rev-parse", "--short", "HEAD").stdout.strip()
     yield f"committed as {commit}: {COMMIT_MESSAGE}"
 
 
@@ -166,22 +167,14 @@ def _enter(directory: Path) -> str:
 
 def _git_top(directory: Path) -> Path | None:
     """The root of the git repository that *directory* is in; None where it is in none."""
-    try:
-        found = _finished(["git", "rev-parse", "--show-toplevel"], directory)
-    except FileNotFoundError as error:
-        raise StageError(
-            "git is not installed, and DVC's experiments are git's commits: install it"
-        ) from error
+    found = try_git(directory, "rev-parse", "--show-toplevel")
     return Path(found.stdout.strip()).resolve() if found.returncode == 0 else None
 
 
-def _run(command: Sequence[str], directory: Path) -> None:
-    done = _finished(command, directory)
-    if done.returncode:
-        raise StageError(f"`{' '.join(command)}` in {directory} ended with {done.returncode}: {done.stderr}")
-
-
-def _finished(command: Sequence[str], directory: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603  fixed
+def _run_dvc(directory: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "dvc", *arguments]
+    done = subprocess.run(  # noqa: S603  DVC, of this environment
         command, cwd=directory, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
+    if done.returncode:
+        raise StageError(f"`{' '.join(command)}` in {directory} ended with {done.returncode}: {done.stderr}")

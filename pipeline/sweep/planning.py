@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.engine.frozen_inputs import Base, git
+from pipeline.engine.frozen_inputs import Base
+from pipeline.engine.git import run_git
 from pipeline.sweep.names import plain_names, told_apart
 from pipeline.sweep.points import Point
 from pipeline.sweep.results import PARAMS, is_result, params_of
@@ -48,7 +49,7 @@ def plan(base: Base, points: Sequence[Point]) -> list[Planned]:
     Raises `ParamsError` where not one of them has valid params: that is a mistake in what was typed.
     """
     there = base.experiments()
-    tree = git(base.root, "rev-parse", f"{base.commit}^{{tree}}")
+    tree = run_git(base.root, "rev-parse", f"{base.commit}^{{tree}}")
     planned = [_planned(base, *each, there, tree) for each in zip(points, plain_names(points), strict=True)]
     if planned and all(each.mistake for each in planned):
         raise ParamsError(f"no point can run; the first is {planned[0].name}: {planned[0].mistake}")

@@ -5,7 +5,8 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.engine.frozen_inputs import Base, asked, parsed
+from pipeline.engine.frozen_inputs import Base, parsed
+from pipeline.engine.git import try_git
 from pipeline.params_edit import apply, check_draft
 from pipeline.sweep.points import Point
 from stages.contracts.errors import ParamsError
@@ -57,7 +58,7 @@ def _sources(stages: Any) -> Iterator[str]:
 
 def _differ(base: Base, commit: str, paths: list[str]) -> bool:
     command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *paths]
-    return asked(base.root, *command).returncode != 0
+    return try_git(base.root, *command).returncode != 0
 
 
 def _has(content: Any, values: Mapping[str, Any]) -> bool:

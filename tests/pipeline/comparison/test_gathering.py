@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.comparison.cached_files import VERIFIED_BYTES, CachedFiles
 from pipeline.comparison.gathering import gather, sources
-from pipeline.comparison.git_objects import committed_at, read_objects
+from pipeline.engine.git import committed_at, read_objects
 from stages.contracts.errors import StageError
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,95 @@
+"""Calls of git: the only module of the pipeline that starts it.
+
+The program is the ``git`` on the ``PATH``, which DVC finds too.
+"""
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from stages.contracts.errors import StageError
+
+
+@dataclass(frozen=True)
+class GitObject:
+    """A commit or a file."""
+
+    sha: str
+    kind: str
+    content: bytes
+
+
+def run_git(folder: Path, *arguments: str) -> str:
+    """Run git in *folder* and return what it prints. Raises `StageError` if it fails or is missing."""
+    done = try_git(folder, *arguments)
+    if done.returncode:
+        raise git_error(folder, arguments, done)
+    return done.stdout
+
+
+def try_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run git in *folder* and return its output and exit code.
+
+    Raises `StageError` if git is missing.
+    """
+    return _run(folder, arguments, text=True, stdin=subprocess.DEVNULL)
+
+
+def git_error(folder: Path, arguments: Sequence[str], done: subprocess.CompletedProcess[str]) -> StageError:
+    """Return the error for the command git *arguments* that failed, with git's own message."""
+    output = " ".join(filter(None, (done.stderr.strip(), done.stdout.strip())))
+    reason = output or f"exit code {done.returncode}, no message"
+    return StageError(f"`git {' '.join(arguments[:2])}` failed in {folder}: {reason}")
+
+
+def read_objects(folder: Path, names: Sequence[str]) -> list[GitObject | None]:
+    """Return the object of each of *names* in the repository *folder*; None for a missing object.
+
+    A name is a SHA, or ``SHA:path`` for a file. One process reads all objects: starting one for each, or a
+    reader of scmrepo, takes most of the time of a long comparison. Raises `StageError` if git fails.
+    """
+    requested = "".join(f"{name}\n" for name in names)
+    done = _run(folder, ["cat-file", "--batch"], input=requested.encode())
+    if done.returncode:
+        raise StageError(f"git cannot read {folder}: {done.stderr.decode(errors='replace').strip()}")
+    return _parse_objects(done.stdout, len(names))
+
+
+def committed_at(commit: GitObject) -> datetime:
+    """Return the time of *commit*, in the time zone of its committer."""
+    header = commit.content.partition(b"\n\n")[0].decode("utf-8", errors="replace")
+    [line] = [line for line in header.split("\n") if line.startswith("committer ")]
+    seconds, zone = line.rsplit(" ", 2)[1:]
+    return datetime.fromtimestamp(int(seconds), datetime.strptime(zone, "%z").tzinfo)
+
+
+def _run(folder: Path, arguments: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[Any]":
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, check=False, **options)  # noqa: S603  no shell
+    except OSError as error:
+        raise StageError(f"git cannot be started ({error.strerror}). Install git") from error
+
+
+def _parse_objects(output: bytes, count: int) -> list[GitObject | None]:
+    """Return the *count* objects in the *output* of ``git cat-file --batch``."""
+    by_sha: dict[str, GitObject] = {}
+    """Runs have most of their files in common."""
+    found: list[GitObject | None] = []
+    start = 0
+    while len(found) < count:
+        end = output.index(b"\n", start)
+        header = output[start:end].decode("utf-8", errors="replace")
+        start = end + 1
+        if header.endswith((" missing", " ambiguous")):
+            found.append(None)
+            continue
+        sha, kind, size = header.split()
+        if sha not in by_sha:
+            by_sha[sha] = GitObject(sha, kind, output[start : start + int(size)])
+        found.append(by_sha[sha])
+        start += int(size) + 1
+    return found
