@@ -1,4 +1,4 @@
-# make repro: the environment, then the pipeline.   make test: the environment, then every check.
+# make repro: create .venv and run the pipeline.   make test: create .venv and run every check.
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
@@ -17,7 +17,7 @@ test: .venv/installed-test
 	ruff format --check .
 	ruff check .
 	mypy
-	pytest --numprocesses 3 --dist loadfile  # three on two cores: many tests wait for a server
+	pytest --numprocesses 3 --dist loadfile  # three processes on two cores: many tests wait for a server
 
 fuzz: .venv/installed-test
 	python tests/records/fuzz.py --count 200000 --jobs 2 --out build/fuzz
@@ -44,7 +44,7 @@ format: .venv/installed-test
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(INSTALL) --editable .
+	$(INSTALL) --editable ".[page]"
 	touch $@
 
 .venv/installed-test: pyproject.toml constraints.txt

@@ -1,11 +1,13 @@
-"""Every row of Burn's Learner has its name here and a test that holds it."""
+"""Every part of Burn's Learner has a name in this project and a test that covers it."""
 
 import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TABLE = re.search(r"<!-- burn -->\n(.*?)<!-- /burn -->", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+TABLE = re.search(
+    r"<!-- burn -->\n(.*?)<!-- /burn -->", (ROOT / "stages/learner/from_burn.md").read_text(), re.DOTALL
+)[1]
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
     for line in TABLE.splitlines()
@@ -21,18 +23,18 @@ def names_of_tests(path):
     }
 
 
-def test_every_row_names_a_test_that_is_there():
+def test_every_row_names_a_test_that_exists():
     assert len(ROWS) > 50
     for row in ROWS:
-        burn, here, held = row
+        burn, here, test = row
         assert burn, row
         assert here, row
-        path, name = re.fullmatch(r"`(tests/[\w/]+\.py)::(\w+)`", held).groups()
+        path, name = re.fullmatch(r"`(tests/[\w/]+\.py)::(\w+)`", test).groups()
         assert name in names_of_tests(path), row
 
 
-def test_every_name_is_there():
-    """A name is an attribute of a public package, as ``learner.LearnerBuilder.build``."""
+def test_every_name_exists():
+    """A name is an attribute of a public package, for example ``learner.LearnerBuilder.build``."""
     import importlib
 
     names = [name for _, here, _ in ROWS for name in re.findall(r"`(\w+\.[\w.]+)`", here)]

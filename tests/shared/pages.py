@@ -1,0 +1,65 @@
+"""The Markdown pages of the project, with their code blocks, commands and links."""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = "pipeline/scaffold/template/"
+"""The pages of projects that `learner init` makes have their own tests."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A Markdown file of the project."""
+
+    path: Path
+
+    @property
+    def name(self):
+        """The path of the page, relative to the root of the project."""
+        return self.path.relative_to(ROOT).as_posix()
+
+    @property
+    def text(self):
+        return self.path.read_text()
+
+    def blocks(self, *languages):
+        """Return the text of each code block in one of *languages*."""
+        found = re.findall(r"^```(\w+)\n(.*?)^```", self.text, re.DOTALL | re.MULTILINE)
+        return [text for language, text in found if language in languages]
+
+    def commands(self):
+        """Return each line of the console blocks that starts with ``$``, without comments and the prompt."""
+        lines = [line for block in self.blocks("console") for line in block.splitlines()]
+        return [re.sub(r"\s+#.*", "", line[2:]) for line in lines if line.startswith("$ ")]
+
+    def section(self, title):
+        """Return the text from the heading *title* to the next heading of any level."""
+        parts = re.split(rf"^##+ {re.escape(title)}\n", self.text, flags=re.MULTILINE)
+        assert len(parts) == 2, f"{self.name} has {len(parts) - 1} headings {title!r}"
+        return re.split(r"^#+ ", parts[1], flags=re.MULTILINE)[0]
+
+    def links(self):
+        """Return the targets of the relative links and images, without anchors."""
+        targets = re.findall(r"\]\(([^)\s]+)\)", self.text)
+        return [target.partition("#")[0] for target in targets if "://" not in target and target[0] != "#"]
+
+
+def pages():
+    """Return the pages that git tracks or would track, in the order of their names."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    paths = [ROOT / name for name in sorted(set(listed)) if not name.startswith(TEMPLATE)]
+    return [Page(path) for path in paths if path.exists()]
+
+
+def page(name):
+    """Return the page *name*, a path relative to the root of the project."""
+    return Page(ROOT / name)
