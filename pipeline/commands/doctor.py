@@ -1,14 +1,18 @@
 """The command ``learner doctor``: is all well here, and if not, what is to be done?"""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.collision import find_collision_in_project
 from stages.contracts.errors import StageError
 
 if TYPE_CHECKING:
-    from pipeline.doctor.findings import Check, Finding
+    from collections.abc import Iterator
+
+    from pipeline.doctor.diagnostics import Check, Diagnostic
 
 PATIENCE_SECONDS = 35.0
 DEEP_SECONDS = 24 * 3600.0
@@ -29,94 +33,101 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """Look at packages, devices, disk, remotes, Prefect, dvc.yaml, git and leftovers; exit 1 on a problem."""
-    from pipeline.doctor.findings import Level, gathered, once
+    from pipeline.doctor.diagnostics import Level, drop_duplicates, run_checks
 
     checks = _checks()
-    by_check = gathered(checks, PATIENCE_SECONDS)
+    by_check = run_checks(checks, PATIENCE_SECONDS)
     if deep:
         checks |= {"cache": _deep_check()}
-        by_check |= gathered({"cache": checks["cache"]}, DEEP_SECONDS)
+        by_check |= run_checks({"cache": checks["cache"]}, DEEP_SECONDS)
     if fix:
         for what in _fix(by_check, checks):
             typer.echo(f"mended: {what}", err=as_json)
-    found = once(by_check)
+    found = drop_duplicates(by_check)
     if as_json:
         typer.echo(json.dumps([_plain(each) for each in found], indent=2))
     else:
         for each in found:
-            _print(each, max(len(one.about) for one in found))
+            _print(each, max(len(one.subject) for one in found))
     if any(each.level is Level.PROBLEM for each in found):
         raise typer.Exit(1)
 
 
 def _checks() -> "dict[str, Check]":
-    from pipeline.doctor.names import names
-
-    if list(names()):  # the findings of the other checks would only follow from this one
-        return {"names": names}
+    if list(_check_names()):  # the findings of the other checks would only follow from this one
+        return {"names": _check_names}
     try:
-        from pipeline.doctor import checkout, leftovers, remotes, surroundings, untracked
+        from pipeline.doctor import checkout, dependencies, environment, stale_files, storage
     except ImportError as error:
         raise StageError(f"{error}: install learner-pipeline anew, with what it needs") from error
     return {
-        "packages": surroundings.packages,
-        "params": untracked.project,
-        "devices": surroundings.devices,
-        "disk": surroundings.disk,
-        "prefect": surroundings.prefect,
-        "remotes": remotes.remotes,
-        "untracked": untracked.untracked,
-        "git": checkout.checkout,
-        "locks": leftovers.locks,
-        "experiments": leftovers.ghosts,
-        "runs": leftovers.runs,
+        "packages": environment.check_packages,
+        "params": dependencies.check_project,
+        "devices": environment.check_devices,
+        "disk": environment.check_disk,
+        "prefect": environment.check_prefect,
+        "remotes": storage.check_remotes,
+        "untracked": dependencies.check_untracked_files,
+        "git": checkout.check_checkout,
+        "locks": stale_files.check_locks,
+        "experiments": stale_files.check_experiments,
+        "runs": stale_files.check_run_stores,
     }
 
 
+def _check_names() -> "Iterator[Diagnostic]":
+    """Yield a problem if packages in this folder have the name of one of ours."""
+    from pipeline.doctor.diagnostics import problem
+
+    collision = find_collision_in_project(Path())
+    if collision:
+        yield problem("names", collision.problem, collision.remedy)
+
+
 def _deep_check() -> "Check":
-    from pipeline.doctor.cache import cache
+    from pipeline.doctor.storage import check_cache
 
-    return cache
+    return check_cache
 
 
-def _fix(by_check: "dict[str, list[Finding]]", checks: "dict[str, Check]") -> list[str]:
+def _fix(by_check: "dict[str, list[Diagnostic]]", checks: "dict[str, Check]") -> list[str]:
     """Do what repairs the findings in *by_check*, and look again; return what each of them was.
 
     Git comes first, until nothing is left: a lock file hides what else is wrong, and DVC's locks, which are
     cleared later, show which experiment was killed.
     """
-    from pipeline.doctor.findings import gathered
+    from pipeline.doctor.diagnostics import run_checks
 
     fixed = []
     for name in [*["git"] * GIT_ROUNDS, *(each for each in by_check if each != "git")]:
         if mended := _mended(by_check[name]):
             fixed += mended
             seconds = DEEP_SECONDS if name == "cache" else PATIENCE_SECONDS
-            by_check |= gathered({name: checks[name]}, seconds)
+            by_check |= run_checks({name: checks[name]}, seconds)
     return fixed
 
 
-def _mended(findings: "list[Finding]") -> list[str]:
+def _mended(findings: "list[Diagnostic]") -> list[str]:
     """Do what mends *findings*; what each of those was."""
     mended = []
     for each in findings:
-        if each.mend:
-            each.mend()
-            mended.append(each.what)
+        if each.fix:
+            each.fix()
+            mended.append(each.message)
     return mended
 
 
-def _plain(finding: "Finding") -> dict[str, object]:
+def _plain(finding: "Diagnostic") -> dict[str, object]:
     return {
-        "about": finding.about,
+        "about": finding.subject,
         "level": finding.level.value,
-        "what": finding.what,
-        "cure": finding.cure,
-        "fixable": finding.mend is not None,
+        "what": finding.message,
+        "cure": finding.remedy,
+        "fixable": finding.fix is not None,
     }
 
 
-def _print(finding: "Finding", width: int) -> None:
-    typer.echo(f"{finding.level:<7}  {finding.about:<{width}}  {finding.what}")
-    for line in finding.cure.splitlines():
-        typer.echo(f"{'':<7}  {'':<{width}}  {'→ ' if line == finding.cure.splitlines()[0] else ''}{line}")
+def _print(finding: "Diagnostic", width: int) -> None:
+    typer.echo(f"{finding.level:<7}  {finding.subject:<{width}}  {finding.message}")
+    for line in finding.remedy.splitlines():
+        typer.echo(f"{'':<7}  {'':<{width}}  {'→ ' if line == finding.remedy.splitlines()[0] else ''}{line}")

@@ -17,8 +17,8 @@ from pathlib import Path
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.doctor.findings import Finding, ok, problem, warning
-from pipeline.doctor.leftovers import remove_gone
+from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
+from pipeline.doctor.stale_files import remove_ended_processes
 from pipeline.engine.git import run_git, try_git
 from pipeline.engine.process_tree import is_alive
 from stages.contracts.errors import StageError
@@ -40,20 +40,20 @@ STASH_SECONDS = 120
 _MOVED = re.compile(r"checkout: moving from (\S+) to [0-9a-f]{40}")
 
 
-def checkout() -> Iterator[Finding]:
+def check_checkout() -> Iterator[Diagnostic]:
     """Yield a finding for each leftover in the git repository of this folder."""
     asked_top = try_git(Path(), "rev-parse", "--show-toplevel")
     if asked_top.returncode:
         return
     top = Path(asked_top.stdout.strip())
-    if pids := users_of(top):
+    if pids := find_git_processes(top):
         yield ok("git", f"pid {', '.join(map(str, pids))} uses this repository now")
         return
     found = [*_locks(top), *_experiments(top), *_references(top), *_parts(top)]
     yield from found or [ok("git", "no leftovers of killed processes")]
 
 
-def users_of(top: Path) -> list[int]:
+def find_git_processes(top: Path) -> list[int]:
     """Return the processes of git and DVC, other than those of this one, that work below *top*."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -66,7 +66,7 @@ def users_of(top: Path) -> list[int]:
     return found
 
 
-def _locks(top: Path) -> Iterator[Finding]:
+def _locks(top: Path) -> Iterator[Diagnostic]:
     folder = top / run_git(top, "rev-parse", "--git-common-dir").strip()
     for lock in sorted({path for pattern in LOCKS for path in folder.glob(pattern)}):
         what = f"{lock} was left by a killed process: git and DVC refuse to work"
@@ -81,7 +81,7 @@ def _remove_lock(lock: Path, top: Path) -> None:
     with suppress(FileNotFoundError):
         inode = lock.stat().st_ino
         time.sleep(max(0.0, SETTLED_SECONDS - (time.time() - lock.stat().st_mtime)))
-        if not users_of(top) and lock.stat().st_ino == inode:
+        if not find_git_processes(top) and lock.stat().st_ino == inode:
             lock.unlink()
 
 
@@ -97,7 +97,7 @@ class _Interrupted:
     """Tracked files, relative to the top level, that the user or DVC changed and git has not stored."""
 
 
-def _experiments(top: Path) -> Iterator[Finding]:
+def _experiments(top: Path) -> Iterator[Diagnostic]:
     try:
         temporary = Path(Repo.find_dvc_dir()) / "tmp"
     except DvcException:
@@ -171,7 +171,7 @@ def _branch_before(top: Path) -> str | None:
     return moved[1] if tip == run_git(top, "rev-parse", "HEAD") else None
 
 
-def _finding(top: Path, temporary: Path, found: _Interrupted) -> Finding:
+def _finding(top: Path, temporary: Path, found: _Interrupted) -> Diagnostic:
     what = "a killed `dvc exp run` left this checkout changed"
     if found.branch:
         what += f"; HEAD was on branch {found.branch}"
@@ -190,7 +190,7 @@ def _finding(top: Path, temporary: Path, found: _Interrupted) -> Finding:
 
 def _restore(top: Path, temporary: Path, found: _Interrupted) -> None:
     """Undo what DVC did, in an order in which a kill or an error loses nothing."""
-    if users_of(top) or _interrupted(top, temporary) != found:
+    if find_git_processes(top) or _interrupted(top, temporary) != found:
         return
     target = found.stash or "HEAD"
     _back_up(top, target)
@@ -205,7 +205,7 @@ def _restore(top: Path, temporary: Path, found: _Interrupted) -> None:
         entries = run_git(top, "log", "-g", "--format=%H", STASH, "--").split()
         run_git(top, "stash", "drop", "--quiet", f"stash@{{{entries.index(found.stash)}}}")
     (temporary / "repro.dat").unlink(missing_ok=True)
-    remove_gone(temporary / "exps/rwlock")
+    remove_ended_processes(temporary / "exps/rwlock")
 
 
 def _back_up(top: Path, target: str) -> None:
@@ -216,7 +216,7 @@ def _back_up(top: Path, target: str) -> None:
         run_git(top, "stash", "store", "--message", BACKUP, saved)
 
 
-def _references(top: Path) -> Iterator[Finding]:
+def _references(top: Path) -> Iterator[Diagnostic]:
     names = try_git(top, "for-each-ref", "--format=%(refname)", TEMPORARY).stdout.split()
     if names:
         what = f"{TEMPORARY} has {len(names)} references of a killed DVC, which nothing reads again"
@@ -224,12 +224,12 @@ def _references(top: Path) -> Iterator[Finding]:
 
 
 def _delete(top: Path, references: list[str]) -> None:
-    if not users_of(top):
+    if not find_git_processes(top):
         for each in references:
             run_git(top, "update-ref", "-d", each)
 
 
-def _parts(top: Path) -> Iterator[Finding]:
+def _parts(top: Path) -> Iterator[Diagnostic]:
     """Find files of DVC's tests of links, and those that it was copying, in the project and in its cache."""
     try:
         with Repo() as repo:
@@ -248,6 +248,6 @@ def _age(path: Path) -> float:
 
 
 def _remove_parts(top: Path, parts: list[Path]) -> None:
-    if not users_of(top):
+    if not find_git_processes(top):
         for each in parts:
             each.unlink(missing_ok=True)

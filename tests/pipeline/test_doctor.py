@@ -15,9 +15,9 @@ import pytest
 from packaging.requirements import Requirement
 from waiting import wait_until
 
-from pipeline.doctor.findings import Level, gathered, ok, once
-from pipeline.doctor.leftovers import ghosts, locks
-from pipeline.doctor.surroundings import lacks, prefect, room
+from pipeline.doctor.diagnostics import Level, drop_duplicates, ok, run_checks
+from pipeline.doctor.environment import check_free_space, check_prefect, check_requirement
+from pipeline.doctor.stale_files import check_experiments, check_locks
 from stages.contracts.errors import ParamsError
 
 
@@ -122,12 +122,12 @@ def test_of_a_lock_only_what_the_dead_have_is_taken_out(finished, monkeypatch):
     dead, living = {"pid": ended.pid, "cmd": "dvc repro"}, {"pid": os.getpid(), "cmd": "dvc commit"}
     lock.write_text(json.dumps({"write": {"a": dead, "b": living}, "read": {"c": [dead, living]}}))
 
-    found = list(locks())
+    found = list(check_locks())
 
-    assert [(each.level, each.mend is None) for each in found] == [("ok", True), ("warning", False)]
-    assert found[0].what == f"pid {os.getpid()} works in this project now: dvc commit"
-    assert f"still names pid {ended.pid}, which is gone" in found[1].what
-    found[1].mend()
+    assert [(each.level, each.fix is None) for each in found] == [("ok", True), ("warning", False)]
+    assert found[0].message == f"pid {os.getpid()} works in this project now: dvc commit"
+    assert f"still names pid {ended.pid}, which is gone" in found[1].message
+    found[1].fix()
     assert json.loads(lock.read_text()) == {"write": {"b": living}, "read": {"c": [living]}}
 
 
@@ -138,12 +138,12 @@ def test_a_lock_of_a_number_that_another_process_has_now_is_told_and_cleared(fin
     lock.write_text(json.dumps({"write": {"a": {"pid": os.getpid(), "cmd": "dvc repro"}}, "read": {}}))
     os.utime(lock, (1, 1))
 
-    (found,) = locks()
+    (found,) = check_locks()
 
     assert found.level is Level.PROBLEM
-    assert "which is another process now: DVC waits for it for ever" in found.what
-    found.mend()
-    assert [each.what for each in locks()] == ["nobody holds one"]
+    assert "which is another process now: DVC waits for it for ever" in found.message
+    found.fix()
+    assert [each.message for each in check_locks()] == ["nobody holds one"]
 
 
 def test_a_list_that_a_dvc_writes_at_this_moment_is_left_alone(finished, monkeypatch):
@@ -152,10 +152,10 @@ def test_a_list_that_a_dvc_writes_at_this_moment_is_left_alone(finished, monkeyp
     with (finished.folder / ".dvc/tmp/rwlock.lock").open("a") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
 
-        (found,) = locks()
+        (found,) = check_locks()
 
-    assert (found.level, found.mend) == (Level.OK, None)
-    assert "a DVC writes" in found.what
+    assert (found.level, found.fix) == (Level.OK, None)
+    assert "a DVC writes" in found.message
 
 
 def test_the_ghost_of_a_killed_experiment_is_removed_and_a_running_one_is_not(finished, monkeypatch):
@@ -171,7 +171,7 @@ def test_the_ghost_of_a_killed_experiment_is_removed_and_a_running_one_is_not(fi
     )
     try:
         assert any("Running stage" in line for line in running.stdout)
-        (alive,) = [each for each in ghosts() if each.what.startswith("ghost")]
+        (alive,) = [each for each in check_experiments() if each.message.startswith("ghost")]
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait()
@@ -180,14 +180,16 @@ def test_the_ghost_of_a_killed_experiment_is_removed_and_a_running_one_is_not(fi
     assert "ghost" in finished.ok("dvc", "exp", "show", "--json")
 
     def removable():  # once the stage has seen that its DVC is gone
-        return next((each for each in ghosts() if each.what.startswith("ghost") and each.mend), None)
+        return next(
+            (each for each in check_experiments() if each.message.startswith("ghost") and each.fix), None
+        )
 
     dead = wait_until(removable)
 
-    assert (alive.level, alive.mend) == (Level.OK, None)
+    assert (alive.level, alive.fix) == (Level.OK, None)
     assert dead.level is Level.WARNING
-    assert "ghost is shown as running, and pid" in dead.what
-    assert f"rm -r {standalone.resolve()}/run/" in dead.cure
+    assert "ghost is shown as running, and pid" in dead.message
+    assert f"rm -r {standalone.resolve()}/run/" in dead.remedy
     mended = finished.learner("doctor", "--fix")
     assert (mended.code, mended.out.startswith("mended: ghost is shown")) == (0, True), mended.text
     assert not list(standalone.glob("tmp*"))
@@ -205,8 +207,8 @@ def test_the_ghost_of_a_killed_worker_is_told_with_the_commands_that_clear_it(fi
 
     for pid, code in ((ended.pid, None), (os.getpid(), None), (ended.pid, 0)):
         (task / "cb0d254.json").write_text(json.dumps({"pid": pid, "returncode": code}))
-        (found,) = ghosts()
-        told = (found.level, found.cure)
+        (found,) = check_experiments()
+        told = (found.level, found.remedy)
         dead = (Level.WARNING, "dvc queue kill mine && dvc queue remove mine")
         assert told == (dead if (pid, code) == (ended.pid, None) else (Level.OK, "")), (pid, code)
 
@@ -226,7 +228,7 @@ def test_outside_of_a_project_it_says_what_is_missing_once(tmp_path, project):
 @pytest.mark.parametrize(("free", "level"), [(98, "ok"), (97, "warning"), (40, "warning"), (39, "problem")])
 def test_the_room_is_that_of_a_run_at_work_and_of_what_it_publishes(free, level):
     """Of three that stay, and one more; then three in artifacts, and three in DVC's cache."""
-    assert room(free * 10**6, 9_800_000, 3).level == level
+    assert check_free_space(free * 10**6, 9_800_000, 3).level == level
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,7 @@ def test_the_room_is_that_of_a_run_at_work_and_of_what_it_publishes(free, level)
     ],
 )
 def test_what_is_missing_or_of_a_wrong_version_is_told_with_what_installs_it(need, said):
-    found = [f"{each.what}: {each.cure}" for each in lacks(Requirement(need))]
+    found = [f"{each.message}: {each.remedy}" for each in check_requirement(Requirement(need))]
 
     assert len(found) == len(said)
     assert all(map(re.fullmatch, said, found))
@@ -267,11 +269,11 @@ def test_an_api_of_another_version_or_one_that_refuses_is_told(monkeypatch, stat
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
 
-        (found,) = prefect()
+        (found,) = check_prefect()
         server.shutdown()
 
     assert found.level == level
-    assert words in found.what
+    assert words in found.message
 
 
 def test_a_check_that_fails_or_hangs_hides_no_other():
@@ -283,9 +285,9 @@ def test_a_check_that_fails_or_hangs_hides_no_other():
 
     checks = {"a": wrong, "b": broken, "c": threading.Event().wait, "d": lambda: [ok("d", "fine")]}
 
-    found = once(gathered(checks, 2.0))
+    found = drop_duplicates(run_checks(checks, 2.0))
 
-    assert [(each.about, each.level, each.what) for each in found] == [
+    assert [(each.subject, each.level, each.message) for each in found] == [
         ("a", Level.PROBLEM, "a mistake"),
         ("b", Level.WARNING, "not looked at: RuntimeError: unforeseen"),
         ("c", Level.WARNING, "no answer within 2 seconds"),

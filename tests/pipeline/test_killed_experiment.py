@@ -8,8 +8,8 @@ import time
 import pytest
 from waiting import wait_until
 
-from pipeline.doctor.checkout import BACKUP, checkout, users_of
-from pipeline.doctor.findings import Level
+from pipeline.doctor.checkout import BACKUP, check_checkout, find_git_processes
+from pipeline.doctor.diagnostics import Level
 
 KILLED = """
 import os, signal, sys
@@ -79,10 +79,10 @@ def state(project):
 def fixed(project, monkeypatch):
     """Do what `learner doctor --fix` does about git; return the findings before."""
     monkeypatch.chdir(project.folder)
-    found = list(checkout())
+    found = list(check_checkout())
     for each in found:
-        if each.mend:
-            each.mend()
+        if each.fix:
+            each.fix()
     return found
 
 
@@ -100,7 +100,7 @@ def test_the_users_changes_are_restored(project, monkeypatch, moment):
     after = state(project)
     assert (after[0], after[2]) == (before[0], before[2])
     assert [line for line in after[1].splitlines() if BACKUP not in line] == []
-    assert [each.what for each in checkout()] == ["no leftovers of killed processes"]
+    assert [each.message for each in check_checkout()] == ["no leftovers of killed processes"]
 
 
 @pytest.mark.parametrize("moment", CLEAN)
@@ -112,7 +112,7 @@ def test_a_clean_checkout_is_clean_again(project, monkeypatch, moment):
 
     after = state(project)
     assert (after[0], after[2]) == (before[0], before[2])
-    assert [each.what for each in checkout()] == ["no leftovers of killed processes"]
+    assert [each.message for each in check_checkout()] == ["no leftovers of killed processes"]
 
 
 def test_references_of_the_copying_are_removed(project, monkeypatch):
@@ -129,10 +129,10 @@ def test_a_change_that_may_be_the_users_is_reported_with_the_command(project, mo
     project.edit("params.yaml", "batch_size: 32", "batch_size: 16")
     before = project.files("params.yaml")
 
-    [found] = [each for each in fixed(project, monkeypatch) if "left this checkout changed" in each.what]
+    [found] = [each for each in fixed(project, monkeypatch) if "left this checkout changed" in each.message]
 
-    assert found.mend is None
-    assert "git diff params.yaml" in found.cure
+    assert found.fix is None
+    assert "git diff params.yaml" in found.remedy
     assert project.files("params.yaml") == before
 
 
@@ -156,7 +156,7 @@ def test_locks_and_parts_are_left_alone_while_a_git_runs(project, monkeypatch):
     os.utime(part, (1, 1))
     shell = ["sh", "-c", "git cat-file --batch; true"]  # so that git is not a child of this process
     with subprocess.Popen(shell, cwd=project.folder, stdin=subprocess.PIPE) as running:
-        wait_until(lambda: users_of(project.folder), process=running)
+        wait_until(lambda: find_git_processes(project.folder), process=running)
         [found] = fixed(project, monkeypatch)
         running.stdin.close()
     assert (found.level, lock.exists(), part.exists()) == (Level.OK, True, True)

@@ -15,7 +15,7 @@ from platform import python_version
 
 from packaging.requirements import Requirement
 
-from pipeline.doctor.findings import Finding, ok, problem, warning
+from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.flows import prefect_api
 from pipeline.installation import this_package
 from pipeline.params import read_params
@@ -29,11 +29,11 @@ DEVICES = "import json; from stages.learner.devices import available; print(json
 _NUMBER = re.compile(r"(?:model|optim|scheduler|trainer)-(\d+)\..+")
 
 
-def packages() -> Iterator[Finding]:
+def check_packages() -> Iterator[Diagnostic]:
     """Whether what this package needs is installed, in the versions that it needs."""
     package = this_package()
     needs = [Requirement(each) for each in package.requires or []]
-    wrong = [each for need in needs if _is_wanted(need) for each in lacks(need)]
+    wrong = [each for need in needs if _is_wanted(need) for each in check_requirement(need)]
     yield from wrong
     if not wrong:
         shown = ", ".join(f"{name} {version(name)}" for name in SHOWN)
@@ -52,10 +52,10 @@ def _is_wanted(need: Requirement, extra: str = "") -> bool:
 
 def _has(needs: Iterable[Requirement], extra: str) -> bool:
     own = [need for need in needs if need.marker and _is_wanted(need, extra) and not _is_wanted(need)]
-    return not any(finding for need in own for finding in lacks(need))
+    return not any(finding for need in own for finding in check_requirement(need))
 
 
-def lacks(need: Requirement) -> Iterator[Finding]:
+def check_requirement(need: Requirement) -> Iterator[Diagnostic]:
     """What is wrong with the installed version of *need*; nothing where it will do."""
     try:
         there = version(need.name)
@@ -71,7 +71,7 @@ def _spec(need: Requirement) -> str:
     return f"{need.name}{need.specifier}"
 
 
-def devices() -> Iterator[Finding]:
+def check_devices() -> Iterator[Diagnostic]:
     """Which devices torch finds here, in a process of its own, and whether ``fit.device`` is one."""
     command = [sys.executable, "-c", DEVICES]
     try:
@@ -99,7 +99,7 @@ def _is_there(device: str, there: Iterable[str]) -> bool:
     return device == "auto" or device in there or any(each.split(":")[0] == device for each in there)
 
 
-def disk() -> Iterator[Finding]:
+def check_disk() -> Iterator[Diagnostic]:
     """Whether there is room for the checkpoints that ``fit.keep`` keeps, and for one more."""
     root = runs_root()
     free = shutil.disk_usage(root if root.exists() else Path()).free
@@ -110,10 +110,10 @@ def disk() -> Iterator[Finding]:
     if not size:
         yield ok("disk", f"{_megabytes(free)} free; what a checkpoint takes is known after build-learner")
         return
-    yield room(free, size, read_params().fit.keep.most)
+    yield check_free_space(free, size, read_params().fit.keep.most)
 
 
-def room(free: int, size: int, kept: int) -> Finding:
+def check_free_space(free: int, size: int, kept: int) -> Diagnostic:
     """Whether *free* bytes are enough for *kept* checkpoints of *size*, at work and published."""
     at_work, published = size * (kept + 1), 2 * size * kept
     what = (
@@ -139,7 +139,7 @@ def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
 
 
-def prefect() -> Iterator[Finding]:
+def check_prefect() -> Iterator[Diagnostic]:
     """Whether the Prefect API that is configured answers, and whether it is of the version installed here."""
     url = prefect_api.setting(prefect_api.URL)
     if not url:
@@ -167,7 +167,7 @@ def prefect() -> Iterator[Finding]:
             yield ok("prefect", f"{url} answers; it is {there}")
 
 
-def _refused(url: str, code: int) -> Finding:
+def _refused(url: str, code: int) -> Diagnostic:
     if code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         cure = "set PREFECT_API_KEY (Prefect Cloud) or PREFECT_API_AUTH_STRING (your own server)"
         return problem("prefect", f"{url} does not let you in: HTTP {code}", cure)

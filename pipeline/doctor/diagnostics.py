@@ -20,42 +20,42 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnostic:
     """One thing that was looked at."""
 
-    about: str
+    subject: str
     level: Level
-    what: str
-    cure: str = ""
+    message: str
+    remedy: str = ""
     """What to do; empty where nothing is needed."""
-    mend: Callable[[], None] | None = None
+    fix: Callable[[], None] | None = None
     """Does it, for what is of no use to anybody; raises nothing where that has changed meanwhile."""
 
 
-Check = Callable[[], Iterable[Finding]]
+Check = Callable[[], Iterable[Diagnostic]]
 
 
-def ok(about: str, what: str) -> Finding:
+def ok(about: str, what: str) -> Diagnostic:
     """All is well."""
-    return Finding(about, Level.OK, what)
+    return Diagnostic(about, Level.OK, what)
 
 
-def warning(about: str, what: str, cure: str, mend: Callable[[], None] | None = None) -> Finding:
+def warning(about: str, what: str, cure: str, mend: Callable[[], None] | None = None) -> Diagnostic:
     """Something to know."""
-    return Finding(about, Level.WARNING, what, cure, mend)
+    return Diagnostic(about, Level.WARNING, what, cure, mend)
 
 
-def problem(about: str, what: str, cure: str, mend: Callable[[], None] | None = None) -> Finding:
+def problem(about: str, what: str, cure: str, mend: Callable[[], None] | None = None) -> Diagnostic:
     """Something to mend."""
-    return Finding(about, Level.PROBLEM, what, cure, mend)
+    return Diagnostic(about, Level.PROBLEM, what, cure, mend)
 
 
-def gathered(checks: Mapping[str, Check], seconds: float) -> dict[str, list[Finding]]:
+def run_checks(checks: Mapping[str, Check], seconds: float) -> dict[str, list[Diagnostic]]:
     """What each of *checks* finds, by its name.
 
     They run beside each other, for *seconds* at most, in threads that end with the process.
     """
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[Diagnostic]] = {}
 
     def look(about: str, check: Check) -> None:
         try:
@@ -76,10 +76,10 @@ def gathered(checks: Mapping[str, Check], seconds: float) -> dict[str, list[Find
     return {about: found.get(about, [warning(about, late, "try again")]) for about in checks}
 
 
-def once(found: Mapping[str, Iterable[Finding]]) -> list[Finding]:
+def drop_duplicates(found: Mapping[str, Iterable[Diagnostic]]) -> list[Diagnostic]:
     """All that was *found*, in order; what several checks stumbled over is there once."""
-    every: dict[tuple[str, str], Finding] = {}
+    every: dict[tuple[str, str], Diagnostic] = {}
     for findings in found.values():
         for each in findings:
-            every.setdefault((each.what, each.cure), each)
+            every.setdefault((each.message, each.remedy), each)
     return list(every.values())

@@ -13,7 +13,7 @@ from typing import Any
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.doctor.findings import Finding, Level, ok, problem, warning
+from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
 from pipeline.engine.lock import PATH as PROJECT_LOCK
 from pipeline.engine.lockfile_repair import LOCK, mend, none_writes
 from pipeline.engine.process_tree import is_alive
@@ -31,7 +31,7 @@ CLOCK_SECONDS = 2
 DOCTOR = "`learner doctor --fix` does it"
 
 
-def locks() -> Iterator[Finding]:
+def check_locks() -> Iterator[Diagnostic]:
     """DVC's lists of who reads and writes: entries of the dead, and lists that a kill left unreadable."""
     try:
         temporary = Path(Repo.find_dvc_dir()) / "tmp"
@@ -49,7 +49,7 @@ def locks() -> Iterator[Finding]:
     yield from found or [ok("locks", "nobody holds one")]
 
 
-def _list_of(path: Path) -> Iterator[Finding]:
+def _list_of(path: Path) -> Iterator[Diagnostic]:
     owners = _owners(path)
     if owners is None:
         with _guard(path) as free:
@@ -67,11 +67,14 @@ def _list_of(path: Path) -> Iterator[Finding]:
             yield ok("locks", f"pid {pid} works in this project now: {command}")
     if taken:
         what = f"{path} names pid {_listed(taken)}, which is another process now: DVC waits for it for ever"
-        yield problem("locks", what, f"take it out: {DOCTOR}", partial(remove_gone, path))
+        yield problem("locks", what, f"take it out: {DOCTOR}", partial(remove_ended_processes, path))
     elif gone:
         what = f"{path} still names pid {_listed(gone)}, which is gone"
         yield warning(
-            "locks", what, f"DVC's next command takes it out; or {DOCTOR}", partial(remove_gone, path)
+            "locks",
+            what,
+            f"DVC's next command takes it out; or {DOCTOR}",
+            partial(remove_ended_processes, path),
         )
 
 
@@ -102,7 +105,7 @@ def _remove_broken(path: Path) -> None:
             path.unlink()
 
 
-def remove_gone(path: Path) -> None:
+def remove_ended_processes(path: Path) -> None:
     """Remove the entries of ended processes from DVC's list of readers and writers *path*."""
     with _guard(path) as free:
         if not free or not (owners := _owners(path)):
@@ -135,7 +138,7 @@ def _is_another(pid: int, command: str, noted_in: Path) -> bool:
     return False
 
 
-def ghosts() -> Iterator[Finding]:
+def check_experiments() -> Iterator[Diagnostic]:
     """What a killed `dvc exp run --temp`, or a killed worker of the queue, left: DVC shows it as running."""
     try:
         temporary = Path(Repo.find_dvc_dir()) / "tmp"
@@ -147,7 +150,7 @@ def ghosts() -> Iterator[Finding]:
     yield from found
 
 
-def _ghosts_of_copies(root: Path) -> Iterator[Finding]:
+def _ghosts_of_copies(root: Path) -> Iterator[Diagnostic]:
     for note in sorted(root.glob("run/*/*.run")):
         with suppress(OSError, ValueError, TypeError, AttributeError):
             content = json.loads(note.read_text())
@@ -163,7 +166,7 @@ def _ghosts_of_copies(root: Path) -> Iterator[Finding]:
                 yield warning("experiments", f"{name} is about to run, or was killed then", f"see {folder}")
 
 
-def _ghosts_of_queue(root: Path) -> Iterator[Finding]:
+def _ghosts_of_queue(root: Path) -> Iterator[Diagnostic]:
     """They are the queue's, and only its own commands clear them."""
     for note in sorted(root.glob("*/*.json")):
         with suppress(OSError, ValueError, TypeError, KeyError):
@@ -201,7 +204,7 @@ def _remove_ghost(root: Path, note: Path, folder: Path) -> None:
     shutil.rmtree(note, ignore_errors=True)
 
 
-def runs() -> Iterator[Finding]:
+def check_run_stores() -> Iterator[Diagnostic]:
     """The run stores: what was stopped can go on, so none is a leftover."""
     found = all_runs(runs_root())
     for run in found:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.check import data_files, missing_deps, modules
-from pipeline.doctor.findings import Finding, ok, problem, warning
+from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.engine.git import try_git
 from pipeline.params import Params, read_params
 from pipeline.versions import stale
@@ -15,7 +15,7 @@ from stages.contracts.errors import StageError
 NAMED = 5
 
 
-def project() -> Iterator[Finding]:
+def check_project() -> Iterator[Diagnostic]:
     """Whether params.yaml is valid, and what of a user's own would not rerun a stage when it is edited."""
     for line in missing_deps(read_params()):
         what, _, entry = line.partition("; add to its deps:")
@@ -27,7 +27,7 @@ def project() -> Iterator[Finding]:
     yield ok("params", "params.yaml is valid")
 
 
-def untracked() -> Iterator[Finding]:
+def check_untracked_files() -> Iterator[Diagnostic]:
     """What a stage uses and neither git nor DVC has, and what else git does not have."""
     new = _git("ls-files", "--others", "--exclude-standard")
     if new is None:

@@ -5,20 +5,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 from dvc.config import Config, ConfigError
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.doctor.findings import Finding, ok, problem, warning
+from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
+from pipeline.engine.cache_content import damaged_in
 
 ANSWER_SECONDS = 8.0
 """For what is far away and has to be logged in to; a library's own patience is a minute and more."""
-ASK = "import sys; from pipeline.doctor.remotes import say; say(sys.argv[1])"
+ASK = "import sys; from pipeline.doctor.storage import print_remote_state; print_remote_state(sys.argv[1])"
 HELP = "`learner push` and `learner pull` need it: see its address, your access, and the network"
 
 
-def remotes() -> Iterator[Finding]:
+def check_remotes() -> Iterator[Diagnostic]:
     """A finding for each remote that is set up."""
     try:
         config = Config(Repo.find_dvc_dir())
@@ -38,7 +41,7 @@ def remotes() -> Iterator[Finding]:
         yield from pool.map(_asked, names, urls)
 
 
-def _asked(name: str, url: str) -> Finding:
+def _asked(name: str, url: str) -> Diagnostic:
     about, command = f"remote {name}", [sys.executable, "-c", ASK, name]
     try:
         done = subprocess.run(  # noqa: S603  fixed
@@ -67,7 +70,7 @@ def _asked(name: str, url: str) -> Finding:
     return problem(about, f"{url} answers, and has no {bucket!r}", HELP)
 
 
-def say(name: str) -> None:
+def print_remote_state(name: str) -> None:
     """Print, for the process that asked, whether remote *name* has something, and how much of its path is."""
     with Repo() as repo:
         remote = repo.cloud.get_remote(name)
@@ -78,3 +81,28 @@ def say(name: str) -> None:
             above = files.parent(nearest)
             nearest = "" if above == nearest else above
     sys.stdout.write(json.dumps({"path": path, "filled": filled, "nearest": nearest}) + "\n")
+
+
+def check_cache() -> Iterator[Diagnostic]:
+    """Yield a finding for each damaged file of the cache."""
+    try:
+        with Repo() as repo:
+            roots = dict.fromkeys(Path(each).resolve() for each in _roots(repo))
+    except DvcException:
+        return
+    damaged = [place for root in roots for place in damaged_in(root)]
+    for place in damaged:
+        what = f"{place} is damaged: its content does not have the hash in its name"
+        cure = (
+            f"rm {place}: `learner doctor --deep --fix` does it. Then `learner pull` fetches it, or the next "
+            "run computes it again; data of your own that `dvc add` tracks must be added again"
+        )
+        yield problem("cache", what, cure, partial(place.unlink, missing_ok=True))
+    if not damaged:
+        yield ok("cache", f"every file in {', '.join(map(str, roots))} is intact")
+
+
+def _roots(repo: Repo) -> Iterator[str]:
+    """Yield the folder of the cache, and that of the run-cache, which is the same as a rule."""
+    yield repo.cache.local_cache_dir
+    yield str(repo.cache.legacy.path)
