@@ -12,9 +12,9 @@ from rich.text import Text
 from rich.tree import Tree as Drawn
 
 from stages.records.formats import Format
+from stages.records.record_tree import Record
 from stages.records.tools.diff import Difference
 from stages.records.tools.listing import Entry, describe, escape, totals
-from stages.records.tree import Record
 
 NO_NAMES_NOTE = (
     "\nThe file has no names in it, so its tensors cannot be told apart. A directory with learner.json\n"

@@ -370,7 +370,7 @@ def _builder(config: FitConfig, store: "runs.RunStore", around: Surroundings) ->
             accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover
         )
         .non_finite(config.non_finite)
-        .with_file_checkpointer(records.recorder_of(config.recorder))
+        .with_file_checkpointer(records.build_recorder(config.recorder))
         .with_checkpointing_strategy(config.keep.rule())
         .checkpoint_every(steps=config.checkpoint_every_steps, seconds=config.checkpoint_every_seconds)
         .max_unsaved(config.max_unsaved_seconds)

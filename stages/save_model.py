@@ -53,7 +53,7 @@ def save_model(config: SaveModelConfig, paths: Paths) -> None:
             "run create-artifact-dir first"
         )
     check_suffix(config, paths.model)
-    recorder = records.recorder_of(config.recorder)
+    recorder = records.build_recorder(config.recorder)
     chosen = _chosen(config, checkpoints.FileCheckpointer(paths.checkpoint, records.DefaultRecorder()))
     recorder.record(chosen.model, paths.model)
     paths.exports.mkdir(parents=True, exist_ok=True)

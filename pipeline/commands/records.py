@@ -12,7 +12,7 @@ from stages.contracts.errors import ParamsError, RecordError, closest
 
 if TYPE_CHECKING:
     from stages.records.formats import Format
-    from stages.records.tree import Tree
+    from stages.records.record_tree import Tree
 
 app = typer.Typer(
     name="records",
@@ -48,17 +48,16 @@ def show(
 ) -> None:
     """Print the names, shapes and dtypes in a record, and what wrote it. Loads no tensor."""
     from pipeline.record_view import print_record, summarize
-    from stages.records.formats import format_of, read
-    from stages.records.nameless.metadata import metadata_at
+    from stages.records.formats import find_format, read, read_metadata
+    from stages.records.record_tree import Record
     from stages.records.tools.listing import list_entries, to_rows
-    from stages.records.tree import Record
 
-    form = format_of(file)
+    form = find_format(file)
     if form.has_names:
         record = read(file, form, keep_data=False, limit=limit)
         entry = list_entries(record.item)
     else:
-        record, entry = Record(None, metadata_at(file, form, limit=limit)), None
+        record, entry = Record(None, read_metadata(file, form, limit=limit)), None
     told = summarize(file, form, record, entry)
     if as_json:
         entries = None if entry is None else to_rows(entry, constants=constants)
@@ -109,11 +108,11 @@ def convert(
     limit: Limit = None,
 ) -> None:
     """Write a record in another form, or in another precision."""
-    from stages.records.formats import format_of, read, write
+    from stages.records.formats import find_format, read, write
     from stages.records.tools.conversion import PRECISIONS, add_types, convert_record, find_lossy_tensors
 
-    before = format_of(source)
-    after = _named_format(recorder) if recorder else format_of(target)
+    before = find_format(source)
+    after = _named_format(recorder) if recorder else find_format(target)
     _check_target(source, target, force=force)
     example = _example(learner, before, after)
     record = read(source, before, like=example, limit=limit)
@@ -142,10 +141,10 @@ def diff(
 ) -> None:
     """Compare two records, of any two forms: names, shapes, dtypes, values. Exit 1 where they differ."""
     from pipeline.record_view import difference_row, print_differences
-    from stages.records.formats import format_of, read
+    from stages.records.formats import find_format, read
     from stages.records.tools.diff import find_differences
 
-    forms = [format_of(path) for path in (first, second)]
+    forms = [find_format(path) for path in (first, second)]
     example = _example(learner, *forms)
     items = [
         read(path, form, like=None if form.has_names else example, limit=limit).item

@@ -1,5 +1,5 @@
 from .config import RecorderConfig as RecorderConfig
-from .formats import format_of as format_of
+from .formats import find_format as find_format
 from .model_file import load_file as load_file
 from .model_file import save_file as save_file
 from .precision import AsItIs as AsItIs
@@ -7,6 +7,13 @@ from .precision import DoublePrecision as DoublePrecision
 from .precision import FullPrecision as FullPrecision
 from .precision import HalfPrecision as HalfPrecision
 from .precision import Precision as Precision
+from .record_tree import Map as Map
+from .record_tree import RawTensor as RawTensor
+from .record_tree import Record as Record
+from .record_tree import Signed as Signed
+from .record_tree import Some as Some
+from .record_tree import Tree as Tree
+from .record_tree import Variant as Variant
 from .recorder import BinBytesRecorder as BinBytesRecorder
 from .recorder import BinFileRecorder as BinFileRecorder
 from .recorder import BinGzFileRecorder as BinGzFileRecorder
@@ -22,8 +29,8 @@ from .recorder import NamedMpkGzFileRecorder as NamedMpkGzFileRecorder
 from .recorder import PrettyJsonFileRecorder as PrettyJsonFileRecorder
 from .recorder import Recorder as Recorder
 from .recorder import SafetensorsRecorder as SafetensorsRecorder
+from .recorder import build_recorder as build_recorder
 from .recorder import read_item as read_item
-from .recorder import recorder_of as recorder_of
 from .recorder import write_state_dict as write_state_dict
 from .tensors import check_recordable as check_recordable
 from .torch_modules.module_record import fields_unlike_burn as fields_unlike_burn
@@ -39,10 +46,3 @@ from .torch_optimizers.burn_import import load_burn_optimizer as load_burn_optim
 from .torch_optimizers.optimizer_record import optimizer_record as optimizer_record
 from .torch_optimizers.optimizer_record import optimizer_supplement as optimizer_supplement
 from .torch_optimizers.optimizer_record import restore_optimizer as restore_optimizer
-from .tree import Map as Map
-from .tree import RawTensor as RawTensor
-from .tree import Record as Record
-from .tree import Signed as Signed
-from .tree import Some as Some
-from .tree import Tree as Tree
-from .tree import Variant as Variant

@@ -1,4 +1,7 @@
-"""Every form a record takes in a file, by name and by suffix; no torch here."""
+"""The file formats of a record, by name and by suffix, and the functions that read and write them.
+
+This module does not import torch.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -8,69 +11,78 @@ from typing import BinaryIO
 
 from stages.contracts.errors import RecordError
 from stages.contracts.files import written_whole
-from stages.records.demand import Demand
-from stages.records.flat import burnpack
-from stages.records.flat import safetensors_format as safetensors
-from stages.records.gzipped.source import GzipSource
-from stages.records.gzipped.writer import GzipWriter
-from stages.records.named import json_format, json_reader, messagepack, messagepack_reader
-from stages.records.named.container import packed, unpacked
-from stages.records.nameless import bincode, bincode_reader
-from stages.records.source import Limits, PlainSource, Source
-from stages.records.tree import Record, Tree
+from stages.records.bincode import reader as bincode_reader
+from stages.records.bincode import writer as bincode_writer
+from stages.records.burn_metadata import pack_record, unpack_record
+from stages.records.burnpack import reader as burnpack_reader
+from stages.records.burnpack import writer as burnpack_writer
+from stages.records.byte_readers import ByteReader, PlainReader
+from stages.records.gzip_stream.reader import GzipReader
+from stages.records.gzip_stream.writer import GzipWriter
+from stages.records.json_format import reader as json_reader
+from stages.records.json_format import writer as json_writer
+from stages.records.limits import Limits, ValueCounts
+from stages.records.messagepack import reader as messagepack_reader
+from stages.records.messagepack import writer as messagepack_writer
+from stages.records.record_tree import Metadata, Record, Tree
+from stages.records.safetensors_format import reader as safetensors_reader
+from stages.records.safetensors_format import writer as safetensors_writer
 
 Pieces = Iterator[bytes | memoryview]
 WRITE_SIZE = 1 << 20
-"""Small pieces are joined to about this many bytes for one write."""
+"""Bytes up to which small pieces are joined for one write."""
+_GZIP_MODULO = 1 << 32
+"""A gzip file declares the length of its content modulo this number."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a record is laid out in a file."""
+    """The layout of a record in a file."""
 
     name: str
-    """As params and ``--recorder`` say it."""
+    """Name in params and in ``--recorder``."""
     suffix: str
     type_name: str
-    """Of Burn's recorder, for the metadata."""
-    encoded: Callable[[Record], Pieces]
-    decoded: Callable[[Source, Tree, bool], Record]
-    """From the source, an example tree (only bincode needs one), and whether to keep the tensors' bytes."""
+    """Type name of Burn's recorder, for the metadata."""
+    encode: Callable[[Record], Pieces]
+    decode: Callable[[ByteReader, Tree, bool], Record]
+    """Decodes a record from a byte reader, an example tree (needed by bincode only), and a flag that selects
+    whether to keep the bytes of the tensors."""
     gzipped: bool = False
     has_names: bool = True
-    """Whether it can be read without an example."""
-    memory_needed: Callable[[Demand, int], int] | None = None
-    """The memory that a reader needs for small values, less what the length of the content allows; None if
-    the format itself bounds them."""
+    """True if files can be read without an example."""
+    memory_needed: Callable[[ValueCounts, int], int] | None = None
+    """Memory that a reader needs for small values beyond what the content's length allows; None if the format
+    bounds it by itself."""
 
 
-def _named(codec: Callable[[Tree], Pieces], record: Record) -> Pieces:
-    return codec(packed(record))
+def _encode_named(encode: Callable[[Tree], Pieces], record: Record) -> Pieces:
+    return encode(pack_record(record))
 
 
-def _read_messagepack(source: Source, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
-    tree = messagepack.decoded(source, keep_data=keep_data)
-    return unpacked(tree, source.name, max_numbers=source.limits.numbers)
+def _read_messagepack(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
+    tree = messagepack_reader.decode(source, keep_data=keep_data)
+    return unpack_record(tree, source.name, max_numbers=source.limits.numbers)
 
 
-def _read_json(source: Source, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001  as the others
-    tree = json_format.decoded(source, keep_data=keep_data)
-    return unpacked(tree, source.name, max_numbers=source.limits.numbers)
+def _read_json(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
+    tree = json_reader.decode(source, keep_data=keep_data)
+    return unpack_record(tree, source.name, max_numbers=source.limits.numbers)
 
 
-def _read_bincode(source: Source, like: Tree, keep_data: bool) -> Record:  # noqa: FBT001  as the others
-    return bincode.decoded(source, like, keep_data=keep_data)
+def _read_bincode(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: FBT001
+    return bincode_reader.decode(source, like, keep_data=keep_data)
 
 
-def _read_burnpack(source: Source, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
-    return burnpack.decoded(source, keep_data=keep_data)
+def _read_burnpack(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
+    return burnpack_reader.decode(source, keep_data=keep_data)
 
 
-def _read_safetensors(source: Source, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
-    return safetensors.decoded(source, keep_data=keep_data)
+def _read_safetensors(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
+    return safetensors_reader.decode(source, keep_data=keep_data)
 
 
-_mpk = partial(_named, messagepack.encoded)
+_encode_messagepack = partial(_encode_named, messagepack_writer.encode)
 FORMATS: dict[str, Format] = {
     form.name: form
     for form in (
@@ -78,7 +90,7 @@ FORMATS: dict[str, Format] = {
             "named_mpk_gz",
             ".mpk.gz",
             "NamedMpkGzFileRecorder",
-            _mpk,
+            _encode_messagepack,
             _read_messagepack,
             gzipped=True,
             memory_needed=messagepack_reader.memory_needed,
@@ -87,7 +99,7 @@ FORMATS: dict[str, Format] = {
             "named_mpk",
             ".mpk",
             "NamedMpkFileRecorder",
-            _mpk,
+            _encode_messagepack,
             _read_messagepack,
             memory_needed=messagepack_reader.memory_needed,
         ),
@@ -95,7 +107,7 @@ FORMATS: dict[str, Format] = {
             "bin_gz",
             ".bin.gz",
             "BinGzFileRecorder",
-            bincode.encoded,
+            bincode_writer.encode,
             _read_bincode,
             gzipped=True,
             has_names=False,
@@ -105,7 +117,7 @@ FORMATS: dict[str, Format] = {
             "bin",
             ".bin",
             "BinFileRecorder",
-            bincode.encoded,
+            bincode_writer.encode,
             _read_bincode,
             has_names=False,
             memory_needed=bincode_reader.memory_needed,
@@ -114,7 +126,7 @@ FORMATS: dict[str, Format] = {
             "json_gz",
             ".json.gz",
             "JsonGzFileRecorder",
-            partial(_named, json_format.encoded),
+            partial(_encode_named, json_writer.encode),
             _read_json,
             gzipped=True,
             memory_needed=json_reader.memory_needed,
@@ -123,29 +135,29 @@ FORMATS: dict[str, Format] = {
             "pretty_json",
             ".json",
             "PrettyJsonFileRecorder",
-            partial(_named, json_format.encoded_pretty),
+            partial(_encode_named, json_writer.encode_pretty),
             _read_json,
             memory_needed=json_reader.memory_needed,
         ),
-        Format("burnpack", ".bpk", "BurnpackRecorder", burnpack.encoded, _read_burnpack),
+        Format("burnpack", ".bpk", "BurnpackRecorder", burnpack_writer.encode, _read_burnpack),
         Format(
             "safetensors",
             ".safetensors",
             "SafetensorsRecorder",
-            safetensors.encoded,
+            safetensors_writer.encode,
             _read_safetensors,
         ),
     )
 }
 
 
-def format_of(path: Path) -> Format:
-    """The format that *path*'s suffix says. Raises `RecordError` for another suffix."""
+def find_format(path: Path) -> Format:
+    """Return the format for the suffix of *path*. Raises `RecordError` for an unknown suffix."""
     for form in FORMATS.values():
         if path.name.endswith(form.suffix):
             return form
     raise RecordError(
-        f"{path}: a record's name ends in one of {', '.join(form.suffix for form in FORMATS.values())}"
+        f"{path}: unknown suffix; use one of {', '.join(form.suffix for form in FORMATS.values())}"
     )
 
 
@@ -158,47 +170,50 @@ def write(
     threads: int | None = None,
     limit: int | None = None,
 ) -> None:
-    """Write *record* as the content of *path*; the same bytes each time, whatever the number of threads.
+    """Write *record* to *path* atomically; the bytes do not depend on the number of threads.
 
-    Raises `RecordError` for a record that `read` with the same *limit* would refuse, and writes nothing.
+    Raises `RecordError`, and writes no file, if `read` with the same *limit* would refuse the record.
     """
-    pieces = ReadablePieces(record, form, limit=limit)
+    pieces = CheckedPieces(record, form, limit=limit)
     with written_whole(path) as file:
         if form.gzipped:
-            values = pieces.demand.values
-            with GzipWriter(file, level=compression, threads=threads, values=values) as packed_file:
+            with GzipWriter(
+                file, level=compression, threads=threads, values=pieces.counts.values
+            ) as packed_file:
                 for piece in pieces:
                     packed_file.write(piece)
         else:
             write_joined(pieces, file)
 
 
-class ReadablePieces:
-    """The bytes of *record* in *form*, which raise `RecordError` if a reader would refuse them."""
+class CheckedPieces:
+    """The bytes of *record* in *form*; iterating raises `RecordError` if a reader would refuse them."""
 
     def __init__(self, record: Record, form: Format, *, limit: int | None = None) -> None:
-        self.demand = Demand.of(packed(record) if form.has_names and record.metadata else record.item)
+        self.counts = ValueCounts.of(
+            pack_record(record) if form.has_names and record.metadata else record.item
+        )
         self._record = record
         self._form = form
-        self._limits = Limits.of(0, limit)
+        self._limits = Limits.for_size(0, limit)
 
     def __iter__(self) -> Pieces:
         """Yield the bytes in pieces."""
-        demand, limits, needed = self.demand, self._limits, self._form.memory_needed
-        if needed and self._form.has_names and demand.numbers > limits.numbers:
+        counts, limits, needed = self.counts, self._limits, self._form.memory_needed
+        if needed and self._form.has_names and counts.numbers > limits.numbers:
             raise RecordError(
-                f"the record has {demand.numbers} numbers in lists, at most {limits.numbers} can be read "
-                "back: record them as tensors"
+                f"the record has {counts.numbers} numbers in lists, but at most {limits.numbers} can be read "
+                "back; record them as tensors"
             )
         size = 0
-        for piece in self._form.encoded(self._record):
+        for piece in self._form.encode(self._record):
             size += len(piece)
             yield piece
-        if needed and needed(demand, size) > limits.memory:
+        if needed and needed(counts, size) > limits.memory:
             raise RecordError(
-                f"the record has {demand.values} small values, which take a reader more than the "
-                f"{limits.memory} bytes of memory that a file of {size} bytes may ask for: record numbers as "
-                "tensors, or give the recorder a limit"
+                f"the record has {counts.values} small values, which need more memory than the "
+                f"{limits.memory} bytes allowed when reading a file of {size} bytes; record numbers as "
+                "tensors, or set the recorder's limit"
             )
 
 
@@ -210,31 +225,54 @@ def read(
     keep_data: bool = True,
     limit: int | None = None,
 ) -> Record:
-    """Return the record at *path*; every byte of the file is accounted for.
+    """Return the record at *path*, after checking every byte of the file.
 
-    Without *keep_data* its tensors have dtype and shape only. *limit* raises the default `Limits` to as many
-    bytes of content. Raises `RecordError` for anything else than a record.
+    Without *keep_data*, the tensors have a dtype and a shape only. *limit* raises the default `Limits` to as
+    many bytes of content. Raises `RecordError` if the file is missing or is not a valid record.
     """
-    form = form or format_of(path)
-    if not path.is_file():
-        raise RecordError(f"there is no record {path}")
-    source: Source = GzipSource(path, limit=limit) if form.gzipped else PlainSource.of_file(path, limit=limit)
+    form = form or find_format(path)
+    source = _open(path, form, limit)
     try:
-        record = form.decoded(source, like, keep_data)
+        record = form.decode(source, like, keep_data)
         source.finish()
     finally:
         source.close()
     return record
 
 
+def read_metadata(path: Path, form: Format, *, limit: int | None = None) -> Metadata:
+    """Return the metadata of the bincode record at *path*, without an example of its item.
+
+    The rest of the file is read only to verify gzip's checksum. *limit* raises the default `Limits` to as
+    many bytes of content. Raises `RecordError` if the file is missing or corrupt.
+    """
+    source = _open(path, form, limit)
+    try:
+        metadata = form.decode(source, (), False).metadata  # noqa: FBT003  the protocol is positional
+        left = source.remaining()
+        source.skip(left % _GZIP_MODULO if form.gzipped else left)
+        source.finish()
+    finally:
+        source.close()
+    if metadata is None:
+        raise RecordError(f"{path} has no metadata; it is not a bincode record")
+    return metadata
+
+
 def write_joined(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> None:
-    """*pieces* to *file*, small ones together."""
+    """Write *pieces* to *file*, joining small ones."""
     waiting = bytearray()
     for piece in pieces:
         if len(waiting) + len(piece) < WRITE_SIZE:
             waiting += piece
             continue
         file.write(waiting)
-        file.write(piece)  # a long one as it is, without a copy
+        file.write(piece)  # a long piece is written without a copy
         waiting = bytearray()
     file.write(waiting)
+
+
+def _open(path: Path, form: Format, limit: int | None) -> ByteReader:
+    if not path.is_file():
+        raise RecordError(f"no record at {path}")
+    return GzipReader(path, limit=limit) if form.gzipped else PlainReader.of_file(path, limit=limit)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.records.dtypes import FLOATS, INTEGERS, ITEM_SIZES, NUMPY
-from stages.records.tree import RawTensor
+from stages.records.record_tree import RawTensor
 
 PIECE_SIZE = 4 << 20
 """Bytes at most in memory at once for a tensor that is being converted, before and after."""

@@ -7,14 +7,14 @@ from typing import Protocol
 from torch import Tensor
 
 from stages.records import formats
+from stages.records.burn_metadata import build_metadata
+from stages.records.byte_readers import PlainReader
 from stages.records.config import RecorderConfig
-from stages.records.flat.dotted import nested
+from stages.records.dotted_names import nested
 from stages.records.formats import FORMATS, Format
-from stages.records.named.container import metadata_of
 from stages.records.precision import DoublePrecision, FullPrecision, HalfPrecision, Precision
-from stages.records.source import PlainSource
+from stages.records.record_tree import Map, RawTensor, Record, Some, Tree, Variant
 from stages.records.tensors import raw, tensor
-from stages.records.tree import Map, RawTensor, Record, Some, Tree, Variant
 
 
 class Recorder(Protocol):
@@ -77,7 +77,7 @@ class FileRecorder:
     def record(self, item: Tree, path: Path) -> Path:
         """Write *item* to *path* with the suffix added, whole or not at all; the name of the file."""
         target = self.named(path)
-        metadata = metadata_of(self.form.type_name, self.precision)
+        metadata = build_metadata(self.form.type_name, self.precision)
         formats.write(
             Record(_written(item, self.precision), metadata),
             target,
@@ -155,13 +155,13 @@ class BytesRecorder:
 
     def record(self, item: Tree) -> bytes:
         """Return *item* as bytes. Raises `RecordError` for an item that `load` would refuse."""
-        metadata = metadata_of(self._form.type_name, self.precision)
-        return b"".join(formats.ReadablePieces(Record(_written(item, self.precision), metadata), self._form))
+        metadata = build_metadata(self._form.type_name, self.precision)
+        return b"".join(formats.CheckedPieces(Record(_written(item, self.precision), metadata), self._form))
 
     def load(self, data: bytes, like: Tree = None, *, limit: int | None = None) -> Tree:
         """Return the tree in *data*. Raises `RecordError` for anything else."""
-        source = PlainSource.of_bytes(data, limit=limit)
-        record = self._form.decoded(source, like, True)  # noqa: FBT003  the format's
+        source = PlainReader.of_bytes(data, limit=limit)
+        record = self._form.decode(source, like, True)  # noqa: FBT003  the format's
         source.finish()
         return with_torch(record.item)
 
@@ -190,7 +190,7 @@ def CompactRecorder() -> FileRecorder:  # noqa: N802  Burn's name
     return NamedMpkGzFileRecorder(HalfPrecision)
 
 
-def recorder_of(config: RecorderConfig) -> FileRecorder:
+def build_recorder(config: RecorderConfig) -> FileRecorder:
     """Return the recorder that *config* selects."""
     return RECORDERS[config.format_name](PRECISIONS[config.precision_name], compression=config.compression)
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import RecordError
+from stages.records.record_tree import RawTensor, Some, Tree, Variant
 from stages.records.torch_modules.skeleton import Slot
-from stages.records.tree import RawTensor, Some, Tree, Variant
 
 DTYPES = {
     "F64": torch.float64,

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from pipeline.cli import app
 from stages.contracts.errors import StageError
+from stages.records.burn_metadata import build_metadata
 from stages.records.formats import FORMATS, read, write
-from stages.records.named.container import metadata_of
+from stages.records.limits import LEAST_LIMIT
 from stages.records.precision import FullPrecision
-from stages.records.source import LEAST_LIMIT
-from stages.records.tree import RawTensor, Record
+from stages.records.record_tree import RawTensor, Record
 
 BURN = Path(__file__).parents[3] / "shared" / "burn"
 MPK, BPK = BURN / "model.mpk", BURN / "model.bpk"
@@ -39,7 +39,7 @@ def record(path, values=(1.0, 2.0, 3.0), **item):
     """A small record at *path*."""
     array = np.array(values, "<f4")
     tree = {"fc": {"weight": {"id": "0" * 13, "param": RawTensor.of("F32", array.shape, array.tobytes())}}}
-    write(Record(tree | item, metadata_of("…", FullPrecision)), path, FORMATS["named_mpk_gz"])
+    write(Record(tree | item, build_metadata("…", FullPrecision)), path, FORMATS["named_mpk_gz"])
     return path
 
 
@@ -73,7 +73,7 @@ def test_show_hides_constants_until_asked(tmp_path):
 def test_show_of_a_file_without_names_tells_its_metadata_and_what_is_missing(tmp_path):
     for form in (FORMATS["bin"], FORMATS["bin_gz"]):
         path = tmp_path / f"a{form.suffix}"
-        write(Record({"rate": 0.5}, metadata_of(form.type_name, FullPrecision)), path, form)
+        write(Record({"rate": 0.5}, build_metadata(form.type_name, FullPrecision)), path, form)
         code, text = learner("show", path)
 
         assert code == 0
@@ -144,9 +144,9 @@ def test_what_is_there_is_not_replaced_unless_asked(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("show", "nowhere.mpk"), 1, "there is no record nowhere.mpk"),
+        (("show", "nowhere.mpk"), 1, "no record at nowhere.mpk"),
         (("verify", "nowhere"), 1, "there is no file and no directory nowhere"),
-        (("show", "model.pt"), 1, "a record's name ends in one of .mpk.gz, .mpk"),
+        (("show", "model.pt"), 1, "unknown suffix; use one of .mpk.gz, .mpk"),
         (("convert", "a.mpk", "b.mpk", "--recorder", "burnpak"), 2, "Did you mean 'burnpack'?"),
         (("convert", "a.mpk", "b.bin"), 2, "--learner"),
         (("diff", "a.mpk", "b.bin"), 2, "--learner"),
@@ -219,7 +219,7 @@ def test_show_and_verify_load_no_torch_as_they_run(tmp_path):
 def test_an_error_has_no_traceback(project):
     refused = project.learner("records", "show", "nowhere.mpk")
 
-    assert (refused.code, refused.err) == (1, "error: there is no record nowhere.mpk\n")
+    assert (refused.code, refused.err) == (1, "error: no record at nowhere.mpk\n")
 
 
 def test_what_convert_could_not_finish_leaves_nothing(tmp_path):
@@ -248,8 +248,8 @@ def test_a_file_without_names_is_written_and_read_by_what_the_learner_knows(fini
 def test_a_limit_admits_a_record_that_compresses_too_well(command, tmp_path):
     path = tmp_path / "zeros.mpk.gz"
     zeros = RawTensor.of("U8", (LEAST_LIMIT,), bytes(LEAST_LIMIT))
-    content = Record({"weight": zeros}, metadata_of("…", FullPrecision))
-    path.write_bytes(gzip.compress(b"".join(FORMATS["named_mpk"].encoded(content))))
+    content = Record({"weight": zeros}, build_metadata("…", FullPrecision))
+    path.write_bytes(gzip.compress(b"".join(FORMATS["named_mpk"].encode(content))))
     others = {"convert": [tmp_path / "zeros.bpk"], "diff": [path]}.get(command, [])
 
     code, text = learner(command, path, *others)

@@ -8,7 +8,7 @@ import msgpack
 from fuzz_seeds import FULL, tensor
 from isal import isal_zlib
 
-from stages.records.tree import Map
+from stages.records.record_tree import Map
 
 PACKED_UNITS = [
     *(

@@ -14,10 +14,11 @@ from pathlib import Path
 from fuzz_mutations import case
 
 from stages.contracts.errors import RecordError
+from stages.records.byte_readers import PlainReader
 from stages.records.formats import read
-from stages.records.source import LEAST_LIMIT, LIMIT_RATIO, PlainSource
+from stages.records.limits import LEAST_LIMIT, LIMIT_RATIO
+from stages.records.record_tree import RawTensor, Some, Variant
 from stages.records.tools.conversion import convert_record
-from stages.records.tree import RawTensor, Some, Variant
 
 SECONDS = 5.0
 HANG_SECONDS = 60
@@ -98,8 +99,8 @@ def _differs(record, form, like):
     try:
         if not form.has_names:  # which is not written any more as before 0.14
             record = convert_record(record, form)
-        source = PlainSource.of_bytes(b"".join(form.encoded(record)))
-        again = form.decoded(source, record.item if like is not None else None, True)
+        source = PlainReader.of_bytes(b"".join(form.encode(record)))
+        again = form.decode(source, record.item if like is not None else None, True)
         source.finish()
     except Exception:  # noqa: BLE001  whatever it is, it is a finding
         return f"it loads, but cannot be written and read again: {traceback.format_exc()[-3000:]}"

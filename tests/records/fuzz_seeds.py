@@ -9,7 +9,7 @@ import msgpack
 
 from stages.records.dtypes import ITEM_SIZES
 from stages.records.formats import FORMATS, Format
-from stages.records.tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
+from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
 
 HALF = {
     "float": "half::binary16::f16",
@@ -127,7 +127,7 @@ def seeds():
         if form.name in ("burnpack", "safetensors"):
             trees[1:] = [{name: tensor(name, 3, 2) for name in ITEM_SIZES if name != "Flex32"}]
         for tree in trees:
-            payload = b"".join(form.encoded(Record(tree, metadata)))
+            payload = b"".join(form.encode(Record(tree, metadata)))
             found.append(Seed(form, payload, None if form.has_names else tree))
         if not form.has_names:
             found.append(old_bincode(form))

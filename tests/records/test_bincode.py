@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
+from stages.records.bincode.dtype_tables import WITH_U16
+from stages.records.bincode.reader import decode
+from stages.records.bincode.writer import encode
+from stages.records.byte_readers import PlainReader
 from stages.records.dtypes import ITEM_SIZES
-from stages.records.nameless import bincode
-from stages.records.nameless.dtype_tables import WITH_U16
-from stages.records.source import PlainSource
-from stages.records.tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
+from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
 
 NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "Bool": "?"}
 
@@ -44,18 +45,18 @@ def comparable(node):
 
 
 def written(item, version="0.21.0"):
-    return b"".join(bincode.encoded(Record(item, metadata(version))))
+    return b"".join(encode(Record(item, metadata(version))))
 
 
 def read(data, like, **options):
-    source = PlainSource.of_bytes(data)
-    record = bincode.decoded(source, like, **options)
+    source = PlainReader.of_bytes(data)
+    record = decode(source, like, **options)
     source.finish()
     return record
 
 
 def after_metadata(data, version="0.21.0"):
-    return data.removeprefix(b"".join(bincode.encoded(Record(None, metadata(version)))))
+    return data.removeprefix(b"".join(encode(Record(None, metadata(version)))))
 
 
 TENSORS = st.builds(
@@ -226,9 +227,7 @@ def test_a_bool_stored_in_words_becomes_bytes():
     ],
 )
 def test_tensors_of_0_13_are_read_by_their_metadata(floats, ints, like, data, dtype, values):
-    head = b"".join(
-        bincode.encoded(Record(None, metadata("0.13.2", floats=floats, ints=ints)), dtype_table=WITH_U16)
-    )
+    head = b"".join(encode(Record(None, metadata("0.13.2", floats=floats, ints=ints)), dtype_table=WITH_U16))
     example = {"field": tensor(like), "last": 1}
 
     found = read(head + b"\x02" + data + b"\x01\x02" + b"\x07", example).item
@@ -243,7 +242,7 @@ def test_many_old_half_floats_are_read_across_chunks():
     bits = np.random.default_rng(0).integers(0, 2**16, 100_000, dtype=np.uint16)
     bits[::3] %= 300
     old = metadata("0.9.0", floats="half::binary16::f16")
-    head = b"".join(bincode.encoded(Record(None, old), dtype_table=WITH_U16))
+    head = b"".join(encode(Record(None, old), dtype_table=WITH_U16))
     packed = b"".join(bytes([b]) if b < 251 else b"\xfb" + struct.pack("<H", b) for b in bits.tolist())
     size = b"\xfc" + struct.pack("<I", len(bits))
 
@@ -313,7 +312,7 @@ def test_a_version_that_is_none_of_burns_is_refused(version):
 )
 def test_what_cannot_be_written_is_refused(record, message):
     with pytest.raises(RecordError, match=message):
-        b"".join(bincode.encoded(record))
+        b"".join(encode(record))
 
 
 def test_without_an_example_it_says_what_to_give():

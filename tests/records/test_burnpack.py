@@ -9,11 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
+from stages.records.burnpack import cbor
+from stages.records.burnpack.reader import decode
+from stages.records.burnpack.writer import encode
+from stages.records.byte_readers import PlainReader
 from stages.records.dtypes import ITEM_SIZES
-from stages.records.flat import burnpack, cbor
 from stages.records.param_ids import id_of
-from stages.records.source import PlainSource
-from stages.records.tree import Map, RawTensor, Record, Signed, Some, Variant
+from stages.records.record_tree import Map, RawTensor, Record, Signed, Some, Variant
 
 BURNS_OWN = Path(__file__).parents[3] / "shared/burn/model.bpk"
 
@@ -37,19 +39,19 @@ def comparable(node):
 
 
 def written(record):
-    return b"".join(burnpack.encoded(record))
+    return b"".join(encode(record))
 
 
 def read(data, **options):
-    source = PlainSource.of_bytes(data)
-    record = burnpack.decoded(source, **options)
+    source = PlainReader.of_bytes(data)
+    record = decode(source, **options)
     source.finish()
     return record
 
 
 def described(**parts):
     """A file with these CBOR parts, and 2,048 bytes of data."""
-    metadata = b"".join(cbor.encoded(parts))
+    metadata = b"".join(cbor.encode(parts))
     return with_metadata(metadata)
 
 
@@ -192,7 +194,7 @@ def test_an_empty_record_is_padded_to_where_its_data_would_begin():
     ],
 )
 def test_cbor_is_written_in_its_shortest_form(value, data):
-    assert b"".join(cbor.encoded(value)).hex() == data
+    assert b"".join(cbor.encode(value)).hex() == data
 
 
 def test_what_only_bincode_needs_is_gone_and_nil_is_left_out():
@@ -218,7 +220,7 @@ def test_keys_with_a_hole_or_a_leading_zero_are_no_list():
 
 def test_a_file_of_burn_0_19_has_its_tensors_without_gaps():
     tensors = {"a": at(0, 4), "b": at(4, 6, dtype="F16"), "c": at(6, 1006, dtype="U8", shape=(1000,))}
-    metadata = b"".join(cbor.encoded({"tensors": tensors}))
+    metadata = b"".join(cbor.encode({"tensors": tensors}))
     content = bytes(range(6)) + b"\7" * 1000
     data = struct.pack("<4sHI", b"NRUB", 1, len(metadata)) + metadata + content
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
-from stages.records.gzipped.source import GzipSource
-from stages.records.gzipped.writer import BLOCK, CHUNK, GzipWriter
+from stages.records.gzip_stream.reader import GzipReader
+from stages.records.gzip_stream.writer import BLOCK, CHUNK, GzipWriter
 
 RANDOM = random.Random(0)  # noqa: S311  no secret
 NOISE = RANDOM.randbytes(300_000)
@@ -33,7 +33,7 @@ def zipped(content, level=1, threads=1, *, step=None):
 
 def read(path, **options):
     """The content of *path*, whose length the member declares (all of these are below 4 GiB)."""
-    with GzipSource(path, **options) as source:
+    with GzipReader(path, **options) as source:
         content = source.blob(struct.unpack("<I", path.read_bytes()[-4:])[0]).tobytes()
         source.finish()
     return content
@@ -130,7 +130,7 @@ def test_what_zlib_writes_is_read_in_steps_of_any_size(level, parts, flush, step
     path.write_bytes(b"".join(stream.compress(p) + stream.flush(flush) for p in pieces) + stream.flush())
     content, got = b"".join(pieces), b""
 
-    with GzipSource(path) as source:
+    with GzipReader(path) as source:
         for number in range(10**6):
             size = min(steps[number % len(steps)], source.remaining())
             got += source.take(size) if number % 2 else source.blob(size).tobytes()
@@ -255,15 +255,15 @@ def test_a_large_file_cut_in_its_chunks_is_refused(path):
 def test_a_bomb_beyond_the_limit_is_refused_unread(path):
     path.write_bytes(gzip.compress(bytes(80 * 2**20)))
 
-    with pytest.raises(RecordError, match="give a higher limit"):
-        GzipSource(path)
+    with pytest.raises(RecordError, match="set a higher limit"):
+        GzipReader(path)
     assert len(read(path, limit=2**27)) == 80 * 2**20
 
 
 def test_a_bomb_that_lies_about_its_length_is_stopped_where_it_said_it_ends(path):
     path.write_bytes(gzip.compress(bytes(80 * 2**20))[:-8] + end(1000, bytes(1000)))
 
-    with GzipSource(path) as source:
+    with GzipReader(path) as source:
         source.take(1000)
         with pytest.raises(RecordError, match="1 bytes are declared, 0 are left"):
             source.take(1)
@@ -274,7 +274,7 @@ def test_a_bomb_that_lies_about_its_length_is_stopped_where_it_said_it_ends(path
 def test_what_is_passed_over_counts_for_the_checksum(path):
     path.write_bytes(zipped(FLOATS))
 
-    with GzipSource(path) as source:
+    with GzipReader(path) as source:
         source.skip(len(FLOATS) - 4)
         last = source.take(4)
         source.finish()
@@ -286,8 +286,8 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from stages.records.gzipped.source import GzipSource
-from stages.records.gzipped.writer import GzipWriter
+from stages.records.gzip_stream.reader import GzipReader
+from stages.records.gzip_stream.writer import GzipWriter
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -301,7 +301,7 @@ print(peak() - before)
 size = state.nbytes
 del state
 before = peak()
-with GzipSource(path, threads=2) as source:
+with GzipReader(path, threads=2) as source:
     source.blob(size)
     source.finish()
 print(peak() - before)

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
-from stages.records.named.json_format import decoded, encoded, encoded_pretty
-from stages.records.source import PlainSource
-from stages.records.tree import RawTensor
+from stages.records.byte_readers import PlainReader
+from stages.records.json_format.reader import decode
+from stages.records.json_format.writer import encode, encode_pretty
+from stages.records.record_tree import RawTensor
 
 TREE = {
     "a": {},
@@ -50,17 +51,17 @@ PRETTY = """{
 
 def read(text, **options):
     data = text if isinstance(text, bytes) else text.encode()
-    return decoded(PlainSource.of_bytes(data), **options)
+    return decode(PlainReader.of_bytes(data), **options)
 
 
 def test_the_pretty_text_has_an_element_a_line():
-    text = b"".join(encoded_pretty(TREE)).decode()
+    text = b"".join(encode_pretty(TREE)).decode()
 
     assert text == PRETTY
 
 
 def test_the_compact_text_has_no_space_and_the_same_content():
-    text = b"".join(encoded(TREE)).decode()
+    text = b"".join(encode(TREE)).decode()
 
     assert text == json.dumps(json.loads(PRETTY), separators=(",", ":"), ensure_ascii=False)
 
@@ -83,19 +84,19 @@ def test_the_compact_text_has_no_space_and_the_same_content():
     ],
 )
 def test_a_float_is_written_as_serde_json_does(number, text):
-    assert b"".join(encoded(number)).decode() == text
+    assert b"".join(encode(number)).decode() == text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 @settings(deadline=None, max_examples=300)
 def test_every_finite_float_comes_back_with_all_its_bits(number):
-    back = read(b"".join(encoded([number])))[0]
+    back = read(b"".join(encode([number])))[0]
 
     assert isinstance(back, float)
     assert np.float64(back).tobytes() == np.float64(number).tobytes()
 
 
-@pytest.mark.parametrize("write", [encoded, encoded_pretty])
+@pytest.mark.parametrize("write", [encode, encode_pretty])
 @pytest.mark.parametrize("size", [0, 1, 1025, 70_000, 200_001])
 def test_bytes_of_any_length_come_back_whatever_pieces_they_were_in(write, size):
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
@@ -221,10 +222,10 @@ def as_lists(node):
 def test_reading_takes_a_few_times_the_file_at_most():
     """A list of the shortest numbers, which as Python's own would be objects of 32 bytes each."""
     text = ('{"value":[' + "0.5," * 500_000 + "1]}").encode()
-    source = PlainSource.of_bytes(text)
+    source = PlainReader.of_bytes(text)
 
     tracemalloc.start()
-    node = decoded(source)["value"]
+    node = decode(source)["value"]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -238,4 +239,4 @@ def test_writing_refuses_what_could_not_be_read_back():
 
     for node in ({1: 2}, {"a": object()}, "\ud800", loop):
         with pytest.raises(RecordError):
-            b"".join(encoded(node))
+            b"".join(encode(node))

@@ -20,9 +20,9 @@ from stages.records import (
     read_item,
     to_plain,
 )
-from stages.records.gzipped.writer import GzipWriter
+from stages.records.gzip_stream.writer import GzipWriter
+from stages.records.limits import LEAST_LIMIT, LIMIT_RATIO
 from stages.records.recorder import PRECISIONS, RECORDERS
-from stages.records.source import LEAST_LIMIT, LIMIT_RATIO
 from stages.records.tools.verification import verify_path
 
 SHAPE = (4250, 4000)
@@ -145,7 +145,7 @@ def bomb(tmp_path):
 
 
 def test_a_foreign_file_that_inflates_too_far_is_refused_unless_the_limit_allows_it(bomb):
-    with pytest.raises(RecordError, match=r"give a higher limit"):
+    with pytest.raises(RecordError, match=r"set a higher limit"):
         DefaultRecorder().load(bomb)
     assert DefaultRecorder().load(bomb, limit=70_000_000)["weight"].shape == SHAPE
     assert read_item(bomb, limit=1 << 40)["weight"].shape == SHAPE

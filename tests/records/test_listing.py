@@ -10,10 +10,10 @@ import pytest
 
 from stages.records.formats import FORMATS
 from stages.records.precision import DoublePrecision, HalfPrecision
+from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
 from stages.records.tools.conversion import add_types, convert_record, find_lossy_tensors
 from stages.records.tools.diff import distance, find_differences
 from stages.records.tools.listing import describe, escape, list_entries, to_rows, totals
-from stages.records.tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
 
 OLD = Metadata("f32", "i32", "…", "0.13.2", "FullPrecisionSettings")
 

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
-from stages.records.named.messagepack import Skipped, decoded, encoded
-from stages.records.source import PlainSource
-from stages.records.tree import RawTensor, Signed, Some, Variant
+from stages.records.byte_readers import PlainReader
+from stages.records.messagepack.reader import Skipped, decode
+from stages.records.messagepack.writer import encode
+from stages.records.record_tree import RawTensor, Signed, Some, Variant
 
 BURN = Path(__file__).parents[3] / "shared/burn"
 
@@ -42,12 +43,12 @@ number_lists = st.one_of(
 
 
 def packed(node):
-    return b"".join(encoded(node))
+    return b"".join(encode(node))
 
 
 def unpacked(data, **options):
-    source = PlainSource.of_bytes(data)
-    node = decoded(source, **options)
+    source = PlainReader.of_bytes(data)
+    node = decode(source, **options)
     source.finish()
     return node
 
@@ -117,7 +118,7 @@ def test_what_only_bincode_needs_is_gone():
 def test_a_tensor_is_a_map_in_burns_order_and_its_memory_is_not_copied(shape):
     data = np.arange(4 * math.prod(shape), dtype=np.uint8)
 
-    pieces = list(encoded({"t": RawTensor.of("F32", shape, data)}))
+    pieces = list(encode({"t": RawTensor.of("F32", shape, data)}))
 
     expected = {"t": {"bytes": data.tobytes(), "shape": list(shape), "dtype": "F32"}}
     assert b"".join(pieces) == msgpack.packb(expected)
@@ -199,9 +200,9 @@ def test_nesting_of_128_is_read():
 
 
 def test_what_follows_a_value_is_left_in_the_source():
-    source = PlainSource.of_bytes(packed([*range(20), *repeat(300, 20), "a", 1]) + b"\x07")
+    source = PlainReader.of_bytes(packed([*range(20), *repeat(300, 20), "a", 1]) + b"\x07")
 
-    decoded(source)
+    decode(source)
 
     assert source.take(1) == b"\x07"
 
@@ -220,8 +221,8 @@ def test_a_file_cut_anywhere_is_refused(tree):
 MEMORY = """
 import resource, struct, sys
 from stages.contracts.errors import RecordError
-from stages.records.named.messagepack import decoded
-from stages.records.source import PlainSource
+from stages.records.messagepack.reader import decode
+from stages.records.byte_readers import PlainReader
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -231,7 +232,7 @@ count = 8_000_000 // len(filler)
 data = b"\\xdd" + struct.pack(">I", count) + filler * count
 before = peak()
 try:
-    decoded(PlainSource.of_bytes(data))
+    decode(PlainReader.of_bytes(data))
 except RecordError as error:
     print(peak() - before, error)
 """

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from stages.contracts.errors import RecordError
 from stages.records import DefaultRecorder, save_file
 from stages.records.precision import FullPrecision, HalfPrecision
+from stages.records.record_tree import Map, RawTensor, Some, Variant, leaves, plain
 from stages.records.tensors import PIECE, raw, tensor
 from stages.records.torch_modules.module_record import (
     fields_unlike_burn,
@@ -22,7 +23,6 @@ from stages.records.torch_modules.module_record import (
 )
 from stages.records.torch_modules.skeleton import Slot, fill_slots, from_plain, slots, to_plain
 from stages.records.torch_modules.state_dict import load_into, state_of
-from stages.records.tree import Map, RawTensor, Some, Variant, leaves, plain
 
 BURN = Path(__file__).parents[3] / "shared/burn/model.mpk"
 

@@ -9,6 +9,7 @@ from torch import nn
 from stages.contracts.errors import RecordError
 from stages.optim import Muon, build_optimizer
 from stages.records.precision import FullPrecision
+from stages.records.record_tree import Map, RawTensor, Variant, plain
 from stages.records.tensors import tensor
 from stages.records.torch_modules.module_record import record_of, skeleton_of
 from stages.records.torch_modules.skeleton import slots
@@ -19,7 +20,6 @@ from stages.records.torch_optimizers.optimizer_record import (
     optimizer_supplement,
     restore_optimizer,
 )
-from stages.records.tree import Map, RawTensor, Variant, plain
 
 optim = torch.optim
 

@@ -14,7 +14,7 @@ from stages.records.precision import (
     HalfPrecision,
     Precision,
 )
-from stages.records.tree import RawTensor
+from stages.records.record_tree import RawTensor
 
 COUNT = 376_952
 LAYOUTS = {

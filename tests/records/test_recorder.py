@@ -19,12 +19,12 @@ from stages.records import (
     NamedMpkBytesRecorder,
     NamedMpkGzFileRecorder,
     RecorderConfig,
+    build_recorder,
     from_plain,
     load_into,
     module_supplement,
     read_item,
     record_of,
-    recorder_of,
     skeleton_of,
     to_plain,
     write_state_dict,
@@ -169,7 +169,7 @@ def test_bytes_after_a_record_in_memory_are_refused():
     ],
 )
 def test_params_name_a_recorder(value, kind, precision):
-    recorder = recorder_of(RecorderConfig.model_validate(value))
+    recorder = build_recorder(RecorderConfig.model_validate(value))
 
     assert (recorder.form.name, recorder.precision) == (kind, precision)
 

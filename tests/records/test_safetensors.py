@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
+from stages.records import dotted_names as flat
+from stages.records.byte_readers import PlainReader
 from stages.records.dtypes import ITEM_SIZES
-from stages.records.flat import dotted as flat
-from stages.records.flat import safetensors_format
-from stages.records.source import PlainSource
-from stages.records.tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
+from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Variant
+from stages.records.safetensors_format import reader, writer
 
 METADATA = Metadata("f32", "i32", "NamedMpkFileRecorder", "0.21.0", "FullPrecisionSettings")
 TORCH = {
@@ -59,12 +59,12 @@ def comparable(node):
 
 
 def written(record):
-    return b"".join(safetensors_format.encoded(record))
+    return b"".join(writer.encode(record))
 
 
 def read(data, **options):
-    source = PlainSource.of_bytes(data)
-    record = safetensors_format.decoded(source, **options)
+    source = PlainReader.of_bytes(data)
+    record = reader.decode(source, **options)
     source.finish()
     return record
 

@@ -8,12 +8,12 @@ import msgpack
 import pytest
 
 from stages.contracts.errors import RecordError
+from stages.records.burn_metadata import build_metadata
 from stages.records.formats import FORMATS, read
-from stages.records.named.container import metadata_of
+from stages.records.limits import LEAST_NUMBERS, LEAST_VALUES
 from stages.records.precision import FullPrecision
-from stages.records.source import LEAST_NUMBERS, LEAST_VALUES
 
-METADATA = vars(metadata_of("NamedMpkGzFileRecorder", FullPrecision))
+METADATA = vars(build_metadata("NamedMpkGzFileRecorder", FullPrecision))
 MANY = 20_000_000
 
 

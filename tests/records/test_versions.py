@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from stages.contracts.errors import RecordError
-from stages.records.named.container import metadata_of, packed, unpacked
-from stages.records.named.versions import with_tensors
+from stages.records.burn_metadata import build_metadata, pack_record, unpack_record
 from stages.records.precision import DoublePrecision, FullPrecision, HalfPrecision
-from stages.records.tree import Metadata, RawTensor, Record, Some, Variant
+from stages.records.record_tree import Metadata, RawTensor, Record, Some, Variant
+from stages.records.tensor_versions import restore_tensors
 
 FULL = Metadata("f32", "i32", "", "0.13.2", "FullPrecisionSettings")
 HALF = Metadata("half::binary16::f16", "i16", "", "0.11.1", "HalfPrecisionSettings")
@@ -33,7 +33,7 @@ def data_map(data, shape, dtype):
 
 
 def read(node, metadata=FULL):
-    return with_tensors({"layer": {"weight": node}}, metadata, "model.mpk")["layer"]["weight"]
+    return restore_tensors({"layer": {"weight": node}}, metadata, "model.mpk")["layer"]["weight"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_tree_without_end_is_refused():
         node = {"a": node}
 
     with pytest.raises(RecordError, match="levels"):
-        with_tensors(node, FULL, "model.mpk")
+        restore_tensors(node, FULL, "model.mpk")
 
 
 def container(**changes):
@@ -182,7 +182,7 @@ def container(**changes):
 
 @pytest.mark.parametrize("marker", [[], (), None, "missing"])
 def test_a_record_is_read_with_its_marker_in_each_form_and_without_it(marker):
-    assert unpacked(container(_b=marker), "f").item == {"a": 1}
+    assert unpack_record(container(_b=marker), "f").item == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -200,24 +200,24 @@ def test_a_record_is_read_with_its_marker_in_each_form_and_without_it(marker):
 )
 def test_what_is_no_record_is_refused_with_what_is_there(tree, what):
     with pytest.raises(RecordError, match=f"^model.mpk.*{what}"):
-        unpacked(tree, "model.mpk")
+        unpack_record(tree, "model.mpk")
 
 
 def test_a_record_is_written_in_burns_order_with_nothing_of_bincodes():
     item = {"b": Some(1), "a": (None, None), "c": Variant("Rank1", 1, {"x": 2})}
 
-    tree = packed(Record(item, metadata_of("NamedMpkGzFileRecorder", FullPrecision)))
+    tree = pack_record(Record(item, build_metadata("NamedMpkGzFileRecorder", FullPrecision)))
 
     assert list(tree) == ["metadata", "item", "_b"]
     assert list(tree["metadata"]) == ["float", "int", "format", "version", "settings"]
     assert tree["item"] == {"b": 1, "a": [None, None], "c": {"Rank1": {"x": 2}}}
     assert msgpack.packb(tree["_b"]) == b"\x90"
     with pytest.raises(RecordError, match="without metadata"):
-        packed(Record(item))
+        pack_record(Record(item))
 
 
 def test_the_metadata_is_what_burn_writes():
-    half = metadata_of("NamedMpkFileRecorder", HalfPrecision)
+    half = build_metadata("NamedMpkFileRecorder", HalfPrecision)
 
     assert half.float == "half::binary16::f16"
     assert half.int == "i16"
@@ -226,7 +226,7 @@ def test_the_metadata_is_what_burn_writes():
     assert half.format == (
         "burn_core::record::file::NamedMpkFileRecorder<burn_core::record::settings::HalfPrecisionSettings>"
     )
-    assert metadata_of("BinBytesRecorder", DoublePrecision).format == (
+    assert build_metadata("BinBytesRecorder", DoublePrecision).format == (
         "burn_core::record::memory::BinBytesRecorder<burn_core::record::settings::DoublePrecisionSettings, "
         "alloc::vec::Vec<u8>>"
     )
@@ -235,8 +235,8 @@ def test_the_metadata_is_what_burn_writes():
 @pytest.mark.skipif(not REAL.is_file(), reason=f"the real record {REAL} is not here")
 def test_the_real_file_is_read_and_written_again_to_the_same_bytes():
     data = REAL.read_bytes()
-    record = unpacked(msgpack.unpackb(data), "model.mpk")
-    wanted = metadata_of("NamedMpkFileRecorder", HalfPrecision)
+    record = unpack_record(msgpack.unpackb(data), "model.mpk")
+    wanted = build_metadata("NamedMpkFileRecorder", HalfPrecision)
 
     def as_maps(node):
         if isinstance(node, RawTensor):
@@ -245,7 +245,7 @@ def test_the_real_file_is_read_and_written_again_to_the_same_bytes():
             return {key: as_maps(value) for key, value in node.items()}
         return [as_maps(value) for value in node] if isinstance(node, list) else node
 
-    assert msgpack.packb(as_maps(packed(record))) == data
+    assert msgpack.packb(as_maps(pack_record(record))) == data
     assert record.metadata.format == wanted.format
     assert (record.metadata.float, record.metadata.int) == (wanted.float, wanted.int)
     assert record.item["fc"]["weight"]["param"].shape == (64, 1)

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from stages.contracts.errors import RecordError
+from stages.records.bincode.dtype_tables import version_of
+from stages.records.burn_metadata import BURN_VERSION, build_metadata
 from stages.records.dtypes import FLOATS, ITEM_SIZES
 from stages.records.formats import Format
-from stages.records.named.container import BURN_VERSION, metadata_of
-from stages.records.nameless.dtype_tables import version_of
 from stages.records.precision import AsItIs, DoublePrecision, FullPrecision, HalfPrecision, Precision
-from stages.records.tree import Map, Metadata, RawTensor, Record, Signed, Some, Tree, Variant, leaves
+from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Tree, Variant, leaves
 
 PRECISIONS = {"full": FullPrecision, "half": HalfPrecision, "double": DoublePrecision}
 FIRST_NEW = (0, 14)
@@ -22,7 +22,7 @@ def convert_record(record: Record, form: Format, precision: Precision | None = N
     version of Burn stays from 0.14 on, where tensors came to be written as they are now.
     """
     item = record.item if precision is None else _in_precision(record.item, precision)
-    metadata = metadata_of(form.type_name, precision or _settings(record))
+    metadata = build_metadata(form.type_name, precision or _settings(record))
     return Record(item, replace(metadata, version=_version(record.metadata)), record.extra)
 
 

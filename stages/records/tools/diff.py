@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.records.dtypes import ITEM_SIZES, NUMPY
-from stages.records.tree import RawTensor, Tree, leaves
+from stages.records.record_tree import RawTensor, Tree, leaves
 
 PIECE_ELEMENTS = 1 << 18
 """Elements compared at a time: a few MiB, however large the tensors are."""

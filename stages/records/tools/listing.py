@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.contracts.text import number
-from stages.records.tree import RawTensor, Some, Tree, Variant
+from stages.records.record_tree import RawTensor, Some, Tree, Variant
 
 SHOWN_VALUES = 8
 """A longer list of numbers or texts is told by its length."""

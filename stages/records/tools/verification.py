@@ -10,11 +10,10 @@ from isal import igzip, isal_zlib
 
 from stages.contracts.errors import RecordError
 from stages.contracts.files import damage
-from stages.records.formats import FORMATS, format_of, read
-from stages.records.nameless.metadata import metadata_at
-from stages.records.source import TRAINER_LIMIT, verified_limit
+from stages.records.formats import FORMATS, find_format, read, read_metadata
+from stages.records.limits import TRAINER_LIMIT, verified_limit
+from stages.records.record_tree import Record
 from stages.records.tools.listing import list_entries, totals
-from stages.records.tree import Record
 
 _TRAINER = re.compile(r"trainer-(\d+)\.mpk\.gz")
 _SHARED = {
@@ -72,9 +71,9 @@ def verify_file(path: Path, *, limit: int | None = None) -> Verdict:
     if _TRAINER.fullmatch(path.name):
         limit = max(limit or 0, TRAINER_LIMIT)
     try:
-        form = format_of(path)
+        form = find_format(path)
         if not form.has_names:
-            metadata = metadata_at(path, form, limit=limit)
+            metadata = read_metadata(path, form, limit=limit)
             return Verdict(
                 str(path), None, f"Burn {metadata.version}; only its metadata can be read with no names"
             )
@@ -136,7 +135,7 @@ def _problem(path: Path, written: Any) -> str | None:
 
 def _is_claimed(path: Path) -> bool:
     """Whether *path* is to be a record: its suffix is ours alone, or it begins as one."""
-    form = format_of(path)
+    form = find_format(path)
     begins = _SHARED.get(form.suffix.removesuffix(".gz"))
     if begins is None:
         return True

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from stages.records.record_tree import Some, Tree, Variant
 from stages.records.torch_modules.skeleton import Constant, Rows
-from stages.records.tree import Some, Tree, Variant
 
 LINEAR = {"weight": "weight.T", "bias": Some("bias")}
 EMBEDDING = {"weight": "weight"}

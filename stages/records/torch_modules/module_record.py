@@ -25,10 +25,10 @@ from torch.nn.parameter import is_lazy
 
 from stages.contracts.errors import RecordError
 from stages.records.param_ids import param_id
+from stages.records.record_tree import Map, Some, Tree, Variant
 from stages.records.tensors import check_recordable, part, raw
 from stages.records.torch_modules.layers import layer_layout, unlike_burn
 from stages.records.torch_modules.skeleton import Constant, Rows, Slot, fill_slots, slots
-from stages.records.tree import Map, Some, Tree, Variant
 
 COUNTER = "num_batches_tracked"
 """PyTorch's batch norms count; Burn's do not."""

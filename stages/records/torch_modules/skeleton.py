@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import RecordError
-from stages.records.tree import Map, RawTensor, Signed, Some, Tree, Variant, leaves
+from stages.records.record_tree import Map, RawTensor, Signed, Some, Tree, Variant, leaves
 
 MAX_DEPTH = 128
 """Levels that a stored skeleton may have."""

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
+from stages.records.record_tree import RawTensor, Tree, leaves, plain
 from stages.records.tensors import NAMES, part, raw_tree, tensor, whole
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Constant, Slot, slots
-from stages.records.tree import RawTensor, Tree, leaves, plain
 
 Layout = Literal["burn", "torch"]
 """Whose names and axes a tree has."""

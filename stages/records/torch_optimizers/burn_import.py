@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
+from stages.records.record_tree import Tree, leaves
 from stages.records.tensors import raw_tree
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import slots
@@ -21,7 +22,6 @@ from stages.records.torch_optimizers.torch_state import (
     slots_by_parameter,
     to_entry,
 )
-from stages.records.tree import Tree, leaves
 
 
 def load_burn_optimizer(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import RecordError
+from stages.records.record_tree import RawTensor, Some, Tree, Variant
 from stages.records.tensors import NAMES, part, raw, whole
 from stages.records.torch_modules.skeleton import Slot
-from stages.records.tree import RawTensor, Some, Tree, Variant
 
 STEP = "step"
 AVERAGE = "avg"

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
+from stages.records.record_tree import RawTensor, Some, Tree
 from stages.records.tensors import part, tensor
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Slot, slots
 from stages.records.torch_optimizers.burn_state import lazy_tensor
 from stages.records.torch_optimizers.torch_state import parameters_of
-from stages.records.tree import RawTensor, Some, Tree
 
 FIRST_STEP_SIZE = 1.0
 """``t`` of Burn's ``LBFGSState`` before the first step."""

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stages.records.record_tree import Map, Tree, Variant
 from stages.records.tensors import part
 from stages.records.torch_modules.skeleton import Slot
 from stages.records.torch_optimizers.burn_state import lazy_tensor, read_state
 from stages.records.torch_optimizers.torch_state import members, slots_by_parameter
-from stages.records.tree import Map, Tree, Variant
 
 BUFFER = "momentum_buffer"
 MUON = {"momentum": {"velocity": BUFFER}}

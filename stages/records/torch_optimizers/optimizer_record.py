@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
+from stages.records.record_tree import Map, Tree
 from stages.records.tensors import raw_tree
 from stages.records.torch_modules.skeleton import Slot
 from stages.records.torch_optimizers.burn_state import exact_entries, form_of, read_state, record_state
@@ -21,7 +22,6 @@ from stages.records.torch_optimizers.torch_state import (
     slots_by_parameter,
     to_entry,
 )
-from stages.records.tree import Map, Tree
 
 
 def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree = None) -> Tree:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stages.records.record_tree import Tree
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Slot, slots
 from stages.records.torch_optimizers.burn_state import STEP
-from stages.records.tree import Tree
 
 Options = dict[str, Any]
 """Of one group: learning rate, betas and the like."""

@@ -12,8 +12,8 @@ import math
 from typing import Any
 
 from stages.contracts.errors import RecordError
-from stages.records.flat import dotted as flat
-from stages.records.tree import Map, RawTensor, Signed, Some, Tree, Variant
+from stages.records import dotted_names as flat
+from stages.records.record_tree import Map, RawTensor, Signed, Some, Tree, Variant
 
 Json = Any
 Path = tuple[str, ...]

@@ -27,7 +27,7 @@ FALSE, TRUE = 20, 21
 FLOATS = {2: ">e", 4: ">f", 8: ">d"}
 
 
-def encoded(value: Value) -> Iterator[bytes]:
+def encode(value: Value) -> Iterator[bytes]:
     """The bytes of *value*, in pieces."""
     if isinstance(value, bool):
         yield _head(SIMPLE, TRUE if value else FALSE)
@@ -41,12 +41,12 @@ def encoded(value: Value) -> Iterator[bytes]:
     elif isinstance(value, list):
         yield _head(ARRAY, len(value))
         for item in value:
-            yield from encoded(item)
+            yield from encode(item)
     else:
         yield _head(MAP, len(value))
         for key, item in value.items():
-            yield from encoded(key)
-            yield from encoded(item)
+            yield from encode(key)
+            yield from encode(item)
 
 
 def _head(kind: int, argument: int) -> bytes:

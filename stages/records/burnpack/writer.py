@@ -9,33 +9,31 @@ tensors without gaps, are read too.
 from collections.abc import Iterator
 
 from stages.contracts.errors import RecordError
-from stages.records.flat import cbor, data_section
-from stages.records.flat import dotted as flat
-from stages.records.flat.burnpack_reader import (
+from stages.records import data_section
+from stages.records import dotted_names as flat
+from stages.records.burnpack import cbor
+from stages.records.burnpack.reader import (
     HEADER,
     MAGIC,
     MAX_METADATA,
     VERSION,
     Content,
     Scalar,
-    data,
     gap,
-    metadata,
 )
-from stages.records.flat.data_section import Place
-from stages.records.param_ids import id_of, number_of
-from stages.records.source import Source
-from stages.records.tree import RawTensor, Record, Signed, Tree
+from stages.records.data_section import Place
+from stages.records.param_ids import number_of
+from stages.records.record_tree import RawTensor, Record, Signed
 
 
-def encoded(record: Record) -> Iterator[bytes | memoryview]:
+def encode(record: Record) -> Iterator[bytes | memoryview]:
     """The bytes of *record*, in pieces: its tensors in the tree's order, its numbers as scalars.
 
     Raises `RecordError` where the tree holds text or bytes, which belong into `Record.extra`.
     """
     content = _flat(record)
     _check_counts(content)
-    described = b"".join(cbor.encoded(_described(content)))
+    described = b"".join(cbor.encode(_described(content)))
     if len(described) > MAX_METADATA:
         raise RecordError(f"the record's names take {len(described)} bytes, burnpack ends at {MAX_METADATA}")
     head = HEADER.pack(MAGIC, VERSION, len(described)) + described
@@ -45,21 +43,6 @@ def encoded(record: Record) -> Iterator[bytes | memoryview]:
         yield bytes(content.places[name].start - position)
         yield from data_section.whole(tensor, name)
         position = content.places[name].end
-
-
-def decoded(source: Source, *, keep_data: bool = True) -> Record:
-    """The record in *source*, which is left after the last tensor. Raises `RecordError` for anything else."""
-    content = metadata(source)
-    tensors = data_section.section(data(source, content.places), content.places, keep_data=keep_data)
-    leaves: dict[str, Tree] = {
-        name: {"id": id_of(content.ids[name]), "param": tensor} if name in content.ids else tensor
-        for name, tensor in tensors.items()
-    }
-    for name, value in content.scalars.items():
-        if name in leaves:
-            raise RecordError(f"{source.name} has a tensor and a scalar of the name {name!r}")
-        leaves[name] = value
-    return Record(flat.nested(leaves, source.name), extra=content.extra or None)
 
 
 def _check_counts(content: Content) -> None:

@@ -1,8 +1,9 @@
 """Bincode 2 (Burn's ``.bin``): values with no names, so an example tree says what is read.
 
 Whole numbers are of variable length (one byte up to 250, then a marker and 2, 4 or 8 bytes, little-endian;
-signed ones zigzag), floats 8 bytes. What the kinds of nodes mean stands in `stages.records.tree`. An item
-that is None is Rust's ``()`` (a constant learning rate) and takes no byte; anywhere else None takes one.
+signed ones zigzag), floats 8 bytes. `stages.records.record_tree` defines the kinds of nodes.
+An item that is None is Rust's ``()`` (a constant learning rate)
+and takes no byte; anywhere else None takes one.
 """
 
 import struct
@@ -10,20 +11,18 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from stages.contracts.errors import RecordError
-from stages.records.flat import data_section
-from stages.records.flat import dotted as flat
-from stages.records.flat.dotted import MAX_ENTRIES
-from stages.records.nameless.bincode_reader import MAX_TEXT, decoded
-from stages.records.nameless.dtype_tables import DtypeTable, table_of
-from stages.records.tree import Map, RawTensor, Record, Signed, Some, Tree, Variant
+from stages.records import data_section
+from stages.records import dotted_names as flat
+from stages.records.bincode.dtype_tables import DtypeTable, table_of
+from stages.records.bincode.reader import MAX_TEXT
+from stages.records.dotted_names import MAX_ENTRIES
+from stages.records.record_tree import Map, RawTensor, Record, Signed, Some, Tree, Variant
 
 Pieces = Iterator[bytes | memoryview]
 FLOAT = struct.Struct("<d")
 
-__all__ = ["decoded", "encoded"]
 
-
-def encoded(record: Record, *, dtype_table: DtypeTable | None = None) -> Pieces:
+def encode(record: Record, *, dtype_table: DtypeTable | None = None) -> Pieces:
     """The bytes of *record*, in pieces. Without *dtype_table* the metadata's version says which it is.
 
     Raises `RecordError` for a record without metadata, or a dtype that the version does not know.

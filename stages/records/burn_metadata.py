@@ -3,10 +3,10 @@
 from dataclasses import asdict, fields
 
 from stages.contracts.errors import RecordError
-from stages.records.named.versions import with_tensors
+from stages.records.limits import LEAST_NUMBERS
 from stages.records.precision import Precision
-from stages.records.source import LEAST_NUMBERS
-from stages.records.tree import Metadata, Record, Tree, plain
+from stages.records.record_tree import Metadata, Record, Tree, plain
+from stages.records.tensor_versions import restore_tensors
 
 BURN_VERSION = "0.21.0"
 """The newest Burn that reads and writes these files, and the one that ours claim to be from."""
@@ -18,7 +18,7 @@ _MEMORY = {"BinBytesRecorder": ", alloc::vec::Vec<u8>", "NamedMpkBytesRecorder":
 """Recorders in memory, with what their type's name says after the settings."""
 
 
-def metadata_of(recorder: str, precision: Precision) -> Metadata:
+def build_metadata(recorder: str, precision: Precision) -> Metadata:
     """What Burn's *recorder* (the name of its type, as ``NamedMpkGzFileRecorder``) says in *precision*."""
     module = "memory" if recorder in _MEMORY else "file"
     settings = f"burn_core::record::settings::{precision.settings}{_MEMORY.get(recorder, '')}"
@@ -31,7 +31,7 @@ def metadata_of(recorder: str, precision: Precision) -> Metadata:
     )
 
 
-def packed(record: Record) -> Tree:
+def pack_record(record: Record) -> Tree:
     """The whole tree of a named file for *record*, in Burn's order. Raises `RecordError` without metadata.
 
     ``_b`` is there for Burn 0.12 to 0.21, which ask for it; those before pass over it.
@@ -39,12 +39,12 @@ def packed(record: Record) -> Tree:
     if record.metadata is None:
         raise RecordError(
             "a record without metadata cannot be written in Burn's named formats: give it what "
-            "metadata_of() says, or choose burnpack or safetensors"
+            "build_metadata() says, or choose burnpack or safetensors"
         )
     return {"metadata": asdict(record.metadata), "item": plain(record.item), "_b": UNIT}
 
 
-def unpacked(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMBERS) -> Record:
+def unpack_record(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMBERS) -> Record:
     """Return the record in *tree*, the content of the file *source_name*, of any Burn from 0.9 to 0.21.
 
     Its tensors become `RawTensor`; lists may hold *max_numbers* numbers. Other keys are ignored. Raises
@@ -61,7 +61,7 @@ def unpacked(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMBERS) 
             f"{source_name}, _b: expected an empty array or nil, as Burn, there is a {type(marker).__name__}"
         )
     metadata = _metadata(tree["metadata"], source_name)
-    item = with_tensors(tree["item"], metadata, source_name, max_numbers=max_numbers)
+    item = restore_tensors(tree["item"], metadata, source_name, max_numbers=max_numbers)
     return Record(item, metadata)
 
 

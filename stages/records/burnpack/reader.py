@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stages.contracts.errors import RecordError
+from stages.records import data_section
+from stages.records import dotted_names as flat
+from stages.records.burnpack import cbor
+from stages.records.byte_readers import Blob, ByteReader
+from stages.records.data_section import BOOL_STORES, Place
+from stages.records.dotted_names import MAX_ENTRIES
 from stages.records.dtypes import ITEM_SIZES
-from stages.records.flat import cbor, data_section
-from stages.records.flat.data_section import BOOL_STORES, Place
-from stages.records.flat.dotted import MAX_ENTRIES
-from stages.records.source import Blob, Source
-from stages.records.tree import RawTensor, Signed
+from stages.records.param_ids import id_of
+from stages.records.record_tree import RawTensor, Record, Signed, Tree
 
 MAGIC = b"NRUB"
 VERSION = 1
@@ -35,12 +38,27 @@ class Content:
     extra: dict[str, str] = field(default_factory=dict)
 
 
+def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
+    """The record in *source*, which is left after the last tensor. Raises `RecordError` for anything else."""
+    content = metadata(source)
+    tensors = data_section.section(data(source, content.places), content.places, keep_data=keep_data)
+    leaves: dict[str, Tree] = {
+        name: {"id": id_of(content.ids[name]), "param": tensor} if name in content.ids else tensor
+        for name, tensor in tensors.items()
+    }
+    for name, value in content.scalars.items():
+        if name in leaves:
+            raise RecordError(f"{source.name} has a tensor and a scalar of the name {name!r}")
+        leaves[name] = value
+    return Record(flat.nested(leaves, source.name), extra=content.extra or None)
+
+
 def gap(position: int) -> int:
     """Bytes from *position* to the next multiple of the alignment."""
     return -position % ALIGNMENT
 
 
-def metadata(source: Source) -> Content:
+def metadata(source: ByteReader) -> Content:
     """What stands before the data section, checked as far as it can be without the data."""
     magic, version, size = HEADER.unpack(source.take(HEADER.size))
     if magic != MAGIC:
@@ -139,7 +157,7 @@ def _read_scalar(reader: cbor.Reader) -> Scalar:
 class _Begun:
     """A source of which *head* was taken already."""
 
-    def __init__(self, source: Source, head: bytes) -> None:
+    def __init__(self, source: ByteReader, head: bytes) -> None:
         self.name = source.name
         self.offset = source.offset - len(head)
         self._source = source
@@ -159,7 +177,7 @@ class _Begun:
         return first
 
 
-def data(source: Source, places: dict[str, Place]) -> data_section.Data:
+def data(source: ByteReader, places: dict[str, Place]) -> data_section.Data:
     """*source* where the data section begins: at the next multiple of 256, in Burn 0.19 here and now.
 
     A file of 0.19 ends with exactly what its tensors take. So may one that lost its end, but that has zeros

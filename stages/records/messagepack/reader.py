@@ -1,4 +1,4 @@
-"""Reading MessagePack from a `Source` that nobody vouches for: one value, in no more memory than it needs."""
+"""MessagePack reader for untrusted input: decodes one value in bounded memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from struct import Struct
 import numpy as np
 
 from stages.contracts.errors import RecordError
-from stages.records.demand import Demand
-from stages.records.named.number_runs import FEWEST, WIDTHS, NumberRun
-from stages.records.source import ADVICE, Blob, Source
-from stages.records.tree import Tree
+from stages.records.byte_readers import Blob, ByteReader
+from stages.records.limits import ADVICE, ValueCounts
+from stages.records.messagepack.number_arrays import FEWEST, WIDTHS, NumberRun
+from stages.records.record_tree import Tree
 
 DEEPEST = 128
 """Containers inside one another."""
@@ -41,13 +41,13 @@ class Skipped:
     size: int
 
 
-def memory_needed(demand: Demand, content: int) -> int:
+def memory_needed(counts: ValueCounts, content: int) -> int:
     """Return the memory for small values that *content* bytes need beyond what their length allows."""
-    values = _NODE * demand.values + _ENTRY * demand.keys + _OBJECT * demand.containers
-    return values + _BLOB * demand.tensors + demand.text - 2 * content
+    values = _NODE * counts.values + _ENTRY * counts.keys + _OBJECT * counts.containers
+    return values + _BLOB * counts.tensors + counts.text - 2 * content
 
 
-def decoded(source: Source, *, keep_data: bool = True) -> Tree:
+def decode(source: ByteReader, *, keep_data: bool = True) -> Tree:
     """The one value that *source* goes on with; what follows it is left there.
 
     Bytes come as `Blob`, or without *keep_data* as `Skipped`. An array of `FEWEST` numbers or more may come
@@ -60,7 +60,7 @@ def decoded(source: Source, *, keep_data: bool = True) -> Tree:
 class _Reader:
     """What has been taken from the source and not used yet is always part of the value."""
 
-    def __init__(self, source: Source, blob: Callable[[int], Blob] | None) -> None:
+    def __init__(self, source: ByteReader, blob: Callable[[int], Blob] | None) -> None:
         self._source = source
         self._blob = blob
         self._held = b""

@@ -6,18 +6,22 @@ import re
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
-from stages.records.demand import Demand
-from stages.records.named.json_numbers import Numbers, are_alike, numbers_of, widened_type
-from stages.records.named.messagepack_reader import NUMBER_KEYS, Skipped
-from stages.records.source import ADVICE, Blob, Limits
-from stages.records.tree import Tree
+from stages.records.byte_readers import Blob, ByteReader
+from stages.records.limits import ADVICE, Limits, ValueCounts
+from stages.records.messagepack.reader import NUMBER_KEYS, Skipped
+from stages.records.record_tree import Tree
+
+Numbers = NDArray[Any]
 
 MAX_DEPTH = 128
 _NODE = 200
 """Bytes of memory that a map, a list or a scalar takes, numbers in long lists not counted."""
 MAX_TEXT = 1 << 20
+MAX_SIZE = 1 << 32
+"""Bytes of text, below which a record in JSON has to stay."""
 SHORT = 16
 """Flat lists up to this length stay lists."""
 MIXED = 1024
@@ -34,9 +38,20 @@ _WORDS = {b"true": True, b"fals": False, b"null": None}
 _WORD = re.compile(rb"true|false|null")
 
 
-def memory_needed(demand: Demand, content: int) -> int:
+def memory_needed(counts: ValueCounts, content: int) -> int:
     """Return the memory for small values that *content* bytes need beyond what their length allows."""
-    return _NODE * (demand.values + demand.text // 64) - content
+    return _NODE * (counts.values + counts.text // 64) - content
+
+
+def decode(source: ByteReader, *, keep_data: bool = True) -> Tree:
+    """The tree in *source*, which is one JSON value and nothing after it.
+
+    A long list called ``bytes`` is a blob, without *keep_data* each is a `Skipped`; other long lists of
+    numbers are arrays. Raises `RecordError` for anything that serde_json would not read.
+    """
+    # gzip tells a length modulo 4 GiB only: the least it can be is it, or what follows is refused later
+    size = source.remaining() % MAX_SIZE
+    return JsonReader(source.blob(size), source.name, limits=source.limits, keep_data=keep_data).value()
 
 
 class JsonReader:
@@ -269,3 +284,46 @@ class JsonReader:
         position = self._position if position is None else position
         found = bytes(self._bytes[position : position + 20])
         return RecordError(f"{self._name}, offset {position}: {what}, there is {found!r}")
+
+
+def are_alike(values: list[Any]) -> bool:
+    """Whether they are all numbers, or all bools."""
+    kinds = set(map(type, values))
+    return kinds <= {int, float} or kinds == {bool}
+
+
+def numbers_of(values: list[Any]) -> Numbers:
+    """*values*, of which there are some, as an array. Raises `ValueError` where one does not fit any type."""
+    if not are_alike(values):
+        raise ValueError("a long list of values that are not all numbers or all bools")
+    try:
+        array = np.array(values)
+    except OverflowError as error:
+        raise ValueError(f"a number is larger than 64 bits: {error}") from error
+    has_float = array.dtype.kind == "f" and float in set(map(type, values))
+    if array.dtype == object or (array.dtype.kind == "f" and not has_float):
+        raise ValueError("a number is larger than 64 bits")
+    if has_float and not np.isfinite(array).all():
+        raise ValueError("a number is larger than any float")
+    return _narrowed(array)
+
+
+def widened_type(array: Numbers, numbers: Numbers) -> np.dtype[Any]:
+    """The type that holds *array* and *numbers* too. Raises `ValueError` where there is none."""
+    kinds = {array.dtype.kind, numbers.dtype.kind}
+    dtype = np.result_type(array, numbers)
+    if "b" in kinds and len(kinds) > 1:
+        raise ValueError("a list of numbers and bools")
+    if dtype.kind == "f" and "f" not in kinds:
+        raise ValueError("a number is larger than 64 bits")
+    return dtype
+
+
+def _narrowed(array: Numbers) -> Numbers:
+    if array.dtype != np.int64:
+        return array
+    low, high = array.min(), array.max()
+    for kind in (np.int16, np.int32):
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return array.astype(kind)
+    return array

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
+from stages.records.byte_readers import Blob, ByteReader
 from stages.records.dtypes import FLOATS
-from stages.records.source import Blob, Source
-from stages.records.tree import Metadata
+from stages.records.record_tree import Metadata
 
 MARKED = {251: 2, 252: 4, 253: 8}
 """First bytes that are no number themselves, with the bytes of the number that follows."""
@@ -26,7 +26,7 @@ _SIGNED = {"I16": "<i2", "I32": "<i4", "I64": "<i8"}
 class Varints:
     """Takes the numbers of a tensor like one of dtype *like*: floats, integers or Bool."""
 
-    def __init__(self, source: Source, metadata: Metadata, like: str) -> None:
+    def __init__(self, source: ByteReader, metadata: Metadata, like: str) -> None:
         named = metadata.float if like in FLOATS else metadata.int
         name = "bool" if like == "Bool" else named.rsplit("::", 1)[-1]
         if name not in _FIXED and name not in _VARIABLE:

@@ -1,4 +1,4 @@
-"""A record inside gzip as a `Source`: one member, nothing after it, and never more than it declares."""
+"""A record inside gzip as a `ByteReader`: one member, nothing after it, and never more than it declares."""
 
 import struct
 from pathlib import Path
@@ -9,16 +9,16 @@ import numpy as np
 from isal import isal_zlib
 
 from stages.contracts.errors import RecordError
-from stages.records.gzipped.span import Span
-from stages.records.gzipped.stream import DeflateStream
-from stages.records.source import ADVICE, LARGEST_RATIO, Blob, Limits
+from stages.records.byte_readers import Blob
+from stages.records.gzip_stream.inflate import DeflateStream, Span
+from stages.records.limits import ADVICE, LARGEST_RATIO, Limits
 
 _WINDOW = 1 << 16
 _STEP = 1 << 20
 _LONGEST_HEADER = 1 << 18
 
 
-class GzipSource:
+class GzipReader:
     """The content of the gzip file *path*, inflated as it is taken.
 
     The content may be as long as `Limits` admit, which *limit* raises to as many bytes. The declared length
@@ -29,7 +29,7 @@ class GzipSource:
         self.name = str(path)
         self.offset = 0
         self._size = path.stat().st_size
-        self.limits = Limits.of(self._size, limit)
+        self.limits = Limits.for_size(self._size, limit)
         self._file = path.open("rb", buffering=0)
         try:
             self._begin(threads)

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from stages.contracts.errors import RecordError
-from stages.records.tree import Metadata
+from stages.records.record_tree import Metadata
 
 _FLOATS = ("F64", "F32")
 _HALVES_AND_INTEGERS = ("F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32")

@@ -4,7 +4,7 @@ The content is cut into chunks of a fixed size. Each is deflated alone, ends wit
 whole byte; put together they are one ordinary stream, which any reader of gzip takes. Level 0 stores: blocks
 of 65535 bytes as they are.
 
-Content that compresses so far that `GzipSource` would refuse it is followed by empty blocks, up to the least
+Content that compresses so far that `GzipReader` would refuse it is followed by empty blocks, up to the least
 size that it accepts.
 """
 
@@ -18,7 +18,7 @@ from typing import BinaryIO, Protocol, Self
 import numpy as np
 from isal import isal_zlib
 
-from stages.records.source import least_size
+from stages.records.limits import least_size
 
 CHUNK = 1 << 19
 """Bytes that are deflated at a time."""

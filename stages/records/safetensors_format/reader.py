@@ -1,22 +1,19 @@
-"""Safetensors: a JSON header that names the tensors, and their bytes one after the other.
+"""Safetensors reader: a file written by `safetensors_format.writer` or by any other program.
 
-A record's tree stands in the header's metadata as JSON (`stages.records.flat.json_tree`) under `KEY`, with
-the five texts of Burn, so that it comes back whole; to every other reader the file is one of plain tensors
-with dotted names. A file of another origin becomes the tree that its names spell.
+A file of another origin becomes the tree that its dotted names describe.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from stages.contracts.errors import RecordError
-from stages.records.flat import data_section
-from stages.records.flat import dotted as flat
-from stages.records.flat.data_section import Place
-from stages.records.flat.json_tree import Put, Taken
-from stages.records.source import Source
-from stages.records.tree import Metadata, RawTensor, Record
+from stages.records import data_section
+from stages.records import dotted_names as flat
+from stages.records.byte_readers import ByteReader
+from stages.records.data_section import Place
+from stages.records.record_tree import Metadata, RawTensor, Record
+from stages.records.safetensors_format.skeleton import Put
 
 KEY = "burn"
 METADATA = "__metadata__"
@@ -26,7 +23,6 @@ MAX_KEPT = 250_000
 """Values in the skeleton, where a tensor takes four or so."""
 MAX_VALUES = 8 * flat.MAX_ENTRIES + MAX_KEPT
 """Values in the header, where a tensor takes eight."""
-ALIGNMENT = 8
 BY_SIZE = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "I8", "U8", "Bool")
 """The order in which the reference implementation writes tensors; then by name."""
 NAMES = {dtype: dtype.upper() for dtype in BY_SIZE}
@@ -35,36 +31,7 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 Json = Any
 
 
-def encoded(record: Record) -> Iterator[bytes | memoryview]:
-    """The bytes of *record*, in pieces; what `Record.extra` says stands in the file's metadata."""
-    taken = Taken(record.item)
-    extra = record.extra or {}
-    if KEY in extra or METADATA in taken.tensors:
-        raise RecordError(f"the record uses {KEY!r} in its extra texts or {METADATA!r} as a name: rename it")
-    kept = _dumped({"metadata": asdict(record.metadata) if record.metadata else None, "item": taken.skeleton})
-    if len(taken.tensors) > flat.MAX_ENTRIES or _values(kept) > MAX_KEPT:
-        raise RecordError(
-            f"the record has {len(taken.tensors)} tensors and {_values(kept)} values, at most "
-            f"{flat.MAX_ENTRIES} and {MAX_KEPT} can be read back from safetensors"
-        )
-    header: dict[str, Json] = {METADATA: {KEY: kept, **extra}}
-    tensors = sorted(taken.tensors.items(), key=lambda pair: (BY_SIZE.index(_dtype(pair[1])), pair[0]))
-    position = 0
-    for name, tensor in tensors:
-        end = position + tensor.nbytes
-        offsets = [position, end]
-        header[name] = {"dtype": NAMES[_dtype(tensor)], "shape": list(tensor.shape), "data_offsets": offsets}
-        position = end
-    text = flat.checked_text(_dumped(header), "the record").encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    if len(text) > MAX_HEADER:
-        raise RecordError(f"the record's names take {len(text)} bytes, safetensors ends at {MAX_HEADER}")
-    yield len(text).to_bytes(8, "little") + text
-    for name, tensor in tensors:
-        yield from data_section.whole(tensor, name)
-
-
-def decoded(source: Source, *, keep_data: bool = True) -> Record:
+def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
     """The record in *source*, which is left after the last tensor. Raises `RecordError` for anything else."""
     texts, places = _described(source)
     kept = texts.pop(KEY, None)
@@ -84,15 +51,7 @@ def decoded(source: Source, *, keep_data: bool = True) -> Record:
     return _whole(kept, tensors, texts, source.name)
 
 
-def _dtype(tensor: RawTensor) -> str:
-    return "F32" if tensor.dtype == "Flex32" else tensor.dtype
-
-
-def _dumped(value: Json) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def _described(source: Source) -> tuple[dict[str, str], dict[str, Place]]:
+def _described(source: ByteReader) -> tuple[dict[str, str], dict[str, Place]]:
     """The texts and the tensors of the header."""
     size = int.from_bytes(source.take(8), "little")
     if size > MAX_HEADER:
@@ -110,7 +69,7 @@ def _described(source: Source) -> tuple[dict[str, str], dict[str, Place]]:
 
 def _parsed(text: bytes, where: str, limit: int) -> Json:
     """The JSON in *text*, with no more values than *limit* and no key twice."""
-    values = _values(text.decode(errors="replace"))
+    values = value_count(text.decode(errors="replace"))
     if values > limit:
         raise RecordError(f"{where} has about {values} values, at most {limit} are read")
     try:
@@ -121,7 +80,7 @@ def _parsed(text: bytes, where: str, limit: int) -> Json:
         raise RecordError(f"{where} is not the JSON that it should be: {error!s:.200}") from error
 
 
-def _values(text: str) -> int:
+def value_count(text: str) -> int:
     """Return how many values the JSON in *text* has, or a few more."""
     return sum(text.count(mark) for mark in ",[{")
 

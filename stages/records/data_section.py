@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
+from stages.records.byte_readers import Blob
 from stages.records.dtypes import ITEM_SIZES
-from stages.records.source import Blob
-from stages.records.tree import RawTensor
+from stages.records.record_tree import RawTensor
 
 MAX_RANK = 32
 MAX_ELEMENTS = 1 << 63
@@ -32,7 +32,7 @@ class Place:
 
 
 class Data(Protocol):
-    """What of a `Source` a data section needs."""
+    """What of a `ByteReader` a data section needs."""
 
     name: str
     offset: int

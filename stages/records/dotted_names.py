@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from stages.contracts.errors import RecordError
-from stages.records.tree import RawTensor, Some, Tree, Variant
+from stages.records.record_tree import RawTensor, Some, Tree, Variant
 
 MAX_DEPTH = 128
 """Of a tree, and of the components of a name."""

@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.dtypes import ITEM_SIZES
-from stages.records.named.messagepack_reader import DEEPEST, Skipped, decoded
-from stages.records.tree import RawTensor, Some, Tree, Variant
-
-__all__ = ["Skipped", "decoded", "encoded"]
+from stages.records.messagepack.reader import DEEPEST
+from stages.records.record_tree import RawTensor, Some, Tree, Variant
 
 LARGEST = 2**32 - 1
 """Bytes of one value; MessagePack has no longer length."""
@@ -32,7 +30,7 @@ _map_header = cast(Callable[[int], bytes], _packer.pack_map_header)
 _array_header = cast(Callable[[int], bytes], _packer.pack_array_header)
 
 
-def encoded(node: Tree, path: str = "") -> Iterator[bytes | memoryview]:
+def encode(node: Tree, path: str = "") -> Iterator[bytes | memoryview]:
     """The bytes of *node*, in pieces; those of a tensor are its own memory.
 
     *path* is where *node* stands in its tree. Raises `RecordError` with the path of what cannot be written.

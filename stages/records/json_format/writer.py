@@ -8,14 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.contracts.errors import RecordError
-from stages.records.named.json_numbers import are_alike, numbers_of
-from stages.records.named.json_reader import MAX_TEXT, MIXED, SHORT, JsonReader
-from stages.records.source import Source
-from stages.records.tree import RawTensor, Tree
+from stages.records.json_format.reader import MAX_SIZE, MAX_TEXT, MIXED, SHORT, are_alike, numbers_of
+from stages.records.record_tree import RawTensor, Tree
 
 MAX_DEPTH = 128
-MAX_SIZE = 1 << 32
-"""Bytes of text, below which a record in JSON has to stay."""
 INDENT = 2
 _CHUNK = 1 << 16
 """Bytes of a tensor that become text at once."""
@@ -28,25 +24,14 @@ class _Pieces:
     pieces: Iterable[memoryview]
 
 
-def encoded(node: Tree) -> Iterator[bytes]:
+def encode(node: Tree) -> Iterator[bytes]:
     """Yield the text of *node* without any space, as serde_json's ``to_writer``."""
     yield from _readable(_node(node, -1, "the root"))
 
 
-def encoded_pretty(node: Tree) -> Iterator[bytes]:
+def encode_pretty(node: Tree) -> Iterator[bytes]:
     """Yield the text of *node* with an element on each line, as serde_json's ``to_writer_pretty``."""
     yield from _readable(_node(node, 0, "the root"))
-
-
-def decoded(source: Source, *, keep_data: bool = True) -> Tree:
-    """The tree in *source*, which is one JSON value and nothing after it.
-
-    A long list called ``bytes`` is a blob, without *keep_data* each is a `Skipped`; other long lists of
-    numbers are arrays. Raises `RecordError` for anything that serde_json would not read.
-    """
-    # gzip tells a length modulo 4 GiB only: the least it can be is it, or what follows is refused later
-    size = source.remaining() % MAX_SIZE
-    return JsonReader(source.blob(size), source.name, limits=source.limits, keep_data=keep_data).value()
 
 
 def _readable(pieces: Iterator[bytes]) -> Iterator[bytes]:

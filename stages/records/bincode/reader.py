@@ -4,16 +4,16 @@ import struct
 from dataclasses import dataclass
 
 from stages.contracts.errors import RecordError
-from stages.records.demand import Demand
+from stages.records import data_section
+from stages.records import dotted_names as flat
+from stages.records.bincode.dtype_tables import DtypeTable, table_of, version_of
+from stages.records.bincode.varint_tensors import MARKED, Varints
+from stages.records.byte_readers import ByteReader
+from stages.records.data_section import BOOL_STORES
+from stages.records.dotted_names import MAX_ENTRIES
 from stages.records.dtypes import ITEM_SIZES
-from stages.records.flat import data_section
-from stages.records.flat import dotted as flat
-from stages.records.flat.data_section import BOOL_STORES
-from stages.records.flat.dotted import MAX_ENTRIES
-from stages.records.nameless.bincode_numbers import MARKED, Varints
-from stages.records.nameless.dtype_tables import DtypeTable, table_of, version_of
-from stages.records.source import ADVICE, Source
-from stages.records.tree import Map, Metadata, RawTensor, Record, Signed, Some, Tree, Variant
+from stages.records.limits import ADVICE, ValueCounts
+from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Tree, Variant
 
 MAX_TEXT = 1 << 24
 """Bytes of one text."""
@@ -28,12 +28,12 @@ class _AnyOf:
     examples: tuple[Tree, ...]
 
 
-def memory_needed(demand: Demand, content: int) -> int:
+def memory_needed(counts: ValueCounts, content: int) -> int:
     """Return the memory for small values that *content* bytes need beyond what their length allows."""
-    return _NODE * demand.values - 2 * content
+    return _NODE * counts.values - 2 * content
 
 
-def decoded(source: Source, like: Tree, *, keep_data: bool = True) -> Record:
+def decode(source: ByteReader, like: Tree, *, keep_data: bool = True) -> Record:
     """The record in *source*, which is left after the item. *like* is an example of the item.
 
     Shapes, dtypes and numbers of the example do not matter (before Burn 0.14, whether a tensor is of floats,
@@ -53,7 +53,7 @@ def decoded(source: Source, like: Tree, *, keep_data: bool = True) -> Record:
 class _Reader:
     """Takes from *source* what an example says."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteReader) -> None:
         self._source = source
         self._metadata = Metadata("", "", "", "", "")
         self._table: DtypeTable | None = None

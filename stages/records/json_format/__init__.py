@@ -1,0 +1,1 @@
+"""JSON as serde_json writes it."""

@@ -1,0 +1,1 @@
+"""Safetensors, with the rest of a record in its header."""
