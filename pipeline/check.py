@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from pipeline.params import Params, not_valid
 from pipeline.project import paths_in
-from pipeline.snapshot import resolved, variables
+from pipeline.snapshot import interpolate, read_variables
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 from stages.save_model import check_suffix
@@ -51,7 +51,9 @@ def missing_data(params: Params, root: Path = Path()) -> list[str]:
     """Return a line for each data path in *params* that does not exist and that no stage will make."""
     definition = read_yaml(root / "dvc.yaml")
     entries = [each.get("outs") or [] for each in (definition.get("stages") or {}).values()]
-    outputs = [root / _plain(each) for outs in entries for each in resolved(outs, variables(definition))]
+    outputs = [
+        root / _plain(each) for outs in entries for each in interpolate(outs, read_variables(definition))
+    ]
     return [
         f"{key}: there is no file or folder {str(path)!r}. {_advice(root / path)}"
         for key, path in _paths(params, "")

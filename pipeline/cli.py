@@ -25,8 +25,8 @@ from pipeline.commands.status import status
 from pipeline.commands.summary import summary
 from pipeline.commands.sweep import sweep
 from pipeline.commands.versions import versions
-from pipeline.engine.signals import ending
-from pipeline.user_errors import is_of_user_code, message_of, print_full_traceback
+from pipeline.engine.signals import end_on_signal
+from pipeline.user_errors import describe_user_error, is_user_error, print_full_traceback
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError, UserCodeError
 from stages.contracts.user_code import location
 
@@ -90,7 +90,7 @@ def main() -> None:
     """
     sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
     try:
-        with ending():
+        with end_on_signal():
             app()
     except RunInterruptedError as error:
         typer.echo(str(error), err=True)
@@ -104,10 +104,10 @@ def main() -> None:
         if isinstance(error, Exception) and _is_disk_full(error):
             typer.echo(f"error: {error}. Free disk space and run the same command again to resume", err=True)
             sys.exit(1)
-        if not is_of_user_code(error):
+        if not is_user_error(error):
             raise
         print_full_traceback(error)
-        typer.echo(f"error: {message_of(error)}", err=True)
+        typer.echo(f"error: {describe_user_error(error)}", err=True)
         sys.exit(1)
 
 

@@ -16,17 +16,17 @@ RESTORE = "Run `git checkout dvc.lock`"
 _CONFLICT = re.compile(r"^(<<<<<<<|=======|>>>>>>>)( .*)?$", re.MULTILINE)
 
 
-def read_lock(path: Path) -> dict[str, Any]:
+def read_lockfile(path: Path) -> dict[str, Any]:
     """Return the content of *path*; empty if it is missing. Raises `StageError` if it is not a dvc.lock."""
     try:
-        return parse_lock(path.read_text(encoding="utf-8"), path)
+        return parse_lockfile(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
         return {}
     except UnicodeDecodeError as error:
         raise StageError(f"{path} is not a dvc.lock: {error}. {RESTORE}") from error
 
 
-def parse_lock(text: str, source: Path | str) -> dict[str, Any]:
+def parse_lockfile(text: str, source: Path | str) -> dict[str, Any]:
     """Return the content of *text*, read from *source*. Raises `StageError` if it is not a dvc.lock."""
     content, problem = _examined(text)
     if problem:
@@ -34,13 +34,13 @@ def parse_lock(text: str, source: Path | str) -> dict[str, Any]:
     return dict(content)
 
 
-def check_lock(path: Path) -> None:
+def check_lockfile(path: Path) -> None:
     """Raise `StageError` if *path* is neither a dvc.lock nor one that is cut short."""
-    if not is_cut(path):
-        read_lock(path)
+    if not is_truncated(path):
+        read_lockfile(path)
 
 
-def is_cut(path: Path) -> bool:
+def is_truncated(path: Path) -> bool:
     """Return whether *path* is the beginning of a dvc.lock, as a kill or a full disk leaves it."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.lockfile import read_lock
+from pipeline.lockfile import read_lockfile
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 
@@ -36,7 +36,7 @@ def runs_root() -> Path:
 
 def recorded_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
     """Return the md5 of the file *output* that *path* has recorded; None if it has none."""
-    for entry in (read_lock(path).get("stages") or {}).values():
+    for entry in (read_lockfile(path).get("stages") or {}).values():
         for out in entry.get("outs", []):
             if out["path"] == output.as_posix():
                 return str(out.get("md5"))

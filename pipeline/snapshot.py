@@ -19,7 +19,7 @@ from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 
 ABSENT = "nothing"
-HASHED_BYTES = 16 << 20
+MAX_HASHED_BYTES = 16 << 20
 """Files are told apart by content until a snapshot has read so much, and then by size, time and inode."""
 ALWAYS_IGNORED = (".git", ".hg", ".dvc", "__pycache__")
 
@@ -49,19 +49,19 @@ def take_snapshot(stage: str) -> Snapshot:
     """*stage* as dvc.yaml, params.yaml, its modules and its dependencies have it now."""
     content = read_yaml(Path("dvc.yaml"))
     entry = (content.get("stages") or {}).get(stage) or {}
-    values = variables(content)
-    params = dict(_params(resolved(entry.get("params") or [], values)))
-    return Snapshot(stage, params, _files(resolved(entry.get("deps") or [], values)))
+    values = read_variables(content)
+    params = dict(_params(interpolate(entry.get("params") or [], values)))
+    return Snapshot(stage, params, _files(interpolate(entry.get("deps") or [], values)))
 
 
-def variables(content: Mapping[str, Any]) -> dict[str, Any]:
+def read_variables(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what ``${…}`` may name in dvc.yaml with *content*: params.yaml, and ``vars``."""
     with suppress(ParamsError):
-        return _merged([read_yaml(Path("params.yaml")), *content.get("vars", [])])
-    return _merged(content.get("vars", []))
+        return _merge([read_yaml(Path("params.yaml")), *content.get("vars", [])])
+    return _merge(content.get("vars", []))
 
 
-def _merged(parts: list[Any]) -> dict[str, Any]:
+def _merge(parts: list[Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for part in parts:
         read = read_yaml(Path(part.partition(":")[0])) if isinstance(part, str) else part
@@ -69,18 +69,18 @@ def _merged(parts: list[Any]) -> dict[str, Any]:
     return values
 
 
-def resolved(value: Any, values: Mapping[str, Any]) -> Any:
+def interpolate(value: Any, values: Mapping[str, Any]) -> Any:
     """Return *value* with each ``${a.b}`` replaced by what *values* has there."""
     if isinstance(value, str):
-        return re.sub(r"\$\{\s*([^}]+?)\s*\}", lambda found: str(_at(values, found[1])), value)
+        return re.sub(r"\$\{\s*([^}]+?)\s*\}", lambda found: str(_look_up(values, found[1])), value)
     if isinstance(value, Mapping):
-        return {resolved(key, values): resolved(each, values) for key, each in value.items()}
+        return {interpolate(key, values): interpolate(each, values) for key, each in value.items()}
     if isinstance(value, list):
-        return [resolved(each, values) for each in value]
+        return [interpolate(each, values) for each in value]
     return value
 
 
-def _at(values: Any, key: str) -> Any:
+def _look_up(values: Any, key: str) -> Any:
     for name in key.split("."):
         if not isinstance(values, Mapping) or name not in values:
             return ABSENT
@@ -92,14 +92,14 @@ def _params(entries: list[Any]) -> Iterator[tuple[str, Any]]:
     """Each parameter's name and value: a key of params.yaml, or of another file."""
     for entry in entries:
         for name, keys in (entry if isinstance(entry, Mapping) else {"params.yaml": [entry]}).items():
-            values = _read(Path(name))
+            values = _read_params_file(Path(name))
             if not keys:
                 yield f"{name}:", values
             for key in keys or []:
-                yield f"{name}: {key}", _at(values, str(key))
+                yield f"{name}: {key}", _look_up(values, str(key))
 
 
-def _read(path: Path) -> Any:
+def _read_params_file(path: Path) -> Any:
     """All that *path* says; nothing where it cannot be read, which is a difference too."""
     with suppress(OSError, ParamsError, SyntaxError, ValueError):
         if path.suffix == ".py":
@@ -125,12 +125,12 @@ def _literals(body: list[ast.stmt]) -> Iterator[tuple[str, Any]]:
 def _files(deps: list[Any]) -> dict[Path, FileState]:
     ignored = (*ALWAYS_IGNORED, *_ignore_patterns())
     found = {}
-    left = HASHED_BYTES
+    left = MAX_HASHED_BYTES
     for dep in deps:
         name = next(iter(dep)) if isinstance(dep, Mapping) else str(dep)
-        for path in _below(Path(name), ignored) if "://" not in name else ():
+        for path in _walk(Path(name), ignored) if "://" not in name else ():
             with suppress(OSError):
-                found[path] = state = _state(path, left)
+                found[path] = state = _read_state(path, left)
                 left -= state.size if state.digest else 0
     return found
 
@@ -142,7 +142,7 @@ def _ignore_patterns() -> list[str]:
     return []
 
 
-def _below(path: Path, ignored: tuple[str, ...]) -> Iterator[Path]:
+def _walk(path: Path, ignored: tuple[str, ...]) -> Iterator[Path]:
     if path.is_file():
         yield path
     for folder, folders, files in os.walk(path):
@@ -155,7 +155,7 @@ def _matches(path: Path, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(path.name, each) or fnmatch(path.as_posix(), each) for each in patterns)
 
 
-def _state(path: Path, hashable: int) -> FileState:
+def _read_state(path: Path, hashable: int) -> FileState:
     about = path.stat()
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if about.st_size <= hashable else None
     return FileState(about.st_size, about.st_mtime_ns, about.st_ino, digest)

@@ -13,7 +13,7 @@ from stages.contracts.user_code import explain, is_user_file, user_frames
 VARIABLE = "LEARNER_TRACEBACK"
 """The environment variable that has a full traceback printed too, if it is not empty."""
 HINT = f"the full traceback is hidden; set {VARIABLE}=1 to print it"
-INTERRUPTING = ("pipeline", "prefect")
+INTERRUPTING_PACKAGES = ("pipeline", "prefect")
 """Packages whose signal handlers raise in whatever frame is in progress, also in the user's."""
 MISTAKES = (
     # a retry would raise them again
@@ -33,7 +33,7 @@ MISTAKES = (
 
 
 @contextmanager
-def explained_user_errors(stage: str) -> Iterator[None]:
+def explain_user_errors(stage: str) -> Iterator[None]:
     """Raise a `UserCodeError` for an exception that the user's code raises in the block, a part of *stage*.
 
     ``sys.exit()`` counts as one: the process would end with its code, which may be 0, and without a result.
@@ -48,18 +48,18 @@ def explained_user_errors(stage: str) -> Iterator[None]:
     except StageError:
         raise
     except BaseException as error:
-        if isinstance(error, SystemExit) or is_of_user_code(error):
+        if isinstance(error, SystemExit) or is_user_error(error):
             is_mistake = isinstance(error, MISTAKES)
-            raise UserCodeError(f"{stage}: {message_of(error)}", is_mistake=is_mistake) from error
+            raise UserCodeError(f"{stage}: {describe_user_error(error)}", is_mistake=is_mistake) from error
         raise
 
 
-def message_of(error: BaseException) -> str:
+def describe_user_error(error: BaseException) -> str:
     """Return the message and the frames of *error*, which the user's code raised."""
     return f"your code raised {explain(error)}\n{HINT}"
 
 
-def is_of_user_code(error: BaseException) -> bool:
+def is_user_error(error: BaseException) -> bool:
     """Return whether the user's code, or what it called, raised *error*.
 
     An exception that a signal handler raised while the user's code was in progress does not count.
@@ -70,7 +70,9 @@ def is_of_user_code(error: BaseException) -> bool:
     own = [number for number, frame in enumerate(frames) if is_user_file(frame.f_code.co_filename)]
     deeper = frames[own[-1] + 1 :] if own else []
     names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame in deeper}
-    return names.isdisjoint(INTERRUPTING) and (isinstance(error, Exception | SystemExit) or not deeper)
+    return names.isdisjoint(INTERRUPTING_PACKAGES) and (
+        isinstance(error, Exception | SystemExit) or not deeper
+    )
 
 
 def print_full_traceback(error: BaseException) -> None:

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from pipeline.engine.stage_run import current_entries
+from pipeline.engine.stage_run import read_key_entries
 from stages import data, fit
 from stages.build_learner import BuildLearnerConfig, build_learner
 from stages.build_learner import Paths as BuildPaths
@@ -109,7 +109,7 @@ def test_another_param_is_another_run_and_the_key_says_which(finished, monkeypat
     monkeypatch.chdir(finished.folder)
     [run] = runs(finished.folder / ".runs")
 
-    assert differences(run.entries, current_entries()) == ["params.batch_size: 32 → 64"]
+    assert differences(run.entries, read_key_entries()) == ["params.batch_size: 32 → 64"]
     assert "params.batch_size: 32 → 64" in finished.learner("runs", "show").out
 
 
@@ -121,7 +121,7 @@ def test_what_changes_no_number_is_the_same_run(old, new, finished, monkeypatch)
     monkeypatch.chdir(finished.folder)
     [run] = runs(finished.folder / ".runs")
 
-    assert differences(run.entries, current_entries()) == []
+    assert differences(run.entries, read_key_entries()) == []
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_training(finished, monkeypatch, tmp_path):

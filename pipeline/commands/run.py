@@ -26,7 +26,7 @@ def run_stages(report: "Callable[[str, Outcome], None]") -> None:
     """Run the stages that are out of date in the workspace, and pass the outcome of each to *report*."""
     from pipeline.check import check_params
     from pipeline.engine.lock import project_lock
-    from pipeline.engine.watchdog import take_care
+    from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows import prefect_api
     from pipeline.params import read_params
     from stages.renderers.choice import renderer_name
@@ -35,7 +35,7 @@ def run_stages(report: "Callable[[str, Outcome], None]") -> None:
     renderer_name()
     is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_warning)
     with project_lock():
-        take_care(os.getpid())
+        fork_watchdog(os.getpid())
         if is_recorded:
             from pipeline.flows.recording import run_flow
 

@@ -140,10 +140,10 @@ def _verified_checkpoints(run: Run) -> list[tuple[str, str | None]]:
 
 def _current_entries() -> tuple[Mapping[str, Any] | None, str]:
     """What a run with params.yaml and the inputs of now is made of; or None, and why that cannot be told."""
-    from pipeline.engine.stage_run import current_entries
+    from pipeline.engine.stage_run import read_key_entries
 
     try:
-        return current_entries(), ""
+        return read_key_entries(), ""
     except StageError as error:
         return None, str(error)
 

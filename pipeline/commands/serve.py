@@ -43,9 +43,9 @@ def serve(
     for option, seconds in (("--interval", interval), ("--timeout", timeout)):
         if seconds is not None and not isfinite(seconds):
             raise ParamsError(f"{option} is {seconds}. Set it to a finite number of seconds")
-    prefect_api.recording(prefect_api.Recording.REQUIRED)
-    if prefect_api.configured():
-        prefect_api.require()
+    prefect_api.read_recording(prefect_api.Recording.REQUIRED)
+    if prefect_api.is_configured():
+        prefect_api.require_api()
     from pipeline.flows.serving import Plan, serve_deployment
 
     parameters = {

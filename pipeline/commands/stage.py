@@ -22,17 +22,23 @@ def stage(
     """
     from pipeline.engine.lock import project_lock
     from pipeline.engine.params_journal import restore_params
-    from pipeline.engine.process_tree import dvc_among, is_alive, leave_with, started_by_dvc, starters
-    from pipeline.engine.watchdog import take_care
+    from pipeline.engine.process_tree import (
+        ancestors_up_to_dvc,
+        find_dvc,
+        is_alive,
+        is_dvc_stage,
+        terminate_with,
+    )
+    from pipeline.engine.watchdog import fork_watchdog
 
-    waiting = starters() if started_by_dvc(name) else []
-    dvc = dvc_among(waiting)
+    waiting = ancestors_up_to_dvc() if is_dvc_stage(name) else []
+    dvc = find_dvc(waiting)
     with ExitStack() as stack:
         try:
             if dvc:
-                take_care(dvc)
+                fork_watchdog(dvc)
             if waiting:
-                leave_with(waiting)
+                terminate_with(waiting)
             stack.enter_context(project_lock(waiting))
             if restore_params(print_warning):  # DVC chose the stage with the overrides in params.yaml
                 raise StageError(f"{name} was not run with them. Run the same command again")
@@ -43,9 +49,9 @@ def stage(
 
                 restore_outputs(name)
             if isinstance(error, SystemExit):  # with code 0, DVC would record the restored outputs
-                from pipeline.user_errors import message_of
+                from pipeline.user_errors import describe_user_error
 
-                raise UserCodeError(f"{name}: {message_of(error)}") from error
+                raise UserCodeError(f"{name}: {describe_user_error(error)}") from error
             raise
 
 
@@ -57,15 +63,15 @@ def _run_stage(name: str, dvc: int | None) -> None:
 
     if name in VERSIONS and prefect_api.is_stage_recorded(dvc, print_warning):
         os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
-        from pipeline.flows.membership import member_of_flow_run
-        from pipeline.flows.server_outage import explain_refusal
+        from pipeline.flows.membership import join_flow_run
+        from pipeline.flows.server_outage import explain_api_errors
         from pipeline.flows.task_run import run_recorded
         from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 
         hide_expected_tracebacks()
-        with member_of_flow_run() as is_recorded:
+        with join_flow_run() as is_recorded:
             if is_recorded:
-                with explain_refusal():
+                with explain_api_errors():
                     TASKS[name](run_recorded)
                 return
             print_warning(

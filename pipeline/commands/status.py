@@ -18,14 +18,14 @@ def status_lines() -> list[str]:
     from dvc.repo import Repo
 
     from pipeline.commands.runs import lines as run_lines
-    from pipeline.engine.lockfile_repair import LOCK, mend
-    from pipeline.lockfile import check_lock
+    from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles
+    from pipeline.lockfile import check_lockfile
     from pipeline.project import read_paths, runs_root
     from pipeline.stage_registry import VERSIONS
     from stages.contracts.errors import StageFailedError
 
-    mend()
-    check_lock(LOCK)
+    repair_lockfiles()
+    check_lockfile(LOCKFILE)
     try:
         with Repo() as repo:
             changed = repo.status()

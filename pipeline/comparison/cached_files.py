@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from pipeline.engine.cache_content import DIRECTORY
+from pipeline.engine.cache_content import DIRECTORY_SUFFIX
 from stages.contracts.errors import StageError
 
 VERIFIED_BYTES = 1 << 20
@@ -40,7 +40,7 @@ class CachedFiles:
             raise StageError(f"{place}: cannot be read: {error.strerror}. Make it readable") from error
         if md5 not in self._states:
             digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
-            self._states[md5] = digest == md5.removesuffix(DIRECTORY)
+            self._states[md5] = digest == md5.removesuffix(DIRECTORY_SUFFIX)
         return content if self._states[md5] else None
 
     def files_of(self, md5: str) -> dict[str, str]:

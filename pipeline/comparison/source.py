@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.comparison.cached_files import CachedFiles
-from pipeline.engine.cache_content import DIRECTORY
-from pipeline.lockfile import parse_lock
+from pipeline.engine.cache_content import DIRECTORY_SUFFIX
+from pipeline.lockfile import parse_lockfile
 from pipeline.project import paths_in
 from pipeline.yaml_files import parse_yaml
 from stages.contracts.errors import ParamsError
@@ -41,7 +41,7 @@ class Source:
     def lock(self) -> Mapping[str, Any]:
         """Stage to what DVC recorded of it; empty where nothing was run."""
         text = self._text("dvc.lock")
-        return {} if text is None else parse_lock(text, "dvc.lock").get("stages") or {}
+        return {} if text is None else parse_lockfile(text, "dvc.lock").get("stages") or {}
 
     @cached_property
     def paths(self) -> Mapping[str, Path]:
@@ -78,7 +78,7 @@ class Source:
 
         False if nothing is recorded.
         """
-        listed = [md5 for _, md5 in self._outputs() if md5.endswith(DIRECTORY)]
+        listed = [md5 for _, md5 in self._outputs() if md5.endswith(DIRECTORY_SUFFIX)]
         there = [self._is_intact(md5) for md5 in (*listed, *self.hashes.values())]
         return bool(self.lock) and all(there)
 
@@ -87,7 +87,7 @@ class Source:
             yield from ((out["path"], out["md5"]) for out in stage.get("outs", []) if "md5" in out)
 
     def _expanded(self, path: str, md5: str) -> Iterator[tuple[str, str]]:
-        if not md5.endswith(DIRECTORY):
+        if not md5.endswith(DIRECTORY_SUFFIX):
             yield path, md5
             return
         yield from ((f"{path}/{name}", each) for name, each in self._cache.files_of(md5).items())

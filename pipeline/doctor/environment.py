@@ -141,7 +141,7 @@ def _megabytes(count: int) -> str:
 
 def check_prefect() -> Iterator[Diagnostic]:
     """Whether the Prefect API that is configured answers, and whether it is of the version installed here."""
-    url = prefect_api.setting(prefect_api.URL)
+    url = prefect_api.read_setting(prefect_api.URL)
     if not url:
         yield ok("prefect", "no API is configured: runs are not recorded there")
         return

@@ -15,9 +15,9 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
 from pipeline.engine.lock import PATH as PROJECT_LOCK
-from pipeline.engine.lockfile_repair import LOCK, mend, none_writes
+from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles, try_dvc_lock
 from pipeline.engine.process_tree import is_alive
-from pipeline.lockfile import check_lock, is_cut
+from pipeline.lockfile import check_lockfile, is_truncated
 from pipeline.project import runs_root
 from stages.contracts.files import write_text
 from stages.runs.lock import is_held
@@ -38,11 +38,11 @@ def check_locks() -> Iterator[Diagnostic]:
     except DvcException:
         return
     found = [each for name in RWLOCKS for each in _list_of(temporary / name)]
-    if is_cut(LOCK):
-        what = f"{LOCK} is not whole, as after a kill or on a full disk, and DVC refuses to work"
-        found.append(problem("locks", what, f"git checkout {LOCK}: {DOCTOR}", mend))
+    if is_truncated(LOCKFILE):
+        what = f"{LOCKFILE} is not whole, as after a kill or on a full disk, and DVC refuses to work"
+        found.append(problem("locks", what, f"git checkout {LOCKFILE}: {DOCTOR}", repair_lockfiles))
     else:
-        check_lock(LOCK)
+        check_lockfile(LOCKFILE)
     if PROJECT_LOCK.exists() and is_held(PROJECT_LOCK):
         pid = (PROJECT_LOCK.read_text().split() or ["unknown"])[0]
         found.append(ok("locks", f"pid {pid} works in this project now ({PROJECT_LOCK})"))
@@ -96,7 +96,7 @@ def _entries(content: Any) -> Iterator[Any]:
 
 def _guard(path: Path) -> AbstractContextManager[bool]:
     """Whether no DVC writes *path*, nor can as long as this is held."""
-    return none_writes(path.with_name(f"{path.name}.lock"))
+    return try_dvc_lock(path.with_name(f"{path.name}.lock"))
 
 
 def _remove_broken(path: Path) -> None:

@@ -27,7 +27,7 @@ from voluptuous import Invalid
 
 from stages.contracts.errors import StageError
 
-DIRECTORY = ".dir"
+DIRECTORY_SUFFIX = ".dir"
 """Ending of the hash of a directory, which is that of the list of its files."""
 OBJECTS = "md5"
 _OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")
@@ -86,22 +86,22 @@ def remove_damaged_output(output: Output) -> None:
         return
     cache, oid = Path(output.cache.path), str(output.hash_info.value)
     remove_if_damaged(cache, oid)
-    for each in files_of(cache, oid).values():
+    for each in list_files(cache, oid).values():
         remove_if_damaged(cache, each)
 
 
-def files_of(cache: Path, oid: str) -> dict[str, str]:
+def list_files(cache: Path, oid: str) -> dict[str, str]:
     """Return path to hash of each file in the directory *oid*.
 
     Empty for the hash of a file, and for a list that is missing or damaged.
     """
-    place = place_of(cache, oid)
-    if not oid.endswith(DIRECTORY) or not place.exists() or is_damaged(place, oid):
+    place = object_path(cache, oid)
+    if not oid.endswith(DIRECTORY_SUFFIX) or not place.exists() or is_damaged(place, oid):
         return {}
     return {each["relpath"]: each["md5"] for each in json.loads(place.read_bytes())}
 
 
-def place_of(cache: Path, oid: str) -> Path:
+def object_path(cache: Path, oid: str) -> Path:
     """Return the path of the object *oid* in the local *cache*."""
     return cache / oid[:2] / oid[2:]
 
@@ -116,7 +116,7 @@ def remove_damaged_files(files: DVCFileSystem, path: str) -> None:
 
 def remove_if_damaged(cache: Path, oid: str) -> None:
     """Remove the object *oid* from *cache* if its content does not have that hash."""
-    place = place_of(cache, oid)
+    place = object_path(cache, oid)
     if place.exists() and is_damaged(place, oid):
         _remove(place)
 
@@ -130,7 +130,7 @@ def is_damaged(place: Path, oid: str) -> bool:
         return False
     except OSError as error:
         raise StageError(f"{place}: cannot be read: {error.strerror}. Make it readable") from error
-    return digest != oid.removesuffix(DIRECTORY)
+    return digest != oid.removesuffix(DIRECTORY_SUFFIX)
 
 
 def is_damaged_entry(entry: Path) -> bool:
@@ -146,7 +146,7 @@ def is_damaged_entry(entry: Path) -> bool:
         return True
 
 
-def damaged_in(root: Path) -> Iterator[Path]:
+def find_damaged_files(root: Path) -> Iterator[Path]:
     """Yield every damaged file of the cache *root*: objects, lists of directories, and run-cache entries."""
     for place in sorted((root / "files" / OBJECTS).glob("??/*")):
         oid = place.parent.name + place.name

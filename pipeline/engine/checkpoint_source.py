@@ -18,7 +18,7 @@ STALE_SECONDS = 24 * 3600
 
 
 @contextmanager
-def origin(checkpoint: CheckpointConfig | None, paths: dict[str, Path]) -> Iterator[Path | None]:
+def open_checkpoint(checkpoint: CheckpointConfig | None, paths: dict[str, Path]) -> Iterator[Path | None]:
     """Where *checkpoint* lies for as long as the block lasts; None where there is none.
 
     A revision's comes from DVC's cache, or its remote, to a folder beside the run stores. Raises

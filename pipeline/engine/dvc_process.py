@@ -14,13 +14,13 @@ from pathlib import Path
 from dvc.cli import main as dvc
 
 from pipeline.engine.cache_content import verify_restores
-from pipeline.engine.process_tree import leave_with_parent
+from pipeline.engine.process_tree import terminate_once_with_parent
 from stages.contracts.errors import StageFailedError
 
-SAVING_SECONDS = 25.0
+SAVE_SECONDS = 25.0
 """What a child that is told to stop has, to save. Prefect itself kills a cancelled run after 30 seconds."""
-SHOWN_LINES = 20
-OURS = "PREFECT__"
+MAX_SHOWN_LINES = 20
+PREFECT_PREFIX = "PREFECT__"
 """How the variables begin by which Prefect tells a process which run it is."""
 
 
@@ -49,7 +49,7 @@ def run_dvc(
         errors="replace",
         start_new_session=True,
     )
-    last: deque[str] = deque(maxlen=SHOWN_LINES)
+    last: deque[str] = deque(maxlen=MAX_SHOWN_LINES)
     reader = threading.Thread(target=_show, args=(child, last, say), daemon=True)
     reader.start()
     try:
@@ -66,7 +66,7 @@ def run_dvc(
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
     """That of this process, without what is about its own run, and with its ``python`` first."""
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(PREFECT_PREFIX)}
     path = os.pathsep.join([str(Path(sys.executable).parent), mine.get("PATH", os.defpath)])
     return mine | {"PATH": path, **more}
 
@@ -79,7 +79,7 @@ def _show(child: "subprocess.Popen[str]", last: deque[str], say: Callable[[str],
 
 
 def _stop(child: "subprocess.Popen[str]") -> None:
-    for number, seconds in ((signal.SIGINT, SAVING_SECONDS), (signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
+    for number, seconds in ((signal.SIGINT, SAVE_SECONDS), (signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
         if child.poll() is not None:
             return
         with suppress(ProcessLookupError):
@@ -90,7 +90,7 @@ def _stop(child: "subprocess.Popen[str]") -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run ``dvc`` with all *arguments* but the first, the pid of the parent, and exit when that exits."""
-    leave_with_parent(int(arguments[0]))
+    terminate_once_with_parent(int(arguments[0]))
     verify_restores()
     return int(dvc(list(arguments[1:])))
 

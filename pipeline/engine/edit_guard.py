@@ -17,7 +17,7 @@ from pipeline.snapshot import ABSENT, Snapshot, take_snapshot
 from stages.contracts.errors import StageError
 from stages.contracts.files import sha256
 
-NAMED = 5
+MAX_LISTED_FILES = 5
 
 
 class LoadedSources(MetaPathFinder):
@@ -104,8 +104,8 @@ def _changes(before: Snapshot, after: Snapshot) -> Iterator[str]:
         yield from _differences(key, value, after.params.get(key, ABSENT))
     changed = [str(path) for path in sorted({*before.files, *after.files}) if _differs(path, before, after)]
     if changed:
-        more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
-        yield f"{', '.join(changed[:NAMED])}{more}"
+        more = f" and {len(changed) - MAX_LISTED_FILES} more" if len(changed) > MAX_LISTED_FILES else ""
+        yield f"{', '.join(changed[:MAX_LISTED_FILES])}{more}"
 
 
 def _differs(path: Path, before: Snapshot, after: Snapshot) -> bool:

@@ -15,7 +15,7 @@ from stages.contracts.errors import ParamsError, StageError
 
 
 @dataclass(frozen=True)
-class Base:
+class FrozenProject:
     """A project, frozen."""
 
     root: Path
@@ -40,7 +40,7 @@ class Base:
     def content(self, path: str, commit: str | None = None) -> Any:
         """What the file *path* says, read as DVC reads params; empty where there is none."""
         text = self.text(path, commit)
-        return {} if text is None else parsed(text, path)
+        return {} if text is None else parse_params(text, path)
 
     def experiments(self) -> dict[str, str]:
         """The experiments on this HEAD: name to commit."""
@@ -54,7 +54,7 @@ class Base:
         return f"refs/exps/{self.head[:2]}/{self.head[2:]}/{name}"
 
 
-def freeze(root: Path) -> Base:
+def freeze(root: Path) -> FrozenProject:
     """The project in *root* as it is now, as far as git knows its files.
 
     Raises `ParamsError` where it is no project of git's and DVC's with a commit.
@@ -72,7 +72,7 @@ def freeze(root: Path) -> Base:
     changed = try_git(root, "stash", "create", "learner sweep")
     if changed.returncode:
         raise _locked(root) or git_error(root, ("stash", "create"), changed)
-    return Base(root, top, head.stdout.strip(), changed.stdout.strip() or head.stdout.strip())
+    return FrozenProject(root, top, head.stdout.strip(), changed.stdout.strip() or head.stdout.strip())
 
 
 def _locked(root: Path) -> StageError | None:
@@ -86,11 +86,11 @@ def _locked(root: Path) -> StageError | None:
     )
 
 
-def parsed(text: str, path: str) -> Any:
+def parse_params(text: str, path: str) -> Any:
     """What the params file *path* says whose content is *text*, read as DVC does."""
     return PARSERS[Path(path).suffix.lower()](text, path)
 
 
-def unknown_code(root: Path) -> list[str]:
+def find_untracked_code(root: Path) -> list[str]:
     """The Python files below *root* that git neither knows nor ignores: no isolated copy has them."""
     return run_git(root, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()

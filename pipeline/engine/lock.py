@@ -14,7 +14,7 @@ from pipeline.engine.process_tree import is_alive
 from stages.contracts.errors import StageError
 
 PATH = Path(".runs/lock")
-PATIENCE_SECONDS = 60
+EXIT_WAIT_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -23,34 +23,34 @@ class _Holder:
 
     pid: str = "unknown"
     host: str = ""
-    starters: tuple[int, ...] = ()
+    ancestors: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, file: IO[str]) -> "_Holder":
         file.seek(0)
-        pid, host, *starters = [*file.read().split(), "", ""]
-        return cls(pid or "unknown", host, tuple(map(int, filter(None, starters))))
+        pid, host, *ancestors = [*file.read().split(), "", ""]
+        return cls(pid or "unknown", host, tuple(map(int, filter(None, ancestors))))
 
-    def is_leaving(self) -> bool:
+    def is_exiting(self) -> bool:
         """Whether it is dead, so that only a worker of it is left, or DVC, which started it, is."""
         if self.host != socket.gethostname():
             return False
-        return not all(map(is_alive, (int(self.pid), *self.starters)))
+        return not all(map(is_alive, (int(self.pid), *self.ancestors)))
 
 
 @contextmanager
-def project_lock(starters: Sequence[int] = (), *, patience_seconds: float = 0.0) -> Iterator[None]:
+def project_lock(ancestors: Sequence[int] = (), *, timeout_seconds: float = 0.0) -> Iterator[None]:
     """Hold the lock of the project in this folder; it goes with the process, however that ends.
 
-    *starters* are the processes without which this one would not go on. Raises `StageError` where
-    another process has the lock for longer than *patience_seconds*; one whose own starters are gone is given
+    *ancestors* are the processes without which this one would not go on. Raises `StageError` where
+    another process has the lock for longer than *timeout_seconds*; one whose own ancestors are gone is given
     time to leave.
     """
-    with _opened() as file:
-        _acquire(file, patience_seconds)
+    with _open() as file:
+        _acquire(file, timeout_seconds)
         os.register_at_fork(after_in_child=file.close)  # or a loader's worker would hold it too
         file.truncate(0)
-        file.write(" ".join(map(str, (os.getpid(), socket.gethostname(), *starters))))
+        file.write(" ".join(map(str, (os.getpid(), socket.gethostname(), *ancestors))))
         file.flush()
         try:
             yield
@@ -59,7 +59,7 @@ def project_lock(starters: Sequence[int] = (), *, patience_seconds: float = 0.0)
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _opened() -> IO[str]:
+def _open() -> IO[str]:
     try:
         PATH.parent.mkdir(exist_ok=True)
         return PATH.open("a+")
@@ -70,15 +70,15 @@ def _opened() -> IO[str]:
         ) from error
 
 
-def _acquire(file: IO[str], patience_seconds: float) -> None:
+def _acquire(file: IO[str], timeout_seconds: float) -> None:
     began = time.monotonic()
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = _Holder.read(file)
-            patience = max(patience_seconds, PATIENCE_SECONDS if holder.is_leaving() else 0.0)
-            if time.monotonic() - began >= patience:
+            timeout = max(timeout_seconds, EXIT_WAIT_SECONDS if holder.is_exiting() else 0.0)
+            if time.monotonic() - began >= timeout:
                 raise StageError(
                     f"this project is in use by pid {holder.pid}{holder.host and f' on {holder.host}'} "
                     f"(it holds {PATH.resolve()}): wait for it, or end it"

@@ -10,52 +10,52 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeline.lockfile import is_cut, read_lock
+from pipeline.lockfile import is_truncated, read_lockfile
 from stages.contracts.errors import StageError
 from stages.contracts.files import written_whole
 
-LOCK = Path("dvc.lock")
-KEPT = Path(".runs/dvc.lock")
+LOCKFILE = Path("dvc.lock")
+BACKUP = Path(".runs/dvc.lock")
 TEMPORARY = Path(".dvc/tmp")
-NOTE = TEMPORARY / "rwlock"
+RWLOCK = TEMPORARY / "rwlock"
 
 
-def keep_lock() -> None:
+def back_up_lockfile() -> None:
     """Keep dvc.lock as it is now, if it is whole."""
-    if not is_whole_lock(LOCK):
+    if not is_intact_lockfile(LOCKFILE):
         return
-    if not LOCK.exists():
-        KEPT.unlink(missing_ok=True)
+    if not LOCKFILE.exists():
+        BACKUP.unlink(missing_ok=True)
         return
-    content = LOCK.read_bytes()
-    if not KEPT.exists() or KEPT.read_bytes() != content:
-        with written_whole(KEPT) as file:
+    content = LOCKFILE.read_bytes()
+    if not BACKUP.exists() or BACKUP.read_bytes() != content:
+        with written_whole(BACKUP) as file:
             file.write(content)
 
 
-def mend() -> None:
+def repair_lockfiles() -> None:
     """Repair what a kill has cut short in the project in this folder.
 
     Files that another process may be writing are left alone, and so is a dvc.lock that DVC did not write.
     """
-    with suppress(OSError), none_writes(TEMPORARY / "lock") as free:
-        if free and is_cut(LOCK):
+    with suppress(OSError), try_dvc_lock(TEMPORARY / "lock") as free:
+        if free and is_truncated(LOCKFILE):
             _put_back()
-    with suppress(OSError), none_writes(TEMPORARY / "rwlock.lock") as free:
-        if free and not is_whole_note(NOTE):
-            NOTE.unlink()
+    with suppress(OSError), try_dvc_lock(TEMPORARY / "rwlock.lock") as free:
+        if free and not is_intact_rwlock(RWLOCK):
+            RWLOCK.unlink()
 
 
-def is_whole_lock(path: Path) -> bool:
+def is_intact_lockfile(path: Path) -> bool:
     """Return whether the dvc.lock *path* is missing, or DVC can read it."""
     try:
-        read_lock(path)
+        read_lockfile(path)
     except StageError:
         return False
-    return not is_cut(path)
+    return not is_truncated(path)
 
 
-def is_whole_note(path: Path) -> bool:
+def is_intact_rwlock(path: Path) -> bool:
     """Return whether DVC's list *path* of readers and writers is missing, or DVC can read it."""
     try:
         content = json.loads(path.read_text())
@@ -70,7 +70,7 @@ def is_whole_note(path: Path) -> bool:
 
 
 @contextmanager
-def none_writes(lock: Path) -> Iterator[bool]:
+def try_dvc_lock(lock: Path) -> Iterator[bool]:
     """Whether DVC's own *lock* was free; inside it is held then, so that no DVC writes what it guards."""
     with lock.open("a") as file:
         try:
@@ -82,8 +82,8 @@ def none_writes(lock: Path) -> Iterator[bool]:
 
 
 def _put_back() -> None:
-    if not (KEPT.exists() and is_whole_lock(KEPT)):
-        LOCK.unlink()
+    if not (BACKUP.exists() and is_intact_lockfile(BACKUP)):
+        LOCKFILE.unlink()
         return
-    with written_whole(LOCK) as file:
-        file.write(KEPT.read_bytes())
+    with written_whole(LOCKFILE) as file:
+        file.write(BACKUP.read_bytes())

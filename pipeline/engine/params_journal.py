@@ -44,7 +44,7 @@ class _Entry:
 
 
 @contextmanager
-def edited_params(text: str) -> Iterator[None]:
+def edit_params(text: str) -> Iterator[None]:
     """Write *text* to params.yaml, and restore its previous content if the block raises.
 
     A later command restores it if this process is killed in the block. If somebody else edits the file

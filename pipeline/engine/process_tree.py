@@ -15,52 +15,52 @@ from contextlib import suppress
 from pathlib import Path
 from signal import SIGTERM
 
-from pipeline.engine.lockfile_repair import NOTE
+from pipeline.engine.lockfile_repair import RWLOCK
 
-STAGE = "DVC_STAGE"
+STAGE_VARIABLE = "DVC_STAGE"
 PR_SET_PDEATHSIG = 1
 
 
-def started_by_dvc(name: str) -> bool:
+def is_dvc_stage(name: str) -> bool:
     """Whether DVC started this process as its stage *name*, of whatever dvc.yaml."""
-    return os.environ.get(STAGE, "").rpartition(":")[2] == name
+    return os.environ.get(STAGE_VARIABLE, "").rpartition(":")[2] == name
 
 
-def starters() -> list[int]:
+def ancestors_up_to_dvc() -> list[int]:
     """The processes that wait for this one, nearest first, up to the one that DVC runs in.
 
     Only the parent where DVC's is not among them: it is gone already, or it did not start this one.
     """
     above = _ancestors()
-    owners = _owners()
+    owners = _dvc_writers()
     known = [place for place, pid in enumerate(above) if pid in owners]
     return above[: known[0] + 1] if known else above[:1]
 
 
-def dvc_among(pids: Sequence[int]) -> int | None:
+def find_dvc(pids: Sequence[int]) -> int | None:
     """The one of *pids* that DVC says it runs in; None where it is gone, or did not start this one."""
-    return next(iter(_owners() & set(pids)), None)
+    return next(iter(_dvc_writers() & set(pids)), None)
 
 
-def leave_with(pids: Sequence[int]) -> None:
+def terminate_with(pids: Sequence[int]) -> None:
     """Have this process get a SIGTERM as soon as one of *pids* ends, or at once if one has ended.
 
-    *pids* are its `starters`. Where DVC has already gone when this is called, it is at once as well.
+    *pids* are its `ancestors_up_to_dvc`. If DVC has exited before the call, the signal is sent at once as well.
     """
-    if not pids or (_owners() and not _owners() & set(pids)):
-        _leave()
+    if not pids or (_dvc_writers() and not _dvc_writers() & set(pids)):
+        _terminate()
         return
-    _ask_the_kernel()
-    _watch(pids, lambda: starters() == list(pids))
-
-
-def leave_with_parent(parent: int) -> None:
-    """Have this process get a SIGTERM as soon as *parent*, which started it, ends, or at once if it has."""
-    _ask_the_kernel()
-    terminate_with_parent(parent)
+    _request_parent_death_signal()
+    _watch(pids, lambda: ancestors_up_to_dvc() == list(pids))
 
 
 def terminate_with_parent(parent: int) -> None:
+    """Have this process get a SIGTERM as soon as *parent*, which started it, ends, or at once if it has."""
+    _request_parent_death_signal()
+    terminate_once_with_parent(parent)
+
+
+def terminate_once_with_parent(parent: int) -> None:
     """Do the same with exactly one SIGTERM, for a process whose handler of it must not be called twice."""
     _watch([parent], lambda: os.getppid() == parent)
 
@@ -88,10 +88,10 @@ def _ancestors() -> list[int]:
     return found
 
 
-def _owners() -> set[int]:
+def _dvc_writers() -> set[int]:
     """Every process that DVC says writes outputs of this project now. Empty where DVC does not say it."""
     here = Path.cwd()
-    path = next((each / NOTE for each in (here, *here.parents) if (each / NOTE).exists()), NOTE)
+    path = next((each / RWLOCK for each in (here, *here.parents) if (each / RWLOCK).exists()), RWLOCK)
     for _ in range(100):
         with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # DVC is writing it
             content = json.loads(path.read_text())
@@ -106,36 +106,36 @@ def _watch(pids: Sequence[int], are_there: Callable[[], bool]) -> None:
     try:
         handles = [os.pidfd_open(pid) for pid in pids]
     except ProcessLookupError:
-        _leave()
+        _terminate()
         return
     except (AttributeError, OSError):  # not Linux, or an old one
-        threading.Thread(target=_poll, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_poll_parent, args=(os.getppid(),), daemon=True).start()
         return
     if not are_there():  # one ended meanwhile, and its number may be another's
-        _leave()
+        _terminate()
         return
-    threading.Thread(target=_wait, args=(handles,), daemon=True).start()
+    threading.Thread(target=_wait_for_exit, args=(handles,), daemon=True).start()
 
 
-def _ask_the_kernel() -> None:
+def _request_parent_death_signal() -> None:
     """SIGTERM when the parent ends, from the kernel; it is one way of two, and this one is Linux only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGTERM)
 
 
-def _wait(handles: Sequence[int]) -> None:
+def _wait_for_exit(handles: Sequence[int]) -> None:
     poll = select.poll()
     for handle in handles:
         poll.register(handle, select.POLLIN)
     poll.poll()
-    _leave()
+    _terminate()
 
 
-def _poll(parent: int) -> None:
+def _poll_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
-    _leave()
+    _terminate()
 
 
-def _leave() -> None:
+def _terminate() -> None:
     os.kill(os.getpid(), SIGTERM)

@@ -20,10 +20,10 @@ from dvc.repo import Repo
 from voluptuous import Invalid
 
 from pipeline.engine.cache_content import remove_damaged_output, verify_restores
-from pipeline.engine.lockfile_repair import LOCK, keep_lock, mend
-from pipeline.engine.signals import held
+from pipeline.engine.lockfile_repair import LOCKFILE, back_up_lockfile, repair_lockfiles
+from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
-from pipeline.lockfile import check_lock
+from pipeline.lockfile import check_lockfile
 from stages.contracts.errors import StageError, StageFailedError
 from stages.contracts.events import Renderer
 
@@ -65,11 +65,11 @@ def reproduce(name: str, renderer: Renderer | None = None, *, run: Run = run_sta
     is DVC that cannot go on.
     """
     called = []
-    with held() as signals:
+    with defer_signals() as signals:
 
         def body() -> None:
             called.append(name)
-            with signals.released():
+            with signals.delivery():
                 run(name, renderer)
 
         reproduced = _reproduce(name, body, called)
@@ -82,9 +82,9 @@ def _reproduce(name: str, body: Callable[[], None], called: Sequence[str]) -> li
     token = _body.set(body)
     verify_restores()
     try:
-        mend()
-        check_lock(LOCK)
-        keep_lock()
+        repair_lockfiles()
+        check_lockfile(LOCKFILE)
+        back_up_lockfile()
         with _quiet_dvc(), Repo() as repo:
             return list(repo.reproduce(name, single_item=True))
     except BaseException as error:
@@ -106,7 +106,7 @@ def restore_outputs(name: str) -> None:
     """
     missing: list[str] = []
     try:
-        with held(), Repo() as repo:
+        with defer_signals(), Repo() as repo:
             outputs = repo.stage.load_one(name=name).outs
             missing = [str(output) for output in outputs if output.hash_info]
             for output in outputs:

@@ -14,17 +14,17 @@ from typing import Any
 from stages.contracts.errors import RunInterruptedError
 from stages.contracts.interrupter import Interrupter
 
-ENDING = (SIGTERM, SIGINT, SIGHUP)
+TERMINATION_SIGNALS = (SIGTERM, SIGINT, SIGHUP)
 
 Handler = Callable[[int, Any], Any]
 
 
-class Ended(BaseException):
+class SignalReceived(BaseException):
     """A signal ended what ran. It is no `Exception`, so that nothing on the way takes it for a mistake."""
 
 
 @contextmanager
-def ending() -> Iterator[None]:
+def end_on_signal() -> Iterator[None]:
     """The first signal ends the block where it stands; more of them do nothing, but for a second SIGINT.
 
     Raises `RunInterruptedError` then, whatever became of the block.
@@ -33,37 +33,37 @@ def ending() -> Iterator[None]:
 
     def end(number: int, _: Any) -> None:
         seen.append(number)
-        if len(seen) == 1 or _is_impatient(seen):
-            raise Ended(Signals(number).name)
+        if len(seen) == 1 or _is_second_interrupt(seen):
+            raise SignalReceived(Signals(number).name)
 
-    before = _install(end, ENDING)
+    before = _install(end, TERMINATION_SIGNALS)
     try:
         yield
     except BaseException as error:
         if seen:
-            raise _interrupted(seen[0], error) from error
+            raise _build_error(seen[0], error) from error
         raise
     finally:
-        _put_back(before)
+        _restore(before)
     if seen:
-        raise _interrupted(seen[0])
+        raise _build_error(seen[0])
 
 
-class Held:
-    """Signals that wait: see `held`."""
+class DeferredSignals:
+    """Signals that wait: see `defer_signals`."""
 
     def __init__(self, interrupter: Interrupter | None) -> None:
         self._interrupter = interrupter
         self._seen: list[int] = []
         self._before: dict[int, Any] = {}
-        self._passed = False
+        self._is_delivered = False
 
     @contextmanager
-    def released(self) -> Iterator[None]:
+    def delivery(self) -> Iterator[None]:
         """Signals do again what they did before; one that waits does it now."""
         self.stop()
         try:
-            self.pass_on_what_waits()
+            self.deliver_pending()
             yield
         finally:
             self.start()
@@ -71,56 +71,58 @@ class Held:
     def start(self) -> None:
         """Have signals wait from now on. SIGALRM too, where it means something: a time-out of Prefect's."""
         is_timed = callable(signal.getsignal(SIGALRM))
-        self._before = _install(self._take, (*ENDING, SIGALRM) if is_timed else ENDING)
+        self._before = _install(
+            self._receive, (*TERMINATION_SIGNALS, SIGALRM) if is_timed else TERMINATION_SIGNALS
+        )
 
     def stop(self) -> None:
         """Put back the handlers of before."""
-        _put_back(self._before)
+        _restore(self._before)
 
-    def pass_on_what_waits(self, error: BaseException | None = None) -> None:
+    def deliver_pending(self, error: BaseException | None = None) -> None:
         """Raise what the handler of before raises for the first signal that came; nothing, where none did."""
-        if self._seen and not self._passed:
-            self._pass_on(self._seen[0])
-        if self._seen and (error is None or isinstance(error, Ended | RunInterruptedError)):
-            raise _interrupted(self._seen[0], error) from error
+        if self._seen and not self._is_delivered:
+            self._deliver(self._seen[0])
+        if self._seen and (error is None or isinstance(error, SignalReceived | RunInterruptedError)):
+            raise _build_error(self._seen[0], error) from error
 
-    def _take(self, number: int, _: Any) -> None:
+    def _receive(self, number: int, _: Any) -> None:
         self._seen.append(number)
         listens = self._interrupter is None or self._interrupter.has_listener()
-        if not listens or _is_impatient(self._seen):
-            self._pass_on(number)
-            raise Ended(Signals(number).name)
+        if not listens or _is_second_interrupt(self._seen):
+            self._deliver(number)
+            raise SignalReceived(Signals(number).name)
         if self._interrupter:
             self._interrupter.stop(Signals(number).name)
 
-    def _pass_on(self, number: int) -> None:
-        self._passed = True
+    def _deliver(self, number: int) -> None:
+        self._is_delivered = True
         handler = self._before.get(number)
         if callable(handler):
             handler(number, None)
 
 
 @contextmanager
-def held(interrupter: Interrupter | None = None) -> Iterator[Held]:
+def defer_signals(interrupter: Interrupter | None = None) -> Iterator[DeferredSignals]:
     """Signals wait until the block ends, and then get the handlers of before: the block is not broken off.
 
     With an *interrupter* they wait only once somebody listens to it, and it is told at once.
     A second SIGINT never waits. Raises what the handler of before raises (Prefect's own, for one),
     and `RunInterruptedError` where that raises nothing.
     """
-    hold = Held(interrupter)
+    hold = DeferredSignals(interrupter)
     hold.start()
     try:
         yield hold
     except BaseException as error:
         hold.stop()
-        hold.pass_on_what_waits(error)
+        hold.deliver_pending(error)
         raise
     hold.stop()
-    hold.pass_on_what_waits()
+    hold.deliver_pending()
 
 
-def _interrupted(number: int, error: BaseException | None = None) -> RunInterruptedError:
+def _build_error(number: int, error: BaseException | None = None) -> RunInterruptedError:
     """*number* as an error, with what the stage that *error* comes from said of it."""
     name, cause = Signals(number).name, error
     while cause is not None and not isinstance(cause, RunInterruptedError):
@@ -129,7 +131,7 @@ def _interrupted(number: int, error: BaseException | None = None) -> RunInterrup
     return RunInterruptedError(said if said.startswith(name) else f"{name}: {said}", number)
 
 
-def _is_impatient(seen: Sequence[int]) -> bool:
+def _is_second_interrupt(seen: Sequence[int]) -> bool:
     return seen[-1] == SIGINT and seen.count(SIGINT) > 1
 
 
@@ -144,6 +146,6 @@ def _install(handler: Handler, numbers: Sequence[int]) -> dict[int, Any]:
     return before
 
 
-def _put_back(before: dict[int, Any]) -> None:
+def _restore(before: dict[int, Any]) -> None:
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -7,14 +7,14 @@ from typing import Any
 
 from pipeline.check import check_params
 from pipeline.engine.cache_links import link_into_cache, local_objects
-from pipeline.engine.checkpoint_source import origin
+from pipeline.engine.checkpoint_source import open_checkpoint
 from pipeline.engine.edit_guard import check_loaded, check_unchanged
-from pipeline.engine.signals import held
+from pipeline.engine.signals import defer_signals
 from pipeline.params import Params, read_params
 from pipeline.project import paths_of, read_paths, recorded_md5, runs_root
 from pipeline.snapshot import take_snapshot
 from pipeline.stage_registry import version_of
-from pipeline.user_errors import explained_user_errors
+from pipeline.user_errors import explain_user_errors
 from pipeline.versions import check_written, shipped_code
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.events import Renderer
@@ -36,7 +36,7 @@ def _load_data(params: Params, paths: dict[str, Path]) -> None:
 
 def _build_learner(params: Params, paths: dict[str, Path]) -> None:
     own = paths_of(build_learner.Paths, paths)
-    with origin(params.build_learner.checkpoint, paths) as directory:
+    with open_checkpoint(params.build_learner.checkpoint, paths) as directory:
         build_learner.build_learner(params.build_learner, own, directory)
 
 
@@ -44,7 +44,7 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
     own = paths_of(fit.Paths, paths, runs=runs_root())
     interrupter = Interrupter()
     around = fit.Surroundings(_code(own), recorded_md5(own.metrics), renderer, interrupter)
-    with held(interrupter):
+    with defer_signals(interrupter):
         store = fit.fit(params.fit, own, around)
         if objects := local_objects(Path(".dvc")):
             link_into_cache(store / fit.CHECKPOINTS, objects)
@@ -61,7 +61,7 @@ def _code(paths: fit.Paths) -> dict[str, str | None]:
     }
 
 
-def current_entries() -> dict[str, Any]:
+def read_key_entries() -> dict[str, Any]:
     """What the key of a run would be made of now."""
     own = paths_of(fit.Paths, read_paths(), runs=runs_root())
     return fit.entries(read_params().fit, own, _code(own))
@@ -92,6 +92,6 @@ def run_stage(name: str, renderer: Renderer | None = None) -> None:
     check_written(before)
     body = BODIES[name] if renderer is None or name != "fit" else partial(_fit, renderer=renderer)
     params, paths = read_params(), read_paths()
-    with explained_user_errors(name):
+    with explain_user_errors(name):
         body(params, paths)
     check_unchanged(before)

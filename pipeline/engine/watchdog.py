@@ -15,16 +15,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.engine.lockfile_repair import keep_lock, mend
+from pipeline.engine.lockfile_repair import back_up_lockfile, repair_lockfiles
 from pipeline.engine.params_journal import restore_idle_params
 from pipeline.engine.process_tree import is_alive
 
 CLAIMS = Path(".runs")
 
 
-def take_care(pid: int) -> None:
-    """Keep dvc.lock as it is, and have a process mend it as soon as process *pid* has ended."""
-    keep_lock()
+def fork_watchdog(pid: int) -> None:
+    """Keep dvc.lock as it is, and have a process repair it as soon as process *pid* has ended."""
+    back_up_lockfile()
     CLAIMS.mkdir(exist_ok=True)
     child = os.fork()
     if child:
@@ -34,7 +34,7 @@ def take_care(pid: int) -> None:
         os.setsid()  # so that no signal to DVC's group ends it too
         if os.fork() == 0:
             _detach()
-            _wait_and_mend(pid)
+            _wait_and_repair(pid)
     finally:
         os._exit(0)
 
@@ -42,7 +42,7 @@ def take_care(pid: int) -> None:
 def start_watchdog(pid: int) -> None:
     """Start a process that repairs the project in this folder as soon as process *pid* has exited.
 
-    Unlike `take_care` this forks nothing, so it is safe in a process that has threads.
+    Unlike `fork_watchdog` this forks nothing, so it is safe in a process that has threads.
     """
     subprocess.Popen(  # noqa: S603  no shell
         [sys.executable, "-m", "pipeline.engine.watchdog", str(pid)],
@@ -63,14 +63,14 @@ def _detach() -> None:
     os.closerange(3, min(os.sysconf("SC_OPEN_MAX"), 1 << 16))
 
 
-def _wait_and_mend(pid: int) -> None:
+def _wait_and_repair(pid: int) -> None:
     """One for each DVC is enough: the first claims it, and those of later stages go."""
-    claim = CLAIMS / f"caretaker-{pid}"
+    claim = CLAIMS / f"watchdog-{pid}"
     with suppress(OSError), claim.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _wait(pid)
-        mend()
-        keep_lock()
+        repair_lockfiles()
+        back_up_lockfile()
         restore_idle_params()
         claim.unlink()
 
@@ -88,4 +88,4 @@ def _wait(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    _wait_and_mend(int(sys.argv[1]))
+    _wait_and_repair(int(sys.argv[1]))

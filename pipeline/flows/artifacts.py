@@ -14,12 +14,12 @@ from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-GONE = (httpx.HTTPError, PrefectException, RuntimeError)
+API_ERRORS = (httpx.HTTPError, PrefectException, RuntimeError)
 """What Prefect's client raises where the server is gone, or has gone."""
 
 
 @contextmanager
-def impatient_client() -> Iterator[SyncPrefectClient]:
+def short_timeout_client() -> Iterator[SyncPrefectClient]:
     """A client of the API that tries everything once, and waits ten seconds at most for an answer."""
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}),
@@ -54,9 +54,9 @@ class Artifacts:
             task_run_id=self.task_run,
         )
         try:
-            with impatient_client() as client:
+            with short_timeout_client() as client:
                 return client.create_artifact(artifact).id
-        except GONE as error:
+        except API_ERRORS as error:
             said = str(error).split("\n")[0] or type(error).__name__
             self.logger.warning("the artifact %s is not written: %s", key, said)
         return None
@@ -64,8 +64,8 @@ class Artifacts:
     def update(self, artifact: UUID, data: Any, description: str) -> bool:
         """Replace what *artifact* says. Returns whether that was done; nothing is told of it."""
         try:
-            with impatient_client() as client:
+            with short_timeout_client() as client:
                 client.update_artifact(artifact, ArtifactUpdate(data=data, description=description))
-        except GONE:
+        except API_ERRORS:
             return False
         return True

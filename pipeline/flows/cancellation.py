@@ -12,7 +12,7 @@ from typing import Any
 
 from prefect._internal import control_listener
 
-from pipeline.engine.signals import Held
+from pipeline.engine.signals import DeferredSignals
 
 NAME = "commit_control_intent_and_ack"
 _commit: Callable[..., bool] | None = getattr(control_listener, NAME, None)
@@ -32,7 +32,7 @@ def _commit_deferred(
 ) -> bool:
     """Commit the announced intent if the deferring handler is installed, as Prefect does for its own one."""
     handler: Any = signal.getsignal(signal.SIGTERM)
-    if not isinstance(getattr(handler, "__self__", None), Held):
+    if not isinstance(getattr(handler, "__self__", None), DeferredSignals):
         return bool(_commit and _commit(commit_intent, clear_intent, send_ack, trigger_cancel))
     commit_intent()
     try:

@@ -20,23 +20,22 @@ from prefect.states import Failed
 from pydantic import Field, PositiveFloat
 
 from pipeline.engine.lock import project_lock
-from pipeline.engine.params_journal import edited_params, restore_idle_params, restore_params
-from pipeline.engine.process_tree import terminate_with_parent
+from pipeline.engine.params_journal import edit_params, restore_idle_params, restore_params
+from pipeline.engine.process_tree import terminate_once_with_parent
 from pipeline.engine.watchdog import start_watchdog
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.cancellation import accept_cancellation
 from pipeline.flows.flow import bring_up_to_date, is_over
-from pipeline.flows.isolation import Choice, run_experiment
+from pipeline.flows.isolation import Experiment, run_experiment
 from pipeline.flows.prefect_patches import outlive_the_lease
+from pipeline.flows.push import check_remotes, push_results
 from pipeline.flows.results import Results, read_results
-from pipeline.flows.run_page import show, slug
+from pipeline.flows.run_page import slug, write_artifacts
 from pipeline.flows.run_registry import register_flow_run, report_killed_runs
-from pipeline.flows.server_outage import begin_goodbye, goodbye_seconds
-from pipeline.flows.sharing import check_remotes
-from pipeline.flows.sharing import push as push_results
-from pipeline.flows.targets import needed
+from pipeline.flows.server_outage import exit_if_unreachable, outage_seconds
+from pipeline.flows.targets import select_stages
 from pipeline.flows.tasks import hide_expected_tracebacks
-from pipeline.flows.timeouts import seconds_of
+from pipeline.flows.timeouts import read_seconds
 from pipeline.params_edit import overridden
 from stages.contracts.errors import StageError
 
@@ -58,7 +57,7 @@ def _prepare_process() -> None:
     if OWN_RUN in os.environ:
         register_flow_run(UUID(os.environ[OWN_RUN]))
         if SERVER in os.environ:
-            terminate_with_parent(int(os.environ[SERVER]))
+            terminate_once_with_parent(int(os.environ[SERVER]))
 
 
 _prepare_process()  # here, because Prefect's engine imports this module before it begins the run
@@ -95,7 +94,7 @@ def scheduled_flow(
         check_remotes(experiment=experiment)
     with ExitStack() as stack:
         if OWN_RUN in os.environ:
-            stack.callback(begin_goodbye, threading.Event(), goodbye_seconds())
+            stack.callback(exit_if_unreachable, threading.Event(), outage_seconds())
         try:
             _run(order, experiment=experiment, push=push)
         except TimeoutError as error:
@@ -114,7 +113,7 @@ def _run(order: "Order", *, experiment: bool, push: bool) -> None:
     name = _name_of_experiment(title) if experiment else None
     results = _run_apart(order, name) if name else _run_here(order)
     if results:
-        show(results, _this_run(), Artifacts.of_this_run(get_run_logger()), title)
+        write_artifacts(results, _this_run(), Artifacts.of_this_run(get_run_logger()), title)
     if push:
         push_results(name, get_run_logger().info)
 
@@ -131,7 +130,7 @@ class Order:
     def check(self) -> None:
         """Raise `ParamsError` for what can never be done."""
         overridden(self.overrides)
-        needed(self.targets)
+        select_stages(self.targets)
 
 
 def _this_run() -> FlowRun:
@@ -147,7 +146,7 @@ def _name_of_experiment(title: str) -> str:
 
 
 def _run_apart(order: Order, name: str) -> Results | None:
-    choice = Choice(name, order.overrides, order.targets)
+    choice = Experiment(name, order.overrides, order.targets)
     run_experiment(choice, get_run_logger(), flow_run=str(_this_run().id), deadline=order.deadline)
     return read_results(name)
 
@@ -156,10 +155,10 @@ def _run_here(order: Order) -> Results | None:
     logger = get_run_logger()
     left = math.inf if order.deadline is None else order.deadline - time.monotonic()
     start_watchdog(os.getpid())
-    with project_lock(patience_seconds=min(seconds_of(WAIT, WAIT_SECONDS), left)):
+    with project_lock(timeout_seconds=min(read_seconds(WAIT, WAIT_SECONDS), left)):
         restore_params(logger.warning)  # again: a run may have been killed while this one waited
-        with edited_params(overridden(order.overrides)) if order.overrides else nullcontext():
-            names = needed(order.targets)
+        with edit_params(overridden(order.overrides)) if order.overrides else nullcontext():
+            names = select_stages(order.targets)
             bring_up_to_date(
                 names, lambda name, outcome: logger.info("%s: %s", name, outcome), order.deadline
             )

@@ -10,15 +10,15 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from pipeline.flows.artifacts import GONE
+from pipeline.flows.artifacts import API_ERRORS
 from pipeline.params import read_params
 from stages.contracts.errors import StageError
 from stages.learner import find_device
 
-LIMIT = "gpu"
+LIMIT_NAME = "gpu"
 
 
-def used_gpus() -> int:
+def count_gpus() -> int:
     """How many accelerators ``fit`` trains on, as params.yaml and this machine have it."""
     named = read_params().fit.device
     names = [named] if isinstance(named, str) else named
@@ -33,28 +33,28 @@ def gpu_slots(logger: "Logger | LoggerAdapter[Any]", count: int | None = None) -
     they are held costs nothing but a warning: it frees them itself, after five minutes.
     Raises `StageError` where the limit can never give so many.
     """
-    wanted = used_gpus() if count is None else count
+    wanted = count_gpus() if count is None else count
     if not wanted:
         yield
         return
-    slots = concurrency(LIMIT, occupy=wanted, raise_on_lease_renewal_failure=False)
+    slots = concurrency(LIMIT_NAME, occupy=wanted, raise_on_lease_renewal_failure=False)
     try:
         slots.__enter__()
     except httpx.TransportError as error:
-        logger.warning("trains without the slots of %r, as the server is gone: %s", LIMIT, error)
+        logger.warning("trains without the slots of %r, as the server is gone: %s", LIMIT_NAME, error)
         yield
         return
     except ConcurrencySlotAcquisitionError as error:
         raise StageError(
-            f"{wanted} slots of the concurrency limit {LIMIT!r} are not to be had: {error}. "
-            f"`prefect gcl inspect {LIMIT}` shows the limit"
+            f"{wanted} slots of the concurrency limit {LIMIT_NAME!r} are not to be had: {error}. "
+            f"`prefect gcl inspect {LIMIT_NAME}` shows the limit"
         ) from error
-    logger.info("holds what it needs of the limit %r: %d", LIMIT, wanted)
+    logger.info("holds what it needs of the limit %r: %d", LIMIT_NAME, wanted)
     try:
         yield
     finally:
         try:
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
                 slots.__exit__(None, None, None)
-        except GONE as error:
-            logger.warning("the slots of %r are not given back: %s", LIMIT, error)
+        except API_ERRORS as error:
+            logger.warning("the slots of %r are not given back: %s", LIMIT_NAME, error)

@@ -15,20 +15,27 @@ from typing import Any
 from pipeline.engine.cache_content import remove_damaged_outputs
 from pipeline.engine.dvc_process import run_dvc
 from pipeline.engine.frozen_inputs import freeze
-from pipeline.engine.project_copy import COPY, LOCK, collect, isolated, remove_orphaned, wait_until_left
+from pipeline.engine.project_copy import (
+    COPY_SUFFIX,
+    LOCK_SUFFIX,
+    fetch_experiment,
+    remove_orphaned,
+    temporary_copy,
+    wait_until_unused,
+)
 from pipeline.flows.membership import FLOW_RUN
 from stages.runs.lock import held
 
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")
 """How the lines begin that a stage has logged to the server itself."""
-COPIES = ".runs/experiments"
+COPIES_FOLDER = ".runs/experiments"
 """Folder of the clones, below the project's."""
-LEAVING_SECONDS = 60.0
+EXIT_SECONDS = 60.0
 """Time limit for the processes of a killed attempt to save and exit."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class Experiment:
     """What an experiment is to be."""
 
     name: str
@@ -39,9 +46,9 @@ class Choice:
 
 
 def run_experiment(
-    choice: Choice, logger: "Logger | LoggerAdapter[Any]", *, flow_run: str, deadline: float | None
+    experiment: Experiment, logger: "Logger | LoggerAdapter[Any]", *, flow_run: str, deadline: float | None
 ) -> None:
-    """Run *choice* as an experiment and log its output to *logger*.
+    """Run *experiment* as an experiment and log its output to *logger*.
 
     The clone is git's HEAD with the changes in tracked files. The stages are tasks of *flow_run*. If it is
     stopped, the next run with the same params resumes from what it saved. Raises as `run_dvc` does, and
@@ -54,15 +61,15 @@ def run_experiment(
         elif line:
             logger.info("%s", line)
 
-    sets = [part for each in choice.overrides for part in ("--set-param", each)]
-    command = ["exp", "run", "--temp", "--name", choice.name, *sets, *choice.targets]
+    sets = [part for each in experiment.overrides for part in ("--set-param", each)]
+    command = ["exp", "run", "--temp", "--name", experiment.name, *sets, *experiment.targets]
     base = freeze(Path.cwd())
     remove_damaged_outputs(base.root)
-    place = base.root / COPIES / f"{choice.name}{COPY}"
+    place = base.root / COPIES_FOLDER / f"{experiment.name}{COPY_SUFFIX}"
     place.parent.mkdir(parents=True, exist_ok=True)
     remove_orphaned(place.parent)
-    wait_until_left(place, LEAVING_SECONDS)
-    with held(place.with_suffix(LOCK)), isolated(base, place) as folder:
+    wait_until_unused(place, EXIT_SECONDS)
+    with held(place.with_suffix(LOCK_SUFFIX)), temporary_copy(base, place) as folder:
         run_dvc(command, {FLOW_RUN: flow_run}, say=say, deadline=deadline, folder=folder)
-        collect(base, place, choice.name)
-    place.with_suffix(LOCK).unlink(missing_ok=True)
+        fetch_experiment(base, place, experiment.name)
+    place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ FLOW_RUN = prefect_api.FLOW_RUN
 
 
 @contextmanager
-def member_of_flow_run() -> Iterator[bool]:
+def join_flow_run() -> Iterator[bool]:
     """The tasks called in the block are those of the flow run that the environment names, if it names one.
 
     What the block is given is False where the server of that flow run has gone: then it must do without.

@@ -19,7 +19,7 @@ from stages.contracts.files import write_text
 from stages.runs.owner import Owner, to_json
 
 URL = "PREFECT_API_URL"
-VARIABLE = "LEARNER_PREFECT"
+RECORDING_VARIABLE = "LEARNER_PREFECT"
 FLOW_RUN = "LEARNER_FLOW_RUN"
 """Names the flow run that a stage belongs to, in the environment of its process."""
 PROBE_SECONDS = 10.0
@@ -38,12 +38,12 @@ class Recording(StrEnum):
     """It continues without a record, with a warning."""
 
 
-def configured() -> bool:
+def is_configured() -> bool:
     """Return whether ``PREFECT_API_URL`` is set, in the environment or in the active profile of Prefect."""
-    return bool(setting(URL))
+    return bool(read_setting(URL))
 
 
-def setting(name: str) -> str:
+def read_setting(name: str) -> str:
     """Return the setting *name* from the environment or Prefect's active profile; empty if it is not set."""
     if name in os.environ:
         return os.environ[name]
@@ -57,11 +57,13 @@ def setting(name: str) -> str:
     return str(content.get("profiles", {}).get(active, {}).get(name, ""))
 
 
-def recording(default: Recording) -> Recording:
+def read_recording(default: Recording) -> Recording:
     """Return the value of ``LEARNER_PREFECT``, or *default*. Raises `ParamsError` for any other value."""
-    text = os.environ.get(VARIABLE) or default
+    text = os.environ.get(RECORDING_VARIABLE) or default
     if text not in list(Recording):
-        raise ParamsError(f"{VARIABLE} is {text!r}: set it to {' or '.join(map(repr, map(str, Recording)))}")
+        raise ParamsError(
+            f"{RECORDING_VARIABLE} is {text!r}: set it to {' or '.join(map(repr, map(str, Recording)))}"
+        )
     return Recording(text)
 
 
@@ -71,13 +73,15 @@ def is_recorded(default: Recording, warn: Callable[[str], None]) -> bool:
     *default* applies if ``LEARNER_PREFECT`` is not set; *warn* receives the warning if an optional record is
     impossible. Raises `StageError` if a required one is.
     """
-    is_required = recording(default) is Recording.REQUIRED
-    if not configured():
-        if os.environ.get(VARIABLE) == Recording.REQUIRED:
-            raise StageError(f"{VARIABLE} is 'required' and no Prefect API is configured: set {URL}")
+    is_required = read_recording(default) is Recording.REQUIRED
+    if not is_configured():
+        if os.environ.get(RECORDING_VARIABLE) == Recording.REQUIRED:
+            raise StageError(
+                f"{RECORDING_VARIABLE} is 'required', but no Prefect API is configured. Set {URL}"
+            )
         return False
     if is_required:
-        require(f"or {VARIABLE}=optional to run without a record")
+        require_api(f"or {RECORDING_VARIABLE}=optional to run without a record")
     elif problem := probe():
         warn(f"warning: {_unreachable(problem)}, so this run is not recorded there")
         return False
@@ -90,10 +94,10 @@ def is_stage_recorded(dvc: int | None, warn: Callable[[str], None]) -> bool:
     A stage of a flow run is recorded with that run.
     """
     if os.environ.get(FLOW_RUN):
-        return configured()
-    if dvc is None or not configured() or recording(Recording.OPTIONAL) is Recording.REQUIRED:
+        return is_configured()
+    if dvc is None or not is_configured() or read_recording(Recording.OPTIONAL) is Recording.REQUIRED:
         return is_recorded(Recording.OPTIONAL, warn)
-    note = json.dumps({"dvc": to_json(Owner.of(dvc)), "api": setting(URL)})
+    note = json.dumps({"dvc": to_json(Owner.of(dvc)), "api": read_setting(URL)})
     if UNREACHABLE.exists() and UNREACHABLE.read_text(encoding="utf-8") == note:
         return False
     if is_recorded(Recording.OPTIONAL, warn):
@@ -102,7 +106,7 @@ def is_stage_recorded(dvc: int | None, warn: Callable[[str], None]) -> bool:
     return False
 
 
-def require(alternative: str = "") -> None:
+def require_api(alternative: str = "") -> None:
     """Raise `StageError` if the configured API is unreachable; *alternative* ends the advice."""
     if problem := probe():
         advice = " ".join(filter(None, (f"Start the server, or set {URL} to another,", alternative)))
@@ -123,7 +127,7 @@ def probe() -> str | None:
 
 def request(path: str, timeout_seconds: float) -> bytes:
     """Return the first 64 KiB of what the API responds below *path*. Raises `OSError` and `ValueError`."""
-    url = setting(URL).rstrip("/")
+    url = read_setting(URL).rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise ValueError("it must begin with http:// or https://")
     query = urllib.request.Request(f"{url}/{path}", headers=_headers())  # noqa: S310  checked above
@@ -135,10 +139,10 @@ def request(path: str, timeout_seconds: float) -> bytes:
 def _headers() -> dict[str, str]:
     headers: dict[str, str] = {}
     with suppress(ValueError):
-        headers |= json.loads(setting("PREFECT_CLIENT_CUSTOM_HEADERS") or "{}")
-    if key := setting("PREFECT_API_KEY"):
+        headers |= json.loads(read_setting("PREFECT_CLIENT_CUSTOM_HEADERS") or "{}")
+    if key := read_setting("PREFECT_API_KEY"):
         headers["Authorization"] = f"Bearer {key}"
-    elif login := setting("PREFECT_API_AUTH_STRING"):
+    elif login := read_setting("PREFECT_API_AUTH_STRING"):
         headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
     return headers
 
@@ -148,7 +152,7 @@ def _probe() -> str | None:
         content = request("health", PROBE_SECONDS)
     except urllib.error.HTTPError as error:
         is_refusal = error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-        is_cloud = error.code == HTTPStatus.NOT_FOUND and "api.prefect.cloud" in setting(URL)
+        is_cloud = error.code == HTTPStatus.NOT_FOUND and "api.prefect.cloud" in read_setting(URL)
         return None if is_refusal or is_cloud else f"HTTP {error.code} from {error.url}"
     except TimeoutError:
         return f"no response within {PROBE_SECONDS:g} s"
@@ -161,4 +165,4 @@ def _probe() -> str | None:
 
 
 def _unreachable(problem: str) -> str:
-    return f"the Prefect API at {setting(URL)} is unreachable ({problem})"
+    return f"the Prefect API at {read_setting(URL)} is unreachable ({problem})"

@@ -11,7 +11,7 @@ from stages.contracts.history import History, Split
 from stages.renderers.plain import epoch_line
 
 INTERVAL_SECONDS = 5.0
-GOODBYE_SECONDS = 5.0
+FINAL_UPDATE_SECONDS = 5.0
 KEY = "fit-progress"
 
 
@@ -58,7 +58,7 @@ class ProgressRenderer:
         """Tell the last, if the server takes it soon."""
         self._over.set()
         if self._thread:
-            self._thread.join(GOODBYE_SECONDS)
+            self._thread.join(FINAL_UPDATE_SECONDS)
             self._thread = None
 
     def _note(self, progress: Progress) -> None:

@@ -6,7 +6,12 @@ from functools import partial
 import httpx
 
 from pipeline.flows.flow import Report, learner_flow
-from pipeline.flows.server_outage import begin_goodbye, explain_refusal, gone_message, goodbye_seconds
+from pipeline.flows.server_outage import (
+    exit_if_unreachable,
+    explain_api_errors,
+    outage_message,
+    outage_seconds,
+)
 from stages.contracts.errors import StageError
 
 
@@ -17,9 +22,9 @@ def run_flow(report: Report) -> None:
     """
     over = threading.Event()
     try:
-        with explain_refusal():
-            learner_flow(report, partial(begin_goodbye, over, goodbye_seconds()))
+        with explain_api_errors():
+            learner_flow(report, partial(exit_if_unreachable, over, outage_seconds()))
     except httpx.TransportError as error:
-        raise StageError(gone_message()) from error
+        raise StageError(outage_message()) from error
     finally:
         over.set()

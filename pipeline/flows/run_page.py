@@ -10,17 +10,17 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
-from pipeline.flows.artifacts import GONE, Artifacts, impatient_client
+from pipeline.flows.artifacts import API_ERRORS, Artifacts, short_timeout_client
 from pipeline.flows.curves_image import curves_url
 from pipeline.flows.results import Results
 from pipeline.plot_images import EXTRA
 from stages.learner.summary import summary_rows
 
-LOOKED_AT = 20
+MAX_PREVIOUS_RUNS = 20
 """Of so many runs before this one, the newest that recorded something is the last."""
 
 
-def show(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> None:
+def write_artifacts(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> None:
     """Write the artifacts of *run*, which left *results*; their keys begin with *title*.
 
     Where the first cannot be written, nobody is there to write to, and the others are left out.
@@ -29,7 +29,7 @@ def show(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> No
     told = f"Learner summary, {results.epochs} epochs"
     if not artifacts.create("table", f"{prefix}-summary", _table(_summary(results)), told):
         return
-    show_curves(results, artifacts, f"{prefix}-curves")
+    write_curves(results, artifacts, f"{prefix}-curves")
     if results.checkpoint:
         found = results.checkpoint
         link = f"[{found.name}]({found.cached.as_uri()})"
@@ -45,7 +45,7 @@ def show(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> No
     artifacts.create("markdown", key, f"```json\n{json.dumps(now, indent=1)}\n```", "What was run")
 
 
-def show_curves(results: Results, artifacts: Artifacts, key: str) -> None:
+def write_curves(results: Results, artifacts: Artifacts, key: str) -> None:
     """Write an image of the curves; one that cannot be drawn is a warning."""
     try:
         url = curves_url(results.history)
@@ -75,9 +75,9 @@ def _last_record(run: FlowRun, key: str, artifacts: Artifacts) -> tuple[str, Map
     if run.deployment_id is None:
         return "", {}
     try:
-        with impatient_client() as client:
+        with short_timeout_client() as client:
             return _newest_record(client, run, key)
-    except GONE as error:
+    except API_ERRORS as error:
         artifacts.logger.warning("the last run is not looked up: %s", error)
     return "", {}
 
@@ -86,7 +86,9 @@ def _newest_record(client: SyncPrefectClient, run: FlowRun, key: str) -> tuple[s
     same = FlowRunFilter.model_validate(
         {"deployment_id": {"any_": [run.deployment_id]}, "state": {"type": {"any_": ["COMPLETED"]}}}
     )
-    runs = client.read_flow_runs(flow_run_filter=same, sort=FlowRunSort.START_TIME_DESC, limit=LOOKED_AT)
+    runs = client.read_flow_runs(
+        flow_run_filter=same, sort=FlowRunSort.START_TIME_DESC, limit=MAX_PREVIOUS_RUNS
+    )
     records = ArtifactFilter.model_validate({"key": {"any_": [key]}})
     for each in runs:
         of_it = FlowRunFilter.model_validate({"id": {"any_": [each.id]}})

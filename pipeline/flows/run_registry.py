@@ -27,7 +27,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Crashed
 
-from pipeline.flows.artifacts import GONE, impatient_client
+from pipeline.flows.artifacts import API_ERRORS, short_timeout_client
 from stages.contracts.errors import RunInUseError
 from stages.contracts.files import write_text
 from stages.runs.lock import held, holder, is_held
@@ -73,11 +73,11 @@ def report_killed_runs() -> None:
             if json.loads(note.read_bytes())["api"] != PREFECT_API_URL.value():
                 continue
             try:
-                with impatient_client() as client:
+                with short_timeout_client() as client:
                     _report(client, UUID(note.stem), str(owner or "an unknown process"))
             except ObjectNotFound:  # somebody deleted the run
                 pass
-            except GONE:
+            except API_ERRORS:
                 return
             _remove(note)
 
@@ -88,7 +88,7 @@ def report_abandoned_submissions(deployment: UUID) -> None:
     A process that is killed before it imports the flow leaves no note. Call this before this process submits
     runs; it returns at once, and a thread waits. It does nothing if the API does not respond.
     """
-    with suppress(*GONE):
+    with suppress(*API_ERRORS):
         if pending := _pending(deployment):
             threading.Thread(target=_report_unchanged, args=(pending,), daemon=True).start()
 
@@ -97,7 +97,7 @@ def _pending(deployment: UUID) -> dict[UUID, UUID | None]:
     """Return the id of the state of each pending run of *deployment*."""
     state = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING]))
     of_deployment = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
-    with impatient_client() as client:
+    with short_timeout_client() as client:
         found = client.read_flow_runs(
             flow_run_filter=FlowRunFilter(state=state), deployment_filter=of_deployment
         )
@@ -107,7 +107,7 @@ def _pending(deployment: UUID) -> dict[UUID, UUID | None]:
 def _report_unchanged(pending: Mapping[UUID, UUID | None]) -> None:
     """Report those of *pending* as crashed whose state is the same after the time limit."""
     time.sleep(SUBMISSION_SECONDS)
-    with suppress(*GONE), impatient_client() as client:
+    with suppress(*API_ERRORS), short_timeout_client() as client:
         for flow_run, state in pending.items():
             if client.read_flow_run(flow_run).state_id == state:
                 _report(client, flow_run, "which had not started")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import httpx
 from prefect.settings import PREFECT_API_URL
 
-from pipeline.flows.timeouts import seconds_of
+from pipeline.flows.timeouts import read_seconds
 from stages.contracts.errors import StageError
 
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
@@ -26,7 +26,7 @@ UNREACHABLE = "Failed to reach API"
 """Begins the message of the RuntimeError that Prefect raises if it cannot connect at the start."""
 
 
-def begin_goodbye(over: threading.Event, seconds: float) -> None:
+def exit_if_unreachable(over: threading.Event, seconds: float) -> None:
     """The stages are through: from now on this process does not wait for a server that has gone.
 
     It ends with a message and exit code 1 once the server has not answered for *seconds*, unless *over* is
@@ -35,12 +35,12 @@ def begin_goodbye(over: threading.Event, seconds: float) -> None:
     threading.Thread(target=_watch, args=(over, seconds), name="goodbye", daemon=True).start()
 
 
-def goodbye_seconds() -> float:
+def outage_seconds() -> float:
     """What `VARIABLE` says. Raises `ParamsError` where that is no number."""
-    return seconds_of(VARIABLE, DEFAULT_SECONDS)
+    return read_seconds(VARIABLE, DEFAULT_SECONDS)
 
 
-def gone_message() -> str:
+def outage_message() -> str:
     """What to say where the server has gone."""
     return (
         f"the Prefect server at {PREFECT_API_URL.value()} has gone, so it does not know how this ended. "
@@ -49,7 +49,7 @@ def gone_message() -> str:
 
 
 @contextmanager
-def explain_refusal() -> Iterator[None]:
+def explain_api_errors() -> Iterator[None]:
     """Raise `StageError` if the server refuses a request of the block or is unreachable when it begins."""
     try:
         yield
@@ -71,7 +71,7 @@ def _watch(over: threading.Event, seconds: float) -> None:
         if _answers():
             seen = time.monotonic()
         elif time.monotonic() - seen > seconds:
-            sys.stderr.write(f"\nerror: {gone_message()}\n")
+            sys.stderr.write(f"\nerror: {outage_message()}\n")
             sys.stderr.flush()
             os._exit(1)
 

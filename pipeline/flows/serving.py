@@ -23,12 +23,12 @@ from prefect.types.entrypoint import EntrypointType
 from pydantic import ValidationError
 
 from pipeline.flows import prefect_api
-from pipeline.flows.artifacts import GONE
+from pipeline.flows.artifacts import API_ERRORS
 from pipeline.flows.deployment import SERVER, scheduled_flow
+from pipeline.flows.push import check_remotes
 from pipeline.flows.run_registry import report_abandoned_submissions, report_killed_runs
-from pipeline.flows.server_outage import begin_goodbye, goodbye_seconds
-from pipeline.flows.sharing import check_remotes
-from pipeline.flows.targets import needed
+from pipeline.flows.server_outage import exit_if_unreachable, outage_seconds
+from pipeline.flows.targets import select_stages
 from pipeline.params_edit import overridden
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 
@@ -75,13 +75,13 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
     Its schedule pauses then. Raises `ParamsError` for what no run could be made of, `StageError` where there
     is no server to serve for, and `RunInterruptedError` at the end.
     """
-    if not prefect_api.configured():
+    if not prefect_api.is_configured():
         raise ParamsError(
             "no Prefect server is configured, and a schedule needs one: `prefect server start` starts it, "
             "and `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api` names it"
         )
     overridden(parameters["overrides"])
-    needed(parameters["targets"])
+    select_stages(parameters["targets"])
     if parameters["push"]:
         check_remotes(experiment=parameters["experiment"])
     schedule = plan.schedule()
@@ -95,7 +95,7 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
     runner = _Runner(name=plan.name, pause_on_shutdown=True)
     try:
         deployment = cast(UUID, runner.add_deployment(cast(RunnerDeployment, made)))
-    except GONE as error:
+    except API_ERRORS as error:
         raise StageError(
             f"the Prefect server at {PREFECT_API_URL.value()} does not answer: {error}"
         ) from error
@@ -156,7 +156,7 @@ class _Runner(Runner):
             raise self._interrupted(number)
 
     def _stop_soon(self) -> None:
-        begin_goodbye(threading.Event(), goodbye_seconds())
+        exit_if_unreachable(threading.Event(), outage_seconds())
         self._stopping = asyncio.ensure_future(self.astop())
 
     @staticmethod

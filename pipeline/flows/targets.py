@@ -9,7 +9,7 @@ from pipeline.stage_registry import VERSIONS, version_of
 from stages.contracts.errors import StageFailedError
 
 
-def needed(targets: Sequence[str]) -> list[str]:
+def select_stages(targets: Sequence[str]) -> list[str]:
     """*targets* and the stages that they depend on, in order; all stages where there are no targets.
 
     Raises `ParamsError` for a name that no stage has.

@@ -7,7 +7,7 @@ from stages.contracts.errors import ParamsError
 from stages.contracts.fields import MAX_SECONDS
 
 
-def seconds_of(variable: str, default: float) -> float:
+def read_seconds(variable: str, default: float) -> float:
     """Return the value of *variable*, or *default* if it is empty.
 
     Raises `ParamsError` unless it is a number from 0 to `MAX_SECONDS`.

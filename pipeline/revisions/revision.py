@@ -15,8 +15,8 @@ from dvc.repo.experiments.utils import AmbiguousExpRefInfo, fix_exp_head, resolv
 from dvc.scm import RevError, SCMError, map_scm_exception, resolve_rev
 from dvc_data.index import DataIndexError
 
-from pipeline.engine.cache_content import DIRECTORY, remove_damaged_files, remove_if_damaged
-from pipeline.lockfile import read_lock
+from pipeline.engine.cache_content import DIRECTORY_SUFFIX, remove_damaged_files, remove_if_damaged
+from pipeline.lockfile import read_lockfile
 from pipeline.project import read_paths
 from stages.contracts.errors import CheckpointError, ParamsError, StageError
 
@@ -126,9 +126,9 @@ class Revision:
         if not self._files.exists((self._here / "dvc.lock").as_posix()):
             return
         self._get(Path("dvc.lock"), lock)
-        for stage in (read_lock(lock).get("stages") or {}).values():
+        for stage in (read_lockfile(lock).get("stages") or {}).values():
             for out in stage.get("outs", []):
-                if str(out.get("md5")).endswith(DIRECTORY):
+                if str(out.get("md5")).endswith(DIRECTORY_SUFFIX):
                     remove_if_damaged(self._cache, out["md5"])
 
     def _names(self, directory: Path) -> list[str]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.frozen_inputs import Base
-from pipeline.engine.project_copy import COPY, collect, isolated
+from pipeline.engine.frozen_inputs import FrozenProject
+from pipeline.engine.project_copy import COPY_SUFFIX, fetch_experiment, temporary_copy
 from pipeline.sweep.devices import VISIBLE, claimed, visible
 from pipeline.sweep.results import is_result
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 120.0
 class Job:
     """A point that is to run; plain data, which may go to another host that sees the same files."""
 
-    base: Base
+    base: FrozenProject
     name: str
     arguments: tuple[str, ...]
     """What `dvc exp run` is told of it."""
@@ -56,7 +56,7 @@ class Job:
     @property
     def place(self) -> Path:
         """Where its copy of the project stands."""
-        return self.log.with_suffix(COPY)
+        return self.log.with_suffix(COPY_SUFFIX)
 
     def is_wanted(self) -> bool:
         """Whether the sweep is still there."""
@@ -74,11 +74,11 @@ def run_job(job: Job) -> None:
             return
         with ExitStack() as stack:
             environment, stdin = _surroundings(job, stack)
-            folder = stack.enter_context(isolated(job.base, job.place))
+            folder = stack.enter_context(temporary_copy(job.base, job.place))
             start = job.log.stat().st_size
             code = _attempt(job, folder, environment, stdin)
             if code == 0:
-                collect(job.base, job.place, job.name)
+                fetch_experiment(job.base, job.place, job.name)
             elif job.is_wanted():
                 log = job.log.relative_to(job.base.root)
                 raise StageFailedError(f"{_reason(job.log, start) or f'exit code {code}'}\n  log: {log}")
@@ -180,7 +180,7 @@ def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
 
 def tidy(folder: Path) -> None:
     """Remove from *folder* the copies in which nobody is at work, and the locks of sweeps that ended."""
-    for place in folder.glob(f"*{COPY}"):
+    for place in folder.glob(f"*{COPY_SUFFIX}"):
         if is_silent(place.with_suffix(".log")) and not is_held(place.with_suffix(".lock")):
             shutil.rmtree(place, ignore_errors=True)
     for lock in folder.glob(f"*{SWEEP}"):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.engine.frozen_inputs import Base
+from pipeline.engine.frozen_inputs import FrozenProject
 from pipeline.engine.git import run_git
 from pipeline.sweep.names import plain_names, told_apart
 from pipeline.sweep.points import Point
@@ -43,7 +43,7 @@ class Planned:
         return bool((self.params.get(PARAMS, {}).get("fit") or {}).get("device", "auto") != "cpu")
 
 
-def plan(base: Base, points: Sequence[Point]) -> list[Planned]:
+def plan(base: FrozenProject, points: Sequence[Point]) -> list[Planned]:
     """Each of *points* as it stands now.
 
     Raises `ParamsError` where not one of them has valid params: that is a mistake in what was typed.
@@ -56,7 +56,7 @@ def plan(base: Base, points: Sequence[Point]) -> list[Planned]:
     return planned
 
 
-def _planned(base: Base, point: Point, plain: str, there: Mapping[str, str], tree: str) -> Planned:
+def _planned(base: FrozenProject, point: Point, plain: str, there: Mapping[str, str], tree: str) -> Planned:
     try:
         params = params_of(base, point)
     except ParamsError as error:

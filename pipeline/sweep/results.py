@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.engine.frozen_inputs import Base, parsed
+from pipeline.engine.frozen_inputs import FrozenProject, parse_params
 from pipeline.engine.git import try_git
 from pipeline.params_edit import apply, check_draft
 from pipeline.sweep.points import Point
@@ -14,7 +14,7 @@ from stages.contracts.errors import ParamsError
 PARAMS = "params.yaml"
 
 
-def params_of(base: Base, point: Point) -> dict[str, Any]:
+def params_of(base: FrozenProject, point: Point) -> dict[str, Any]:
     """What each params file says that *point* sets something in, by its name.
 
     Raises `ParamsError` where that would not be valid.
@@ -28,13 +28,13 @@ def params_of(base: Base, point: Point) -> dict[str, Any]:
             draft = Path(folder) / Path(name).name
             draft.write_text(text, encoding="utf-8")
             apply(overrides, draft)
-            found[name] = parsed(draft.read_text(encoding="utf-8"), name)
+            found[name] = parse_params(draft.read_text(encoding="utf-8"), name)
             if name == PARAMS:
                 _check(draft, base.content("dvc.yaml"))
     return found
 
 
-def is_result(base: Base, commit: str, params: Mapping[str, Any]) -> bool:
+def is_result(base: FrozenProject, commit: str, params: Mapping[str, Any]) -> bool:
     """Whether the experiment *commit* has these *params*, and what else DVC would look at is as in *base*."""
     if any(base.content(name, commit) != content for name, content in params.items()):
         return False
@@ -56,7 +56,7 @@ def _sources(stages: Any) -> Iterator[str]:
             yield from (path, f"{path}.dvc")
 
 
-def _differ(base: Base, commit: str, paths: list[str]) -> bool:
+def _differ(base: FrozenProject, commit: str, paths: list[str]) -> bool:
     command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *paths]
     return try_git(base.root, *command).returncode != 0
 

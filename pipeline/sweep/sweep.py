@@ -11,7 +11,7 @@ import typer
 from pipeline.comparison.gathering import gather
 from pipeline.comparison.tables import text_table
 from pipeline.engine.cache_content import remove_damaged_outputs
-from pipeline.engine.frozen_inputs import Base, freeze, unknown_code
+from pipeline.engine.frozen_inputs import FrozenProject, find_untracked_code, freeze
 from pipeline.sweep.conducting import conduct
 from pipeline.sweep.engines import Crew
 from pipeline.sweep.job import SWEEP, Job, tidy
@@ -97,7 +97,7 @@ def show(points: Sequence[Point]) -> None:
         raise ParamsError("\n".join([count, *mistakes]))
 
 
-def _jobs(base: Base, planned: Sequence[Planned], *, share_gpus: bool) -> list[Job]:
+def _jobs(base: FrozenProject, planned: Sequence[Planned], *, share_gpus: bool) -> list[Job]:
     folder = base.root / ".runs/sweep"
     folder.mkdir(parents=True, exist_ok=True)
     tidy(folder)
@@ -138,8 +138,8 @@ def _conclude(names: Sequence[str], progress: Progress) -> None:
         )
 
 
-def _warn(base: Base) -> None:
-    if files := unknown_code(base.root):
+def _warn(base: FrozenProject) -> None:
+    if files := find_untracked_code(base.root):
         typer.echo(
             f"git does not know {', '.join(files)}: no point will have it; git add is enough", err=True
         )

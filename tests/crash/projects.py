@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.engine.lockfile_repair import is_whole_lock, is_whole_note
+from pipeline.engine.lockfile_repair import is_intact_lockfile, is_intact_rwlock
 from stages.runs.store import stores
 from tests.conftest import fresh
 
@@ -145,7 +145,7 @@ class Crashed:
         """
         lock, note = self.folder / "dvc.lock", self.folder / ".dvc/tmp/rwlock"
         deadline = time.monotonic() + 1
-        while any(torn := [not is_whole_lock(lock), not is_whole_note(note)]):
+        while any(torn := [not is_intact_lockfile(lock), not is_intact_rwlock(note)]):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.01)

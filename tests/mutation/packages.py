@@ -56,7 +56,7 @@ PACKAGES = {
             "tests/pipeline/test_snapshot.py",
             "tests/pipeline/test_lockfile.py",
             "tests/pipeline/test_project_lock.py",
-            "tests/pipeline/test_held_signals.py",
+            "tests/pipeline/test_deferred_signals.py",
             "tests/pipeline/test_reproduce.py",
             "tests/pipeline/test_flow.py",
         ),

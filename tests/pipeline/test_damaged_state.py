@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.lockfile_repair import is_whole_note
-from pipeline.lockfile import check_lock, is_cut
+from pipeline.engine.lockfile_repair import is_intact_rwlock
+from pipeline.lockfile import check_lockfile, is_truncated
 from stages.contracts.errors import StageError
 
 CONFLICT = "schema: '2.0'\n<<<<<<< HEAD\nstages: {}\n=======\nstages:\n>>>>>>> other\n"
@@ -29,11 +29,11 @@ def test_a_file_that_dvc_did_not_write_is_refused_and_not_repaired(tmp_path, tex
     path.write_text(text)
 
     with pytest.raises(StageError, match="is not a dvc.lock") as refused:
-        check_lock(path)
+        check_lockfile(path)
 
     assert words in str(refused.value)
     assert "Run `git checkout" in str(refused.value)
-    assert not is_cut(path)
+    assert not is_truncated(path)
 
 
 def test_every_beginning_of_a_dvc_lock_is_intact_or_cut(finished, tmp_path):
@@ -42,10 +42,10 @@ def test_every_beginning_of_a_dvc_lock_is_intact_or_cut(finished, tmp_path):
     for size in (*range(60), *range(60, len(whole), 97), len(whole)):
         path.write_bytes(whole[:size])
 
-        check_lock(path)
+        check_lockfile(path)
 
-        assert is_cut(path) or size > 40, whole[:size]
-    assert not is_cut(path)
+        assert is_truncated(path) or size > 40, whole[:size]
+    assert not is_truncated(path)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_an_odd_list_of_writers_is_not_intact(tmp_path, text):
     path = tmp_path / "rwlock"
     path.write_text(text)
 
-    assert not is_whole_note(path)
+    assert not is_intact_rwlock(path)
 
 
 def write(project, name, text):

@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Failed
 
 from pipeline.engine.reproduce import Outcome
-from pipeline.engine.stage_run import current_entries, run_stage
+from pipeline.engine.stage_run import read_key_entries, run_stage
 from pipeline.flows.flow import is_over
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.stage_registry import VERSIONS
@@ -109,7 +109,7 @@ def test_every_body_runs_in_this_process_with_its_own_params(project, monkeypatc
     for path in ("config.json", "learner", "checkpoint", "metrics.json", "model.mpk.gz"):
         assert (project.folder / "artifacts" / path).exists()
     assert (project.folder / "data/prepared/dataset.json").exists()
-    assert "stages/models/cnn.py" in current_entries()["code"]
+    assert "stages/models/cnn.py" in read_key_entries()["code"]
 
 
 def test_an_unknown_stage_is_refused_with_the_nearest_name():

@@ -10,9 +10,9 @@ from ruamel.yaml import YAML
 
 RUN = """
 import logging, sys
-from pipeline.flows.isolation import Choice, run_experiment
+from pipeline.flows.isolation import Experiment, run_experiment
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-choice = Choice("apart", ["fit.num_epochs=3"], [])
+choice = Experiment("apart", ["fit.num_epochs=3"], [])
 run_experiment(choice, logging.getLogger("run"), flow_run="", deadline=None)
 """
 GIT = (".git/HEAD", ".git/logs", ".git/refs/heads", ".git/refs/stash", ".git/config")

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.lockfile_repair import (
-    KEPT,
-    LOCK,
-    NOTE,
+    BACKUP,
+    LOCKFILE,
+    RWLOCK,
     TEMPORARY,
-    is_whole_lock,
-    is_whole_note,
-    keep_lock,
-    mend,
-    none_writes,
+    back_up_lockfile,
+    is_intact_lockfile,
+    is_intact_rwlock,
+    repair_lockfiles,
+    try_dvc_lock,
 )
-from pipeline.engine.watchdog import start_watchdog, take_care
-from pipeline.lockfile import check_lock, is_cut, parse_lock, read_lock
+from pipeline.engine.watchdog import fork_watchdog, start_watchdog
+from pipeline.lockfile import check_lockfile, is_truncated, parse_lockfile, read_lockfile
 from stages.contracts.errors import StageError
 
 WHOLE = """schema: '2.0'
@@ -46,18 +46,18 @@ def project(tmp_path, monkeypatch):
     """The current folder, with a dvc.lock and the folders that DVC and we write to."""
     monkeypatch.chdir(tmp_path)
     TEMPORARY.mkdir(parents=True)
-    KEPT.parent.mkdir()
-    LOCK.write_text(WHOLE)
+    BACKUP.parent.mkdir()
+    LOCKFILE.write_text(WHOLE)
     return tmp_path
 
 
 def test_an_intact_lock_is_read(project):
-    assert read_lock(LOCK)["stages"]["fit"]["outs"] == [{"path": "c"}]
-    assert read_lock(Path("missing")) == {}
-    assert is_whole_lock(LOCK)
-    assert is_whole_lock(Path("missing"))
-    assert not is_cut(LOCK)
-    assert not is_cut(Path("missing"))
+    assert read_lockfile(LOCKFILE)["stages"]["fit"]["outs"] == [{"path": "c"}]
+    assert read_lockfile(Path("missing")) == {}
+    assert is_intact_lockfile(LOCKFILE)
+    assert is_intact_lockfile(Path("missing"))
+    assert not is_truncated(LOCKFILE)
+    assert not is_truncated(Path("missing"))
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ def test_an_intact_lock_is_read(project):
     ],
 )
 def test_only_the_beginning_of_a_lock_is_cut(project, text, is_cut_short):
-    LOCK.write_text(text)
+    LOCKFILE.write_text(text)
 
-    assert is_cut(LOCK) == is_cut_short
+    assert is_truncated(LOCKFILE) == is_cut_short
 
 
 @pytest.mark.parametrize(("head", "is_cut_short"), [(b"schema: '2.0'\n", True), (b"schema: '1.0'\n", False)])
 def test_a_lock_that_is_not_text_is_cut_if_it_begins_as_one(project, head, is_cut_short):
-    LOCK.write_bytes(head + b"\xff\xfe")
+    LOCKFILE.write_bytes(head + b"\xff\xfe")
 
-    assert is_cut(LOCK) == is_cut_short
+    assert is_truncated(LOCKFILE) == is_cut_short
     with pytest.raises(StageError, match="dvc.lock is not a dvc.lock: .*Run `git checkout"):
-        read_lock(LOCK)
+        read_lockfile(LOCKFILE)
 
 
 @pytest.mark.parametrize(
@@ -106,84 +106,84 @@ def test_a_lock_that_is_not_text_is_cut_if_it_begins_as_one(project, head, is_cu
 )
 def test_a_lock_with_a_wrong_entry_is_refused_with_its_place(project, old, new, problem):
     with pytest.raises(StageError, match=r"^here is not a dvc.lock: ") as caught:
-        parse_lock(WHOLE.replace(old, new), "here")
+        parse_lockfile(WHOLE.replace(old, new), "here")
 
     assert problem in str(caught.value)
-    LOCK.write_text(WHOLE.replace(old, new))
-    assert not is_whole_lock(LOCK)
+    LOCKFILE.write_text(WHOLE.replace(old, new))
+    assert not is_intact_lockfile(LOCKFILE)
     with pytest.raises(StageError, match=r"^dvc.lock is not"):
-        check_lock(LOCK)
+        check_lockfile(LOCKFILE)
 
 
 def test_an_intact_lock_is_kept_and_a_cut_one_is_not(project):
-    keep_lock()
-    assert KEPT.read_text() == WHOLE
+    back_up_lockfile()
+    assert BACKUP.read_text() == WHOLE
 
-    LOCK.write_text(CUT)
-    keep_lock()
-    assert KEPT.read_text() == WHOLE
+    LOCKFILE.write_text(CUT)
+    back_up_lockfile()
+    assert BACKUP.read_text() == WHOLE
 
-    LOCK.write_text(WHOLE.replace("epochs: 3", "epochs: 4"))
-    keep_lock()
-    assert KEPT.read_text() == LOCK.read_text()
+    LOCKFILE.write_text(WHOLE.replace("epochs: 3", "epochs: 4"))
+    back_up_lockfile()
+    assert BACKUP.read_text() == LOCKFILE.read_text()
 
-    LOCK.unlink()
-    keep_lock()
-    assert not KEPT.exists()
+    LOCKFILE.unlink()
+    back_up_lockfile()
+    assert not BACKUP.exists()
 
 
 def test_a_lock_that_is_kept_already_is_not_written_again(project):
-    keep_lock()
-    before = KEPT.stat()
+    back_up_lockfile()
+    before = BACKUP.stat()
 
-    keep_lock()
+    back_up_lockfile()
 
-    assert (KEPT.stat().st_ino, KEPT.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert (BACKUP.stat().st_ino, BACKUP.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_a_cut_lock_gives_way_to_the_kept_one(project):
-    keep_lock()
-    LOCK.write_text(CUT)
+    back_up_lockfile()
+    LOCKFILE.write_text(CUT)
 
-    mend()
+    repair_lockfiles()
 
-    assert LOCK.read_text() == WHOLE
+    assert LOCKFILE.read_text() == WHOLE
 
 
 @pytest.mark.parametrize("kept", [None, CUT])
 def test_a_cut_lock_without_an_intact_copy_is_removed(project, kept):
-    LOCK.write_text(CUT)
+    LOCKFILE.write_text(CUT)
     if kept:
-        KEPT.write_text(kept)
+        BACKUP.write_text(kept)
 
-    mend()
+    repair_lockfiles()
 
-    assert not LOCK.exists()
+    assert not LOCKFILE.exists()
 
 
 def test_an_intact_lock_and_one_of_another_program_are_left_alone(project):
-    keep_lock()
+    back_up_lockfile()
     for text in (WHOLE.replace("epochs: 3", "epochs: 4"), "stages: {}\n"):
-        LOCK.write_text(text)
+        LOCKFILE.write_text(text)
 
-        mend()
+        repair_lockfiles()
 
-        assert LOCK.read_text() == text
+        assert LOCKFILE.read_text() == text
 
 
 @pytest.mark.parametrize("lock", ["lock", "rwlock.lock"])
 def test_what_dvc_may_be_writing_is_not_repaired(project, lock):
-    LOCK.write_text(CUT)
-    NOTE.write_text("{")
-    with none_writes(TEMPORARY / lock) as is_free:
+    LOCKFILE.write_text(CUT)
+    RWLOCK.write_text("{")
+    with try_dvc_lock(TEMPORARY / lock) as is_free:
         assert is_free
-        with none_writes(TEMPORARY / lock) as is_free_again:
+        with try_dvc_lock(TEMPORARY / lock) as is_free_again:
             assert not is_free_again
 
-        mend()
+        repair_lockfiles()
 
-    assert LOCK.exists() == (lock == "lock")
-    assert NOTE.exists() == (lock == "rwlock.lock")
+    assert LOCKFILE.exists() == (lock == "lock")
+    assert RWLOCK.exists() == (lock == "rwlock.lock")
 
 
 @pytest.mark.parametrize(
@@ -201,12 +201,12 @@ def test_what_dvc_may_be_writing_is_not_repaired(project, lock):
     ],
 )
 def test_a_list_of_writers_is_removed_unless_dvc_can_read_it(project, text, is_intact):
-    NOTE.write_text(text)
+    RWLOCK.write_text(text)
 
-    mend()
+    repair_lockfiles()
 
-    assert is_whole_note(NOTE) or not NOTE.exists()
-    assert NOTE.exists() == is_intact
+    assert is_intact_rwlock(RWLOCK) or not RWLOCK.exists()
+    assert RWLOCK.exists() == is_intact
 
 
 CHILD = "import sys, time; print('ready', flush=True); sys.stdin.read()"
@@ -214,7 +214,7 @@ CHILD = "import sys, time; print('ready', flush=True); sys.stdin.read()"
 
 def is_claimed(pid):
     """Return whether a watchdog of process *pid* waits, or has waited."""
-    claim = Path(f".runs/caretaker-{pid}")
+    claim = Path(f".runs/watchdog-{pid}")
     if not claim.exists():
         return False
     with claim.open("a") as file:
@@ -233,18 +233,18 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("start", [take_care, start_watchdog], ids=["forked", "program"])
+@pytest.mark.parametrize("start", [fork_watchdog, start_watchdog], ids=["forked", "program"])
 def test_a_watchdog_repairs_the_lock_when_the_process_has_exited(project, start):
-    keep_lock()
+    back_up_lockfile()
     watched = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE)
     start(watched.pid)
     wait_until(lambda: is_claimed(watched.pid))
-    LOCK.write_text(CUT)
+    LOCKFILE.write_text(CUT)
     start(watched.pid)  # a second one exits at once, since the first has the claim
 
-    assert LOCK.read_text() == CUT
+    assert LOCKFILE.read_text() == CUT
     os.kill(watched.pid, signal.SIGKILL)
     watched.communicate()
 
-    wait_until(lambda: not Path(f".runs/caretaker-{watched.pid}").exists())
-    assert LOCK.read_text() == WHOLE
+    wait_until(lambda: not Path(f".runs/watchdog-{watched.pid}").exists())
+    assert LOCKFILE.read_text() == WHOLE

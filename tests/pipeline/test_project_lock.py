@@ -84,7 +84,7 @@ def test_a_process_waits_as_long_as_its_patience(holder):
     other = holder()
     threading.Timer(0.3, other.stdin.close).start()
 
-    with project_lock(patience_seconds=600):
+    with project_lock(timeout_seconds=600):
         assert lock.PATH.read_text().startswith(f"{os.getpid()} ")
     other.wait()
     other.stdin = None
@@ -107,7 +107,7 @@ def test_a_holder_whose_starter_has_exited_is_given_time_to_leave(holder):
 
 
 @pytest.mark.parametrize(
-    ("content", "is_leaving", "pid"),
+    ("content", "is_exiting", "pid"),
     [
         ("", False, "unknown"),
         ("12 elsewhere", False, "12"),
@@ -118,14 +118,14 @@ def test_a_holder_whose_starter_has_exited_is_given_time_to_leave(holder):
         ("{gone} elsewhere {gone}", False, "{gone}"),
     ],
 )
-def test_a_holder_is_leaving_if_it_or_a_starter_has_exited(folder, content, is_leaving, pid):
+def test_a_holder_is_leaving_if_it_or_a_starter_has_exited(folder, content, is_exiting, pid):
     names = {"here": os.getpid(), "gone": finished_process(), "host": socket.gethostname()}
     (folder / "lock").write_text(content.format(**names))
 
     with (folder / "lock").open("a+") as file:
         found = lock._Holder.read(file)
 
-    assert found.is_leaving() == is_leaving
+    assert found.is_exiting() == is_exiting
     assert found.pid == pid.format(**names)
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_SECONDS, wait_until
 
+from pipeline.flows.push import check_remotes
 from pipeline.flows.serving import Plan
-from pipeline.flows.sharing import check_remotes
-from pipeline.flows.targets import needed
+from pipeline.flows.targets import select_stages
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, StageError
 
@@ -428,18 +428,18 @@ SLOTS = """
 import logging, subprocess
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from pipeline.flows.gpu_limit import LIMIT, gpu_slots, used_gpus
+from pipeline.flows.gpu_limit import LIMIT_NAME, gpu_slots, count_gpus
 
 client = get_client(sync_client=True)
 
 def held():
-    return client._client.get(f"/v2/concurrency_limits/{LIMIT}").json()["active_slots"]
+    return client._client.get(f"/v2/concurrency_limits/{LIMIT_NAME}").json()["active_slots"]
 
 with gpu_slots(logging.getLogger(), 2):
     pass  # a server without such a limit
 subprocess.run(["prefect", "gcl", "create", "gpu", "--limit", "2"], check=True, stdout=subprocess.DEVNULL)
 with gpu_slots(logging.getLogger()):
-    print("used", used_gpus(), "held", held())
+    print("used", count_gpus(), "held", held())
 with gpu_slots(logging.getLogger(), 2):
     print("held", held())
 print("held", held())
@@ -479,8 +479,8 @@ def test_what_could_not_be_served_is_told_at_once(project, monkeypatch):
     with pytest.raises(StageError, match="`dvc remote add"):
         check_remotes(experiment=False)
     with pytest.raises(ParamsError, match="Did you mean 'fit'"):
-        needed(["fitt"])
-    assert needed(["build-learner"]) == ["create-artifact-dir", "load-data", "build-learner"]
+        select_stages(["fitt"])
+    assert select_stages(["build-learner"]) == ["create-artifact-dir", "load-data", "build-learner"]
 
 
 LEASE = """

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.results import Results
-from pipeline.flows.run_page import show_curves
+from pipeline.flows.run_page import write_curves
 from stages.contracts.history import History
 
 
@@ -15,6 +15,6 @@ def test_an_image_that_cannot_be_drawn_is_a_warning(caplog):
     pytest.importorskip("vl_convert")
     results = Results(None, History(), epochs=1, params={}, metrics={}, checkpoint=None)
 
-    show_curves(results, Artifacts(None, None, logging.getLogger(__name__)), "learner-curves")
+    write_curves(results, Artifacts(None, None, logging.getLogger(__name__)), "learner-curves")
 
     assert "the image of the curves cannot be drawn: ValueError" in caplog.text

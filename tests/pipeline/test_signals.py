@@ -47,7 +47,7 @@ def audit(event, args):
 
 def torn(name, path):
     """Wait, once a stage has begun, with the file as it is while it is being written."""
-    begun = any(each.startswith("caretaker-") for each in os.listdir(".runs"))
+    begun = any(each.startswith("watchdog-") for each in os.listdir(".runs"))
     if begun and os.environ.get("HOLD") == "torn " + name:
         os.truncate(path, 5)
         hold("torn " + name)

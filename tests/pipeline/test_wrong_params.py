@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from pipeline.evaluate import parse_source
-from pipeline.flows.timeouts import seconds_of
+from pipeline.flows.timeouts import read_seconds
 from pipeline.params import Params, read_params
 from pipeline.params_edit import overridden
 from stages.contracts.config import Use
@@ -557,7 +557,7 @@ def test_a_duration_in_the_environment_is_a_finite_number(text, monkeypatch):
     monkeypatch.setenv("LEARNER_WAIT_SECONDS", text)
 
     with pytest.raises(ParamsError, match=f"LEARNER_WAIT_SECONDS is '{text}'. Set it to a number of seconds"):
-        seconds_of("LEARNER_WAIT_SECONDS", 1.0)
+        read_seconds("LEARNER_WAIT_SECONDS", 1.0)
 
 
 @pytest.mark.parametrize("option", ["--interval=inf", "--timeout=inf"])

@@ -9,7 +9,7 @@ from signal import SIGALRM, SIGHUP, SIGINT, SIGTERM, Signals
 
 import pytest
 
-from pipeline.engine.signals import ENDING, Ended, ending, held
+from pipeline.engine.signals import TERMINATION_SIGNALS, SignalReceived, defer_signals, end_on_signal
 from stages.contracts.errors import RunInterruptedError
 from stages.contracts.interrupter import Interrupter
 
@@ -21,7 +21,7 @@ class TimedOutError(Exception):
 @pytest.fixture(autouse=True)
 def _handlers():
     """Every handler is the default before a test, and again after it."""
-    before = {number: signal.getsignal(number) for number in (*ENDING, SIGALRM)}
+    before = {number: signal.getsignal(number) for number in (*TERMINATION_SIGNALS, SIGALRM)}
     for number in before:
         signal.signal(number, signal.SIG_DFL)
     yield
@@ -35,14 +35,14 @@ def send(number):
 
 
 def handlers():
-    return [signal.getsignal(number) for number in (*ENDING, SIGALRM)]
+    return [signal.getsignal(number) for number in (*TERMINATION_SIGNALS, SIGALRM)]
 
 
-@pytest.mark.parametrize("number", ENDING)
+@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
 def test_a_signal_ends_the_block_where_it_is(number):
     before, steps = handlers(), []
 
-    with pytest.raises(RunInterruptedError) as caught, ending():
+    with pytest.raises(RunInterruptedError) as caught, end_on_signal():
         steps.append(1)
         send(number)
         steps.append(2)
@@ -65,7 +65,7 @@ def test_more_signals_do_nothing_while_a_block_ends_except_a_second_sigint():
             cleaned.append(numbers)
 
     for numbers in ((SIGTERM, SIGTERM), (SIGTERM, SIGINT), (SIGINT, SIGTERM), (SIGINT, SIGINT)):
-        with pytest.raises(RunInterruptedError) as caught, ending():
+        with pytest.raises(RunInterruptedError) as caught, end_on_signal():
             clean(*numbers)
         assert caught.value.exit_code == 128 + numbers[0]
 
@@ -73,17 +73,17 @@ def test_more_signals_do_nothing_while_a_block_ends_except_a_second_sigint():
 
 
 def test_a_block_that_swallows_the_signal_is_interrupted_all_the_same():
-    with pytest.raises(RunInterruptedError, match=r"^SIGHUP: "), ending(), suppress(Ended):
+    with pytest.raises(RunInterruptedError, match=r"^SIGHUP: "), end_on_signal(), suppress(SignalReceived):
         send(SIGHUP)
 
 
 def test_an_error_of_the_block_itself_is_raised_as_it_is():
-    for block in (ending, held):
+    for block in (end_on_signal, defer_signals):
         with pytest.raises(ValueError, match="ours"), block():
             raise ValueError("ours")
 
 
-@pytest.mark.parametrize("block", [ending, held])
+@pytest.mark.parametrize("block", [end_on_signal, defer_signals])
 def test_an_ignored_signal_stays_ignored(block):
     signal.signal(SIGHUP, signal.SIG_IGN)
 
@@ -92,7 +92,7 @@ def test_an_ignored_signal_stays_ignored(block):
         send(SIGHUP)
 
 
-@pytest.mark.parametrize("block", [ending, held])
+@pytest.mark.parametrize("block", [end_on_signal, defer_signals])
 def test_another_thread_than_the_main_one_installs_nothing(block):
     before, inside = handlers(), []
 
@@ -107,11 +107,11 @@ def test_another_thread_than_the_main_one_installs_nothing(block):
     assert inside == [before]
 
 
-@pytest.mark.parametrize("number", ENDING)
+@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
 def test_a_held_signal_waits_for_the_end_of_the_block(number):
     before, steps = handlers(), []
 
-    with pytest.raises(RunInterruptedError) as caught, ending(), held(with_a_listener()):
+    with pytest.raises(RunInterruptedError) as caught, end_on_signal(), defer_signals(with_a_listener()):
         send(number)
         steps.append(1)
 
@@ -129,7 +129,7 @@ def with_a_listener():
 def test_a_held_signal_stops_the_run_that_listens():
     interrupter = with_a_listener()
 
-    with pytest.raises(RunInterruptedError), held(interrupter):
+    with pytest.raises(RunInterruptedError), defer_signals(interrupter):
         assert not interrupter.should_stop()
         send(SIGTERM)
         assert interrupter.should_stop()
@@ -139,7 +139,7 @@ def test_a_held_signal_stops_the_run_that_listens():
 def test_a_signal_does_not_wait_if_nobody_listens():
     interrupter, steps = Interrupter(), []
 
-    with pytest.raises(RunInterruptedError, match=r"^SIGTERM: "), held(interrupter):
+    with pytest.raises(RunInterruptedError, match=r"^SIGTERM: "), defer_signals(interrupter):
         send(SIGTERM)
         steps.append(1)
 
@@ -150,7 +150,7 @@ def test_a_signal_does_not_wait_if_nobody_listens():
 def test_a_second_sigint_does_not_wait():
     steps = []
 
-    with pytest.raises(RunInterruptedError), held():
+    with pytest.raises(RunInterruptedError), defer_signals():
         send(SIGTERM)
         steps.append(1)
         send(SIGINT)
@@ -166,7 +166,7 @@ def test_the_previous_handler_receives_the_first_signal_once():
     signal.signal(SIGTERM, lambda number, _: received.append(number))
     signal.signal(SIGHUP, lambda number, _: received.append(number))
 
-    with pytest.raises(RunInterruptedError) as caught, held():
+    with pytest.raises(RunInterruptedError) as caught, defer_signals():
         send(SIGTERM)
         send(SIGHUP)
         assert received == []
@@ -182,7 +182,7 @@ def test_what_the_previous_handler_raises_is_raised():
     signal.signal(SIGALRM, time_out)
     steps = []
 
-    with pytest.raises(TimedOutError), held():
+    with pytest.raises(TimedOutError), defer_signals():
         send(SIGALRM)
         steps.append(1)
 
@@ -191,16 +191,16 @@ def test_what_the_previous_handler_raises_is_raised():
 
 
 def test_an_alarm_without_a_handler_is_not_held():
-    with held():
+    with defer_signals():
         assert signal.getsignal(SIGALRM) is signal.SIG_DFL
 
 
 def test_signals_act_again_while_they_are_released():
     steps = []
 
-    with pytest.raises(RunInterruptedError), ending(), held() as hold:
+    with pytest.raises(RunInterruptedError), end_on_signal(), defer_signals() as hold:
         try:
-            with hold.released():
+            with hold.delivery():
                 steps.append("released")
                 send(SIGTERM)
                 steps.append("not reached")
@@ -214,10 +214,10 @@ def test_signals_act_again_while_they_are_released():
 def test_a_signal_that_waits_acts_before_the_release():
     steps = []
 
-    with pytest.raises(RunInterruptedError, match=r"^SIGTERM: "), held() as hold:
+    with pytest.raises(RunInterruptedError, match=r"^SIGTERM: "), defer_signals() as hold:
         send(SIGTERM)
         steps.append("held")
-        with hold.released():
+        with hold.delivery():
             steps.append("not reached")
 
     assert steps == ["held"]
@@ -227,7 +227,7 @@ def test_an_error_after_a_held_signal_stays_that_error():
     received = []
     signal.signal(SIGTERM, lambda number, _: received.append(number))
 
-    with pytest.raises(ValueError, match="ours"), held():
+    with pytest.raises(ValueError, match="ours"), defer_signals():
         send(SIGTERM)
         raise ValueError("ours")
 
@@ -243,11 +243,11 @@ def test_an_error_after_a_held_signal_stays_that_error():
 )
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_the_report_of_the_stage_is_kept_with_the_name_of_the_signal(said, reported, is_wrapped):
-    with pytest.raises(RunInterruptedError) as caught, held():
+    with pytest.raises(RunInterruptedError) as caught, defer_signals():
         send(SIGTERM)
         stopped = RunInterruptedError(said, SIGTERM)
         if is_wrapped:
-            raise Ended("SIGTERM") from stopped
+            raise SignalReceived("SIGTERM") from stopped
         raise stopped
 
     assert str(caught.value) == reported
@@ -257,7 +257,7 @@ def test_the_report_of_the_stage_is_kept_with_the_name_of_the_signal(said, repor
 def test_a_signal_from_another_process_is_held_as_well():
     steps = []
 
-    with pytest.raises(RunInterruptedError), held():
+    with pytest.raises(RunInterruptedError), defer_signals():
         subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)
         steps.append(1)
 

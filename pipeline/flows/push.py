@@ -22,10 +22,10 @@ def check_remotes(*, experiment: bool) -> None:
     except DvcException as error:
         raise StageError(f"the remotes cannot be read: {error}") from error
     if experiment:
-        git_remote()
+        find_git_remote()
 
 
-def git_remote() -> str:
+def find_git_remote() -> str:
     """``origin``, or the only remote of git that there is. Raises `StageError` where that is none."""
     names = run_git(Path(), "remote").split()
     if "origin" in names:
@@ -38,7 +38,7 @@ def git_remote() -> str:
     return names[0]
 
 
-def push(experiment: str | None, say: Callable[[str], None]) -> None:
+def push_results(experiment: str | None, say: Callable[[str], None]) -> None:
     """Push the cache with its run-cache, or *experiment* with what of the cache belongs to it."""
-    command = ["exp", "push", git_remote(), experiment] if experiment else ["push", "--run-cache"]
+    command = ["exp", "push", find_git_remote(), experiment] if experiment else ["push", "--run-cache"]
     run_dvc(command, say=say)
