@@ -45,7 +45,7 @@ def find_dvc(pids: Sequence[int]) -> int | None:
 def terminate_with(pids: Sequence[int]) -> None:
     """Have this process get a SIGTERM as soon as one of *pids* ends, or at once if one has ended.
 
-    *pids* are its `ancestors_up_to_dvc`. If DVC has exited before the call, the signal is sent at once as well.
+    *pids* are its `ancestors_up_to_dvc`. If DVC has exited already, the signal is sent at once too.
     """
     if not pids or (_dvc_writers() and not _dvc_writers() & set(pids)):
         _terminate()
