@@ -104,7 +104,7 @@ def test_vars_resolve_without_a_params_file(folder):
 
 
 def test_a_file_beyond_the_hashed_bytes_has_no_digest(folder, monkeypatch):
-    monkeypatch.setattr(snapshot, "HASHED_BYTES", 2)
+    monkeypatch.setattr(snapshot, "MAX_HASHED_BYTES", 2)
 
     digests = [state.digest for state in take_snapshot("fit").files.values()]
 
@@ -151,7 +151,7 @@ def test_a_deleted_file_is_reported(folder):
 
 
 def test_a_large_file_is_compared_by_size_time_and_inode(folder, monkeypatch):
-    monkeypatch.setattr(snapshot, "HASHED_BYTES", 0)
+    monkeypatch.setattr(snapshot, "MAX_HASHED_BYTES", 0)
 
     assert "  single.txt" in changes_after(lambda: os.utime("single.txt", (1, 1)))
 
