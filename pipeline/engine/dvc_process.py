@@ -14,7 +14,7 @@ from pathlib import Path
 from dvc.cli import main as dvc
 
 from pipeline.engine.cache_content import verify_restores
-from pipeline.engine.process_tree import terminate_once_with_parent
+from pipeline.engine.process_tree import terminate_with_parent
 from stages.contracts.errors import StageFailedError
 
 SAVE_SECONDS = 25.0
@@ -90,7 +90,7 @@ def _stop(child: "subprocess.Popen[str]") -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run ``dvc`` with all *arguments* but the first, the pid of the parent, and exit when that exits."""
-    terminate_once_with_parent(int(arguments[0]))
+    terminate_with_parent(int(arguments[0]))
     verify_restores()
     return int(dvc(list(arguments[1:])))
 
