@@ -13,7 +13,7 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
-from pipeline.engine.cache_content import damaged_in
+from pipeline.engine.cache_content import find_damaged_files
 
 ANSWER_SECONDS = 8.0
 """For what is far away and has to be logged in to; a library's own patience is a minute and more."""
@@ -90,7 +90,7 @@ def check_cache() -> Iterator[Diagnostic]:
             roots = dict.fromkeys(Path(each).resolve() for each in _roots(repo))
     except DvcException:
         return
-    damaged = [place for root in roots for place in damaged_in(root)]
+    damaged = [place for root in roots for place in find_damaged_files(root)]
     for place in damaged:
         what = f"{place} is damaged: its content does not have the hash in its name"
         cure = (

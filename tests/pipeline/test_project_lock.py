@@ -31,13 +31,13 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def holder(folder):
-    """Another process that has the lock until its input ends; it names other processes as its starters."""
+    """Another process that has the lock until its input ends; it names other processes as its ancestors."""
     started = []
 
-    def holder(*starters):
+    def holder(*ancestors):
         started.append(
             subprocess.Popen(
-                [sys.executable, "-c", HOLD, *map(str, starters)],
+                [sys.executable, "-c", HOLD, *map(str, ancestors)],
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -17,7 +17,7 @@ from stages.runs import HeartbeatRenderer, open_store
 ENTRIES = {"version": "2", "params": {"batch_size": 32, "seed": 42}, "inputs": {"data": "a" * 64}}
 CURRENT = """
 
-def current_entries():
+def read_key_entries():
     return {"version": "2", "params": {"batch_size": 64, "seed": 42}, "inputs": {"data": "b" * 64}}
 """
 
@@ -94,10 +94,12 @@ def test_show_says_that_a_run_is_the_one_of_now_or_why_it_cannot_tell(project, r
     make(root)
     bodies = project.folder / "pipeline/engine/stage_run.py"
     text = bodies.read_text()
-    bodies.write_text(f"{text}\n\ndef current_entries():\n    return {ENTRIES!r}\n")
+    bodies.write_text(f"{text}\n\ndef read_key_entries():\n    return {ENTRIES!r}\n")
     assert "are the same now: fit works in this store" in project.learner("runs", "show").out
 
-    bodies.write_text(f"{text}\n\ndef current_entries():\n    raise ParamsError('there are no inputs yet')\n")
+    bodies.write_text(
+        f"{text}\n\ndef read_key_entries():\n    raise ParamsError('there are no inputs yet')\n"
+    )
     shown = project.learner("runs", "show")
     assert shown.code == 0
     assert "not compared" in shown.out
