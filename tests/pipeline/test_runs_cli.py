@@ -98,7 +98,8 @@ def test_show_says_that_a_run_is_the_one_of_now_or_why_it_cannot_tell(project, r
     assert "are the same now: fit works in this store" in project.learner("runs", "show").out
 
     bodies.write_text(
-        f"{text}\n\ndef read_key_entries():\n    raise ParamsError('there are no inputs yet')\n"
+        f"{text}\nfrom stages.contracts.errors import ParamsError\n\n"
+        "def read_key_entries():\n    raise ParamsError('there are no inputs yet')\n"
     )
     shown = project.learner("runs", "show")
     assert shown.code == 0
