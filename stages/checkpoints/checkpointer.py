@@ -12,12 +12,20 @@ from typing import Any
 
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.files import sha256, sync_directory
-from stages.records import AsItIs, NamedMpkGzFileRecorder, Recorder, Tree, from_plain, read_item, to_plain
+from stages.records import (
+    NamedMpkGzFileRecorder,
+    OriginalPrecision,
+    Recorder,
+    Tree,
+    from_plain,
+    read_item,
+    to_plain,
+)
 from stages.records.limits import TRAINER_LIMIT, verified_limit
 
 PARTS = ("model", "optim", "scheduler")
 _trainer_recorder = NamedMpkGzFileRecorder(
-    AsItIs,
+    OriginalPrecision,
     compression=0,
     limit=TRAINER_LIMIT,  # the history in it is measured numbers, which hardly compress
 )

@@ -2,10 +2,10 @@ from .config import RecorderConfig as RecorderConfig
 from .formats import find_format as find_format
 from .model_file import load_file as load_file
 from .model_file import save_file as save_file
-from .precision import AsItIs as AsItIs
 from .precision import DoublePrecision as DoublePrecision
 from .precision import FullPrecision as FullPrecision
 from .precision import HalfPrecision as HalfPrecision
+from .precision import OriginalPrecision as OriginalPrecision
 from .precision import Precision as Precision
 from .record_tree import Map as Map
 from .record_tree import RawTensor as RawTensor

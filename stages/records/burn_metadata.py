@@ -5,7 +5,7 @@ from dataclasses import asdict, fields
 from stages.contracts.errors import RecordError
 from stages.records.limits import LEAST_NUMBERS
 from stages.records.precision import Precision
-from stages.records.record_tree import Metadata, Record, Tree, plain
+from stages.records.record_tree import Metadata, Record, Tree, strip_type_hints
 from stages.records.tensor_versions import restore_tensors
 
 BURN_VERSION = "0.21.0"
@@ -41,7 +41,7 @@ def pack_record(record: Record) -> Tree:
             "a record without metadata cannot be written in Burn's named formats: give it what "
             "build_metadata() says, or choose burnpack or safetensors"
         )
-    return {"metadata": asdict(record.metadata), "item": plain(record.item), "_b": UNIT}
+    return {"metadata": asdict(record.metadata), "item": strip_type_hints(record.item), "_b": UNIT}
 
 
 def unpack_record(tree: Tree, source_name: str, *, max_numbers: int = LEAST_NUMBERS) -> Record:

@@ -31,10 +31,10 @@ class ByteReader(Protocol):
     def remaining(self) -> int:
         """How many bytes there can be at most from here: what is declared longer is refused unread."""
 
-    def take(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         """The next *size* bytes, for headers and short values. Raises `RecordError` where there are fewer."""
 
-    def blob(self, size: int) -> Blob:
+    def read_array(self, size: int) -> Blob:
         """The next *size* bytes in memory of their own. Raises `RecordError` where there are fewer."""
 
     def skip(self, size: int) -> None:
@@ -71,14 +71,14 @@ class PlainReader:
         """Bytes to the end."""
         return self._size - self.offset
 
-    def take(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         """The next *size* bytes."""
         self._need(size)
         data = self._file.read(size)
         self._count(len(data), size)
         return data
 
-    def blob(self, size: int) -> Blob:
+    def read_array(self, size: int) -> Blob:
         """The next *size* bytes in memory of their own."""
         self._need(size)
         data = np.empty(size, np.uint8)

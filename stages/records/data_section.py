@@ -20,7 +20,7 @@ BOOL_STORES = {"Native": 1, "U8": 1, "U32": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorEntry:
     """What a header says of a tensor: its bytes lie from *start* to *end* in the data section."""
 
     dtype: str
@@ -31,20 +31,20 @@ class Place:
     """Bytes of one element in the file, where that is not what the dtype says."""
 
 
-class Data(Protocol):
+class SectionReader(Protocol):
     """What of a `ByteReader` a data section needs."""
 
     name: str
     offset: int
 
-    def blob(self, size: int) -> Blob:
+    def read_array(self, size: int) -> Blob:
         """The next *size* bytes in memory of their own."""
 
     def skip(self, size: int) -> None:
         """Go past *size* bytes."""
 
 
-def checked_shape(shape: tuple[int, ...], name: str, *, where: str) -> int:
+def check_shape(shape: tuple[int, ...], name: str, *, where: str) -> int:
     """How many elements *shape* has. Raises `RecordError` where that is more than any memory could hold."""
     if len(shape) > MAX_RANK:
         raise RecordError(f"{where}: {name} has {len(shape)} dimensions, at most {MAX_RANK} are read")
@@ -54,9 +54,9 @@ def checked_shape(shape: tuple[int, ...], name: str, *, where: str) -> int:
     return math.prod(shape)
 
 
-def checked_place(place: Place, name: str, *, where: str) -> Place:
+def check_entry(place: TensorEntry, name: str, *, where: str) -> TensorEntry:
     """*place* itself. Raises `RecordError` where its bytes are not those of its shape and dtype."""
-    expected = checked_shape(place.shape, name, where=where) * (place.width or ITEM_SIZES[place.dtype])
+    expected = check_shape(place.shape, name, where=where) * (place.width or ITEM_SIZES[place.dtype])
     if place.start < 0 or place.end - place.start != expected:
         raise RecordError(
             f"{where}: {name} lies from {place.start} to {place.end}, but shape {list(place.shape)} "
@@ -65,41 +65,43 @@ def checked_place(place: Place, name: str, *, where: str) -> Place:
     return place
 
 
-def in_order(places: Mapping[str, Place]) -> list[tuple[str, Place]]:
+def sort_entries(places: Mapping[str, TensorEntry]) -> list[tuple[str, TensorEntry]]:
     """*places* as their bytes follow one another."""
     return sorted(places.items(), key=lambda pair: (pair[1].start, pair[1].end))
 
 
-def section(source: Data, places: Mapping[str, Place], *, keep_data: bool) -> dict[str, RawTensor]:
+def read_section(
+    source: SectionReader, places: Mapping[str, TensorEntry], *, keep_data: bool
+) -> dict[str, RawTensor]:
     """The tensors of a data section that begins here, in the order of their bytes; holes are gone past.
 
     Raises `RecordError` where two overlap, or one lies beyond the end.
     """
     tensors = {}
     position = 0
-    for name, place in in_order(places):
+    for name, place in sort_entries(places):
         if place.start < position:
             raise RecordError(
                 f"{source.name}: {name} begins at {place.start} of the data, inside the tensor before it, "
                 f"which ends at {position}"
             )
         source.skip(place.start - position)
-        tensors[name] = taken(source, place, name=name, keep_data=keep_data)
+        tensors[name] = read_tensor(source, place, name=name, keep_data=keep_data)
         position = place.end
     return tensors
 
 
-def taken(source: Data, place: Place, *, name: str, keep_data: bool) -> RawTensor:
+def read_tensor(source: SectionReader, place: TensorEntry, *, name: str, keep_data: bool) -> RawTensor:
     """The tensor whose bytes come next."""
     if not keep_data:
         source.skip(place.end - place.start)
-        return without_data(place.dtype, place.shape)
-    data = source.blob(place.end - place.start)
+        return build_tensor_without_data(place.dtype, place.shape)
+    data = source.read_array(place.end - place.start)
     where = f"{source.name}, before offset {source.offset}: {name}"
-    return with_data(place.dtype, place.shape, data=data, where=where)
+    return build_tensor(place.dtype, place.shape, data=data, where=where)
 
 
-def with_data(dtype: str, shape: tuple[int, ...], *, data: Blob, where: str) -> RawTensor:
+def build_tensor(dtype: str, shape: tuple[int, ...], *, data: Blob, where: str) -> RawTensor:
     """The tensor over *data*; a Bool that was stored in words is one byte each then.
 
     Raises `RecordError` where a Bool is neither 0 nor 1.
@@ -124,12 +126,12 @@ class _Held:
         return (self._data.data,)
 
 
-def without_data(dtype: str, shape: tuple[int, ...]) -> RawTensor:
+def build_tensor_without_data(dtype: str, shape: tuple[int, ...]) -> RawTensor:
     """A tensor of which only *dtype* and *shape* were read."""
     return RawTensor(dtype, shape, _not_kept)
 
 
-def whole(tensor: RawTensor, name: str) -> Iterator[memoryview]:
+def iter_bytes(tensor: RawTensor, name: str) -> Iterator[memoryview]:
     """The bytes of *tensor*. Raises `RecordError` where they are not as many as its shape says."""
     written = 0
     for piece in tensor.pieces():

@@ -23,7 +23,7 @@ def is_parameter(node: Tree) -> bool:
     )
 
 
-def flattened(node: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Tree]]:
+def flatten(node: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Tree]]:
     """The leaves of *node* by their dotted names, in order; a parameter is one leaf. Nil and () are left out.
 
     Raises `RecordError` where a name could not be split again.
@@ -33,15 +33,15 @@ def flattened(node: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Tre
         node = {node.name: node.value}
     if isinstance(node, dict) and not is_parameter(node):
         for key, value in node.items():
-            yield from flattened(value, longer(path, key))
+            yield from flatten(value, extend_path(path, key))
     elif isinstance(node, list | tuple):
         for index, value in enumerate(node):
-            yield from flattened(value, longer(path, str(index)))
+            yield from flatten(value, extend_path(path, str(index)))
     elif node is not None:
-        yield dotted(path), node
+        yield join_path(path), node
 
 
-def longer(path: tuple[str, ...], key: Tree) -> tuple[str, ...]:
+def extend_path(path: tuple[str, ...], key: Tree) -> tuple[str, ...]:
     """*path* with *key*, one step down. Raises `RecordError` where that is too deep or the key no text."""
     if len(path) >= MAX_DEPTH:
         raise RecordError(f"the record is nested deeper than {MAX_DEPTH} levels at {'.'.join(path[:4])}…")
@@ -50,14 +50,14 @@ def longer(path: tuple[str, ...], key: Tree) -> tuple[str, ...]:
     return (*path, key)
 
 
-def dotted(path: tuple[str, ...]) -> str:
+def join_path(path: tuple[str, ...]) -> str:
     """*path* as one name. Raises `RecordError` where a component has a dot, a NUL or nothing in it."""
     if not path or any("." in part for part in path):
         raise RecordError(f"what stands at {list(path)} in the record has no name without a dot in a part")
-    return checked_name(".".join(path), "the record")
+    return check_name(".".join(path), "the record")
 
 
-def checked_name(name: str, where: str) -> str:
+def check_name(name: str, where: str) -> str:
     """*name* itself. Raises `RecordError` where a component is empty, or it has a NUL, or is no Unicode."""
     parts = name.split(".")
     shown = repr(name if len(name) < 100 else name[:100] + "…")
@@ -65,10 +65,10 @@ def checked_name(name: str, where: str) -> str:
         raise RecordError(f"{where} has the name {shown}: its parts between dots must be text without a NUL")
     if len(parts) > MAX_DEPTH:
         raise RecordError(f"{where} has the name {shown} of {len(parts)} parts, at most {MAX_DEPTH} are read")
-    return checked_text(name, where)
+    return check_text(name, where)
 
 
-def checked_text(text: str, where: str) -> str:
+def check_text(text: str, where: str) -> str:
     """*text* itself. Raises `RecordError` where it has half a surrogate pair and could not be written."""
     try:
         text.encode()
@@ -77,12 +77,12 @@ def checked_text(text: str, where: str) -> str:
     return text
 
 
-def nested(leaves: Mapping[str, Tree], where: str) -> Tree:
+def unflatten(leaves: Mapping[str, Tree], where: str) -> Tree:
     """The tree whose flat names are those of *leaves*; where the keys of a node run 0…n-1 it is a list."""
     root: dict[str, Tree] = {}
     branches = {id(root)}  # a leaf may be a dict too: a parameter
     for name, leaf in leaves.items():
-        *stem, last = checked_name(name, where).split(".")
+        *stem, last = check_name(name, where).split(".")
         node = root
         for part in stem:
             if part not in node:

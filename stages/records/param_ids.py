@@ -17,18 +17,18 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-?)[0-9a-fA-F]{4}\1[0-9a-fA-F]{4}\1[0-9a-fA-
 _NUMBER_BYTES = 8
 
 
-def param_id(path: str) -> str:
+def derive_param_id(path: str) -> str:
     """The id of the parameter at the dotted *path*: the same in every run and every epoch."""
-    return id_of(_hashed(path.encode()))
+    return encode_param_id(_hashed(path.encode()))
 
 
-def id_of(number: int) -> str:
+def encode_param_id(number: int) -> str:
     """The 13 characters for *number*, 0 to 2**64 - 1."""
     text = base64.b32hexencode(number.to_bytes(_NUMBER_BYTES, "little"))
     return text.decode().rstrip("=").lower()
 
 
-def number_of(text: str) -> int:
+def decode_param_id(text: str) -> int:
     """The number that the id *text* stands for, as Burn 0.15 and later read it.
 
     A UUID is hashed to 64 bits. Burn's own hash of one differs between builds and no file depends on it, so

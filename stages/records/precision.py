@@ -54,7 +54,7 @@ HalfPrecision = Precision("HalfPrecisionSettings", "half::binary16::f16", "i16",
 """Half the size, for inference: a run does not resume exactly from it."""
 DoublePrecision = Precision("DoublePrecisionSettings", "f64", "i64", "F64", "I64")
 """Nothing that torch or Burn can hold is lost."""
-AsItIs = Precision("FullPrecisionSettings", "f32", "i32", None, None)
+OriginalPrecision = Precision("FullPrecisionSettings", "f32", "i32", None, None)
 """Every tensor in its own type, bit for bit, under the name of full precision."""
 
 

@@ -98,22 +98,22 @@ class Record:
     """Text that the format carries beside (the metadata map of burnpack and safetensors)."""
 
 
-def plain(node: Tree) -> Tree:
+def strip_type_hints(node: Tree) -> Tree:
     """*node* without what only bincode needs: `Some`, `Variant`, `Map`, `Signed` and tuples are gone."""
     if isinstance(node, Some):
-        return plain(node.value)
+        return strip_type_hints(node.value)
     if isinstance(node, Variant):
-        return {node.name: plain(node.value)}
+        return {node.name: strip_type_hints(node.value)}
     if isinstance(node, dict):
-        return {key: plain(value) for key, value in node.items()}
+        return {key: strip_type_hints(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return [plain(value) for value in node]
+        return [strip_type_hints(value) for value in node]
     if isinstance(node, Signed):
         return int(node)
     return node
 
 
-def leaves(node: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+def iter_leaves(node: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf with its dotted path, in order; the elements of arrays are named by their index."""
     node = node.value if isinstance(node, Some) else node
     if isinstance(node, Variant):
@@ -121,6 +121,6 @@ def leaves(node: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, dict | list | tuple):
         pairs = node.items() if isinstance(node, dict) else enumerate(node)
         for key, value in pairs:
-            yield from leaves(value, f"{path}.{key}" if path else str(key))
+            yield from iter_leaves(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, node

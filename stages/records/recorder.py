@@ -10,11 +10,11 @@ from stages.records import formats
 from stages.records.burn_metadata import build_metadata
 from stages.records.byte_readers import PlainReader
 from stages.records.config import RecorderConfig
-from stages.records.dotted_names import nested
+from stages.records.dotted_names import unflatten
 from stages.records.formats import FORMATS, Format
 from stages.records.precision import DoublePrecision, FullPrecision, HalfPrecision, Precision
 from stages.records.record_tree import Map, RawTensor, Record, Some, Tree, Variant
-from stages.records.tensors import raw, tensor
+from stages.records.tensors import from_raw, to_raw
 
 
 class Recorder(Protocol):
@@ -91,7 +91,7 @@ class FileRecorder:
     def load(self, path: Path, like: Tree = None, *, limit: int | None = None) -> Tree:
         """Return the tree at *path*, with or without the suffix. Raises `RecordError` for anything else."""
         limit = max(filter(None, (limit, self._limit)), default=None)
-        return with_torch(formats.read(self.named(path), self.form, like=like, limit=limit).item)
+        return to_torch_tree(formats.read(self.named(path), self.form, like=like, limit=limit).item)
 
     def named(self, path: Path) -> Path:
         """*path* with the suffix."""
@@ -163,7 +163,7 @@ class BytesRecorder:
         source = PlainReader.of_bytes(data, limit=limit)
         record = self._form.decode(source, like, True)  # noqa: FBT003  the format's
         source.finish()
-        return with_torch(record.item)
+        return to_torch_tree(record.item)
 
 
 def NamedMpkBytesRecorder(precision: Precision = FullPrecision) -> BytesRecorder:  # noqa: N802  Burn's name
@@ -197,23 +197,23 @@ def build_recorder(config: RecorderConfig) -> FileRecorder:
 
 def read_item(path: Path, like: Tree = None, *, limit: int | None = None) -> Tree:
     """Return the item of the record at *path*, in the format of its suffix, with torch's tensors."""
-    return with_torch(formats.read(path, like=like, limit=limit).item)
+    return to_torch_tree(formats.read(path, like=like, limit=limit).item)
 
 
 def write_state_dict(state: Mapping[str, Tensor], path: Path) -> None:
     """*state* as a safetensors file under its own names, for ``safetensors.torch.load_file``."""
-    item = nested({name: raw(each) for name, each in state.items()}, "the state_dict")
+    item = unflatten({name: to_raw(each) for name, each in state.items()}, "the state_dict")
     formats.write(Record(item, None, {"format": "pt"}), path, FORMATS["safetensors"])
 
 
-def with_torch(item: Tree) -> Tree:
+def to_torch_tree(item: Tree) -> Tree:
     """*item* with torch's tensors in the place of raw ones, over the same memory."""
-    return _mapped(item, lambda leaf: tensor(leaf) if isinstance(leaf, RawTensor) else leaf)
+    return _mapped(item, lambda leaf: from_raw(leaf) if isinstance(leaf, RawTensor) else leaf)
 
 
 def _written(item: Tree, precision: Precision) -> Tree:
     def leaf(node: Tree) -> Tree:
-        node = raw(node) if isinstance(node, Tensor) else node
+        node = to_raw(node) if isinstance(node, Tensor) else node
         return precision.convert(node) if isinstance(node, RawTensor) else node
 
     return _mapped(item, leaf)

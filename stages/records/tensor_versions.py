@@ -99,7 +99,7 @@ class _Reader:
     def _value_tensor(self, node: dict[str, Tree], path: tuple[str, ...]) -> RawTensor:
         shape = self._shape(node["shape"], path)
         try:
-            dtype, values = packed_values(node["value"], self._metadata)
+            dtype, values = decode_values(node["value"], self._metadata)
         except RecordError as error:
             raise self._error(path, str(error)) from error
         if len(values) != math.prod(shape):
@@ -185,7 +185,7 @@ def _is_skipped(node: Tree) -> bool:
     return hasattr(node, "size") and not isinstance(node, np.ndarray)
 
 
-def packed_values(values: Tree, metadata: Metadata) -> tuple[str, Array]:
+def decode_values(values: Tree, metadata: Metadata) -> tuple[str, Array]:
     """The dtype of *values* (a list or an array) and their elements as a file has them, little-endian.
 
     Where half floats are written as whole numbers an integer tensor looks the same, unless one is negative;

@@ -9,7 +9,7 @@ from stages.contracts.errors import RecordError
 from stages.records.record_tree import RawTensor, Some, Tree, Variant
 from stages.records.torch_modules.skeleton import Slot
 
-DTYPES = {
+TORCH_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "Flex32": torch.float32,
@@ -25,27 +25,27 @@ DTYPES = {
     "U8": torch.uint8,
     "Bool": torch.bool,
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "Flex32"}
-PIECE = 1 << 20
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if name != "Flex32"}
+BLOCK_SIZE = 1 << 20
 """Bytes that are copied at once where a tensor does not lie in memory as the record wants it.
 
 A processor's cache holds two of these, which makes turning a matrix round five times faster.
 """
 
 
-def raw(tensor: Tensor) -> RawTensor:
+def to_raw(tensor: Tensor) -> RawTensor:
     """*tensor* as a record has it. Its bytes are taken when they are asked for, not now.
 
     Raises `RecordError` for what no record holds: complex, float8, quantised, sparse, or without data.
     """
     check_recordable(tensor)
     tensor = tensor.detach()
-    return RawTensor(NAMES[tensor.dtype], tuple(tensor.shape), lambda: _pieces(tensor))
+    return RawTensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), lambda: _pieces(tensor))
 
 
-def tensor(raw: RawTensor) -> Tensor:
+def from_raw(raw: RawTensor) -> Tensor:
     """The tensor of *raw*, over the same bytes where they may be written to."""
-    dtype = DTYPES[raw.dtype]
+    dtype = TORCH_DTYPES[raw.dtype]
     if not raw.numel:
         return torch.empty(raw.shape, dtype=dtype)
     flat = _joined(raw)
@@ -54,22 +54,22 @@ def tensor(raw: RawTensor) -> Tensor:
     return _aligned(flat, dtype).reshape(raw.shape)
 
 
-def raw_tree(node: Tree) -> Tree:
+def to_raw_tree(node: Tree) -> Tree:
     """*node* as a named format would give it back, with raw tensors in the place of torch's."""
     if isinstance(node, dict):
-        return {key: raw_tree(value) for key, value in node.items()}
+        return {key: to_raw_tree(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return [raw_tree(value) for value in node]
+        return [to_raw_tree(value) for value in node]
     if isinstance(node, Some | Variant):
-        return raw_tree(node.value) if isinstance(node, Some) else {node.name: raw_tree(node.value)}
-    return raw(node) if isinstance(node, Tensor) else node
+        return to_raw_tree(node.value) if isinstance(node, Some) else {node.name: to_raw_tree(node.value)}
+    return to_raw(node) if isinstance(node, Tensor) else node
 
 
 def check_recordable(tensor: Tensor, what: str = "a tensor") -> None:
     """Raises `RecordError` where no record can hold *tensor*, which *what* names."""
-    if tensor.dtype not in NAMES:
+    if tensor.dtype not in DTYPE_NAMES:
         hint = "with torch.view_as_real" if tensor.is_complex() else "to one of them"
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES)
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
         raise RecordError(f"{what} of {tensor.dtype} cannot be recorded, only of {known}: convert it {hint}")
     if tensor.layout != torch.strided:
         raise RecordError(f"{what} of layout {tensor.layout} cannot be recorded: make it dense, to_dense()")
@@ -77,18 +77,20 @@ def check_recordable(tensor: Tensor, what: str = "a tensor") -> None:
         raise RecordError(f"{what} on the meta device has no data to record: give it some, to_empty()")
 
 
-def part(slot: Slot, tensor: Tensor) -> Tensor:
+def view_slot(slot: Slot, tensor: Tensor) -> Tensor:
     """What *slot* shows of the *tensor* that it names; a view."""
     shown = tensor if slot.start is None else tensor[slot.start : slot.stop]
     return shown.t() if slot.transposed else shown
 
 
-def whole(parts: Sequence[tuple[Slot, RawTensor]]) -> Tensor:
+def join_slots(parts: Sequence[tuple[Slot, RawTensor]]) -> Tensor:
     """The tensor that *parts* show, as PyTorch has it; of parts that show the same, the first counts."""
     unique: dict[int, tuple[Slot, RawTensor]] = {}
     for slot, raw in parts:
         unique.setdefault(slot.start or 0, (slot, raw))
-    shown = [tensor(raw).t() if slot.transposed else tensor(raw) for _, (slot, raw) in sorted(unique.items())]
+    shown = [
+        from_raw(raw).t() if slot.transposed else from_raw(raw) for _, (slot, raw) in sorted(unique.items())
+    ]
     return shown[0] if len(shown) == 1 else torch.cat(shown)
 
 
@@ -102,7 +104,7 @@ def _blocks(tensor: Tensor) -> Iterator[memoryview]:
     """*tensor* by blocks of rows, so that what is transposed or on a device is never copied in whole."""
     if not tensor.numel():
         return
-    rows = max(1, PIECE // max(1, tensor[0].numel() * tensor.element_size()))
+    rows = max(1, BLOCK_SIZE // max(1, tensor[0].numel() * tensor.element_size()))
     for start in range(0, len(tensor), rows):
         block = tensor[start : start + rows]
         if block.dim() == 2 and block.stride(0) == 1:

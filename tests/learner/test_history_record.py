@@ -9,13 +9,13 @@ from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History, Split, Value
 from stages.learner.history_record import history_of, history_tree
-from stages.records import AsItIs, BytesRecorder, DefaultRecorder
+from stages.records import BytesRecorder, DefaultRecorder, OriginalPrecision
 from stages.records.formats import FORMATS
 
 OLD_ROWS = [[1, "train", "Loss", 0.5], [1, "valid", "Loss", math.inf], [2, "train", "Loss", 0.25]]
 """What a checkpoint held before there were columns."""
 COLUMN = {"split": "valid", "metric": "Loss", "epochs": 1, "values": torch.zeros(3, dtype=torch.float64)}
-BYTES = BytesRecorder(FORMATS["named_mpk"], AsItIs)
+BYTES = BytesRecorder(FORMATS["named_mpk"], OriginalPrecision)
 
 
 def losses(values, first=1):

@@ -10,7 +10,7 @@ from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
 from stages.learner.training_state import load_training_state, training_state
 from stages.metrics import LossMetric
-from stages.records import AsItIs, NamedMpkGzFileRecorder
+from stages.records import NamedMpkGzFileRecorder, OriginalPrecision
 from stages.renderers import NoRenderer
 
 
@@ -126,7 +126,7 @@ def same(one, other):
 def test_any_nesting_of_plain_values_and_tensors_returns_from_a_file(tmp_path):
     saved, loaded = nn.Sequential(Stateful()), nn.Sequential(Stateful())
     saved[0].state = STATE
-    recorder = NamedMpkGzFileRecorder(AsItIs)
+    recorder = NamedMpkGzFileRecorder(OriginalPrecision)
 
     recorder.record(training_state(saved), tmp_path / "state")
     load_training_state(loaded, recorder.load(tmp_path / "state"))

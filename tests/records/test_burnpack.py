@@ -14,7 +14,7 @@ from stages.records.burnpack.reader import decode
 from stages.records.burnpack.writer import encode
 from stages.records.byte_readers import PlainReader
 from stages.records.dtypes import ITEM_SIZES
-from stages.records.param_ids import id_of
+from stages.records.param_ids import encode_param_id
 from stages.records.record_tree import Map, RawTensor, Record, Signed, Some, Variant
 
 BURNS_OWN = Path(__file__).parents[3] / "shared/burn/model.bpk"
@@ -81,7 +81,7 @@ TENSORS = st.builds(
     st.integers(0, 1),
 )
 PARAMETERS = st.builds(
-    lambda number, param: {"id": id_of(number), "param": param}, st.integers(0, 2**64 - 1), TENSORS
+    lambda number, param: {"id": encode_param_id(number), "param": param}, st.integers(0, 2**64 - 1), TENSORS
 )
 SCALARS = st.one_of(
     st.booleans(), st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1).map(Signed), st.floats()
@@ -145,7 +145,7 @@ def test_an_altered_file_is_refused_or_read(record, data):
 def test_a_small_file_cut_anywhere_is_refused():
     item = {
         "a": [tensor("F16"), tensor("Bool")],
-        "b": {"id": id_of(7), "param": tensor()},
+        "b": {"id": encode_param_id(7), "param": tensor()},
         "c": 1.5,
         "d": True,
     }

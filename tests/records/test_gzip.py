@@ -34,7 +34,7 @@ def zipped(content, level=1, threads=1, *, step=None):
 def read(path, **options):
     """The content of *path*, whose length the member declares (all of these are below 4 GiB)."""
     with GzipReader(path, **options) as source:
-        content = source.blob(struct.unpack("<I", path.read_bytes()[-4:])[0]).tobytes()
+        content = source.read_array(struct.unpack("<I", path.read_bytes()[-4:])[0]).tobytes()
         source.finish()
     return content
 
@@ -133,7 +133,7 @@ def test_what_zlib_writes_is_read_in_steps_of_any_size(level, parts, flush, step
     with GzipReader(path) as source:
         for number in range(10**6):
             size = min(steps[number % len(steps)], source.remaining())
-            got += source.take(size) if number % 2 else source.blob(size).tobytes()
+            got += source.read(size) if number % 2 else source.read_array(size).tobytes()
             if not source.remaining():
                 break
         source.finish()
@@ -264,9 +264,9 @@ def test_a_bomb_that_lies_about_its_length_is_stopped_where_it_said_it_ends(path
     path.write_bytes(gzip.compress(bytes(80 * 2**20))[:-8] + end(1000, bytes(1000)))
 
     with GzipReader(path) as source:
-        source.take(1000)
+        source.read(1000)
         with pytest.raises(RecordError, match="1 bytes are declared, 0 are left"):
-            source.take(1)
+            source.read(1)
         with pytest.raises(RecordError, match="the content goes on after its end at 1000"):
             source.finish()
 
@@ -276,7 +276,7 @@ def test_what_is_passed_over_counts_for_the_checksum(path):
 
     with GzipReader(path) as source:
         source.skip(len(FLOATS) - 4)
-        last = source.take(4)
+        last = source.read(4)
         source.finish()
 
     assert last == FLOATS[-4:]
@@ -302,7 +302,7 @@ size = state.nbytes
 del state
 before = peak()
 with GzipReader(path, threads=2) as source:
-    source.blob(size)
+    source.read_array(size)
     source.finish()
 print(peak() - before)
 """

@@ -204,7 +204,7 @@ def test_what_follows_a_value_is_left_in_the_source():
 
     decode(source)
 
-    assert source.take(1) == b"\x07"
+    assert source.read(1) == b"\x07"
 
 
 @pytest.mark.parametrize(

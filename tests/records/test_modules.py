@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from stages.contracts.errors import RecordError
 from stages.records import DefaultRecorder, save_file
 from stages.records.precision import FullPrecision, HalfPrecision
-from stages.records.record_tree import Map, RawTensor, Some, Variant, leaves, plain
-from stages.records.tensors import PIECE, raw, tensor
+from stages.records.record_tree import Map, RawTensor, Some, Variant, iter_leaves, strip_type_hints
+from stages.records.tensors import BLOCK_SIZE, from_raw, to_raw
 from stages.records.torch_modules.module_record import (
     fields_unlike_burn,
     module_supplement,
@@ -50,8 +50,8 @@ def stirred(module, seed=1):
 
 def fields(record):
     """The paths of *record*, parameters with their shapes and constants with None."""
-    shown = filled_shapes(plain(record))
-    return dict(leaves(shown))
+    shown = filled_shapes(strip_type_hints(record))
+    return dict(iter_leaves(shown))
 
 
 def filled_shapes(node):
@@ -159,8 +159,8 @@ def test_several_recurrent_layers_are_a_list_and_two_directions_two_fields():
 
 def linear(node, x):
     bias = node["bias"]
-    product = x @ tensor(node["weight"]["param"])
-    return product if bias is None else product + tensor(bias["param"])
+    product = x @ from_raw(node["weight"]["param"])
+    return product if bias is None else product + from_raw(bias["param"])
 
 
 def gate(node, x, hidden):
@@ -170,12 +170,12 @@ def gate(node, x, hidden):
 def test_a_linear_record_computes_as_burn_does():
     layer, x = nn.Linear(2, 3), torch.randn(4, 2)
 
-    torch.testing.assert_close(linear(plain(record_of(layer)), x), layer(x))
+    torch.testing.assert_close(linear(strip_type_hints(record_of(layer)), x), layer(x))
 
 
 def test_an_lstm_record_computes_as_burn_does():
     layer, x = nn.LSTM(2, 3, batch_first=True), torch.randn(4, 5, 2)
-    node, hidden, cell = plain(record_of(layer)), torch.zeros(4, 3), torch.zeros(4, 3)
+    node, hidden, cell = strip_type_hints(record_of(layer)), torch.zeros(4, 3), torch.zeros(4, 3)
     for t in range(5):
         now = x[:, t]
         kept = torch.sigmoid(gate(node["forget_gate"], now, hidden)) * cell
@@ -188,7 +188,7 @@ def test_an_lstm_record_computes_as_burn_does():
 
 def test_a_gru_record_computes_as_burn_does():
     layer, x = nn.GRU(2, 3, batch_first=True), torch.randn(4, 5, 2)
-    node, hidden = plain(record_of(layer)), torch.zeros(4, 3)
+    node, hidden = strip_type_hints(record_of(layer)), torch.zeros(4, 3)
     for t in range(5):
         now = x[:, t]
         update = torch.sigmoid(gate(node["update_gate"], now, hidden))
@@ -218,18 +218,20 @@ def test_a_multi_head_attention_record_computes_as_burn_does(options):
     sizes = (4, options.get("kdim", 4), options.get("vdim", 4))
     given = [torch.randn(2, 3, size) for size in sizes]
 
-    torch.testing.assert_close(attended(plain(record_of(layer)), *given, heads=2), layer(*given)[0])
+    torch.testing.assert_close(
+        attended(strip_type_hints(record_of(layer)), *given, heads=2), layer(*given)[0]
+    )
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_an_encoder_layer_record_computes_as_burn_does(norm_first):
     """Burn's norms go round by one where they come first."""
     layer = nn.TransformerEncoderLayer(4, 2, 8, activation="gelu", batch_first=True, norm_first=norm_first)
-    node, x = plain(record_of(stirred(layer))), torch.randn(2, 3, 4)
+    node, x = strip_type_hints(record_of(stirred(layer))), torch.randn(2, 3, 4)
 
     def norm(name, x):
         at = node[name]
-        return F.layer_norm(x, (4,), tensor(at["gamma"]["param"]), tensor(at["beta"]["param"]))
+        return F.layer_norm(x, (4,), from_raw(at["gamma"]["param"]), from_raw(at["beta"]["param"]))
 
     residual = norm("norm_2", x) if norm_first else x
     y = x + attended(node["mha"], residual, residual, residual, 2)
@@ -320,7 +322,7 @@ def outputs(module, given):
 def test_a_record_gives_another_module_the_same_outputs_bit_for_bit(make, given):
     module, other = stirred(make(), 1), stirred(make(), 2)
 
-    report = load_into(other, through_a_file(plain(record_of(module))))
+    report = load_into(other, through_a_file(strip_type_hints(record_of(module))))
 
     assert report.fits
     torch.testing.assert_close(outputs(other, given), outputs(module, given), rtol=0, atol=0)
@@ -331,7 +333,9 @@ def test_a_stored_skeleton_reads_a_record_with_no_module_at_hand(make, given):
     module = stirred(make())
     stored = msgpack.unpackb(msgpack.packb(to_plain(skeleton_of(module))))
 
-    read = state_of(through_a_file(plain(record_of(module))), from_plain(stored, "a file"), "a file")
+    read = state_of(
+        through_a_file(strip_type_hints(record_of(module))), from_plain(stored, "a file"), "a file"
+    )
 
     state = {**module.state_dict()}
     assert from_plain(stored, "a file") == skeleton_of(module)
@@ -365,7 +369,7 @@ def test_what_burn_does_not_keep_is_given_beside():
 def test_half_types_come_back_through_full_precision_bit_for_bit():
     module, other = stirred(nn.Linear(3, 2).bfloat16(), 1), stirred(nn.Linear(3, 2).bfloat16(), 2)
 
-    load_into(other, through_a_file(plain(record_of(module))))
+    load_into(other, through_a_file(strip_type_hints(record_of(module))))
 
     assert torch.equal(other.weight, module.weight)
     assert other.weight.dtype == torch.bfloat16
@@ -375,7 +379,7 @@ def test_any_precision_loads_into_any_dtype():
     module = stirred(nn.Linear(3, 2))
     other = nn.Linear(3, 2).double()
 
-    load_into(other, through_a_file(plain(record_of(module)), HalfPrecision))
+    load_into(other, through_a_file(strip_type_hints(record_of(module)), HalfPrecision))
 
     assert torch.equal(other.weight, module.weight.half().double())
 
@@ -387,7 +391,7 @@ def test_tied_weights_are_recorded_at_each_place_and_stay_tied():
         return module
 
     module, other = stirred(tied(), 1), stirred(tied(), 2)
-    record = plain(record_of(module))
+    record = strip_type_hints(record_of(module))
     load_into(other, through_a_file(record))
 
     assert record[0]["weight"]["id"] != record[1]["weight"]["id"]
@@ -405,7 +409,7 @@ def test_ids_depend_on_the_place_alone():
 def misfit():
     """A record of another module: something is missing, something too much, something of another shape."""
     record = through_a_file(
-        plain(record_of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(1, 1))))
+        strip_type_hints(record_of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(1, 1))))
     )
     record[1]["bias"] = None
     return record
@@ -434,7 +438,7 @@ def test_what_fits_is_loaded_where_that_was_asked_for():
     assert report.missing == ["1.bias"]
     assert report.unexpected == ["2.weight", "2.bias"]
     assert len(report.mismatched) == 2
-    assert torch.equal(module[1].weight, tensor(record[1]["weight"]["param"]).t())
+    assert torch.equal(module[1].weight, from_raw(record[1]["weight"]["param"]).t())
 
 
 def test_a_long_list_is_cut():
@@ -445,7 +449,7 @@ def test_a_long_list_is_cut():
 
 
 def test_floats_do_not_become_integers():
-    record = through_a_file(plain(record_of(Own())))
+    record = through_a_file(strip_type_hints(record_of(Own())))
     record["places"]["param"] = record["scale"]["param"]
 
     with pytest.raises(RecordError, match="places is F32 .3., expected I64"):
@@ -453,7 +457,7 @@ def test_floats_do_not_become_integers():
 
 
 def test_constants_may_be_missing_or_anything():
-    record = through_a_file(plain(record_of(nn.Conv2d(1, 2, 3))))
+    record = through_a_file(strip_type_hints(record_of(nn.Conv2d(1, 2, 3))))
     del record["stride"], record["bias"]
     record |= {"padding": 7, "new_constant": None}
     module = nn.Conv2d(1, 2, 3, bias=False)
@@ -469,7 +473,7 @@ def nested(state):
         node = root
         for key in path:
             node = node.setdefault(key, {})
-        node[last] = raw(entry.clone())
+        node[last] = to_raw(entry.clone())
     return root
 
 
@@ -528,7 +532,7 @@ def test_a_module_may_say_how_burn_lays_it_out():
         "head.kernel": "[5, 4]",
         "pair.0": "[3]",
     }
-    assert load_into(Transposed(), through_a_file(plain(record))).fits
+    assert load_into(Transposed(), through_a_file(strip_type_hints(record))).fits
 
 
 @pytest.mark.parametrize(
@@ -566,19 +570,19 @@ def test_lazy_parameters_are_refused():
 
 def test_bytes_are_shared_and_taken_when_they_are_asked_for():
     weight = torch.zeros(3)
-    there = raw(weight)
+    there = to_raw(weight)
     weight[0] = 1
 
-    assert tensor(there).data_ptr() == weight.data_ptr()
-    assert tensor(there).tolist() == [1, 0, 0]
+    assert from_raw(there).data_ptr() == weight.data_ptr()
+    assert from_raw(there).tolist() == [1, 0, 0]
 
 
 def test_what_is_transposed_comes_in_pieces():
     weight = torch.randn(700, 3000)
-    pieces = list(raw(weight.t()).pieces())
+    pieces = list(to_raw(weight.t()).pieces())
 
     assert len(pieces) > 2
-    assert max(piece.nbytes for piece in pieces) <= PIECE
+    assert max(piece.nbytes for piece in pieces) <= BLOCK_SIZE
     assert b"".join(pieces) == weight.t().contiguous().numpy().tobytes()
 
 
@@ -587,13 +591,13 @@ def test_what_is_transposed_comes_in_pieces():
 def test_a_tensor_of_any_dtype_comes_back(dtype, shape):
     given = torch.randint(0, 2, shape).to(dtype)
 
-    assert torch.equal(tensor(raw(given)), given)
-    assert torch.equal(tensor(RawTensor.of(raw(given).dtype, shape, bytes(raw(given).data()))), given)
+    assert torch.equal(from_raw(to_raw(given)), given)
+    assert torch.equal(from_raw(RawTensor.of(to_raw(given).dtype, shape, bytes(to_raw(given).data()))), given)
 
 
 def test_a_bool_is_0_or_1():
     with pytest.raises(RecordError, match="only 0 and 1"):
-        tensor(RawTensor.of("Bool", (2,), b"\x01\x02"))
+        from_raw(RawTensor.of("Bool", (2,), b"\x01\x02"))
 
 
 class Cell(nn.Module):
@@ -638,11 +642,11 @@ def test_a_file_that_burn_wrote_loads_into_a_module_written_by_hand():
     module = Modern()
     report = load_into(module, item, source="model.mpk")
 
-    there = tensor(item["reverse_lstm"]["layers"][1]["weight_hh"]["weight"]["param"]).float()
+    there = from_raw(item["reverse_lstm"]["layers"][1]["weight_hh"]["weight"]["param"]).float()
     assert report.fits
     assert torch.equal(module.down[1].hidden_map.weight, there.t())
     assert [path for path, _ in slots(skeleton_of(module))] == [
-        path.removesuffix(".id") for path, leaf in leaves(item) if isinstance(leaf, str)
+        path.removesuffix(".id") for path, leaf in iter_leaves(item) if isinstance(leaf, str)
     ]
 
 
@@ -668,12 +672,12 @@ NORMS = {
 
 @pytest.mark.parametrize("make", NORMS.values(), ids=NORMS)
 def test_parameters_that_only_burn_has_are_filled_in_the_same_each_time(make):
-    first, again = plain(record_of(make())), plain(record_of(make()))
+    first, again = strip_type_hints(record_of(make())), strip_type_hints(record_of(make()))
     values = {"gamma": 1.0, "beta": 0.0, "running_mean": 0.0, "running_var": 1.0}
 
     for name, entry in first.items():
         if entry is not None:
-            assert tensor(entry["param"]).tolist() == [values[name]] * 3
+            assert from_raw(entry["param"]).tolist() == [values[name]] * 3
             assert entry["id"] == again[name]["id"]
     assert len({entry["id"] for entry in first.values() if entry}) == sum(map(bool, first.values()))
 
@@ -682,7 +686,7 @@ def test_parameters_that_only_burn_has_are_filled_in_the_same_each_time(make):
     ("value", "shape", "kind"), [(2.0, (3,), "unexpected"), (1.0, (4,), "mismatched"), (1.0, (3,), None)]
 )
 def test_a_filled_in_parameter_with_another_content_does_not_fit(value, shape, kind):
-    gamma = {"id": "0" * 13, "param": raw(torch.full(shape, value))}
+    gamma = {"id": "0" * 13, "param": to_raw(torch.full(shape, value))}
 
     read = load_into(nn.LayerNorm(3, elementwise_affine=False), {"gamma": gamma}, strict=False)
 

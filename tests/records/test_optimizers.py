@@ -9,8 +9,8 @@ from torch import nn
 from stages.contracts.errors import RecordError
 from stages.optim import Muon, build_optimizer
 from stages.records.precision import FullPrecision
-from stages.records.record_tree import Map, RawTensor, Variant, plain
-from stages.records.tensors import tensor
+from stages.records.record_tree import Map, RawTensor, Variant, strip_type_hints
+from stages.records.tensors import from_raw
 from stages.records.torch_modules.module_record import record_of, skeleton_of
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_modules.state_dict import load_into
@@ -124,7 +124,7 @@ def test_three_steps_more_are_those_of_an_unbroken_run_bit_for_bit(kind, dtype):
     other.load_state_dict(copy.deepcopy(module.state_dict()))
     resumed = OPTIMIZERS[kind](other.parameters())
     record, left = optimizer_record(optimizer, module), optimizer_supplement(optimizer, module)
-    restore_optimizer(resumed, other, through_a_file(plain(record)), through_a_file(left))
+    restore_optimizer(resumed, other, through_a_file(strip_type_hints(record)), through_a_file(left))
 
     assert same(resumed.state_dict(), optimizer.state_dict())
     train(module, optimizer, 3, first=3)
@@ -179,22 +179,26 @@ def test_a_parameters_state_has_the_fields_of_burn(kind):
         if isinstance(expected, dict):
             return list(node) == list(expected) and all(matches(node[key], expected[key]) for key in expected)
         return (
-            torch.equal(tensor(node), state[expected].t()) if isinstance(expected, str) else node == expected
+            torch.equal(from_raw(node), state[expected].t())
+            if isinstance(expected, str)
+            else node == expected
         )
 
     found = entry(optimizer, module, "one.weight")
     assert isinstance(optimizer_record(optimizer, module), Map)
     assert (found.name, found.index, found.value.name, found.value.index) == ("V1", 0, "Rank2", 2)
-    assert matches(plain(found.value.value), BURN[kind])
+    assert matches(strip_type_hints(found.value.value), BURN[kind])
 
 
 def test_moments_are_cut_like_the_parameters_they_belong_to():
     module = made()
     optimizer = optim.Adam(module.parameters())
     train(module, optimizer, 2)
-    reset = plain(entry(optimizer, module, "rnn.reset_gate.input_transform.bias"))["V1"]["Rank1"]["momentum"]
+    reset = strip_type_hints(entry(optimizer, module, "rnn.reset_gate.input_transform.bias"))["V1"]["Rank1"][
+        "momentum"
+    ]
 
-    assert torch.equal(tensor(reset["moment_1"]), optimizer.state[module.rnn.bias_ih_l0]["exp_avg"][:2])
+    assert torch.equal(from_raw(reset["moment_1"]), optimizer.state[module.rnn.bias_ih_l0]["exp_avg"][:2])
     assert isinstance(entry(optimizer, module, "conv.weight"), Variant)
     assert entry(optimizer, module, "conv.weight").value.name == "Rank3"
 
@@ -204,9 +208,9 @@ def test_the_average_of_a_centered_rmsprop_is_what_it_divides_by():
     optimizer = optim.RMSprop(module.parameters(), 0.1, centered=True)
     train(module, optimizer, 2)
     state = optimizer.state[module.two.bias]
-    centered = plain(entry(optimizer, module, "two.bias"))["V1"]["Rank1"]["centered"]
+    centered = strip_type_hints(entry(optimizer, module, "two.bias"))["V1"]["Rank1"]["centered"]
 
-    assert torch.equal(tensor(centered["avg"]), state["square_avg"] - state["grad_avg"] * state["grad_avg"])
+    assert torch.equal(from_raw(centered["avg"]), state["square_avg"] - state["grad_avg"] * state["grad_avg"])
 
 
 def test_burn_has_no_record_of_some_optimizers():
@@ -249,7 +253,7 @@ def test_a_parameter_that_lies_otherwise_in_memory_has_moments_that_lie_so():
     optimizer.step()
     record, left = optimizer_record(optimizer, module), optimizer_supplement(optimizer, module)
     resumed = optim.Adam(module.parameters())
-    restore_optimizer(resumed, module, through_a_file(plain(record)), left)
+    restore_optimizer(resumed, module, through_a_file(strip_type_hints(record)), left)
 
     assert same(resumed.state_dict(), optimizer.state_dict())
 
@@ -271,7 +275,7 @@ def test_what_is_of_another_optimizer_is_refused_and_nothing_changes(change, sai
     module = made()
     optimizer = optim.Adam(module.parameters())
     train(module, optimizer, 2)
-    record = through_a_file(plain(optimizer_record(optimizer, module)))
+    record = through_a_file(strip_type_hints(optimizer_record(optimizer, module)))
     left = optimizer_supplement(optimizer, module)
     before = copy.deepcopy(optimizer.state_dict())
     change(record, left)
@@ -302,7 +306,9 @@ def test_a_record_by_burn_alone_is_gone_on_from(kind):
     module = made()
     optimizer = OPTIMIZERS[kind](module.parameters())
     train(module, optimizer, 3)
-    model, record = with_other_ids(plain(record_of(module)), plain(optimizer_record(optimizer, module)))
+    model, record = with_other_ids(
+        strip_type_hints(record_of(module)), strip_type_hints(optimizer_record(optimizer, module))
+    )
 
     other = made(seed=1)
     resumed = OPTIMIZERS[kind](other.parameters())
@@ -317,7 +323,9 @@ def test_parameters_that_burns_record_has_no_word_of_are_named():
     module = made()
     optimizer = optim.RMSprop(module.parameters(), momentum=0.9)
     train(module, optimizer, 2)
-    model, record = with_other_ids(plain(record_of(module)), plain(optimizer_record(optimizer, module)))
+    model, record = with_other_ids(
+        strip_type_hints(record_of(module)), strip_type_hints(optimizer_record(optimizer, module))
+    )
     del record[model["conv"]["bias"]["id"]]
     resumed = optim.RMSprop(module.parameters(), momentum=0.9)
 
@@ -339,10 +347,10 @@ def test_muons_velocity_is_the_sum_of_gradients_that_burn_keeps():
     train(module, optimizer, 3)
     buffer = optimizer.state[module.one.weight]["momentum_buffer"]
 
-    record = plain(optimizer_record(optimizer, module))
-    velocity = plain(entry(optimizer, module, "one.weight"))["V1"]["Rank2"]["momentum"]["velocity"]
+    record = strip_type_hints(optimizer_record(optimizer, module))
+    velocity = strip_type_hints(entry(optimizer, module, "one.weight"))["V1"]["Rank2"]["momentum"]["velocity"]
 
-    torch.testing.assert_close(tensor(velocity), buffer.t() / (1 - 0.95))
+    torch.testing.assert_close(from_raw(velocity), buffer.t() / (1 - 0.95))
     assert {key for state in record.values() for key in state["V1"]} == {"Rank2"}
 
 
@@ -350,7 +358,9 @@ def test_a_muon_resumes_from_burns_record_alone():
     module = made()
     optimizer = muon(module.parameters())
     train(module, optimizer, 3)
-    model, record = with_other_ids(plain(record_of(module)), plain(optimizer_record(optimizer, module)))
+    model, record = with_other_ids(
+        strip_type_hints(record_of(module)), strip_type_hints(optimizer_record(optimizer, module))
+    )
     resumed = muon(module.parameters())
 
     without = load_burn_optimizer(resumed, module, through_a_file(record), model)
@@ -387,14 +397,14 @@ def test_the_record_of_lbfgs_has_burns_fields_order_and_axes():
     descend(module, optimizer, 2)
     state = optimizer.state[module[0].weight]
 
-    record = plain(optimizer_record(optimizer, module))
+    record = strip_type_hints(optimizer_record(optimizer, module))
 
     fields = ["history_s", "history_y", "d", "t", "prev_flat_grad", "prev_loss", "g_iter"]
     assert list(record) == fields
     assert (record["t"], record["g_iter"]) == (state["t"], state["n_iter"])
-    assert torch.equal(tensor(record["d"])[:15], state["d"][:15].view(3, 5).t().reshape(-1))
-    assert torch.equal(tensor(record["history_s"][-1])[15:18], state["old_stps"][-1][15:18])
-    assert torch.equal(tensor(record["history_y"][0])[15:18], state["old_dirs"][0][15:18])
+    assert torch.equal(from_raw(record["d"])[:15], state["d"][:15].view(3, 5).t().reshape(-1))
+    assert torch.equal(from_raw(record["history_s"][-1])[15:18], state["old_stps"][-1][15:18])
+    assert torch.equal(from_raw(record["history_y"][0])[15:18], state["old_dirs"][0][15:18])
 
 
 def test_an_lbfgs_resumes_from_burns_record_alone():
@@ -402,9 +412,9 @@ def test_an_lbfgs_resumes_from_burns_record_alone():
     optimizer, resumed = (optim.LBFGS(each.parameters(), 0.1, max_iter=4) for each in (module, other))
     descend(module, optimizer, 2)
     other.load_state_dict(copy.deepcopy(module.state_dict()))
-    record = through_a_file(plain(optimizer_record(optimizer, module)))
+    record = through_a_file(strip_type_hints(optimizer_record(optimizer, module)))
 
-    assert load_burn_optimizer(resumed, other, record, plain(record_of(module))) == []
+    assert load_burn_optimizer(resumed, other, record, strip_type_hints(record_of(module))) == []
     descend(module, optimizer, 2)
     descend(other, resumed, 2)
     torch.testing.assert_close(dict(other.state_dict()), dict(module.state_dict()))
@@ -415,7 +425,7 @@ def test_another_record_is_refused_by_lbfgs(change):
     module = Untied()
     optimizer = optim.LBFGS(module.parameters(), 0.1)
     descend(module, optimizer, 1)
-    record = {**through_a_file(plain(optimizer_record(optimizer, module))), **change}
+    record = {**through_a_file(strip_type_hints(optimizer_record(optimizer, module))), **change}
 
     with pytest.raises(RecordError, match="the optimizer's record"):
         load_burn_optimizer(optimizer, module, record, {})

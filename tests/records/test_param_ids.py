@@ -7,7 +7,7 @@ import msgpack
 import pytest
 
 from stages.contracts.errors import RecordError
-from stages.records.param_ids import id_of, number_of, param_id
+from stages.records.param_ids import decode_param_id, derive_param_id, encode_param_id
 
 REAL = Path(__file__).parents[3] / "shared" / "burn" / "model.mpk"
 
@@ -23,29 +23,29 @@ def test_every_id_of_the_real_file_comes_back_from_its_number():
     found = list(ids(msgpack.unpackb(REAL.read_bytes())["item"]))
 
     assert len(found) == len(set(found)) == 42
-    assert [id_of(number_of(text)) for text in found] == found
+    assert [encode_param_id(decode_param_id(text)) for text in found] == found
 
 
 def test_an_id_is_eight_little_endian_bytes_in_base32():
-    assert id_of(0) == "0" * 13
-    assert id_of(1) == "0400000000000"
-    assert id_of(2**64 - 1) == "vvvvvvvvvvvvu"
-    assert number_of("0400000000000") == 1
-    assert number_of("VVVVVVVVVVVVU") == 2**64 - 1
-    assert param_id("fc.weight") == param_id("fc.weight")
-    assert param_id("fc.weight") != param_id("fc.bias")
-    assert len(param_id("")) == 13
+    assert encode_param_id(0) == "0" * 13
+    assert encode_param_id(1) == "0400000000000"
+    assert encode_param_id(2**64 - 1) == "vvvvvvvvvvvvu"
+    assert decode_param_id("0400000000000") == 1
+    assert decode_param_id("VVVVVVVVVVVVU") == 2**64 - 1
+    assert derive_param_id("fc.weight") == derive_param_id("fc.weight")
+    assert derive_param_id("fc.weight") != derive_param_id("fc.bias")
+    assert len(derive_param_id("")) == 13
 
 
 def test_ids_of_older_burns_are_numbers_too():
     """Six bytes fill the low end, as in Burn's own test; UUIDs stay apart from each other."""
-    assert number_of("5kmiqb9d5k"[:10]) < 2**48
-    assert number_of(id_of(int.from_bytes(bytes([45] * 6), "little"))) == int.from_bytes(
+    assert decode_param_id("5kmiqb9d5k"[:10]) < 2**48
+    assert decode_param_id(encode_param_id(int.from_bytes(bytes([45] * 6), "little"))) == int.from_bytes(
         bytes([45] * 6), "little"
     )
     names = [str(uuid.UUID(int=value << 64 | 7)) for value in range(100)]
-    assert len({number_of(name) for name in names}) == 100
-    assert number_of(names[3].upper()) == number_of(names[3])
+    assert len({decode_param_id(name) for name in names}) == 100
+    assert decode_param_id(names[3].upper()) == decode_param_id(names[3])
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_ids_of_older_burns_are_numbers_too():
 )
 def test_text_that_is_no_id_is_refused(text):
     with pytest.raises(RecordError, match="is no id of a parameter"):
-        number_of(text)
+        decode_param_id(text)

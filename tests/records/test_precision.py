@@ -8,10 +8,10 @@ import pytest
 
 from stages.records.precision import (
     PIECE_SIZE,
-    AsItIs,
     DoublePrecision,
     FullPrecision,
     HalfPrecision,
+    OriginalPrecision,
     Precision,
 )
 from stages.records.record_tree import RawTensor
@@ -149,8 +149,8 @@ def test_what_is_right_already_and_bools_are_left_alone():
 
     assert FullPrecision.convert(floats) is floats
     assert HalfPrecision.convert(bools) is bools
-    assert AsItIs.convert(long) is long
-    assert AsItIs.convert(half := raw([1.0], "F16")) is half
+    assert OriginalPrecision.convert(long) is long
+    assert OriginalPrecision.convert(half := raw([1.0], "F16")) is half
 
 
 def test_an_empty_tensor_and_one_with_no_dimension_are_converted():

@@ -9,7 +9,6 @@ from torch import nn
 
 from stages.contracts.errors import RecordError
 from stages.records import (
-    AsItIs,
     BinBytesRecorder,
     CompactRecorder,
     DefaultRecorder,
@@ -18,6 +17,7 @@ from stages.records import (
     HalfPrecision,
     NamedMpkBytesRecorder,
     NamedMpkGzFileRecorder,
+    OriginalPrecision,
     RecorderConfig,
     build_recorder,
     from_plain,
@@ -32,7 +32,7 @@ from stages.records import (
 from stages.records.config import SUFFIXES
 from stages.records.formats import FORMATS
 from stages.records.recorder import PRECISIONS, RECORDERS
-from stages.records.tensors import DTYPES
+from stages.records.tensors import TORCH_DTYPES
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text()
@@ -63,12 +63,12 @@ def test_every_tree_comes_back(tree, tmp_path_factory):
     assert NamedMpkGzFileRecorder().load(path) == tree
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=TORCH_DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 4)])
 def test_every_tensor_comes_back_bit_for_bit(dtype, shape, tmp_path):
     tensor = torch.randint(0, 2, shape).to(dtype)
 
-    NamedMpkGzFileRecorder(AsItIs).record({"t": tensor}, tmp_path / "item")
+    NamedMpkGzFileRecorder(OriginalPrecision).record({"t": tensor}, tmp_path / "item")
     back = NamedMpkGzFileRecorder().load(tmp_path / "item.mpk.gz")["t"]
 
     assert back.dtype == dtype
@@ -78,7 +78,7 @@ def test_every_tensor_comes_back_bit_for_bit(dtype, shape, tmp_path):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", RECORDERS)
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=TORCH_DTYPES)
 def test_every_recorder_writes_its_precision_and_reads_it_back(kind, precision, dtype, tmp_path):
     tensor = torch.randint(0, 2, (2, 3)).to(dtype)
     item = {"weight": tensor, "list": [tensor, tensor]}
@@ -122,7 +122,7 @@ def test_full_precision_and_what_stands_beside_bring_back_every_bit(tmp_path):
     module = nn.Sequential(nn.Linear(3, 2).double(), nn.BatchNorm1d(2), nn.Linear(2, 2).bfloat16())
     module.register_buffer("big", torch.tensor([2**40]))
     path = DefaultRecorder().record(record_of(module), tmp_path / "model")
-    NamedMpkGzFileRecorder(AsItIs).record(module_supplement(module), tmp_path / "supplement")
+    NamedMpkGzFileRecorder(OriginalPrecision).record(module_supplement(module), tmp_path / "supplement")
 
     other = nn.Sequential(nn.Linear(3, 2).double(), nn.BatchNorm1d(2), nn.Linear(2, 2).bfloat16())
     other.register_buffer("big", torch.tensor([0]))

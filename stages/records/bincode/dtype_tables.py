@@ -29,7 +29,7 @@ WITH_BOOL_STORE = DtypeTable(WITH_FLEX32.names, bool_has_store=True)
 """0.21."""
 
 
-def version_of(metadata: Metadata) -> tuple[int, int]:
+def parse_version(metadata: Metadata) -> tuple[int, int]:
     """Burn's major and minor version. Raises `RecordError` where the metadata has another text."""
     found = re.match(r"(\d{1,4})\.(\d{1,4})(\.|$)", metadata.version)
     if found is None:
@@ -40,9 +40,9 @@ def version_of(metadata: Metadata) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def table_of(metadata: Metadata) -> DtypeTable:
+def find_dtype_table(metadata: Metadata) -> DtypeTable:
     """The table of the version that *metadata* names. Raises `RecordError` before 0.14, which had none."""
-    version = version_of(metadata)
+    version = parse_version(metadata)
     if version < (0, 14):
         raise RecordError(
             f"Burn {metadata.version[:20]} had no dtypes in its tensors: write for version 0.14 or later"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stages.contracts.errors import RecordError
 from stages.records import data_section
 from stages.records import dotted_names as flat
-from stages.records.bincode.dtype_tables import DtypeTable, table_of, version_of
+from stages.records.bincode.dtype_tables import DtypeTable, find_dtype_table, parse_version
 from stages.records.bincode.varint_tensors import MARKED, Varints
 from stages.records.byte_readers import ByteReader
 from stages.records.data_section import BOOL_STORES
@@ -65,7 +65,7 @@ class _Reader:
         """Read tensors as the version that *metadata* names wrote them."""
         self._metadata = metadata
         self._keep_data = keep_data
-        self._table = table_of(metadata) if version_of(metadata) >= (0, 14) else None
+        self._table = find_dtype_table(metadata) if parse_version(metadata) >= (0, 14) else None
 
     def node(self, like: Tree, path: tuple[str, ...]) -> Tree:
         """Return what comes next, of the kind of *like*."""
@@ -80,9 +80,9 @@ class _Reader:
         if isinstance(like, Map):
             return self._map(like, path)
         if isinstance(like, dict):
-            return {key: self.node(value, flat.longer(path, key)) for key, value in like.items()}
+            return {key: self.node(value, flat.extend_path(path, key)) for key, value in like.items()}
         if isinstance(like, tuple):
-            return tuple(self.node(value, flat.longer(path, str(i))) for i, value in enumerate(like))
+            return tuple(self.node(value, flat.extend_path(path, str(i))) for i, value in enumerate(like))
         if isinstance(like, list):
             return self._vector(like, path)
         return self._scalar(like, path)
@@ -91,7 +91,7 @@ class _Reader:
         """The text that comes next."""
         size = self._size(MAX_TEXT, f"{name} has a text")
         try:
-            return self._source.take(size).decode()
+            return self._source.read(size).decode()
         except UnicodeDecodeError as error:
             raise self._error(f"{name} has a text that is no UTF-8") from error
 
@@ -104,7 +104,7 @@ class _Reader:
             known = ", ".join(sorted({f"{example.index} ({example.name})" for example in examples}))
             raise self._error(f"{_name(path)} is case {index} of an enum, the example knows {known}")
         inner = meant[0].value if len(meant) == 1 else _AnyOf(tuple(example.value for example in meant))
-        return Variant(meant[0].name, index, self.node(inner, flat.longer(path, meant[0].name)))
+        return Variant(meant[0].name, index, self.node(inner, flat.extend_path(path, meant[0].name)))
 
     def _map(self, like: Map, path: tuple[str, ...]) -> Map:
         found = Map()
@@ -116,7 +116,7 @@ class _Reader:
                     f"{_name(path)} has the key {key[:100]!r}: it is there twice, has a NUL or '..' in it, "
                     "or the example has none"
                 )
-            found[key] = self.node(like.get(key, others), flat.longer(path, key))
+            found[key] = self.node(like.get(key, others), flat.extend_path(path, key))
         return found
 
     def _vector(self, like: list[Tree], path: tuple[str, ...]) -> list[Tree]:
@@ -124,12 +124,12 @@ class _Reader:
         if size and not like:
             raise self._error(f"{_name(path)} has {size} elements, and the example has none to go by")
         examples = like if size == len(like) else [_AnyOf(tuple(like))] * size
-        return [self.node(example, flat.longer(path, str(i))) for i, example in enumerate(examples)]
+        return [self.node(example, flat.extend_path(path, str(i))) for i, example in enumerate(examples)]
 
     def _scalar(self, like: Tree, path: tuple[str, ...]) -> Tree:
         name = _name(path)
         if like is None:
-            if self._source.take(1) != b"\0":
+            if self._source.read(1) != b"\0":
                 raise self._error(f"{name} is a constant in the example, and no zero byte in the file")
             return None
         if isinstance(like, bool):
@@ -140,28 +140,28 @@ class _Reader:
         if isinstance(like, int):
             return self._number()
         if isinstance(like, float):
-            return struct.unpack("<d", self._source.take(8))[0]
+            return struct.unpack("<d", self._source.read(8))[0]
         if isinstance(like, str):
             return self.text(name)
         if isinstance(like, bytes):
-            return self._source.take(self._size(self._source.remaining(), f"{name} is bytes"))
+            return self._source.read(self._size(self._source.remaining(), f"{name} is bytes"))
         raise self._error(f"{name} is a {type(like).__name__} in the example, which no record can hold")
 
     def _tensor(self, name: str, table: DtypeTable) -> RawTensor:
         size = self._size(self._source.remaining(), f"{name} is a tensor")
         data = None
         if self._keep_data:
-            data = self._source.blob(size)
+            data = self._source.read_array(size)
         else:
             self._source.skip(size)
         shape = self._shape(name)
         dtype, width = self._dtype(name, table)
-        expected = data_section.checked_shape(shape, name, where=self._source.name) * width
+        expected = data_section.check_shape(shape, name, where=self._source.name) * width
         if size != expected:
             raise self._error(f"{name} has {size} bytes, but shape {list(shape)} of {dtype} takes {expected}")
         if data is None:
-            return data_section.without_data(dtype, shape)
-        return data_section.with_data(dtype, shape, data=data, where=f"{self._source.name}: {name}")
+            return data_section.build_tensor_without_data(dtype, shape)
+        return data_section.build_tensor(dtype, shape, data=data, where=f"{self._source.name}: {name}")
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._number() for _ in range(self._size(data_section.MAX_RANK, f"{name} has a shape")))
@@ -193,14 +193,16 @@ class _Reader:
         size = self._size(self._source.remaining() // numbers.least_bytes, f"{name} is a tensor")
         data = numbers.taken(size, name, keep_data=self._keep_data)
         shape = self._shape(name)
-        if data_section.checked_shape(shape, name, where=self._source.name) != size:
+        if data_section.check_shape(shape, name, where=self._source.name) != size:
             raise self._error(f"{name} has {size} numbers, but shape {list(shape)}")
         if data is None:
-            return data_section.without_data(numbers.dtype, shape)
-        return data_section.with_data(numbers.dtype, shape, data=data, where=f"{self._source.name}: {name}")
+            return data_section.build_tensor_without_data(numbers.dtype, shape)
+        return data_section.build_tensor(
+            numbers.dtype, shape, data=data, where=f"{self._source.name}: {name}"
+        )
 
     def _flag(self, path: tuple[str, ...], what: str) -> bool:
-        byte = self._source.take(1)[0]
+        byte = self._source.read(1)[0]
         if byte > 1:
             raise self._error(f"{_name(path)} should begin with {what}, 0 or 1, there is {byte}")
         return byte == 1
@@ -221,12 +223,12 @@ class _Reader:
         return size
 
     def _number(self) -> int:
-        first = self._source.take(1)[0]
+        first = self._source.read(1)[0]
         if first not in MARKED:
             if first > max(MARKED):
                 raise self._error(f"byte {first} begins no number")
             return first
-        return int.from_bytes(self._source.take(MARKED[first]), "little")
+        return int.from_bytes(self._source.read(MARKED[first]), "little")
 
     def _error(self, what: str) -> RecordError:
         return RecordError(f"{self._source.name}, before offset {self._source.offset}: {what}")

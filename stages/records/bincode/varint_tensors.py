@@ -41,7 +41,7 @@ class Varints:
             values = self._variable(count, name)
             return values.view(np.uint8) if keep_data else None
         if keep_data:
-            return self._source.blob(count * self.least_bytes)
+            return self._source.read_array(count * self.least_bytes)
         self._source.skip(count * self.least_bytes)
         return None
 
@@ -51,7 +51,7 @@ class Varints:
         held = b""
         while filled < count:
             # each number has a byte or more, so this takes nothing that comes after the last
-            held += self._source.take(max(1, min(CHUNK, count - filled - bool(held))))
+            held += self._source.read(max(1, min(CHUNK, count - filled - bool(held))))
             numbers, held = self._whole(held, name)
             limits = np.iinfo(values.dtype)
             if numbers and not limits.min <= min(numbers) <= max(numbers) <= limits.max:

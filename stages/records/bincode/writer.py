@@ -13,7 +13,7 @@ from dataclasses import fields
 from stages.contracts.errors import RecordError
 from stages.records import data_section
 from stages.records import dotted_names as flat
-from stages.records.bincode.dtype_tables import DtypeTable, table_of
+from stages.records.bincode.dtype_tables import DtypeTable, find_dtype_table
 from stages.records.bincode.reader import MAX_TEXT
 from stages.records.dotted_names import MAX_ENTRIES
 from stages.records.record_tree import Map, RawTensor, Record, Signed, Some, Tree, Variant
@@ -29,7 +29,7 @@ def encode(record: Record, *, dtype_table: DtypeTable | None = None) -> Pieces:
     """
     if record.metadata is None:
         raise RecordError("the record has no metadata, which Burn's bincode begins with: give it one")
-    table = dtype_table or table_of(record.metadata)
+    table = dtype_table or find_dtype_table(record.metadata)
     for part in fields(record.metadata):
         yield _text(getattr(record.metadata, part.name))
     if record.item is not None:
@@ -49,7 +49,7 @@ def _varint(value: int) -> bytes:
 
 
 def _text(value: str) -> bytes:
-    data = flat.checked_text(value, "the record").encode()
+    data = flat.check_text(value, "the record").encode()
     if len(data) > MAX_TEXT:
         raise RecordError(f"the record has a text of {len(data)} bytes, at most {MAX_TEXT} can be read back")
     return _varint(len(data)) + data
@@ -63,7 +63,7 @@ def _encoded(node: Tree, table: DtypeTable, path: tuple[str, ...]) -> Pieces:
         yield from _encoded(node.value, table, path)
     elif isinstance(node, Variant):
         yield _varint(node.index)
-        yield from _encoded(node.value, table, flat.longer(path, node.name))
+        yield from _encoded(node.value, table, flat.extend_path(path, node.name))
     elif isinstance(node, dict | list | tuple):
         yield from _container(node, table, path)
     else:
@@ -82,7 +82,7 @@ def _container(node: Tree, table: DtypeTable, path: tuple[str, ...]) -> Pieces:
     for key, value in pairs:
         if isinstance(node, Map):
             yield _text(key)
-        yield from _encoded(value, table, flat.longer(path, key))
+        yield from _encoded(value, table, flat.extend_path(path, key))
 
 
 def _scalar(node: Tree, name: str) -> bytes:
@@ -115,7 +115,7 @@ def _tensor(tensor: RawTensor, table: DtypeTable, name: str) -> Pieces:
     if dtype not in table.names:
         raise RecordError(f"{name} is {dtype}, which this version of Burn does not know: {table.names}")
     yield _varint(tensor.nbytes)
-    yield from data_section.whole(tensor, name)
+    yield from data_section.iter_bytes(tensor, name)
     store = b"\x00" if dtype == "Bool" and table.bool_has_store else b""
     shape = b"".join(map(_varint, tensor.shape))
     yield _varint(len(tensor.shape)) + shape + _varint(table.names.index(dtype)) + store

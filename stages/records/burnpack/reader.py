@@ -11,10 +11,10 @@ from stages.records import data_section
 from stages.records import dotted_names as flat
 from stages.records.burnpack import cbor
 from stages.records.byte_readers import Blob, ByteReader
-from stages.records.data_section import BOOL_STORES, Place
+from stages.records.data_section import BOOL_STORES, TensorEntry
 from stages.records.dotted_names import MAX_ENTRIES
 from stages.records.dtypes import ITEM_SIZES
-from stages.records.param_ids import id_of
+from stages.records.param_ids import encode_param_id
 from stages.records.record_tree import RawTensor, Record, Signed, Tree
 
 MAGIC = b"NRUB"
@@ -32,7 +32,7 @@ class Content:
     """A record as the file has it: flat."""
 
     tensors: dict[str, RawTensor] = field(default_factory=dict)
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, TensorEntry] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
     scalars: dict[str, Scalar] = field(default_factory=dict)
     extra: dict[str, str] = field(default_factory=dict)
@@ -41,16 +41,16 @@ class Content:
 def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
     """The record in *source*, which is left after the last tensor. Raises `RecordError` for anything else."""
     content = metadata(source)
-    tensors = data_section.section(data(source, content.places), content.places, keep_data=keep_data)
+    tensors = data_section.read_section(data(source, content.places), content.places, keep_data=keep_data)
     leaves: dict[str, Tree] = {
-        name: {"id": id_of(content.ids[name]), "param": tensor} if name in content.ids else tensor
+        name: {"id": encode_param_id(content.ids[name]), "param": tensor} if name in content.ids else tensor
         for name, tensor in tensors.items()
     }
     for name, value in content.scalars.items():
         if name in leaves:
             raise RecordError(f"{source.name} has a tensor and a scalar of the name {name!r}")
         leaves[name] = value
-    return Record(flat.nested(leaves, source.name), extra=content.extra or None)
+    return Record(flat.unflatten(leaves, source.name), extra=content.extra or None)
 
 
 def gap(position: int) -> int:
@@ -60,14 +60,14 @@ def gap(position: int) -> int:
 
 def metadata(source: ByteReader) -> Content:
     """What stands before the data section, checked as far as it can be without the data."""
-    magic, version, size = HEADER.unpack(source.take(HEADER.size))
+    magic, version, size = HEADER.unpack(source.read(HEADER.size))
     if magic != MAGIC:
         raise RecordError(f"{source.name} is no burnpack: it begins {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise RecordError(f"{source.name} is burnpack of version {version}, only {VERSION} is known")
     if size > MAX_METADATA:
         raise RecordError(f"{source.name} declares {size} bytes of names, at most {MAX_METADATA} are read")
-    reader = cbor.Reader(source.take(size), source.name, offset=source.offset - size)
+    reader = cbor.Reader(source.read(size), source.name, offset=source.offset - size)
     content = Content()
     parts: dict[str, Callable[[cbor.Reader, str], None]] = {
         "tensors": lambda reader, name: _read_descriptor(reader, name, content),
@@ -110,8 +110,8 @@ def _read_descriptor(reader: cbor.Reader, name: str, content: Content) -> None:
             reader.skip()
     if dtype is None or shape is None or offsets is None or len(offsets) != 2:
         raise reader.error(f"{name} must have a dtype, a shape and two data_offsets")
-    content.places[name] = data_section.checked_place(
-        Place(dtype, shape, offsets[0], offsets[1], width), name, where=reader.name
+    content.places[name] = data_section.check_entry(
+        TensorEntry(dtype, shape, offsets[0], offsets[1], width), name, where=reader.name
     )
 
 
@@ -163,9 +163,9 @@ class _Begun:
         self._source = source
         self._head = head
 
-    def blob(self, size: int) -> Blob:
+    def read_array(self, size: int) -> Blob:
         first = self._from_head(size)
-        rest = self._source.blob(size - len(first))
+        rest = self._source.read_array(size - len(first))
         return np.concatenate([np.frombuffer(first, np.uint8), rest]) if first else rest
 
     def skip(self, size: int) -> None:
@@ -177,7 +177,7 @@ class _Begun:
         return first
 
 
-def data(source: ByteReader, places: dict[str, Place]) -> data_section.Data:
+def data(source: ByteReader, places: dict[str, TensorEntry]) -> data_section.SectionReader:
     """*source* where the data section begins: at the next multiple of 256, in Burn 0.19 here and now.
 
     A file of 0.19 ends with exactly what its tensors take. So may one that lost its end, but that has zeros
@@ -185,12 +185,12 @@ def data(source: ByteReader, places: dict[str, Place]) -> data_section.Data:
     """
     position = 0
     contiguous = True
-    for _, place in data_section.in_order(places):
+    for _, place in data_section.sort_entries(places):
         contiguous = contiguous and place.start == position
         position = place.end
     old = contiguous and source.remaining() == position
     padding = gap(source.offset)
-    head = source.take(min(padding, position) if old else padding)
+    head = source.read(min(padding, position) if old else padding)
     if old and (not padding or any(head)):
         return _Begun(source, head)
     for name, place in places.items():

@@ -21,8 +21,8 @@ from stages.records.burnpack.reader import (
     Scalar,
     gap,
 )
-from stages.records.data_section import Place
-from stages.records.param_ids import number_of
+from stages.records.data_section import TensorEntry
+from stages.records.param_ids import decode_param_id
 from stages.records.record_tree import RawTensor, Record, Signed
 
 
@@ -41,7 +41,7 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
     position = 0
     for name, tensor in content.tensors.items():
         yield bytes(content.places[name].start - position)
-        yield from data_section.whole(tensor, name)
+        yield from data_section.iter_bytes(tensor, name)
         position = content.places[name].end
 
 
@@ -56,14 +56,14 @@ def _check_counts(content: Content) -> None:
             raise RecordError(
                 f"the record has {len(entries)} {kind}, at most {flat.MAX_ENTRIES} can be read back"
             )
-    flat.nested(dict.fromkeys([*content.tensors, *content.scalars]), "the record")
+    flat.unflatten(dict.fromkeys([*content.tensors, *content.scalars]), "the record")
 
 
 def _flat(record: Record) -> Content:
-    extra = {flat.checked_text(key, "the record"): text for key, text in (record.extra or {}).items()}
-    content = Content(extra={key: flat.checked_text(text, "the record") for key, text in extra.items()})
+    extra = {flat.check_text(key, "the record"): text for key, text in (record.extra or {}).items()}
+    content = Content(extra={key: flat.check_text(text, "the record") for key, text in extra.items()})
     position = 0
-    for name, leaf in flat.flattened(record.item):
+    for name, leaf in flat.flatten(record.item):
         if name in content.tensors or name in content.scalars:
             raise RecordError(f"two values of the record have the name {name!r}")
         if isinstance(leaf, bool | int | float):
@@ -73,11 +73,11 @@ def _flat(record: Record) -> Content:
         if not isinstance(tensor, RawTensor):
             raise RecordError(f"{name} is a {type(leaf).__name__}: burnpack holds tensors and numbers only")
         if tensor is not leaf:
-            content.ids[name] = number_of(leaf["id"])
+            content.ids[name] = decode_param_id(leaf["id"])
         start = position + gap(position)
         position = start + tensor.nbytes
         content.tensors[name] = tensor
-        content.places[name] = Place(tensor.dtype, tensor.shape, start, position)
+        content.places[name] = TensorEntry(tensor.dtype, tensor.shape, start, position)
     return content
 
 

@@ -74,7 +74,7 @@ class GzipReader:
         """How many bytes there can be at most from here."""
         return self._most - self.offset
 
-    def take(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         """The next *size* bytes."""
         if 0 <= size <= self._window.nbytes:
             data = bytes(self._window[:size])
@@ -90,9 +90,9 @@ class GzipReader:
             self._window = self._window[missing:]
             self.offset += size
             return data
-        return self.blob(size).tobytes()
+        return self.read_array(size).tobytes()
 
-    def blob(self, size: int) -> Blob:
+    def read_array(self, size: int) -> Blob:
         """The next *size* bytes in memory of their own."""
         self._need(size)
         try:
@@ -107,7 +107,7 @@ class GzipReader:
         self._need(size)
         while size:
             step = min(size, self._window.nbytes or _WINDOW)
-            self.take(step)
+            self.read(step)
             size -= step
 
     def finish(self) -> None:

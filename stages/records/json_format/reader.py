@@ -51,7 +51,7 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Tree:
     """
     # gzip tells a length modulo 4 GiB only: the least it can be is it, or what follows is refused later
     size = source.remaining() % MAX_SIZE
-    return JsonReader(source.blob(size), source.name, limits=source.limits, keep_data=keep_data).value()
+    return JsonReader(source.read_array(size), source.name, limits=source.limits, keep_data=keep_data).value()
 
 
 class JsonReader:
@@ -201,7 +201,7 @@ class JsonReader:
         for part in self._parts(start, end):
             numbers = self._numbers(part)
             try:
-                dtype = numbers.dtype if array is None else widened_type(array, numbers)
+                dtype = numbers.dtype if array is None else widen_dtype(array, numbers)
             except ValueError as error:
                 raise self._error(str(error)) from error
             if array is None:
@@ -223,7 +223,7 @@ class JsonReader:
 
     def _numbers(self, values: list[Any]) -> Numbers:
         try:
-            return numbers_of(values)
+            return to_array(values)
         except ValueError as error:
             raise self._error(str(error)) from error
 
@@ -292,7 +292,7 @@ def are_alike(values: list[Any]) -> bool:
     return kinds <= {int, float} or kinds == {bool}
 
 
-def numbers_of(values: list[Any]) -> Numbers:
+def to_array(values: list[Any]) -> Numbers:
     """*values*, of which there are some, as an array. Raises `ValueError` where one does not fit any type."""
     if not are_alike(values):
         raise ValueError("a long list of values that are not all numbers or all bools")
@@ -308,7 +308,7 @@ def numbers_of(values: list[Any]) -> Numbers:
     return _narrowed(array)
 
 
-def widened_type(array: Numbers, numbers: Numbers) -> np.dtype[Any]:
+def widen_dtype(array: Numbers, numbers: Numbers) -> np.dtype[Any]:
     """The type that holds *array* and *numbers* too. Raises `ValueError` where there is none."""
     kinds = {array.dtype.kind, numbers.dtype.kind}
     dtype = np.result_type(array, numbers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.contracts.errors import RecordError
-from stages.records.json_format.reader import MAX_SIZE, MAX_TEXT, MIXED, SHORT, are_alike, numbers_of
+from stages.records.json_format.reader import MAX_SIZE, MAX_TEXT, MIXED, SHORT, are_alike, to_array
 from stages.records.record_tree import RawTensor, Tree
 
 MAX_DEPTH = 128
@@ -102,7 +102,7 @@ def _check_long(node: list[Tree] | tuple[Tree, ...], path: str) -> None:
     values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in node]
     try:
         if are_alike(values):
-            numbers_of(values)
+            to_array(values)
         elif len(node) > MIXED:
             raise ValueError(f"{len(node)} values that are not all finite numbers or all bools")
     except ValueError as error:

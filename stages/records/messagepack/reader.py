@@ -54,7 +54,7 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Tree:
     as a numpy array: of float32 or float64, or of integers in a type that holds them (never uint8).
     Raises `RecordError` for what is cut, not MessagePack, or nothing that a record holds.
     """
-    return _Reader(source, source.blob if keep_data else None).value(0)
+    return _Reader(source, source.read_array if keep_data else None).value(0)
 
 
 class _Reader:
@@ -156,7 +156,7 @@ class _Reader:
             held = len(self._held) - self._at
             least = run.left + max(WIDTHS[self._held[self._at]] - 1, 0)
             if held < min(least, _WINDOW):
-                more = self._source.take(min(least, _WINDOW) - held)
+                more = self._source.read(min(least, _WINDOW) - held)
                 self._held, self._at = self._held[self._at :] + more, 0
             used = run.add(self._held[self._at :] if self._at else self._held)
             self._at += used
@@ -210,7 +210,7 @@ class _Reader:
     def _hold(self, size: int) -> None:
         """Have *size* bytes at hand where there are none; they must be known to belong to the value."""
         if self._at == len(self._held):
-            self._held, self._at = self._source.take(size), 0
+            self._held, self._at = self._source.read(size), 0
 
     def _take(self, size: int) -> bytes:
         begin, self._at = self._at, self._at + size
@@ -218,7 +218,7 @@ class _Reader:
             return self._held[begin : self._at]
         begun = self._held[begin:]
         self._held, self._at = b"", 0
-        return begun + self._source.take(size - len(begun))
+        return begun + self._source.read(size - len(begun))
 
     def _unpacked(self, form: Struct) -> int:
         number: int = form.unpack(self._take(form.size))[0]

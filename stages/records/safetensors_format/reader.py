@@ -11,7 +11,7 @@ from stages.contracts.errors import RecordError
 from stages.records import data_section
 from stages.records import dotted_names as flat
 from stages.records.byte_readers import ByteReader
-from stages.records.data_section import Place
+from stages.records.data_section import TensorEntry
 from stages.records.record_tree import Metadata, RawTensor, Record
 from stages.records.safetensors_format.skeleton import Put
 
@@ -36,7 +36,7 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
     texts, places = _described(source)
     kept = texts.pop(KEY, None)
     position = 0
-    for name, place in data_section.in_order(places):
+    for name, place in data_section.sort_entries(places):
         if place.start != position:
             raise RecordError(
                 f"{source.name}: {name} begins at {place.start}, not at {position} with no hole"
@@ -44,19 +44,19 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Record:
         position = place.end
     if position > source.remaining():
         raise RecordError(f"{source.name}: its tensors take {position} bytes, {source.remaining()} are left")
-    read = data_section.section(source, places, keep_data=keep_data)
+    read = data_section.read_section(source, places, keep_data=keep_data)
     tensors = {name: read[name] for name in places}
     if kept is None:
-        return Record(flat.nested(tensors, source.name), extra=texts or None)
+        return Record(flat.unflatten(tensors, source.name), extra=texts or None)
     return _whole(kept, tensors, texts, source.name)
 
 
-def _described(source: ByteReader) -> tuple[dict[str, str], dict[str, Place]]:
+def _described(source: ByteReader) -> tuple[dict[str, str], dict[str, TensorEntry]]:
     """The texts and the tensors of the header."""
-    size = int.from_bytes(source.take(8), "little")
+    size = int.from_bytes(source.read(8), "little")
     if size > MAX_HEADER:
         raise RecordError(f"{source.name} declares {size} bytes of header, at most {MAX_HEADER} are read")
-    text = source.take(size)
+    text = source.read(size)
     if not text.startswith(b"{"):
         raise RecordError(f"{source.name} is no safetensors: its header begins {text[:8]!r}, not with '{{'")
     where = f"{source.name}, the header"
@@ -69,7 +69,7 @@ def _described(source: ByteReader) -> tuple[dict[str, str], dict[str, Place]]:
 
 def _parsed(text: bytes, where: str, limit: int) -> Json:
     """The JSON in *text*, with no more values than *limit* and no key twice."""
-    values = value_count(text.decode(errors="replace"))
+    values = count_values(text.decode(errors="replace"))
     if values > limit:
         raise RecordError(f"{where} has about {values} values, at most {limit} are read")
     try:
@@ -80,7 +80,7 @@ def _parsed(text: bytes, where: str, limit: int) -> Json:
         raise RecordError(f"{where} is not the JSON that it should be: {error!s:.200}") from error
 
 
-def value_count(text: str) -> int:
+def count_values(text: str) -> int:
     """Return how many values the JSON in *text* has, or a few more."""
     return sum(text.count(mark) for mark in ",[{")
 
@@ -99,11 +99,11 @@ def _refused(constant: str) -> None:
 def _texts(node: Json, where: str) -> dict[str, str]:
     if not isinstance(node, dict) or not all(isinstance(value, str) for value in node.values()):
         raise RecordError(f"{where}: its {METADATA} should be texts by name")
-    return {flat.checked_text(k, where): flat.checked_text(value, where) for k, value in node.items()}
+    return {flat.check_text(k, where): flat.check_text(value, where) for k, value in node.items()}
 
 
-def _place(entry: Json, name: str, where: str) -> Place:
-    flat.checked_name(name, where)
+def _place(entry: Json, name: str, where: str) -> TensorEntry:
+    flat.check_name(name, where)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise RecordError(f"{where}: {name} should have a dtype, a shape and data_offsets, and nothing else")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -111,8 +111,8 @@ def _place(entry: Json, name: str, where: str) -> Place:
         raise RecordError(f"{where}: {name} has the dtype {dtype!r:.100}, only {', '.join(DTYPES)} are read")
     if not _are_whole(shape) or not _are_whole(offsets) or len(offsets) != 2:
         raise RecordError(f"{where}: {name} should have a shape and two data_offsets of whole numbers from 0")
-    return data_section.checked_place(
-        Place(DTYPES[dtype], tuple(shape), offsets[0], offsets[1]), name, where=where
+    return data_section.check_entry(
+        TensorEntry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1]), name, where=where
     )
 
 

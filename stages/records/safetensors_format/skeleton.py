@@ -38,14 +38,18 @@ class Taken:
         if isinstance(node, Some):
             return {"$some": self._node(node.value, path)}
         if isinstance(node, Variant):
-            return {"$variant": [node.name, node.index, self._node(node.value, flat.longer(path, node.name))]}
+            return {
+                "$variant": [node.name, node.index, self._node(node.value, flat.extend_path(path, node.name))]
+            }
         return self._scalar(node, path)
 
     def _container(self, node: Tree, path: Path) -> Json:
         if not isinstance(node, dict):
-            items = [self._node(value, flat.longer(path, str(index))) for index, value in enumerate(node)]
+            items = [
+                self._node(value, flat.extend_path(path, str(index))) for index, value in enumerate(node)
+            ]
             return items if isinstance(node, list) else {"$tuple": items}
-        entries = {key: self._node(value, flat.longer(path, key)) for key, value in node.items()}
+        entries = {key: self._node(value, flat.extend_path(path, key)) for key, value in node.items()}
         if isinstance(node, Map):
             return {"$map": entries}
         return {"$dict": entries} if _is_special(entries) else entries
@@ -62,7 +66,7 @@ class Taken:
         raise RecordError(f"{'.'.join(path)} is a {type(node).__name__}, which no record can hold")
 
     def _named(self, tensor: RawTensor, path: Path) -> str:
-        name = flat.dotted(path)
+        name = flat.join_path(path)
         if name in self.tensors:
             raise RecordError(f"two tensors of the record have the name {name!r}")
         self.tensors[name] = tensor
@@ -106,7 +110,7 @@ class Put:
 
     def _tensor(self, name: str, path: Path) -> RawTensor:
         tensor = self._left.pop(name)
-        if name != flat.dotted(path):
+        if name != flat.join_path(path):
             raise ValueError(name)
         return tensor
 
@@ -140,7 +144,7 @@ class Put:
     def _text(self, value: Json) -> str:
         if not isinstance(value, str):
             raise TypeError(value)
-        return flat.checked_text(value, self._where)
+        return flat.check_text(value, self._where)
 
     def _key(self, key: Json) -> str:
         if ".." in self._text(key) or "\0" in key:

@@ -20,7 +20,7 @@ from stages.records.safetensors_format.reader import (
     METADATA,
     NAMES,
     Json,
-    value_count,
+    count_values,
 )
 from stages.records.safetensors_format.skeleton import Taken
 
@@ -34,9 +34,9 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
     if KEY in extra or METADATA in taken.tensors:
         raise RecordError(f"the record uses {KEY!r} in its extra texts or {METADATA!r} as a name: rename it")
     kept = _dumped({"metadata": asdict(record.metadata) if record.metadata else None, "item": taken.skeleton})
-    if len(taken.tensors) > flat.MAX_ENTRIES or value_count(kept) > MAX_KEPT:
+    if len(taken.tensors) > flat.MAX_ENTRIES or count_values(kept) > MAX_KEPT:
         raise RecordError(
-            f"the record has {len(taken.tensors)} tensors and {value_count(kept)} values, at most "
+            f"the record has {len(taken.tensors)} tensors and {count_values(kept)} values, at most "
             f"{flat.MAX_ENTRIES} and {MAX_KEPT} can be read back from safetensors"
         )
     header: dict[str, Json] = {METADATA: {KEY: kept, **extra}}
@@ -47,13 +47,13 @@ def encode(record: Record) -> Iterator[bytes | memoryview]:
         offsets = [position, end]
         header[name] = {"dtype": NAMES[_dtype(tensor)], "shape": list(tensor.shape), "data_offsets": offsets}
         position = end
-    text = flat.checked_text(_dumped(header), "the record").encode()
+    text = flat.check_text(_dumped(header), "the record").encode()
     text += b" " * (-len(text) % ALIGNMENT)
     if len(text) > MAX_HEADER:
         raise RecordError(f"the record's names take {len(text)} bytes, safetensors ends at {MAX_HEADER}")
     yield len(text).to_bytes(8, "little") + text
     for name, tensor in tensors:
-        yield from data_section.whole(tensor, name)
+        yield from data_section.iter_bytes(tensor, name)
 
 
 def _dtype(tensor: RawTensor) -> str:

@@ -3,12 +3,28 @@
 from dataclasses import replace
 
 from stages.contracts.errors import RecordError
-from stages.records.bincode.dtype_tables import version_of
+from stages.records.bincode.dtype_tables import parse_version
 from stages.records.burn_metadata import BURN_VERSION, build_metadata
 from stages.records.dtypes import FLOATS, ITEM_SIZES
 from stages.records.formats import Format
-from stages.records.precision import AsItIs, DoublePrecision, FullPrecision, HalfPrecision, Precision
-from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Tree, Variant, leaves
+from stages.records.precision import (
+    DoublePrecision,
+    FullPrecision,
+    HalfPrecision,
+    OriginalPrecision,
+    Precision,
+)
+from stages.records.record_tree import (
+    Map,
+    Metadata,
+    RawTensor,
+    Record,
+    Signed,
+    Some,
+    Tree,
+    Variant,
+    iter_leaves,
+)
 
 PRECISIONS = {"full": FullPrecision, "half": HalfPrecision, "double": DoublePrecision}
 FIRST_NEW = (0, 14)
@@ -33,7 +49,7 @@ def find_lossy_tensors(record: Record, precision: Precision | None) -> list[str]
         return []
     return [
         path.removesuffix(".param")
-        for path, leaf in leaves(record.item)
+        for path, leaf in iter_leaves(record.item)
         if isinstance(leaf, RawTensor) and leaf.dtype in FLOATS and _loses(leaf.dtype, target)
     ]
 
@@ -105,24 +121,24 @@ def _in_precision(node: Tree, precision: Precision) -> Tree:
 
 def _settings(record: Record) -> Precision:
     """What *record* says of itself, or what the most of its floats are."""
-    known = {one.settings: one for one in (AsItIs, HalfPrecision, DoublePrecision)}
+    known = {one.settings: one for one in (OriginalPrecision, HalfPrecision, DoublePrecision)}
     if isinstance(record.metadata, Metadata) and record.metadata.settings in known:
         return known[record.metadata.settings]
     sizes = {"F16": 0, "F64": 0}
     others = 0
-    for _, leaf in leaves(record.item):
+    for _, leaf in iter_leaves(record.item):
         if isinstance(leaf, RawTensor) and leaf.dtype in sizes:
             sizes[leaf.dtype] += leaf.numel
         elif isinstance(leaf, RawTensor) and leaf.dtype in FLOATS:
             others += leaf.numel
     if sizes["F16"] > max(sizes["F64"], others):
         return HalfPrecision
-    return DoublePrecision if sizes["F64"] > others else AsItIs
+    return DoublePrecision if sizes["F64"] > others else OriginalPrecision
 
 
 def _version(metadata: Metadata | None) -> str:
     try:
-        return metadata.version if metadata and version_of(metadata) >= FIRST_NEW else BURN_VERSION
+        return metadata.version if metadata and parse_version(metadata) >= FIRST_NEW else BURN_VERSION
     except RecordError:
         return BURN_VERSION
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.records.dtypes import ITEM_SIZES, NUMPY
-from stages.records.record_tree import RawTensor, Tree, leaves
+from stages.records.record_tree import RawTensor, Tree, iter_leaves
 
 PIECE_ELEMENTS = 1 << 18
 """Elements compared at a time: a few MiB, however large the tensors are."""
@@ -68,7 +68,7 @@ def distance(first: RawTensor, second: RawTensor) -> tuple[float, float]:
 def _leaves_by_name(tree: Tree, *, ids: bool) -> dict[str, Any]:
     """The leaves of *tree* by their names, a parameter's tensor by that of the parameter."""
     found: dict[str, Any] = {}
-    for path, leaf in leaves(tree):
+    for path, leaf in iter_leaves(tree):
         while path in found:  # a key that has dots in it may look like a path
             path += " (again)"  # noqa: PLW2901
         found[path] = leaf

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from stages.contracts.errors import RecordError
-from stages.records.param_ids import param_id
+from stages.records.param_ids import derive_param_id
 from stages.records.record_tree import Map, Some, Tree, Variant
-from stages.records.tensors import check_recordable, part, raw
+from stages.records.tensors import check_recordable, to_raw, view_slot
 from stages.records.torch_modules.layers import layer_layout, unlike_burn
 from stages.records.torch_modules.skeleton import Constant, Rows, Slot, fill_slots, slots
 
@@ -85,7 +85,7 @@ def record_of(module: nn.Module, state: Mapping[str, Any] | None = None, tree: T
                 "leave it out of the record with a burn_record method"
             )
         check_recordable(tensors[slot.name], slot.name)
-        return {"id": slot.id, "param": raw(part(slot, tensors[slot.name]))}
+        return {"id": slot.id, "param": to_raw(view_slot(slot, tensors[slot.name]))}
 
     return fill_slots(skeleton_of(module) if tree is None else tree, parameter)
 
@@ -142,7 +142,7 @@ def _resolve(layout: Tree, place: _Place) -> Tree:
         case Rows():
             return _resolve_name(layout.name, layout, place)
         case Constant():
-            return replace(layout, id=param_id(place.path))
+            return replace(layout, id=derive_param_id(place.path))
         case Some():
             inner = _resolve(layout.value, place)
             return None if inner is None else Some(inner)
@@ -179,7 +179,7 @@ def _slot(tensor: Tensor, name: str, path: str, *, rows: Rows | None, transposed
     if transposed and tensor.dim() != 2:
         raise RecordError(f"{name} is of shape {list(tensor.shape)}, and only a matrix can be transposed")
     start, stop = (rows.start, rows.stop) if rows else (None, None)
-    return Slot(name, start, stop, transposed, param_id(path))
+    return Slot(name, start, stop, transposed, derive_param_id(path))
 
 
 def _own_layout(module: nn.Module) -> Tree:

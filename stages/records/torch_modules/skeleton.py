@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import RecordError
-from stages.records.record_tree import Map, RawTensor, Signed, Some, Tree, Variant, leaves
+from stages.records.record_tree import Map, RawTensor, Signed, Some, Tree, Variant, iter_leaves
 
 MAX_DEPTH = 128
 """Levels that a stored skeleton may have."""
@@ -73,7 +73,7 @@ LEAF_EXAMPLES: dict[str, Any] = {
 
 def slots(skeleton: Tree) -> Iterator[tuple[str, Slot]]:
     """Every slot with its path in the record, in order."""
-    return ((path, leaf) for path, leaf in leaves(skeleton) if isinstance(leaf, Slot))
+    return ((path, leaf) for path, leaf in iter_leaves(skeleton) if isinstance(leaf, Slot))
 
 
 def fill_slots(skeleton: Tree, fill: Callable[[Slot], Tree]) -> Tree:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.record_tree import RawTensor, Tree, leaves, plain
-from stages.records.tensors import NAMES, part, raw_tree, tensor, whole
+from stages.records.record_tree import RawTensor, Tree, iter_leaves, strip_type_hints
+from stages.records.tensors import DTYPE_NAMES, from_raw, join_slots, to_raw_tree, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Constant, Slot, slots
 
@@ -62,7 +62,7 @@ def load_into(
     """
     own = module.state_dict()
     tree = skeleton_of(module)
-    item = raw_tree(item)
+    item = to_raw_tree(item)
     layout = layout or _layout(item, tree, own, source)
     read = _read(item, tree, source, own) if layout == "burn" else _read_names(item, tree, own)
     if strict and not read.fits:
@@ -123,23 +123,23 @@ class _Reading:
         if found.shape != constant.shape:
             expected = list(constant.shape)
             self.report.mismatched.append(f"{path} is {found.dtype} {list(found.shape)}, expected {expected}")
-        elif not bool((tensor(found) == constant.value).all()):
+        elif not bool((from_raw(found) == constant.value).all()):
             self.report.unexpected.append(path)
 
     def _surplus(self, node: Tree, path: str) -> None:
-        for name, leaf in leaves(node, path):
+        for name, leaf in iter_leaves(node, path):
             if isinstance(leaf, RawTensor):
                 self.report.unexpected.append(name.removesuffix(".param"))
 
 
 def _read(item: Tree, skeleton: Tree, source: str, own: Mapping[str, Any]) -> LoadResult:
     reading = _Reading(own)
-    reading.walk(raw_tree(item), plain(skeleton), "")
+    reading.walk(to_raw_tree(item), strip_type_hints(skeleton), "")
     for name, parts in reading.parts.items():
         if name in reading.incomplete:
             continue
         try:
-            reading.report.state[name] = whole(parts)
+            reading.report.state[name] = join_slots(parts)
         except (RuntimeError, RecordError) as error:
             raise RecordError(f"{source}: {name} cannot be put together: {error}") from error
     return reading.report
@@ -148,7 +148,7 @@ def _read(item: Tree, skeleton: Tree, source: str, own: Mapping[str, Any]) -> Lo
 def _read_names(item: Tree, skeleton: Tree, own: Mapping[str, Any]) -> LoadResult:
     """*item* as tensors under PyTorch's own names; of tensors that the module has twice, one is enough."""
     report = LoadResult()
-    found = {path: leaf for path, leaf in leaves(item) if isinstance(leaf, RawTensor)}
+    found = {path: leaf for path, leaf in iter_leaves(item) if isinstance(leaf, RawTensor)}
     twins = _twins(own)
     for name in {slot.name: None for _, slot in slots(skeleton)}:
         if name not in found and not any(twin in found for twin in twins.get(name, ())):
@@ -161,7 +161,7 @@ def _read_names(item: Tree, skeleton: Tree, own: Mapping[str, Any]) -> LoadResul
         if wrong:
             report.mismatched.append(f"{name} {wrong}")
         else:
-            report.state[name] = tensor(raw)
+            report.state[name] = from_raw(raw)
     for name in list(report.state):
         report.state.update({twin: report.state[name] for twin in twins.get(name, ()) if twin not in found})
     return report
@@ -180,9 +180,9 @@ def _mismatch(slot: Slot, found: RawTensor, own: Tensor | None) -> str | None:
     """What *found* is and what should be there; None where it fits."""
     shape = list(found.shape)
     if own is not None:
-        expected = list(part(slot, own).shape)
-        if shape != expected or _kind(found.dtype) != _kind(NAMES.get(own.dtype, str(own.dtype))):
-            return f"is {found.dtype} {shape}, expected {NAMES.get(own.dtype, own.dtype)} {expected}"
+        expected = list(view_slot(slot, own).shape)
+        if shape != expected or _kind(found.dtype) != _kind(DTYPE_NAMES.get(own.dtype, str(own.dtype))):
+            return f"is {found.dtype} {shape}, expected {DTYPE_NAMES.get(own.dtype, own.dtype)} {expected}"
         return None
     if slot.transposed and len(shape) != 2:
         return f"is {found.dtype} {shape}, expected a matrix"
@@ -201,7 +201,7 @@ def _kind(dtype: str) -> str:
 
 def _layout(item: Tree, tree: Tree, own: Mapping[str, Any], source: str) -> Layout:
     """Whose names *item* has: a Burn record's, or PyTorch's."""
-    found = {path: leaf for path, leaf in leaves(item) if isinstance(leaf, RawTensor)}
+    found = {path: leaf for path, leaf in iter_leaves(item) if isinstance(leaf, RawTensor)}
     ours = dict(slots(tree))
     scores = [(len(found.keys() & own.keys()), len(found.keys() & ours.keys()))]
     torchs = sum(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.record_tree import Tree, leaves
-from stages.records.tensors import raw_tree
+from stages.records.record_tree import Tree, iter_leaves
+from stages.records.tensors import to_raw_tree
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_optimizers.burn_state import STEP, form_of, read_state
@@ -39,7 +39,7 @@ def load_burn_optimizer(
     *optimizer*, and then nothing has changed.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
-        state = read_lbfgs(optimizer, module, raw_tree(item), source)
+        state = read_lbfgs(optimizer, module, to_raw_tree(item), source)
         _, *others = members(optimizer)
         groups = [options_of(group) for group in optimizer.param_groups]
         assign(optimizer, groups, [state, *({} for _ in others)])
@@ -50,7 +50,7 @@ def load_burn_optimizer(
             f"{source}: Burn has no {type(optimizer).__name__}, so it cannot be continued from it"
         )
     tree = skeleton_of(module)
-    foreign, entries, places = _ids(model_item), raw_tree(item) or {}, slots_by_parameter(module, tree)
+    foreign, entries, places = _ids(model_item), to_raw_tree(item) or {}, slots_by_parameter(module, tree)
     paths = {slot.id: path for path, slot in slots(tree)}
     states, without = [], []
     for group, parameter in members(optimizer):
@@ -93,7 +93,7 @@ def _new(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: 
 
 def _ids(model_item: Tree) -> dict[str, str]:
     """The id that a model's record gives the parameter at each path."""
-    found = leaves(raw_tree(model_item))
+    found = iter_leaves(to_raw_tree(model_item))
     return {
         path.removesuffix(".id"): leaf
         for path, leaf in found

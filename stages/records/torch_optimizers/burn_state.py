@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stages.contracts.errors import RecordError
 from stages.records.record_tree import RawTensor, Some, Tree, Variant
-from stages.records.tensors import NAMES, part, raw, whole
+from stages.records.tensors import DTYPE_NAMES, join_slots, to_raw, view_slot
 from stages.records.torch_modules.skeleton import Slot
 
 STEP = "step"
@@ -52,14 +52,16 @@ def form_of(optimizer: torch.optim.Optimizer) -> Tree:
 def record_state(form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: Slot) -> Tree:
     """Burn's record of what *slot* shows of *parameter*'s *state*; None where that lacks what Burn needs."""
     shown = {key: entry for key, entry in state.items() if _is_like(entry, parameter)}
-    shape = part(slot, parameter).shape
+    shape = view_slot(slot, parameter).shape
 
     def leaf(key: str) -> Tree:
         if key == STEP:
             return int(state[STEP])
         if key == AVERAGE:
-            return lazy_tensor(lambda: part(slot, _average(shown)), shown["square_avg"].dtype, tuple(shape))
-        return raw(part(slot, shown[key]))
+            return lazy_tensor(
+                lambda: view_slot(slot, _average(shown)), shown["square_avg"].dtype, tuple(shape)
+            )
+        return to_raw(view_slot(slot, shown[key]))
 
     names = {*shown, STEP} if STEP in state and _is_step_count(state[STEP]) else {*shown}
     names |= {AVERAGE} if "square_avg" in shown else set()
@@ -102,7 +104,7 @@ def read_state(form: Tree, nodes: list[tuple[Slot, Tree]], parameter: Tensor, wh
                 entries.setdefault(key, []).append((slot, _check_shape(value, slot, parameter, where)))
     for key, parts in entries.items():
         if len(parts) == len(nodes):
-            made[key] = torch.empty_like(parameter).copy_(whole(parts))
+            made[key] = torch.empty_like(parameter).copy_(join_slots(parts))
     return made
 
 
@@ -158,14 +160,14 @@ def _state(node: Tree, slot: Slot, where: str) -> Tree:
 
 
 def _check_shape(found: RawTensor, slot: Slot, parameter: Tensor, where: str) -> RawTensor:
-    expected = tuple(part(slot, parameter).shape)
+    expected = tuple(view_slot(slot, parameter).shape)
     if found.shape != expected:
         raise RecordError(f"{where}, {slot.id}: found shape {list(found.shape)}, expected {list(expected)}")
     return found
 
 
 def _is_like(entry: Any, parameter: Tensor) -> bool:
-    return isinstance(entry, Tensor) and entry.shape == parameter.shape and entry.dtype in NAMES
+    return isinstance(entry, Tensor) and entry.shape == parameter.shape and entry.dtype in DTYPE_NAMES
 
 
 def _is_step_count(count: Any) -> bool:
@@ -182,7 +184,7 @@ def _average(state: Mapping[str, Tensor]) -> Tensor:
 
 def lazy_tensor(make: Callable[[], Tensor], dtype: torch.dtype, shape: tuple[int, ...]) -> RawTensor:
     """Return the tensor that *make* computes when its bytes are asked for."""
-    return RawTensor(NAMES[dtype], shape, lambda: raw(make()).pieces())
+    return RawTensor(DTYPE_NAMES[dtype], shape, lambda: to_raw(make()).pieces())
 
 
 def _describe(node: Tree) -> str:

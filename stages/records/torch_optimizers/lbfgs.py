@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
 from stages.records.record_tree import RawTensor, Some, Tree
-from stages.records.tensors import part, tensor
+from stages.records.tensors import from_raw, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Slot, slots
 from stages.records.torch_optimizers.burn_state import lazy_tensor
@@ -94,7 +94,7 @@ class _Order:
         for parameter in parameters:
             places.append(torch.arange(start, start + parameter.numel()).view(parameter.shape))
             start += parameter.numel()
-        self._from_torch = torch.cat([part(slot, places[index]).reshape(-1) for index, slot in shown])
+        self._from_torch = torch.cat([view_slot(slot, places[index]).reshape(-1) for index, slot in shown])
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree) -> "_Order | None":
@@ -127,5 +127,5 @@ class _Order:
             raise RecordError(f"{where}: expected vectors of {self._from_torch.numel()} elements")
         like = self._parameters[0]
         flat = torch.empty(vector.shape, dtype=like.dtype, device=like.device)
-        flat[self._from_torch.to(like.device)] = tensor(vector).to(like.device, like.dtype)
+        flat[self._from_torch.to(like.device)] = from_raw(vector).to(like.device, like.dtype)
         return flat

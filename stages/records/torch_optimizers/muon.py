@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.records.record_tree import Map, Tree, Variant
-from stages.records.tensors import part
+from stages.records.tensors import view_slot
 from stages.records.torch_modules.skeleton import Slot
 from stages.records.torch_optimizers.burn_state import lazy_tensor, read_state
 from stages.records.torch_optimizers.torch_state import members, slots_by_parameter
@@ -43,7 +43,7 @@ def muon_record(optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: T
             continue
         for slot in places.get(id(parameter), ()):
             scaled = partial(_velocity, slot, buffer, 1 - group["momentum"])
-            velocity = lazy_tensor(scaled, buffer.dtype, tuple(part(slot, parameter).shape))
+            velocity = lazy_tensor(scaled, buffer.dtype, tuple(view_slot(slot, parameter).shape))
             state = {"momentum": {"velocity": velocity}}
             record[slot.id] = Variant("V1", 0, Variant("Rank2", 2, state))
     return record
@@ -62,4 +62,4 @@ def read_muon(
 
 
 def _velocity(slot: Slot, buffer: Tensor, scale: float) -> Tensor:
-    return part(slot, buffer) / scale
+    return view_slot(slot, buffer) / scale

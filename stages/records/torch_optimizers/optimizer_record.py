@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
 from stages.records.record_tree import Map, Tree
-from stages.records.tensors import raw_tree
+from stages.records.tensors import to_raw_tree
 from stages.records.torch_modules.skeleton import Slot
 from stages.records.torch_optimizers.burn_state import exact_entries, form_of, read_state, record_state
 from stages.records.torch_optimizers.lbfgs import lbfgs_record
@@ -80,7 +80,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item:
     if form is None:
         _load_state_dict(optimizer, rest["state_dict"])
         return
-    places, entries = slots_by_parameter(module, None), raw_tree(item) or {}
+    places, entries = slots_by_parameter(module, None), to_raw_tree(item) or {}
     groups = [
         _merge_options(group, saved)
         for group, saved in zip(optimizer.param_groups, rest["param_groups"], strict=True)
