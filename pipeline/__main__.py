@@ -1,21 +1,40 @@
-"""``learner`` and ``python -m pipeline``."""
+"""The entry point of ``learner`` and of ``python -m pipeline``."""
 
 import sys
 
 from pipeline.collision import find_hidden_stages
 
+FAILED = 1
 USAGE_ERROR = 2
 
 
 def main() -> None:
-    """Run the command line, unless another package hides the one that it imports."""
+    """Run the command line, unless the platform or the names of other packages rule it out.
+
+    Both checks come before the first import of ``stages`` and of a module that only Linux has.
+    """
+    if sys.platform != "linux":
+        _exit(describe_platform(sys.platform), FAILED)
     collision = find_hidden_stages()
     if collision:
-        sys.stderr.write(f"error: {collision}\n")
-        sys.exit(USAGE_ERROR)
+        _exit(str(collision), USAGE_ERROR)
     from pipeline.cli import main as run_command_line
 
     run_command_line()
+
+
+def describe_platform(platform: str) -> str:
+    """Return the message for a *platform*, named as by ``sys.platform``, other than Linux."""
+    return (
+        f"learner runs on Linux only; found platform {platform!r}. It needs Linux for the locks of the run "
+        "store (fcntl.flock), for processes that end with their parent (/proc, pidfd), and for hard links "
+        "between the cache and the workspace. Use a Linux machine, a Linux container, or WSL 2"
+    )
+
+
+def _exit(message: str, code: int) -> None:
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+from pathspec import GitIgnoreSpec
 
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
@@ -123,7 +124,7 @@ def _literals(body: list[ast.stmt]) -> Iterator[tuple[str, Any]]:
 
 
 def _files(deps: list[Any]) -> dict[Path, FileState]:
-    ignored = (*ALWAYS_IGNORED, *_ignore_patterns())
+    ignored = _read_ignore_rules()
     found = {}
     left = MAX_HASHED_BYTES
     for dep in deps:
@@ -135,24 +136,23 @@ def _files(deps: list[Any]) -> dict[Path, FileState]:
     return found
 
 
-def _ignore_patterns() -> list[str]:
+def _read_ignore_rules() -> GitIgnoreSpec:
+    """Return the rules of the .dvcignore of this project; DVC reads it as git reads a .gitignore."""
+    rules: list[str] = []
     with suppress(OSError):
-        lines = map(str.strip, Path(".dvcignore").read_text(encoding="utf-8").splitlines())
-        return [line.strip("/") for line in lines if line and line[0] not in "#!"]
-    return []
+        rules = [line.strip() for line in Path(".dvcignore").read_text(encoding="utf-8").splitlines()]
+    return GitIgnoreSpec.from_lines([*rules, *ALWAYS_IGNORED])
 
 
-def _walk(path: Path, ignored: tuple[str, ...]) -> Iterator[Path]:
+def _walk(path: Path, ignored: GitIgnoreSpec) -> Iterator[Path]:
     if path.is_file():
         yield path
     for folder, folders, files in os.walk(path):
         here = Path(folder)
-        folders[:] = sorted(each for each in folders if not _matches(here / each, ignored))
-        yield from (here / each for each in sorted(files) if not _matches(here / each, ignored))
-
-
-def _matches(path: Path, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(path.name, each) or fnmatch(path.as_posix(), each) for each in patterns)
+        folders[:] = sorted(
+            each for each in folders if not ignored.match_file(f"{(here / each).as_posix()}/")
+        )
+        yield from (here / each for each in sorted(files) if not ignored.match_file(here / each))
 
 
 def _read_state(path: Path, hashable: int) -> FileState:

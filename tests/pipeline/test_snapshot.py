@@ -2,10 +2,12 @@
 
 import importlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from dvc.repo import Repo
 
 from pipeline import snapshot
 from pipeline.engine.edit_guard import LoadedSources, check_loaded, check_unchanged
@@ -46,8 +48,9 @@ stages:
     "inputs/skipped.log": "c",
     "inputs/__pycache__/x.pyc": "d",
     "inputs/.git/config": "e",
-    ".dvcignore": "# a comment\n\n*.log\n!kept\n/private/\n",
+    ".dvcignore": "# a comment\n\n*.log\n!kept.log\nprivate/\n/deep/\n",
     "inputs/private/f.txt": "f",
+    "inputs/kept.log": "g",
 }
 
 
@@ -78,7 +81,7 @@ def test_a_snapshot_has_the_value_of_every_param(folder):
 def test_a_snapshot_has_every_file_that_is_not_ignored(folder):
     files = take_snapshot("fit").files
 
-    assert list(map(str, files)) == ["inputs/a.txt", "inputs/deep/b.txt", "single.txt"]
+    assert list(map(str, files)) == ["inputs/a.txt", "inputs/kept.log", "inputs/deep/b.txt", "single.txt"]
     assert {state.size for state in files.values()} == {1, 3}
     assert all(len(state.digest) == 64 for state in files.values())
 
@@ -104,11 +107,11 @@ def test_vars_resolve_without_a_params_file(folder):
 
 
 def test_a_file_beyond_the_hashed_bytes_has_no_digest(folder, monkeypatch):
-    monkeypatch.setattr(snapshot, "MAX_HASHED_BYTES", 2)
+    monkeypatch.setattr(snapshot, "MAX_HASHED_BYTES", 3)
 
     digests = [state.digest for state in take_snapshot("fit").files.values()]
 
-    assert [digest is None for digest in digests] == [False, False, True]
+    assert [digest is None for digest in digests] == [False, False, False, True]
 
 
 def changes_after(edit):
@@ -200,3 +203,14 @@ def test_a_stage_whose_loaded_version_is_older_than_its_file_is_refused():
     check_loaded(Snapshot("load-data", {}, {}), "7")
     with pytest.raises(StageError, match=r"stages/load_data.py: VERSION was changed after"):
         check_loaded(taken, "7")
+
+
+def test_dvcignore_means_what_dvc_reads_in_it(folder):
+    (folder / ".dvcignore").write_text("*.log\n!kept.log\n/inputs/deep/\nprivate\n**/x.pyc\n")
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], check=True)
+
+    with Repo() as repo:
+        files = [Path(each) for each in repo.dvcignore.find(repo.fs, str(folder / "inputs"))]
+
+    named = {path.relative_to(folder) for path in files}
+    assert {path for path in take_snapshot("fit").files if path.parts[0] == "inputs"} == named
