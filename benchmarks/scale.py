@@ -106,7 +106,7 @@ logits = torch.randn(64, classes)
 for _ in range(100):
     output = ClassificationOutput(torch.zeros(()), logits, torch.randint(0, classes, (64,)))
     if is_counted:
-        total = ConfusionMatrix.of(output) + total if total else ConfusionMatrix.of(output)
+        total = ConfusionMatrix.from_output(output) + total if total else ConfusionMatrix.from_output(output)
 if is_counted:
     total.cells()
 print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])

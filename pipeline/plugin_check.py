@@ -20,7 +20,7 @@ from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import StageError
 from stages.data import config as sources
-from stages.metrics import config as metrics
+from stages.metrics import registry as metrics
 from stages.models import config as models
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
@@ -35,7 +35,7 @@ OFFERED = {
     "batcher": ("mean", "std"),  # by fit
 }
 """Arguments that a stage offers to a part beside those in params."""
-NEEDS_EXTRA = "stages.metrics.borrowed:"
+NEEDS_EXTRA = "stages.metrics.from_torchmetrics:"
 """Begins the import path of a metric that needs torchmetrics, which may not be installed."""
 END = ["", ""]
 """The last line of a result. A process that fails after it does so when it exits, which hurts no run."""
@@ -127,7 +127,7 @@ def _mistake(part: str, use: Use) -> str:
 def _try_out(part: str, use: Use) -> None:
     """Import *use*, and build it if its arguments are all in params: a metric is."""
     if part == "metric":
-        import_module("stages.metrics.find").build_metric(use)
+        import_module("stages.metrics.registry").build_metric(use)
         return
     maker: Any = plugins.find(part, use.kind, BUILT_IN[part])
     arguments = arguments_of(use)

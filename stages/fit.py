@@ -22,12 +22,12 @@ from stages.contracts.seeds import derived_seed
 from stages.contracts.user_code import user_frames
 from stages.data.config import BatcherConfig
 from stages.learner.stopping import MetricEarlyStopping
-from stages.metrics.config import MetricConfig
+from stages.metrics.registry import MetricConfig
 from stages.optim.gradients import Accumulation
 from stages.optim.non_finite import NonFinite
 from stages.records.config import RecorderConfig
 
-VERSION = "6"
+VERSION = "7"
 CHANGES_NO_NUMBER = {
     "num_epochs",
     "num_workers",

@@ -9,7 +9,7 @@ from stages.contracts.outputs import ClassificationOutput
 from stages.learner.batches import Loader, on_device
 from stages.learner.randomness import set_random_state
 from stages.metrics import ConfusionMatrix
-from stages.metrics.labels import is_soft
+from stages.metrics.class_targets import is_soft
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def confusion_matrix(
         item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
         if should_stop() or not _is_of_classes(item):
             return None
-        matrix = ConfusionMatrix.of(item)
+        matrix = ConfusionMatrix.from_output(item)
         total = matrix if total is None else total + matrix
     return total
 

@@ -7,8 +7,8 @@ from typing import Any
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer, Shown, Step
 from stages.contracts.history import Split
-from stages.metrics import Mean, Metric, StepMetric, Summary
-from stages.metrics.summaries import from_tree, to_tree
+from stages.metrics import Mean, Metric, MetricState, StepMetric
+from stages.metrics.state import load_state, save_state
 
 PENDING = 64
 """Batches that are measured before their values are asked for: on an accelerator each asking waits."""
@@ -55,10 +55,10 @@ class Meter:
         self._renderer = renderer
         self._split = split
         self._epoch = epoch
-        self._measures: list[tuple[str, Callable[[Any], Summary], bool]] = []
-        self._pending: list[tuple[str, Summary]] = []
-        self._sums: dict[str, Summary] = {}
-        self._latest: dict[str, Summary] = {}
+        self._measures: list[tuple[str, Callable[[Any], MetricState], bool]] = []
+        self._pending: list[tuple[str, MetricState]] = []
+        self._sums: dict[str, MetricState] = {}
+        self._latest: dict[str, MetricState] = {}
         self._carried: dict[str, Any] = {}
 
     def measure(self, item: Any, iteration: int, learning_rate: float) -> None:
@@ -85,7 +85,7 @@ class Meter:
         Raises `TypeError` for one that cannot be saved.
         """
         self.drain()
-        return {name: to_tree(total, name) for name, total in self._sums.items()}
+        return {name: save_state(total, name) for name, total in self._sums.items()}
 
     def carry(self, sums: Mapping[str, Any]) -> None:
         """Begin with *sums*, from `sums`: they count from the next batch on, which tells their types."""
@@ -94,7 +94,7 @@ class Meter:
     def _add_carried(self) -> None:
         for name, tree in self._carried.items():
             if name in self._sums:
-                self._sums[name] = from_tree(tree, self._sums[name], name) + self._sums[name]
+                self._sums[name] = load_state(tree, self._sums[name], name) + self._sums[name]
         self._carried = {}
 
     def drain(self) -> None:
@@ -128,11 +128,11 @@ class Meter:
         return {name: measured.value for name, measured in self._latest.items() if _has_batch_value(measured)}
 
 
-def _has_batch_value(measured: Summary) -> bool:
+def _has_batch_value(measured: MetricState) -> bool:
     return getattr(measured, "has_batch_value", True)
 
 
-def _measure_of(each: Registered, item: Any) -> tuple[str, Callable[[Any], Summary], bool]:
+def _measure_of(each: Registered, item: Any) -> tuple[str, Callable[[Any], MetricState], bool]:
     """How *each* is measured: its name, the method, and whether that takes the whole step."""
     metric = each.metric
     measures = getattr(metric, "measures", object)

@@ -7,7 +7,7 @@ from typing import Any
 
 from stages.contracts.history import History, Split
 from stages.contracts.text import fixed, scientific, to_json
-from stages.metrics.learning_rate import LearningRateMetric
+from stages.metrics.telemetry import LearningRateMetric
 
 Tests = Mapping[str, Mapping[str, float]]
 """Name of a test set to metric to value."""

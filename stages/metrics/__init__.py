@@ -1,4 +1,4 @@
-"""What is measured."""
+"""Metrics: what is measured on every batch and added up over an epoch."""
 
 import lazy_loader
 

@@ -1,55 +1,69 @@
-"""What a metric is: one method that turns a step's output into a value that adds."""
+"""The contract of a metric: one method that measures the output of a step."""
 
-from typing import Any, Protocol, Self
+from collections.abc import Callable
+from typing import Any, Protocol
 
-
-class Summary(Protocol):
-    """What a batch contributes. Sums over batches, epochs and ranks; stays on its device until asked.
-
-    May also have ``has_batch_value``: False if the value of a single batch is neither logged nor shown, for
-    example because it is expensive. It must be the same for all batches of a run, whatever their size: a
-    resumed run must log the same lines as an uninterrupted one.
-    """
-
-    def __add__(self, other: Self, /) -> Self:
-        """Both together."""
-
-    @property
-    def value(self) -> float:
-        """What it comes to; NaN of nothing. The only wait for the device."""
-
-    @property
-    def count(self) -> int:
-        """How many samples (or tokens) are in it: its weight in a log line."""
+from stages.metrics.state import MetricState
 
 
 class Metric(Protocol):
-    """One number to follow through a run. A user's own needs these and no base class.
+    """A number that is measured on every batch and added up over an epoch.
 
-    May also have:
+    Your own metric needs these attributes and no base class. It may also have:
 
-    * ``measures``: the type of output it takes, or a tuple of them; the learner says so where a model's
-      step gives another.
-    * ``better``: a `Direction`, for what is best.
-    * ``decimals``: digits shown to people, 2 where it is missing.
-    * ``train_only``: True if it is measured in training only, also if it is registered for both splits.
-    * ``telemetry``: True for what depends on the clock or the machine; such a metric is kept out of the
+    * ``measures``: the type of output that it takes, or a tuple of types; the learner reports an output of
+      another type.
+    * ``better``: a `Direction`, which tells whether the highest or the lowest value is the best.
+    * ``decimals``: the number of digits that are shown; default 2.
+    * ``train_only``: True if it is measured in training only, even if it is registered for both splits.
+    * ``telemetry``: True if it depends on the clock or the machine; such a metric is kept out of the
       history and of every tracked file.
     """
 
     name: str
-    """As logs, curves and the summary show it; spaces become ``_`` in file names."""
+    """The name in logs, curves and the summary; spaces become ``_`` in file names."""
     unit: str | None
 
-    def measure(self, output: Any) -> Summary:
-        """What *output*, a step's item, comes to."""
+    def measure(self, output: Any) -> MetricState:
+        """Return the measurement of *output*, the item that a step returned."""
 
 
 class StepMetric(Protocol):
-    """A metric of the run itself, as the learning rate. May have the same attributes as a `Metric`."""
+    """A metric of the run itself, such as the learning rate.
+
+    May have the same optional attributes as a `Metric`.
+    """
 
     name: str
     unit: str | None
 
-    def measure_step(self, step: Any) -> Summary:
-        """What *step*, a `stages.contracts.events.Step`, comes to."""
+    def measure_step(self, step: Any) -> MetricState:
+        """Return the measurement of *step*, a `stages.contracts.events.Step`."""
+
+
+class MetricAdapter:
+    """A metric on outputs of your own type. Burn's ``Adaptor``.
+
+    Name, unit and the other attributes are those of *metric*.
+
+        MetricAdapter(AccuracyMetric(), lambda out: ClassificationOutput(out.loss, out.scores, out.labels))
+
+    Args:
+        metric: the metric to measure.
+        adapt: converts your output to one that *metric* takes.
+        measures: the type that *adapt* takes, which the learner checks; default: any.
+    """
+
+    def __init__(self, metric: Metric, adapt: Callable[[Any], Any], *, measures: type = object) -> None:
+        self.name = metric.name
+        self.unit = metric.unit
+        self.better = getattr(metric, "better", None)
+        self.decimals = getattr(metric, "decimals", 2)
+        self.telemetry = getattr(metric, "telemetry", False)
+        self.measures = measures
+        self._metric = metric
+        self._adapt = adapt
+
+    def measure(self, output: Any) -> MetricState:
+        """Return the metric's measurement of the converted *output*."""
+        return self._metric.measure(self._adapt(output))

@@ -1,12 +1,28 @@
-"""How far numbers are from what they should be."""
+"""The loss, and errors between predicted numbers and their targets."""
 
 import torch
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
-from stages.contracts.outputs import RegressionOutput
-from stages.metrics.mean import Mean
+from stages.contracts.outputs import Output, RegressionOutput
+from stages.metrics.state import Mean
+
+
+class LossMetric:
+    """The mean loss over samples.
+
+    Burn gives every batch the same weight; here every sample has the same weight, so that the value does not
+    depend on the batch size.
+    """
+
+    name = "Loss"
+    unit = None
+    better = Direction.LOWEST
+
+    def measure(self, output: Output) -> Mean:
+        """Return the mean loss of one batch, weighted by its size."""
+        return Mean.from_mean(output.loss, output.size)
 
 
 class MaeMetric:
@@ -19,9 +35,9 @@ class MaeMetric:
     measures = RegressionOutput
 
     def measure(self, output: RegressionOutput) -> Mean:
-        """Of one batch. Raises `BuilderError` where predictions and targets differ in shape."""
+        """Return the error of one batch. Raises `BuilderError` if predictions and targets differ in shape."""
         errors = _errors(output, self.name)
-        return Mean.sum(errors.abs().sum(), errors.numel())
+        return Mean.from_sum(errors.abs().sum(), errors.numel())
 
 
 class MseMetric:
@@ -34,16 +50,20 @@ class MseMetric:
     measures = RegressionOutput
 
     def measure(self, output: RegressionOutput) -> Mean:
-        """Of one batch. Raises `BuilderError` where predictions and targets differ in shape."""
+        """Return the error of one batch. Raises `BuilderError` if predictions and targets differ in shape."""
         errors = _errors(output, self.name)
-        return Mean.sum(errors.square().sum(), errors.numel())
+        return Mean.from_sum(errors.square().sum(), errors.numel())
 
 
 def _errors(output: RegressionOutput, name: str) -> Tensor:
-    """Torch would stretch (B,) and (B, 1) to (B, B) and average over every pair."""
+    """Return predictions minus targets, in float32 or wider.
+
+    Raises `BuilderError` if their shapes differ: torch would broadcast (B,) and (B, 1) to (B, B) and average
+    over every pair.
+    """
     if output.output.shape != output.targets.shape:
         raise BuilderError(
-            f"metric {name!r} compares number with number, and the model's step gives predictions "
+            f"metric {name!r} compares numbers one by one, but the model's step returns predictions "
             f"{tuple(output.output.shape)} for targets {tuple(output.targets.shape)}: reshape one of them"
         )
     wide = torch.promote_types(output.output.dtype, torch.float32)

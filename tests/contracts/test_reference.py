@@ -11,7 +11,7 @@ from stages.build_learner import BuildLearnerConfig
 from stages.contracts import plugins
 from stages.fit import FitConfig
 from stages.load_data import LoadDataConfig
-from stages.metrics.config import BUILT_IN as METRICS
+from stages.metrics.registry import BUILT_IN as METRICS
 from stages.models.config import BUILT_IN as MODELS
 from stages.optim.config import Optimizer
 from stages.records.config import RecorderConfig

@@ -25,11 +25,13 @@ def output(logits, targets):
     ids=["classes", "one is ignored", "a single logit"],
 )
 def test_counts_are_of_actual_and_given_class(logits, targets, cells):
-    assert ConfusionMatrix.of(output(logits, targets)).cells() == cells
+    assert ConfusionMatrix.from_output(output(logits, targets)).cells() == cells
 
 
 def test_batches_add_up():
-    both = ConfusionMatrix.of(output([[1.0, 0.0]], [0])) + ConfusionMatrix.of(output([[1.0, 0.0]], [1]))
+    both = ConfusionMatrix.from_output(output([[1.0, 0.0]], [0])) + ConfusionMatrix.from_output(
+        output([[1.0, 0.0]], [1])
+    )
 
     assert both.cells() == [(0, 0, 1), (1, 0, 1)]
 
@@ -38,7 +40,7 @@ def sparse(pairs, classes):
     """Return the matrix of a batch with these pairs of actual and predicted class."""
     actual, predicted = torch.tensor(pairs).T
     logits = torch.nn.functional.one_hot(predicted, classes).float()
-    return ConfusionMatrix.of(ClassificationOutput(torch.zeros(()), logits, actual))
+    return ConfusionMatrix.from_output(ClassificationOutput(torch.zeros(()), logits, actual))
 
 
 def test_the_memory_grows_with_the_samples_and_not_with_the_classes():
@@ -53,7 +55,7 @@ def test_the_memory_grows_with_the_samples_and_not_with_the_classes():
 
 
 def test_equal_pairs_are_merged_while_the_batches_add_up(monkeypatch):
-    monkeypatch.setattr(confusion_matrix, "MAX_UNMERGED", 4)
+    monkeypatch.setattr(confusion_matrix, "MAX_UNMERGED_PAIRS", 4)
 
     total = reduce(operator.add, [sparse([(1, 0), (2, 2), (-100, 0)], 3)] * 50)
 
@@ -71,7 +73,7 @@ def test_counting_and_adding_wait_for_no_device():
     """A tensor on the meta device has no values, so reading one fails."""
     logits, targets = torch.randn(4, 3, device="meta"), torch.zeros(4, dtype=torch.int64, device="meta")
 
-    matrix = ConfusionMatrix.of(ClassificationOutput(torch.zeros(()), logits, targets))
+    matrix = ConfusionMatrix.from_output(ClassificationOutput(torch.zeros(()), logits, targets))
 
     assert (matrix + matrix).size == 8
 

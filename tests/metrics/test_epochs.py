@@ -309,4 +309,4 @@ def test_a_perplexity_beyond_all_numbers_is_infinite():
 def test_a_batch_mean_is_kept_exactly():
     mean = torch.tensor(0.1)
 
-    assert Mean.of(mean, 37).value == mean.item()
+    assert Mean.from_mean(mean, 37).value == mean.item()

@@ -67,7 +67,7 @@ def test_one_logit_above_0_predicts_class_1(metric, logits_shape, targets_shape,
     shaped = of(output.output.reshape(logits_shape), output.targets.reshape(targets_shape).to(dtype))
 
     assert metric.measure(shaped).value == pytest.approx(100 * expected)
-    assert sum(count for *_, count in ConfusionMatrix.of(shaped).cells()) == 9
+    assert sum(count for *_, count in ConfusionMatrix.from_output(shaped).cells()) == 9
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5), (4, 3, 5, 6), (3, 3, 3), (3, 3, 3, 3), (2, 4, 2, 3, 3)])
@@ -81,7 +81,7 @@ def test_every_position_is_measured(shape):
     for metric in OF_CLASSES:
         assert metric.measure(output).value == pytest.approx(metric.measure(flat).value, rel=1e-6)
         assert metric.measure(output).count == output.targets.numel()
-    assert ConfusionMatrix.of(output).cells() == ConfusionMatrix.of(flat).cells()
+    assert ConfusionMatrix.from_output(output).cells() == ConfusionMatrix.from_output(flat).cells()
 
 
 @pytest.mark.parametrize("metric", [*OF_CLASSES, ConfusionMatrix], ids=named)
@@ -100,7 +100,7 @@ def test_targets_of_another_shape_are_refused_with_both_shapes(metric, logits, t
     output = of(torch.randn(logits), torch.randint(0, 2, targets))
 
     with pytest.raises(BuilderError) as caught:
-        ConfusionMatrix.of(output) if metric is ConfusionMatrix else metric.measure(output)
+        ConfusionMatrix.from_output(output) if metric is ConfusionMatrix else metric.measure(output)
 
     assert f"logits {logits} for targets {targets}" in str(caught.value)
 
@@ -135,7 +135,7 @@ def test_the_lowest_of_equal_logits_is_predicted_by_every_metric(targets, dtype)
     right = 100 * targets.count(0) / 3
 
     assert [metric.measure(output).value for metric in ONE_CLASS] == pytest.approx([right] * 3)
-    assert {given for _, given, _ in ConfusionMatrix.of(output).cells()} == {0}
+    assert {given for _, given, _ in ConfusionMatrix.from_output(output).cells()} == {0}
     assert TopKAccuracyMetric(2).measure(output).value == pytest.approx(
         100 * sum(target in (0, 1) for target in targets) / 3
     )
@@ -147,7 +147,7 @@ def test_a_row_with_nan_is_never_right():
 
     for metric in (*ONE_CLASS, TopKAccuracyMetric(2)):
         assert metric.measure(output).value == 25.0
-    assert ConfusionMatrix.of(output).cells() == [(1, 1, 1)]
+    assert ConfusionMatrix.from_output(output).cells() == [(1, 1, 1)]
     assert AccuracyMetric().measure(of([NAN, NAN, 1.0], [0, 1, 1])).value == pytest.approx(100 / 3)
 
 

@@ -5,15 +5,15 @@ import pytest
 from stages.contracts.config import Use
 from stages.contracts.history import Direction
 from stages.metrics import (
-    Adapted,
     AucPrMetric,
     AurocMetric,
     FBetaScoreMetric,
+    MetricAdapter,
     PrecisionMetric,
     RecallMetric,
     build_metric,
 )
-from stages.metrics.config import BUILT_IN
+from stages.metrics.registry import BUILT_IN
 
 LOWEST, HIGHEST = Direction
 
@@ -81,7 +81,7 @@ def test_every_built_in_metric_is_in_the_table():
         (AurocMetric.binary(), "AUROC [Macro]"),
         (AurocMetric.multiclass("micro"), "AUROC [Micro]"),
         (AucPrMetric.multilabel("micro"), "AUC-PR [Micro]"),
-        (Adapted(AurocMetric(), list), "AUROC [Macro]"),
+        (MetricAdapter(AurocMetric(), list), "AUROC [Macro]"),
     ],
 )
 def test_the_constructors_of_burn_are_there(metric, name):

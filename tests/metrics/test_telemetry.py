@@ -15,7 +15,7 @@ from stages.metrics import (
     IterationSpeedMetric,
     LearningRateMetric,
 )
-from stages.metrics.gauge import Gauge
+from stages.metrics.telemetry import Gauge
 
 
 def step(iteration, *, epoch=1, rate=0.1):

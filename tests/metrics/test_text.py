@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stages.contracts.outputs import SequenceOutput
 from stages.metrics import CharErrorRate, WordErrorRate
-from stages.metrics.edit_distance import edit_distances
+from stages.metrics.text import edit_distances
 
 PAD = 9
 ROWS = st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=2, max_size=2)

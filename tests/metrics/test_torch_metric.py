@@ -27,7 +27,7 @@ from stages.contracts.config import Use
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import ClassificationOutput, RegressionOutput, SequenceOutput
 from stages.metrics import TorchMetric, build_metric
-from stages.metrics.chunks import Chunks
+from stages.metrics.state import Chunks
 
 N = 8
 PAD = 0

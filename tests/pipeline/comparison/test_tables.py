@@ -25,7 +25,7 @@ from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction
 from stages.metrics import build_metric
-from stages.metrics.config import BUILT_IN
+from stages.metrics.registry import BUILT_IN
 
 NASTY = "</script><img src=x onerror=alert(1)>|\x1b[2J\n# no"
 

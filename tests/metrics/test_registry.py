@@ -10,7 +10,7 @@ import torch
 from stages.contracts.config import Use
 from stages.contracts.errors import BuilderError, PluginError
 from stages.contracts.outputs import ClassificationOutput, RegressionOutput
-from stages.metrics import AccuracyMetric, Adapted, LossMetric, MseMetric, TorchMetric, build_metric
+from stages.metrics import AccuracyMetric, LossMetric, MetricAdapter, MseMetric, TorchMetric, build_metric
 
 LOSS = torch.tensor(0.0)
 
@@ -85,12 +85,12 @@ def test_params_that_make_no_metric_are_refused(params, error, message):
         (
             {"kind": "top_k", "k": 4},
             ClassificationOutput(LOSS, torch.eye(3), torch.arange(3)),
-            "a k of 4, and the model 3 classes",
+            "a k of 4, but the model has 3 classes",
         ),
         (
             {"kind": "recall", "top_k": 4},
             ClassificationOutput(LOSS, torch.eye(3), torch.arange(3)),
-            "needs 4 classes, and the model has 3",
+            "needs 4 classes, but the model has 3",
         ),
         (
             {"kind": "mse"},
@@ -100,7 +100,7 @@ def test_params_that_make_no_metric_are_refused(params, error, message):
         (
             {"kind": "torchmetrics.classification:MulticlassF1Score", "num_classes": 5},
             ClassificationOutput(LOSS, torch.eye(3), torch.arange(3)),
-            "does not take what the model's step gives",
+            "does not take what the model's step returns",
         ),
     ],
 )
@@ -120,7 +120,7 @@ class Mine:
 
 
 def test_any_metric_measures_a_users_own_output():
-    metric = Adapted(
+    metric = MetricAdapter(
         AccuracyMetric(),
         lambda mine: ClassificationOutput(mine.loss, mine.scores, mine.labels),
         measures=Mine,
@@ -134,10 +134,12 @@ def test_any_metric_measures_a_users_own_output():
 
 
 def test_an_adapted_metric_keeps_how_it_is_shown():
-    assert Adapted(MseMetric(), list).decimals == 4
+    assert MetricAdapter(MseMetric(), list).decimals == 4
 
 
 def test_checking_params_loads_neither_torch_nor_torchmetrics():
-    code = "import sys, stages.metrics.config; print({'torch', 'torchmetrics', 'psutil'} & set(sys.modules))"
+    code = (
+        "import sys, stages.metrics.registry; print({'torch', 'torchmetrics', 'psutil'} & set(sys.modules))"
+    )
 
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

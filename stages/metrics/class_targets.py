@@ -1,0 +1,210 @@
+"""Logits and targets of classification, in the shapes that every classification metric accepts.
+
+A model with one class per sample or position returns logits (B, C, …) for targets (B, …), as
+`torch.nn.functional.cross_entropy` expects them; the classes of a `SequenceOutput` are in the last dimension,
+(B, T, V) for (B, T). A binary model may return one logit, (B,) or (B, 1), for targets 0 and 1 of either
+shape; a logit above 0 predicts class 1.
+
+A target of -100, which `cross_entropy` ignores, is not counted. If several logits are equal, the one with the
+lowest index counts as the highest. A row of logits that contains NaN predicts no class and is never correct.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.contracts.errors import BuilderError
+from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput, SequenceOutput
+from stages.metrics.state import Mean
+
+SingleLabelOutput = ClassificationOutput | SequenceOutput
+"""An output with one class per sample or token."""
+AnyClassificationOutput = ClassificationOutput | MultiLabelClassificationOutput
+"""An output with one class or any number of labels per sample."""
+
+IGNORED_TARGET = -100
+"""The target that `cross_entropy` ignores by default."""
+NO_CLASS = torch.iinfo(torch.int64).min
+"""The prediction for a row that contains NaN; equal to no target."""
+
+
+class Reduction(StrEnum):
+    """How the scores of the classes are combined into one number. Burn's `ClassReduction`."""
+
+    MACRO = "macro"
+    """The mean of the scores of the classes."""
+    MICRO = "micro"
+    """The score of the summed counts of all classes."""
+
+
+def parse_reduction(name: str, title: str) -> Reduction:
+    """Return the reduction called *name*. Raises `BuilderError`, which names the metric *title*."""
+    if name not in list(Reduction):
+        raise BuilderError(f"{title} takes the reduction {' or '.join(Reduction)}, not {name!r}")
+    return Reduction(name)
+
+
+def split_output(output: SingleLabelOutput, metric: str) -> tuple[Tensor, Tensor, int | None]:
+    """Return the detached logits, the targets, and the dimension of the classes.
+
+    The dimension is None for one logit per target; then logits and targets have the same shape. Raises
+    `BuilderError`, which names the *metric*, if the shapes do not match or targets of one logit are soft.
+    """
+    if isinstance(output, SequenceOutput):
+        logits, dim = output.logits.detach(), -1
+    else:
+        logits, dim = output.output.detach(), 1
+    targets, shape = output.targets, logits.shape
+    if len(shape) > 1 and shape[dim] > 1:
+        if targets.shape != (shape[:-1] if dim == -1 else shape[:1] + shape[2:]):
+            _raise_shape_error(logits, targets, metric)
+        return logits, targets, dim
+    single = logits if len(shape) == 1 else logits.squeeze(dim)
+    if targets.ndim == single.ndim + 1 and targets.shape[dim] == 1:
+        targets = targets.squeeze(dim)
+    if targets.shape != single.shape:
+        _raise_shape_error(logits, output.targets, metric)
+    if targets.is_floating_point():
+        _check_hard_targets(targets, metric)
+    return single, targets, None
+
+
+def predict_classes(output: SingleLabelOutput, metric: str) -> tuple[Tensor, Tensor]:
+    """Return the predicted class of each target, and the targets; `NO_CLASS` for a row that contains NaN.
+
+    Raises `BuilderError`, which names the *metric*, if the shapes do not match.
+    """
+    logits, targets, dim = split_output(output, metric)
+    if dim is None:
+        return (logits > 0).long().masked_fill_(logits.isnan(), NO_CLASS), targets
+    return argmax_class(logits, dim), targets
+
+
+def argmax_class(logits: Tensor, dim: int) -> Tensor:
+    """Return the index of the highest of *logits* along *dim*; `NO_CLASS` if one of them is NaN."""
+    if logits.ndim == 2 and _is_surely_without_nan(logits):
+        return torch.from_numpy(logits.numpy().argmax(dim))
+    values, classes = logits.max(dim)  # the maximum of a row that contains NaN is NaN
+    return classes.masked_fill_(values.isnan(), NO_CLASS)
+
+
+def top_k_mask(logits: Tensor, k: int, dim: int) -> Tensor:
+    """Return a mask of the *k* highest of *logits* along *dim*; all False for a row that contains NaN."""
+    lowest = logits.topk(k, dim).values.narrow(dim, k - 1, 1)
+    mask = logits >= lowest
+    if _is_surely_without_nan(logits):
+        rows = logits.numel() // logits.shape[dim]
+        if np.count_nonzero(mask.numpy()) == k * rows:
+            return mask
+    above, tied = logits > lowest, logits == lowest
+    free = k - above.sum(dim, keepdim=True)
+    mask = above | (tied & (tied.cumsum(dim) <= free))  # topk itself breaks ties in any order
+    return mask & ~logits.isnan().any(dim, keepdim=True)
+
+
+def _is_surely_without_nan(logits: Tensor) -> bool:
+    """Return True if a check that takes a microsecond shows that *logits* contain no NaN."""
+    if not (logits.is_cpu and logits.dtype is torch.float32 and logits.is_contiguous()):
+        return False
+    flat = logits.numpy().ravel()
+    return bool(flat.dot(flat) >= 0)  # a sum of squares is NaN only if one of them is
+
+
+def hit_rate(hits: Tensor, targets: Tensor, pad_token: int | None) -> Mean:
+    """Return the rate of *hits* among *targets* in percent; ignored targets and *pad_token* do not count.
+
+    *hits* are booleans of the shape of *targets*.
+    """
+    is_counted = targets != IGNORED_TARGET
+    if pad_token is not None:
+        is_counted &= targets != pad_token
+        hits = hits & is_counted
+    if hits.is_cpu:  # NumPy counts in half of torch's time
+        return Mean(100.0 * np.count_nonzero(hits.numpy()), int(np.count_nonzero(is_counted.numpy())))
+    return Mean.from_sum(hits.sum(), is_counted.sum(), 100.0)
+
+
+def check_label_shapes(output: MultiLabelClassificationOutput, metric: str) -> None:
+    """Raise `BuilderError`, which names the *metric*, unless logits and targets have the same shape."""
+    if output.output.shape != output.targets.shape:
+        raise BuilderError(
+            f"metric {metric!r} compares each label's logit with its target, but the model's step returns "
+            f"logits {tuple(output.output.shape)} for targets {tuple(output.targets.shape)}: return both "
+            "with the shape (B, labels)"
+        )
+
+
+def is_soft(targets: Tensor) -> bool:
+    """Return whether any of *targets*, of one logit each, is neither 0 nor 1 nor ignored."""
+    return not ((targets == 0) | (targets == 1) | (targets == IGNORED_TARGET)).all()
+
+
+def _raise_shape_error(logits: Tensor, targets: Tensor, metric: str) -> NoReturn:
+    if targets.shape == logits.shape:
+        advice = "for soft or one-hot targets measure the class, targets.argmax(1), with MetricAdapter"
+    else:
+        advice = "reshape one of them in the model's step"
+    raise BuilderError(
+        f"metric {metric!r} takes logits (B, C, …) for targets (B, …), tokens (B, T, V) for (B, T), or one "
+        f"logit, (B,) or (B, 1); the model's step returns logits {tuple(logits.shape)} for targets "
+        f"{tuple(targets.shape)}: {advice}"
+    )
+
+
+def _check_hard_targets(targets: Tensor, metric: str) -> None:
+    """Raise `BuilderError` for soft targets on a CPU; reading them would block on another device."""
+    if targets.is_cpu and is_soft(targets):
+        raise BuilderError(
+            f"metric {metric!r} takes targets of 0 and 1 for one logit, but the model's step returns targets "
+            f"from {targets.min().item():g} to {targets.max().item():g}: round them, with MetricAdapter, or "
+            "register another metric"
+        )
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """A batch as a table with one column per class: the logits, and which classes are correct."""
+
+    logits: Tensor
+    """(N, C), detached; N counts samples or positions."""
+    is_target: Tensor
+    """(N, C), booleans: whether the class is correct; for a single logit, of class 1."""
+    is_counted: Tensor | None
+    """(N,), booleans: the rows whose target is not ignored; None for multi-label outputs."""
+    has_independent_classes: bool
+    """Whether each logit has a probability of its own: several labels, or a binary model's single logit."""
+
+    @property
+    def weight(self) -> int | Tensor:
+        """The number of rows whose target is not ignored; a scalar tensor on an accelerator."""
+        if self.is_counted is None:
+            return len(self.is_target)
+        return int(self.is_counted.sum()) if self.is_counted.is_cpu else self.is_counted.sum()
+
+    @property
+    def probabilities(self) -> Tensor:
+        """The probability of each class, (N, C)."""
+        return self.logits.sigmoid() if self.has_independent_classes else self.logits.softmax(dim=1)
+
+
+def build_class_table(output: AnyClassificationOutput, metric: str) -> ClassTable:
+    """Return *output* as a table.
+
+    Raises `BuilderError`, which names the *metric*, if its shapes do not match.
+    """
+    if isinstance(output, MultiLabelClassificationOutput):
+        check_label_shapes(output, metric)
+        return ClassTable(output.output.detach(), output.targets.bool(), None, has_independent_classes=True)
+    logits, targets, dim = split_output(output, metric)
+    targets = targets.flatten()
+    is_counted = targets != IGNORED_TARGET
+    if dim is None:
+        is_one = (targets == 1).unsqueeze(1)
+        return ClassTable(logits.reshape(-1, 1), is_one, is_counted, has_independent_classes=True)
+    rows = logits if logits.ndim == 2 else logits.movedim(dim, -1).flatten(0, -2)
+    is_target = targets.unsqueeze(1) == torch.arange(rows.shape[1], device=targets.device)
+    return ClassTable(rows, is_target, is_counted, has_independent_classes=False)

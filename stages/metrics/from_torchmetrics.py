@@ -1,0 +1,334 @@
+"""Metrics of torchmetrics: an adapter for any of them, and Burn's metrics that are taken from there.
+
+All need torchmetrics, which the extra ``metrics`` installs.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from stages.contracts.errors import BuilderError
+from stages.contracts.extras import load_extra
+from stages.contracts.history import Direction
+from stages.contracts.outputs import (
+    ClassificationOutput,
+    MultiLabelClassificationOutput,
+    RegressionOutput,
+    SequenceOutput,
+)
+from stages.contracts.text import number
+from stages.metrics.state import Chunks
+from stages.metrics.text import predicted_tokens, token_rows
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+def predictions_and_targets(output: Any) -> tuple[Any, ...]:
+    """Return what most metrics of torchmetrics take: predictions and targets.
+
+    The predictions of a classification are probabilities, (B,) for a single logit: from logits torchmetrics
+    would guess batch by batch, by their range, whether they are probabilities.
+    """
+    match output:
+        case SequenceOutput():
+            return output.logits, output.targets
+        case MultiLabelClassificationOutput():
+            return output.output.sigmoid(), output.targets
+        case ClassificationOutput() if output.output.ndim == 1 or output.output.shape[1] == 1:
+            targets = output.targets.reshape(-1) if output.targets.ndim == 2 else output.targets
+            return output.output.sigmoid().reshape(targets.shape), targets
+        case ClassificationOutput():
+            return output.output.softmax(dim=1), output.targets
+    return output.output, output.targets
+
+
+@dataclass(frozen=True)
+class TorchMetricState:
+    """What a metric of torchmetrics has accumulated over an epoch."""
+
+    owner: "TorchMetric"
+    states: Mapping[str, Any]
+    """A tensor, or `Chunks` of what torchmetrics keeps as a list, by name; empty without samples."""
+    count: int
+    """The number of samples."""
+
+    def __add__(self, other: Self, /) -> Self:
+        if not (self.count and other.count):
+            return self if self.count else other
+        joined = {
+            name: self.owner.join(name, state, other.states[name]) for name, state in self.states.items()
+        }
+        return replace(self, states=joined, count=self.count + other.count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of torchmetrics by name, and the number of samples."""
+        states = {
+            name: list(state) if isinstance(state, Chunks) else state for name, state in self.states.items()
+        }
+        return {"states": states, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> Self:
+        """Return the accumulated values of *state*, for the metric of this value."""
+        states = {
+            name: Chunks((tuple(each),) if each else ()) if isinstance(each, list) else each
+            for name, each in state["states"].items()
+        }
+        self.owner.check_states(states)
+        return replace(self, states=states, count=state["count"])
+
+    @property
+    def value(self) -> float:
+        """The number that torchmetrics computes; NaN without samples."""
+        return self.owner.compute(self) if self.count else float("nan")
+
+
+@dataclass(eq=False)
+class TorchMetric:
+    """A metric of torchmetrics whose states add, as torchmetrics adds those of several processes.
+
+        TorchMetric(torchmetrics.classification.MulticlassF1Score(num_classes=10), scale=100.0, unit="%")
+
+    Raises `BuilderError` for a metric whose states cannot be joined exactly.
+    """
+
+    metric: "Metric"
+    name: str = ""
+    """The name in logs; if empty, that of the metric's class."""
+    unit: str | None = None
+    decimals: int = 2
+    scale: float = 1.0
+    """A factor of the value: 100 converts a fraction to percent."""
+    key: str | None = None
+    """The number to report, of a metric that computes several by name."""
+    inputs: Callable[[Any], tuple[Any, ...]] = predictions_and_targets
+    """Converts a step's output to the arguments of the metric's ``update``."""
+    measures: type | tuple[type, ...] = object
+    """The type of output that *inputs* takes, or a tuple of types."""
+    _joins: Mapping[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _load_utilities()  # reports a missing torchmetrics before anything else fails
+        self.name = self.name or type(self.metric).__name__
+        self.metric = self.metric.clone()
+        self._joins = _joins_of(self.metric)
+        self.metric.sync_on_compute = False  # a learner on several devices adds the values itself
+        self.metric.compute_with_cache = False
+
+    @property
+    def better(self) -> Direction | None:
+        """The direction that torchmetrics declares; None if it declares none."""
+        higher = self.metric.higher_is_better
+        return None if higher is None else (Direction.LOWEST, Direction.HIGHEST)[higher]
+
+    def measure(self, output: Any) -> TorchMetricState:
+        """Return the states of one batch. Raises `BuilderError` if the metric does not take *output*."""
+        if not output.size:
+            return TorchMetricState(self, {}, 0)
+        if self.metric.device != output.loss.device:
+            self.metric.to(output.loss.device)
+        self.metric.reset()
+        try:
+            self._update(output)
+        except (TypeError, ValueError) as error:
+            raise BuilderError(
+                f"metric {self.name!r} does not take what the model's step returns: {error}"
+            ) from error
+        states = {
+            name: self._copy(name, state, output.size) for name, state in self.metric.metric_state.items()
+        }
+        return TorchMetricState(self, states, output.size)
+
+    def join(self, name: str, first: Any, second: Any) -> Any:
+        """Return the state *name* of two batches together."""
+        return (
+            first + second
+            if isinstance(first, Chunks)
+            else _join_functions()[self._joins[name]](first, second)
+        )
+
+    def compute(self, measured: TorchMetricState) -> float:
+        """Return the value of *measured*. Raises `BuilderError` if it is not a single number."""
+        for name, state in measured.states.items():
+            if isinstance(state, Chunks):
+                setattr(self.metric, name, list(state))
+            else:
+                setattr(self.metric, name, state / measured.count if self._is_mean(name) else state)
+        return self.scale * self._number(self.metric.compute())
+
+    def check_states(self, states: Mapping[str, Any]) -> None:
+        """Raise `ValueError` if *states* are not those of this metric."""
+        if states and set(states) != set(self._joins):
+            raise ValueError(
+                f"found the states {', '.join(sorted(states))}, expected {', '.join(sorted(self._joins))}"
+            )
+
+    @torch.no_grad()
+    def _update(self, output: Any) -> None:
+        inputs = (each.detach() if isinstance(each, Tensor) else each for each in self.inputs(output))
+        self.metric.update(*inputs)
+
+    def _number(self, computed: Any) -> float:
+        value = computed.get(self.key, computed) if isinstance(computed, dict) else computed
+        if isinstance(value, Tensor) and value.numel() == 1:
+            return value.item()
+        found = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+        raise BuilderError(
+            f"metric {self.name!r} computes no single number but {found}{shape}: "
+            "set its average, or select one by its key with TorchMetric(…, key=…)"
+        )
+
+    def _copy(self, name: str, state: Any, size: int) -> Any:
+        if isinstance(state, list):  # of views of the output, which a captured graph overwrites
+            copies = tuple(each.clone() if isinstance(each, Tensor) else each for each in state)
+            return Chunks((copies,)) if copies else Chunks()
+        return state * size if self._is_mean(name) else state
+
+    def _is_mean(self, name: str) -> bool:
+        return self._joins[name] is _load_utilities().dim_zero_mean
+
+
+@cache
+def _load_utilities() -> Any:
+    return load_extra("torchmetrics.utilities", "metrics", TorchMetric.__name__)
+
+
+@cache
+def _join_functions() -> Mapping[Any, Callable[[Any, Any], Any]]:
+    """Return the function that joins the tensors of two batches, by torchmetrics' for two processes.
+
+    A mean is kept as the sum over samples until its value is read.
+    """
+    return {
+        _load_utilities().dim_zero_sum: torch.add,
+        _load_utilities().dim_zero_mean: torch.add,
+        _load_utilities().dim_zero_max: torch.maximum,
+        _load_utilities().dim_zero_min: torch.minimum,
+    }
+
+
+def _joins_of(metric: "Metric") -> dict[str, Any]:
+    """Return how torchmetrics joins each state of *metric*. Raises `BuilderError` if one cannot be joined."""
+    name = type(metric).__name__
+    kind = load_extra("torchmetrics", "metrics", TorchMetric.__name__).Metric
+    joins: dict[str, Any] = dict(vars(metric)["_reductions"])  # torchmetrics has no public name for this
+    if not joins or any(isinstance(child, kind) for child in metric.children()):
+        raise BuilderError(
+            f"metric {name!r} keeps no states of its own, so the batches of an epoch cannot be added: "
+            "compute it after training"
+        )
+    for state, join in joins.items():
+        is_list = isinstance(metric.metric_state[state], list)
+        if join not in ({_load_utilities().dim_zero_cat, None} if is_list else _join_functions()):
+            raise BuilderError(
+                f"metric {name!r} has a state {state!r} that cannot be joined from two batches "
+                f"(its dist_reduce_fx is {getattr(join, '__name__', join)}): compute it after training"
+            )
+    return joins
+
+
+@dataclass(frozen=True)
+class TokenSentences:
+    """Converts predictions and references to text with one number per token. Blocks on the device."""
+
+    pad_token: int | None
+    """A sequence ends before the first such token; None if no sequence is padded."""
+
+    def __call__(self, output: SequenceOutput) -> tuple[Any, ...]:
+        """Return the predicted sentences, and for each a list with its one reference."""
+        predictions, references = (
+            [" ".join(map(str, row)) for row in token_rows(tokens, self.pad_token)]
+            for tokens in (predicted_tokens(output), output.targets)
+        )
+        return predictions, [[reference] for reference in references]
+
+
+def pixel_classes(output: ClassificationOutput) -> tuple[Any, ...]:
+    """Return the predicted class of each pixel (B, H, W), from logits (B, C, H, W), and the targets."""
+    return output.output.argmax(dim=1), output.targets
+
+
+def bleu(n_gram: int = 4, pad_token: int | None = None, *, smooth: bool = False) -> TorchMetric:
+    """Return BLEU of the epoch as one corpus, over token numbers. Burn averages that of its batches."""
+    metric = _load_part("text", "bleu").BLEUScore(n_gram=n_gram, smooth=smooth)
+    return TorchMetric(
+        metric,
+        f"BLEU-{n_gram}",
+        "%",
+        scale=100.0,
+        inputs=TokenSentences(pad_token),
+        measures=SequenceOutput,
+    )
+
+
+def rouge_l(pad_token: int | None = None) -> TorchMetric:
+    """Return the mean F score of the longest common subsequence, over token numbers."""
+    metric = _load_part("text", "rouge_l").ROUGEScore(
+        rouge_keys="rougeL", normalizer=str, tokenizer=str.split
+    )
+    return TorchMetric(
+        metric,
+        "ROUGE-L",
+        "%",
+        scale=100.0,
+        key="rougeL_fmeasure",
+        inputs=TokenSentences(pad_token),
+        measures=SequenceOutput,
+    )
+
+
+def dice(num_classes: int, *, include_background: bool = False) -> TorchMetric:
+    """Return the overlap of all classes together over the epoch; class 0 is the background."""
+    segmentation = _load_part("segmentation", "dice")
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the default "micro" will change
+        metric = segmentation.DiceScore(
+            num_classes,
+            include_background=include_background,
+            average="micro",
+            aggregation_level="global",
+            input_format="index",
+        )
+    return TorchMetric(
+        metric, "2D Dice Metric", decimals=4, inputs=pixel_classes, measures=ClassificationOutput
+    )
+
+
+def psnr(max_pixel: float = 1.0) -> TorchMetric:
+    """Return the mean peak signal-to-noise ratio of images (B, C, H, W); infinite if an image is perfect."""
+    metric = _load_part("image", "psnr").PeakSignalNoiseRatio(
+        data_range=float(max_pixel), dim=(1, 2, 3), reduction="elementwise_mean"
+    )
+    return TorchMetric(metric, f"PSNR@{number(max_pixel)}", "dB", measures=RegressionOutput)
+
+
+def ssim(data_range: float = 1.0, sigma: float = 1.5) -> TorchMetric:
+    """Return the mean structural similarity of images (B, C, H, W)."""
+    metric = _load_part("image", "ssim").StructuralSimilarityIndexMeasure(
+        sigma=sigma, data_range=float(data_range)
+    )
+    name = f"SSIM (dr={number(data_range)}, w={_window_size(sigma)}, σ={number(sigma)})"
+    return TorchMetric(metric, name, decimals=4, measures=RegressionOutput)
+
+
+def ms_ssim(data_range: float = 1.0, sigma: float = 1.5) -> TorchMetric:
+    """Return `ssim` at five scales; at σ 1.5 height and width must be 176 pixels or more."""
+    metric = _load_part("image", "ms_ssim").MultiScaleStructuralSimilarityIndexMeasure(
+        sigma=sigma, data_range=float(data_range)
+    )
+    name = f"MS-SSIM (pr={number(data_range)}, k={_window_size(sigma)}, σ={number(sigma)})"
+    return TorchMetric(metric, name, decimals=4, measures=RegressionOutput)
+
+
+def _load_part(part: str, kind: str) -> Any:
+    return load_extra(f"torchmetrics.{part}", "metrics", f"metric {kind!r}")
+
+
+def _window_size(sigma: float) -> int:
+    """Return the width in pixels of torchmetrics' window for *sigma*."""
+    return int(3.5 * sigma + 0.5) * 2 + 1

@@ -1,0 +1,282 @@
+"""Precision, recall and F score, from counts per class that add over an epoch."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from stages.contracts.errors import BuilderError
+from stages.contracts.history import Direction
+from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput
+from stages.contracts.text import number
+from stages.metrics.class_targets import (
+    AnyClassificationOutput,
+    ClassTable,
+    Reduction,
+    argmax_class,
+    build_class_table,
+    parse_reduction,
+    top_k_mask,
+)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Predicts each class whose probability is above *value*.
+
+    The probability is the sigmoid of the logit for several labels or a single logit, and otherwise the
+    softmax over the classes.
+    """
+
+    value: float
+
+    def __str__(self) -> str:
+        return f"Threshold({number(self.value)})"
+
+    def predict(self, table: ClassTable) -> Tensor:
+        """Return the predicted classes, (N, C), booleans."""
+        return table.probabilities > self.value
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Predicts the *k* classes with the highest logits; of equal logits the first is the highest.
+
+    A row that contains NaN predicts no class. A single logit above 0 predicts class 1.
+    """
+
+    k: int
+
+    def __str__(self) -> str:
+        return f"TopK({self.k})"
+
+    def predict(self, table: ClassTable) -> Tensor:
+        """Return the predicted classes, (N, C), booleans.
+
+        Raises `BuilderError` if there are fewer than *k* classes.
+        """
+        classes = table.logits.shape[1]
+        if self.k > classes:
+            raise BuilderError(
+                f"a metric @ {self} needs {self.k} classes, but the model has {classes}: "
+                f"set top_k to {classes} or less"
+            )
+        if classes == 1:
+            return table.logits > 0
+        if self.k == 1:
+            indices = torch.arange(classes, device=table.logits.device)
+            return argmax_class(table.logits, 1).unsqueeze(1) == indices
+        return top_k_mask(table.logits, self.k, 1)
+
+
+@dataclass(frozen=True)
+class DefaultRule:
+    """Predicts each label above 0.5 if the labels are independent, and otherwise the most likely class.
+
+    Several labels, or the single logit of a binary model, have a probability each; of several classes one is
+    correct. A model of four classes is therefore not measured with a threshold that no class may exceed.
+    """
+
+    def predict(self, table: ClassTable) -> Tensor:
+        """Return the predicted classes, (N, C), booleans."""
+        return (Threshold(0.5) if table.has_independent_classes else TopK(1)).predict(table)
+
+
+@dataclass(frozen=True)
+class ErrorWeights:
+    """The weight of errors relative to a hit: (1, 0) is precision, (0, 1) recall, (1, β²) the F score."""
+
+    false_positive: float
+    false_negative: float
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """Counts per class over an epoch, from which the score is computed when it is read."""
+
+    counts: Tensor
+    """(3, C) integers: how often each class was a true positive, was predicted, and was the target."""
+    weight: int | Tensor
+    """The number of samples or positions; a scalar tensor on an accelerator."""
+    errors: ErrorWeights
+    reduction: Reduction
+
+    def __add__(self, other: Self, /) -> Self:
+        return replace(self, counts=self.counts + other.counts, weight=self.weight + other.weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts; the score they are for belongs to the metric."""
+        return {"counts": self.counts, "weight": self.weight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> Self:
+        """Return the counts of *state*, for the score of this value."""
+        return replace(self, counts=state["counts"], weight=state["weight"])
+
+    @property
+    def count(self) -> int:
+        """The number of samples or positions."""
+        return int(self.weight)
+
+    @property
+    def value(self) -> float:
+        """The score in percent, as scikit-learn with ``zero_division=0``: 0 for 0/0, NaN without samples.
+
+        A class that is neither the target of a sample nor predicted is left out of the macro mean.
+        """
+        if not self.count:
+            return float("nan")
+        counts = self.counts.cpu().double()
+        hits, predicted, targets = (
+            counts if self.reduction is Reduction.MACRO else counts.sum(1, keepdim=True)
+        )
+        weight = self.errors.false_positive * predicted + self.errors.false_negative * targets
+        scores = (
+            (self.errors.false_positive + self.errors.false_negative)
+            * hits
+            / weight.clamp(min=torch.finfo().tiny)
+        )
+        scores = scores[predicted + targets > 0]
+        return 100.0 * scores.mean().item() if len(scores) else 0.0
+
+
+class ClassScoreMetric:
+    """A score of predicted and target classes, computed per class, in percent.
+
+    The model's output is logits. With a *threshold* each class above it is predicted, with *top_k* the most
+    likely ones. Without either the output decides: a model with one class per sample predicts the most likely
+    one, and a model with several labels or a single logit each label above 0.5 (Burn uses a threshold of 0.5
+    for every output). A single logit is a binary model, of which class 1 is measured; two logits are two
+    classes, each against the other. See `stages.metrics.class_targets` for shapes, ties, NaN and ignored
+    targets.
+
+    Args:
+        title: the first part of the metric's name.
+        errors: the weights of errors, which determine the score.
+        threshold: the probability above which a class is predicted.
+        top_k: the number of classes that are predicted.
+        reduction: ``macro`` or ``micro``, see `Reduction`.
+
+    Raises `BuilderError` for arguments that contradict each other or are out of range.
+    """
+
+    unit = "%"
+    better = Direction.HIGHEST
+    measures = (ClassificationOutput, MultiLabelClassificationOutput)
+
+    def __init__(
+        self, title: str, errors: ErrorWeights, *, threshold: float | None, top_k: int | None, reduction: str
+    ) -> None:
+        self.errors = errors
+        self.rule = _build_rule(title, threshold, top_k)
+        self.reduction = parse_reduction(reduction, title)
+        rule = "" if isinstance(self.rule, DefaultRule) else f" @ {self.rule}"
+        self.name = f"{title}{rule} [{self.reduction.capitalize()}]"
+
+    def measure(self, output: AnyClassificationOutput) -> ClassCounts:
+        """Return the counts of one batch. Raises `BuilderError` if the shapes do not match."""
+        table = build_class_table(output, self.name)
+        predicted, is_target = self.rule.predict(table), table.is_target
+        if table.is_counted is not None:
+            predicted = predicted & table.is_counted.unsqueeze(1)
+        counts = torch.stack([(predicted & is_target).sum(0), predicted.sum(0), is_target.sum(0)])
+        return ClassCounts(counts, table.weight, self.errors, self.reduction)
+
+
+class _RateMetric(ClassScoreMetric):
+    """A score without parameters other than a rule and a reduction."""
+
+    title: ClassVar[str]
+    error_weights: ClassVar[ErrorWeights]
+
+    def __init__(
+        self, *, threshold: float | None = None, top_k: int | None = None, reduction: str = "macro"
+    ) -> None:
+        super().__init__(
+            self.title, self.error_weights, threshold=threshold, top_k=top_k, reduction=reduction
+        )
+
+    @classmethod
+    def binary(cls, threshold: float = 0.5) -> Self:
+        """Build the metric for a model with one logit."""
+        return cls(threshold=threshold)
+
+    @classmethod
+    def multiclass(cls, top_k: int = 1, reduction: str = "macro") -> Self:
+        """Build the metric for a model that predicts the *top_k* most likely classes."""
+        return cls(top_k=top_k, reduction=reduction)
+
+    @classmethod
+    def multilabel(cls, threshold: float = 0.5, reduction: str = "macro") -> Self:
+        """Build the metric for a model that predicts every label above the *threshold*."""
+        return cls(threshold=threshold, reduction=reduction)
+
+
+class PrecisionMetric(_RateMetric):
+    """The fraction of predicted classes that are correct, in percent."""
+
+    title = "Precision"
+    error_weights = ErrorWeights(1.0, 0.0)
+
+
+class RecallMetric(_RateMetric):
+    """The fraction of target classes that are predicted, in percent."""
+
+    title = "Recall"
+    error_weights = ErrorWeights(0.0, 1.0)
+
+
+class FBetaScoreMetric(ClassScoreMetric):
+    """The weighted harmonic mean of precision and recall; recall has *beta* times the weight.
+
+    Args:
+        beta: above 0; 1 is the F1 score.
+        threshold: the probability above which a class is predicted.
+        top_k: the number of classes that are predicted.
+        reduction: ``macro`` or ``micro``, see `Reduction`.
+
+    Raises `BuilderError` for arguments that contradict each other or are out of range.
+    """
+
+    def __init__(
+        self,
+        beta: float = 1.0,
+        *,
+        threshold: float | None = None,
+        top_k: int | None = None,
+        reduction: str = "macro",
+    ) -> None:
+        if not beta > 0:
+            raise BuilderError(f"FBetaScore takes a beta above 0, not {number(beta)}")
+        title, errors = f"FBetaScore ({number(beta)})", ErrorWeights(1.0, beta * beta)
+        super().__init__(title, errors, threshold=threshold, top_k=top_k, reduction=reduction)
+
+    @classmethod
+    def binary(cls, beta: float = 1.0, threshold: float = 0.5) -> Self:
+        """Build the metric for a model with one logit."""
+        return cls(beta, threshold=threshold)
+
+    @classmethod
+    def multiclass(cls, beta: float = 1.0, top_k: int = 1, reduction: str = "macro") -> Self:
+        """Build the metric for a model that predicts the *top_k* most likely classes."""
+        return cls(beta, top_k=top_k, reduction=reduction)
+
+    @classmethod
+    def multilabel(cls, beta: float = 1.0, threshold: float = 0.5, reduction: str = "macro") -> Self:
+        """Build the metric for a model that predicts every label above the *threshold*."""
+        return cls(beta, threshold=threshold, reduction=reduction)
+
+
+def _build_rule(title: str, threshold: float | None, top_k: int | None) -> Threshold | TopK | DefaultRule:
+    """Return the rule for these arguments. Raises `BuilderError`, which names the metric *title*."""
+    if threshold is not None and top_k is not None:
+        raise BuilderError(
+            f"{title} takes a threshold ({number(threshold)}) or a top_k ({top_k}), not both: remove one"
+        )
+    if threshold is not None:
+        return Threshold(threshold)
+    if top_k is None:
+        return DefaultRule()
+    if top_k < 1:
+        raise BuilderError(f"{title} takes a top_k of 1 or more, not {top_k}")
+    return TopK(top_k)

@@ -1,0 +1,236 @@
+"""Values that metrics accumulate over an epoch: they add, and a checkpoint can hold them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import chain
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.contracts.errors import CheckpointError
+
+T = TypeVar("T")
+S = TypeVar("S", bound="MetricState")
+
+ADVICE = (
+    "make it a frozen dataclass of tensors and numbers, or give it the methods state_dict() and "
+    "load_state_dict(state), see stages/metrics/README.md"
+)
+
+
+class MetricState(Protocol):
+    """The measurement of a batch, which adds over batches, epochs and ranks.
+
+    It stays on its device until `value` is read. It may also have:
+
+    * ``has_batch_value``: False if the value of a single batch is neither logged nor shown, for example
+      because it is expensive. It must be the same for all batches of a run, whatever their size: a resumed
+      run must log the same lines as an uninterrupted one.
+    * ``state_dict()``: returns what was accumulated as a dict of tensors, numbers, text, and lists and dicts
+      of these, for a checkpoint in the middle of an epoch.
+    * ``load_state_dict(state)``: returns a value with what *state* holds. It is called on the measurement of
+      the first batch after a resume, which supplies everything that is not state. The tensors of *state* are
+      on its device.
+
+    A frozen dataclass of tensors and numbers needs neither of the two methods.
+    """
+
+    def __add__(self, other: Self, /) -> Self:
+        """Return the measurement of both together."""
+
+    @property
+    def value(self) -> float:
+        """The value of the metric; NaN without samples. Only this and `count` block on the device."""
+
+    @property
+    def count(self) -> int:
+        """The number of samples or tokens that were measured: the weight in a log line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A weighted mean, stored as its two sums so that uneven batches add exactly.
+
+    >>> (Mean(3.0, 2) + Mean(0.0, 1)).value
+    1.0
+    """
+
+    total: float | Tensor
+    """The sum over the samples; on an accelerator a scalar tensor of float64."""
+    weight: int | Tensor
+    """The number of samples; a scalar tensor if only the device can count them, as with padding."""
+
+    def __add__(self, other: Self, /) -> Self:
+        return type(self)(self.total + other.total, self.weight + other.weight)
+
+    @property
+    def value(self) -> float:
+        """The mean; NaN without samples."""
+        return float(self.total) / self.count if self.count else float("nan")
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return int(self.weight)
+
+    @classmethod
+    def from_mean(cls, mean: Tensor, count: int) -> Self:
+        """Return the *mean* (a scalar) of a batch of *count* samples; float64 holds their product exactly."""
+        return cls.from_sum(mean, count, count) if count else cls(0.0, 0)
+
+    @classmethod
+    def from_sum(cls, total: Tensor, weight: int | Tensor, scale: float = 1.0) -> Self:
+        """Return the mean of *total* (a scalar) times *scale*, over *weight* samples."""
+        if total.device.type == "cpu":
+            return cls(total.item() * scale, int(weight))  # costs less than an addition of tensors
+        wide = total.detach() if total.device.type == "mps" else total.detach().to(torch.float64)
+        return cls(wide * scale, weight)
+
+
+@dataclass(frozen=True)
+class Chunks(Generic[T]):
+    """Items in order of arrival; adding *n* of them one by one takes n·log(n) steps instead of n²."""
+
+    runs: tuple[tuple[T, ...], ...] = ()
+    """Each is shorter than the one before, like the digits of a binary number."""
+
+    def __add__(self, other: Self, /) -> Self:
+        runs = list(self.runs)
+        for added in other.runs:
+            run = added
+            while runs and len(runs[-1]) <= len(run):
+                run = runs.pop() + run
+            runs.append(run)
+        return type(self)(tuple(runs))
+
+    def __iter__(self) -> Iterator[T]:
+        return chain.from_iterable(self.runs)
+
+
+def save_state(value: MetricState, metric: str) -> dict[str, Any]:
+    """Return the state dict of *value*, which shares its tensors.
+
+    Raises `TypeError`, which names the *metric*, if *value* has no `state_dict` and is not a frozen dataclass
+    of tensors and numbers, or if its state dict contains an object that no checkpoint can hold.
+    """
+    state = value.state_dict() if hasattr(value, "state_dict") else _save_fields(value, metric)
+    path = f"{type(value).__name__}.state_dict()"
+    if type(state) is not dict:
+        raise TypeError(f"metric {metric!r}: {path} is a {type(state).__name__}: return a dict")
+    _check_plain(state, metric, path)
+    return state
+
+
+def load_state(state: Any, value: S, metric: str) -> S:
+    """Return the value that `save_state` made *state* of; *value* is the next measurement of the same metric.
+
+    The tensors are moved to the device of *value*. Raises `CheckpointError`, which names the *metric*, if
+    *state* does not belong to such a value.
+    """
+    device = next(_tensors(save_state(value, metric)), torch.empty(0)).device
+    try:
+        if not isinstance(state, dict):
+            raise TypeError(f"found a {type(state).__name__}, expected a dict")
+        moved = _move(state, device)
+        loaded: S = (
+            value.load_state_dict(moved) if hasattr(value, "load_state_dict") else _load_fields(moved, value)
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError) as error:
+        raise CheckpointError(
+            f"the state of metric {metric!r} in the checkpoint does not belong to the {type(value).__name__} "
+            f"that it measures now ({type(error).__name__}: {error}). Resume with the metrics of the "
+            "interrupted run, or from the end of an epoch"
+        ) from error
+    return loaded
+
+
+def _save_fields(value: Any, metric: str) -> dict[str, Any]:
+    """Return the fields of a frozen dataclass by name."""
+    kind = type(value)
+    if not (is_dataclass(value) and kind.__dataclass_params__.frozen):
+        raise TypeError(
+            f"metric {metric!r} accumulates a {kind.__name__}, which cannot be saved in the middle of an "
+            f"epoch: {ADVICE}"
+        )
+    return {
+        field.name: _save_field(getattr(value, field.name), metric, f"{kind.__name__}.{field.name}")
+        for field in fields(value)
+    }
+
+
+def _save_field(value: Any, metric: str, path: str) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or type(value) in (bool, int, float, str) or isinstance(value, Tensor):
+        return value
+    if is_dataclass(value):
+        return _save_fields(value, metric)
+    raise TypeError(
+        f"metric {metric!r} accumulates a {type(value).__name__} in {path}, which cannot be saved in the "
+        f"middle of an epoch: {ADVICE}"
+    )
+
+
+def _load_fields(state: Any, value: Any) -> Any:
+    """Return a copy of the dataclass *value* with the fields of *state*."""
+    names = {field.name for field in fields(value)}
+    if set(state) != names:
+        raise ValueError(
+            f"found {', '.join(sorted(state)) or 'no field'}, expected {', '.join(sorted(names))}"
+        )
+    return replace(value, **{name: _load_field(state[name], getattr(value, name)) for name in state})
+
+
+def _load_field(saved: Any, value: Any) -> Any:
+    if is_dataclass(value) and isinstance(saved, dict):
+        return _load_fields(saved, value)
+    is_text = isinstance(saved, str | bytes) and not isinstance(value, str | None)
+    if is_dataclass(value) or isinstance(saved, dict | list) or is_text:
+        raise ValueError(f"found a {type(saved).__name__}, expected a {type(value).__name__}")
+    return type(value)(saved) if isinstance(value, np.generic) else saved
+
+
+def _check_plain(node: Any, metric: str, path: str) -> None:
+    """Raise `TypeError`, which names the *metric* and the *path*, unless a checkpoint can hold *node*."""
+    problem = _problem_with(node)
+    if problem:
+        raise TypeError(
+            f"metric {metric!r}: {path} is {problem}, which no checkpoint can hold: return tensors, integers "
+            "of 64 bits, floats, text, bytes, None, and lists and dicts with text keys of these"
+        )
+    if isinstance(node, dict | list):
+        for key, each in node.items() if isinstance(node, dict) else enumerate(node):
+            _check_plain(each, metric, f"{path}[{key!r}]")
+
+
+def _problem_with(node: Any) -> str:
+    """Return what about *node* itself no checkpoint can hold; empty if there is no problem."""
+    if isinstance(node, Tensor):
+        is_plain = node.layout is torch.strided and not (node.is_quantized or node.is_complex())
+        return "" if is_plain else f"a tensor of {node.dtype}, {node.layout}"
+    if type(node) is int:
+        return "" if -(2**63) <= node < 2**63 else f"the integer {node}"
+    if type(node) is dict:
+        wrong = [key for key in node if type(key) is not str]
+        return f"a dict with the key {wrong[0]!r}" if wrong else ""
+    is_plain = node is None or type(node) in (bool, float, str, bytes, list)
+    return "" if is_plain else f"a {type(node).__name__}"
+
+
+def _tensors(node: Any) -> Iterator[Tensor]:
+    if isinstance(node, Tensor):
+        yield node
+    elif isinstance(node, Mapping | list):
+        for each in node.values() if isinstance(node, Mapping) else node:
+            yield from _tensors(each)
+
+
+def _move(node: Any, device: torch.device) -> Any:
+    """Return a copy of *node* with its tensors on *device*."""
+    if isinstance(node, Tensor):
+        return node.to(device)
+    if isinstance(node, Mapping):
+        return {key: _move(each, device) for key, each in node.items()}
+    return [_move(each, device) for each in node] if isinstance(node, list) else node
