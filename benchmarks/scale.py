@@ -22,8 +22,8 @@ from many_runs import ROOT, make_runs
 LOAD_DATA = """
 import sys
 from pathlib import Path
-from stages.load_data import LoadDataConfig, Paths, load_data
-load_data(LoadDataConfig(source={"kind": "npz", "path": sys.argv[1]}), Paths(Path(sys.argv[2])))
+from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
+load_data(LoadDataConfig(source={"kind": "npz", "path": sys.argv[1]}), LoadDataPaths(Path(sys.argv[2])))
 print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 """
 IMAGE = (3, 64, 64)

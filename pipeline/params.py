@@ -7,13 +7,13 @@ from typing import Self
 from pydantic import ValidationError, model_validator
 
 from pipeline.yaml_files import read_yaml
-from stages.build_learner import BuildLearnerConfig
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
 from stages.contracts.validation import describe_errors, shown
 from stages.create_artifact_dir import CreateArtifactDirConfig
-from stages.fit import FitConfig
 from stages.load_data import LoadDataConfig
+from stages.params.build_learner_params import BuildLearnerConfig
+from stages.params.fit_params import FitConfig
 from stages.save_model import SaveModelConfig
 
 

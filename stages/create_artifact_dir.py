@@ -41,7 +41,7 @@ class CreateArtifactDirConfig(Config):
 
 
 @dataclass(frozen=True)
-class Paths:
+class CreateArtifactDirPaths:
     """What the stage writes, and every path that a stage owns."""
 
     artifacts: Path
@@ -51,7 +51,9 @@ class Paths:
     """A path for each of `ENTRIES`."""
 
 
-def create_artifact_dir(config: CreateArtifactDirConfig, paths: Paths, resolved: Mapping[str, Any]) -> None:
+def create_artifact_dir(
+    config: CreateArtifactDirConfig, paths: CreateArtifactDirPaths, resolved: Mapping[str, Any]
+) -> None:
     """Write config.json (*resolved*, all sections) and layout.json; remove what no stage owns.
 
     layout.json changes with VERSION and with the paths only, so what depends on it for its order is not

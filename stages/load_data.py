@@ -29,13 +29,13 @@ class LoadDataConfig(Config):
 
 
 @dataclass(frozen=True)
-class Paths:
+class LoadDataPaths:
     """The paths that the stage writes."""
 
     data: Path
 
 
-def load_data(config: LoadDataConfig, paths: Paths) -> None:
+def load_data(config: LoadDataConfig, paths: LoadDataPaths) -> None:
     """Load the source, check it, split it if it is not split, and write it block by block.
 
     The memory it needs is that of the source's arrays and a few megabytes. Raises `DataError` for data

@@ -32,7 +32,7 @@ class SaveModelConfig(Config):
 
 
 @dataclass(frozen=True)
-class Paths:
+class SaveModelPaths:
     """What the stage reads and writes."""
 
     checkpoint: Path
@@ -41,7 +41,7 @@ class Paths:
     exports: Path
 
 
-def save_model(config: SaveModelConfig, paths: Paths) -> None:
+def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
     """Write the model of the last or the best epoch; config.json beside it tells how it was made.
 
     Raises `CheckpointError` where that epoch's checkpoint is not there or not whole, and `StageError`

@@ -15,10 +15,11 @@ LEAVES = {"records", "metrics", "models", "optim", "loggers", "renderers"}
 MAY_IMPORT = {
     "contracts": set(),
     **{part: {"contracts"} for part in LEAVES},
-    "runs": {"contracts"},
+    "runs": {"contracts", "checkpoints"},  # a store has checkpoints in it, whose names have one owner
     "data": {"contracts", "records"},
     "checkpoints": {"contracts", "records"},
     "learner": {"contracts", "records", "checkpoints", "metrics", "models", "optim"},
+    "params": LEAVES | {"contracts", "data", "checkpoints", "learner"},  # what they configure
 }
 
 PIPELINE_LAYERS = {

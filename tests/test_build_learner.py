@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from stages.build_learner import BuildLearnerConfig, build_learner
-from stages.build_learner import Paths as BuildPaths
+from stages.build_learner import build_learner
 from stages.checkpoints import FileCheckpointer
 from stages.contracts.errors import CheckpointError
-from stages.fit import FitConfig, fit
-from stages.fit import Paths as FitPaths
+from stages.fit import fit
 from stages.learner.history_record import history_of
-from stages.load_data import LoadDataConfig, load_data
-from stages.load_data import Paths as DataPaths
+from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
+from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
+from stages.params.fit_params import FitConfig, FitPaths
 from stages.records import DefaultRecorder
 
 LEARNER = {
@@ -52,7 +51,7 @@ class Trained:
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "prepared"
-    load_data(LoadDataConfig(), DataPaths(folder))
+    load_data(LoadDataConfig(), LoadDataPaths(folder))
     return folder
 
 
@@ -74,7 +73,7 @@ def train(dataset, tmp_path_factory):
 
 def build(dataset, target, origin=None, **changes):
     config = BuildLearnerConfig.model_validate({**LEARNER, **changes})
-    build_learner(config, BuildPaths(dataset / "dataset.json", target), origin)
+    build_learner(config, BuildLearnerPaths(dataset / "dataset.json", target), origin)
     return target
 
 
@@ -133,7 +132,7 @@ def test_the_weights_alone_go_on_with_another_optimizer(three, train, dataset, t
         ({"model": {"kind": "cnn"}}, ["does not fit the Cnn", "missing: conv1.weight", "unexpected: "]),
         ({"model": {"kind": "mlp", "hidden_sizes": [8]}}, ["of another shape", "expected F32 [8"]),
         ({"optimizer": {"kind": "adam", "amsgrad": True}}, ["ran without amsgrad", "weights_only: true"]),
-        (from_epoch(2, "old"), ["epoch 2 of old has no such checkpoint; there are those of epoch 1, 3"]),
+        (from_epoch(2, "old"), ["epoch 2 of old has no such checkpoint; found those of epoch 1, 3"]),
     ],
 )
 def test_what_does_not_fit_is_named(three, dataset, tmp_path, changes, words):
@@ -162,7 +161,7 @@ def test_a_directory_of_burns_gives_weights_moments_and_logs(three, burns, datas
         name = f"checkpoint/{part}-3.mpk.gz"
         assert start.files(name) == three.files(name)
     said = capsys.readouterr().out
-    assert "model-3.mpk.gz: its weights; the optimizer goes on from optim-3.mpk.gz; the schedule" in said
+    assert "model-3.mpk.gz: its weights; the optimizer resumes from optim-3.mpk.gz; the schedule" in said
     assert len(history_of(start.checkpoint(3))) == 3 * 4
 
 
@@ -177,12 +176,15 @@ def test_a_record_alone_gives_its_weights(three, burns, dataset, tmp_path, capsy
 
     model = f"checkpoint/model-{epoch or 0}.mpk.gz"
     assert start.files(model)[model] == record.read_bytes()
-    assert "the optimizer starts anew; the schedule starts anew" in capsys.readouterr().out
+    assert (
+        "the optimizer starts from the beginning; the schedule starts from the beginning"
+        in capsys.readouterr().out
+    )
     assert len(list((done.folder / "train").iterdir())) == 4
 
 
 def test_a_directory_without_the_epoch_says_what_is_there(burns, dataset, tmp_path):
-    with pytest.raises(CheckpointError, match=r"there: model-1.mpk.gz, model-3.mpk.gz"):
+    with pytest.raises(CheckpointError, match=r"found: model-1.mpk.gz, model-3.mpk.gz"):
         build(dataset, tmp_path / "learner", burns, **from_epoch(2, burns))
-    with pytest.raises(CheckpointError, match="nowhere is not there"):
+    with pytest.raises(CheckpointError, match="nowhere does not exist"):
         build(dataset, tmp_path / "learner", Path("nowhere"), **from_epoch(2, "nowhere"))

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from pipeline.engine.stage_run import read_key_entries
-from stages import data, fit
-from stages.build_learner import BuildLearnerConfig, build_learner
-from stages.build_learner import Paths as BuildPaths
+from stages import data
+from stages.build_learner import build_learner
+from stages.fit import fit
 from stages.metrics import areas
 from stages.models import Mlp
+from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
+from stages.params.fit_params import FitConfig, FitPaths
 from stages.runs import differences, runs
 
 
@@ -33,7 +35,7 @@ def fitted(folder, model, **config):
     prepared = data.prepare(data.split(data.Arrays(inputs, np.arange(40) % 3), 0.25, 0))
     data.write(folder / "data", prepared)
     learner = BuildLearnerConfig.model_validate({"model": {"kind": model}})
-    build_learner(learner, BuildPaths(folder / "data/dataset.json", folder / "learner"))
+    build_learner(learner, BuildLearnerPaths(folder / "data/dataset.json", folder / "learner"))
     names = (
         "checkpoint",
         "train",
@@ -44,8 +46,8 @@ def fitted(folder, model, **config):
         "plots/confusion.tsv",
     )
     places = [folder / "artifacts" / name for name in names]
-    paths = fit.Paths(folder / "artifacts", folder / "learner", folder / "data", *places, folder / "runs")
-    fit.fit(fit.FitConfig(num_epochs=2, num_workers=0, device="cpu", **config), paths)
+    paths = FitPaths(folder / "artifacts", folder / "learner", folder / "data", *places, folder / "runs")
+    fit(FitConfig(num_epochs=2, num_workers=0, device="cpu", **config), paths)
     return folder / "artifacts"
 
 
@@ -64,7 +66,7 @@ def test_more_epochs_go_on_and_equal_a_run_that_had_them_from_the_start(finished
     texts = [trained(finished), trained(straight)]
     texts.append(isolated.ok("dvc", "exp", "run", "--temp", "-n", "grown", "-S", "fit.num_epochs=3"))
 
-    assert ["goes on after epoch 2" in text for text in texts] == [True, False, True]
+    assert ["after epoch 2" in text for text in texts] == [True, False, True]
     assert finished.files("artifacts", "dvc.lock").keys() == straight.files("artifacts", "dvc.lock").keys()
     tracked = ("artifacts/checkpoint", "artifacts/train", "artifacts/valid", "artifacts/plots", "dvc.lock")
     assert finished.files(*tracked) == straight.files(*tracked)
@@ -78,7 +80,7 @@ def test_a_forced_rerun_of_a_finished_run_trains_again_from_the_start(finished):
     said = trained(finished, "-f", "-s", "fit")
 
     assert "epoch 1/2" in said
-    assert "goes on" not in said
+    assert "resuming" not in said
     assert finished.files("artifacts/checkpoint", "artifacts/train", "dvc.lock") == before
 
 
@@ -91,7 +93,7 @@ def test_a_run_that_was_done_but_not_recorded_is_not_done_again(finished):
 
     said = trained(finished)
 
-    assert "is finished already" in said
+    assert "is already finished" in said
     assert finished.files("artifacts/checkpoint", "dvc.lock") == before
 
 

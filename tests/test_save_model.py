@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from stages.contracts.files import describe
-from stages.save_model import Paths, SaveModelConfig, save_model
+from stages.save_model import SaveModelConfig, SaveModelPaths, save_model
 
 
 def test_no_output_of_a_default_run_is_an_empty_directory(finished):
@@ -24,7 +24,7 @@ def test_the_manifest_describes_the_exports(finished, tmp_path, exports, names):
     (tmp_path / "config.json").write_text(json.dumps({"save_model": config.model_dump(mode="json")}))
     paths = (tmp_path / "config.json", tmp_path / "model.mpk.gz", tmp_path / "exports")
 
-    save_model(config, Paths(finished.folder / "artifacts/checkpoint", *paths))
+    save_model(config, SaveModelPaths(finished.folder / "artifacts/checkpoint", *paths))
 
     manifest = json.loads((tmp_path / "exports/manifest.json").read_text())
     assert manifest == {"epoch": 2, "files": {name: describe(tmp_path / "exports" / name) for name in names}}

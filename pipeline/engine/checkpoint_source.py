@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from pipeline.project import runs_root
-from stages.build_learner import CheckpointConfig
 from stages.contracts.errors import ParamsError
+from stages.params.build_learner_params import CheckpointConfig
 
 PREFIX = ".resume-"
 STALE_SECONDS = 24 * 3600

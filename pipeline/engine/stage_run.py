@@ -17,40 +17,43 @@ from pipeline.stage_registry import version_of
 from pipeline.user_errors import explain_user_errors
 from pipeline.versions import check_written, shipped_code
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER
 from stages.contracts.events import Renderer
 from stages.contracts.interrupter import Interrupter
+from stages.params.build_learner_params import BuildLearnerPaths
+from stages.params.fit_params import FitContext, FitPaths
 
 
 def _create_artifact_dir(params: Params, paths: dict[str, Path]) -> None:
     check_params(params)  # here, because it is the first stage of `dvc repro`
     create_artifact_dir.create_artifact_dir(
         params.create_artifact_dir,
-        paths_of(create_artifact_dir.Paths, paths, owned=paths),
+        paths_of(create_artifact_dir.CreateArtifactDirPaths, paths, owned=paths),
         params.model_dump(mode="json"),
     )
 
 
 def _load_data(params: Params, paths: dict[str, Path]) -> None:
-    load_data.load_data(params.load_data, paths_of(load_data.Paths, paths))
+    load_data.load_data(params.load_data, paths_of(load_data.LoadDataPaths, paths))
 
 
 def _build_learner(params: Params, paths: dict[str, Path]) -> None:
-    own = paths_of(build_learner.Paths, paths)
+    own = paths_of(BuildLearnerPaths, paths)
     with open_checkpoint(params.build_learner.checkpoint, paths) as directory:
         build_learner.build_learner(params.build_learner, own, directory)
 
 
 def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = None) -> None:
-    own = paths_of(fit.Paths, paths, runs=runs_root())
+    own = paths_of(FitPaths, paths, runs=runs_root())
     interrupter = Interrupter()
-    around = fit.Surroundings(_code(own), recorded_md5(own.metrics), renderer, interrupter)
+    context = FitContext(_code(own), recorded_md5(own.metrics), renderer, interrupter)
     with defer_signals(interrupter):
-        store = fit.fit(params.fit, own, around)
+        store = fit.fit(params.fit, own, context)
         if objects := local_objects(Path(".dvc")):
-            link_into_cache(store / fit.CHECKPOINTS, objects)
+            link_into_cache(store / CHECKPOINT_FOLDER, objects)
 
 
-def _code(paths: fit.Paths) -> dict[str, str | None]:
+def _code(paths: FitPaths) -> dict[str, str | None]:
     """What the run depends on beside the learner and the data: the code of models, also a user's own."""
     snapshot = take_snapshot("fit")
     inputs = (paths.learner, paths.data)
@@ -63,12 +66,12 @@ def _code(paths: fit.Paths) -> dict[str, str | None]:
 
 def read_key_entries() -> dict[str, Any]:
     """What the key of a run would be made of now."""
-    own = paths_of(fit.Paths, read_paths(), runs=runs_root())
-    return fit.entries(read_params().fit, own, _code(own))
+    own = paths_of(FitPaths, read_paths(), runs=runs_root())
+    return fit.key_entries(read_params().fit, own, _code(own))
 
 
 def _save_model(params: Params, paths: dict[str, Path]) -> None:
-    save_model.save_model(params.save_model, paths_of(save_model.Paths, paths))
+    save_model.save_model(params.save_model, paths_of(save_model.SaveModelPaths, paths))
 
 
 BODIES: dict[str, Callable[[Params, dict[str, Path]], None]] = {

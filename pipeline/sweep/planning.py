@@ -11,7 +11,7 @@ from pipeline.sweep.names import plain_names, told_apart
 from pipeline.sweep.points import Point
 from pipeline.sweep.results import PARAMS, is_result, params_of
 from stages.contracts.errors import ParamsError
-from stages.fit import CHANGES_NO_NUMBER
+from stages.params.fit_params import CHANGES_NO_NUMBER
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 from .checkpointer import Checkpoint as Checkpoint
 from .checkpointer import FileCheckpointer as FileCheckpointer
+from .checkpointer import read_manifest as read_manifest
 from .retention import AnyOf as AnyOf
 from .retention import Keep as Keep
 from .retention import KeepBest as KeepBest

@@ -4,12 +4,21 @@
 exists when, and only when, that file does.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stages.checkpoints.file_names import (
+    BURN_PARTS,
+    TRAINER,
+    files_of,
+    parse_name,
+    parse_partial_name,
+    saved_epochs,
+    stem_of,
+    trainer_name,
+)
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.files import sha256, sync_directory
 from stages.records import (
@@ -23,7 +32,6 @@ from stages.records import (
 )
 from stages.records.limits import TRAINER_LIMIT, verified_limit
 
-PARTS = ("model", "optim", "scheduler")
 _trainer_recorder = NamedMpkGzFileRecorder(
     OriginalPrecision,
     compression=0,
@@ -54,11 +62,7 @@ class FileCheckpointer:
 
     def saved(self) -> list[int]:
         """The epochs that have a checkpoint, ascending."""
-        pattern = re.compile(rf"trainer-(\d+){re.escape(_trainer_recorder.suffix)}")
-        if not self.directory.is_dir():
-            return []
-        found = (pattern.fullmatch(path.name) for path in self.directory.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        return saved_epochs(self.directory)
 
     def save(self, epoch: int, checkpoint: Checkpoint) -> None:
         """Write *checkpoint* as that of *epoch*; it exists once this returns, and not before.
@@ -67,13 +71,15 @@ class FileCheckpointer:
         """
         self._remove_trainer(epoch)
         files: dict[str, Any] = {}
-        for part in PARTS:
+        for part in BURN_PARTS:
             item = getattr(checkpoint, part)
-            path = self.recorder.record(item, self.directory / f"{part}-{epoch}")
+            path = self.recorder.record(item, self.directory / stem_of(part, epoch))
             files[path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
             if not self.recorder.has_names:
                 files[path.name]["example"] = to_plain(item)
-        _trainer_recorder.record({**checkpoint.trainer, "files": files}, self.directory / f"trainer-{epoch}")
+        _trainer_recorder.record(
+            {**checkpoint.trainer, "files": files}, self.directory / stem_of(TRAINER, epoch)
+        )
 
     def restore(self, epoch: int) -> Checkpoint:
         """The checkpoint of *epoch*, verified before it is decoded.
@@ -84,48 +90,36 @@ class FileCheckpointer:
             there = ", ".join(map(str, self.saved())) or "none"
             raise CheckpointError(f"{self.directory} has no checkpoint of epoch {epoch}; there: {there}")
         try:
-            trainer = _trainer_recorder.load(self.directory / f"trainer-{epoch}")
+            trainer = _trainer_recorder.load(self.directory / stem_of(TRAINER, epoch))
             self._verify(trainer["files"])
-            parts = {part: self._load(part, epoch, trainer["files"]) for part in PARTS}
+            parts = {part: self._load(part, trainer["files"]) for part in BURN_PARTS}
         except (RecordError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint of epoch {epoch} is not whole: {error}") from error
         return Checkpoint(**parts, trainer=trainer)
 
-    def files(self, epoch: int) -> dict[str, dict[str, Any]]:
-        """Return the size and sha256, as they were written, of what the trainer record of *epoch* lists.
-
-        Raises `CheckpointError` if that record cannot be read.
-        """
-        try:
-            listed = _trainer_recorder.load(self.directory / f"trainer-{epoch}")["files"]
-            return {name: {"size": file["size"], "sha256": file["sha256"]} for name, file in listed.items()}
-        except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"the checkpoint of epoch {epoch} is not intact: {error}") from error
-
     def delete(self, epoch: int) -> None:
         """Remove the checkpoint of *epoch*: first the file that makes it one."""
         self._remove_trainer(epoch)
-        for part in PARTS:
-            for path in self.directory.glob(f"{part}-{epoch}.*"):
-                path.unlink()
+        for path in files_of(self.directory, epoch):
+            path.unlink()
 
     def sweep(self) -> None:
         """Remove what a kill left: files of no checkpoint, and those that were being written."""
-        whole = set(self.saved())
+        intact = set(self.saved())
         for path in self.directory.iterdir() if self.directory.is_dir() else ():
-            match = re.match(rf"\.?({'|'.join((*PARTS, 'trainer'))})-(\d+)\.", path.name)
-            if match and (path.name.startswith(".") or int(match[2]) not in whole):
+            parsed = parse_name(path.name)
+            if parse_partial_name(path.name) or (parsed and parsed.epoch not in intact):
                 path.unlink()
 
     def _remove_trainer(self, epoch: int) -> None:
-        path = self.directory / f"trainer-{epoch}{_trainer_recorder.suffix}"
+        path = self.directory / trainer_name(epoch)
         if path.exists():
             path.unlink()
             sync_directory(self.directory)
 
-    def _load(self, part: str, epoch: int, files: Mapping[str, Mapping[str, Any]]) -> Tree:
+    def _load(self, part: str, files: Mapping[str, Mapping[str, Any]]) -> Tree:
         """Read a verified file with the recorder, or in the format of its suffix if another one wrote it."""
-        [name] = [name for name in files if name.startswith(f"{part}-{epoch}.")]
+        [name] = [name for name in files if (parsed := parse_name(name)) and parsed.part == part]
         example = from_plain(files[name].get("example"), name)
         read = self.recorder.load if name.endswith(self.recorder.suffix) else read_item
         return read(self.directory / name, example, limit=verified_limit(files[name]["size"]))
@@ -137,3 +131,15 @@ class FileCheckpointer:
                 raise RecordError(f"{path} is missing")
             if path.stat().st_size != written["size"] or sha256(path) != written["sha256"]:
                 raise RecordError(f"{path} is not as it was written (size or sha256 differ)")
+
+
+def read_manifest(directory: Path, epoch: int) -> dict[str, dict[str, Any]]:
+    """Return the size and sha256 of each file of *epoch* in *directory*, as its trainer record lists them.
+
+    Raises `CheckpointError` if that record cannot be read.
+    """
+    try:
+        listed = _trainer_recorder.load(directory / stem_of(TRAINER, epoch))["files"]
+        return {name: {"size": file["size"], "sha256": file["sha256"]} for name, file in listed.items()}
+    except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint of epoch {epoch} is not intact: {error}") from error

@@ -2,10 +2,14 @@
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+CHUNK_BYTES = 1 << 20
+"""Bytes that are copied at a time."""
 
 
 @contextmanager
@@ -27,6 +31,12 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy the file *source*; if the process is killed at any moment, *target* is complete or missing."""
+    with source.open("rb") as original, written_whole(target) as copy:
+        shutil.copyfileobj(original, copy, CHUNK_BYTES)
 
 
 def write_text(path: Path, text: str) -> None:

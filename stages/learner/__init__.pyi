@@ -1,12 +1,8 @@
 from .blueprint import BLUEPRINT as BLUEPRINT
 from .blueprint import Blueprint as Blueprint
 from .builder import LearnerBuilder as LearnerBuilder
+from .confusion import confusion_cells as confusion_cells
 from .confusion import confusion_matrix as confusion_matrix
-from .continuing import Past as Past
-from .continuing import Start as Start
-from .continuing import continued as continued
-from .continuing import with_record as with_record
-from .continuing import with_weights_of as with_weights_of
 from .devices import find_device as find_device
 from .devices import set_deterministic as set_deterministic
 from .devices import set_num_threads as set_num_threads
@@ -19,3 +15,6 @@ from .stopping import EarlyStopping as EarlyStopping
 from .stopping import MetricEarlyStopping as MetricEarlyStopping
 from .summary import summary_json as summary_json
 from .summary import summary_text as summary_text
+from .warm_start import Origin as Origin
+from .warm_start import PastEpochs as PastEpochs
+from .warm_start import Start as Start

@@ -1,15 +1,35 @@
 """What a trained model takes each class for, in one more pass over a split."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from stages.contracts.confusion import shown_cells
 from stages.contracts.outputs import ClassificationOutput
 from stages.learner.batches import Loader, on_device
+from stages.learner.learner import Learner
 from stages.learner.randomness import set_random_state
 from stages.metrics import ConfusionMatrix
 from stages.metrics.class_targets import is_soft
+
+log = logging.getLogger(__name__)
+
+
+def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int, ...]]:
+    """Return the cells to show of the confusion matrix of *run* over *loader*; none if it cannot be computed.
+
+    Any error, also of the user's model, is logged as a warning: a plot must not fail the run that it shows.
+    """
+    try:
+        matrix = confusion_matrix(run.model, loader, seed=seed, should_stop=lambda: run.interrupted)
+        return shown_cells(matrix.cells(), matrix.classes) if matrix else []
+    except Exception as error:  # noqa: BLE001  the results of the training are worth more than a plot
+        log.warning(
+            "the confusion matrix cannot be computed: %r. The results of the training are not affected", error
+        )
+        return []
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from .in_memory import Row as Row
 from .json_lines import JsonLinesMetricLogger as JsonLinesMetricLogger
 from .plots import PlotPaths as PlotPaths
 from .plots import write_plots as write_plots
+from .plots import write_results as write_results
 from .reading import count_epochs as count_epochs
 from .reading import read_history as read_history
 from .reading import read_tests as read_tests

@@ -1,6 +1,7 @@
 """All the files that `dvc plots` shows of a run."""
 
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from errno import EDQUOT, EIO, ENOSPC, EROFS
@@ -10,7 +11,7 @@ from pathlib import Path
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import History, Split
 from stages.loggers.confusion import write_confusion
-from stages.loggers.curves import write_curves
+from stages.loggers.curves import write_curves, write_metrics
 from stages.loggers.iterations import write_iterations
 
 DISK_ERRORS = (EDQUOT, EIO, ENOSPC, EROFS)
@@ -39,6 +40,15 @@ class PlotPaths:
                 )
         places = (directory / path.relative_to(self.plots) for path in (self.iterations, self.confusion))
         return PlotPaths(directory, *places)
+
+
+def write_results(
+    history: History, confusion: Sequence[tuple[int, ...]], directory: Path, paths: PlotPaths
+) -> None:
+    """Write ``metrics.json`` to the artifact directory *directory*, and replace all plots."""
+    write_metrics(history, directory / "metrics.json")
+    shutil.rmtree(paths.plots, ignore_errors=True)
+    write_plots(history, confusion, directory, paths)
 
 
 def write_plots(history: History, confusion: Sequence[tuple[int, ...]], logs: Path, paths: PlotPaths) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
+from stages.runs.manifest import LogLedger
 from stages.runs.owner import Owner
-from stages.runs.store import HEARTBEAT_FILE, read_json
+from stages.runs.store import HEARTBEAT_FILE, RunStore, read_json
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,11 @@ class HeartbeatRenderer:
         with suppress(OSError):
             self._part.write_text(json.dumps(content) + "\n")
             os.replace(self._part, self._path)  # noqa: PTH105  as fast as it gets
+
+
+def heartbeat_of(store: RunStore) -> HeartbeatRenderer:
+    """Return the heartbeat of a run in *store*, which also records the logs of each finished epoch there."""
+    return HeartbeatRenderer(store.path, check=store.check_exists, epoch_ended=LogLedger(store.path).add)
 
 
 def read_beat(store_path: Path) -> Beat | None:

@@ -8,14 +8,13 @@ import hashlib
 import json
 import logging
 import re
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contracts.files import damage, describe, sync_directory
+from stages.contracts.files import describe
 from stages.contracts.history import Split
 
 Manifest = Mapping[str, Mapping[str, Any]]
@@ -25,7 +24,6 @@ LOGS_FILE = "logs.jsonl"
 UNREADABLE = {"size": -1, "sha256": ""}
 """An entry that no file matches, for a file whose content is not known."""
 _CHECKSUM = "checksum"
-_EPOCH = re.compile(r"checkpoint/[a-z]+-(\d+)\..+|(?:train|valid)/epoch-(\d+)/.+")
 _NOT_LISTED = re.compile(
     rf"(?:finished|heartbeat)\.json|{re.escape(LOGS_FILE)}|steps/.+|(?:.+/)?\.[^/]+\.part"
 )
@@ -66,39 +64,13 @@ def read_finished(content: Mapping[str, Any] | None) -> Finished | None:
 
 def describe_store(store_path: Path, known: Manifest) -> dict[str, Mapping[str, Any]]:
     """Return the manifest of the store *store_path*: *known*, and the files of now that are not in it."""
-    paths = {path.relative_to(store_path).as_posix(): path for path in _files(store_path)}
+    paths = {path.relative_to(store_path).as_posix(): path for path in files_below(store_path)}
     found = {
         name: describe(path)
         for name, path in sorted(paths.items())
         if name not in known and not _NOT_LISTED.fullmatch(name)
     }
     return {**found, **known}
-
-
-def damaged(store_path: Path, manifest: Manifest) -> dict[str, str]:
-    """Return the files of *manifest* that are not intact, and what is wrong with each."""
-    found = ((name, damage(store_path / name, written)) for name, written in manifest.items())
-    return {name: problem for name, problem in found if problem}
-
-
-def first_epoch(names: Iterable[str]) -> int | None:
-    """Return the first epoch that has a file among *names*; None if all of them belong to no epoch."""
-    found = filter(None, map(_EPOCH.fullmatch, names))
-    return min((int(match[1] or match[2]) for match in found), default=None)
-
-
-def remove_epochs_after(store_path: Path, epoch: int) -> None:
-    """Remove checkpoints and logs of the epochs after *epoch*, the newest first, and checkpoints of steps.
-
-    Killed at any moment, it can be called again: the files that make an epoch damaged go last.
-    """
-    shutil.rmtree(store_path / "steps", ignore_errors=True)
-    found = ((_EPOCH.fullmatch(path.relative_to(store_path).as_posix()), path) for path in _files(store_path))
-    later = {path: int(match[1] or match[2]) for match, path in found if match}
-    for path in sorted(later, key=lambda each: (later[each], each.name.startswith("trainer")), reverse=True):
-        if later[path] > epoch:
-            path.unlink()
-    sync_directory(store_path)
 
 
 class LogLedger:
@@ -156,7 +128,8 @@ class LogLedger:
             log.warning("the logs of epoch %d will not be verified: %s", epoch, error)
 
 
-def _files(store_path: Path) -> list[Path]:
+def files_below(store_path: Path) -> list[Path]:
+    """Return all files below *store_path*."""
     return [path for path in store_path.rglob("*") if path.is_file()]
 
 

@@ -18,11 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stages.contracts.files import sha256, sync_directory, written_whole
+from stages.contracts.files import CHUNK_BYTES, sha256, sync_directory
 from stages.runs.disk_sync import sync_trees
 from stages.runs.manifest import Manifest
 
-CHUNK_BYTES = 1 << 20
 CLONE = 0x40049409
 """The request FICLONE of Linux."""
 
@@ -53,12 +52,6 @@ def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict
     for folder in {target.parent for target in parts}:
         sync_directory(folder)
     return {}
-
-
-def copy_whole(source: Path, target: Path) -> None:
-    """Copy the file *source*; killed at any moment, *target* is complete or missing."""
-    with source.open("rb") as original, written_whole(target) as copy:
-        shutil.copyfileobj(original, copy, CHUNK_BYTES)
 
 
 def _copied(made: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:

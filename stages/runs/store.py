@@ -19,7 +19,8 @@ from typing import Any, Self
 
 from stages.contracts.errors import StageError
 from stages.contracts.files import sync_directory, write_text
-from stages.runs.key import KEY, differences, plain, run_key
+from stages.contracts.user_code import user_frames
+from stages.runs.key import KEY, plain, run_key
 from stages.runs.lock import held
 from stages.runs.manifest import Manifest, describe_store, read_finished, sealed
 
@@ -98,6 +99,15 @@ class RunStore:
                 "Run the same command again: it trains from the start"
             )
 
+    @contextmanager
+    def explain_removal(self) -> Iterator[None]:
+        """Raise `StageError` for an error in the block if the store was removed, which then is the cause."""
+        try:
+            yield
+        except (StageError, OSError):
+            self.check_exists()
+            raise
+
     def reopen(self) -> None:
         """A finished run goes on, for example for more epochs: it is not done any more."""
         (self.path / FINISHED_FILE).unlink(missing_ok=True)
@@ -120,18 +130,6 @@ class RunStore:
             _make(self.path, self.entries)
             self._handle.reopen(self.path)
 
-    def nearest(self) -> tuple[str, list[str]] | None:
-        """The key of the store that differs in the fewest entries, and in which; None where there is none.
-
-        A line of it reads from that store's value to this one's.
-        """
-        found = []
-        for path in stores(self.path.parent):
-            entries = read_json(path / KEY_FILE)
-            if path.name != self.key and entries is not None:
-                found.append((path.name, differences(entries, self.entries)))
-        return min(found, key=lambda each: (len(each[1]), each[0]), default=None)
-
 
 @contextmanager
 def open_store(root: Path, entries: Mapping[str, Any]) -> Iterator[RunStore]:
@@ -149,6 +147,23 @@ def open_store(root: Path, entries: Mapping[str, Any]) -> Iterator[RunStore]:
             handle = stack.enter_context(DirectoryHandle(path))
             store = RunStore(path, plain(entries), handle)
         yield store
+
+
+@contextmanager
+def explain_disk_errors(root: Path) -> Iterator[None]:
+    """Raise `StageError` for an `OSError` in the block, unless the user's code raised it.
+
+    *root* is the path in the message if the error has none.
+    """
+    try:
+        yield
+    except OSError as error:
+        if user_frames(error):
+            raise
+        raise StageError(
+            f"{error.filename or root}: {error.strerror or error}. No progress was lost. Fix this and "
+            "run the same command again to resume"
+        ) from error
 
 
 def stores(root: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.checkpoints import Checkpoint, FileCheckpointer
+from stages.checkpoints import Checkpoint, FileCheckpointer, read_manifest
 from stages.contracts.errors import CheckpointError
 from stages.contracts.files import sha256
 from stages.records import BinFileRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder
@@ -128,11 +128,11 @@ def test_a_checkpointer_lists_size_and_hash_of_the_files_on_disk(checkpointer):
     names = ["model-2.mpk.gz", "optim-2.mpk.gz", "scheduler-2.mpk.gz"]
     paths = [checkpointer.directory / name for name in names]
 
-    assert checkpointer.files(2) == {
+    assert read_manifest(checkpointer.directory, 2) == {
         path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in paths
     }
     with pytest.raises(CheckpointError, match="epoch 3 is not intact"):
-        checkpointer.files(3)
+        read_manifest(checkpointer.directory, 3)
 
 
 def test_sweeping_removes_only_the_files_of_unfinished_checkpoints(checkpointer):

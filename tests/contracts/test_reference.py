@@ -7,13 +7,13 @@ from typing import Annotated, get_args
 import pytest
 
 from pipeline.yaml_files import load_yaml
-from stages.build_learner import BuildLearnerConfig
 from stages.contracts import plugins
-from stages.fit import FitConfig
 from stages.load_data import LoadDataConfig
 from stages.metrics.registry import BUILT_IN as METRICS
 from stages.models.config import BUILT_IN as MODELS
 from stages.optim.config import Optimizer
+from stages.params.build_learner_params import BuildLearnerConfig
+from stages.params.fit_params import FitConfig
 from stages.records.config import RecorderConfig
 
 SHARED = {"kind", "clipping", "initial", "per"}

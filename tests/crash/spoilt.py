@@ -9,7 +9,8 @@ from tiny import CONFIG, Stopping, Tiny, in_child, prepare
 from workers import side_by_side
 
 from stages.contracts.interrupter import Interrupter
-from stages.fit import Surroundings, fit
+from stages.fit import fit
+from stages.params.fit_params import FitContext
 
 THREE_EPOCHS = CONFIG.model_copy(update={"num_epochs": 3})
 STOPPED_AT = 15
@@ -46,7 +47,7 @@ class Spoilt:
         fit(
             THREE_EPOCHS,
             self.run.paths,
-            Surroundings(renderer=Stopping(interrupter, STOPPED_AT), interrupter=interrupter),
+            FitContext(renderer=Stopping(interrupter, STOPPED_AT), interrupter=interrupter),
         )
 
     def trial(self, index):

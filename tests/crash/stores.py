@@ -13,7 +13,8 @@ from tiny import CONFIG, Stopping, Tiny, in_child, prepare
 from workers import side_by_side
 
 from stages.contracts.interrupter import Interrupter
-from stages.fit import Surroundings, fit
+from stages.fit import fit
+from stages.params.fit_params import FitContext
 
 STOPPED_AT = 9
 """A step of the second epoch's training, so that there is a checkpoint in the middle and one of an epoch."""
@@ -46,7 +47,7 @@ class Stores:
         fit(
             CONFIG,
             run.paths,
-            Surroundings(renderer=Stopping(interrupter, STOPPED_AT), interrupter=interrupter),
+            FitContext(renderer=Stopping(interrupter, STOPPED_AT), interrupter=interrupter),
         )
 
     def trial(self, index):

@@ -6,7 +6,8 @@ import pytest
 from tiny import CONFIG, Counter, Tiny, in_child, prepare
 
 from stages.contracts.interrupter import Interrupter
-from stages.fit import Surroundings, fit
+from stages.fit import fit
+from stages.params.fit_params import FitContext
 from stages.runs.store import stores
 
 FOUR_EPOCHS = CONFIG.model_copy(update={"num_epochs": 4})
@@ -111,7 +112,7 @@ def interrupted(reference, tmp_path_factory):
     stopped.begin()
     interrupter = Interrupter()
     watcher = AtStep(15, lambda: interrupter.stop("the test"))
-    around = Surroundings(renderer=watcher, interrupter=interrupter)
+    around = FitContext(renderer=watcher, interrupter=interrupter)
     code, _, said = in_child(lambda: fit(FOUR_EPOCHS, stopped.paths, around))
     assert code == 1, said
     return stopped
@@ -166,7 +167,7 @@ def test_a_store_that_is_deleted_while_the_run_works_in_it_ends_the_run(what, st
             store.mkdir(parents=True)
 
     code, _, said = in_child(
-        lambda: fit(FOUR_EPOCHS, copied.paths, Surroundings(renderer=AtStep(step, delete)))
+        lambda: fit(FOUR_EPOCHS, copied.paths, FitContext(renderer=AtStep(step, delete)))
     )
 
     assert code == 1
@@ -192,7 +193,7 @@ def test_files_of_a_store_that_are_deleted_while_the_run_works_in_it_are_made_ag
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
 
-    around = Surroundings(renderer=AtStep(15, delete))
+    around = FitContext(renderer=AtStep(15, delete))
     code, _, said = in_child(lambda: fit(FOUR_EPOCHS, copied.paths, around))
     assert code == 0 or (code == 1 and "removed" in said), said
     assert copied.outputs() == (reference.outputs() if code == 0 else {})

@@ -17,13 +17,15 @@ from stages import build_learner, checkpoints, data, fit, records
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.learner.candidates import newest
 from stages.models.config import MlpConfig
+from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
+from stages.params.fit_params import FitConfig, FitContext, FitPaths
 from stages.renderers import NoRenderer
 from stages.runs.store import stores
 
 EVERY_STEPS = 2
 STEPS = 2 * (4 + 2)
 """Of both epochs and both splits."""
-CONFIG = fit.FitConfig(
+CONFIG = FitConfig(
     num_epochs=2,
     batch_size=8,
     num_workers=0,
@@ -72,7 +74,7 @@ class Tiny:
 
     def __init__(self, folder):
         self.folder = folder
-        self.paths = fit.Paths(
+        self.paths = FitPaths(
             artifacts=folder / "artifacts",
             learner=folder.parent / "learner",
             data=folder.parent / "data",
@@ -95,7 +97,7 @@ class Tiny:
 
     def fit(self, config=CONFIG):
         """Do the run, or what is left of it."""
-        fit.fit(config, self.paths, fit.Surroundings(renderer=self.counter))
+        fit.fit(config, self.paths, FitContext(renderer=self.counter))
 
     def outputs(self):
         """All that it publishes, but for the log that has times in it."""
@@ -152,8 +154,8 @@ def prepare(folder):
         *(data.Arrays(arrays.inputs[s], arrays.targets[s]) for s in (slice(30), slice(30, 45)))
     )
     data.write(folder / "data", data.prepare(splits))
-    config = build_learner.BuildLearnerConfig(model=MlpConfig(kind="mlp", hidden_sizes=(4,), dropout=0.3))
-    paths = build_learner.Paths(dataset=folder / "data" / "dataset.json", learner=folder / "learner")
+    config = BuildLearnerConfig(model=MlpConfig(kind="mlp", hidden_sizes=(4,), dropout=0.3))
+    paths = BuildLearnerPaths(dataset=folder / "data" / "dataset.json", learner=folder / "learner")
     ended, _, said = in_child(lambda: build_learner.build_learner(config, paths))
     assert ended == 0, said
 

@@ -11,7 +11,7 @@ import torch
 from stages import data
 from stages.contracts.errors import DataError
 from stages.data.config import Npz
-from stages.load_data import LoadDataConfig, Paths, load_data
+from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 
 X = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
 Y = np.arange(20) % 2
@@ -23,7 +23,8 @@ def prepared(folder, inputs, targets):
     """What load-data makes of an archive with these two arrays."""
     np.savez(folder / "data.npz", inputs=inputs, targets=targets)
     load_data(
-        LoadDataConfig(source=Npz(kind="npz", path=str(folder / "data.npz"))), Paths(folder / "prepared")
+        LoadDataConfig(source=Npz(kind="npz", path=str(folder / "data.npz"))),
+        LoadDataPaths(folder / "prepared"),
     )
     return data.read(folder / "prepared")
 

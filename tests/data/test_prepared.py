@@ -18,13 +18,13 @@ from stages.contracts.errors import DataError
 from stages.data import splits
 from stages.data.config import Npz
 from stages.data.prepared import DatasetInfo
-from stages.load_data import LoadDataConfig, Paths, load_data
+from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 
 MEASURE = """
 import sys
 from pathlib import Path
-from stages.load_data import LoadDataConfig, Paths, load_data
-load_data(LoadDataConfig(source={"kind": sys.argv[1], "path": sys.argv[2]}), Paths(Path(sys.argv[3])))
+from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
+load_data(LoadDataConfig(source={"kind": sys.argv[1], "path": sys.argv[2]}), LoadDataPaths(Path(sys.argv[3])))
 print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 """
 
@@ -112,7 +112,7 @@ def test_blocks_change_no_byte_of_the_prepared_data(tmp_path, inputs, targets):
     )
 
     source = Npz(kind="npz", path=str(tmp_path / "data.npz"))
-    load_data(LoadDataConfig(source=source, valid_fraction=0.5, seed=9), Paths(tmp_path))
+    load_data(LoadDataConfig(source=source, valid_fraction=0.5, seed=9), LoadDataPaths(tmp_path))
 
     for name, x, y in (("train", *parts[::2]), ("valid", *parts[1::2])):
         expected = save({"inputs": torch.from_numpy(x), "targets": torch.from_numpy(y)})
@@ -169,7 +169,7 @@ def test_the_order_of_axes_in_memory_changes_no_byte(tmp_path):
     for name, array in (("C", inputs), ("F", np.asfortranarray(inputs))):
         np.savez(tmp_path / "data.npz", inputs=array, targets=targets)
         source = Npz(kind="npz", path=str(tmp_path / "data.npz"))
-        load_data(LoadDataConfig(source=source), Paths(tmp_path / name))
+        load_data(LoadDataConfig(source=source), LoadDataPaths(tmp_path / name))
 
     files = ("dataset.json", "train.safetensors", "valid.safetensors")
     assert [(tmp_path / "C" / file).read_bytes() for file in files] == [

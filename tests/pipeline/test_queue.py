@@ -54,5 +54,5 @@ def test_killed_in_the_queue_and_queued_again_it_goes_on_to_the_same_lock(queue,
     queue.ok("dvc", "queue", "start")
     wait_until(lambda: lock_of(queue, "again"))
 
-    assert "goes on " in queue.ok("dvc", "queue", "logs", "again")
+    assert "resuming run " in queue.ok("dvc", "queue", "logs", "again")
     assert lock_of(queue, "again") == lock_of(straight, "straight")

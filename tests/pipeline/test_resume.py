@@ -39,7 +39,7 @@ def test_two_epochs_and_a_resume_to_three_equal_three_in_the_workspace_and_in_a_
 
     text = finished.learner("resume", "HEAD", "--epoch", "2", "-S", "fit.num_epochs=3").out
 
-    assert "goes on after epoch 2" in text
+    assert " after epoch 2" in text
     assert finished.files(*SAME) == straight
     assert not list((finished.folder / ".runs").glob(".resume-*"))
 
@@ -47,7 +47,7 @@ def test_two_epochs_and_a_resume_to_three_equal_three_in_the_workspace_and_in_a_
     assert other.learner("resume", "HEAD", "--epoch", "2", "-S", "fit.num_epochs=3", "--no-run").code == 0
     text = other.ok("dvc", "exp", "run", "--temp", "-n", "apart")
 
-    assert "goes on after epoch 2" in text
+    assert " after epoch 2" in text
     (ref,) = other.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps/**/apart").split()
     assert recorded(other.ok("git", "show", f"{ref}:dvc.lock")) == recorded(
         (finished.folder / "dvc.lock").read_text()
@@ -112,7 +112,7 @@ def test_what_the_cache_has_lost_comes_from_a_remote_or_is_told_with_what_brings
 
     arguments = ("resume", "before", "--epoch", "1", "-S", "fit.num_epochs=3", "--no-run")
     assert finished.learner(*arguments).code == 0
-    assert "going on after epoch 1" in finished.learner("stage", "build-learner").out
+    assert "starting after epoch 1" in finished.learner("stage", "build-learner").out
 
     finished.ok("dvc", "remote", "remove", "store")
     done = finished.learner(*arguments)
@@ -125,9 +125,9 @@ def test_what_the_cache_has_lost_comes_from_a_remote_or_is_told_with_what_brings
 def test_a_name_in_params_is_refused_as_names_move(two):
     kept = (two.folder / "params.yaml").read_text()
     for said, words in {
-        "{rev: good, epoch: 1}": "checkpoint.rev: a full SHA is needed, as names move: `learner resume good",
-        "{epoch: 1}": "checkpoint: say either rev or path",
-        f"{{rev: {'a' * 40}}}": "checkpoint: a rev needs an epoch too",
+        "{rev: good, epoch: 1}": "checkpoint.rev: must be a full SHA, since branches and tags move",
+        "{epoch: 1}": "checkpoint: set either rev or path",
+        f"{{rev: {'a' * 40}}}": "checkpoint: set epoch too: a rev needs one",
     }.items():
         two.edit("params.yaml", "build_learner:\n", f"build_learner:\n  checkpoint: {said}\n")
 
@@ -148,7 +148,7 @@ def test_a_path_is_a_dependency_that_check_asks_for_and_no_output(finished):
 
     finished.edit("dvc.yaml", "      - ${paths.dataset}\n", "      - ${paths.dataset}\n      - old\n")
     assert finished.learner("check").code == 0
-    assert "going on after epoch 1 of old" in finished.learner("stage", "build-learner").out
+    assert "starting after epoch 1 of old" in finished.learner("stage", "build-learner").out
 
     finished.edit("params.yaml", "path: old", "path: artifacts/checkpoint")
     assert "which is an output of this pipeline" in finished.learner("stage", "build-learner").err

@@ -260,7 +260,7 @@ def test_runs_in_the_workspace_wait_are_cancelled_retried_and_shown(serve, proje
     (project.folder / "fail").touch()
     retried = api.start("daily", overrides=longer)
     assert api.wait(retried) == "Completed"
-    assert api.logged(retried, "goes on in epoch 1, after batch")
+    assert api.logged(retried, "resuming run")
     assert api.logged(retried, "RuntimeError: bad luck")
     assert not (project.folder / "fail").exists()
     fit = next(each for each in api.of("task_runs", retried) if each["name"].startswith("fit"))
@@ -518,7 +518,7 @@ def test_a_time_out_saves_and_the_next_run_goes_on(serve, project):
 
         again = served.api.start(f"timed{mode}")
         assert served.api.wait(again) == "Completed"
-        assert served.api.logged(again, "goes on in epoch 2")
+        assert served.api.logged(again, "resuming run")
         assert served.end() == 143
 
 
@@ -538,7 +538,7 @@ def test_an_experiment_is_cancelled_and_the_next_goes_on(serve, project):
     assert project.ok("dvc", "exp", "list", "--name-only") == ""
     again = served.api.start("apart")
     assert served.api.wait(again) == "Completed"
-    assert served.api.logged(again, "goes on in epoch 2")
+    assert served.api.logged(again, "resuming run")
 
 
 @pytest.mark.long

@@ -6,17 +6,9 @@ import shutil
 import pytest
 
 from stages.contracts.files import describe
-from stages.runs.manifest import (
-    UNREADABLE,
-    LogLedger,
-    damaged,
-    describe_store,
-    first_epoch,
-    read_finished,
-    remove_epochs_after,
-    sealed,
-    unsealed,
-)
+from stages.runs.continuation import first_epoch, remove_epochs_after
+from stages.runs.manifest import UNREADABLE, LogLedger, describe_store, read_finished, sealed, unsealed
+from stages.runs.verification import damaged
 
 FILES = [
     "key.json",

@@ -2,9 +2,9 @@
 
 import pytest
 
-from stages.contracts.files import describe
+from stages.contracts.files import copy_file, describe
 from stages.runs import publishing
-from stages.runs.publishing import copy_whole, publish
+from stages.runs.publishing import publish
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_copy_has_every_byte(tmp_path, monkeypatch, size):
     source.write_bytes(bytes(range(size)))
 
     assert publish({source: tmp_path / "new/folder/target"}, manifest_of({source: None})) == {}
-    copy_whole(source, tmp_path / "other")
+    copy_file(source, tmp_path / "other")
 
     assert (tmp_path / "new/folder/target").read_bytes() == bytes(range(size))
     assert (tmp_path / "other").read_bytes() == bytes(range(size))

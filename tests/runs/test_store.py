@@ -69,16 +69,6 @@ def test_a_restarted_store_is_empty_and_still_held(root):
             open_store(root, ENTRIES).__enter__()
 
 
-def test_the_nearest_other_run_is_named_with_what_differs(root):
-    with open_store(root, ENTRIES) as store:
-        assert store.nearest() is None
-    with open_store(root, {"version": "2", "params": {"batch_size": 1}}):
-        pass
-
-    with open_store(root, {"version": "1", "params": {"batch_size": 64}}) as third:
-        assert third.nearest() == (run_key(ENTRIES), ["params.batch_size: 32 → 64"])
-
-
 def test_a_store_that_was_moved_to_another_name_is_refused(root):
     with open_store(root, ENTRIES) as store:
         pass

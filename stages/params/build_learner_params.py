@@ -1,0 +1,112 @@
+"""Config and paths of the stage build-learner."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from pydantic import field_validator, model_validator
+
+from stages.contracts.config import Config
+from stages.contracts.fields import Bytes, Count, Flag, Seed, Text
+from stages.models.config import CnnConfig, ModelConfig
+from stages.optim.config import Adam, OptimizerConfig
+from stages.optim.schedules import Constant, ScheduleConfig
+
+
+class CheckpointConfig(Config):
+    """A checkpoint that a run starts from: of a revision of this project, or at a path."""
+
+    rev: Text | None = None
+    """The full SHA of a commit or an experiment whose outputs DVC tracks; ``learner resume`` writes it."""
+    path: Text | None = None
+    """An artifact directory or its checkpoints, ours or Burn's, or a record of a model.
+
+    Of files that this project did not write, only the weights are certain to be restored.
+    """
+    epoch: Count | None = None
+    """The epoch to start after; null, for a record: its weights start a run at epoch 0."""
+    weights_only: Flag = False
+    """Restore weights, history and number of epochs only; optimizer and schedule start from the beginning."""
+    limit: Bytes | None = None
+    """Most bytes of content in a record without our ``trainer-N``; null: the default limits.
+
+    The default limits refuse a file that compresses more than 100 times and has more than 64 MiB of content.
+    """
+
+    @field_validator("rev")
+    @classmethod
+    def _check_rev(cls, rev: str | None) -> str | None:
+        if rev is not None and not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", rev):
+            raise ValueError(
+                "must be a full SHA, since branches and tags move. Run "
+                f"`learner resume {rev} --epoch N`, which writes it"
+            )
+        return rev
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.rev is None) == (self.path is None):
+            raise ValueError("set either rev or path")
+        if self.rev is not None and self.epoch is None:
+            raise ValueError("set epoch too: a rev needs one")
+        return self
+
+    def __str__(self) -> str:
+        owner = str(self.path) if self.rev is None else f"revision {self.rev[:12]}"
+        return owner if self.epoch is None else f"epoch {self.epoch} of {owner}"
+
+
+class BuildLearnerConfig(Config):
+    """The section ``build_learner``."""
+
+    seed: Seed = 42
+    """Seed of the initial weights."""
+    model: ModelConfig = CnnConfig()
+    """The model: a kind, or the import path of your own class with its arguments. Arguments and defaults:
+
+    * ``cnn``: ``channels: [8, 16]``, ``kernel_size: 3``, ``pool_size: 8``, ``hidden_size: 512``,
+      ``dropout: 0.5``
+    * ``mlp``: ``hidden_sizes: [64]``, ``dropout: 0.0``
+    * ``mlp_regressor``: ``hidden_sizes: [64]``, ``dropout: 0.0``
+    """
+    optimizer: OptimizerConfig = Adam()
+    """The optimizer; each kind also takes ``clipping`` (see `stages.optim.clipping`). Arguments and defaults:
+
+    * ``adam``: ``learning_rate: 1e-4``, ``beta_1: 0.9``, ``beta_2: 0.999``, ``epsilon: 1e-5``,
+      ``amsgrad: false``, ``weight_decay: 0.0``
+    * ``adamw``: ``learning_rate: 1e-4``, ``beta_1: 0.9``, ``beta_2: 0.999``, ``epsilon: 1e-5``,
+      ``amsgrad: false``, ``weight_decay: 1e-4``
+    * ``sgd``: ``learning_rate: 1e-2``, ``momentum: null``, ``dampening: 0.1``, ``nesterov: false``,
+      ``weight_decay: 0.0``
+    * ``rmsprop``: ``learning_rate: 1e-2``, ``alpha: 0.99``, ``momentum: 0.9``, ``epsilon: 1e-5``,
+      ``centered: false``, ``weight_decay: 0.0``
+    * ``adagrad``: ``learning_rate: 1e-2``, ``lr_decay: 0.0``, ``epsilon: 1e-5``, ``weight_decay: 0.0``
+    * ``muon``: ``learning_rate: 1e-3``, ``momentum: 0.95``, ``nesterov: true``, ``ns_steps: 5``,
+      ``epsilon: 1e-7``, ``adjust_lr: original``, ``weight_decay: 0.0``, ``others: adamw``
+    * ``lbfgs``: ``learning_rate: 1.0``, ``max_iter: 20``, ``max_eval: null``, ``history_size: 100``,
+      ``tolerance_grad: 1e-7``, ``tolerance_change: 1e-9``, ``line_search: null``
+    """
+    schedule: ScheduleConfig = Constant()
+    """The learning rate schedule; each kind also takes ``initial`` (default: the optimizer's learning rate)
+    and ``per``, ``batch`` (the default) or ``epoch``. Arguments and defaults:
+
+    * ``constant``: no arguments
+    * ``linear``: ``final``, ``num_iters``
+    * ``cosine``: ``num_iters``, ``min: 0.0``
+    * ``exponential``: ``gamma``
+    * ``noam``: ``warmup_steps: 4000``, ``model_size: 512``
+    * ``step``: ``step_size``, ``gamma: 0.1``
+    * ``composed``: ``schedulers``, ``reduction: prod``
+    * ``sequential``: ``schedulers``, ``milestones``
+    """
+    checkpoint: CheckpointConfig | None = None
+    """The checkpoint to start from; null: new weights."""
+
+
+@dataclass(frozen=True)
+class BuildLearnerPaths:
+    """The paths that the stage reads and writes."""
+
+    dataset: Path
+    learner: Path

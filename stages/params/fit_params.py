@@ -1,0 +1,231 @@
+"""Config, paths and caller's context of the stage fit."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stages import checkpoints, data, learner, metrics, records
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER, saved_epochs
+from stages.checkpoints.retention import Keep
+from stages.contracts.config import Config, Use
+from stages.contracts.events import Renderer
+from stages.contracts.fields import Count, Devices, Flag, Seconds, Seed, Steps, Threads, Workers
+from stages.contracts.history import History
+from stages.contracts.interrupter import Interrupter
+from stages.data.config import BatcherConfig
+from stages.learner.stopping import MetricEarlyStopping
+from stages.metrics.registry import MetricConfig
+from stages.optim.gradients import Accumulation
+from stages.optim.non_finite import NonFinite
+from stages.records.config import RecorderConfig
+
+CHANGES_NO_NUMBER = {
+    "num_epochs",
+    "num_workers",
+    "device",
+    "checkpoint_every_steps",
+    "checkpoint_every_seconds",
+    "max_unsaved_seconds",
+}
+"""Params that are not part of a run's key: a run resumes with other values of them.
+
+``device`` is in this set because the key has an entry with the number and the kinds of the devices instead.
+"""
+ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
+"""Device files of which Linux has at least one if torch can use an accelerator."""
+
+
+class FitConfig(Config):
+    """The section ``fit``."""
+
+    num_epochs: Count = 10
+    batch_size: Count = 64
+    batcher: BatcherConfig = Use(kind="normalize")
+    """``normalize``, or the import path of a function of the items or of a class with ``batch(items)``."""
+    num_workers: Workers = 4
+    """Processes that prepare batches; 0 prepares them in the training process, enough for data in memory.
+
+    It changes no number.
+    """
+    seed: Seed = 42
+    """Seed of the order of samples and of random layers such as dropout."""
+    device: Devices = "auto"
+    """``auto``, ``cpu``, ``cuda:0``, ``mps``, or a list of devices that each compute a batch at a time.
+
+    The number and the kinds of the devices are part of the run's key, their indices are not: a run on
+    ``cuda:0`` resumes on ``cuda:1``, but not on ``cpu`` or on two devices. ``auto`` counts as the device that
+    it resolves to.
+    """
+    num_threads: Threads | None = None
+    """torch's threads on a CPU; null keeps torch's choice, which may round differently on another machine."""
+    grads_accumulation: Accumulation = Accumulation()
+    """Batches per optimizer step, how their gradients are combined, and what happens to a partial window."""
+    deterministic: Flag = False
+    """Make accelerators compute the same bits each time, which is slower; a CPU always does."""
+    gradient_checkpointing: Flag = False
+    """Compute activations twice instead of keeping them: less memory, more time, the same numbers."""
+    non_finite: NonFinite = NonFinite()
+    """Rule for a NaN or infinity in the loss or the gradients."""
+    early_stopping: MetricEarlyStopping | None = None
+    """Rule for stopping before ``num_epochs``; null: never."""
+    keep: Keep = Keep()
+    """Checkpoints to keep."""
+    recorder: RecorderConfig = RecorderConfig()
+    """Format of model, optimizer and scheduler in checkpoints; in half precision no resume is exact."""
+    checkpoint_every_steps: Steps | None = None
+    """Batches between two checkpoints within an epoch, of which the newest is kept; null: by time only."""
+    checkpoint_every_seconds: Seconds | None = 300.0
+    """Seconds between two checkpoints within an epoch; null: none. A stop request always saves one."""
+    max_unsaved_seconds: Seconds = 3600.0
+    """Longest time without a checkpoint, for example because the disk is full, before the run fails."""
+    metrics: tuple[MetricConfig, ...] = (Use(kind="loss"), Use(kind="accuracy"))
+    """The metrics of both splits: kinds, or import paths of your own classes. Arguments and defaults:
+
+    * ``accuracy``: ``pad_token: null``
+    * ``auc_pr``: ``reduction: macro``
+    * ``auroc``: ``reduction: macro``
+    * ``bleu``: ``n_gram: 4``, ``pad_token: null``, ``smooth: false``
+    * ``cer``: ``pad_token: null``
+    * ``cpu_memory``: no arguments
+    * ``cpu_temperature``: no arguments
+    * ``cpu_use``: no arguments
+    * ``cuda``: no arguments
+    * ``dice``: ``num_classes``, ``include_background: false``
+    * ``f_beta``: ``beta: 1.0``, ``threshold: null``, ``top_k: null``, ``reduction: macro``
+    * ``hamming``: ``threshold: 0.5``, ``sigmoid: true``
+    * ``iteration_speed``: no arguments
+    * ``learning_rate``: no arguments
+    * ``loss``: no arguments
+    * ``mae``: no arguments
+    * ``ms_ssim``: ``data_range: 1.0``, ``sigma: 1.5``
+    * ``mse``: no arguments
+    * ``perplexity``: ``pad_token: null``
+    * ``precision``: ``threshold: null``, ``top_k: null``, ``reduction: macro``
+    * ``psnr``: ``max_pixel: 1.0``
+    * ``recall``: ``threshold: null``, ``top_k: null``, ``reduction: macro``
+    * ``rouge_l``: ``pad_token: null``
+    * ``ssim``: ``data_range: 1.0``, ``sigma: 1.5``
+    * ``top_k``: ``k``, ``pad_token: null``
+    * ``wer``: ``pad_token: null``
+    """
+
+    def key_params(self) -> dict[str, Any]:
+        """Return the params that can change a number, as plain values.
+
+        The default batcher, ``normalize``, is left out, so that runs older than the param keep their key.
+        """
+        exclude = CHANGES_NO_NUMBER | ({"batcher"} if self.batcher == Use(kind="normalize") else set())
+        return self.model_dump(mode="json", exclude=exclude)
+
+    def device_kinds(self) -> list[str]:
+        """Return the kind of each device, such as ``cuda``."""
+        return [_best_kind() if name == "auto" else name.partition(":")[0] for name in self._devices()]
+
+    @property
+    def max_checkpoints(self) -> int:
+        """The most checkpoints that a run has on disk at once: those to keep, one more, and one of a step."""
+        return min(self.keep.most, self.num_epochs) + 2
+
+    def configure(self, builder: "learner.LearnerBuilder") -> "learner.LearnerBuilder":
+        """Set every option of *builder* and of torch that this section has, and return *builder*."""
+        learner.set_num_threads(self.num_threads)
+        if self.deterministic:
+            learner.set_deterministic()
+        accumulation = self.grads_accumulation
+        builder = (
+            builder.metrics(*[metrics.build_metric(each) for each in self.metrics])
+            .num_epochs(self.num_epochs)
+            .seed(self.seed)
+            .devices(self._devices())
+            .grads_accumulation(
+                accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover
+            )
+            .non_finite(self.non_finite)
+            .with_file_checkpointer(records.build_recorder(self.recorder))
+            .with_checkpointing_strategy(self.keep.rule())
+            .checkpoint_every(steps=self.checkpoint_every_steps, seconds=self.checkpoint_every_seconds)
+            .max_unsaved(self.max_unsaved_seconds)
+        )
+        if self.early_stopping:
+            builder.early_stopping(self.early_stopping)
+        return builder.gradient_checkpointing() if self.gradient_checkpointing else builder
+
+    def build_loaders(self, prepared: "data.Prepared") -> "tuple[data.DataLoader, data.DataLoader]":
+        """Return the loaders of the train and the valid split of *prepared*."""
+        builder = (
+            data.DataLoaderBuilder(data.build_batcher(self.batcher, prepared.info.normalization))
+            .batch_size(self.batch_size)
+            .num_workers(self.num_workers)
+        )
+        valid = builder.build(prepared.valid)
+        return builder.shuffle(self.seed).build(prepared.train), valid
+
+    def kept_epochs(self, history: History, last_epoch: int, initial: Path) -> set[int]:
+        """Return the epochs whose checkpoints are kept after *last_epoch*.
+
+        *initial* is the directory of the initial learner, which has the checkpoints of a run that is resumed.
+        """
+        inherited = [epoch for epoch in saved_epochs(initial / CHECKPOINT_FOLDER) if epoch > 0]
+        return checkpoints.kept_epochs(self.keep.rule(), history, inherited, last_epoch)
+
+    def _devices(self) -> tuple[str, ...]:
+        return (self.device,) if isinstance(self.device, str) else self.device
+
+
+def _best_kind() -> str:
+    """Return the kind that ``auto`` resolves to; load torch only if there may be an accelerator."""
+    if sys.platform == "linux" and not any(any(Path("/dev").glob(name)) for name in ACCELERATOR_NODES):
+        return "cpu"
+    return learner.find_device("auto").type
+
+
+@dataclass(frozen=True)
+class FitPaths:
+    """The paths that the stage reads and writes."""
+
+    artifacts: Path
+    learner: Path
+    """The directory that build-learner wrote."""
+    data: Path
+    checkpoint: Path
+    train: Path
+    valid: Path
+    metrics: Path
+    plots: Path
+    iterations: Path
+    """A directory in ``plots``, as ``confusion`` is a file in it."""
+    confusion: Path
+    runs: Path
+    """The directory of the run stores."""
+
+    @property
+    def outputs(self) -> list[Path]:
+        """The outputs that DVC tracks."""
+        return [self.checkpoint, self.train, self.valid, self.plots, self.metrics]
+
+    @property
+    def untracked(self) -> list[Path]:
+        """The outputs with times in them, which DVC does not track."""
+        return [self.artifacts / "telemetry", self.artifacts / "experiment.log"]
+
+
+@dataclass(frozen=True)
+class FitContext:
+    """Arguments of the stage that come from its caller and not from params.yaml."""
+
+    code: Mapping[str, Any] = field(default_factory=dict)
+    """A hash for each further file that the run depends on, such as the code of the model."""
+    recorded: str | None = None
+    """The md5 of metrics.json in the run that dvc.lock records; None if it records none."""
+    renderer: Renderer | None = None
+    """Shows the run; None for the default of `LearnerBuilder`."""
+    interrupter: Interrupter | None = None
+    """Stops the run from outside."""
+
+    def configure(self, builder: "learner.LearnerBuilder") -> "learner.LearnerBuilder":
+        """Set the renderer and the interrupter of *builder*, and return it."""
+        if self.interrupter:
+            builder.with_interrupter(self.interrupter)
+        return builder.renderer(self.renderer) if self.renderer else builder

@@ -1,0 +1,134 @@
+"""The point at which a run store continues: a finished run, the newest checkpoint, or the initial learner."""
+
+import logging
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from stages.checkpoints.file_names import (
+    CHECKPOINT_FOLDER,
+    STEP_FOLDER,
+    TRAINER,
+    CheckpointFileName,
+    parse_name,
+    saved_epochs,
+)
+from stages.contracts.files import copy_file, md5, sync_directory
+from stages.runs.manifest import LogLedger, files_below
+from stages.runs.store import RunStore
+from stages.runs.verification import damaged
+
+_LOG = re.compile(r"(?:train|valid)/epoch-(\d+)/.+")
+
+log = logging.getLogger(__name__)
+
+
+class Continuation:
+    """Prepares a run store for training, and returns it to an intact epoch if its files are damaged.
+
+    *initial* is the directory of the initial learner: the records of epoch 0, or of the epoch at which
+    another run is resumed. *marker* is the name of the file there that is written last.
+    """
+
+    def __init__(self, store: RunStore, initial: Path, marker: str) -> None:
+        self._store = store
+        self._initial = initial
+        self._marker = marker
+
+    def prepare(self, num_epochs: int, recorded: str | None) -> None:
+        """Choose the state to continue: a finished run, its newest checkpoint, or the initial learner.
+
+        * A finished run of fewer than *num_epochs* epochs is trained further.
+        * A finished run of *num_epochs* epochs stays finished. If the md5 of its metrics.json is *recorded*,
+          dvc.lock has this run already, so the user forces it: it starts over.
+        * A run of more epochs, or of which every checkpoint is of a later epoch, starts over.
+        * Any other run resumes at its newest checkpoint.
+        """
+        store = self._store
+        done = store.finished
+        if done and done["num_epochs"] < num_epochs:
+            if problems := damaged(store.path, store.manifest):
+                self.repair(problems)
+            store.reopen()
+        elif done and done["num_epochs"] == num_epochs and md5(store.path / "metrics.json") != recorded:
+            sys.stdout.write(f"run {store.key} is already finished: publishing its results\n")
+            return
+        elif done or min(self._saved(), default=0) > num_epochs:
+            store.restart()
+        else:
+            self._check_logs()
+        if self._can_resume():
+            copy_file(self._initial / self._marker, store.path / self._marker)
+        else:
+            self._start_over()
+
+    def repair(self, problems: Mapping[str, str]) -> None:
+        """Return to the newest checkpoint before all damaged files, so that they are trained again.
+
+        *problems* has what is wrong with each damaged file, by its path below the store.
+        """
+        store = self._store
+        store.check_exists()
+        for name, problem in sorted(problems.items()):
+            log.warning("%s %s", store.path / name, problem)
+        first = first_epoch(problems)
+        before = [epoch for epoch in self._saved() if first is None or epoch < first]
+        if before and (store.path / self._marker).exists():
+            remove_epochs_after(store.path, before[-1])
+            store.reopen()
+        else:
+            self._start_over()
+        start = f"after epoch {before[-1]}" if before else "from the start"
+        sys.stdout.write(f"run {store.key} has {len(problems)} damaged files: it is trained again {start}\n")
+
+    def _check_logs(self) -> None:
+        """Repair an unfinished run if logs of its finished epochs are damaged."""
+        store = self._store
+        if store.discard_corrupt_finish():
+            log.warning("removed the corrupt finished.json of %s: it is written again", store.path)
+        if problems := damaged(store.path, LogLedger(store.path).read(max(self._saved(), default=0))):
+            self.repair(problems)
+
+    def _can_resume(self) -> bool:
+        return bool(self._saved()) and (self._store.path / self._marker).exists()
+
+    def _start_over(self) -> None:
+        """Empty the store and copy the initial learner to it, its marker last."""
+        self._store.restart()
+        files = [path for path in sorted(self._initial.rglob("*")) if path.is_file()]
+        for path in sorted(files, key=lambda each: each.name == self._marker):
+            copy_file(path, self._store.path / path.relative_to(self._initial))
+        for epoch in range(1, max(self._saved(), default=0) + 1):
+            LogLedger(self._store.path).add(epoch)
+
+    def _saved(self) -> list[int]:
+        return saved_epochs(self._store.path / CHECKPOINT_FOLDER)
+
+
+def first_epoch(names: Iterable[str]) -> int | None:
+    """Return the first epoch that has a file among *names*; None if all of them belong to no epoch."""
+    return min((epoch for epoch in map(_epoch_of, names) if epoch is not None), default=None)
+
+
+def remove_epochs_after(store_path: Path, epoch: int) -> None:
+    """Remove checkpoints and logs of the epochs after *epoch*, the newest first, and checkpoints of steps.
+
+    If the process is killed at any moment, call it again: the trainer records, which make an epoch a
+    checkpoint, are removed first in each epoch.
+    """
+    shutil.rmtree(store_path / STEP_FOLDER, ignore_errors=True)
+    epochs = {path: _epoch_of(path.relative_to(store_path).as_posix()) for path in files_below(store_path)}
+    later = {path: each for path, each in epochs.items() if each is not None and each > epoch}
+    for path in sorted(later, key=lambda each: (later[each], each.name.startswith(TRAINER)), reverse=True):
+        path.unlink()
+    sync_directory(store_path)
+
+
+def _epoch_of(name: str) -> int | None:
+    """Return the epoch whose checkpoint or log has the path *name* below the store; None if it has none."""
+    folder, _, file = name.partition("/")
+    parsed: CheckpointFileName | None = parse_name(file) if folder == CHECKPOINT_FOLDER else None
+    match = _LOG.fullmatch(name)
+    return parsed.epoch if parsed else int(match[1]) if match else None
