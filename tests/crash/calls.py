@@ -5,9 +5,9 @@ import shutil
 
 from projects import difference
 from report import Row
-from tiny import CONFIG, EVERY_STEPS, Tiny, ending, fork, in_child, prepare
-from tracing import WRITES, check_permitted, trace, wait_for_tracer
-from workers import side_by_side
+from small_run import CONFIG, EVERY_STEPS, SmallRun, ending, fork, prepare, run_in_child
+from tracer import WRITES, check_permitted, trace, wait_for_tracer
+from workers import run_trials
 
 OTHER = CONFIG.model_copy(update={"seed": 1, "num_epochs": 3})
 
@@ -30,13 +30,13 @@ class Calls:
 
     def _outputs_of_another(self):
         """What stands where the outputs belong, as after a run with other params."""
-        run = Tiny(self.folder / "old")
+        run = SmallRun(self.folder / "old")
         run.begin()
-        assert in_child(lambda: run.fit(OTHER))[0] == 0
+        assert run_in_child(lambda: run.fit(OTHER))[0] == 0
         return run.outputs()
 
     def _begin(self, name):
-        run = Tiny(self.folder / name)
+        run = SmallRun(self.folder / name)
         shutil.rmtree(run.folder, ignore_errors=True)
         run.begin(self.old)
         return run
@@ -70,7 +70,7 @@ class Calls:
         reached = len(calls) > number  # or not: what comes by the clock may come more seldom this time
         lost, wrong = self._wrong_store(run, change if reached else None)
         wrong = [self._wrong_ending(change if reached else None, code, said), wrong]
-        ended, _, said = in_child(run.fit)
+        ended, _, said = run_in_child(run.fit)
         if ended != 0:
             wrong.append(f"the run after it ended with {ended}: {said}")
         wrong.append(difference(run.outputs(), self.reference))
@@ -93,7 +93,7 @@ class Calls:
     def _wrong_store(self, run, change):
         """How many steps are lost, and what of the store cannot be read."""
         done = run.counter.steps
-        code, answer, said = in_child(run.taken_up)
+        code, answer, said = run_in_child(run.newest_checkpoint)
         if code:
             return 0, f"nothing can be gone on from: {said}"
         steps, passed_over = answer
@@ -119,4 +119,4 @@ def run(asked, folder, until):
         indices = calls.drawn(asked.count, random.Random(asked.seed))  # noqa: S311  no secret
     if asked.replay is not None:
         indices = [asked.replay]
-    return side_by_side(calls.trial, indices, asked.jobs, until)
+    return run_trials(calls.trial, indices, asked.jobs, until)

@@ -91,7 +91,7 @@ class Checkouts:
         """Run `dvc repro` and return what is wrong after it, empty if it equals the untouched one."""
         code = project.finish(*COMMANDS["dvc repro"])
         if code:
-            return f"the next dvc repro ended with {code}: {project.said()[-800:]}"
+            return f"the next dvc repro ended with {code}: {project.output()[-800:]}"
         result = project.result()
         wrong = difference(without_cache(result), without_cache(self.repro)) or wrong_cache(
             result, self.repro
@@ -110,7 +110,7 @@ def wrong_cache(found, wanted):
     return difference({name: found[name] for name in wanted.keys() & found.keys()}, wanted)
 
 
-def left_behind(project):
+def leftovers(project):
     """Return the processes and locks that the commands in *project* left, empty if they left nothing."""
     wrong = []
     if left := project.orphans():

@@ -23,8 +23,8 @@ PARTS = {  # how many trials in a short series, and in a long one; the short one
     "kills": (3, 1000),
     "calls": (24, 100_000),
     "disk": (10, 300),
-    "spoilt": (300, 100_000),
-    "rivals": (2, 60),
+    "corruption": (300, 100_000),
+    "concurrency": (2, 60),
     "experiments": (0, 60),
     "schedules": (0, 30),
     "sweeps": (0, 30),
@@ -43,7 +43,7 @@ def main():
     folder = Path(tempfile.mkdtemp(prefix="crash-", dir=asked.folder))
     findings = [finding for part in asked.parts or planned(asked) for finding in report(part, asked, folder)]
     for finding in findings:
-        say(f"\n{finding}")
+        print_line(f"\n{finding}")
     return 1 if findings else 0
 
 
@@ -61,16 +61,16 @@ def report(part, asked, folder):
     try:
         rows = importlib.import_module(part).run(asked, own, begun + asked.seconds)
     except SkippedError as error:
-        say(f"{part}: skipped, {error}\n")
+        print_line(f"{part}: skipped, {error}\n")
         return []
-    say(f"{part}: seed {asked.seed}, {time.monotonic() - begun:.0f} seconds")
+    print_line(f"{part}: seed {asked.seed}, {time.monotonic() - begun:.0f} seconds")
     for line in table(rows):
-        say(line)
-    say("")
+        print_line(line)
+    print_line("")
     return [row.finding for row in rows if row.finding] if rows else [f"{part}: no trial was done"]
 
 
-def say(line):
+def print_line(line):
     """Print *line* at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

@@ -6,13 +6,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkouts import left_behind, without_cache, wrong_cache
-from harm import CONFLICT, counterpart, damage, kinds_of
+from checkouts import leftovers, without_cache, wrong_cache
+from file_damage import CONFLICT, counterpart, damage, kinds_of
 from projects import COMMANDS, difference, set_seed, templates
 from recovery import RECOVERED, Recovery, recover_by_remedy, remove_within
 from report import Row
 from stores import kind_of_file
-from workers import side_by_side
+from workers import run_trials
 
 from pipeline.yaml_files import read_yaml
 
@@ -28,7 +28,7 @@ MUST_REFUSE = ("params.yaml", CONFLICT)
 
 
 @dataclass(frozen=True)
-class Harm:
+class Damage:
     """What was done before the command."""
 
     place: str
@@ -58,15 +58,15 @@ class Damages:
         if place == "cache":  # plain DVC restores a damaged object before any code of ours runs
             command = "learner run"
         project = self._begun(situation, self.folder / str(index))
-        harm = self._damaged(project, place, situation, draw)
+        damage_done = self._damaged(project, place, situation, draw)
         before = read_stages(project.folder / "dvc.lock")
         code = project.finish(*COMMANDS[command])
-        wrong, recovery = self._after_it(project, COMMANDS[command], harm, code, before)
+        wrong, recovery = self._after_it(project, COMMANDS[command], damage_done, code, before)
         if wrong:
-            wrong = f"trial {index}, {command} after {harm}: {wrong}"
+            wrong = f"trial {index}, {command} after {damage_done}: {wrong}"
         else:
             project.remove()
-        return Row(f"{place}: {harm.kind} {_family(harm.name)}", wrong, recovery.counted)
+        return Row(f"{place}: {damage_done.kind} {_family(damage_done.name)}", wrong, recovery.counted)
 
     def _begun(self, situation, folder):
         """Return a project in which the next command has to read what is going to be damaged."""
@@ -97,7 +97,7 @@ class Damages:
         path = folder / name
         kind = draw.choice(kinds_of(path))
         kind = damage(path, kind, draw, self._other(project, path, name, draw))
-        return Harm(place, situation, name, kind)
+        return Damage(place, situation, name, kind)
 
     def _other(self, project, path, name, draw):
         """Return another valid file of the same kind as *path*."""
@@ -112,23 +112,25 @@ class Damages:
             return counterpart(path, stores[0].joinpath(*Path(name).parts[2:]), draw)
         return counterpart(path, self.other.folder / name, draw)
 
-    def _after_it(self, project, command, harm, code, before):
+    def _after_it(self, project, command, damage_done, code, before):
         """Return what is wrong, and how the command came to its end."""
-        wrong, recovery, said = [], Recovery(RECOVERED), project.said()
+        wrong, recovery, said = [], Recovery(RECOVERED), project.output()
         if code == 0:
-            if Path(harm.name).name in MUST_REFUSE or harm.kind == CONFLICT:
+            if Path(damage_done.name).name in MUST_REFUSE or damage_done.kind == CONFLICT:
                 wrong.append("it must be refused, and was not")
         else:
             wrong.append("" if "Traceback" not in said and said.strip() else f"a traceback: {said[-900:]}")
             wrong.append(self._wrong_lock(project, before))
-            recovery = self._recovered(project, command, harm)
+            recovery = self._recovered(project, command, damage_done)
             wrong.append(f"{recovery.finding}; first refusal: {said[-900:]}" if recovery.finding else "")
         if not recovery.finding:
-            wrong += [self._wrong_result(project), left_behind(project)]
+            wrong += [self._wrong_result(project), leftovers(project)]
         return "; ".join(filter(None, wrong)), recovery
 
-    def _recovered(self, project, command, harm):
-        if harm.name == "params.yaml":  # the user's own file, which only the user or git can bring back
+    def _recovered(self, project, command, damage_done):
+        if (
+            damage_done.name == "params.yaml"
+        ):  # the user's own file, which only the user or git can bring back
             project.ok("git", "checkout", "params.yaml")
         return recover_by_remedy(project, command)
 
@@ -183,4 +185,4 @@ def run(asked, folder, until):
     """Return a row for each trial."""
     damages = Damages(folder, asked.seed)
     indices = [asked.replay] if asked.replay is not None else list(range(asked.count))
-    return side_by_side(damages.trial, indices, asked.jobs, until)
+    return run_trials(damages.trial, indices, asked.jobs, until)

@@ -8,13 +8,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from checkouts import left_behind, without_cache
+from checkouts import leftovers, without_cache
 from damage import read_stages
 from projects import COMMANDS, difference, templates
 from recovery import RECOVERED, Recovery, recover
 from report import Row
-from tiny import STEPS, Counter, Tiny, in_child, prepare
-from workers import side_by_side
+from small_run import STEPS, Counter, SmallRun, prepare, run_in_child
+from workers import run_trials
 
 COMMAND_EVERY = 8
 """One trial in so many is a whole command, the others are runs in a fork of this process."""
@@ -76,9 +76,9 @@ class Deletions:
         self.tiny = folder / "tiny"
         self.tiny.mkdir()
         prepare(self.tiny)
-        untouched = Tiny(self.tiny / "untouched")
+        untouched = SmallRun(self.tiny / "untouched")
         untouched.begin()
-        assert in_child(untouched.fit)[0] == 0
+        assert run_in_child(untouched.fit)[0] == 0
         self.reference = untouched.outputs()
         self.templates = templates(folder.parent) if commands else None
 
@@ -89,12 +89,12 @@ class Deletions:
         return Row(f"{kind}: {planned.what} deleted", wrong, recovery.counted)
 
     def _of_tiny(self, planned):
-        run = Tiny(self.folder / str(planned.index))
+        run = SmallRun(self.folder / str(planned.index))
         shutil.copytree(self.tiny / "data", run.folder / "data")
         run.paths = replace(run.paths, data=run.folder / "data", learner=self.tiny / "learner")
         run.begin()
         run.counter = _Deleting(run.folder, planned)
-        code, _, said = in_child(run.fit)
+        code, _, said = run_in_child(run.fit)
         outputs, wrong = run.outputs(), []
         if code == 0:
             wrong.append(difference(outputs, self.reference))
@@ -103,7 +103,7 @@ class Deletions:
         shutil.copytree(self.tiny / "data", run.folder / "data", dirs_exist_ok=True)
         run.paths.artifacts.mkdir(exist_ok=True)
         run.counter = Counter()
-        again, _, said = in_child(run.fit)
+        again, _, said = run_in_child(run.fit)
         recovery = Recovery("blocked", said) if again else Recovery(RECOVERED)
         wrong += [recovery.finding, difference(run.outputs(), self.reference)]
         if not (wrong := "; ".join(dict.fromkeys(filter(None, wrong)))):
@@ -118,13 +118,13 @@ class Deletions:
         if pid := self._stopped_in_training(project, process, planned.moment):
             delete(project.folder, IN_PROJECT, planned)
             os.kill(pid, signal.SIGCONT)
-        code, said = process.wait(180), project.said()
+        code, said = process.wait(180), project.output()
         wrong = (
             [self._wrong_after_it(project, code, said, before)] if pid else ["it ended before it was held"]
         )
         recovery = recover(project, command)
         wrong += [recovery.finding, self.templates.wrong(project, planned.command, "training")]
-        wrong.append(left_behind(project))
+        wrong.append(leftovers(project))
         if not (wrong := "; ".join(filter(None, wrong))):
             project.remove()
         return wrong, recovery, planned.command
@@ -179,4 +179,4 @@ def run(asked, folder, until):
     indices = [asked.replay] if asked.replay is not None else range(asked.count)
     plans = [plan(asked.seed, index) for index in indices]
     deletions = Deletions(folder, commands=any(each.command for each in plans))
-    return side_by_side(deletions.trial, plans, asked.jobs, until)
+    return run_trials(deletions.trial, plans, asked.jobs, until)

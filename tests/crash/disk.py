@@ -10,13 +10,13 @@ import re
 
 from projects import COMMANDS, difference, templates
 from report import Row, SkippedError
-from tiny import STEPS, Tiny, in_child, prepare
-from workers import side_by_side
+from small_run import STEPS, SmallRun, prepare, run_in_child
+from workers import run_trials
 
 NEWNS, NEWUSER, REC, PRIVATE = 0x00020000, 0x10000000, 0x4000, 1 << 18
 BALLAST = "ballast"
 KIB = 1024
-SAID = re.compile(r"No space left on device|make space|free disk space|disk is full", re.IGNORECASE)
+DISK_FULL = re.compile(r"No space left on device|make space|free disk space|disk is full", re.IGNORECASE)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -43,7 +43,7 @@ def _ask(code):
         raise OSError(number, os.strerror(number))
 
 
-class _Filled(Tiny):
+class _FullDiskRun(SmallRun):
     """A run during which the disk becomes full at one step, 0 being its begin, and has space at another."""
 
     def __init__(self, folder, kib, filled_at, freed_at=None):
@@ -77,16 +77,16 @@ class Disks:
         self.folder = folder
         self._check_permitted()
         prepare(folder)
-        run = Tiny(folder / "untouched")
+        run = SmallRun(folder / "untouched")
         run.begin()
-        assert in_child(run.fit)[0] == 0
+        assert run_in_child(run.fit)[0] == 0
         self.reference = run.outputs()
         self.kib = _needed(run.folder)
         self.templates = templates(folder.parent) if commands else None
 
     def _check_permitted(self):
         (self.folder / "probe").mkdir()
-        code, _, said = in_child(lambda: mount_small_disk(self.folder / "probe", 64))
+        code, _, said = run_in_child(lambda: mount_small_disk(self.folder / "probe", 64))
         if code:
             raise SkippedError(
                 f"this machine permits no mount in a name space of one's own: {said.split(chr(10))[-2]}"
@@ -98,7 +98,7 @@ class Disks:
         folder = self.folder / f"disk-{index}"
         folder.mkdir()
         action = getattr(self, f"_{kind}")
-        code, finding, said = in_child(lambda: action(folder, index, share))
+        code, finding, said = run_in_child(lambda: action(folder, index, share))
         finding = finding if code == 0 else f"the trial itself ended with {code}: {said}"
         wrong = finding["wrong"] if code == 0 else finding
         ended = finding["ended"] if code == 0 else 2
@@ -110,24 +110,26 @@ class Disks:
 
     def _space_after_it(self, folder, index, share):
         mount_small_disk(folder, 4 * self.kib)
-        return self._full_and_again(_Filled(folder, int(share * self.kib / 4), index % STEPS))
+        return self._full_and_again(_FullDiskRun(folder, int(share * self.kib / 4), index % STEPS))
 
     def _space_while_it_runs(self, folder, index, share):
         mount_small_disk(folder, 4 * self.kib)
         filled_at = 1 + index % (STEPS - 1)
         return self._full_and_again(
-            _Filled(folder, int(share * self.kib / 4), filled_at, filled_at + 1 + index // 2 % 4)
+            _FullDiskRun(folder, int(share * self.kib / 4), filled_at, filled_at + 1 + index // 2 % 4)
         )
 
     def _full_and_again(self, run):
         run.begin()
-        code, _, said = in_child(run.fit)
-        wrong = [] if code == 0 or (code == 1 and SAID.search(said)) else [f"it ended with {code}: {said}"]
-        looked, answer, said = in_child(run.taken_up)
+        code, _, said = run_in_child(run.fit)
+        wrong = (
+            [] if code == 0 or (code == 1 and DISK_FULL.search(said)) else [f"it ended with {code}: {said}"]
+        )
+        looked, answer, said = run_in_child(run.newest_checkpoint)
         if looked or answer[1]:
             wrong.append(f"a checkpoint is not whole: {said or answer}")
         run.make_space()
-        again, _, said = in_child(run.fit)
+        again, _, said = run_in_child(run.fit)
         if again:
             wrong.append(f"with space it ended with {again}: {said}")
         wrong.append(difference(run.outputs(), self.reference))
@@ -139,12 +141,12 @@ class Disks:
         leave_free(folder, int(share * 1200))
         command = COMMANDS[("learner run", "dvc repro")[index % 2]]
         code, wrong = project.finish(*command), []
-        said = project.said()
+        said = project.output()
         (folder / BALLAST).unlink(missing_ok=True)
-        if code and (not SAID.search(said) or "Traceback" in said):
+        if code and (not DISK_FULL.search(said) or "Traceback" in said):
             wrong.append(f"{command} ended with {code}: {said[-1500:]}")
         if again := project.finish(*command):
-            wrong.append(f"with space it ended with {again}: {project.said()[-1500:]}")
+            wrong.append(f"with space it ended with {again}: {project.output()[-1500:]}")
         wrong.append(difference(project.result(), self.templates.reference))
         return {"ended": code, "wrong": "; ".join(filter(None, wrong))}
 
@@ -162,4 +164,4 @@ def run(asked, folder, until):
     if asked.replay is not None:
         plans = plans[asked.replay :][:1]
     disks = Disks(folder, commands=any(kind == "command" for _, kind, _ in plans))
-    return side_by_side(disks.trial, plans, asked.jobs, until)
+    return run_trials(disks.trial, plans, asked.jobs, until)

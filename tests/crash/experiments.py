@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from checkouts import EPOCHS, checkouts, left_behind, wait_until
+from checkouts import EPOCHS, checkouts, leftovers, wait_until
 from projects import COMMANDS, TEMP
 from recovery import BLOCKED, DOCTOR, RECOVERED, Recovery, recover, run_doctor
 from report import Row
-from workers import side_by_side
+from workers import run_trials
 
 COMMAND = (*COMMANDS[TEMP], "-S", EPOCHS)
 MOMENTS = {"preparing": 0.4, "copying": 1.0, "training": 1.5, "any moment": 8.0}
@@ -103,7 +103,7 @@ class Experiments:
             self.checkouts.wrong_experiments(project, self.checkouts.templates.reference["dvc.lock"])
         )
         wrong.append(self.checkouts.wrong_repro(project))
-        wrong.append(left_behind(project))
+        wrong.append(leftovers(project))
         return "; ".join(filter(None, wrong)), recovery
 
 
@@ -111,4 +111,4 @@ def run(asked, folder, until):
     """Return a row for each trial."""
     experiments = Experiments(folder, asked.seed)
     indices = [asked.replay] if asked.replay is not None else list(range(asked.count))
-    return side_by_side(experiments.trial, indices, asked.jobs, until)
+    return run_trials(experiments.trial, indices, asked.jobs, until)

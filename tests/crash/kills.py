@@ -15,7 +15,7 @@ from itertools import count
 from projects import COMMANDS, templates
 from report import Row
 
-DONE = re.compile(r"^save-model: [a-z -]+\s*$", re.MULTILINE)
+FINISHED = re.compile(r"^save-model: [a-z -]+\s*$", re.MULTILINE)
 """The last that `learner run` says; after that, Python itself only ends."""
 EXIT_CODES = {"TERM": 143, "INT": 130, "HUP": 129}
 SHORT = (  # command, start, signal, target: what a short series is sure to have
@@ -70,7 +70,7 @@ def plan(seed, index, attempt, *, short=False):
 
 
 @dataclass(frozen=True)
-class Broken:
+class Outcome:
     """What came of a trial."""
 
     finding: str
@@ -101,40 +101,42 @@ class Trials:
         for attempt in count():
             planned = plan(self.seed, index, attempt, short=self.short)
             project = self.templates.start(planned.start, self.folder / f"{index}-{attempt}")
-            broken = self._broken_off(project, planned)
+            broken = self._interrupt(project, planned)
             if broken is None:
                 project.remove()
                 continue
             finding = broken.finding
             if finding:
-                finding = f"trial {index}, attempt {attempt}, {planned}: {finding}\n{project.said()[-1500:]}"
+                finding = (
+                    f"trial {index}, attempt {attempt}, {planned}: {finding}\n{project.output()[-1500:]}"
+                )
             else:
                 project.remove()
             return Row(planned.label, finding, {"too late": attempt, "by hand": int(broken.torn)})
         return None
 
-    def _broken_off(self, project, planned):
+    def _interrupt(self, project, planned):
         """What came of it; None where the command ended before the signal came."""
-        code = self._stopped(project, planned, planned.moment)
-        if code == 0 or (planned.signal != "KILL" and DONE.search(project.said())):
+        code = self._signal_at(project, planned, planned.moment)
+        if code == 0 or (planned.signal != "KILL" and FINISHED.search(project.output())):
             return None
         wrong = [self._wrong_code(project, planned, code), self._wrong_leftovers(project, planned)]
         if planned.waits and (left := project.orphans()):
             wrong.append(f"left alive: {left}")
         if planned.second is not None:
-            self._stopped(project, planned, planned.second, name="KILL")
-        torn = planned.command == "dvc repro" and project.mend_by_hand()
+            self._signal_at(project, planned, planned.second, name="KILL")
+        torn = planned.command == "dvc repro" and project.restore_truncated_files()
         ended = project.finish(*COMMANDS[planned.command])
         if ended != 0:
             wrong.append(f"the same command again ended with {ended}")
         if left := project.orphans():
             wrong.append(f"left alive at the end: {left}")
         wrong.append(self.templates.wrong(project, planned.command, planned.start))
-        return Broken("; ".join(filter(None, wrong)), torn)
+        return Outcome("; ".join(filter(None, wrong)), torn)
 
-    def _stopped(self, project, planned, moment, name=None):
+    def _signal_at(self, project, planned, moment, name=None):
         """Start the command and send the signal at *moment*; the exit code, 0 if that was too late."""
-        seconds = self._seconds_of(planned)
+        seconds = self._measure(planned)
         process, begun = project.start(*COMMANDS[planned.command]), time.monotonic()
         with suppress(subprocess.TimeoutExpired):
             process.wait(moment * seconds)
@@ -160,22 +162,22 @@ class Trials:
     def _wrong_code(self, project, planned, code):
         if planned.command == "learner run":
             number = signal.Signals[f"SIG{planned.signal}"]
-            wanted = -number if self._came_early(project) else EXIT_CODES.get(planned.signal, -9)
+            wanted = -number if self._was_early(project) else EXIT_CODES.get(planned.signal, -9)
         elif planned.signal == "KILL" and planned.target != "stage":
             wanted = -9
         else:  # DVC's own, or what it makes of its stage's
             return "it hung" if code == -100 else ""
         return "" if code == wanted else f"exit code {code}, not {wanted}"
 
-    def _came_early(self, project):
+    def _was_early(self, project):
         """Whether Python was still starting, and the program could not yet say anything."""
-        said = project.said()
+        said = project.output()
         return not said or (said.rstrip().endswith("KeyboardInterrupt") and "frozen runpy" in said)
 
     def _wrong_leftovers(self, project, planned):
         """What a run that was told to stop must have left: a checkpoint, a whole log, and no model."""
-        said, store = project.said(), project.store()
-        if planned.command != "learner run" or planned.signal == "KILL" or self._came_early(project):
+        said, store = project.output(), project.store()
+        if planned.command != "learner run" or planned.signal == "KILL" or self._was_early(project):
             return ""
         if not said.rstrip().splitlines()[-1].startswith(f"SIG{planned.signal}: ") or "Traceback" in said:
             return f"it did not say what ended it: {said[-300:]}"
@@ -189,7 +191,7 @@ class Trials:
             return "a final model"
         return "" if log.endswith("\n") else "the log ends in the middle of a line"
 
-    def _seconds_of(self, planned):
+    def _measure(self, planned):
         """How long the untouched run takes, measured when it is first asked."""
         key = planned.command, planned.start
         with self._measuring:

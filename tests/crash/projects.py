@@ -46,7 +46,7 @@ class Templates:
         self.folder = folder
         home = folder / "prefect"
         home.mkdir(parents=True)
-        self.nothing = Crashed(fresh(folder / "nothing", home))
+        self.nothing = TrialProject(fresh(folder / "nothing", home))
         for old, new in PARAMS:
             self.nothing.project.edit("params.yaml", old, new)
         self.nothing.ok("git", "commit", "-qam", "A short run")
@@ -88,7 +88,7 @@ class Templates:
         return wrong or (f"DVC's lock says that {writers} write" if writers else "")
 
 
-class Crashed:
+class TrialProject:
     """A project in which processes end before their time."""
 
     def __init__(self, project, beside=None):
@@ -104,7 +104,7 @@ class Crashed:
 
     def copied_to(self, folder, beside=None):
         """The same project elsewhere."""
-        return Crashed(self.project.copied_to(folder), beside)
+        return TrialProject(self.project.copied_to(folder), beside)
 
     def remove(self):
         """All of it goes."""
@@ -124,7 +124,7 @@ class Crashed:
                 start_new_session=True,
             )
 
-    def said(self, log="log"):
+    def output(self, log="log"):
         """What the last command said."""
         return Path(f"{self.beside}.{log}").read_text(errors="replace")
 
@@ -138,7 +138,7 @@ class Crashed:
             process.wait()
             return -1
 
-    def mend_by_hand(self):
+    def restore_truncated_files(self):
         """Do what DVC asks for where a kill tore what it writes in place; whether that was so.
 
         A torn one has a second to be mended: nobody types the same command again sooner.
@@ -158,8 +158,8 @@ class Crashed:
     def ok(self, *command):
         """Run *command*, which must end well."""
         code = self.finish(*command)
-        assert code == 0, f"{command} ended with {code}:\n{self.said()}"
-        return self.said()
+        assert code == 0, f"{command} ended with {code}:\n{self.output()}"
+        return self.output()
 
     def processes(self):
         """Every living process of this project, with its command line."""

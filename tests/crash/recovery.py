@@ -41,14 +41,14 @@ def recover(project, command):
     """Run *command* in *project* to its end, with `learner doctor --fix` only if it refuses."""
     if project.finish(*command) == 0:
         return Recovery(RECOVERED)
-    said = project.said()
+    said = project.output()
     run_doctor(project)
-    return Recovery(DOCTOR, said) if project.finish(*command) == 0 else Recovery(BLOCKED, project.said())
+    return Recovery(DOCTOR, said) if project.finish(*command) == 0 else Recovery(BLOCKED, project.output())
 
 
 def recover_by_remedy(project, command):
     """Repair what the last refusal in *project* names, and run *command*; or use doctor."""
-    if apply_remedy(project, project.said()) and project.finish(*command) == 0:
+    if apply_remedy(project, project.output()) and project.finish(*command) == 0:
         return Recovery(REFUSED)
     return recover(project, command)
 
@@ -57,7 +57,7 @@ def run_doctor(project):
     """Run `learner doctor --fix`, with ``--deep`` if there is such an option; return what it prints."""
     deep = ("--deep",) if has_deep_doctor(project.folder.parent) else ()
     project.finish(*LEARNER, "doctor", *deep, "--fix")
-    return project.said()
+    return project.output()
 
 
 @functools.cache

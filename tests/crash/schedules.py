@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from checkouts import EPOCHS, checkouts, left_behind, wait_until, without_cache, wrong_cache
+from checkouts import EPOCHS, checkouts, leftovers, wait_until, without_cache, wrong_cache
 from prefect_server import ENDED, running_server
 from projects import difference
 from recovery import BLOCKED, DOCTOR, LEARNER, RECOVERED, Recovery, run_doctor
 from report import Row
-from workers import side_by_side
+from workers import run_trials
 
 MODES, VICTIMS, MOMENTS = ("workspace", "experiment"), ("both", "run", "serve"), ("training", "starting")
 DELAYS = {"starting": 4.0, "training": 1.0}
@@ -59,11 +59,11 @@ class Schedules:
         """Kill a scheduled run, start the next one, and return the row of the trial."""
         for attempt in count():
             planned = plan(self.seed, index, attempt)
-            served = Served(
+            served = Serve(
                 self.checkouts.copy(self.folder / f"{index}-{attempt}"), self.api, planned, attempt
             )
             try:
-                killed = served.begin_and_kill()
+                killed = served.start_and_kill()
                 wrong, recovery = self._after_it(served, killed) if killed else ("", None)
             finally:
                 served.end()
@@ -91,7 +91,7 @@ class Schedules:
             run_doctor(served.project)
             again = served.run_again()
             recovery = Recovery(
-                DOCTOR if again == "Completed" else BLOCKED, f"{state}, then {again}: {served.said()}"
+                DOCTOR if again == "Completed" else BLOCKED, f"{state}, then {again}: {served.output()}"
             )
         wrong.append(recovery.finding)
         if (state := self.api.wait(killed, 20)) not in ENDED:
@@ -101,7 +101,7 @@ class Schedules:
     def _wrong_at_the_end(self, served):
         """Return what is wrong once serve has ended."""
         project, made = served.project, self.checkouts
-        wrong = [left_behind(project)]
+        wrong = [leftovers(project)]
         if served.planned.mode == "experiment":
             reference = made.templates.reference["dvc.lock"]
             wrong += [made.wrong_workspace(project), made.wrong_experiments(project, reference)]
@@ -120,7 +120,7 @@ class Schedules:
         return f"the workspace: {wrong}" if wrong else ""
 
 
-class Served:
+class Serve:
     """A checkout in which `learner serve` runs."""
 
     def __init__(self, project, api, planned, attempt):
@@ -138,16 +138,16 @@ class Served:
         if self.process and self.process.poll() is None:
             return
         self.process = self.project.start(*LEARNER, "serve", "--name", self.name, f"--{self.planned.mode}")
-        assert wait_until(lambda: "serves learner/" in self.said(), self.process), self.said()
+        assert wait_until(lambda: "serves learner/" in self.output(), self.process), self.output()
 
-    def begin_and_kill(self):
+    def start_and_kill(self):
         """Start a run with the overrides and kill it; return its id, None if it had ended before."""
         self.begin()
         run = self.api.start(self.name, [EPOCHS])
         reached = (
             (lambda: self.project.beat() is not None) if self.planned.moment == "training" else self._runs
         )
-        assert wait_until(reached, self.process), self.said()
+        assert wait_until(reached, self.process), self.output()
         time.sleep(self.planned.delay)
         if self.api.state(run) in ENDED:
             return None
@@ -173,9 +173,9 @@ class Served:
         self._kill_all(self.project.processes())
         self.process.wait()
 
-    def said(self):
+    def output(self):
         """Return the output of `learner serve` and its runs."""
-        return self.project.said()
+        return self.project.output()
 
     def _runs(self):
         return any(pid != self.process.pid for pid in self.project.processes())
@@ -199,4 +199,4 @@ def run(asked, folder, until):
     indices = [asked.replay] if asked.replay is not None else list(range(asked.count))
     with running_server(folder / "server") as api:
         schedules = Schedules(folder, asked.seed, api)
-        return side_by_side(schedules.trial, indices, asked.jobs, until)
+        return run_trials(schedules.trial, indices, asked.jobs, until)

@@ -5,12 +5,12 @@ import re
 import shutil
 from functools import partial
 
-from harm import counterpart, damage, files_below, kinds_of
+from file_damage import counterpart, damage, files_below, kinds_of
 from projects import difference
 from recovery import BLOCKED, RECOVERED, REFUSED, REMEDY, remove_within
 from report import Row
-from tiny import CONFIG, Stopping, Tiny, in_child, prepare
-from workers import side_by_side
+from small_run import CONFIG, SmallRun, Stopping, prepare, run_in_child
+from workers import run_trials
 
 from stages.contracts.interrupter import Interrupter
 from stages.fit import fit
@@ -29,7 +29,7 @@ class Stores:
         self.folder = folder
         self.seed = seed
         prepare(folder)
-        self.runs = {name: Tiny(folder / name) for name in ("finished", "interrupted", "other")}
+        self.runs = {name: SmallRun(folder / name) for name in ("finished", "interrupted", "other")}
         for run in self.runs.values():
             run.begin()
         for name, action, wanted in (
@@ -37,7 +37,7 @@ class Stores:
             ("interrupted", self._stop, 1),
             ("other", partial(self.runs["other"].fit, OTHER), 0),
         ):
-            code, _, said = in_child(action)
+            code, _, said = run_in_child(action)
             assert code == wanted, f"{name}: {said}"
         self.reference = self.runs["finished"].outputs()
 
@@ -54,7 +54,7 @@ class Stores:
         """Damage a file of a store, do the run, and return the row of the trial."""
         draw = random.Random(f"{self.seed} {index}")  # noqa: S311  not a secret
         start = STARTS[index % len(STARTS)]
-        run = Tiny(self.folder / f"store-{index}")
+        run = SmallRun(self.folder / f"store-{index}")
         shutil.copytree(self.runs[start].folder / ".runs", run.folder / ".runs")
         run.begin()
         name = self._drawn(run, draw)
@@ -82,13 +82,13 @@ class Stores:
 
     def _after_it(self, run):
         """Return what is wrong, and how the run came to its end."""
-        code, _, said = in_child(run.fit)
+        code, _, said = run_in_child(run.fit)
         wrong = self._wrong_outputs(run, code, said)
         if code == 0:
             return wrong, RECOVERED
-        if in_child(run.fit)[0] == 0:
+        if run_in_child(run.fit)[0] == 0:
             return wrong or difference(run.outputs(), self.reference), RECOVERED
-        if not _apply_remedy(run, said) or (ending := in_child(run.fit))[0]:
+        if not _apply_remedy(run, said) or (ending := run_in_child(run.fit))[0]:
             return f"{wrong or 'refused clearly'}, but blocked after its remedy: {said}", BLOCKED
         return wrong or ending[2] or difference(run.outputs(), self.reference), REFUSED
 
@@ -123,4 +123,4 @@ def run(asked, folder, until):
     """Return a row for each trial."""
     stores = Stores(folder, asked.seed)
     indices = [asked.replay] if asked.replay is not None else list(range(asked.count))
-    return side_by_side(stores.trial, indices, asked.jobs, until)
+    return run_trials(stores.trial, indices, asked.jobs, until)

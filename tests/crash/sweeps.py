@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from checkouts import EPOCHS, checkouts, left_behind, wait_until
+from checkouts import EPOCHS, checkouts, leftovers, wait_until
 from recovery import LEARNER, recover
 from report import Row
-from workers import side_by_side
+from workers import run_trials
 
 COMMAND = (*LEARNER, "sweep", "--jobs", "2", "-S", EPOCHS, "-S", "fit.seed=42,43")
 TARGETS = ("sweep", "point", "everything")
@@ -100,7 +100,7 @@ class Sweeps:
         wrong.append(self.checkouts.wrong_workspace(project))
         wrong.append(self.checkouts.wrong_experiments(project, *self.locks))
         wrong.append(self.checkouts.wrong_repro(project))
-        wrong.append(left_behind(project))
+        wrong.append(leftovers(project))
         return "; ".join(filter(None, wrong)), recovery
 
 
@@ -115,4 +115,4 @@ def run(asked, folder, until):
     """Return a row for each trial."""
     sweeps = Sweeps(folder, asked.seed)
     indices = [asked.replay] if asked.replay is not None else list(range(asked.count))
-    return side_by_side(sweeps.trial, indices, asked.jobs, until)
+    return run_trials(sweeps.trial, indices, asked.jobs, until)

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from tiny import CONFIG, Counter, Tiny, in_child, prepare
+from small_run import CONFIG, Counter, SmallRun, prepare, run_in_child
 
 from stages.contracts.interrupter import Interrupter
 from stages.fit import fit
@@ -18,9 +18,9 @@ def reference(tmp_path_factory):
     """A finished run of four epochs, whose last two and best checkpoints are kept."""
     folder = tmp_path_factory.mktemp("damage")
     prepare(folder)
-    run = Tiny(folder / "reference")
+    run = SmallRun(folder / "reference")
     run.begin()
-    code, _, said = in_child(lambda: run.fit(FOUR_EPOCHS))
+    code, _, said = run_in_child(lambda: run.fit(FOUR_EPOCHS))
     assert code == 0, said
     return run
 
@@ -28,7 +28,7 @@ def reference(tmp_path_factory):
 @pytest.fixture
 def run(reference, tmp_path_factory):
     """A copy of the finished run, of which nothing is published yet."""
-    copy = Tiny(reference.folder.parent / tmp_path_factory.mktemp("copy").name)
+    copy = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("copy").name)
     shutil.copytree(reference.paths.runs, copy.paths.runs)
     copy.paths.artifacts.mkdir()
     return copy
@@ -67,7 +67,7 @@ FLIPS = [*((name, 0.5) for name in KINDS), ("finished.json", 0), ("finished.json
 def test_a_damaged_file_of_a_finished_run_is_never_published(name, place, run, reference):
     flip(run.store() / name, place)
 
-    code, _, said = in_child(lambda: run.fit(FOUR_EPOCHS))
+    code, _, said = run_in_child(lambda: run.fit(FOUR_EPOCHS))
 
     assert code == 0 or (code == 1 and name in said), said
     assert run.outputs() == (reference.outputs() if code == 0 else {})
@@ -77,7 +77,7 @@ def test_a_damaged_file_of_a_finished_run_is_never_published(name, place, run, r
 def test_a_missing_file_of_a_finished_run_is_made_again(name, run, reference):
     (run.store() / name).unlink()
 
-    code, _, said = in_child(lambda: run.fit(FOUR_EPOCHS))
+    code, _, said = run_in_child(lambda: run.fit(FOUR_EPOCHS))
 
     assert code == 0, said
     assert run.outputs() == reference.outputs()
@@ -100,7 +100,7 @@ class AtStep(Counter):
 @pytest.fixture
 def copied(reference, tmp_path_factory):
     """The same run, not begun yet."""
-    run = Tiny(reference.folder.parent / tmp_path_factory.mktemp("copied").name)
+    run = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("copied").name)
     run.begin()
     return run
 
@@ -108,12 +108,12 @@ def copied(reference, tmp_path_factory):
 @pytest.fixture
 def interrupted(reference, tmp_path_factory):
     """A run that was stopped in its third epoch."""
-    stopped = Tiny(reference.folder.parent / tmp_path_factory.mktemp("stopped").name)
+    stopped = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("stopped").name)
     stopped.begin()
     interrupter = Interrupter()
     watcher = AtStep(15, lambda: interrupter.stop("the test"))
     around = FitContext(renderer=watcher, interrupter=interrupter)
-    code, _, said = in_child(lambda: fit(FOUR_EPOCHS, stopped.paths, around))
+    code, _, said = run_in_child(lambda: fit(FOUR_EPOCHS, stopped.paths, around))
     assert code == 1, said
     return stopped
 
@@ -134,7 +134,7 @@ def interrupted(reference, tmp_path_factory):
 def test_a_damaged_file_of_an_interrupted_run_is_made_again(name, damage, interrupted, reference):
     damage(interrupted.store() / name)
 
-    code, _, said = in_child(lambda: interrupted.fit(FOUR_EPOCHS))
+    code, _, said = run_in_child(lambda: interrupted.fit(FOUR_EPOCHS))
 
     assert code == 0, said
     assert interrupted.outputs() == reference.outputs()
@@ -143,14 +143,14 @@ def test_a_damaged_file_of_an_interrupted_run_is_made_again(name, damage, interr
 @pytest.mark.parametrize(("before", "after"), [("cpu", ("cpu", "cpu")), (("cpu", "cpu"), "auto")], ids=str)
 def test_a_run_on_other_devices_shares_no_store(before, after, reference, tmp_path_factory):
     """Two devices compute other weights than one; ``auto`` is the kind of device that it resolves to."""
-    copy = Tiny(reference.folder.parent / tmp_path_factory.mktemp("devices").name)
+    copy = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("devices").name)
     copy.begin()
-    straight = Tiny(reference.folder.parent / tmp_path_factory.mktemp("straight").name)
+    straight = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("straight").name)
     straight.begin()
 
-    assert in_child(lambda: copy.fit(CONFIG.model_copy(update={"device": before})))[0] == 0
+    assert run_in_child(lambda: copy.fit(CONFIG.model_copy(update={"device": before})))[0] == 0
     for each in (copy, straight):
-        assert in_child(lambda run=each: run.fit(CONFIG.model_copy(update={"device": after})))[0] == 0
+        assert run_in_child(lambda run=each: run.fit(CONFIG.model_copy(update={"device": after})))[0] == 0
 
     assert copy.outputs() == straight.outputs()
     assert len(stores(copy.paths.runs)) == 2
@@ -166,7 +166,7 @@ def test_a_store_that_is_deleted_while_the_run_works_in_it_ends_the_run(what, st
         if is_replaced:
             store.mkdir(parents=True)
 
-    code, _, said = in_child(
+    code, _, said = run_in_child(
         lambda: fit(FOUR_EPOCHS, copied.paths, FitContext(renderer=AtStep(step, delete)))
     )
 
@@ -194,10 +194,10 @@ def test_files_of_a_store_that_are_deleted_while_the_run_works_in_it_are_made_ag
             path.unlink(missing_ok=True)
 
     around = FitContext(renderer=AtStep(15, delete))
-    code, _, said = in_child(lambda: fit(FOUR_EPOCHS, copied.paths, around))
+    code, _, said = run_in_child(lambda: fit(FOUR_EPOCHS, copied.paths, around))
     assert code == 0 or (code == 1 and "removed" in said), said
     assert copied.outputs() == (reference.outputs() if code == 0 else {})
 
-    again, _, said = in_child(lambda: copied.fit(FOUR_EPOCHS))
+    again, _, said = run_in_child(lambda: copied.fit(FOUR_EPOCHS))
     assert again == 0, said
     assert copied.outputs() == reference.outputs()

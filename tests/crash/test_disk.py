@@ -7,7 +7,7 @@ import time
 
 import pytest
 from disk import leave_free, mount_small_disk
-from tiny import in_child
+from small_run import run_in_child
 
 COMMANDS = {"dvc repro": ("dvc", "repro"), "learner run": (sys.executable, "-m", "pipeline", "run")}
 
@@ -35,7 +35,7 @@ def test_the_first_error_of_a_full_disk_is_the_one_shown(command, finished, tmp_
         done = project.run(*COMMANDS[command], DVC_SITE_CACHE_DIR=str(tmp_path / "site"))
         return done.code, done.text, sorted(before.keys() - project.files("artifacts").keys())
 
-    failed, answer, said = in_child(run)
+    failed, answer, said = run_in_child(run)
     if failed and "Operation not permitted" in said:
         pytest.skip("this machine permits no mount in a name space of one's own")
     assert failed == 0, said

@@ -7,7 +7,7 @@ import time
 import traceback
 
 
-def side_by_side(trial, items, jobs, until):
+def run_trials(trial, items, jobs, until):
     """What *trial* gives for each of *items* that could be begun before *until*, by *jobs* processes."""
     started = [_start(trial, items[number::jobs], until) for number in range(jobs)]
     return [row for one in started for row in _rows(*one)]

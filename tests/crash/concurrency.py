@@ -9,9 +9,9 @@ from contextlib import suppress
 
 from projects import COMMANDS, TEMP, templates
 from report import Row
-from workers import side_by_side
+from workers import run_trials
 
-HELD = (  # the one that is held in the middle of its training, and the one that comes then
+PAUSED_PAIRS = (  # the one that is held in the middle of its training, and the one that comes then
     ("dvc repro", "learner run"),
     (TEMP, TEMP),
     ("dvc repro", "dvc repro"),
@@ -23,11 +23,11 @@ WHY = re.compile(
     r"in use by pid \d+|is busy, it is being blocked by|Unable to acquire lock|has been locked by|"
     r"could not be acquired|is locked"
 )
-HELD_EVERY = 3
+PAUSED_EVERY = 3
 """Of the trials beyond those above, one in so many is such a pair; the others begin at any moment."""
 
 
-class Rivals:
+class Concurrency:
     """Pairs of commands, each in a project of its own."""
 
     def __init__(self, folder):
@@ -39,28 +39,28 @@ class Rivals:
         index, first, second, delay = planned
         project = self.templates.start("training", self.folder / str(index))
         if delay is None:
-            kind, wrong = f"{second} beside {first}", self._held(project, first, second)
+            kind, wrong = f"{second} beside {first}", self._run_paused_pair(project, first, second)
         else:
-            kind, wrong = "two at any moment", self._free(project, first, second, delay)
+            kind, wrong = "two at any moment", self._run_any_moment(project, first, second, delay)
         if not wrong:
             project.remove()
         return Row(kind, f"trial {index}, {planned}: {wrong}" if wrong else "")
 
-    def _held(self, project, first, second):
+    def _run_paused_pair(self, project, first, second):
         """What is wrong, where the first is stopped in its training while the second comes and goes."""
         process = project.start(*COMMANDS[first], log="first.log")
         if not (pid := self._stopped_in_training(project, process)):
             return "the first ended before it could be held"
         code = project.finish(*COMMANDS[second], seconds=60)
-        wrong = [] if code > 0 and WHY.search(project.said()) else [f"the second ended with {code}"]
+        wrong = [] if code > 0 and WHY.search(project.output()) else [f"the second ended with {code}"]
         if second == "learner run" and code != 1:
             wrong.append(f"its exit code is {code}")
-        if "Traceback" in project.said():
+        if "Traceback" in project.output():
             wrong.append("it said more than why")
-        wrong = [f"{each}: {project.said()[-1000:]}" for each in wrong]
+        wrong = [f"{each}: {project.output()[-1000:]}" for each in wrong]
         os.kill(pid, signal.SIGCONT)
         if code := process.wait(60):
-            wrong.append(f"the first ended with {code}: {project.said('first.log')[-1000:]}")
+            wrong.append(f"the first ended with {code}: {project.output('first.log')[-1000:]}")
         wrong.append(self.templates.wrong(project, first, "training"))
         if left := project.orphans():
             wrong.append(f"left alive: {left}")
@@ -77,7 +77,7 @@ class Rivals:
             time.sleep(0.002)
         return None
 
-    def _free(self, project, first, second, delay):
+    def _run_any_moment(self, project, first, second, delay):
         """What is wrong, where the second begins *delay* seconds after the first."""
         one = project.start(*COMMANDS[first], log="first.log")
         time.sleep(delay)
@@ -85,12 +85,12 @@ class Rivals:
         codes = {"first.log": one.wait(120), "log": code}
         wrong = [] if 0 in codes.values() else ["none of both worked"]
         wrong += [
-            f"ended with {code}: {project.said(log)[-1000:]}"
+            f"ended with {code}: {project.output(log)[-1000:]}"
             for log, code in codes.items()
-            if code and (not WHY.search(project.said(log)) or "Traceback" in project.said(log))
+            if code and (not WHY.search(project.output(log)) or "Traceback" in project.output(log))
         ]
         if code := project.finish(*COMMANDS["dvc repro"]):
-            wrong.append(f"dvc repro after it ended with {code}: {project.said()[-1000:]}")
+            wrong.append(f"dvc repro after it ended with {code}: {project.output()[-1000:]}")
         wrong.append(self.templates.wrong(project, "dvc repro", "training"))
         locks = set(project.experiments()) - {self.templates.reference["dvc.lock"]}
         wrong += ["an experiment's dvc.lock is another"] if locks else []
@@ -100,12 +100,12 @@ class Rivals:
 def run(asked, folder, until):
     """A row for each trial."""
     draw = random.Random(asked.seed)  # noqa: S311  no secret
-    plans = [(index, *HELD[index % len(HELD)], None) for index in range(asked.count)]
-    for index in range(len(HELD), asked.count):
+    plans = [(index, *PAUSED_PAIRS[index % len(PAUSED_PAIRS)], None) for index in range(asked.count)]
+    for index in range(len(PAUSED_PAIRS), asked.count):
         pair = draw.choices(list(COMMANDS), k=2)
-        if index % HELD_EVERY:
+        if index % PAUSED_EVERY:
             plans[index] = (index, *pair, draw.uniform(0, 3))
     if asked.replay is not None:
         plans = plans[asked.replay :][:1]
-    rivals = Rivals(folder)
-    return side_by_side(rivals.trial, plans, asked.jobs, until)
+    rivals = Concurrency(folder)
+    return run_trials(rivals.trial, plans, asked.jobs, until)

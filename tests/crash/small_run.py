@@ -69,7 +69,7 @@ class Stopping(Counter):
             self._interrupter.stop("the trial")
 
 
-class Tiny:
+class SmallRun:
     """The run in a folder."""
 
     def __init__(self, folder):
@@ -111,7 +111,7 @@ class Tiny:
         """Return the run store; None if there is none."""
         return next(iter(stores(self.paths.runs)), None)
 
-    def taken_up(self):
+    def newest_checkpoint(self):
         """How many steps the newest checkpoint has done; and what of the checkpoints was passed over.
 
         None for the steps where there is nothing to go on from, or the run is done.
@@ -156,7 +156,7 @@ def prepare(folder):
     data.write(folder / "data", data.prepare(splits))
     config = BuildLearnerConfig(model=MlpConfig(kind="mlp", hidden_sizes=(4,), dropout=0.3))
     paths = BuildLearnerPaths(dataset=folder / "data" / "dataset.json", learner=folder / "learner")
-    ended, _, said = in_child(lambda: build_learner.build_learner(config, paths))
+    ended, _, said = run_in_child(lambda: build_learner.build_learner(config, paths))
     assert ended == 0, said
 
 
@@ -196,6 +196,6 @@ def ending(pid, reading, status=None):
     return (code, answer, "") if code == 0 else (code, None, answer or "")
 
 
-def in_child(action):
+def run_in_child(action):
     """Do *action* in a child: exit code (1 after a `StageError`, 2 after any other), result, message."""
     return ending(*fork(action))

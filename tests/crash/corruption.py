@@ -5,8 +5,8 @@ import shutil
 
 from projects import difference
 from report import Row
-from tiny import CONFIG, Stopping, Tiny, in_child, prepare
-from workers import side_by_side
+from small_run import CONFIG, SmallRun, Stopping, prepare, run_in_child
+from workers import run_trials
 
 from stages.contracts.interrupter import Interrupter
 from stages.fit import fit
@@ -20,18 +20,18 @@ STEPS = {"steps": 12, "checkpoint": 6}
 RERUN_EVERY, ALL_EVERY = 25, 50
 
 
-class Spoilt:
+class Corruption:
     """A stopped run, of which each trial has a copy."""
 
     def __init__(self, folder):
         self.folder = folder
         prepare(folder)
-        whole, self.run = Tiny(folder / "untouched"), Tiny(folder / "stopped")
+        whole, self.run = SmallRun(folder / "untouched"), SmallRun(folder / "stopped")
         whole.begin()
-        assert in_child(lambda: whole.fit(THREE_EPOCHS))[0] == 0
+        assert run_in_child(lambda: whole.fit(THREE_EPOCHS))[0] == 0
         self.reference = whole.outputs()
         self.run.begin()
-        code, _, said = in_child(self._stop)
+        code, _, said = run_in_child(self._stop)
         assert code == 1, said
         newest = {"steps": "steps/*-*", "checkpoint": "checkpoint/*-2.*"}
         files = {kind: sorted(self.run.store().glob(pattern)) for kind, pattern in newest.items()}
@@ -53,18 +53,18 @@ class Spoilt:
     def trial(self, index):
         """Spoil byte *index*; now and then go on from there, or spoil all others too."""
         kind, name, offset = self.bytes[index]
-        run = Tiny(self.folder / f"byte-{index}")
+        run = SmallRun(self.folder / f"byte-{index}")
         shutil.copytree(self.run.folder, run.folder)
         if kind == "checkpoint":
             shutil.rmtree(run.store() / "steps")
-        _spoil(run.store() / kind / name, offset, index)
+        _change_byte(run.store() / kind / name, offset, index)
         if index % ALL_EVERY == 0:
             return self._row("all spoilt: refused", index, self._refused(run, index), run)
         wrong, is_same = self._passed_over(run, kind, name)
         if is_same and not wrong:
             return self._row(f"a byte of {name.partition('-')[0]}: without effect", index, "", run)
         if index % RERUN_EVERY == 0 and not wrong:
-            ended, _, said = in_child(lambda: run.fit(THREE_EPOCHS))
+            ended, _, said = run_in_child(lambda: run.fit(THREE_EPOCHS))
             wrong = said if ended else difference(run.outputs(), self.reference)
         return self._row(f"a byte of {name.partition('-')[0]}: passed over", index, wrong, run)
 
@@ -74,7 +74,7 @@ class Spoilt:
 
     def _passed_over(self, run, kind, name):
         """What is wrong; and whether the checkpoint is read as if nothing had been done to it."""
-        steps, said = run.taken_up()
+        steps, said = run.newest_checkpoint()
         if steps == STEPS[kind] and len(said) == 1 and "Passing over" in said[0]:
             return "", False
         original = STOPPED_AT if kind == "steps" else 12
@@ -85,18 +85,18 @@ class Spoilt:
     def _refused(self, run, index):
         """Where no checkpoint is whole, the run is not begun again, and what there is stays."""
         for path in run.store().glob("checkpoint/trainer-*"):
-            _spoil(path, path.stat().st_size // 2, index)
+            _change_byte(path, path.stat().st_size // 2, index)
         for path in run.store().glob("steps/optim-*"):
-            _spoil(path, path.stat().st_size // 2, index)
+            _change_byte(path, path.stat().st_size // 2, index)
         before = {path: path.read_bytes() for path in run.store().glob("*/*-*.*")}
-        code, _, said = in_child(lambda: run.fit(THREE_EPOCHS))
+        code, _, said = run_in_child(lambda: run.fit(THREE_EPOCHS))
         if code != 1 or "none of the checkpoints there are is whole" not in said:
             return f"it ended with {code}: {said}"
         after = {path: path.read_bytes() for path in run.store().glob("*/*-*.*")}
         return difference(after, before)
 
 
-def _spoil(path, offset, seed):
+def _change_byte(path, offset, seed):
     content = bytearray(path.read_bytes())
     content[offset] ^= random.Random(f"{seed} {offset}").randrange(1, 256)  # noqa: S311  no secret
     path.write_bytes(content)
@@ -104,10 +104,10 @@ def _spoil(path, offset, seed):
 
 def run(asked, folder, until):
     """A row for each trial: all bytes, or as many as are asked for, drawn."""
-    spoilt = Spoilt(folder)
+    spoilt = Corruption(folder)
     indices = list(range(len(spoilt.bytes)))
     if asked.count < len(indices):
         indices = random.Random(asked.seed).sample(indices, asked.count)  # noqa: S311  no secret
     if asked.replay is not None:
         indices = [asked.replay]
-    return side_by_side(spoilt.trial, indices, asked.jobs, until)
+    return run_trials(spoilt.trial, indices, asked.jobs, until)
