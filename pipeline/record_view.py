@@ -1,4 +1,4 @@
-"""How records, and what is different between two, are shown: as a tree on a terminal, plainly in a pipe."""
+"""The output of ``learner records``: a tree on a terminal, plain lines in a pipe."""
 
 import math
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.text import Text
-from rich.tree import Tree as Drawn
+from rich.tree import Tree as TreeView
 
 from stages.records.formats import Format
 from stages.records.record_tree import Record
@@ -17,14 +17,14 @@ from stages.records.tools.diff import Difference
 from stages.records.tools.listing import Entry, describe, escape, totals
 
 NO_NAMES_NOTE = (
-    "\nThe file has no names in it, so its tensors cannot be told apart. A directory with learner.json\n"
-    "knows them: `learner records convert FILE OUT.mpk --learner DIRECTORY`, then show OUT.mpk"
+    "\nThe format stores no names, so the tensors cannot be listed. Take the names from a directory with\n"
+    "learner.json: run `learner records convert FILE OUT.mpk --learner DIRECTORY`, then show OUT.mpk"
 )
 
 
 def summarize(file: Path, form: Format, record: Record, entry: Entry | None) -> dict[str, Any]:
-    """What is known of the record in *file* as a whole; sums only with *entry*, which lists its item."""
-    known: dict[str, Any] = {
+    """Return the metadata and, if *entry* lists the item, the sums of the record in *file*."""
+    summary: dict[str, Any] = {
         "file": str(file),
         "format": form.name,
         "size": file.stat().st_size,
@@ -32,36 +32,36 @@ def summarize(file: Path, form: Format, record: Record, entry: Entry | None) -> 
         "extra": record.extra,
     }
     if entry is None:
-        return known
+        return summary
     sums = totals(entry)
-    return known | {"tensors": sums.tensors, "parameters": sums.parameters, "bytes": sums.nbytes}
+    return summary | {"tensors": sums.tensors, "parameters": sums.parameters, "bytes": sums.nbytes}
 
 
-def print_record(known: dict[str, Any], entry: Entry | None, *, constants: bool) -> None:
-    """Print *known*, which `summarize` gives, and what *entry* lists; constants where asked for."""
-    typer.echo(escape(f"{known['file']}: {known['format']}, {known['size']:,} bytes"))
-    if metadata := known["metadata"]:
+def print_record(summary: dict[str, Any], entry: Entry | None, *, constants: bool) -> None:
+    """Print *summary*, a result of `summarize`, and the entries below *entry*; nil only with *constants*."""
+    typer.echo(escape(f"{summary['file']}: {summary['format']}, {summary['size']:,} bytes"))
+    if metadata := summary["metadata"]:
         types = f"floats {metadata['float']}, integers {metadata['int']}"
         typer.echo(escape(f"Burn {metadata['version']}, {metadata['settings']} ({types})"))
-    for key, text in (known["extra"] or {}).items():
+    for key, text in (summary["extra"] or {}).items():
         typer.echo(escape(f"{key}: {text}"[:200]))
     if entry is None:
         typer.echo(NO_NAMES_NOTE)
         return
-    counts = f"{known['tensors']:,} tensors, {known['parameters']:,} parameters"
-    typer.echo(f"{counts}, {known['bytes']:,} bytes of tensors\n")
+    counts = f"{summary['tensors']:,} tensors, {summary['parameters']:,} parameters"
+    typer.echo(f"{counts}, {summary['bytes']:,} bytes of tensors\n")
     if not entry.branch:
         typer.echo(_line(entry))
     elif sys.stdout.isatty():
-        drawn = Drawn("item")
-        _draw(entry, drawn, constants=constants)
-        Console().print(drawn)
+        view = TreeView("item")
+        _draw(entry, view, constants=constants)
+        Console().print(view)
     else:
         _print_below(entry, 0, constants=constants)
 
 
 def print_differences(found: Sequence[Difference]) -> None:
-    """Print a line for each, and how many they are."""
+    """Print a line for each difference, and their number."""
     for one in found:
         sides = " / ".join(filter(None, (one.first, one.second)))
         line = f"{one.path or 'the item'}: {one.what} ({sides})"
@@ -72,7 +72,7 @@ def print_differences(found: Sequence[Difference]) -> None:
 
 
 def difference_row(one: Difference) -> dict[str, Any]:
-    """*one* for JSON, which has no number for infinity: that is the text ``inf``."""
+    """Return *one* as a JSON row; infinity, which JSON lacks, is the text ``inf``."""
     row = {key: value for key, value in vars(one).items() if value is not None and value != ""}
     return {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
 
@@ -86,7 +86,7 @@ def _line(entry: Entry) -> str:
     return "  ".join(filter(None, words))
 
 
-def _draw(entry: Entry, branch: Drawn, *, constants: bool) -> None:
+def _draw(entry: Entry, branch: TreeView, *, constants: bool) -> None:
     for child in _children(entry, constants=constants):
         _draw(child, branch.add(Text(_line(child))), constants=constants)
 

@@ -1,4 +1,4 @@
-"""The commands of ``learner records``: what is in a file of state, whether it is whole, other forms of it."""
+"""The commands of ``learner records``: show, verify, convert and compare record files."""
 
 import json
 from dataclasses import replace
@@ -16,22 +16,23 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="records",
-    help="Look into files of state, verify, convert and compare them: ours, Burn's, safetensors.",
+    help="Show, verify, convert and compare files of tensors in Burn's formats and safetensors.",
     no_args_is_help=True,
 )
-AsJson = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Limit = Annotated[
     int | None,
     typer.Option(
         min=1,
         metavar="BYTES",
-        help="Read content of up to so many bytes. The default is 64 MiB, or 100 times the file's size.",
+        help="The largest number of bytes of content to read. Default: 64 MiB or 100 times the file's size, "
+        "whichever is more.",
     ),
 ]
 
 
 class PrecisionName(StrEnum):
-    """Burn's three."""
+    """Burn's three precision settings."""
 
     full = "full"
     half = "half"
@@ -40,13 +41,13 @@ class PrecisionName(StrEnum):
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A record of any form.")],
+    file: Annotated[Path, typer.Argument(help="A record in any format.")],
     *,
     as_json: AsJson = False,
-    constants: Annotated[bool, typer.Option("--all", help="Constants too, which are nil.")] = False,
+    constants: Annotated[bool, typer.Option("--all", help="Also print constants, which are nil.")] = False,
     limit: Limit = None,
 ) -> None:
-    """Print the names, shapes and dtypes in a record, and what wrote it. Loads no tensor."""
+    """Print the names, shapes and dtypes in a record, and its metadata, without loading tensors."""
     from pipeline.record_view import print_record, summarize
     from stages.records.formats import find_format, read, read_metadata
     from stages.records.record_tree import Record
@@ -58,23 +59,21 @@ def show(
         entry = list_entries(record.item)
     else:
         record, entry = Record(None, read_metadata(file, form, limit=limit)), None
-    told = summarize(file, form, record, entry)
+    summary = summarize(file, form, record, entry)
     if as_json:
         entries = None if entry is None else to_rows(entry, constants=constants)
-        typer.echo(json.dumps(told | {"entries": entries}, indent=2))
+        typer.echo(json.dumps(summary | {"entries": entries}, indent=2))
     else:
-        print_record(told, entry, constants=constants)
+        print_record(summary, entry, constants=constants)
 
 
 @app.command()
 def verify(
-    paths: Annotated[
-        list[Path], typer.Argument(help="Records, or directories with records and checkpoints.")
-    ],
+    paths: Annotated[list[Path], typer.Argument(help="Records, or directories with records or checkpoints.")],
     *,
     limit: Limit = None,
 ) -> None:
-    """Read each record and report whether it is intact; exit 1 if one is not."""
+    """Read each record and report whether it is intact; exit with code 1 if one is not."""
     from stages.records.tools.listing import escape
     from stages.records.tools.verification import verify_path
 
@@ -83,32 +82,33 @@ def verify(
         for verdict in verify_path(path, limit=limit):
             wrong += verdict.problem is not None
             note = f" ({verdict.note})" if verdict.note else ""
-            told = f"wrong: {verdict.problem}" if verdict.problem else f"ok{note}"
-            typer.echo(escape(f"{verdict.name}: {told}"))
+            result = f"wrong: {verdict.problem}" if verdict.problem else f"ok{note}"
+            typer.echo(escape(f"{verdict.name}: {result}"))
     if wrong:
         raise typer.Exit(1)
 
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN")],
-    target: Annotated[Path, typer.Argument(metavar="OUT")],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="The record to read.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
     *,
     recorder: Annotated[
-        str | None, typer.Option(help="OUT's form, where its suffix does not say it: named_mpk, burnpack …")
+        str | None,
+        typer.Option(help="The format of OUT, for example named_mpk or burnpack. Default: by its suffix."),
     ] = None,
     precision: Annotated[
-        PrecisionName | None, typer.Option(help="Of floats and integers; as they are without this.")
+        PrecisionName | None, typer.Option(help="The precision of floats and integers. Default: unchanged.")
     ] = None,
     learner: Annotated[
         Path | None,
-        typer.Option(help="A directory with learner.json, which knows the names that .bin lacks."),
+        typer.Option(help="A directory with learner.json, for the names that a .bin file lacks."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
     limit: Limit = None,
 ) -> None:
-    """Write a record in another form, or in another precision."""
-    from stages.records.formats import find_format, read, write
+    """Convert a record to another format or precision."""
+    from stages.records.formats import format_of, read, write
     from stages.records.tools.conversion import PRECISIONS, add_types, convert_record, find_lossy_tensors
 
     before = find_format(source)
@@ -118,28 +118,30 @@ def convert(
     record = read(source, before, like=example, limit=limit)
     chosen = PRECISIONS[precision] if precision else None
     if lost := find_lossy_tensors(record, chosen):
-        what = f"{lost[0]} and {len(lost) - 1} more" if len(lost) > 1 else lost[0]
-        typer.echo(f"warning: {precision} precision loses bits of {what}", err=True)
-    made = convert_record(record, after, chosen)
+        names = f"{lost[0]} and {len(lost) - 1} more" if len(lost) > 1 else lost[0]
+        typer.echo(f"warning: {precision} precision loses bits of {names}", err=True)
+    result = convert_record(record, after, chosen)
     if before.has_names and not after.has_names:
-        made = replace(made, item=add_types(made.item, example))
-    write(made, target, after, limit=limit)
+        result = replace(result, item=add_types(result.item, example))
+    write(result, target, after, limit=limit)
 
 
 @app.command()
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="A")],
-    second: Annotated[Path, typer.Argument(metavar="B")],
+    first: Annotated[Path, typer.Argument(metavar="A", help="A record in any format.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The record to compare it with.")],
     *,
-    tolerance: Annotated[float, typer.Option(min=0, help="How far apart two equal values may be.")] = 0.0,
-    ids: Annotated[bool, typer.Option("--ids", help="The ids of parameters count too.")] = False,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="The largest absolute difference of values that count as equal.")
+    ] = 0.0,
+    ids: Annotated[bool, typer.Option("--ids", help="Also compare the ids of parameters.")] = False,
     learner: Annotated[
-        Path | None, typer.Option(help="A directory with learner.json, where A or B is a .bin file.")
+        Path | None, typer.Option(help="A directory with learner.json, if A or B is a .bin file.")
     ] = None,
     as_json: AsJson = False,
     limit: Limit = None,
 ) -> None:
-    """Compare two records, of any two forms: names, shapes, dtypes, values. Exit 1 where they differ."""
+    """Compare the names, shapes, dtypes and values of two records; exit with code 1 if they differ."""
     from pipeline.record_view import difference_row, print_differences
     from stages.records.formats import find_format, read
     from stages.records.tools.diff import find_differences
@@ -161,7 +163,7 @@ def diff(
 
 
 def example_of(directory: Path) -> "Tree":
-    """The record of the learner in *directory*, as an example of what a file without names holds."""
+    """Return the record of the learner in *directory*, as an example of a file without names."""
     from stages.learner import Blueprint
     from stages.records import from_plain, record_of, to_plain
 
@@ -170,14 +172,14 @@ def example_of(directory: Path) -> "Tree":
 
 
 def _example(learner: Path | None, *forms: "Format") -> "Tree":
-    """An example tree where one of *forms* has no names; None where all have."""
+    """Return an example tree if one of *forms* has no names; None otherwise."""
     nameless = [form.suffix for form in forms if not form.has_names]
     if not nameless:
         return None
     if learner is None:
         raise ParamsError(
-            f"a {nameless[0]} file has no names in it: say with --learner DIRECTORY where the "
-            "learner.json is that knows them"
+            f"the format {nameless[0]} stores no names. Set --learner to a directory with the learner.json "
+            "of the model"
         )
     return example_of(learner)
 
@@ -186,14 +188,16 @@ def _named_format(name: str) -> "Format":
     from stages.records.formats import FORMATS
 
     if name not in FORMATS:
-        raise ParamsError(f"no recorder is called {name!r}: {', '.join(FORMATS)}.{closest(name, FORMATS)}")
+        raise ParamsError(
+            f"no recorder is named {name!r}. Use one of {', '.join(FORMATS)}.{closest(name, FORMATS)}"
+        )
     return FORMATS[name]
 
 
 def _check_target(source: Path, target: Path, *, force: bool) -> None:
     if target.exists() and source.exists() and target.samefile(source):
-        raise RecordError(f"{target} is the file that is to be read: give another name for what is written")
+        raise RecordError(f"{target} is the file to read. Set another file as OUT")
     if target.is_dir():
-        raise RecordError(f"{target} is a directory: give the name of a file")
+        raise RecordError(f"{target} is a directory. Set a file as OUT")
     if target.exists() and not force:
-        raise RecordError(f"{target} is there already: --force replaces it")
+        raise RecordError(f"{target} exists. Set --force to replace it")

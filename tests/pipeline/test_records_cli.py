@@ -1,4 +1,4 @@
-"""``learner records``, as it is typed, on files that Burn wrote."""
+"""The command ``learner records``, on files that Burn wrote and on our own."""
 
 import gzip
 import hashlib
@@ -22,12 +22,14 @@ from stages.records.record_tree import RawTensor, Record
 
 BURN = Path(__file__).parents[3] / "shared" / "burn"
 MPK, BPK = BURN / "model.mpk", BURN / "model.bpk"
-needs_burn = pytest.mark.skipif(not MPK.exists(), reason="files that Burn wrote are not beside this project")
+needs_burn = pytest.mark.skipif(
+    not MPK.exists(), reason="the files that Burn wrote are not next to this project"
+)
 NAMED = [name for name, form in FORMATS.items() if form.has_names]
 
 
 def learner(*arguments):
-    """How ``learner records`` ends: its code and what it prints; an error as `main` shows it."""
+    """Return the exit code and the output of ``learner records``, with errors as `main` prints them."""
     done = CliRunner().invoke(app, ["records", *map(str, arguments)])
     if isinstance(done.exception, StageError):
         return done.exception.exit_code, f"error: {done.exception}"
@@ -36,7 +38,7 @@ def learner(*arguments):
 
 
 def record(path, values=(1.0, 2.0, 3.0), **item):
-    """A small record at *path*."""
+    """Write a small record to *path* and return *path*."""
     array = np.array(values, "<f4")
     tree = {"fc": {"weight": {"id": "0" * 13, "param": RawTensor.of("F32", array.shape, array.tobytes())}}}
     write(Record(tree | item, build_metadata("…", FullPrecision)), path, FORMATS["named_mpk_gz"])
@@ -44,7 +46,7 @@ def record(path, values=(1.0, 2.0, 3.0), **item):
 
 
 @needs_burn
-def test_show_tells_what_burn_wrote():
+def test_show_prints_record_of_burn():
     code, text = learner("show", MPK)
 
     assert code == 0
@@ -54,15 +56,15 @@ def test_show_tells_what_burn_wrote():
 
 
 @needs_burn
-def test_show_says_the_same_as_json():
-    told = json.loads(learner("show", BPK, "--json")[1])
+def test_show_prints_the_same_as_json():
+    output = json.loads(learner("show", BPK, "--json")[1])
 
-    assert (told["format"], told["tensors"], told["parameters"]) == ("burnpack", 18, 260_810)
-    assert told["entries"][0]["path"] == "conv1.conv.weight"
-    assert told["entries"][0]["shape"] == [64, 1, 3, 3]
+    assert (output["format"], output["tensors"], output["parameters"]) == ("burnpack", 18, 260_810)
+    assert output["entries"][0]["path"] == "conv1.conv.weight"
+    assert output["entries"][0]["shape"] == [64, 1, 3, 3]
 
 
-def test_show_hides_constants_until_asked(tmp_path):
+def test_show_hides_constants_by_default(tmp_path):
     path = record(tmp_path / "a.mpk.gz", stride=[None, None], rate=0.5)
 
     assert "stride" not in learner("show", path)[1]
@@ -70,7 +72,7 @@ def test_show_hides_constants_until_asked(tmp_path):
     assert "stride" in learner("show", path, "--all")[1]
 
 
-def test_show_of_a_file_without_names_tells_its_metadata_and_what_is_missing(tmp_path):
+def test_show_of_format_without_names_prints_metadata_and_remedy(tmp_path):
     for form in (FORMATS["bin"], FORMATS["bin_gz"]):
         path = tmp_path / f"a{form.suffix}"
         write(Record({"rate": 0.5}, build_metadata(form.type_name, FullPrecision)), path, form)
@@ -84,7 +86,7 @@ def test_show_of_a_file_without_names_tells_its_metadata_and_what_is_missing(tmp
 
 @needs_burn
 @pytest.mark.parametrize("name", NAMED)
-def test_a_file_goes_to_every_named_form_and_back(tmp_path, name):
+def test_file_converts_to_every_named_format_and_back(tmp_path, name):
     there, back = tmp_path / f"a{FORMATS[name].suffix}", tmp_path / "back.mpk"
 
     assert learner("convert", MPK, there) == (0, "")
@@ -92,13 +94,13 @@ def test_a_file_goes_to_every_named_form_and_back(tmp_path, name):
 
     assert learner("diff", MPK, there)[0] == 0
     assert learner("verify", there)[0] == 0
-    if name != "burnpack":  # which has no place for nil constants
+    if name != "burnpack":  # burnpack cannot store nil constants
         assert back.read_bytes() == MPK.read_bytes()
     assert learner("diff", MPK, back, "--ids") == (0, "equal\n")
 
 
 @needs_burn
-def test_a_burnpack_goes_to_safetensors_and_back_without_loss(tmp_path):
+def test_burnpack_converts_to_safetensors_and_back_without_loss(tmp_path):
     there, back = tmp_path / "a.safetensors", tmp_path / "back.bpk"
 
     learner("convert", BPK, there)
@@ -108,28 +110,28 @@ def test_a_burnpack_goes_to_safetensors_and_back_without_loss(tmp_path):
 
 
 @needs_burn
-def test_recorder_says_the_form_where_the_suffix_does_not(tmp_path):
+def test_recorder_option_sets_format_without_suffix(tmp_path):
     assert learner("convert", MPK, tmp_path / "plain", "--recorder", "json_gz")[0] == 0
 
     json.loads(gzip.decompress((tmp_path / "plain").read_bytes()))
 
 
 @needs_burn
-def test_precision_is_changed_where_asked_and_a_loss_is_told(tmp_path):
+def test_convert_changes_precision_and_warns_of_loss(tmp_path):
     half = tmp_path / "half.bpk"
     code, text = learner("convert", BPK, half, "--precision", "half")
 
     assert (code, text.count("\n")) == (0, 1)
     assert text.startswith("warning: half precision loses bits of conv1.conv.weight and 17 more")
     assert learner("convert", half, tmp_path / "full.bpk", "--precision", "full") == (0, "")
-    differ, told = learner("diff", BPK, tmp_path / "full.bpk", "--json")
-    found = json.loads(told)["differences"]
+    differ, output = learner("diff", BPK, tmp_path / "full.bpk", "--json")
+    found = json.loads(output)["differences"]
     assert differ == 1
     assert {row["what"] for row in found} == {"value"}
     assert max(row["largest"] for row in found) < 0.05
 
 
-def test_what_is_there_is_not_replaced_unless_asked(tmp_path):
+def test_convert_replaces_existing_file_only_with_force(tmp_path):
     first, second = record(tmp_path / "a.mpk.gz"), record(tmp_path / "b.mpk.gz", [9.0])
 
     code, text = learner("convert", first, second)
@@ -138,33 +140,33 @@ def test_what_is_there_is_not_replaced_unless_asked(tmp_path):
     assert learner("convert", first, second, "--force")[0] == 0
     assert learner("diff", first, second)[0] == 0
     code, text = learner("convert", first, first, "--force")
-    assert (code, "is the file that is to be read" in text) == (1, True)
+    assert (code, "is the file to read" in text) == (1, True)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "expected"),
     [
         (("show", "nowhere.mpk"), 1, "no record at nowhere.mpk"),
-        (("verify", "nowhere"), 1, "there is no file and no directory nowhere"),
+        (("verify", "nowhere"), 1, "no such file or directory: nowhere"),
         (("show", "model.pt"), 1, "unknown suffix; use one of .mpk.gz, .mpk"),
         (("convert", "a.mpk", "b.mpk", "--recorder", "burnpak"), 2, "Did you mean 'burnpack'?"),
         (("convert", "a.mpk", "b.bin"), 2, "--learner"),
         (("diff", "a.mpk", "b.bin"), 2, "--learner"),
     ],
 )
-def test_a_mistake_is_told(tmp_path, monkeypatch, arguments, code, words):
+def test_mistake_is_reported_with_exit_code(tmp_path, monkeypatch, arguments, code, expected):
     monkeypatch.chdir(tmp_path)
 
     got, text = learner(*arguments)
 
     assert got == code
-    assert words in text
+    assert expected in text
 
 
-@pytest.mark.parametrize("spoil", [lambda data: data[:-9], lambda data: data + b"x", lambda data: data[:40]])
-def test_verify_finds_a_file_that_is_cut_or_goes_on(tmp_path, spoil):
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data + b"x", lambda data: data[:40]])
+def test_verify_finds_truncated_or_extended_file(tmp_path, damage):
     whole, spoilt = record(tmp_path / "a.mpk.gz"), tmp_path / "b.mpk.gz"
-    spoilt.write_bytes(spoil(whole.read_bytes()))
+    spoilt.write_bytes(damage(whole.read_bytes()))
 
     code, text = learner("verify", whole, spoilt)
 
@@ -175,7 +177,7 @@ def test_verify_finds_a_file_that_is_cut_or_goes_on(tmp_path, spoil):
 
 
 def checkpoint(folder, epoch):
-    """The files of a checkpoint, as the checkpointer leaves them."""
+    """Write the files of a checkpoint, as the checkpointer does."""
     parts = [record(folder / f"{part}-{epoch}.mpk.gz", [epoch]) for part in ("model", "optim", "scheduler")]
     files = {
         part.name: {"size": part.stat().st_size, "sha256": hashlib.sha256(part.read_bytes()).hexdigest()}
@@ -184,11 +186,11 @@ def checkpoint(folder, epoch):
     return record(folder / f"trainer-{epoch}.mpk.gz", files=files)
 
 
-def test_verify_says_which_checkpoints_are_whole(tmp_path):
+def test_verify_reports_which_checkpoints_are_intact(tmp_path):
     folder = tmp_path / "checkpoint"
     for epoch in (1, 2, 3, 4):
         checkpoint(folder, epoch)
-    record(folder / "model-2.mpk.gz", [7.0])  # whole, and not what was written
+    record(folder / "model-2.mpk.gz", [7.0])  # intact, but another file
     (folder / "optim-3.mpk.gz").unlink()
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "other.bin").write_bytes(b"no record")
@@ -196,15 +198,15 @@ def test_verify_says_which_checkpoints_are_whole(tmp_path):
     code, text = learner("verify", tmp_path)
 
     assert code == 1
-    told = [line.partition(": ") for line in text.splitlines() if line.startswith("checkpoint ")]
-    assert [words.startswith("ok") for _, _, words in told] == [True, False, False, True]
-    assert "is not as it was written" in told[1][2] or "bytes" in told[1][2]
-    assert "optim-3.mpk.gz is missing" in told[2][2]
+    output = [line.partition(": ") for line in text.splitlines() if line.startswith("checkpoint ")]
+    assert [expected.startswith("ok") for _, _, expected in output] == [True, False, False, True]
+    assert "is not as it was written" in output[1][2] or "bytes" in output[1][2]
+    assert "optim-3.mpk.gz is missing" in output[2][2]
     assert "config.json" not in text
     assert "other.bin" not in text
 
 
-def test_show_and_verify_load_no_torch_as_they_run(tmp_path):
+def test_show_and_verify_commands_do_not_load_torch(tmp_path):
     path = record(tmp_path / "a.mpk.gz")
     program = (
         "import sys\nfrom pipeline.cli import app\n"
@@ -216,13 +218,13 @@ def test_show_and_verify_load_no_torch_as_they_run(tmp_path):
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
-def test_an_error_has_no_traceback(project):
+def test_error_has_no_traceback(project):
     refused = project.learner("records", "show", "nowhere.mpk")
 
     assert (refused.code, refused.err) == (1, "error: no record at nowhere.mpk\n")
 
 
-def test_what_convert_could_not_finish_leaves_nothing(tmp_path):
+def test_failed_convert_leaves_no_file(tmp_path):
     path = record(tmp_path / "a.mpk.gz", text="burnpack holds no text")
 
     code, _ = learner("convert", path, tmp_path / "a.bpk")
@@ -233,7 +235,7 @@ def test_what_convert_could_not_finish_leaves_nothing(tmp_path):
     assert len(read(tmp_path / "b.mpk.gz").item) == 2
 
 
-def test_a_file_without_names_is_written_and_read_by_what_the_learner_knows(finished):
+def test_learner_option_supplies_names_of_bin_file(finished):
     model, learner = "artifacts/model.mpk.gz", ("--learner", "artifacts/learner")
 
     for source, target in ((model, "model.bin"), ("model.bin", "back.mpk.gz")):
@@ -245,7 +247,7 @@ def test_a_file_without_names_is_written_and_read_by_what_the_learner_knows(fini
 
 
 @pytest.mark.parametrize("command", ["show", "verify", "convert", "diff"])
-def test_a_limit_admits_a_record_that_compresses_too_well(command, tmp_path):
+def test_limit_admits_highly_compressed_record(command, tmp_path):
     path = tmp_path / "zeros.mpk.gz"
     zeros = RawTensor.of("U8", (LEAST_LIMIT,), bytes(LEAST_LIMIT))
     content = Record({"weight": zeros}, build_metadata("…", FullPrecision))

@@ -1,4 +1,4 @@
-"""What is told of a record, and of the difference between two."""
+"""The listing of a record, the comparison of two, and the conversion to another format."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def module(bias=(1.0, 2.0)):
     return {"fc": {"weight": weight, "bias": tensor(bias), "size": None}, "rate": 0.5, "stride": [None, None]}
 
 
-def test_a_parameter_and_its_id_are_one_entry():
+def test_parameter_and_its_id_are_one_entry():
     entry = list_entries(module())
     rows = {row["path"]: row for row in to_rows(entry, constants=False)}
 
@@ -45,7 +45,7 @@ def test_a_parameter_and_its_id_are_one_entry():
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "text"),
     [
         (tensor([1.0]), "F32 [1]"),
         ({}, "empty"),
@@ -57,22 +57,22 @@ def test_a_parameter_and_its_id_are_one_entry():
         (Some(3), "3"),
     ],
 )
-def test_a_value_is_told_in_a_few_words(value, words):
-    assert describe(list_entries(value)) == words
+def test_value_is_described_briefly(value, text):
+    assert describe(list_entries(value)) == text
 
 
-def test_a_name_from_a_stranger_moves_no_cursor():
+def test_control_characters_are_escaped():
     assert escape("a\x1b[1mb\n\u202ec é") == "a\\x1b[1mb\\n\\u202ec é"
 
 
-def test_what_json_cannot_say_is_text():
+def test_values_that_json_lacks_are_text():
     rows = to_rows(list_entries({"a": math.nan, "b": [1.0, math.inf], "c": b"12"}), constants=False)
 
     assert [row["value"] for row in rows] == ["NaN", [1.0, "inf"], "2 bytes"]
     assert json.dumps(rows, allow_nan=False)
 
 
-def test_equal_trees_have_no_difference_whatever_typed_them():
+def test_equal_trees_do_not_differ_despite_other_markers():
     other = module() | {"stride": (None, None), "rate": 0.5}
     other["fc"]["weight"]["id"] = "another"
     del other["fc"]["size"]
@@ -99,13 +99,13 @@ def test_equal_trees_have_no_difference_whatever_typed_them():
         ({"a": tensor([-(2**63)], "<i8", "I64")}, {"a": tensor([2**63 - 1], "<i8", "I64")}, "value", 2.0**64),
     ],
 )
-def test_each_kind_of_difference_is_told(first, second, what, largest):
+def test_each_kind_of_difference_is_reported(first, second, what, largest):
     (found,) = find_differences(first, second)
 
     assert (found.path, found.what, found.largest) == ("a", what, largest)
 
 
-def test_a_parameter_and_a_bare_tensor_of_its_name_are_compared():
+def test_parameter_is_compared_with_bare_tensor_of_same_name():
     bare = module() | {"fc": {"weight": tensor([[1, 2, 3], [4, 5, 7]]), "bias": tensor([1.0, 2.0])}}
 
     (found,) = find_differences(module(), bare)
@@ -113,7 +113,7 @@ def test_a_parameter_and_a_bare_tensor_of_its_name_are_compared():
     assert (found.path, found.what, found.largest) == ("fc.weight", "value", 1)
 
 
-def test_nan_equals_nan_and_a_tolerance_is_kept():
+def test_nan_equals_nan_and_tolerance_is_respected():
     first, second = {"a": tensor([np.nan, np.inf, 1.0])}, {"a": tensor([np.nan, np.inf, 1.25])}
 
     assert not list(find_differences(first, first))
@@ -128,7 +128,7 @@ def test_bfloat16_is_compared_by_value():
     assert distance(ones, tensor([1.0])) == (0.0, 0.0)
 
 
-def test_pieces_of_any_size_are_compared_as_one_tensor():
+def test_tensor_in_pieces_is_compared_as_one():
     data = np.arange(600_000, dtype="<f4")
     raw = memoryview(data.tobytes())
     cut = RawTensor("F32", (600_000,), lambda: (raw[:3], raw[3:1_000_001], raw[1_000_001:]))
@@ -137,28 +137,28 @@ def test_pieces_of_any_size_are_compared_as_one_tensor():
     assert distance(cut, tensor(data))[0] == 4
 
 
-def test_metadata_is_written_for_the_new_form():
-    made = convert_record(Record(module(), OLD), FORMATS["named_mpk"], HalfPrecision).metadata
+def test_converted_metadata_names_new_format():
+    converted = convert_record(Record(module(), OLD), FORMATS["named_mpk"], HalfPrecision).metadata
 
-    assert made.format.startswith("burn_core::record::file::NamedMpkFileRecorder<")
-    assert (made.float, made.settings) == ("half::binary16::f16", "HalfPrecisionSettings")
-    assert made.version == "0.21.0"  # before 0.14 tensors were written otherwise
+    assert converted.format.startswith("burn_core::record::file::NamedMpkFileRecorder<")
+    assert (converted.float, converted.settings) == ("half::binary16::f16", "HalfPrecisionSettings")
+    assert converted.version == "0.21.0"  # before 0.14 tensors had another layout
 
 
-def test_a_record_without_metadata_gets_that_of_its_floats():
+def test_record_without_metadata_gets_precision_of_its_floats():
     item = {"a": tensor([1.0, 2.0], "<f2", "F16")}
 
     assert convert_record(Record(item), FORMATS["named_mpk"]).metadata.float == "half::binary16::f16"
 
 
-def test_only_floats_that_lose_bits_are_lossy():
+def test_only_tensors_that_lose_bits_are_lossy():
     item = {"a": tensor([1.0]), "b": tensor([1.0], "<f2", "F16"), "c": tensor([1], "<i8", "I64")}
 
     assert find_lossy_tensors(Record(item), HalfPrecision) == ["a"]
     assert not find_lossy_tensors(Record(item), DoublePrecision)
 
 
-def test_an_example_types_what_was_read_with_names():
+def test_example_adds_types_to_record_with_names():
     like = {
         "state": Map(
             {"x": Variant("V1", 0, {"time": Signed(0), "more": Some(tensor([1.0])), "less": Some(1)})}
@@ -167,18 +167,18 @@ def test_an_example_types_what_was_read_with_names():
     }
     more = tensor([2.0])
 
-    made = add_types({"state": {"y": {"V1": {"time": 3, "more": more}}}, "stride": [None, None]}, like)
+    converted = add_types({"state": {"y": {"V1": {"time": 3, "more": more}}}, "stride": [None, None]}, like)
 
-    assert isinstance(made["state"], Map)
-    inner = made["state"]["y"]
+    assert isinstance(converted["state"], Map)
+    inner = converted["state"]["y"]
     assert (inner.name, inner.index) == ("V1", 0)
     assert isinstance(inner.value["time"], Signed)
     assert inner.value["more"].value is more
     assert inner.value["less"] is None
-    assert made["stride"] == (None, None)
+    assert converted["stride"] == (None, None)
 
 
-def test_show_and_verify_load_no_torch():
+def test_show_and_verify_do_not_load_torch():
     modules = "stages.records.tools.listing, stages.records.tools.verification, pipeline.record_view"
     program = f"import {modules}, sys; assert 'torch' not in sys.modules"
 

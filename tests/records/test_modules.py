@@ -1,4 +1,4 @@
-"""A module's record has the fields of its Burn counterpart, and gives the module back."""
+"""A module's record has the fields of its Burn counterpart, and loading it restores the module."""
 
 import copy
 from pathlib import Path
@@ -15,11 +15,11 @@ from stages.records.precision import FullPrecision, HalfPrecision
 from stages.records.record_tree import Map, RawTensor, Some, Variant, iter_leaves, strip_type_hints
 from stages.records.tensors import BLOCK_SIZE, from_raw, to_raw
 from stages.records.torch_modules.module_record import (
+    entries_without_slot,
     fields_unlike_burn,
     module_supplement,
     record_of,
     skeleton_of,
-    unrecorded_entries,
 )
 from stages.records.torch_modules.skeleton import Slot, fill_slots, from_plain, slots, to_plain
 from stages.records.torch_modules.state_dict import load_into, state_of
@@ -28,7 +28,7 @@ BURN = Path(__file__).parents[3] / "shared/burn/model.mpk"
 
 
 def through_a_file(node, precision=FullPrecision):
-    """*node* as a format with names reads it back: no markers, every tensor in bytes of its own."""
+    """Return *node* as a format with names reads it: without markers, each tensor with its own bytes."""
     if isinstance(node, RawTensor):
         there = precision.convert(node)
         return RawTensor.of(there.dtype, there.shape, bytearray(there.data()))
@@ -39,8 +39,8 @@ def through_a_file(node, precision=FullPrecision):
     return node
 
 
-def stirred(module, seed=1):
-    """*module* with other numbers in all its float tensors."""
+def randomize(module, seed=1):
+    """Return *module* with random numbers in all its float tensors."""
     generator = torch.Generator().manual_seed(seed)
     for entry in module.state_dict().values():
         if entry.is_floating_point():
@@ -49,17 +49,17 @@ def stirred(module, seed=1):
 
 
 def fields(record):
-    """The paths of *record*, parameters with their shapes and constants with None."""
-    shown = filled_shapes(strip_type_hints(record))
+    """Return the paths of *record*: parameters with their shapes, constants with None."""
+    shown = replace_by_shapes(strip_type_hints(record))
     return dict(iter_leaves(shown))
 
 
-def filled_shapes(node):
+def replace_by_shapes(node):
     if isinstance(node, dict) and isinstance(node.get("param"), RawTensor):
         return str(list(node["param"].shape))
     if isinstance(node, dict):
-        return {key: filled_shapes(value) for key, value in node.items()}
-    return [filled_shapes(value) for value in node] if isinstance(node, list) else node
+        return {key: replace_by_shapes(value) for key, value in node.items()}
+    return [replace_by_shapes(value) for value in node] if isinstance(node, list) else node
 
 
 GATE = {f"{kind}_transform.{name}" for kind in ("input", "hidden") for name in ("weight", "bias")}
@@ -117,14 +117,14 @@ LAYERS = [
 
 
 @pytest.mark.parametrize(("layer", "expected"), LAYERS, ids=lambda case: type(case).__name__)
-def test_a_layer_has_the_fields_of_burn_in_the_order_of_burn(layer, expected):
+def test_layer_record_has_fields_of_burn_in_order_of_burn(layer, expected):
     found = fields(record_of(layer))
 
     assert found == expected
     assert list(found) == list(expected)
 
 
-def test_arrays_and_options_are_told_apart_for_formats_without_names():
+def test_record_marks_arrays_and_options_for_formats_without_names():
     conv = skeleton_of(nn.Conv2d(1, 2, 3))
     transposed = skeleton_of(nn.ConvTranspose2d(1, 2, 3))
 
@@ -136,7 +136,7 @@ def test_arrays_and_options_are_told_apart_for_formats_without_names():
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM(2, 3), nn.GRU(2, 3), nn.RNN(2, 3), nn.LSTMCell(2, 3)])
-def test_a_recurrent_layer_is_kept_by_gates(layer):
+def test_recurrent_layer_is_recorded_by_gates(layer):
     found = fields(record_of(layer))
 
     gates = {
@@ -151,7 +151,7 @@ def test_a_recurrent_layer_is_kept_by_gates(layer):
     assert {found[f"{gate}.hidden_transform.weight"] for gate in gates} == {"[3, 3]"}
 
 
-def test_several_recurrent_layers_are_a_list_and_two_directions_two_fields():
+def test_recurrent_layers_are_a_list_and_directions_are_fields():
     record = skeleton_of(nn.LSTM(2, 3, num_layers=2, bidirectional=True))
 
     assert [list(layer) for layer in record] == [["forward", "reverse", "d_hidden", "batch_first"]] * 2
@@ -167,13 +167,13 @@ def gate(node, x, hidden):
     return linear(node["input_transform"], x) + linear(node["hidden_transform"], hidden)
 
 
-def test_a_linear_record_computes_as_burn_does():
+def test_linear_record_computes_as_burn_does():
     layer, x = nn.Linear(2, 3), torch.randn(4, 2)
 
     torch.testing.assert_close(linear(strip_type_hints(record_of(layer)), x), layer(x))
 
 
-def test_an_lstm_record_computes_as_burn_does():
+def test_lstm_record_computes_as_burn_does():
     layer, x = nn.LSTM(2, 3, batch_first=True), torch.randn(4, 5, 2)
     node, hidden, cell = strip_type_hints(record_of(layer)), torch.zeros(4, 3), torch.zeros(4, 3)
     for t in range(5):
@@ -186,7 +186,7 @@ def test_an_lstm_record_computes_as_burn_does():
     torch.testing.assert_close(hidden, layer(x)[0][:, -1])
 
 
-def test_a_gru_record_computes_as_burn_does():
+def test_gru_record_computes_as_burn_does():
     layer, x = nn.GRU(2, 3, batch_first=True), torch.randn(4, 5, 2)
     node, hidden = strip_type_hints(record_of(layer)), torch.zeros(4, 3)
     for t in range(5):
@@ -201,7 +201,7 @@ def test_a_gru_record_computes_as_burn_does():
     torch.testing.assert_close(hidden, layer(x)[0][:, -1])
 
 
-def attended(node, query, key, value, heads):
+def attend(node, query, key, value, heads):
     def split(kind, x):
         x = linear(node[kind], x)
         return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
@@ -213,28 +213,26 @@ def attended(node, query, key, value, heads):
 
 
 @pytest.mark.parametrize("options", [{}, {"kdim": 3, "vdim": 5}, {"bias": False}])
-def test_a_multi_head_attention_record_computes_as_burn_does(options):
-    layer = stirred(nn.MultiheadAttention(4, 2, batch_first=True, **options))
+def test_multi_head_attention_record_computes_as_burn_does(options):
+    layer = randomize(nn.MultiheadAttention(4, 2, batch_first=True, **options))
     sizes = (4, options.get("kdim", 4), options.get("vdim", 4))
     given = [torch.randn(2, 3, size) for size in sizes]
 
-    torch.testing.assert_close(
-        attended(strip_type_hints(record_of(layer)), *given, heads=2), layer(*given)[0]
-    )
+    torch.testing.assert_close(attend(strip_type_hints(record_of(layer)), *given, heads=2), layer(*given)[0])
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_an_encoder_layer_record_computes_as_burn_does(norm_first):
-    """Burn's norms go round by one where they come first."""
+def test_encoder_layer_record_computes_as_burn_does(norm_first):
+    """If the norms come first, the last of Burn's norms is PyTorch's first."""
     layer = nn.TransformerEncoderLayer(4, 2, 8, activation="gelu", batch_first=True, norm_first=norm_first)
-    node, x = strip_type_hints(record_of(stirred(layer))), torch.randn(2, 3, 4)
+    node, x = strip_type_hints(record_of(randomize(layer))), torch.randn(2, 3, 4)
 
     def norm(name, x):
         at = node[name]
         return F.layer_norm(x, (4,), from_raw(at["gamma"]["param"]), from_raw(at["beta"]["param"]))
 
     residual = norm("norm_2", x) if norm_first else x
-    y = x + attended(node["mha"], residual, residual, residual, 2)
+    y = x + attend(node["mha"], residual, residual, residual, 2)
     residual = norm("norm_1", y)
     y = y if norm_first else residual
     y = y + linear(node["pwff"]["linear_outer"], F.gelu(linear(node["pwff"]["linear_inner"], residual)))
@@ -244,7 +242,7 @@ def test_an_encoder_layer_record_computes_as_burn_does(norm_first):
 
 
 class Own(nn.Module):
-    """Parameters, buffers of several kinds, children, and nothing that Burn knows."""
+    """A module with parameters, buffers of several kinds and children, which Burn does not have."""
 
     def __init__(self):
         super().__init__()
@@ -260,7 +258,7 @@ class Own(nn.Module):
 
 
 class Wider(nn.Linear):
-    """A layer with something beside."""
+    """A layer with additional members."""
 
     def __init__(self):
         super().__init__(3, 3)
@@ -271,7 +269,7 @@ class Wider(nn.Linear):
         return self.after(super().forward(x) * self.gain)
 
 
-def test_a_module_of_ones_own_has_its_names_in_its_order():
+def test_own_module_record_has_its_names_in_its_order():
     assert fields(record_of(Own())) == {
         "scale": "[3]",
         "shift": None,
@@ -319,8 +317,8 @@ def outputs(module, given):
 
 
 @pytest.mark.parametrize(("make", "given"), PAIRS)
-def test_a_record_gives_another_module_the_same_outputs_bit_for_bit(make, given):
-    module, other = stirred(make(), 1), stirred(make(), 2)
+def test_loaded_record_gives_the_same_outputs_bit_for_bit(make, given):
+    module, other = randomize(make(), 1), randomize(make(), 2)
 
     report = load_into(other, through_a_file(strip_type_hints(record_of(module))))
 
@@ -329,8 +327,8 @@ def test_a_record_gives_another_module_the_same_outputs_bit_for_bit(make, given)
 
 
 @pytest.mark.parametrize(("make", "given"), PAIRS)
-def test_a_stored_skeleton_reads_a_record_with_no_module_at_hand(make, given):
-    module = stirred(make())
+def test_stored_skeleton_reads_record_without_module(make, given):
+    module = randomize(make())
     stored = msgpack.unpackb(msgpack.packb(to_plain(skeleton_of(module))))
 
     read = state_of(
@@ -339,19 +337,19 @@ def test_a_stored_skeleton_reads_a_record_with_no_module_at_hand(make, given):
 
     state = {**module.state_dict()}
     assert from_plain(stored, "a file") == skeleton_of(module)
-    assert read.state.keys() | unrecorded_entries(module, skeleton_of(module)).keys() == state.keys()
+    assert read.state.keys() | entries_without_slot(module, skeleton_of(module)).keys() == state.keys()
     assert all(torch.equal(entry, state[name]) for name, entry in read.state.items())
 
 
 @pytest.mark.parametrize(
     "stored", [7, ["slot", "a"], ["slot", "a", 3, 1, 0, "id"], ["struct", []], ["list", {}], ["some"], "text"]
 )
-def test_a_stored_skeleton_of_another_form_is_refused(stored):
+def test_invalid_stored_skeleton_is_refused(stored):
     with pytest.raises(RecordError, match="a file"):
         from_plain(stored, "a file")
 
 
-def test_a_stored_skeleton_without_end_is_refused():
+def test_too_deep_stored_skeleton_is_refused():
     stored = None
     for _ in range(200):
         stored = ["some", stored]
@@ -360,14 +358,14 @@ def test_a_stored_skeleton_without_end_is_refused():
         from_plain(stored, "a file")
 
 
-def test_what_burn_does_not_keep_is_given_beside():
+def test_supplement_holds_what_record_does_not_restore_exactly():
     module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2).double(), nn.Linear(2, 2).bfloat16(), Own())
 
     assert set(module_supplement(module)) == {"0.num_batches_tracked", "1.weight", "1.bias", "3.places"}
 
 
-def test_half_types_come_back_through_full_precision_bit_for_bit():
-    module, other = stirred(nn.Linear(3, 2).bfloat16(), 1), stirred(nn.Linear(3, 2).bfloat16(), 2)
+def test_full_precision_restores_half_dtypes_bit_for_bit():
+    module, other = randomize(nn.Linear(3, 2).bfloat16(), 1), randomize(nn.Linear(3, 2).bfloat16(), 2)
 
     load_into(other, through_a_file(strip_type_hints(record_of(module))))
 
@@ -376,7 +374,7 @@ def test_half_types_come_back_through_full_precision_bit_for_bit():
 
 
 def test_any_precision_loads_into_any_dtype():
-    module = stirred(nn.Linear(3, 2))
+    module = randomize(nn.Linear(3, 2))
     other = nn.Linear(3, 2).double()
 
     load_into(other, through_a_file(strip_type_hints(record_of(module)), HalfPrecision))
@@ -384,13 +382,13 @@ def test_any_precision_loads_into_any_dtype():
     assert torch.equal(other.weight, module.weight.half().double())
 
 
-def test_tied_weights_are_recorded_at_each_place_and_stay_tied():
+def test_tied_weights_are_recorded_at_each_path_and_stay_tied():
     def tied():
         module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
         module[1].weight = module[0].weight
         return module
 
-    module, other = stirred(tied(), 1), stirred(tied(), 2)
+    module, other = randomize(tied(), 1), randomize(tied(), 2)
     record = strip_type_hints(record_of(module))
     load_into(other, through_a_file(record))
 
@@ -399,15 +397,15 @@ def test_tied_weights_are_recorded_at_each_place_and_stay_tied():
     assert other[0].weight is other[1].weight
 
 
-def test_ids_depend_on_the_place_alone():
+def test_parameter_ids_depend_only_on_path():
     one, two = record_of(nn.Sequential(nn.Linear(1, 1))), record_of(nn.Sequential(nn.Linear(5, 2)))
 
     assert one[0]["weight"]["id"] == two[0]["weight"]["id"]
     assert len(one[0]["weight"]["id"]) == 13
 
 
-def misfit():
-    """A record of another module: something is missing, something too much, something of another shape."""
+def other_record():
+    """Return another module's record: a tensor is missing, one unexpected, one of another shape."""
     record = through_a_file(
         strip_type_hints(record_of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(1, 1))))
     )
@@ -415,12 +413,12 @@ def misfit():
     return record
 
 
-def test_what_does_not_fit_is_listed_and_nothing_changes():
+def test_strict_load_lists_misfits_and_changes_nothing():
     module = nn.Sequential(nn.Linear(2, 5), nn.Linear(3, 4))
     before = copy.deepcopy(module.state_dict())
 
     with pytest.raises(RecordError) as failure:
-        load_into(module, misfit(), source="model.mpk")
+        load_into(module, other_record(), source="model.mpk")
 
     message = str(failure.value)
     assert "model.mpk does not fit Sequential" in message
@@ -430,8 +428,8 @@ def test_what_does_not_fit_is_listed_and_nothing_changes():
     assert all(torch.equal(before[name], entry) for name, entry in module.state_dict().items())
 
 
-def test_what_fits_is_loaded_where_that_was_asked_for():
-    module, record = nn.Sequential(nn.Linear(2, 5), nn.Linear(3, 4)), misfit()
+def test_load_without_strict_loads_what_fits():
+    module, record = nn.Sequential(nn.Linear(2, 5), nn.Linear(3, 4)), other_record()
 
     report = load_into(module, record, strict=False)
 
@@ -441,14 +439,14 @@ def test_what_fits_is_loaded_where_that_was_asked_for():
     assert torch.equal(module[1].weight, from_raw(record[1]["weight"]["param"]).t())
 
 
-def test_a_long_list_is_cut():
+def test_long_list_of_names_is_shortened():
     module = nn.Sequential(*[nn.Linear(1, 1) for _ in range(30)])
 
     with pytest.raises(RecordError, match="and 40 more"):
         load_into(module, [])
 
 
-def test_floats_do_not_become_integers():
+def test_float_tensor_is_not_loaded_into_integer_buffer():
     record = through_a_file(strip_type_hints(record_of(Own())))
     record["places"]["param"] = record["scale"]["param"]
 
@@ -456,7 +454,7 @@ def test_floats_do_not_become_integers():
         load_into(Own(), record)
 
 
-def test_constants_may_be_missing_or_anything():
+def test_constants_may_be_missing_or_have_any_value():
     record = through_a_file(strip_type_hints(record_of(nn.Conv2d(1, 2, 3))))
     del record["stride"], record["bias"]
     record |= {"padding": 7, "new_constant": None}
@@ -466,7 +464,7 @@ def test_constants_may_be_missing_or_anything():
 
 
 def nested(state):
-    """*state* as a reader of dotted names gives it."""
+    """Return *state* as a reader of dotted names returns it."""
     root = {}
     for name, entry in state.items():
         *path, last = name.split(".")
@@ -480,15 +478,15 @@ def nested(state):
 @pytest.mark.parametrize(
     "make", [lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), lambda: nn.LSTM(2, 3)]
 )
-def test_names_of_pytorch_are_recognised(make):
-    module, other = stirred(make(), 1), stirred(make(), 2)
+def test_layout_of_pytorch_is_recognized(make):
+    module, other = randomize(make(), 1), randomize(make(), 2)
 
     load_into(other, nested(module.state_dict()))
 
     assert all(torch.equal(entry, other.state_dict()[name]) for name, entry in module.state_dict().items())
 
 
-def test_tensors_that_fit_both_ways_are_not_guessed():
+def test_ambiguous_layout_is_refused():
     module = nn.Sequential(nn.Linear(2, 2))
 
     with pytest.raises(RecordError, match="layout='torch'"):
@@ -502,7 +500,7 @@ def test_tensors_that_fit_both_ways_are_not_guessed():
     assert module[0].weight.tolist() == [[1, 2], [3, 4]]
 
 
-def test_of_tied_weights_under_pytorchs_names_one_is_enough():
+def test_one_name_of_tied_weights_suffices_in_pytorch_layout():
     module = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3))
     module[1].weight = module[0].weight
     state = {"0.weight": torch.rand(3, 2), "1.bias": torch.rand(3)}
@@ -522,7 +520,7 @@ class Transposed(nn.Module):
         return {"size": None, "head": {"linear": "fc", "kernel": Some("kernel.T")}, "pair": ("fc.bias",)}
 
 
-def test_a_module_may_say_how_burn_lays_it_out():
+def test_burn_record_method_defines_layout():
     record = record_of(Transposed())
 
     assert fields(record) == {
@@ -536,18 +534,18 @@ def test_a_module_may_say_how_burn_lays_it_out():
 
 
 @pytest.mark.parametrize(
-    ("layout", "said"), [({"a": "nothing"}, "nothing"), ({"a": 7}, "7"), ("bias.T", "matrix")]
+    ("layout", "message"), [({"a": "nothing"}, "nothing"), ({"a": 7}, "7"), ("bias.T", "matrix")]
 )
-def test_a_layout_that_names_what_is_not_there_is_refused(layout, said):
+def test_layout_with_unknown_name_is_refused(layout, message):
     module = nn.Linear(1, 1)
     module.burn_record = lambda: layout
 
-    with pytest.raises(RecordError, match=said):
+    with pytest.raises(RecordError, match=message):
         skeleton_of(module)
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         (torch.ones(2, dtype=torch.complex64), "view_as_real"),
         (torch.ones(2).to(torch.float8_e4m3fn), "float8"),
@@ -555,20 +553,20 @@ def test_a_layout_that_names_what_is_not_there_is_refused(layout, said):
         (torch.ones(2, device="meta"), "to_empty"),
     ],
 )
-def test_tensors_that_no_record_holds_are_refused_with_their_name(entry, said):
+def test_error_names_tensor_that_cannot_be_recorded(entry, message):
     module = nn.Module()
     module.register_buffer("odd", entry)
 
-    with pytest.raises(RecordError, match=f"odd.*{said}"):
+    with pytest.raises(RecordError, match=f"odd.*{message}"):
         record_of(module)
 
 
-def test_lazy_parameters_are_refused():
-    with pytest.raises(RecordError, match="run a batch"):
+def test_lazy_parameter_is_refused():
+    with pytest.raises(RecordError, match="Run a batch"):
         skeleton_of(nn.LazyLinear(3))
 
 
-def test_bytes_are_shared_and_taken_when_they_are_asked_for():
+def test_raw_tensor_shares_memory_and_reads_it_on_demand():
     weight = torch.zeros(3)
     there = to_raw(weight)
     weight[0] = 1
@@ -577,7 +575,7 @@ def test_bytes_are_shared_and_taken_when_they_are_asked_for():
     assert from_raw(there).tolist() == [1, 0, 0]
 
 
-def test_what_is_transposed_comes_in_pieces():
+def test_transposed_tensor_is_read_in_pieces():
     weight = torch.randn(700, 3000)
     pieces = list(to_raw(weight.t()).pieces())
 
@@ -588,14 +586,14 @@ def test_what_is_transposed_comes_in_pieces():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.uint16, torch.bool])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_a_tensor_of_any_dtype_comes_back(dtype, shape):
+def test_raw_tensor_round_trips_any_dtype(dtype, shape):
     given = torch.randint(0, 2, shape).to(dtype)
 
     assert torch.equal(from_raw(to_raw(given)), given)
     assert torch.equal(from_raw(RawTensor.of(to_raw(given).dtype, shape, bytes(to_raw(given).data()))), given)
 
 
-def test_a_bool_is_0_or_1():
+def test_bool_other_than_0_or_1_is_refused():
     with pytest.raises(RecordError, match="only 0 and 1"):
         from_raw(RawTensor.of("Bool", (2,), b"\x01\x02"))
 
@@ -630,8 +628,8 @@ class Modern(nn.Module):
         return {**stacks, "dropout": None, "fc": "out"}
 
 
-@pytest.mark.skipif(not BURN.exists(), reason="no file written by Burn beside the project")
-def test_a_file_that_burn_wrote_loads_into_a_module_written_by_hand():
+@pytest.mark.skipif(not BURN.exists(), reason="no file written by Burn next to the project")
+def test_file_of_burn_loads_into_equivalent_torch_module():
     def node(pairs):
         made = dict(pairs)
         if made.keys() == {"bytes", "shape", "dtype"}:
@@ -650,7 +648,7 @@ def test_a_file_that_burn_wrote_loads_into_a_module_written_by_hand():
     ]
 
 
-def test_a_skeleton_keeps_its_markers_when_it_is_filled():
+def test_fill_slots_keeps_markers():
     tree = {
         "a": Some(Slot("x", None, None, transposed=False, id="")),
         "b": (None,),
@@ -671,7 +669,7 @@ NORMS = {
 
 
 @pytest.mark.parametrize("make", NORMS.values(), ids=NORMS)
-def test_parameters_that_only_burn_has_are_filled_in_the_same_each_time(make):
+def test_parameter_that_only_burn_has_is_the_same_constant_each_time(make):
     first, again = strip_type_hints(record_of(make())), strip_type_hints(record_of(make()))
     values = {"gamma": 1.0, "beta": 0.0, "running_mean": 0.0, "running_var": 1.0}
 
@@ -685,7 +683,7 @@ def test_parameters_that_only_burn_has_are_filled_in_the_same_each_time(make):
 @pytest.mark.parametrize(
     ("value", "shape", "kind"), [(2.0, (3,), "unexpected"), (1.0, (4,), "mismatched"), (1.0, (3,), None)]
 )
-def test_a_filled_in_parameter_with_another_content_does_not_fit(value, shape, kind):
+def test_constant_parameter_with_other_content_does_not_fit(value, shape, kind):
     gamma = {"id": "0" * 13, "param": to_raw(torch.full(shape, value))}
 
     read = load_into(nn.LayerNorm(3, elementwise_affine=False), {"gamma": gamma}, strict=False)
@@ -694,7 +692,7 @@ def test_a_filled_in_parameter_with_another_content_does_not_fit(value, shape, k
     assert kind is None or "gamma" in getattr(read, kind)[0]
 
 
-def test_fields_that_burn_cannot_load_are_named():
+def test_fields_that_burn_cannot_load_are_listed():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 1, nn.LayerNorm(4))
     model = nn.ModuleDict({"body": encoder, "wide": nn.LayerNorm((2, 3)), "fc": nn.Linear(2, 2)})
 
@@ -703,7 +701,7 @@ def test_fields_that_burn_cannot_load_are_named():
     assert [field.partition(":")[0] for field in fields] == ["body.norm", "wide.gamma"]
 
 
-def test_saving_a_model_that_burn_cannot_load_warns_with_the_fields_name(tmp_path, caplog):
+def test_saving_model_that_burn_cannot_load_warns_with_field_name(tmp_path, caplog):
     save_file(nn.Sequential(nn.LayerNorm((2, 3))), tmp_path / "model", DefaultRecorder())
 
     assert "0.gamma: Burn's LayerNorm has one dimension" in caplog.text

@@ -1,4 +1,4 @@
-"""An optimizer goes on from its record and what stands beside it as if it had never stopped."""
+"""An optimizer resumes from its record and supplement exactly as an uninterrupted one."""
 
 import copy
 
@@ -33,7 +33,7 @@ def _one_thread():
 
 
 class Net(nn.Module):
-    """Matrices that Burn has transposed, gates in one tensor, a convolution, and a tied weight."""
+    """Matrices that Burn stores transposed, gates in one tensor, a convolution and a tied weight."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ class Net(nn.Module):
         return self.two(self.one(hidden)).square().mean()
 
 
-def made(seed=0, dtype=torch.float32):
+def build_net(seed=0, dtype=torch.float32):
     torch.manual_seed(seed)
     return Net().to(dtype)
 
@@ -62,7 +62,7 @@ def train(module, optimizer, steps, first=0):
 
 
 def through_a_file(node):
-    """*node* as a full-precision file with names reads it back: lists for tuples, every byte its own."""
+    """Return *node* as a full-precision file with names returns it: lists for tuples, bytes copied."""
     if isinstance(node, RawTensor):
         there = FullPrecision.convert(node)
         return RawTensor.of(there.dtype, there.shape, bytearray(there.data()))
@@ -87,7 +87,7 @@ def same(one, two):
 
 
 def muon(parameters):
-    """The learner's Muon: AdamW for what is not a matrix."""
+    """Return the learner's Muon: AdamW trains what is not a matrix."""
     return build_optimizer(Muon(learning_rate=0.1), parameters)
 
 
@@ -115,12 +115,12 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_three_steps_more_are_those_of_an_unbroken_run_bit_for_bit(kind, dtype):
-    module = made(dtype=dtype)
+def test_resumed_optimizer_equals_uninterrupted_one_bit_for_bit(kind, dtype):
+    module = build_net(dtype=dtype)
     optimizer = OPTIMIZERS[kind](module.parameters())
     train(module, optimizer, 3)
 
-    other = made(seed=1, dtype=dtype)
+    other = build_net(seed=1, dtype=dtype)
     other.load_state_dict(copy.deepcopy(module.state_dict()))
     resumed = OPTIMIZERS[kind](other.parameters())
     record, left = optimizer_record(optimizer, module), optimizer_supplement(optimizer, module)
@@ -132,8 +132,8 @@ def test_three_steps_more_are_those_of_an_unbroken_run_bit_for_bit(kind, dtype):
     assert same(dict(other.state_dict()), dict(module.state_dict()))
 
 
-def test_a_new_optimizer_is_restored_too():
-    module, other = made(), made()
+def test_new_optimizer_is_restored():
+    module, other = build_net(), build_net()
     optimizer = optim.Adam(module.parameters(), 0.5)
     resumed = optim.Adam(other.parameters(), 0.1)
     record, supplement = optimizer_record(optimizer, module), optimizer_supplement(optimizer, module)
@@ -143,7 +143,7 @@ def test_a_new_optimizer_is_restored_too():
 
 
 def entry(optimizer, module, path):
-    """The state that the record has of the parameter at *path*."""
+    """Return the state of the parameter at *path* in the record."""
     ids = {there: slot.id for there, slot in slots(skeleton_of(module))}
     return optimizer_record(optimizer, module)[ids[path]]
 
@@ -169,8 +169,8 @@ BURN = {
 
 
 @pytest.mark.parametrize("kind", BURN)
-def test_a_parameters_state_has_the_fields_of_burn(kind):
-    module = made()
+def test_state_of_parameter_has_fields_of_burn(kind):
+    module = build_net()
     optimizer = OPTIMIZERS[kind](module.parameters())
     train(module, optimizer, 3)
     state = optimizer.state[module.one.weight]
@@ -190,8 +190,8 @@ def test_a_parameters_state_has_the_fields_of_burn(kind):
     assert matches(strip_type_hints(found.value.value), BURN[kind])
 
 
-def test_moments_are_cut_like_the_parameters_they_belong_to():
-    module = made()
+def test_moments_are_split_like_their_parameters():
+    module = build_net()
     optimizer = optim.Adam(module.parameters())
     train(module, optimizer, 2)
     reset = strip_type_hints(entry(optimizer, module, "rnn.reset_gate.input_transform.bias"))["V1"]["Rank1"][
@@ -203,8 +203,8 @@ def test_moments_are_cut_like_the_parameters_they_belong_to():
     assert entry(optimizer, module, "conv.weight").value.name == "Rank3"
 
 
-def test_the_average_of_a_centered_rmsprop_is_what_it_divides_by():
-    module = made()
+def test_average_of_centered_rmsprop_is_its_divisor():
+    module = build_net()
     optimizer = optim.RMSprop(module.parameters(), 0.1, centered=True)
     train(module, optimizer, 2)
     state = optimizer.state[module.two.bias]
@@ -213,14 +213,14 @@ def test_the_average_of_a_centered_rmsprop_is_what_it_divides_by():
     assert torch.equal(from_raw(centered["avg"]), state["square_avg"] - state["grad_avg"] * state["grad_avg"])
 
 
-def test_burn_has_no_record_of_some_optimizers():
-    module = made()
+def test_optimizer_unknown_to_burn_has_no_record():
+    module = build_net()
 
     assert optimizer_record(optim.NAdam(module.parameters()), module) is None
 
 
-def test_parameters_without_gradients_have_no_entry_and_stay_without():
-    module, other = made(), made()
+def test_parameter_without_gradient_has_no_entry_and_no_state():
+    module, other = build_net(), build_net()
     module.conv.requires_grad_(False)
     optimizer, resumed = optim.Adam(module.parameters()), optim.Adam(other.parameters())
     train(module, optimizer, 1)
@@ -231,12 +231,12 @@ def test_parameters_without_gradients_have_no_entry_and_stay_without():
     assert len(record) == len(list(slots(skeleton_of(module)))) - 2
 
 
-def test_a_parameter_that_is_not_the_modules_is_restored_as_well():
+def test_parameter_outside_module_is_restored():
     def build():
         torch.manual_seed(0)
-        module, beside = made(), nn.Parameter(torch.ones(2))
-        beside.grad = torch.ones(2)
-        return module, optim.Adam([*module.parameters(), beside])
+        module, outside = build_net(), nn.Parameter(torch.ones(2))
+        outside.grad = torch.ones(2)
+        return module, optim.Adam([*module.parameters(), outside])
 
     (module, optimizer), (other, resumed) = build(), build()
     optimizer.step()
@@ -246,7 +246,7 @@ def test_a_parameter_that_is_not_the_modules_is_restored_as_well():
     assert same(resumed.state_dict(), optimizer.state_dict())
 
 
-def test_a_parameter_that_lies_otherwise_in_memory_has_moments_that_lie_so():
+def test_restored_moments_have_strides_of_their_parameter():
     module = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
     optimizer = optim.Adam(module.parameters())
     module(torch.ones(1, 2, 3, 3)).sum().backward()
@@ -259,9 +259,9 @@ def test_a_parameter_that_lies_otherwise_in_memory_has_moments_that_lie_so():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        (lambda record, rest: rest.update(optimizer="SGD"), "one of SGD"),
+        (lambda record, rest: rest.update(optimizer="SGD"), "is that of SGD"),
         (lambda record, rest: rest.update(sizes=[99]), "groups of"),
         (lambda record, rest: record.clear(), "expected V1"),
         (
@@ -271,8 +271,8 @@ def test_a_parameter_that_lies_otherwise_in_memory_has_moments_that_lie_so():
         (lambda record, rest: record.update(dict.fromkeys(record, next(iter(record.values())))), "shape"),
     ],
 )
-def test_what_is_of_another_optimizer_is_refused_and_nothing_changes(change, said):
-    module = made()
+def test_state_of_other_optimizer_is_refused_and_changes_nothing(change, message):
+    module = build_net()
     optimizer = optim.Adam(module.parameters())
     train(module, optimizer, 2)
     record = through_a_file(strip_type_hints(optimizer_record(optimizer, module)))
@@ -280,21 +280,21 @@ def test_what_is_of_another_optimizer_is_refused_and_nothing_changes(change, sai
     before = copy.deepcopy(optimizer.state_dict())
     change(record, left)
 
-    with pytest.raises(RecordError, match=said):
+    with pytest.raises(RecordError, match=message):
         restore_optimizer(optimizer, module, record, left)
     assert same(optimizer.state_dict(), before)
 
 
 def with_other_ids(model, record):
-    """Both records with ids that are not ours, as Burn draws them."""
+    """Return both records with random ids, as Burn draws them."""
     ids = {}
 
     def renamed(node):
         if isinstance(node, dict):
-            made = {key: renamed(value) for key, value in node.items()}
-            if "id" in made:
-                made["id"] = ids.setdefault(made["id"], f"{len(ids):013d}")
-            return made
+            build = {key: renamed(value) for key, value in node.items()}
+            if "id" in build:
+                build["id"] = ids.setdefault(build["id"], f"{len(ids):013d}")
+            return build
         return [renamed(value) for value in node] if isinstance(node, list) else node
 
     model = renamed(model)
@@ -302,15 +302,15 @@ def with_other_ids(model, record):
 
 
 @pytest.mark.parametrize("kind", ["adam", "adam fused", "adamw amsgrad", "sgd momentum", "adagrad"])
-def test_a_record_by_burn_alone_is_gone_on_from(kind):
-    module = made()
+def test_optimizer_resumes_from_record_of_burn_alone(kind):
+    module = build_net()
     optimizer = OPTIMIZERS[kind](module.parameters())
     train(module, optimizer, 3)
     model, record = with_other_ids(
         strip_type_hints(record_of(module)), strip_type_hints(optimizer_record(optimizer, module))
     )
 
-    other = made(seed=1)
+    other = build_net(seed=1)
     resumed = OPTIMIZERS[kind](other.parameters())
     load_into(other, model)
     without = load_burn_optimizer(resumed, other, through_a_file(record), model)
@@ -319,8 +319,8 @@ def test_a_record_by_burn_alone_is_gone_on_from(kind):
     assert same(resumed.state_dict(), optimizer.state_dict())
 
 
-def test_parameters_that_burns_record_has_no_word_of_are_named():
-    module = made()
+def test_parameters_that_record_of_burn_lacks_are_returned():
+    module = build_net()
     optimizer = optim.RMSprop(module.parameters(), momentum=0.9)
     train(module, optimizer, 2)
     model, record = with_other_ids(
@@ -334,15 +334,15 @@ def test_parameters_that_burns_record_has_no_word_of_are_named():
     assert module.conv.bias not in resumed.state
 
 
-def test_an_optimizer_that_burn_has_not_adopts_nothing():
-    module = made()
+def test_loading_burn_record_into_unsupported_optimizer_is_refused():
+    module = build_net()
 
     with pytest.raises(RecordError, match="Burn has no NAdam"):
         load_burn_optimizer(optim.NAdam(module.parameters()), module, {}, {}, source="optim.mpk")
 
 
-def test_muons_velocity_is_the_sum_of_gradients_that_burn_keeps():
-    module = made()
+def test_velocity_of_muon_record_is_sum_of_gradients():
+    module = build_net()
     optimizer = muon(module.parameters())
     train(module, optimizer, 3)
     buffer = optimizer.state[module.one.weight]["momentum_buffer"]
@@ -354,8 +354,8 @@ def test_muons_velocity_is_the_sum_of_gradients_that_burn_keeps():
     assert {key for state in record.values() for key in state["V1"]} == {"Rank2"}
 
 
-def test_a_muon_resumes_from_burns_record_alone():
-    module = made()
+def test_muon_resumes_from_record_of_burn_alone():
+    module = build_net()
     optimizer = muon(module.parameters())
     train(module, optimizer, 3)
     model, record = with_other_ids(
@@ -371,7 +371,7 @@ def test_a_muon_resumes_from_burns_record_alone():
 
 
 class Untied(nn.Sequential):
-    """Linear layers, whose weights Burn has transposed."""
+    """Linear layers, whose weights Burn stores transposed."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -391,7 +391,7 @@ def descend(module, optimizer, steps):
         optimizer.step(closure)
 
 
-def test_the_record_of_lbfgs_has_burns_fields_order_and_axes():
+def test_lbfgs_record_has_fields_order_and_axes_of_burn():
     module = Untied()
     optimizer = optim.LBFGS(module.parameters(), 0.1, max_iter=4)
     descend(module, optimizer, 2)
@@ -407,7 +407,7 @@ def test_the_record_of_lbfgs_has_burns_fields_order_and_axes():
     assert torch.equal(from_raw(record["history_y"][0])[15:18], state["old_dirs"][0][15:18])
 
 
-def test_an_lbfgs_resumes_from_burns_record_alone():
+def test_lbfgs_resumes_from_record_of_burn_alone():
     module, other = Untied(), Untied()
     optimizer, resumed = (optim.LBFGS(each.parameters(), 0.1, max_iter=4) for each in (module, other))
     descend(module, optimizer, 2)
@@ -421,7 +421,7 @@ def test_an_lbfgs_resumes_from_burns_record_alone():
 
 
 @pytest.mark.parametrize("change", [{"g_iter": None}, {"extra": 1}, {"history_s": [], "d": "text"}])
-def test_another_record_is_refused_by_lbfgs(change):
+def test_lbfgs_refuses_other_record(change):
     module = Untied()
     optimizer = optim.LBFGS(module.parameters(), 0.1)
     descend(module, optimizer, 1)

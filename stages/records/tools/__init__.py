@@ -1,1 +1,1 @@
-"""What is in a file of state, whether it is whole, how two differ, and other forms of it."""
+"""Tools for record files: listing, verification, comparison and conversion (``learner records``)."""

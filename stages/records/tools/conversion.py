@@ -1,4 +1,4 @@
-"""A record for another form or precision: its metadata is rewritten, its tensors only where asked for."""
+"""Conversion of a record to another format or precision."""
 
 from dataclasses import replace
 
@@ -27,15 +27,16 @@ from stages.records.record_tree import (
 )
 
 PRECISIONS = {"full": FullPrecision, "half": HalfPrecision, "double": DoublePrecision}
-FIRST_NEW = (0, 14)
-"""The Burn that began to write a tensor as bytes, shape and dtype."""
+FIRST_BYTES_VERSION = (0, 14)
+"""The first version of Burn that writes a tensor as bytes, shape and dtype."""
 
 
 def convert_record(record: Record, form: Format, precision: Precision | None = None) -> Record:
-    """*record* as *form* takes it, its tensors in *precision*, or as they are where that is None.
+    """Return *record* with the metadata of *form* and its tensors in *precision*.
 
-    It then says what its form is, and its precision: the one that it had, or that its floats have. The
-    version of Burn stays from 0.14 on, where tensors came to be written as they are now.
+    If *precision* is None, the tensors are unchanged, and the metadata states the previous precision, or that
+    of the floats if the record has no metadata. The version of Burn is kept if it is 0.14 or later, which is
+    when tensors got their present layout.
     """
     item = record.item if precision is None else _in_precision(record.item, precision)
     metadata = build_metadata(form.type_name, precision or _settings(record))
@@ -43,7 +44,7 @@ def convert_record(record: Record, form: Format, precision: Precision | None = N
 
 
 def find_lossy_tensors(record: Record, precision: Precision | None) -> list[str]:
-    """The names of the tensors of *record* whose floats lose bits in *precision*."""
+    """Return the names of the tensors of *record* whose floats lose bits in *precision*."""
     target = precision.float_dtype if precision else None
     if target is None:
         return []
@@ -55,9 +56,12 @@ def find_lossy_tensors(record: Record, precision: Precision | None) -> list[str]
 
 
 def add_types(node: Tree, like: Tree, path: str = "") -> Tree:
-    """*node*, read from a form with names, with what bincode has to know beside, by the example *like*.
+    """Return *node* with the markers that bincode needs, taken from the example *like*.
 
-    What is missing is nil, as Burn reads it. Raises `RecordError` where the two do not fit.
+    *node* was read from a format with names, which does not store them. A missing value is nil, as in Burn.
+
+    Raises:
+        RecordError: If *node* does not have the structure of *like*.
     """
     if isinstance(like, Some):
         return None if node is None else Some(add_types(node, like.value, path))
@@ -70,9 +74,9 @@ def add_types(node: Tree, like: Tree, path: str = "") -> Tree:
     if isinstance(like, list | tuple):
         return _typed_list(node, like, path)
     if like is None:
-        return None  # a constant, of which readers pass over any value
+        return None  # a constant: readers ignore its value
     if isinstance(like, Signed):
-        return Signed(int(node)) if isinstance(node, int) else _refuse(node, "a whole number", path)
+        return Signed(int(node)) if isinstance(node, int) else _refuse(node, "an integer", path)
     if isinstance(like, float) and isinstance(node, int | float):
         return float(node)
     fits = isinstance(node, type(like)) and isinstance(node, bool) == isinstance(like, bool)
@@ -81,7 +85,7 @@ def add_types(node: Tree, like: Tree, path: str = "") -> Tree:
 
 def _typed_map(node: Tree, like: dict[str, Tree], path: str) -> Tree:
     if not isinstance(node, dict):
-        raise _misfit(node, f"a map of {', '.join(like) or 'nothing'}", path)
+        raise _misfit(node, f"a map of {', '.join(like) or 'no fields'}", path)
     if isinstance(like, Map):
         first = next(iter(like.values()), None)
         return Map(
@@ -89,7 +93,7 @@ def _typed_map(node: Tree, like: dict[str, Tree], path: str) -> Tree:
         )
     if unknown := node.keys() - like.keys():
         raise RecordError(
-            f"{path.lstrip('.') or 'the record'} has {', '.join(sorted(unknown))}, the learner does not"
+            f"{path.lstrip('.') or 'the record'} has {', '.join(sorted(unknown))}, which the learner lacks"
         )
     return {key: add_types(node.get(key), value, f"{path}.{key}") for key, value in like.items()}
 
@@ -105,7 +109,7 @@ def _typed_list(node: Tree, like: list[Tree] | tuple[Tree, ...], path: str) -> T
 
 
 def _in_precision(node: Tree, precision: Precision) -> Tree:
-    """*node* with its tensors in *precision*; what bincode needs to know stays."""
+    """Return *node* with its tensors in *precision*, keeping the markers that bincode needs."""
     if isinstance(node, RawTensor):
         return precision.convert(node)
     if isinstance(node, Some):
@@ -120,10 +124,10 @@ def _in_precision(node: Tree, precision: Precision) -> Tree:
 
 
 def _settings(record: Record) -> Precision:
-    """What *record* says of itself, or what the most of its floats are."""
-    known = {one.settings: one for one in (OriginalPrecision, HalfPrecision, DoublePrecision)}
-    if isinstance(record.metadata, Metadata) and record.metadata.settings in known:
-        return known[record.metadata.settings]
+    """Return the precision in the metadata of *record*, or that of most of its floats."""
+    by_name = {one.settings: one for one in (OriginalPrecision, HalfPrecision, DoublePrecision)}
+    if isinstance(record.metadata, Metadata) and record.metadata.settings in by_name:
+        return by_name[record.metadata.settings]
     sizes = {"F16": 0, "F64": 0}
     others = 0
     for _, leaf in iter_leaves(record.item):
@@ -138,7 +142,9 @@ def _settings(record: Record) -> Precision:
 
 def _version(metadata: Metadata | None) -> str:
     try:
-        return metadata.version if metadata and parse_version(metadata) >= FIRST_NEW else BURN_VERSION
+        return (
+            metadata.version if metadata and parse_version(metadata) >= FIRST_BYTES_VERSION else BURN_VERSION
+        )
     except RecordError:
         return BURN_VERSION
 
@@ -153,6 +159,4 @@ def _refuse(node: Tree, expected: str, path: str) -> Tree:
 
 def _misfit(node: Tree, expected: str, path: str) -> RecordError:
     name = path.lstrip(".") or "the record"
-    return RecordError(
-        f"{name} should be {expected} by the learner's example, there is a {type(node).__name__}"
-    )
+    return RecordError(f"{name} must be {expected}, as in the learner; found the type {type(node).__name__}")

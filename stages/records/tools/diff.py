@@ -1,4 +1,4 @@
-"""How far two records are apart: names, shapes, dtypes and every value, whatever form each was written in."""
+"""The differences of two records: names, shapes, dtypes and values, independent of their file formats."""
 
 import math
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from stages.records.dtypes import ITEM_SIZES, NUMPY
 from stages.records.record_tree import RawTensor, Tree, iter_leaves
 
 PIECE_ELEMENTS = 1 << 18
-"""Elements compared at a time: a few MiB, however large the tensors are."""
+"""The number of elements that are compared at a time: a few MiB, independent of the size of the tensors."""
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One name at which two records differ."""
+    """A name at which two records differ."""
 
     path: str
     what: str
@@ -27,18 +27,24 @@ class Difference:
     first: str = ""
     second: str = ""
     largest: float | None = None
-    """The largest absolute difference of two elements; infinite where one only is NaN or infinite."""
+    """The largest absolute difference of two elements; infinite if only one of them is NaN or infinite."""
     relative: float | None = None
-    """The largest difference of two elements, as a share of the larger one's magnitude."""
+    """The largest difference of two elements, relative to the larger magnitude."""
 
 
 def find_differences(
     first: Tree, second: Tree, *, tolerance: float = 0.0, ids: bool = False
 ) -> Iterator[Difference]:
-    """Where *second* is not *first*, in the first's order, then what the second has alone.
+    """Yield the differences of two records.
 
-    Values differ where they are further apart than *tolerance*; NaN equals NaN. Nil is as good as missing.
-    Parameter ids count with *ids* only.
+    The names of *first* come first, in its order, then those that only *second* has. NaN equals NaN, and nil
+    equals a missing value.
+
+    Args:
+        first: A record.
+        second: The record to compare it with.
+        tolerance: The largest absolute difference of values that count as equal. Default: 0.
+        ids: Whether to compare the ids of parameters. Default: no.
     """
     left, right = _leaves_by_name(first, ids=ids), _leaves_by_name(second, ids=ids)
     for path, value in left.items():
@@ -52,7 +58,7 @@ def find_differences(
 
 
 def distance(first: RawTensor, second: RawTensor) -> tuple[float, float]:
-    """The largest absolute and the largest relative difference of two tensors of one shape."""
+    """Return the largest absolute and the largest relative difference of two tensors with the same shape."""
     largest = relative = 0.0
     for left, right in zip(_arrays(first), _arrays(second), strict=True):
         apart, scale = _gaps(left, right)
@@ -66,10 +72,10 @@ def distance(first: RawTensor, second: RawTensor) -> tuple[float, float]:
 
 
 def _leaves_by_name(tree: Tree, *, ids: bool) -> dict[str, Any]:
-    """The leaves of *tree* by their names, a parameter's tensor by that of the parameter."""
+    """Return the leaves of *tree* by their names; the tensor of a parameter has the name of the parameter."""
     found: dict[str, Any] = {}
     for path, leaf in iter_leaves(tree):
-        while path in found:  # a key that has dots in it may look like a path
+        while path in found:  # a key that contains dots may equal a path
             path += " (again)"  # noqa: PLW2901
         found[path] = leaf
     ties = {path.removesuffix(".id") for path in found if _is_id(path, found)}
@@ -120,7 +126,7 @@ def _gap(first: float, second: float) -> float:
 
 
 def _gaps(first: Array, second: Array) -> tuple[Array, Array]:
-    """Absolute differences, and the larger magnitudes; integers of one type exactly, all else as float64."""
+    """Return absolute differences and larger magnitudes: exact for integers of one dtype, else in float64."""
     if first.dtype == second.dtype and first.dtype.kind in "iu":
         unsigned = first.dtype.str.replace("i", "u")
         gaps = (np.maximum(first, second).view(unsigned) - np.minimum(first, second).view(unsigned)).astype(
@@ -135,17 +141,17 @@ def _gaps(first: Array, second: Array) -> tuple[Array, Array]:
 
 
 def _arrays(tensor: RawTensor) -> Iterator[Array]:
-    """The elements of *tensor* in arrays of `PIECE_ELEMENTS` elements, the last one shorter."""
+    """Yield the elements of *tensor* in arrays of `PIECE_ELEMENTS` elements; the last one may be shorter."""
     size = PIECE_ELEMENTS * ITEM_SIZES[tensor.dtype]
-    waiting = bytearray()
+    pending = bytearray()
     for piece in tensor.pieces():
         for start in range(0, len(piece), size):
-            waiting += piece[start : start + size]
-            if len(waiting) >= size:
-                yield _numbers(bytes(waiting[:size]), tensor.dtype)
-                del waiting[:size]
-    if waiting:
-        yield _numbers(bytes(waiting), tensor.dtype)
+            pending += piece[start : start + size]
+            if len(pending) >= size:
+                yield _numbers(bytes(pending[:size]), tensor.dtype)
+                del pending[:size]
+    if pending:
+        yield _numbers(bytes(pending), tensor.dtype)
 
 
 def _numbers(data: bytes, dtype: str) -> Array:

@@ -1,4 +1,4 @@
-"""What a record holds, for people and programs: names, shapes and dtypes; no tensor's bytes are needed."""
+"""The contents of a record as names, shapes and dtypes, without the values of its tensors."""
 
 import math
 import unicodedata
@@ -9,58 +9,58 @@ from typing import Any
 from stages.contracts.text import number
 from stages.records.record_tree import RawTensor, Some, Tree, Variant
 
-SHOWN_VALUES = 8
-"""A longer list of numbers or texts is told by its length."""
-SHOWN_TEXT = 60
-"""Characters of a text that are shown."""
+MAX_VALUES = 8
+"""A longer list of numbers or texts is described by its length."""
+MAX_CHARACTERS = 60
+"""The largest number of characters of a text that a description shows."""
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One name of a record, with all that stands under it."""
+    """One name of a record, with its value or its children."""
 
     name: str
-    """In what holds it; an index in a list."""
+    """The key in a map, or the index in a list."""
     path: str
-    """From the top, dotted."""
+    """The dotted path from the root."""
     tensor: RawTensor | None = None
     value: Any = None
-    """A number, a text, a short list of them; None for a constant."""
+    """A number, a text or a list of them; None for a constant."""
     id: str | None = None
-    """Of a parameter: its ``id`` and its ``param`` are one entry."""
+    """The id of a parameter, whose ``id`` and ``param`` are one entry."""
     children: tuple["Entry", ...] = ()
     branch: bool = False
-    """Whether it is a map or a list, maybe an empty one."""
+    """Whether the entry is a map or a list, possibly an empty one."""
 
     @property
     def constant(self) -> bool:
-        """Whether it holds nothing that a reader needs: nil, or only such."""
+        """Return whether the entry is nil or holds only nil, so that a reader does not need it."""
         if self.branch:
             return bool(self.children) and all(child.constant for child in self.children)
         return self.tensor is None and self.value is None
 
-    def all(self) -> Iterator["Entry"]:
-        """Itself and every entry below it, in order."""
+    def walk(self) -> Iterator["Entry"]:
+        """Yield the entry and every entry below it, in order."""
         yield self
         for child in self.children:
-            yield from child.all()
+            yield from child.walk()
 
 
 @dataclass(frozen=True)
 class Totals:
-    """How much a record holds."""
+    """The size of a record."""
 
     tensors: int
     elements: int
     parameters: int
-    """Elements of tensors that have a parameter's id; of all tensors in a form without ids."""
+    """The elements of the tensors with a parameter id; of all tensors if the format has no ids."""
     nbytes: int
-    """Of all tensors."""
+    """The bytes of all tensors."""
 
 
 def list_entries(node: Tree, name: str = "", path: str = "") -> Entry:
-    """The entry of *node*, called *name* and standing at *path*."""
+    """Return *node* as an entry with the name *name* and the path *path*."""
     node = node.value if isinstance(node, Some) else node
     if isinstance(node, Variant):
         node = {node.name: node.value}
@@ -79,8 +79,8 @@ def list_entries(node: Tree, name: str = "", path: str = "") -> Entry:
 
 
 def totals(entry: Entry) -> Totals:
-    """Sums over all tensors below *entry*."""
-    found = [(one, one.tensor) for one in entry.all() if one.tensor is not None]
+    """Return the sums over all tensors below *entry*."""
+    found = [(one, one.tensor) for one in entry.walk() if one.tensor is not None]
     named = [tensor for one, tensor in found if one.id is not None]
     elements = sum(tensor.numel for _, tensor in found)
     return Totals(
@@ -92,23 +92,23 @@ def totals(entry: Entry) -> Totals:
 
 
 def describe(entry: Entry) -> str:
-    """What stands at *entry*, in a few words: ``F32 [784, 512]``, a value, nothing for a branch."""
+    """Describe *entry*: ``F32 [784, 512]`` for a tensor, a short text for a value, "" for a branch."""
     if entry.tensor is not None:
         return f"{entry.tensor.dtype} {list(entry.tensor.shape)}"
     if entry.branch:
         return "" if entry.children else "empty"
-    if isinstance(entry.value, list) and len(entry.value) > SHOWN_VALUES:
+    if isinstance(entry.value, list) and len(entry.value) > MAX_VALUES:
         return f"{len(entry.value)} values"
     return _short(entry.value)
 
 
 def to_rows(entry: Entry, *, constants: bool) -> list[Json]:
-    """A row for each leaf below *entry*, in order; those that are nil only with *constants*."""
-    return [_row(one) for one in entry.all() if not one.branch and (constants or not one.constant)]
+    """Return a row for each leaf below *entry*, in order; leaves that are nil only with *constants*."""
+    return [_row(one) for one in entry.walk() if not one.branch and (constants or not one.constant)]
 
 
 def escape(text: str) -> str:
-    """*text* with what would move a cursor or hide a name shown as an escape: files come from strangers."""
+    """Return *text* with control characters escaped, because files may come from untrusted sources."""
     return "".join(
         char if char == " " or unicodedata.category(char)[0] not in "CZ" else ascii(char)[1:-1]
         for char in text
@@ -137,7 +137,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _is_row(node: list[Tree] | tuple[Tree, ...]) -> bool:
-    """Whether *node* is a list of numbers or texts, which is one value."""
+    """Return whether *node* is a list of numbers or texts, which is listed as one value."""
     return bool(node) and all(isinstance(value, bool | int | float | str) for value in node)
 
 
@@ -147,7 +147,9 @@ def _short(value: Any) -> str:
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, str):
-        cut = value if len(value) <= SHOWN_TEXT else f"{value[:SHOWN_TEXT]}… ({len(value)} characters)"
+        cut = (
+            value if len(value) <= MAX_CHARACTERS else f"{value[:MAX_CHARACTERS]}… ({len(value)} characters)"
+        )
         return f'"{escape(cut)}"'
     if isinstance(value, list):
         return f"[{', '.join(map(_short, value))}]"

@@ -1,4 +1,4 @@
-"""Whether files of state, and checkpoints, are whole: every byte is read, and no tensor is kept."""
+"""Verification of records and checkpoints: reads every byte, without keeping tensors in memory."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -20,39 +20,42 @@ _SHARED = {
     ".json": re.compile(rb'\s*\{\s*"(metadata|item)"\s*:'),
     ".bin": re.compile(rb"(\x03f32|\x03f64|\x15half::binary16::f16)\x03i"),
 }
-"""How a record begins whose suffix other programs use too."""
+"""The first bytes of a record, for the suffixes that other programs use too."""
 _BEGINNING = 256
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of one file, or of one checkpoint."""
+    """The result of the verification of a file or a checkpoint."""
 
     name: str
     problem: str | None
-    """None where nothing is wrong."""
+    """What is wrong; None if it is intact."""
     note: str = ""
-    """What there is, in a few words."""
+    """A short description of the content."""
     epoch: int | None = None
-    """Of the checkpoint that the verdict is about; None where it is about a file."""
+    """The epoch of a checkpoint; None for a file."""
 
 
 def verify_path(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
-    """Yield one for the file *path*; for a directory one for each record and each checkpoint below it.
+    """Yield the verdict on the file *path*, or on each record and each checkpoint in the directory *path*.
 
-    In a directory, ``.json`` and ``.bin`` files count only if they begin as a record does: other programs
-    use these names too. *limit* raises the default `Limits` to as many bytes of content. Raises `RecordError`
-    if *path* is neither, or if there is no record below it.
+    In a directory, ``.json`` and ``.bin`` files are verified only if they start like a record, because other
+    programs use these suffixes too. *limit* is the largest number of bytes of content, if more than by
+    default.
+
+    Raises:
+        RecordError: If *path* does not exist, or if the directory has no record.
     """
     if path.is_file():
         yield verify_file(path, limit=limit)
         return
     if not path.is_dir():
-        raise RecordError(f"there is no file and no directory {path}")
+        raise RecordError(f"no such file or directory: {path}")
     found = list(find_records(path))
     if not found:
         suffixes = ", ".join(form.suffix for form in FORMATS.values())
-        raise RecordError(f"there is no record below {path}: none of its files ends in {suffixes}")
+        raise RecordError(f"found no record in {path}: no file name ends in one of {suffixes}")
     problems: dict[Path, str | None] = {}
     manifests = dict(_manifests(found))
     for one in found:
@@ -75,7 +78,9 @@ def verify_file(path: Path, *, limit: int | None = None) -> Verdict:
         if not form.has_names:
             metadata = read_metadata(path, form, limit=limit)
             return Verdict(
-                str(path), None, f"Burn {metadata.version}; only its metadata can be read with no names"
+                str(path),
+                None,
+                f"Burn {metadata.version}; only the metadata was verified, because the format has no names",
             )
         return Verdict(str(path), None, _note(read(path, form, keep_data=False, limit=limit)))
     except (RecordError, OSError) as error:
@@ -83,14 +88,17 @@ def verify_file(path: Path, *, limit: int | None = None) -> Verdict:
 
 
 def verify_checkpoint(trainer: Path, epoch: int, problems: Mapping[Path, str | None]) -> Verdict:
-    """Whether all files that *trainer* names are as it says, and whole by *problems*."""
+    """Return whether all files in the manifest *trainer* are intact.
+
+    *problems* has the verdicts on the files.
+    """
     name = f"checkpoint {epoch} in {trainer.parent}"
     if problem := problems.get(trainer):
         return Verdict(name, problem, epoch=epoch)
     item = read(trainer, keep_data=False, limit=TRAINER_LIMIT).item
     files = item.get("files") if isinstance(item, dict) else None
     if not isinstance(files, dict) or not files:
-        return Verdict(name, f"{trainer} does not say which files belong to it", epoch=epoch)
+        return Verdict(name, f"{trainer} does not list the files of the checkpoint", epoch=epoch)
     for file, written in files.items():
         path = trainer.parent / Path(file).name
         if problem := problems.get(path) or _problem(path, written):
@@ -99,24 +107,24 @@ def verify_checkpoint(trainer: Path, epoch: int, problems: Mapping[Path, str | N
 
 
 def _manifests(found: list[Path]) -> Iterator[tuple[Path, Any]]:
-    """Yield the files that intact trainer records among *found* name, with their sizes and hashes."""
+    """Yield the files that the intact trainer records in *found* list, with their sizes and hashes."""
     for trainer in found:
         if not _TRAINER.fullmatch(trainer.name):
             continue
         try:
             item = read(trainer, keep_data=False, limit=TRAINER_LIMIT).item
         except (RecordError, OSError):
-            continue  # its own verdict names the problem
+            continue  # the verdict on this file reports the problem
         files = item.get("files") if isinstance(item, dict) else None
         for file, written in files.items() if isinstance(files, dict) else ():
             yield trainer.parent / Path(file).name, written
 
 
 def find_records(directory: Path) -> Iterator[Path]:
-    """Every record below *directory*, sorted by name within its folder."""
+    """Yield every record in *directory* and its subdirectories, sorted by path."""
     for path in sorted(directory.rglob("*")):
-        known = any(path.name.endswith(form.suffix) for form in FORMATS.values())
-        if known and path.is_file() and _is_claimed(path):
+        has_suffix = any(path.name.endswith(form.suffix) for form in FORMATS.values())
+        if has_suffix and path.is_file() and _is_record(path):
             yield path
 
 
@@ -133,8 +141,8 @@ def _problem(path: Path, written: Any) -> str | None:
     return f"{path} {found}" if found else None
 
 
-def _is_claimed(path: Path) -> bool:
-    """Whether *path* is to be a record: its suffix is ours alone, or it begins as one."""
+def _is_record(path: Path) -> bool:
+    """Return whether *path* is meant to be a record, by its suffix or its first bytes."""
     form = find_format(path)
     begins = _SHARED.get(form.suffix.removesuffix(".gz"))
     if begins is None:
@@ -143,4 +151,4 @@ def _is_claimed(path: Path) -> bool:
         with igzip.open(path, "rb") if form.gzipped else path.open("rb") as file:
             return bool(begins.match(file.read(_BEGINNING)))
     except (OSError, EOFError, isal_zlib.error):  # type: ignore[misc]  # isal's stub lacks it
-        return True  # cannot be told, so it is to be looked at
+        return True  # unreadable, so it must be verified

@@ -1,1 +1,1 @@
-"""A torch module as the record of the Burn module with the same fields, and back."""
+"""Conversion between torch modules and the records of the Burn modules with the same fields."""

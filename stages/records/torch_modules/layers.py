@@ -1,7 +1,11 @@
-"""The fields that Burn has for each of torch's layers, in Burn's order of declaration (that of 0.21).
+"""Burn's fields for each of torch's layers, in the order in which Burn 0.21 declares them.
 
-A *layout* is a record with a name where a tensor or a module stands: the name that PyTorch has for it, with
-``.T`` behind it where Burn has the transpose, or `Rows` of it. None is a constant, as strides and rates are.
+A *layout* is a record with names in the place of tensors and modules: PyTorch's name, with the suffix ``.T``
+if Burn stores the transpose, or `Rows` of that tensor. None is a constant, such as a stride or a dropout
+rate.
+
+The names of transformer norms differ: if the norms come first, Burn's blocks apply their last norm before the
+first sublayer, so PyTorch's ``norm1`` is not Burn's ``norm_1``.
 """
 
 from collections.abc import Callable
@@ -34,18 +38,18 @@ _ATTENTION_CONSTANTS = ("dropout", "activation", "d_model", "n_heads", "d_k", "m
 SIGMOID = Variant("Sigmoid", 6, None)
 TANH = Variant("Tanh", 7, None)
 RELU = Variant("Relu", 2, None)
-"""Cases of Burn's enum ``Activation``, which LSTM, GRU and RNN have as fields since 0.20."""
+"""Variants of Burn's enum ``Activation``, which are fields of LSTM, GRU and RNN since Burn 0.20."""
 
 GATES = {
     "LSTM": {"input_gate": 0, "forget_gate": 1, "output_gate": 3, "cell_gate": 2},
     "GRU": {"update_gate": 1, "reset_gate": 0, "new_gate": 2},
     "RNN": {"gate": 0},
 }
-"""Burn's gates in Burn's order, each with its place in PyTorch's tensors."""
+"""Burn's gates in Burn's order, each with its index in PyTorch's tensors, which hold all gates."""
 
 
 def layer_layout(module: nn.Module) -> Tree:
-    """The layout of the layer that *module* is, or a subclass of; None where it is none that Burn has."""
+    """Return the layout of *module* as a layer, or as a subclass of one; None if Burn has no such layer."""
     for kind, layout in LAYERS:
         if isinstance(module, kind):
             return layout(module)
@@ -56,14 +60,14 @@ def unlike_burn(module: nn.Module) -> list[str]:
     """Return the names of *module*'s tensors and children that Burn's module cannot load, with the reason."""
     if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
         kind = type(module).__name__
-        return [f"gamma: Burn's {kind} has one dimension, this one {list(module.normalized_shape)}"]
+        return [f"gamma: Burn's {kind} has one dimension, this one has {list(module.normalized_shape)}"]
     if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) and module.norm is not None:
-        return [f"norm: Burn's {type(module).__name__} has no norm at its end, and ignores this one"]
+        return [f"norm: Burn's {type(module).__name__} has no final norm and ignores this one"]
     return []
 
 
 def _batch_norm(module: Any) -> Tree:
-    """Return the layout of a batch norm; Burn's always has gamma, beta and running statistics."""
+    """Return the layout of a batch norm; in Burn it always has gamma, beta and running statistics."""
     size = (module.num_features,)
     return {
         "gamma": _present(module, "weight", 1.0, size),
@@ -85,7 +89,7 @@ def _rms_norm(module: Any) -> Tree:
 
 
 def _present(module: Any, name: str, value: float, shape: tuple[int, ...]) -> Tree:
-    """Return *name* if *module* has such a tensor, else what Burn's module would have in its place."""
+    """Return *name* if *module* has such a tensor, else the constant that Burn's module has instead."""
     return Constant(value, shape) if getattr(module, name, None) is None else name
 
 
@@ -95,24 +99,24 @@ def _convolution(dimensions: int) -> Tree:
     return {"weight": "weight", "bias": Some("bias"), **sizes}
 
 
-def _transposed_convolution(dimensions: int) -> Tree:
+def _conv_transpose(dimensions: int) -> Tree:
     each = (None,) * dimensions if dimensions > 1 else None
     sizes = {"padding": each, "padding_out": each, "channels": (None, None)}
     return {**_convolution(dimensions), **sizes}
 
 
 def _recurrent(module: Any) -> Tree:
-    """The layout of an `nn.LSTM`, `nn.GRU` or `nn.RNN`.
+    """Return the layout of an `nn.LSTM`, `nn.GRU` or `nn.RNN`.
 
-    With one layer that of Burn's ``Lstm`` (or ``BiLstm``, and so on), with more a list of those, as Burn has
-    no module of many.
+    One layer has the layout of Burn's ``Lstm`` (or ``BiLstm``, and so on). Burn has no module for several
+    layers, so several are a list of these.
     """
-    made = [_recurrent_directions(module, f"_l{layer}") for layer in range(module.num_layers)]
-    return made[0] if len(made) == 1 else made
+    layers = [_recurrent_directions(module, f"_l{layer}") for layer in range(module.num_layers)]
+    return layers[0] if len(layers) == 1 else layers
 
 
 def _recurrent_cell(module: Any) -> Tree:
-    """The layout of an `nn.LSTMCell`, `nn.GRUCell` or `nn.RNNCell`: Burn's of one layer."""
+    """Return the layout of an `nn.LSTMCell`, `nn.GRUCell` or `nn.RNNCell`: that of one layer in Burn."""
     return _recurrent_layer(module, "")
 
 
@@ -165,7 +169,7 @@ def _recurrent_kind(module: nn.Module) -> str:
 
 
 def _attention(module: Any) -> Tree:
-    """The layout of an `nn.MultiheadAttention`, with the projections in one tensor or in three."""
+    """Return the layout of an `nn.MultiheadAttention`, with the projections in one tensor or in three."""
     size = module.embed_dim
     separate = module.in_proj_weight is None
     fields: dict[str, Tree] = {}
@@ -178,32 +182,35 @@ def _attention(module: Any) -> Tree:
 
 
 def _encoder_layer(module: Any) -> Tree:
-    """The layout of an `nn.TransformerEncoderLayer`."""
+    """Return the layout of an `nn.TransformerEncoderLayer`."""
     norms = ("norm2", "norm1") if module.norm_first else ("norm1", "norm2")
     attention = {"mha": "self_attn", "pwff": _feed_forward()}
     return {**attention, **_transformer_norms(norms), "dropout": None, "norm_first": None}
 
 
 def _decoder_layer(module: Any) -> Tree:
-    """The layout of an `nn.TransformerDecoderLayer`."""
+    """Return the layout of an `nn.TransformerDecoderLayer`."""
     norms = ("norm2", "norm3", "norm1") if module.norm_first else ("norm1", "norm2", "norm3")
     attention = {"cross_attn": "multihead_attn", "self_attn": "self_attn", "pwff": _feed_forward()}
     return {**attention, **_transformer_norms(norms), "dropout": None, "norm_first": None}
 
 
 def _encoder(module: Any) -> Tree:
-    """The layout of an `nn.TransformerEncoder`; a norm at its end, which Burn's has not, stands beside."""
+    """Return the layout of an `nn.TransformerEncoder`.
+
+    Its final norm, which Burn's lacks, is an extra field.
+    """
     sizes = ("d_model", "d_ff", "n_heads", "n_layers", "dropout", "norm_first", "quiet_softmax")
     return {"layers": [f"layers.{place}" for place in range(len(module.layers))], **dict.fromkeys(sizes)}
 
 
 def _decoder(module: Any) -> Tree:
-    """The layout of an `nn.TransformerDecoder`; a norm at its end stands beside."""
+    """Return the layout of an `nn.TransformerDecoder`; its final norm is an extra field."""
     return _encoder(module)
 
 
 def _feed_forward() -> Tree:
-    # the last field is "gelu" up to 0.20, "activation" since: a constant, which may have any name
+    # the last field is "gelu" up to Burn 0.20 and "activation" since: a constant, whose name does not matter
     return {"linear_inner": "linear1", "linear_outer": "linear2", "dropout": None, "gelu": None}
 
 
@@ -216,9 +223,9 @@ LAYERS: tuple[tuple[type[nn.Module], Callable[[nn.Module], Tree]], ...] = (
     (nn.Conv1d, lambda _: _convolution(1)),
     (nn.Conv2d, lambda _: _convolution(2)),
     (nn.Conv3d, lambda _: _convolution(3)),
-    (nn.ConvTranspose1d, lambda _: _transposed_convolution(1)),
-    (nn.ConvTranspose2d, lambda _: _transposed_convolution(2)),
-    (nn.ConvTranspose3d, lambda _: _transposed_convolution(3)),
+    (nn.ConvTranspose1d, lambda _: _conv_transpose(1)),
+    (nn.ConvTranspose2d, lambda _: _conv_transpose(2)),
+    (nn.ConvTranspose3d, lambda _: _conv_transpose(3)),
     (nn.Embedding, lambda _: EMBEDDING),
     (nn.BatchNorm1d, _batch_norm),
     (nn.BatchNorm2d, _batch_norm),

@@ -1,7 +1,8 @@
-"""Burn's record of a torch module: the record of the Burn module that would have the same fields.
+"""Burn's record of a torch module: the record of the Burn module that has the same fields.
 
-A module of the user's own has a field for each parameter, buffer and child, by their names. One whose Burn
-counterpart is laid out otherwise says so, in the language of `stages.records.torch_modules.layers`::
+A user's own module has a field for each parameter, buffer and child, with the same name. If its Burn
+counterpart has another layout, define a method ``burn_record``, which returns that layout as described in
+`stages.records.torch_modules.layers`::
 
     class Net(nn.Module):
         def __init__(self):
@@ -12,7 +13,7 @@ counterpart is laid out otherwise says so, in the language of `stages.records.to
         def burn_record(self):
             return {"head": {"linear": "fc", "scale": "scale.T"}, "size": None}
 
-Tensors that it leaves out are not in the record, but in what `beside` gives.
+Tensors that the layout leaves out are not in the record, but in `module_supplement`.
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from stages.records.torch_modules.layers import layer_layout, unlike_burn
 from stages.records.torch_modules.skeleton import Constant, Rows, Slot, fill_slots, slots
 
 COUNTER = "num_batches_tracked"
-"""PyTorch's batch norms count; Burn's do not."""
+"""The buffer in which PyTorch's batch norms count batches; Burn's batch norms have no such field."""
 EXACT_DTYPES = {
     torch.float32,
     torch.float16,
@@ -43,7 +44,7 @@ EXACT_DTYPES = {
     torch.uint8,
     torch.bool,
 }
-"""Types that come back bit for bit from a file in full precision, F32 and I32."""
+"""Dtypes that a file in full precision (F32 and I32) restores bit for bit."""
 
 
 @dataclass(frozen=True)
@@ -55,34 +56,41 @@ class _Place:
     path: str
 
     def field(self, key: object) -> "_Place":
-        """The same module at the field *key* of this place."""
+        """Return the place of the field *key* of the same module."""
         return _Place(self.module, self.prefix, f"{self.path}.{key}" if self.path else str(key))
 
     def child(self, module: nn.Module, name: str) -> "_Place":
-        """The child *name*, at this very path."""
+        """Return the place of the child *name*, at the same path in the record."""
         return _Place(module, f"{self.prefix}{name}.", self.path)
 
 
 def skeleton_of(module: nn.Module) -> Tree:
-    """The record of *module* with a `Slot` for each parameter; its structure alone decides it.
+    """Return the record of *module* with a `Slot` for each parameter; it depends on the structure only.
 
-    Raises `RecordError` where ``burn_record`` names what is not there, and for lazy parameters.
+    Raises:
+        RecordError: If ``burn_record`` names an attribute that does not exist, or if a parameter is lazy.
     """
     return _describe(_Place(module, "", ""))
 
 
 def record_of(module: nn.Module, state: Mapping[str, Any] | None = None, tree: Tree = None) -> Tree:
-    """*module*'s record, with the tensors of *state* (its own where None) as they are when they are written.
+    """Return the record of *module*; the values of its tensors are read when they are written.
 
-    *tree* is its skeleton, for who has it already. Raises `RecordError` for tensors no record can hold.
+    Args:
+        module: The module whose structure the record has.
+        state: The tensors, by their names in the ``state_dict``. Default: those of *module*.
+        tree: The skeleton of *module*, to save the time to build it. Default: `skeleton_of` (module).
+
+    Raises:
+        RecordError: If *state* lacks a tensor, or if a record cannot hold one.
     """
     tensors = module.state_dict() if state is None else state
 
     def parameter(slot: Slot) -> Tree:
         if slot.name not in tensors:
             raise RecordError(
-                f"{type(module).__name__} has a tensor {slot.name!r} that its state_dict has not: "
-                "leave it out of the record with a burn_record method"
+                f"{type(module).__name__} has a tensor {slot.name!r} that its state_dict lacks. Define a "
+                "burn_record method that leaves it out of the record"
             )
         check_recordable(tensors[slot.name], slot.name)
         return {"id": slot.id, "param": to_raw(view_slot(slot, tensors[slot.name]))}
@@ -93,8 +101,8 @@ def record_of(module: nn.Module, state: Mapping[str, Any] | None = None, tree: T
 def fields_unlike_burn(module: nn.Module) -> list[str]:
     """Return the fields of *module*'s record that Burn does not load, each with the reason.
 
-    Burn's layer and transformer norms are narrower than PyTorch's. The record is written all the same, and
-    read back; in Burn it needs a module with a ``burn_record`` of its own.
+    Burn's layer norms and transformers support less than PyTorch's. This project still writes such a record
+    and reads it back; to load it in Burn, define ``burn_record`` and a Burn module with that layout.
     """
     return [
         f"{name}.{reason}" if name else reason
@@ -103,23 +111,26 @@ def fields_unlike_burn(module: nn.Module) -> list[str]:
     ]
 
 
-def unrecorded_entries(module: nn.Module, tree: Tree) -> dict[str, Any]:
-    """The entries of *module*'s ``state_dict`` that no slot of its skeleton *tree* holds."""
+def entries_without_slot(module: nn.Module, tree: Tree) -> dict[str, Any]:
+    """Return the entries of *module*'s ``state_dict`` that have no slot in its skeleton *tree*."""
     held = {slot.name for _, slot in slots(tree)}
     return {name: entry for name, entry in module.state_dict().items() if name not in held}
 
 
 def inexact_entries(module: nn.Module, tree: Tree) -> dict[str, Tensor]:
-    """The entries that a record in full precision holds, but does not bring back bit for bit."""
+    """Return the entries that a record in full precision holds but does not restore bit for bit."""
     held = {slot.name for _, slot in slots(tree)}
     entries = module.state_dict().items()
     return {name: entry for name, entry in entries if name in held and entry.dtype not in EXACT_DTYPES}
 
 
 def module_supplement(module: nn.Module) -> dict[str, Any]:
-    """All of *module*'s ``state_dict`` that its record in full precision does not bring back bit for bit."""
+    """Return the ``state_dict`` entries that a record in full precision does not restore bit for bit.
+
+    An exact resume needs them in addition to `record_of`.
+    """
     tree = skeleton_of(module)
-    return {**unrecorded_entries(module, tree), **inexact_entries(module, tree)}
+    return {**entries_without_slot(module, tree), **inexact_entries(module, tree)}
 
 
 def _describe(place: _Place) -> Tree:
@@ -127,7 +138,7 @@ def _describe(place: _Place) -> Tree:
     if hasattr(module, "burn_record"):
         return _resolve(cast(Any, module).burn_record(), place)
     _, _, children = _members(module)
-    if children.keys() == {"_orig_mod"}:  # what torch.compile gives stands for the module that it was given
+    if children.keys() == {"_orig_mod"}:  # the wrapper of torch.compile: record the original
         return _describe(place.child(children["_orig_mod"], "_orig_mod"))
     layout = layer_layout(module)
     if layout is not None and all(_has_member(module, name) for name in _layout_names(layout)):
@@ -154,16 +165,18 @@ def _resolve(layout: Tree, place: _Place) -> Tree:
             return type(layout)(_resolve(value, place.field(key)) for key, value in enumerate(layout))
         case None:
             return None
-    raise RecordError(f"burn_record of {type(place.module).__name__} has a {layout!r}, expected names")
+    raise RecordError(
+        f"burn_record of {type(place.module).__name__}: expected names of attributes, found {layout!r}"
+    )
 
 
 def _resolve_name(text: str, rows: Rows | None, place: _Place) -> Tree:
-    """The slot, or the record of the child, that *text* names; None where that is None."""
+    """Return the slot, or the record of the child, that *text* names; None if the attribute is None."""
     name = text.removesuffix(".T")
     if not _has_member(place.module, text):
         raise RecordError(
-            f"burn_record of {type(place.module).__name__} names {name!r}, which it has not as a parameter, "
-            "a buffer of its state_dict or a module"
+            f"burn_record of {type(place.module).__name__} names {name!r}, but the module has no such "
+            "parameter, buffer of its state_dict or child module"
         )
     found = _member(place.module, name)
     if isinstance(found, nn.Module):
@@ -175,15 +188,21 @@ def _resolve_name(text: str, rows: Rows | None, place: _Place) -> Tree:
 
 def _slot(tensor: Tensor, name: str, path: str, *, rows: Rows | None, transposed: bool) -> Slot:
     if is_lazy(tensor):
-        raise RecordError(f"{name} is lazy and has no shape yet: run a batch through the module first")
+        raise RecordError(f"{name} is lazy and has no shape yet. Run a batch through the module first")
     if transposed and tensor.dim() != 2:
-        raise RecordError(f"{name} is of shape {list(tensor.shape)}, and only a matrix can be transposed")
+        raise RecordError(
+            f"{name} has the shape {list(tensor.shape)}, and only a matrix can be transposed. Remove the .T "
+            "from its name in burn_record"
+        )
     start, stop = (rows.start, rows.stop) if rows else (None, None)
     return Slot(name, start, stop, transposed, derive_param_id(path))
 
 
 def _own_layout(module: nn.Module) -> Tree:
-    """A field for each parameter, buffer and child; lists for torch's lists, None for what has nothing."""
+    """Return a field for each parameter, buffer and child.
+
+    A list for torch's lists; None for an empty module.
+    """
     parameters, buffers, children = _members(module)
     names = {name: name for name in [*parameters, *buffers, *children]}
     if isinstance(module, nn.Sequential | nn.ModuleList) and len(names) == len(children):
@@ -196,7 +215,7 @@ def _own_layout(module: nn.Module) -> Tree:
 
 
 def _with_extras(tree: Tree, place: _Place) -> Tree:
-    """*tree*, a layer's, with what a subclass of that layer has beside the layer's tensors."""
+    """Return *tree*, the fields of a layer, with the additional tensors of a subclass of that layer."""
     used = {slot.name for _, slot in slots(tree)}
     parameters, buffers, children = _members(place.module)
     extras = [name for name, tensor in {**parameters, **buffers}.items() if tensor is not None]
@@ -240,9 +259,11 @@ def _member(module: nn.Module, name: str) -> Tensor | nn.Module | None:
 def _members(
     module: nn.Module,
 ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None], dict[str, Any]]:
-    """Parameters, buffers of the ``state_dict`` and children of *module* itself; those that are None too."""
-    kept = vars(module)
+    """Return *module*'s own parameters, persistent buffers and children, including those that are None."""
+    attributes = vars(module)
     buffers = {
-        key: at for key, at in kept["_buffers"].items() if key not in kept["_non_persistent_buffers_set"]
+        key: buffer
+        for key, buffer in attributes["_buffers"].items()
+        if key not in attributes["_non_persistent_buffers_set"]
     }
-    return dict(kept["_parameters"]), buffers, dict(kept["_modules"])
+    return dict(attributes["_parameters"]), buffers, dict(attributes["_modules"])

@@ -1,7 +1,7 @@
-"""Where each of a module's tensors stands in its Burn record: a *skeleton* is a record with slots.
+"""Skeletons: records with slots in the place of tensors, which map Burn's fields to PyTorch's names.
 
-It depends on the module's structure only and is plain data, so it can be kept beside a record, which then
-turns into PyTorch's names with no module at hand.
+A skeleton depends on the structure of the module only and is plain data. Stored with a record, it allows to
+read the record under PyTorch's names without the module.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,27 +14,27 @@ from stages.contracts.errors import RecordError
 from stages.records.record_tree import Map, RawTensor, Signed, Some, Tree, Variant, iter_leaves
 
 MAX_DEPTH = 128
-"""Levels that a stored skeleton may have."""
+"""The largest number of levels of a stored skeleton."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor of Burn's record: rows *start* to *stop* of one tensor of PyTorch's, maybe transposed."""
+    """The place of a tensor in Burn's record: rows of one of PyTorch's tensors, possibly transposed."""
 
     name: str
-    """In the module's ``state_dict``."""
+    """The name in the module's ``state_dict``."""
     start: int | None
     stop: int | None
-    """None, both, for all rows (of dimension 0)."""
+    """The rows of dimension 0 are *start* to *stop*, exclusive; both are None for all rows."""
     transposed: bool
-    """Whether Burn has it as the transpose, which only a matrix can be."""
+    """Whether Burn stores the transpose, which only a matrix has."""
     id: str
-    """Of Burn's parameter."""
+    """The id of Burn's parameter."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """In a layout: rows *start* to *stop* of the tensor *name*, where PyTorch has in one what Burn splits."""
+    """In a layout, rows *start* to *stop* of the tensor *name*, which Burn splits into several tensors."""
 
     name: str
     start: int
@@ -43,9 +43,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Constant:
-    """A parameter that Burn's module always has and PyTorch's does not: every element is *value*.
+    """A parameter that Burn's module has and PyTorch's lacks: each element is *value*.
 
-    In a layout *id* is empty; in a skeleton it is that of Burn's parameter.
+    In a layout *id* is empty; in a skeleton it is the id of Burn's parameter.
     """
 
     value: float
@@ -68,11 +68,11 @@ LEAF_EXAMPLES: dict[str, Any] = {
     "int": 0,
     "float": 0.0,
 }
-"""What a record has beside slots, by the names they are kept under, with an example of each."""
+"""The kinds of leaves other than slots, by their stored names, with an example of each."""
 
 
 def slots(skeleton: Tree) -> Iterator[tuple[str, Slot]]:
-    """Every slot with its path in the record, in order."""
+    """Return an iterator over the slots, each with its path in the record, in order."""
     return ((path, leaf) for path, leaf in iter_leaves(skeleton) if isinstance(leaf, Slot))
 
 
@@ -94,9 +94,13 @@ def fill_slots(skeleton: Tree, fill: Callable[[Slot], Tree]) -> Tree:
 
 
 def to_plain(skeleton: Tree) -> Any:
-    """*skeleton* as lists, dicts, text and whole numbers, as any format can keep it.
+    """Return *skeleton* as lists, dicts, text and integers, which any format can store.
 
-    A record works too: of its tensors, texts and numbers only the kind is kept, which makes an example of it.
+    Also accepts a record: of its tensors, texts and numbers only the kind is kept, so the result is an
+    example of such a record.
+
+    Raises:
+        RecordError: If a leaf has a type that skeletons do not support.
     """
     match skeleton:
         case Slot() | Constant():
@@ -118,13 +122,17 @@ def to_plain(skeleton: Tree) -> Any:
     for kind, example in LEAF_EXAMPLES.items():
         if type(skeleton) is type(example):
             return [kind]
-    raise RecordError(f"a skeleton has no {type(skeleton).__name__}: {skeleton!r}")
+    raise RecordError(f"a skeleton cannot hold a {type(skeleton).__name__}, found {skeleton!r}")
 
 
 def from_plain(stored: Any, source: str, depth: int = 0) -> Tree:
-    """The skeleton that `to_plain` gave *stored* of. Raises `RecordError`, which names *source*."""
+    """Return the skeleton from which `to_plain` made *stored*.
+
+    Raises:
+        RecordError: If *stored* is not such data. The message names *source*.
+    """
     if depth > MAX_DEPTH:
-        raise RecordError(f"{source}: the skeleton is over {MAX_DEPTH} levels deep")
+        raise RecordError(f"{source}: the skeleton has more than {MAX_DEPTH} levels")
 
     def inner(value: Any) -> Tree:
         return from_plain(value, source, depth + 1)
@@ -172,7 +180,7 @@ def _parameter(stored: Any, source: str) -> Slot | Constant:
 
 
 def _invalid(stored: Any, source: str) -> RecordError:
-    return RecordError(f"{source}: no part of a skeleton looks like {str(stored)[:80]!r}")
+    return RecordError(f"{source}: not a valid part of a skeleton: {str(stored)[:80]!r}")
 
 
 def _are_sizes(shape: list[Any]) -> bool:
@@ -180,6 +188,6 @@ def _are_sizes(shape: list[Any]) -> bool:
 
 
 def _check_rows(start: int | None, stop: int | None, source: str) -> None:
-    whole = start is None and stop is None
-    if not whole and not (start is not None and stop is not None and 0 <= start <= stop):
-        raise RecordError(f"{source}: a slot of rows {start} to {stop}, which are none")
+    all_rows = start is None and stop is None
+    if not all_rows and not (start is not None and stop is not None and 0 <= start <= stop):
+        raise RecordError(f"{source}: a slot must have rows in ascending order, found {start} to {stop}")

@@ -1,4 +1,4 @@
-"""From a record back to a module's tensors, with every name that does not fit."""
+"""Loading of a record into a module, with a report of every name that does not fit."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -14,34 +14,35 @@ from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Constant, Slot, slots
 
 Layout = Literal["burn", "torch"]
-"""Whose names and axes a tree has."""
+"""The framework whose names and axes a tree has."""
 MAX_LISTED_NAMES = 20
-"""Names that a message lists of each kind."""
+"""The largest number of names that a message lists of each kind."""
 
 
 @dataclass
 class LoadResult:
-    """What of a record found its place, and what did not."""
+    """The tensors of a record that fit a module, and the names of those that do not."""
 
     state: dict[str, Tensor] = field(default_factory=dict)
     """Tensors under PyTorch's names, with PyTorch's axes."""
     missing: list[str] = field(default_factory=list)
-    """Paths that the record has not."""
+    """Paths that the record lacks."""
     unexpected: list[str] = field(default_factory=list)
-    """Paths of tensors that have no place in the module."""
+    """Paths of tensors that the module lacks."""
     mismatched: list[str] = field(default_factory=list)
-    """Paths of tensors of another shape or kind, each with what is there and what is expected."""
+    """Paths of tensors with another shape or kind of dtype, each with what was found and what is expected."""
 
     @property
     def fits(self) -> bool:
-        """Whether every tensor of the record, and of the module, found its counterpart."""
+        """Return whether each tensor of the record has its counterpart in the module, and the reverse."""
         return not (self.missing or self.unexpected or self.mismatched)
 
 
 def state_of(item: Tree, skeleton: Tree, source: str) -> LoadResult:
-    """The state_dict that the record *item* holds, read by *skeleton*, with no module at hand.
+    """Return the ``state_dict`` that the record *item* holds, by its *skeleton*, without the module.
 
-    Raises `RecordError`, which names *source*, for tensors that cannot be put together.
+    Raises:
+        RecordError: If the parts of a tensor cannot be joined. The message names *source*.
     """
     return _read(item, skeleton, source, {})
 
@@ -54,11 +55,21 @@ def load_into(
     source: str = "the record",
     layout: Layout | None = None,
 ) -> LoadResult:
-    """Give *module* the tensors of *item*, converted to its own dtypes and devices; say what did not fit.
+    """Load the tensors of *item* into *module*, converted to its dtypes and devices.
 
-    *item* is a Burn record, or a tree of bare tensors under PyTorch's names, which is found out from names
-    and shapes unless *layout* says it. Strict: raises `RecordError` where anything does not fit, and then
-    nothing has changed. Not strict: what fits is loaded.
+    Args:
+        module: The module to load into.
+        item: A Burn record, or a tree of bare tensors under PyTorch's names.
+        strict: True: load everything or raise. False: load what fits.
+        source: The name of the record in messages. Default: ``the record``.
+        layout: Whose names and axes *item* has. Default: infer it from names and shapes.
+
+    Returns:
+        The loaded tensors, and the names that did not fit.
+
+    Raises:
+        RecordError: If *strict* and a tensor does not fit, or if the layout is ambiguous; *module* is then
+            unchanged.
     """
     own = module.state_dict()
     tree = skeleton_of(module)
@@ -75,7 +86,7 @@ def load_into(
 
 
 class _Reading:
-    """A walk along a skeleton that collects a record's tensors by the names they have in PyTorch."""
+    """A walk along a skeleton that collects the tensors of a record by their names in PyTorch."""
 
     def __init__(self, own: Mapping[str, Any]) -> None:
         self.parts: dict[str, list[tuple[Slot, RawTensor]]] = {}
@@ -84,7 +95,7 @@ class _Reading:
         self._own = own
 
     def walk(self, node: Tree, frame: Tree, path: str) -> None:
-        """*node* stands where the skeleton has *frame*."""
+        """Collect the tensors of *node*, which is at the position of *frame* in the skeleton."""
         if isinstance(frame, Slot):
             self._fill(node, frame, path)
         elif isinstance(frame, Constant):
@@ -115,7 +126,7 @@ class _Reading:
         self.parts.setdefault(slot.name, []).append((slot, found))
 
     def _check(self, node: Tree, constant: Constant, path: str) -> None:
-        """Report a tensor in the place of *constant* with any other content; it may be missing."""
+        """Report a tensor in the place of *constant* if its content differs; it may be missing."""
         if not _is_tensor(node):
             self._surplus(node, path)
             return
@@ -141,12 +152,12 @@ def _read(item: Tree, skeleton: Tree, source: str, own: Mapping[str, Any]) -> Lo
         try:
             reading.report.state[name] = join_slots(parts)
         except (RuntimeError, RecordError) as error:
-            raise RecordError(f"{source}: {name} cannot be put together: {error}") from error
+            raise RecordError(f"{source}: cannot join the parts of {name}: {error}") from error
     return reading.report
 
 
 def _read_names(item: Tree, skeleton: Tree, own: Mapping[str, Any]) -> LoadResult:
-    """*item* as tensors under PyTorch's own names; of tensors that the module has twice, one is enough."""
+    """Read *item* as tensors under PyTorch's names; of tied tensors, one name suffices."""
     report = LoadResult()
     found = {path: leaf for path, leaf in iter_leaves(item) if isinstance(leaf, RawTensor)}
     twins = _twins(own)
@@ -168,7 +179,7 @@ def _read_names(item: Tree, skeleton: Tree, own: Mapping[str, Any]) -> LoadResul
 
 
 def _twins(own: Mapping[str, Any]) -> dict[str, list[str]]:
-    """For each tensor that has several names, as tied weights do, the other ones."""
+    """Return the other names of each tensor that has several, for example of tied weights."""
     places: dict[tuple[Any, ...], list[str]] = {}
     for name, entry in own.items():
         if isinstance(entry, Tensor) and entry.numel():
@@ -177,7 +188,7 @@ def _twins(own: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _mismatch(slot: Slot, found: RawTensor, own: Tensor | None) -> str | None:
-    """What *found* is and what should be there; None where it fits."""
+    """Return what *found* is and what is expected; None if it fits."""
     shape = list(found.shape)
     if own is not None:
         expected = list(view_slot(slot, own).shape)
@@ -200,7 +211,7 @@ def _kind(dtype: str) -> str:
 
 
 def _layout(item: Tree, tree: Tree, own: Mapping[str, Any], source: str) -> Layout:
-    """Whose names *item* has: a Burn record's, or PyTorch's."""
+    """Return whose names *item* has: those of a Burn record, or PyTorch's."""
     found = {path: leaf for path, leaf in iter_leaves(item) if isinstance(leaf, RawTensor)}
     ours = dict(slots(tree))
     scores = [(len(found.keys() & own.keys()), len(found.keys() & ours.keys()))]
@@ -215,8 +226,8 @@ def _layout(item: Tree, tree: Tree, own: Mapping[str, Any], source: str) -> Layo
     turned = [name for name in found if name in ours and ours[name].transposed]
     if turned and torchs:
         raise RecordError(
-            f"{source} could have Burn's axes or PyTorch's: {_join_names(turned)} fit both ways. "
-            "Say which with layout='burn' or layout='torch'"
+            f"{source} could have Burn's axes or PyTorch's: {_join_names(turned)} fit both. "
+            "Set layout='burn' or layout='torch'"
         )
     return "torch" if torchs else "burn"
 
@@ -234,7 +245,7 @@ def _is_tensor(node: Tree) -> bool:
 
 
 def _fields(node: Tree) -> dict[str, Tree]:
-    """The fields of a struct or, by their index, the elements of an array."""
+    """Return the fields of a struct, or the elements of an array by their index."""
     if isinstance(node, dict):
         return node
     return {str(key): value for key, value in enumerate(node)} if isinstance(node, list) else {}
@@ -248,7 +259,7 @@ def _complaint(read: LoadResult, module: nn.Module, source: str) -> str:
     kinds = {"missing": read.missing, "unexpected": read.unexpected, "of another shape": read.mismatched}
     lines = [f"  {kind}: {_join_names(names)}" for kind, names in kinds.items() if names]
     return "\n".join(
-        [f"{source} does not fit {type(module).__name__}:", *lines, "load it not strictly to take what fits"]
+        [f"{source} does not fit {type(module).__name__}:", *lines, "set strict=False to load what fits"]
     )
 
 

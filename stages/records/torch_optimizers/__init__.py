@@ -1,1 +1,1 @@
-"""A torch optimizer as Burn's record of it, and back."""
+"""Conversion between torch optimizers and the records of Burn's optimizers."""

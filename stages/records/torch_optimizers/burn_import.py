@@ -1,4 +1,4 @@
-"""An optimizer that goes on from a record that Burn wrote, whose ids are not ours."""
+"""Loading of an optimizer's record that Burn wrote, whose parameter ids differ from ours."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,11 +32,20 @@ def load_burn_optimizer(
     *,
     source: str = "the optimizer's record",
 ) -> list[str]:
-    """Give *optimizer* the state of a record that Burn wrote, and the paths of parameters it has none for.
+    """Load a record that Burn wrote into *optimizer* and return the paths of the parameters it lacks.
 
-    Its ids are those of *model_item*, the record of the model that lies beside it. What it has no word of
-    (options, RMSProp's step) stays or begins as new. Raises `RecordError` where the two do not fit
-    *optimizer*, and then nothing has changed.
+    Options are kept, and state that Burn does not store (RMSProp's step) starts as in a new optimizer.
+
+    Args:
+        optimizer: The optimizer to load into.
+        module: The module whose parameters it trains.
+        item: Burn's record of the optimizer.
+        model_item: Burn's record of the model from the same checkpoint, which has the ids of *item*.
+        source: The name of the record in messages.
+
+    Raises:
+        RecordError: If the record does not fit *optimizer*, or if Burn has no such optimizer; *optimizer* is
+            then unchanged.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         state = read_lbfgs(optimizer, module, to_raw_tree(item), source)
@@ -47,7 +56,8 @@ def load_burn_optimizer(
     form = form_of(optimizer)
     if form is None and not any(map(is_muon, optimizer.param_groups)):
         raise RecordError(
-            f"{source}: Burn has no {type(optimizer).__name__}, so it cannot be continued from it"
+            f"{source}: Burn has no {type(optimizer).__name__}, so its state cannot be loaded. Start without "
+            "the state of the optimizer"
         )
     tree = skeleton_of(module)
     foreign, entries, places = _ids(model_item), to_raw_tree(item) or {}, slots_by_parameter(module, tree)
@@ -63,7 +73,7 @@ def load_burn_optimizer(
         if form is None:
             states.append(read_muon(group, parameter, found, source))
             continue
-        new = _new(optimizer, group, parameter)
+        new = _initial_state(optimizer, group, parameter)
         saved = read_state(form, found, parameter, source)
         saved = {key: to_entry(saved[key], key, group, parameter) for key in saved if key in new}
         states.append({**new, **saved})
@@ -71,8 +81,10 @@ def load_burn_optimizer(
     return without
 
 
-def _new(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """The state that *optimizer* would give *parameter* at its first step."""
+def _initial_state(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: Tensor
+) -> dict[str, Any]:
+    """Return the state that *optimizer* creates for *parameter* at its first step."""
 
     def zeros() -> Tensor:
         return torch.zeros_like(parameter, requires_grad=False)
@@ -92,7 +104,7 @@ def _new(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: 
 
 
 def _ids(model_item: Tree) -> dict[str, str]:
-    """The id that a model's record gives the parameter at each path."""
+    """Return the id of the parameter at each path of a model's record."""
     found = iter_leaves(to_raw_tree(model_item))
     return {
         path.removesuffix(".id"): leaf

@@ -1,6 +1,7 @@
-"""What Burn's optimizers keep of one parameter, and where PyTorch's keep the same.
+"""The state of one parameter in Burn's optimizers, and its counterpart in PyTorch's.
 
-A form is Burn's state with the name of PyTorch's entry in each place; ``step`` is a number there.
+A *form* is Burn's state with the name of PyTorch's entry in the place of each value; its ``step`` is a
+number.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from stages.records.torch_modules.skeleton import Slot
 
 STEP = "step"
 AVERAGE = "avg"
-"""Of Burn's RMSProp: what the gradient is divided by, which PyTorch works out again each step."""
+"""The divisor of the gradient in Burn's RMSProp, which PyTorch computes at each step instead."""
 ADAM = {
     "momentum": {
         "time": STEP,
@@ -40,18 +41,21 @@ FORMS: tuple[tuple[type[torch.optim.Optimizer], Tree], ...] = (
     (torch.optim.Adagrad, ADA_GRAD),
 )
 EXACT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
-"""Types that full precision keeps bit for bit."""
+"""Dtypes that a record in full precision restores bit for bit."""
 
 
 def form_of(optimizer: torch.optim.Optimizer) -> Tree:
-    """Burn's form of *optimizer*'s state, None where Burn has no such optimizer."""
+    """Return Burn's form of *optimizer*'s state; None if Burn has no such optimizer."""
     plain = type(optimizer).state_dict is torch.optim.Optimizer.state_dict
     return next((form for kind, form in FORMS if plain and isinstance(optimizer, kind)), None)
 
 
 def record_state(form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: Slot) -> Tree:
-    """Burn's record of what *slot* shows of *parameter*'s *state*; None where that lacks what Burn needs."""
-    shown = {key: entry for key, entry in state.items() if _is_like(entry, parameter)}
+    """Return Burn's record of the part of *parameter*'s *state* at *slot*.
+
+    None if Burn needs more than it has.
+    """
+    entries = {key: entry for key, entry in state.items() if _is_like(entry, parameter)}
     shape = view_slot(slot, parameter).shape
 
     def leaf(key: str) -> Tree:
@@ -59,14 +63,14 @@ def record_state(form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: 
             return int(state[STEP])
         if key == AVERAGE:
             return lazy_tensor(
-                lambda: view_slot(slot, _average(shown)), shown["square_avg"].dtype, tuple(shape)
+                lambda: view_slot(slot, _average(entries)), entries["square_avg"].dtype, tuple(shape)
             )
-        return to_raw(view_slot(slot, shown[key]))
+        return to_raw(view_slot(slot, entries[key]))
 
-    names = {*shown, STEP} if STEP in state and _is_step_count(state[STEP]) else {*shown}
-    names |= {AVERAGE} if "square_avg" in shown else set()
+    names = {*entries, STEP} if STEP in state and _is_step_count(state[STEP]) else {*entries}
+    names |= {AVERAGE} if "square_avg" in entries else set()
     made = _build_record(form, leaf, names)
-    if made is None or not any(key in shown for key in keys(form)):
+    if made is None or not any(key in entries for key in keys(form)):
         return None
     return Variant("V1", 0, Variant(f"Rank{len(shape)}", len(shape), made))
 
@@ -74,9 +78,10 @@ def record_state(form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: 
 def exact_entries(
     form: Tree, state: Mapping[str, Any], parameter: Tensor, *, step: Tensor | None
 ) -> set[str]:
-    """The entries of *state* that a record in full precision brings back bit for bit.
+    """Return the names of the entries of *state* that a record in full precision restores bit for bit.
 
-    *step* is what the optimizer would count with, as the record has the number only.
+    *step* has the dtype, device and shape of the optimizer's counter, because the record stores the number
+    only.
     """
     names = {
         key for key in keys(form) if _is_like(state.get(key), parameter) and state[key].dtype in EXACT_DTYPES
@@ -89,27 +94,28 @@ def exact_entries(
     return names
 
 
-def read_state(form: Tree, nodes: list[tuple[Slot, Tree]], parameter: Tensor, where: str) -> dict[str, Any]:
-    """PyTorch's entries for *parameter* from Burn's states *nodes* of its slots; ``step`` is a number.
+def read_state(form: Tree, nodes: list[tuple[Slot, Tree]], parameter: Tensor, source: str) -> dict[str, Any]:
+    """Return PyTorch's entries for *parameter* from Burn's states *nodes* of its slots; ``step`` is a number.
 
-    Raises `RecordError`, which *where* begins, for states of another form or shape.
+    Raises:
+        RecordError: If a state has another structure or shape. The message starts with *source*.
     """
     entries: dict[str, list[tuple[Slot, RawTensor]]] = {}
-    made: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
     for slot, node in nodes:
-        for key, value in _read(form, _state(node, slot, where), where).items():
+        for key, value in _read(form, _state(node, slot, source), source).items():
             if key == STEP:
-                made[STEP] = value
+                loaded[STEP] = value
             else:
-                entries.setdefault(key, []).append((slot, _check_shape(value, slot, parameter, where)))
+                entries.setdefault(key, []).append((slot, _check_shape(value, slot, parameter, source)))
     for key, parts in entries.items():
         if len(parts) == len(nodes):
-            made[key] = torch.empty_like(parameter).copy_(join_slots(parts))
-    return made
+            loaded[key] = torch.empty_like(parameter).copy_(join_slots(parts))
+    return loaded
 
 
 def keys(form: Tree) -> set[str]:
-    """The names of PyTorch's entries in *form*."""
+    """Return the names of PyTorch's entries in *form*."""
     if isinstance(form, dict):
         return {key for inner in form.values() for key in keys(inner)}
     return keys(form.value) if isinstance(form, Some) else {form} - {AVERAGE}
@@ -126,16 +132,16 @@ def _build_record(form: Tree, leaf: Callable[[str], Tree], names: set[str]) -> T
     return None if lacking else made
 
 
-def _read(form: Tree, node: Tree, where: str) -> dict[str, Any]:
+def _read(form: Tree, node: Tree, source: str) -> dict[str, Any]:
     if isinstance(form, Some):
-        return {} if node is None else _read(form.value, node, where)
+        return {} if node is None else _read(form.value, node, source)
     if isinstance(form, dict):
         if not isinstance(node, dict):
-            raise RecordError(f"{where}: found {_describe(node)}, expected {', '.join(form)}")
+            raise RecordError(f"{source}: found {_describe(node)}, expected {', '.join(form)}")
         return {
             name: value
             for key, inner in form.items()
-            for name, value in _read(inner, node.get(key), f"{where}.{key}").items()
+            for name, value in _read(inner, node.get(key), f"{source}.{key}").items()
         }
     if form == AVERAGE:
         return {}
@@ -144,25 +150,25 @@ def _read(form: Tree, node: Tree, where: str) -> dict[str, Any]:
     if form == STEP or not isinstance(node, RawTensor):
         expected = "count" if form == STEP else "tensor"
         raise RecordError(
-            f"{where}: found {_describe(node)}, expected a {expected}. Check that the record is that of an "
+            f"{source}: found {_describe(node)}, expected a {expected}. Check that the record is that of an "
             "optimizer of the same class"
         )
     return {form: node}
 
 
-def _state(node: Tree, slot: Slot, where: str) -> Tree:
-    """What is in ``{"V1": {"Rank2": …}}``."""
+def _state(node: Tree, slot: Slot, source: str) -> Tree:
+    """Return the content of ``{"V1": {"Rank2": …}}``."""
     for expected in ("V1", "Rank"):
         if not isinstance(node, dict) or len(node) != 1 or not next(iter(node)).startswith(expected):
-            raise RecordError(f"{where}, {slot.id}: found {_describe(node)}, expected {expected}")
+            raise RecordError(f"{source}, {slot.id}: found {_describe(node)}, expected {expected}")
         node = next(iter(node.values()))
     return node
 
 
-def _check_shape(found: RawTensor, slot: Slot, parameter: Tensor, where: str) -> RawTensor:
+def _check_shape(found: RawTensor, slot: Slot, parameter: Tensor, source: str) -> RawTensor:
     expected = tuple(view_slot(slot, parameter).shape)
     if found.shape != expected:
-        raise RecordError(f"{where}, {slot.id}: found shape {list(found.shape)}, expected {list(expected)}")
+        raise RecordError(f"{source}, {slot.id}: found shape {list(found.shape)}, expected {list(expected)}")
     return found
 
 
@@ -171,7 +177,7 @@ def _is_like(entry: Any, parameter: Tensor) -> bool:
 
 
 def _is_step_count(count: Any) -> bool:
-    """Whether *count* is a number of steps that a record can have."""
+    """Return whether a record can hold *count* as a number of steps."""
     if isinstance(count, Tensor) and (count.numel() != 1 or count.is_complex()):
         return False
     return isinstance(count, Tensor | int | float) and float(count) >= 0 and float(count).is_integer()
@@ -183,7 +189,7 @@ def _average(state: Mapping[str, Tensor]) -> Tensor:
 
 
 def lazy_tensor(make: Callable[[], Tensor], dtype: torch.dtype, shape: tuple[int, ...]) -> RawTensor:
-    """Return the tensor that *make* computes when its bytes are asked for."""
+    """Return a tensor that calls *make* when its bytes are read."""
     return RawTensor(DTYPE_NAMES[dtype], shape, lambda: to_raw(make()).pieces())
 
 

@@ -47,29 +47,29 @@ def lbfgs_record(optimizer: torch.optim.LBFGS, module: nn.Module, skeleton: Tree
     }
 
 
-def read_lbfgs(optimizer: torch.optim.LBFGS, module: nn.Module, item: Tree, where: str) -> dict[str, Any]:
+def read_lbfgs(optimizer: torch.optim.LBFGS, module: nn.Module, item: Tree, source: str) -> dict[str, Any]:
     """Return PyTorch's state of the first parameter from Burn's ``LBFGSState`` *item*.
 
     Raises:
         RecordError: If *item* is the record of another optimizer or of another model's parameters. The
-            message starts with *where*.
+            message starts with *source*.
     """
     order = _Order.of(optimizer, module, None)
     if order is None:
         raise RecordError(
-            f"{where}: each parameter of L-BFGS must be in the record of the model exactly once. Start "
+            f"{source}: each parameter of L-BFGS must be in the record of the model exactly once. Start "
             "without the state of the optimizer"
         )
     fields = {"history_s", "history_y", "d", "t", "prev_flat_grad", "prev_loss", "g_iter"}
     if not isinstance(item, dict) or not {"history_s", "history_y", "g_iter"} <= item.keys() <= fields:
-        raise RecordError(f"{where}: expected L-BFGS's {', '.join(sorted(fields))}")
-    steps = [order.torch(vector, where) for vector in item["history_s"]]
-    differences = [order.torch(vector, where) for vector in item["history_y"]]
+        raise RecordError(f"{source}: expected L-BFGS's {', '.join(sorted(fields))}")
+    steps = [order.torch(vector, source) for vector in item["history_s"]]
+    differences = [order.torch(vector, source) for vector in item["history_y"]]
     if len(steps) != len(differences) or not isinstance(item["g_iter"], int):
-        raise RecordError(f"{where}: its history has {len(steps)} steps and {len(differences)} gradients")
+        raise RecordError(f"{source}: its history has {len(steps)} steps and {len(differences)} gradients")
     products = [y.dot(s) for y, s in zip(differences, steps, strict=True)]
     vectors = {name: item.get(name) for name in ("d", "prev_flat_grad")}
-    state = {name: None if flat is None else order.torch(flat, where) for name, flat in vectors.items()}
+    state = {name: None if flat is None else order.torch(flat, source) for name, flat in vectors.items()}
     return {
         **state,
         "t": item.get("t"),
@@ -121,10 +121,10 @@ class _Order:
         """Return PyTorch's vector *flat* in Burn's order."""
         return lazy_tensor(lambda: flat[self._from_torch.to(flat.device)], flat.dtype, tuple(flat.shape))
 
-    def torch(self, vector: Tree, where: str) -> Tensor:
+    def torch(self, vector: Tree, source: str) -> Tensor:
         """Return Burn's *vector* in PyTorch's order."""
         if not isinstance(vector, RawTensor) or vector.shape != self._from_torch.shape:
-            raise RecordError(f"{where}: expected vectors of {self._from_torch.numel()} elements")
+            raise RecordError(f"{source}: expected vectors of {self._from_torch.numel()} elements")
         like = self._parameters[0]
         flat = torch.empty(vector.shape, dtype=like.dtype, device=like.device)
         flat[self._from_torch.to(like.device)] = from_raw(vector).to(like.device, like.dtype)

@@ -50,14 +50,14 @@ def muon_record(optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: T
 
 
 def read_muon(
-    group: Mapping[str, Any], parameter: Tensor, nodes: list[tuple[Slot, Tree]], where: str
+    group: Mapping[str, Any], parameter: Tensor, nodes: list[tuple[Slot, Tree]], source: str
 ) -> dict[str, Any]:
     """Return PyTorch's state of *parameter* from Burn's states *nodes* of its slots.
 
     Raises:
-        RecordError: If a state has another structure or shape. The message starts with *where*.
+        RecordError: If a state has another structure or shape. The message starts with *source*.
     """
-    buffer = read_state(MUON, nodes, parameter, where)[BUFFER]
+    buffer = read_state(MUON, nodes, parameter, source)[BUFFER]
     return {BUFFER: buffer.mul_(1 - group["momentum"])}
 
 

@@ -1,4 +1,4 @@
-"""Burn's record of a torch optimizer, what it leaves out, and the way back."""
+"""Burn's record of a torch optimizer, the state that it leaves out, and the restoring of both."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,10 +25,18 @@ from stages.records.torch_optimizers.torch_state import (
 
 
 def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree = None) -> Tree:
-    """Return Burn's record of *optimizer*, a map from the ids of *module*'s parameters to their state.
+    """Return Burn's record of *optimizer*: a map from the ids of *module*'s parameters to their states.
 
-    L-BFGS has one state for all. None for an optimizer that Burn does not have. Parameters without state have
-    no entry; tied ones have one at each place. *skeleton* is the module's, if it is at hand.
+    L-BFGS has a single state for all parameters. Parameters without state have no entry; a tied parameter has
+    one for each of its slots.
+
+    Args:
+        optimizer: The optimizer to record.
+        module: The module whose parameters it trains.
+        skeleton: The skeleton of *module*, to save the time to build it.
+
+    Returns:
+        The record; None if Burn has no such optimizer.
     """
     form = form_of(optimizer)
     if form is None and isinstance(optimizer, torch.optim.LBFGS):
@@ -46,9 +54,13 @@ def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skelet
 
 
 def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) -> Tree:
-    """What an exact resume needs beside `optimizer_record`: the options, and every entry not held there.
+    """Return what an exact resume needs in addition to `optimizer_record`.
 
-    A tree of numbers, text and torch tensors. All of the ``state_dict`` for an optimizer Burn has not.
+    The result is a tree of numbers, text and torch tensors: the options, and each entry of the state that the
+    record does not restore bit for bit. For an optimizer that Burn lacks it is the complete ``state_dict``.
+
+    Raises:
+        RecordError: If the state holds an object that cannot be recorded.
     """
     name, form = type(optimizer).__name__, form_of(optimizer)
     if form is None:
@@ -71,9 +83,16 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item: Tree, rest: Tree) -> None:
-    """Give *optimizer* what `optimizer_record` and `optimizer_supplement` took, bit for bit.
+    """Restore *optimizer* from its `optimizer_record` and `optimizer_supplement`, bit for bit.
 
-    Raises `RecordError` where they are another optimizer's, and then nothing has changed.
+    Args:
+        optimizer: The optimizer to restore.
+        module: The module whose parameters it trains.
+        item: The record.
+        rest: The supplement.
+
+    Raises:
+        RecordError: If they are those of another optimizer; *optimizer* is then unchanged.
     """
     _check(optimizer, rest)
     form = form_of(optimizer)
@@ -102,7 +121,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item:
 def _exact_names(
     form: Tree, entries: Mapping[str, Any], parameter: Tensor, slots: Sequence[Slot], *, step: Tensor
 ) -> set[str]:
-    """The entries that the record brings back, which may be none."""
+    """Return the names of the entries that the record restores bit for bit, possibly none."""
     if not slots or record_state(form, entries, parameter, slots[0]) is None:
         return set()
     return exact_entries(form, entries, parameter, step=step)
@@ -113,15 +132,17 @@ def _check(optimizer: torch.optim.Optimizer, rest: Tree) -> None:
     if not isinstance(rest, dict) or rest.get("optimizer") != name:
         other = rest.get("optimizer") if isinstance(rest, dict) else rest
         raise RecordError(
-            f"the state is one of {other}, the optimizer a {name}: take the one it was saved from"
+            f"the saved state is that of {other}, and the optimizer is a {name}. Use the saved optimizer"
         )
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if "sizes" in rest and list(rest["sizes"]) != sizes:
-        raise RecordError(f"the state has groups of {rest['sizes']} parameters, the optimizer of {sizes}")
+        raise RecordError(
+            f"the saved state has groups of {rest['sizes']} parameters, the optimizer has {sizes}"
+        )
 
 
 def _merge_options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The options *saved*; a list where *group* has a tuple, which files do not know, is one again."""
+    """Return the options *saved*, with tuples where *group* has tuples, because files store them as lists."""
     return {
         key: tuple(value) if isinstance(group.get(key), tuple) and isinstance(value, list) else _copy(value)
         for key, value in saved.items()
@@ -133,20 +154,20 @@ def _copy(value: Any) -> Any:
 
 
 def _load_state_dict(optimizer: torch.optim.Optimizer, saved: Tree) -> None:
-    """Load a whole ``state_dict`` whose keys became text and whose tuples became lists."""
+    """Load a complete ``state_dict``, whose integer keys are stored as text and whose tuples as lists."""
     state, groups = saved.get("state", {}), saved.get("param_groups", [])
     state = {int(key) if key.isdigit() else key: entry for key, entry in state.items()}
     groups = [_merge_options(now, then) for now, then in zip(optimizer.param_groups, groups, strict=False)]
     try:
         optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"the state is not one of this {type(optimizer).__name__}: {error}") from error
+        raise RecordError(f"the saved state does not fit this {type(optimizer).__name__}: {error}") from error
     for index, parameter in enumerate(parameters_of(optimizer)):
         _undo_casts(optimizer.state.get(parameter, {}), state.get(index, {}))
 
 
 def _undo_casts(loaded: Any, saved: Tree) -> None:
-    """Take back the bits of what torch, on loading, cast to its parameter's type."""
+    """Restore the dtypes of the entries that torch cast to the parameter's dtype when it loaded them."""
     for key, entry in saved.items() if isinstance(saved, dict) else ():
         now = loaded.get(key)
         if isinstance(entry, Tensor) and isinstance(now, Tensor) and now.dtype != entry.dtype:
@@ -154,17 +175,17 @@ def _undo_casts(loaded: Any, saved: Tree) -> None:
 
 
 def _with_text_keys(node: Any, path: str) -> Tree:
-    """*node* with text for keys that are whole numbers, and lists for tuples."""
+    """Return *node* with text in place of integer keys and lists in place of tuples."""
     if isinstance(node, dict):
         return {_text_key(key, path): _with_text_keys(value, f"{path}.{key}") for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [_with_text_keys(value, f"{path}.{key}") for key, value in enumerate(node)]
     if node is None or isinstance(node, bool | int | float | str | bytes | Tensor):
         return node
-    raise RecordError(f"the optimizer's {path} is a {type(node).__name__}, which cannot be recorded")
+    raise RecordError(f"cannot record the optimizer's {path}: found the type {type(node).__name__}")
 
 
 def _text_key(key: Any, path: str) -> str:
     if isinstance(key, str | int) and not isinstance(key, bool):
         return str(key)
-    raise RecordError(f"the optimizer's {path} has the key {key!r}, which is no text")
+    raise RecordError(f"cannot record the optimizer's {path}: found the key {key!r}, expected text")

@@ -1,4 +1,4 @@
-"""A torch optimizer's parameters, where they stand in a module's record, and the state it keeps of each."""
+"""A torch optimizer's parameters, their slots in a module's record, and their state."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,11 +12,11 @@ from stages.records.torch_modules.skeleton import Slot, slots
 from stages.records.torch_optimizers.burn_state import STEP
 
 Options = dict[str, Any]
-"""Of one group: learning rate, betas and the like."""
+"""The options of a parameter group: learning rate, betas and so on."""
 
 
 def slots_by_parameter(module: nn.Module, skeleton: Tree) -> dict[int, list[Slot]]:
-    """The slots of each parameter, by its identity."""
+    """Return the slots of each parameter, by the ``id`` of its tensor."""
     by_name: dict[str, list[Slot]] = {}
     for _, slot in slots(skeleton_of(module) if skeleton is None else skeleton):
         by_name.setdefault(slot.name, []).append(slot)
@@ -29,24 +29,24 @@ def slots_by_parameter(module: nn.Module, skeleton: Tree) -> dict[int, list[Slot
 def members(
     optimizer: torch.optim.Optimizer, groups: list[Options] | None = None
 ) -> Iterator[tuple[Options, Tensor]]:
-    """Each parameter with its group's options, those of *groups* where given."""
+    """Yield each parameter with the options of its group, from *groups* if that is not None."""
     for place, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             yield (groups[place] if groups else group), parameter
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Every parameter, in the order of the ``state_dict``."""
+    """Return an iterator over the parameters, in the order of the ``state_dict``."""
     return (parameter for _, parameter in members(optimizer))
 
 
 def options_of(group: Mapping[str, Any]) -> Options:
-    """What *group* says beside its parameters."""
+    """Return the entries of *group* other than its parameters."""
     return {key: value for key, value in group.items() if key != "params"}
 
 
 def new_step(value: float, group: Mapping[str, Any], parameter: Tensor) -> Tensor:
-    """The ``step`` of a new optimizer of torch's, at *value*."""
+    """Return the counter of a new torch optimizer, with *value*."""
     on_device = bool(group.get("capturable") or group.get("fused"))
     wide = torch.get_default_dtype() == torch.float64 and not group.get("fused")
     dtype = torch.float64 if wide else torch.float32
@@ -54,19 +54,19 @@ def new_step(value: float, group: Mapping[str, Any], parameter: Tensor) -> Tenso
 
 
 def to_entry(entry: Any, key: str, group: Mapping[str, Any], parameter: Tensor) -> Any:
-    """*entry* where, and as what, an optimizer keeps it; a copy of its own."""
+    """Return a copy of *entry* with the device, dtype and strides with which an optimizer keeps it."""
     if key == STEP and isinstance(entry, int):
         return new_step(entry, group, parameter)
     if not isinstance(entry, Tensor):
         return entry
     device = new_step(0, group, parameter).device if key == STEP else parameter.device
-    if entry.shape == parameter.shape:  # in the parameter's order in memory, as torch makes it
+    if entry.shape == parameter.shape:  # with the parameter's strides, as torch creates it
         return torch.empty_like(parameter, dtype=entry.dtype, requires_grad=False).copy_(entry)
     return entry.detach().to(device, copy=True)
 
 
 def assign(optimizer: torch.optim.Optimizer, groups: list[Options], states: list[dict[str, Any]]) -> None:
-    """Give *optimizer* the options *groups* and, one for each parameter, the *states*."""
+    """Set the options of *optimizer* to *groups*, and the state of each parameter to one of *states*."""
     for group, options in zip(optimizer.param_groups, groups, strict=True):
         group.update(options)
     for (_, parameter), state in zip(members(optimizer), states, strict=True):
