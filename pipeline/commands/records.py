@@ -108,7 +108,7 @@ def convert(
     limit: Limit = None,
 ) -> None:
     """Convert a record to another format or precision."""
-    from stages.records.formats import format_of, read, write
+    from stages.records.formats import find_format, read, write
     from stages.records.tools.conversion import PRECISIONS, add_types, convert_record, find_lossy_tensors
 
     before = find_format(source)
