@@ -24,6 +24,9 @@ def run() -> None:
 
 def run_stages(report: "Callable[[str, Outcome], None]") -> None:
     """Run the stages that are out of date in the workspace, and pass the outcome of each to *report*."""
+    from pipeline.engine.edit_guard import record_loaded_sources
+
+    record_loaded_sources()
     from pipeline.check import check_params
     from pipeline.engine.lock import project_lock
     from pipeline.engine.watchdog import fork_watchdog
@@ -37,9 +40,10 @@ def run_stages(report: "Callable[[str, Outcome], None]") -> None:
     with project_lock():
         fork_watchdog(os.getpid())
         if is_recorded:
-            from pipeline.flows.recording import run_flow
+            from pipeline.flows.flow import called_from_command_line, learner
 
-            run_flow(report)
+            with called_from_command_line(report):
+                learner(experiment=False)
         else:
             from pipeline.engine.reproduce import reproduce
             from pipeline.stage_registry import VERSIONS

@@ -20,6 +20,9 @@ def stage(
 
     Example: learner stage fit
     """
+    from pipeline.engine.edit_guard import record_loaded_sources
+
+    record_loaded_sources()
     from pipeline.engine.lock import project_lock
     from pipeline.engine.params_journal import restore_params
     from pipeline.engine.process_tree import (
@@ -63,9 +66,8 @@ def _run_stage(name: str, dvc: int | None) -> None:
 
     if name in VERSIONS and prefect_api.is_stage_recorded(dvc, print_warning):
         os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
-        from pipeline.flows.membership import join_flow_run
         from pipeline.flows.server_outage import explain_api_errors
-        from pipeline.flows.task_run import run_recorded
+        from pipeline.flows.task_run import join_flow_run, run_recorded
         from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 
         hide_expected_tracebacks()

@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 from dvc.api import DVCFileSystem
 from dvc.output import Output
 from dvc.repo import Repo
 from dvc.schema import COMPILED_LOCK_FILE_STAGE_SCHEMA
-from dvc.stage import Stage
 from dvc.stage import cache as run_cache
 from dvc.utils.serialize import YAMLFileCorruptedError, load_yaml
 from voluptuous import Invalid
@@ -31,42 +29,6 @@ DIRECTORY_SUFFIX = ".dir"
 """Ending of the hash of a directory, which is that of the list of its files."""
 OBJECTS = "md5"
 _OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")
-
-_outs_cached = Stage.outs_cached
-_commit = Output.commit
-_load_cache = run_cache.StageCache._load_cache  # noqa: SLF001
-
-
-def verify_restores() -> None:
-    """Make DVC in this process read the content of cached outputs before it restores or reuses them.
-
-    Replaces `dvc.stage.Stage.outs_cached` and `dvc.stage.cache.StageCache._load_cache`, which DVC calls
-    before it restores a stage from the run-cache, and `dvc.output.Output.commit`, which skips cached files.
-    A second call has no effect.
-    """
-    Stage.outs_cached = _verified_outs_cached
-    Output.commit = _verified_commit
-    run_cache.StageCache._load_cache = _load_verified_cache  # noqa: SLF001
-
-
-def _verified_outs_cached(stage: Any) -> bool:
-    for output in stage.outs:
-        remove_damaged_output(output)
-    return bool(_outs_cached(stage))
-
-
-def _verified_commit(output: Output, *given: Any, **named: Any) -> None:
-    remove_damaged_output(output)
-    _commit(output, *given, **named)
-
-
-def _load_verified_cache(cache: Any, key: str, value: str) -> Any:
-    entry = Path(cache.cache_dir, key[:2], key, value)
-    if value.endswith(".tmp"):  # of another DVC, which writes it now or was killed
-        return None
-    if entry.exists() and is_damaged_entry(entry):
-        _remove(entry)
-    return _load_cache(cache, key, value)
 
 
 def remove_damaged_outputs(root: Path) -> None:
@@ -118,7 +80,7 @@ def remove_if_damaged(cache: Path, oid: str) -> None:
     """Remove the object *oid* from *cache* if its content does not have that hash."""
     place = object_path(cache, oid)
     if place.exists() and is_damaged(place, oid):
-        _remove(place)
+        remove_from_cache(place)
 
 
 def is_damaged(place: Path, oid: str) -> bool:
@@ -157,7 +119,8 @@ def find_damaged_files(root: Path) -> Iterator[Path]:
             yield entry
 
 
-def _remove(place: Path) -> None:
+def remove_from_cache(place: Path) -> None:
+    """Remove the damaged cached file *place*, with a warning on standard error."""
     sys.stderr.write(f"warning: removed {place} from DVC's cache: its content was damaged\n")
     with suppress(FileNotFoundError):
         place.unlink()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dvc.cli import main as dvc
 
-from pipeline.engine.cache_content import verify_restores
+from pipeline.engine import dvc_patches
 from pipeline.engine.process_tree import terminate_with_parent
 from stages.contracts.errors import StageFailedError
 
@@ -91,7 +91,7 @@ def _stop(child: "subprocess.Popen[str]") -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run ``dvc`` with all *arguments* but the first, the pid of the parent, and exit when that exits."""
     terminate_with_parent(int(arguments[0]))
-    verify_restores()
+    dvc_patches.apply()
     return int(dvc(list(arguments[1:])))
 
 

@@ -3,6 +3,7 @@
 DVC reads params and dependencies once more when a stage has ended, and records those.
 """
 
+import functools
 import hashlib
 import os
 import sys
@@ -65,8 +66,16 @@ class LoadedSources(MetaPathFinder):
         return False
 
 
-_loaded = LoadedSources()  # here, since what is loaded before cannot be compared later
-sys.meta_path.insert(0, _loaded)
+@functools.cache
+def record_loaded_sources() -> LoadedSources:
+    """Record the content of each module of the current folder when this process loads it, from now on.
+
+    Call this as early as possible: of a module that is loaded before, the content at the time of the call is
+    recorded. A second call has no effect.
+    """
+    sources = LoadedSources()
+    sys.meta_path.insert(0, sources)
+    return sources
 
 
 def check_unchanged(before: Snapshot) -> None:
@@ -88,9 +97,10 @@ def check_loaded(before: Snapshot, version: str) -> None:
     be so old.
     """
     key = f"stages/{before.stage.replace('-', '_')}.py: VERSION"
+    loaded = record_loaded_sources()
     stale = [
         *([key] if before.params.get(key, version) != version else []),
-        *(str(path) for path, state in before.files.items() if _loaded.is_stale(path, state.digest)),
+        *(str(path) for path, state in before.files.items() if loaded.is_stale(path, state.digest)),
     ]
     if stale:
         raise StageError(

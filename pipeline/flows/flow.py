@@ -1,57 +1,271 @@
-"""The flow: the five tasks in order, each through DVC in this process."""
+"""The flow ``learner``: the five tasks in order, for the command line, schedules and work pools.
 
-import time
-from collections.abc import Callable, Iterable
+`learner run` calls it in its own process, in which it holds the project lock (`run_from_command_line`).
+Prefect calls it in a process that it starts for one run of a deployment (`pipeline.flows.deployment`).
+"""
 
-from prefect import flow
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
 
+import httpx
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+from prefect import State, flow, get_run_logger
+from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+from prefect.runtime import deployment
+from prefect.states import Failed
+from pydantic import Field, PositiveFloat
+
+from pipeline.engine.lock import project_lock
+from pipeline.engine.params_journal import edit_params, restore_idle_params, restore_params
 from pipeline.engine.reproduce import Outcome, reproduce
+from pipeline.engine.watchdog import start_watchdog
+from pipeline.flows.artifacts import Artifacts
+from pipeline.flows.isolation import Experiment, run_experiment
+from pipeline.flows.push import check_remotes, push_results
+from pipeline.flows.results import Results, read_results
+from pipeline.flows.run_page import slug, write_artifacts
 from pipeline.flows.run_registry import register_this_run
+from pipeline.flows.server_outage import (
+    exit_if_unreachable,
+    explain_api_errors,
+    outage_message,
+    outage_seconds,
+)
 from pipeline.flows.task_run import run_recorded
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
-from pipeline.stage_registry import VERSIONS
-
-LEAST_SECONDS = 0.01
-"""Prefect takes a timeout of 0 for no timeout."""
-
-ROUNDING_SECONDS = 0.1
+from pipeline.flows.timeouts import deadline_after, has_passed, read_seconds, seconds_left
+from pipeline.params_edit import overridden
+from pipeline.stage_registry import VERSIONS, version_of
+from stages.contracts.errors import StageError, StageFailedError
 
 Report = Callable[[str, Outcome], None]
 
+RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+"""Environment variable that Prefect sets in a process that it starts for one run."""
+WAIT_VARIABLE = "LEARNER_WAIT_SECONDS"
+WAIT_SECONDS = 3600.0
+"""Default time limit of a run in the workspace for acquiring the project lock."""
+REPRODUCE = partial(reproduce, run=run_recorded)
+"""Brings a stage up to date through DVC, and shows it as the task run in progress if it must run."""
+NO_ITEMS: list[str] = []
 
-@flow(name="learner", validate_parameters=False)
-def learner_flow(report: Report, through: Callable[[], None]) -> None:
-    """Bring every stage up to date; *report* hears of each one's outcome, *through* is called at the end."""
+Overrides = Annotated[
+    list[str], Field(description="Params as for `dvc exp run -S`, for example fit.num_epochs=30")
+]
+IsExperiment = Annotated[
+    bool,
+    Field(description="As an isolated, named experiment that leaves the workspace unchanged; else in it"),
+]
+IsPushed = Annotated[bool, Field(description="Push the cache, and the experiment, to the remotes")]
+Targets = Annotated[
+    list[str], Field(description="Stages to bring up to date, with what they need; none means all")
+]
+Timeout = Annotated[
+    PositiveFloat | None, Field(description="Save and stop after this many seconds; the next run resumes")
+]
+
+
+@flow(name="learner", persist_result=False)
+def learner(
+    overrides: Overrides = NO_ITEMS,
+    *,
+    experiment: IsExperiment = True,
+    push: IsPushed = False,
+    targets: Targets = NO_ITEMS,
+    timeout_seconds: Timeout = None,
+) -> State[TimeoutError] | None:
+    """Train: the five stages through DVC, in the workspace of the deployment or in a copy of it."""
+    request = _Request(overrides, targets, deadline_after(timeout_seconds))
     hide_expected_tracebacks()
     register_this_run()
-    try:
-        bring_up_to_date(VERSIONS, report)
-    finally:
-        through()
-
-
-def bring_up_to_date(names: Iterable[str], report: Report, deadline: float | None = None) -> None:
-    """Bring the stages *names* up to date, within a flow run.
-
-    The tasks are called, not submitted, because a task in a thread of its own receives no signal. One that is
-    in progress at *deadline*, on the monotonic clock, saves. Raises `TimeoutError` with its name then.
-    """
-
-    def door(name: str) -> Outcome:
-        outcome = reproduce(name, run=run_recorded)
-        report(name, outcome)
-        return outcome
-
-    for name in names:
-        left = None if deadline is None else max(LEAST_SECONDS, round(deadline - time.monotonic(), 1))
+    with ExitStack() as stack:
+        stack.callback(_plan_exit())
         try:
-            TASKS[name].with_options(timeout_seconds=left)(door)
+            if _command_line.get() is None:
+                _prepare(request, experiment=experiment, push=push)
+            name = _name_experiment() if experiment else None
+            if name:
+                results = _run_experiment(request, name)
+            else:
+                with _workspace(request) as workspace:
+                    for stage in select_stages(targets):
+                        with _explain_timeout(stage, request.deadline):
+                            task = TASKS[stage].with_options(timeout_seconds=seconds_left(request.deadline))
+                            outcome = task(REPRODUCE).result()  # not submitted: threads receive no signal
+                        workspace.report(stage, outcome)
+                    results = workspace.read_results()
+            _publish(results, name, push=push)
         except TimeoutError as error:
-            if not is_over(deadline):
+            if not has_passed(request.deadline):
                 raise
-            raise TimeoutError(f"{name} was interrupted") from error
+            return _build_timeout_state(error, timeout_seconds)
+    return None
 
 
-def is_over(deadline: float | None) -> bool:
-    """Return whether *deadline*, on the monotonic clock, has passed: user code raises `TimeoutError` too."""
-    return deadline is not None and time.monotonic() >= deadline - ROUNDING_SECONDS
+@dataclass(frozen=True)
+class _Request:
+    """The params and stages of one run."""
+
+    overrides: Sequence[str]
+    targets: Sequence[str]
+    deadline: float | None
+    """On the monotonic clock."""
+
+
+@dataclass(frozen=True)
+class _CommandLine:
+    """The command that called the flow: it holds the project lock, and has started the watchdog."""
+
+    report: Report
+    outage_seconds: float
+    has_returned: threading.Event
+
+
+@dataclass(frozen=True)
+class _Workspace:
+    """The workspace of a run, which no other run uses."""
+
+    report: Report
+    read_results: Callable[[], Results | None]
+
+
+_command_line: ContextVar[_CommandLine | None] = ContextVar("command_line", default=None)
+
+
+@contextmanager
+def called_from_command_line(report: Report) -> Iterator[None]:
+    """Let a command that holds the project lock call `learner` in the block, for the workspace.
+
+    *report* receives the outcome of each stage. Raises `StageError` if the server goes away or refuses the
+    flow; the process then exits within `outage_seconds`.
+    """
+    command_line = _CommandLine(report, outage_seconds(), threading.Event())
+    token = _command_line.set(command_line)
+    try:
+        with explain_api_errors():
+            yield
+    except httpx.TransportError as error:
+        raise StageError(outage_message()) from error
+    finally:
+        command_line.has_returned.set()
+        _command_line.reset(token)
+
+
+def select_stages(targets: Sequence[str]) -> list[str]:
+    """Return *targets* and the stages that they depend on, in order; all stages if there are no targets.
+
+    Raises `ParamsError` for a name that no stage has.
+    """
+    for name in targets:
+        version_of(name)
+    if not targets:
+        return list(VERSIONS)
+    try:
+        with Repo() as repo:
+            graph = repo.index.graph
+            selected = [each for each in graph if getattr(each, "name", None) in targets]
+            for each in selected:  # an edge leads from a stage to a dependency of it
+                selected += [dependency for dependency in graph[each] if dependency not in selected]
+            names = {each.name for each in selected}
+    except DvcException as error:
+        raise StageFailedError(str(error)) from error
+    return [name for name in VERSIONS if name in names]
+
+
+def _plan_exit() -> Callable[[], None]:
+    """Return the function to call after the stages, which bounds the wait for an unreachable server.
+
+    It has no effect in a process that does other work than this run.
+    """
+    command_line = _command_line.get()
+    if command_line:
+        return partial(exit_if_unreachable, command_line.has_returned, command_line.outage_seconds)
+    if RUN_VARIABLE in os.environ:
+        return partial(exit_if_unreachable, threading.Event(), outage_seconds())
+    return lambda: None
+
+
+def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
+    """Prepare the project and check *request*. Raises `ParamsError` and `StageError` if it cannot succeed."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
+    restore_idle_params(get_run_logger().warning)
+    overridden(request.overrides)
+    select_stages(request.targets)
+    if push:
+        check_remotes(experiment=experiment)
+
+
+@contextmanager
+def _workspace(request: _Request) -> Iterator[_Workspace]:
+    """Hold the project lock in the block, with the overrides of *request* in params.yaml."""
+    if command_line := _command_line.get():
+        yield _Workspace(command_line.report, lambda: None)
+        return
+    logger = get_run_logger()
+    left = seconds_left(request.deadline)
+    wait_seconds = read_seconds(WAIT_VARIABLE, WAIT_SECONDS)
+    start_watchdog(os.getpid())
+    with project_lock(timeout_seconds=wait_seconds if left is None else min(wait_seconds, left)):
+        restore_params(logger.warning)  # again, because a run may have been killed while this one waited
+        with edit_params(overridden(request.overrides)) if request.overrides else nullcontext():
+            yield _Workspace(lambda name, outcome: logger.info("%s: %s", name, outcome), read_results)
+
+
+@contextmanager
+def _explain_timeout(stage: str, deadline: float | None) -> Iterator[None]:
+    """Raise a `TimeoutError` that names *stage* if the block is interrupted at *deadline*."""
+    try:
+        yield
+    except TimeoutError as error:
+        if not has_passed(deadline):
+            raise
+        raise TimeoutError(f"{stage} was interrupted") from error
+
+
+def _run_experiment(request: _Request, name: str) -> Results | None:
+    run = Experiment(name, request.overrides, request.targets)
+    run_experiment(run, get_run_logger(), flow_run=str(_this_run().id), deadline=request.deadline)
+    return read_results(name)
+
+
+def _name_experiment() -> str:
+    run = _this_run()
+    return f"{slug(_title())}-{slug(run.name)}-{str(run.id)[-6:]}"
+
+
+def _publish(results: Results | None, experiment: str | None, *, push: bool) -> None:
+    """Write the artifacts of the run, and push its outputs if *push*."""
+    if results:
+        write_artifacts(results, _this_run(), Artifacts.of_this_run(get_run_logger()), _title())
+    if push:
+        push_results(experiment, get_run_logger().info)
+
+
+def _title() -> str:
+    return str(deployment.name or "learner")
+
+
+def _this_run() -> FlowRun:
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        raise StageError("the flow has no flow run. Call the flow `learner`, not its function")
+    return context.flow_run
+
+
+def _build_timeout_state(error: TimeoutError, timeout_seconds: float | None) -> State[TimeoutError]:
+    message = (
+        f"timed out after {timeout_seconds:g} s (timeout_seconds): {error}. Finished stages and "
+        "training progress are kept. Run the deployment again with the same params to resume"
+    )
+    return Failed(name="TimedOut", message=message, data=TimeoutError(message))

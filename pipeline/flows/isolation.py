@@ -23,7 +23,7 @@ from pipeline.engine.project_copy import (
     temporary_copy,
     wait_until_unused,
 )
-from pipeline.flows.membership import FLOW_RUN
+from pipeline.flows.prefect_api import FLOW_RUN
 from stages.runs.lock import held
 
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")

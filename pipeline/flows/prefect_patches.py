@@ -1,25 +1,115 @@
-"""A run of a deployment goes on where its place in the deployment's limit cannot be renewed.
+"""The private names of Prefect that this project replaces, and the functions that replace them.
 
-Prefect's engine renews it all the time, and ends the run where nobody answers for some minutes. For that one
-name of Prefect is replaced (`prefect.flow_engine.maintain_concurrency_lease`). The server gives the place to
-another run then, which in this workspace waits for the lock of the project.
+`apply` checks the names and replaces them in this process. Nothing is replaced by an import of this module.
+
+* The lease keeper. A run of a deployment renews its slot in the deployment's concurrency limit, and Prefect
+  ends the run if the server does not respond for some minutes. With the replacement the run continues with a
+  warning. The server then gives the slot to another run, which waits for the project lock.
+* The commit of a cancellation. Prefect's runner announces it before it sends SIGTERM, and the run accepts it
+  only if Prefect's own handler of SIGTERM is installed. A stage installs a handler that defers the signal.
+  Without the replacement the run reports itself as Crashed, and not as Cancelled.
+* The poll of the runner. Prefect's runner gives up after some minutes without a server, and ends the runs in
+  progress. With the replacement a failed poll is skipped.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import functools
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 from uuid import UUID
 
+import httpx
 import prefect.flow_engine
+from prefect._internal import control_listener
+from prefect.runner._scheduled_run_poller import ScheduledRunPoller
 
-NAME = "maintain_concurrency_lease"
-_maintain: Callable[..., AbstractContextManager[None]] = getattr(prefect.flow_engine, NAME)
+from pipeline.engine.signals import DeferredSignals
+from stages.contracts.patches import Patch, check_patches, find_problems
+
+SUPPORTED = ">=3.8.8,<3.10"
+LEASE_KEEPER = "maintain_concurrency_lease"
+COMMIT = "commit_control_intent_and_ack"
+POLL = "_get_and_submit_flow_runs"
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        f"prefect.flow_engine:{LEASE_KEEPER}",
+        "Prefect ends a run if its concurrency slot cannot be renewed, and has no setting to let it continue",
+        "(lease_id, lease_duration, raise_on_lease_renewal_failure=False, suppress_warnings=False)",
+        SUPPORTED,
+    ),
+    Patch(
+        f"prefect._internal.control_listener:{COMMIT}",
+        "Prefect accepts a cancellation only while its own handler of SIGTERM is installed",
+        "(commit_intent, clear_intent, send_ack, trigger_cancel=None)",
+        SUPPORTED,
+    ),
+    Patch(
+        f"prefect.runner._scheduled_run_poller:ScheduledRunPoller.{POLL}",
+        "Prefect's runner exits, and ends its runs, if the server does not respond for some minutes",
+        "(self, task_group=None)",
+        SUPPORTED,
+    ),
+)
 
 
-def _maintain_or_go_on(lease: UUID, seconds: float, **options: Any) -> AbstractContextManager[None]:
-    return _maintain(lease, seconds, **(options | {"raise_on_lease_renewal_failure": False}))
+def problems() -> list[str]:
+    """Return one line for each name in `PATCHES` that Prefect lacks or has with other parameters."""
+    return find_problems(PATCHES)
 
 
-def outlive_the_lease() -> None:
-    """Have flow runs of this process go on without their place, with a warning."""
-    setattr(prefect.flow_engine, NAME, _maintain_or_go_on)
+@functools.cache
+def apply() -> None:
+    """Replace the names in `PATCHES` in this process; a second call has no effect.
+
+    Raises `StageError` if a name does not match the installed Prefect. Then nothing is replaced.
+    """
+    check_patches(PATCHES)
+    setattr(
+        prefect.flow_engine, LEASE_KEEPER, _continue_without_lease(getattr(prefect.flow_engine, LEASE_KEEPER))
+    )
+    setattr(control_listener, COMMIT, _commit_while_deferred(getattr(control_listener, COMMIT)))
+    setattr(ScheduledRunPoller, POLL, _skip_failed_poll(getattr(ScheduledRunPoller, POLL)))
+
+
+def _continue_without_lease(
+    original: Callable[..., AbstractContextManager[None]],
+) -> Callable[..., AbstractContextManager[None]]:
+    @functools.wraps(original)
+    def maintain(lease: UUID, seconds: float, **options: Any) -> AbstractContextManager[None]:
+        return original(lease, seconds, **(options | {"raise_on_lease_renewal_failure": False}))
+
+    return maintain
+
+
+def _commit_while_deferred(original: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(original)
+    def commit(
+        commit_intent: Callable[[], None],
+        clear_intent: Callable[[], None],
+        send_ack: Callable[[], None],
+        trigger_cancel: Callable[[], None] | None = None,
+    ) -> bool:
+        handler: Any = signal.getsignal(signal.SIGTERM)
+        if not isinstance(getattr(handler, "__self__", None), DeferredSignals):
+            return original(commit_intent, clear_intent, send_ack, trigger_cancel)
+        commit_intent()  # as Prefect does if its own handler is installed
+        try:
+            send_ack()
+        except OSError:
+            clear_intent()
+            return False
+        return True
+
+    return commit
+
+
+def _skip_failed_poll(
+    original: Callable[..., Coroutine[Any, Any, None]],
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    @functools.wraps(original)
+    async def poll(poller: ScheduledRunPoller, *arguments: Any, **options: Any) -> None:
+        with suppress(httpx.TransportError):
+            await original(poller, *arguments, **options)
+
+    return poll

@@ -2,6 +2,7 @@
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,10 +11,10 @@ from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
+from pipeline import plot_images
 from pipeline.flows.artifacts import API_ERRORS, Artifacts, short_timeout_client
-from pipeline.flows.curves_image import curves_url
 from pipeline.flows.results import Results
-from pipeline.plot_images import EXTRA
+from stages.contracts.history import History
 from stages.learner.summary import summary_rows
 
 MAX_PREVIOUS_RUNS = 20
@@ -48,14 +49,48 @@ def write_artifacts(results: Results, run: FlowRun, artifacts: Artifacts, title:
 def write_curves(results: Results, artifacts: Artifacts, key: str) -> None:
     """Write an image of the curves; one that cannot be drawn is a warning."""
     try:
-        url = curves_url(results.history)
+        url = _curves_url(results.history)
     except Exception as error:  # noqa: BLE001  no picture may cost the run that it shows
         artifacts.logger.warning("the image of the curves cannot be drawn: %r", error)
         return
     if url:
         artifacts.create("image", key, url, "The curves, epoch by epoch")
     else:
-        artifacts.logger.info("no image of the curves: %s brings it", EXTRA)
+        artifacts.logger.info("no image of the curves: %s brings it", plot_images.EXTRA)
+
+
+def _curves_url(history: History) -> str | None:
+    """Return the curve of each metric on both splits as a PNG in a ``data:`` URL; None without vl-convert."""
+    if not plot_images.is_available():
+        return None
+    png = plot_images.png(_curves_specification(history), scale=1.5)
+    return f"data:image/png;base64,{b64encode(png).decode()}"
+
+
+def _curves_specification(history: History) -> dict[str, Any]:
+    """Return a Vega-Lite specification with a panel for each metric."""
+    rows = [
+        {"epoch": each.epoch, "metric": each.metric, "split": str(each.split), "value": each.value}
+        for each in history
+    ]
+    panel = {
+        "width": 320,
+        "height": 200,
+        "mark": {"type": "line", "point": True},
+        "encoding": {
+            "x": {"field": "epoch", "type": "quantitative", "axis": {"tickMinStep": 1}},
+            "y": {"field": "value", "type": "quantitative", "title": None, "scale": {"zero": False}},
+            "color": {"field": "split", "type": "nominal", "title": None},
+        },
+    }
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "data": {"values": rows},
+        "facet": {"field": "metric", "type": "nominal", "title": None},
+        "columns": 2,
+        "spec": panel,
+        "resolve": {"scale": {"y": "independent"}},
+    }
 
 
 def _summary(results: Results) -> Iterator[dict[str, Any]]:

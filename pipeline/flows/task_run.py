@@ -1,14 +1,22 @@
 """The body of a stage within a Prefect task run: lines logged, progress shown, GPUs claimed."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from io import TextIOBase
 from logging import Logger, LoggerAdapter
 from typing import TYPE_CHECKING
+from uuid import UUID
 
+import httpx
 from prefect import get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.results import get_result_store
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from pipeline.engine.stage_run import run_stage
+from pipeline.flows import prefect_api
 from pipeline.flows.gpu_limit import gpu_slots
 from pipeline.flows.progress import ProgressRenderer
 from stages.contracts.events import Renderer
@@ -61,3 +69,30 @@ def run_recorded(name: str, renderer: Renderer | None = None) -> None:
             shown = ProgressRenderer.of_this_run(logger)
             renderer = Renderers([each for each in (LogRenderer(logger), shown, renderer) if each])
         run_stage(name, renderer)
+
+
+@contextmanager
+def join_flow_run() -> Iterator[bool]:
+    """The tasks called in the block are those of the flow run that the environment names, if it names one.
+
+    What the block is given is False where the server of that flow run has gone: then it must do without.
+    """
+    name = os.environ.get(prefect_api.FLOW_RUN)
+    if not name:
+        yield True
+        return
+    client = get_client(sync_client=True)
+    try:
+        flow_run = client.read_flow_run(UUID(name))
+    except httpx.TransportError:
+        yield False
+        return
+    context = FlowRunContext(
+        flow_run=flow_run,
+        client=client,
+        task_runner=ThreadPoolTaskRunner(),
+        result_store=get_result_store(),
+        detached=True,
+    )
+    with context:
+        yield True

@@ -1,12 +1,13 @@
 """The five stages as versioned Prefect tasks.
 
-A task is told by which *door* its stage goes: through DVC in this process (`reproduce`, in the flow), or
-straight to the body (`run_recorded`, in a process that DVC itself started).
+Each task is called with the function that executes its stage: `pipeline.engine.reproduce.reproduce` in a
+flow run, where DVC decides whether the stage must run, or `pipeline.flows.task_run.run_recorded` in a process
+that DVC started, where it has decided.
 """
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
@@ -16,29 +17,33 @@ from prefect.states import Completed
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import StageError, UserCodeError
 
-Door = Callable[[str], object]
+if TYPE_CHECKING:
+    from pipeline.engine.reproduce import Outcome
+
+Execute = Callable[[str], "Outcome | None"]
+"""Executes the stage of that name. The outcome None means that it ran."""
 
 
 @task(name="create-artifact-dir", version=create_artifact_dir.VERSION, cache_policy=NO_CACHE)
-def create_artifact_dir_task(door: Door) -> State[Any]:
-    """Make the artifact directory."""
-    return _through(door, "create-artifact-dir")
+def create_artifact_dir_task(execute: Execute) -> State[Any]:
+    """Create the artifact directory."""
+    return _build_state("create-artifact-dir", execute("create-artifact-dir"))
 
 
 @task(name="load-data", version=load_data.VERSION, cache_policy=NO_CACHE)
-def load_data_task(door: Door) -> State[Any]:
+def load_data_task(execute: Execute) -> State[Any]:
     """Prepare the data."""
-    return _through(door, "load-data")
+    return _build_state("load-data", execute("load-data"))
 
 
 @task(name="build-learner", version=build_learner.VERSION, cache_policy=NO_CACHE)
-def build_learner_task(door: Door) -> State[Any]:
-    """Make what the training starts from."""
-    return _through(door, "build-learner")
+def build_learner_task(execute: Execute) -> State[Any]:
+    """Build the records that training starts from."""
+    return _build_state("build-learner", execute("build-learner"))
 
 
 def is_worth_a_retry(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
-    """Return whether a retry may succeed: a mistake remains one, and a timeout was asked for."""
+    """Return whether a retry may succeed: after a mistake or a requested timeout it cannot."""
     error = state.data
     if isinstance(error, UserCodeError):
         return not error.is_mistake
@@ -52,15 +57,15 @@ def is_worth_a_retry(_task: Task[..., Any], _run: TaskRun, state: State[Any]) ->
     retries=2,
     retry_condition_fn=is_worth_a_retry,
 )
-def fit_task(door: Door) -> State[Any]:
-    """Train. A retry goes on from what the attempt before it saved."""
-    return _through(door, "fit")
+def fit_task(execute: Execute) -> State[Any]:
+    """Train the model. A retry resumes from the newest checkpoint of the previous attempt."""
+    return _build_state("fit", execute("fit"))
 
 
 @task(name="save-model", version=save_model.VERSION, cache_policy=NO_CACHE)
-def save_model_task(door: Door) -> State[Any]:
+def save_model_task(execute: Execute) -> State[Any]:
     """Save the trained model."""
-    return _through(door, "save-model")
+    return _build_state("save-model", execute("save-model"))
 
 
 TASKS = {
@@ -72,20 +77,21 @@ TASKS = {
 }
 
 
-def _through(door: Door, name: str) -> State[Any]:
-    outcome = door(name)
+def _build_state(name: str, outcome: "Outcome | None") -> State[Any]:
+    """Return the final state of the task run of stage *name*, with *outcome* as its result."""
     if outcome is None or outcome == "ran":
-        return Completed(message=f"{name} ran")
-    return Completed(name="Cached", message=f"DVC: {outcome}")
+        return Completed(message=f"{name} ran", data=outcome)
+    return Completed(name="Cached", message=f"DVC: {outcome}", data=outcome)
 
 
 def hide_expected_tracebacks() -> None:
-    """Have Prefect log a `StageError` and a time-out as a message alone; others keep their traceback."""
+    """Have Prefect log a `StageError` and a timeout as a message only; other errors keep their traceback."""
     for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
-        logging.getLogger(name).addFilter(_without_traceback)
+        logging.getLogger(name).addFilter(_remove_traceback)
 
 
-def _without_traceback(record: logging.LogRecord) -> bool:
+def _remove_traceback(record: logging.LogRecord) -> bool:
+    """Remove the traceback of an expected error from *record*; return True, since no record is dropped."""
     if record.exc_info and isinstance(record.exc_info[1], StageError | TimeoutError):
         record.exc_info = None
     return True

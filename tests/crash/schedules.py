@@ -138,7 +138,7 @@ class Serve:
         if self.process and self.process.poll() is None:
             return
         self.process = self.project.start(*LEARNER, "serve", "--name", self.name, f"--{self.planned.mode}")
-        assert wait_until(lambda: "serves learner/" in self.output(), self.process), self.output()
+        assert wait_until(lambda: "serving learner/" in self.output(), self.process), self.output()
 
     def start_and_kill(self):
         """Start a run with the overrides and kill it; return its id, None if it had ended before."""

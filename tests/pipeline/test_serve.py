@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_SECONDS, wait_until
 
+from pipeline.flows.flow import select_stages
 from pipeline.flows.push import check_remotes
 from pipeline.flows.serving import Plan
-from pipeline.flows.targets import select_stages
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, StageError
 
@@ -158,7 +158,7 @@ class Served:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        wait_until(lambda: "serves learner/" in self.said, lambda: self.said, self.process)
+        wait_until(lambda: "serving learner/" in self.said, lambda: self.said, self.process)
 
     @property
     def said(self):
@@ -485,7 +485,9 @@ def test_what_could_not_be_served_is_told_at_once(project, monkeypatch):
 
 LEASE = """
 import time, uuid, prefect.flow_engine
-import pipeline.flows.deployment
+from pipeline.flows import prefect_patches
+
+prefect_patches.apply()
 
 with prefect.flow_engine.maintain_concurrency_lease(uuid.uuid4(), 300, raise_on_lease_renewal_failure=True):
     time.sleep(10)

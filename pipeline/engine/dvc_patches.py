@@ -1,0 +1,161 @@
+"""The private names of DVC that this project replaces, and the functions that replace them.
+
+`apply` checks the names and replaces them in this process. Nothing is replaced by an import of this module.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dvc.stage.cache
+import dvc.stage.run
+from dvc.env import DVC_ROOT, DVC_STAGE
+from dvc.output import Output
+from dvc.stage import Stage
+
+from pipeline.engine.cache_content import is_damaged_entry, remove_damaged_output, remove_from_cache
+from pipeline.engine.signals import DeferredSignals
+from stages.contracts.patches import Patch, check_patches, find_problems
+
+SUPPORTED = "3.67.1"
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "dvc.stage.run:cmd_run",
+        "DVC runs a stage only as a command in a shell, and the flow calls a function in its own process",
+        "(stage, dry=False, run_env=None)",
+        SUPPORTED,
+    ),
+    Patch(
+        "dvc.stage:Stage.outs_cached",
+        "DVC reuses cached outputs after a look at their size and time; the replacement reads their content",
+        "(self)",
+        SUPPORTED,
+    ),
+    Patch(
+        "dvc.output:Output.commit",
+        "DVC does not copy an output over a cached file of that name, even if the cached file is damaged",
+        "(self, filter_info=None, relink=True)",
+        SUPPORTED,
+    ),
+    Patch(
+        "dvc.stage.cache:StageCache._load_cache",
+        "DVC does not compare an entry of the run-cache with the hash that names it",
+        "(self, key, value)",
+        SUPPORTED,
+    ),
+    Patch(
+        "dvc.stage.cache:_get_cache_hash",
+        "Only called, not replaced: it is the hash that names an entry of the run-cache",
+        "(cache, key=False)",
+        SUPPORTED,
+    ),
+)
+
+
+def problems() -> list[str]:
+    """Return one line for each name in `PATCHES` that DVC lacks or has with other parameters."""
+    return find_problems(PATCHES)
+
+
+@functools.cache
+def apply() -> None:
+    """Replace the names in `PATCHES` in this process; a second call has no effect.
+
+    Raises `StageError` if a name does not match the installed DVC. Then nothing is replaced.
+    """
+    check_patches(PATCHES)
+    dvc.stage.run.cmd_run = _call_function(dvc.stage.run.cmd_run)
+    Stage.outs_cached = _verify_cached_outputs(Stage.outs_cached)
+    Output.commit = _verify_before_commit(Output.commit)
+    cache = dvc.stage.cache.StageCache
+    cache._load_cache = _verify_entry(cache._load_cache)  # noqa: SLF001
+
+
+@dataclass
+class StageCall:
+    """A call of a function in place of the command of a stage."""
+
+    function: Callable[[], None]
+    signals: DeferredSignals
+    """The signals to deliver while the function runs."""
+    has_started: bool = False
+
+
+_call: ContextVar[StageCall | None] = ContextVar("call", default=None)
+
+
+@contextmanager
+def replace_command(call: StageCall) -> Iterator[None]:
+    """Have DVC make *call* instead of running the command of the stage that is reproduced in the block."""
+    token = _call.set(call)
+    try:
+        yield
+    finally:
+        _call.reset(token)
+
+
+def _call_function(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def cmd_run(stage: Any, dry: bool = False, run_env: Any = None) -> None:  # noqa: FBT001, FBT002  DVC's signature
+        call = _call.get()
+        if call is None or dry:
+            original(stage, dry=dry, run_env=run_env)
+            return
+        call.has_started = True
+        variables = {DVC_ROOT: stage.repo.root_dir, DVC_STAGE: stage.addressing}
+        with _environment(variables), call.signals.delivery():
+            call.function()
+
+    return cmd_run
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment *variables* in the block, and restore the previous values afterwards."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _verify_cached_outputs(original: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    @functools.wraps(original)
+    def outs_cached(stage: Any) -> bool:
+        for output in stage.outs:
+            remove_damaged_output(output)
+        return bool(original(stage))
+
+    return outs_cached
+
+
+def _verify_before_commit(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def commit(output: Output, *arguments: Any, **options: Any) -> None:
+        remove_damaged_output(output)
+        original(output, *arguments, **options)
+
+    return commit
+
+
+def _verify_entry(original: Callable[[Any, str, str], Any]) -> Callable[[Any, str, str], Any]:
+    @functools.wraps(original)
+    def _load_cache(cache: Any, key: str, value: str) -> Any:
+        entry = Path(cache.cache_dir, key[:2], key, value)
+        if value.endswith(".tmp"):  # another DVC process is writing the entry, or was killed
+            return None
+        if entry.exists() and is_damaged_entry(entry):
+            remove_from_cache(entry)
+        return original(cache, key, value)
+
+    return _load_cache
