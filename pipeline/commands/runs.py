@@ -9,6 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.project import runs_root
+from stages.checkpoints.file_names import (
+    CHECKPOINT_FOLDER,
+    STEP_FOLDER,
+    TRAINER,
+    saved_epochs,
+    stem_of,
+    trainer_name,
+)
 from stages.contracts.errors import ParamsError, RecordError, StageError
 from stages.runs.key import differences, leaves, run_key, shown
 from stages.runs.manifest import LogLedger, read_finished
@@ -125,13 +133,12 @@ def _verified_checkpoints(run: Run) -> list[tuple[str, str | None]]:
     from stages.records.tools.verification import verify_checkpoint
 
     found: list[tuple[str, str | None]] = []
-    for trainer in sorted(run.path.rglob("trainer-*.mpk.gz")):
-        name = str(trainer.relative_to(run.path)).removesuffix(".mpk.gz")
-        number = name.rpartition("-")[2]
-        if not number.isdecimal():
-            continue
+    folders = (run.path / CHECKPOINT_FOLDER, run.path / STEP_FOLDER)
+    trainers = ((folder / trainer_name(epoch), epoch) for folder in folders for epoch in saved_epochs(folder))
+    for trainer, epoch in sorted(trainers):
+        name = str(trainer.relative_to(run.path).with_name(stem_of(TRAINER, epoch)))
         try:
-            problem = verify_checkpoint(trainer, int(number), {}).problem
+            problem = verify_checkpoint(trainer, epoch, {}).problem
         except (RecordError, OSError) as error:
             problem = str(error)
         if problem is None or trainer.exists() or run.state is not State.RUNNING:

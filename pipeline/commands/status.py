@@ -62,7 +62,7 @@ def _named(names: Any) -> str:
 
 
 def _checkpoints(directory: Path) -> str:
-    found = sorted(
-        int(path.name.split(".")[0].removeprefix("trainer-")) for path in directory.glob("trainer-*")
-    )
+    from stages.checkpoints.file_names import saved_epochs
+
+    found = saved_epochs(directory)
     return f"checkpoints of epoch {', '.join(map(str, found))}" if found else "no checkpoint yet"

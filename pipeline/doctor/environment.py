@@ -1,7 +1,6 @@
 """What the machine offers: packages, devices, room for checkpoints, a Prefect API."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -20,13 +19,13 @@ from pipeline.flows import prefect_api
 from pipeline.installation import this_package
 from pipeline.params import read_params
 from pipeline.project import read_paths, runs_root
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.runs.store import stores
 
 SHOWN = ("torch", "prefect", "dvc")
 ANSWER_SECONDS = 5.0
 DEVICE_SECONDS = 30.0
 DEVICES = "import json; from stages.learner.devices import available; print(json.dumps(available()))"
-_NUMBER = re.compile(r"(?:model|optim|scheduler|trainer)-(\d+)\..+")
 
 
 def check_packages() -> Iterator[Diagnostic]:
@@ -104,8 +103,8 @@ def check_disk() -> Iterator[Diagnostic]:
     root = runs_root()
     free = shutil.disk_usage(root if root.exists() else Path()).free
     paths = read_paths()
-    places = [*(store / "checkpoint" for store in stores(root)), paths["checkpoint"]]
-    places.append(paths["learner"] / "checkpoint")
+    places = [*(store / CHECKPOINT_FOLDER for store in stores(root)), paths["checkpoint"]]
+    places.append(paths["learner"] / CHECKPOINT_FOLDER)
     size = max(map(_newest_size, places), default=0)
     if not size:
         yield ok("disk", f"{_megabytes(free)} free; what a checkpoint takes is known after build-learner")
@@ -130,8 +129,8 @@ def _newest_size(folder: Path) -> int:
     """Bytes of the newest checkpoint in *folder*; 0 where there is none."""
     sizes: dict[int, int] = {}
     for path in folder.glob("*-*"):
-        if match := _NUMBER.fullmatch(path.name):
-            sizes[int(match[1])] = sizes.get(int(match[1]), 0) + path.stat().st_size
+        if parsed := parse_name(path.name):
+            sizes[parsed.epoch] = sizes.get(parsed.epoch, 0) + path.stat().st_size
     return sizes[max(sizes)] if sizes else 0
 
 

@@ -1,6 +1,5 @@
 """What a run left, in the workspace or as an experiment: curves, numbers, params, checkpoint."""
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ from dvc.scm import RevError
 from pipeline.engine.cache_content import remove_damaged_files
 from pipeline.project import read_paths
 from pipeline.yaml_files import read_yaml
+from stages.checkpoints.file_names import parse_name
 from stages.contracts.errors import StageError
 from stages.contracts.history import History
 from stages.loggers.reading import count_epochs, read_history
 from stages.runs.key import leaves
-
-_MODEL = re.compile(r"model-(\d+)\..+")
 
 
 @dataclass(frozen=True)
@@ -94,14 +92,14 @@ def _checkpoint(files: DVCFileSystem, directory: Path) -> Checkpoint | None:
     if not files.exists(directory.as_posix()):
         return None
     names = [Path(each).name for each in files.ls(directory.as_posix(), detail=False)]
-    found = [match for match in map(_MODEL.fullmatch, names) if match]
+    found = {parsed.epoch: name for name in names if (parsed := parse_name(name)) and parsed.part == "model"}
     if not found:
         return None
-    newest = max(found, key=lambda match: int(match[1]))
-    path = directory / newest[0]
+    epoch = max(found)
+    path = directory / found[epoch]
     recorded = files.info(path.as_posix()).get("dvc_info") or {}
     if "md5" not in recorded:
         return None
     with Repo() as repo:
         cached = Path(repo.cache.local.oid_to_path(recorded["md5"]))
-    return Checkpoint(int(newest[1]), path.as_posix(), cached)
+    return Checkpoint(epoch, path.as_posix(), cached)

@@ -1,7 +1,6 @@
 """What a git revision of this project has in DVC's cache: a commit's outputs, or an experiment's."""
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +17,8 @@ from dvc_data.index import DataIndexError
 from pipeline.engine.cache_content import DIRECTORY_SUFFIX, remove_damaged_files, remove_if_damaged
 from pipeline.lockfile import read_lockfile
 from pipeline.project import read_paths
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER, epochs_in, parse_name, trainer_name
 from stages.contracts.errors import CheckpointError, ParamsError, StageError
-
-_FILE = re.compile(r"(?:model|optim|scheduler|(trainer))-(\d+)\..+")
 
 
 def resolved(name: str) -> str:
@@ -88,8 +86,7 @@ class Revision:
 
     def epochs(self) -> list[int]:
         """Those of which its outputs have a checkpoint, ascending."""
-        found = (_FILE.fullmatch(name) for name in self._names(self.paths["checkpoint"]))
-        return sorted(int(each[2]) for each in found if each and each[1])
+        return epochs_in(self._names(self.paths["checkpoint"]))
 
     def check(self, epoch: int) -> None:
         """Raise `CheckpointError` where it has no checkpoint of *epoch*, or where that cannot be had here.
@@ -103,7 +100,7 @@ class Revision:
                 f"{', '.join(map(str, there)) or 'none, or none that its dvc.lock has'}"
             )
         directory = self.paths["checkpoint"]
-        [name] = [name for name in self._names(directory) if name.startswith(f"trainer-{epoch}.")]
+        name = trainer_name(epoch)
         with self._told(), TemporaryDirectory() as folder:
             self._get(directory / name, Path(folder) / name)
 
@@ -115,9 +112,9 @@ class Revision:
         self.check(epoch)
         with self._told():
             for name in self._names(self.paths["checkpoint"]):
-                match = _FILE.fullmatch(name)
-                if match and int(match[2]) <= epoch:
-                    self._get(self.paths["checkpoint"] / name, target / "checkpoint" / name)
+                parsed = parse_name(name)
+                if parsed and parsed.epoch <= epoch:
+                    self._get(self.paths["checkpoint"] / name, target / CHECKPOINT_FOLDER / name)
             for split in ("train", "valid"):
                 self._get(self.paths[split], target / split)
 

@@ -65,7 +65,10 @@ def epochs_in(names: Iterable[str]) -> list[int]:
 
 def saved_epochs(directory: Path) -> list[int]:
     """Return the epochs, in ascending order, that have a checkpoint in *directory*; none if it is missing."""
-    return epochs_in(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    try:
+        return epochs_in(path.name for path in directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def files_of(directory: Path, epoch: int, *, part: str = "*") -> Iterator[Path]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from stages.checkpoints import FileCheckpointer, Retention, default_retention
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer
 from stages.contracts.history import Split
@@ -161,8 +162,8 @@ def _saver(chosen: Chosen) -> Saver | None:
     if chosen.recorder is None:
         return None
     return Saver(
-        FileCheckpointer(chosen.directory / "checkpoint", chosen.recorder),
-        FileCheckpointer(chosen.directory / "steps", NamedMpkGzFileRecorder(compression=0)),
+        FileCheckpointer(chosen.directory / CHECKPOINT_FOLDER, chosen.recorder),
+        FileCheckpointer(chosen.directory / STEP_FOLDER, NamedMpkGzFileRecorder(compression=0)),
         chosen.retention or default_retention(),
         chosen.saving,
     )

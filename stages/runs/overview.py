@@ -1,8 +1,6 @@
 """What is in the run stores, for people: which runs are there, which are at work, how far each one is."""
 
-import re
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER, saved_epochs
 from stages.runs.heartbeat import Beat, read_beat
 from stages.runs.lock import holder, is_held
 from stages.runs.manifest import read_finished
@@ -19,7 +18,6 @@ from stages.runs.store import FINISHED_FILE, HEARTBEAT_FILE, KEY_FILE, lock_of, 
 
 STALLED_SECONDS = 60.0
 """A run at work that has not said anything for so long may hang."""
-_TRAINER = re.compile(r"trainer-(\d+)\..+")
 
 
 class State(StrEnum):
@@ -73,8 +71,7 @@ class Run:
     @cached_property
     def epochs(self) -> int:
         """The last epoch that has a checkpoint; 0 where none has."""
-        found = (_TRAINER.fullmatch(name) for name in _names(self.path / "checkpoint"))
-        return max((int(match[1]) for match in found if match), default=0)
+        return max(saved_epochs(self.path / CHECKPOINT_FOLDER), default=0)
 
     @cached_property
     def size(self) -> int:
@@ -120,12 +117,6 @@ def look_at(store_path: Path) -> Run:
 def runs(root: Path) -> list[Run]:
     """Every run below *root*, the one that showed life last first."""
     return sorted(map(look_at, stores(root)), key=lambda run: (-run.changed, run.key))
-
-
-def _names(directory: Path) -> Iterator[str]:
-    with suppress(FileNotFoundError):
-        for path in directory.iterdir():
-            yield path.name
 
 
 def _size(path: Path) -> int:

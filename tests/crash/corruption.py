@@ -8,6 +8,13 @@ from report import Row
 from small_run import CONFIG, SmallRun, Stopping, prepare, run_in_child
 from workers import run_trials
 
+from stages.checkpoints.file_names import (
+    CHECKPOINT_FOLDER,
+    STEP_FOLDER,
+    TRAINER,
+    files_of,
+    saved_epochs,
+)
 from stages.contracts.interrupter import Interrupter
 from stages.fit import fit
 from stages.params.fit_params import FitContext
@@ -15,7 +22,7 @@ from stages.params.fit_params import FitContext
 THREE_EPOCHS = CONFIG.model_copy(update={"num_epochs": 3})
 STOPPED_AT = 15
 """A step of the third epoch, so that there is a checkpoint of it, and those of two epochs before it."""
-STEPS = {"steps": 12, "checkpoint": 6}
+STEPS = {STEP_FOLDER: 12, CHECKPOINT_FOLDER: 6}
 """How far the checkpoint before the newest one is, where that is of a step, and where it is of an epoch."""
 RERUN_EVERY, ALL_EVERY = 25, 50
 
@@ -33,8 +40,8 @@ class Corruption:
         self.run.begin()
         code, _, said = run_in_child(self._stop)
         assert code == 1, said
-        newest = {"steps": "steps/*-*", "checkpoint": "checkpoint/*-2.*"}
-        files = {kind: sorted(self.run.store().glob(pattern)) for kind, pattern in newest.items()}
+        folders = {kind: self.run.store() / kind for kind in STEPS}
+        files = {kind: list(files_of(folder, saved_epochs(folder)[-1])) for kind, folder in folders.items()}
         self.bytes = [
             (kind, path.name, offset)
             for kind, paths in files.items()
@@ -55,8 +62,8 @@ class Corruption:
         kind, name, offset = self.bytes[index]
         run = SmallRun(self.folder / f"byte-{index}")
         shutil.copytree(self.run.folder, run.folder)
-        if kind == "checkpoint":
-            shutil.rmtree(run.store() / "steps")
+        if kind == CHECKPOINT_FOLDER:
+            shutil.rmtree(run.store() / STEP_FOLDER)
         _change_byte(run.store() / kind / name, offset, index)
         if index % ALL_EVERY == 0:
             return self._row("all spoilt: refused", index, self._refused(run, index), run)
@@ -77,16 +84,21 @@ class Corruption:
         steps, said = run.newest_checkpoint()
         if steps == STEPS[kind] and len(said) == 1 and "Passing over" in said[0]:
             return "", False
-        original = STOPPED_AT if kind == "steps" else 12
+        original = STOPPED_AT if kind == STEP_FOLDER else 12
         if steps == original and not said and name.startswith("trainer"):
             return "", True
         return f"{steps} steps are taken up, and this is said: {said}", False
 
     def _refused(self, run, index):
         """Where no checkpoint is whole, the run is not begun again, and what there is stays."""
-        for path in run.store().glob("checkpoint/trainer-*"):
-            _change_byte(path, path.stat().st_size // 2, index)
-        for path in run.store().glob("steps/optim-*"):
+        folders = {TRAINER: run.store() / CHECKPOINT_FOLDER, "optim": run.store() / STEP_FOLDER}
+        broken = [
+            path
+            for part, folder in folders.items()
+            for epoch in saved_epochs(folder)
+            for path in files_of(folder, epoch, part=part)
+        ]
+        for path in broken:
             _change_byte(path, path.stat().st_size // 2, index)
         before = {path: path.read_bytes() for path in run.store().glob("*/*-*.*")}
         code, _, said = run_in_child(lambda: run.fit(THREE_EPOCHS))

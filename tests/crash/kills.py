@@ -15,6 +15,8 @@ from itertools import count
 from projects import COMMANDS, templates
 from report import Row
 
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, saved_epochs
+
 FINISHED = re.compile(r"^save-model: [a-z -]+\s*$", re.MULTILINE)
 """The last that `learner run` says; after that, Python itself only ends."""
 EXIT_CODES = {"TERM": 143, "INT": 130, "HUP": 129}
@@ -183,7 +185,7 @@ class Trials:
             return f"it did not say what ended it: {said[-300:]}"
         if "stopped after epoch" not in said:
             return ""
-        saved = [*store.glob("steps/trainer-*"), *store.glob("checkpoint/trainer-[1-9]*")]
+        saved = [*saved_epochs(store / STEP_FOLDER), *filter(None, saved_epochs(store / CHECKPOINT_FOLDER))]
         log = (store / "experiment.log").read_text()
         if not saved:
             return "no checkpoint"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from stages import build_learner, checkpoints, data, fit, records
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.learner.candidates import newest
 from stages.models.config import MlpConfig
@@ -120,7 +121,9 @@ class SmallRun:
         if store is None or (store / "finished.json").exists():
             return None, said.lines
         recorder = records.DefaultRecorder()
-        folders = [checkpoints.FileCheckpointer(store / name, recorder) for name in ("checkpoint", "steps")]
+        folders = [
+            checkpoints.FileCheckpointer(store / name, recorder) for name in (CHECKPOINT_FOLDER, STEP_FOLDER)
+        ]
         logging.getLogger("stages").addHandler(said)
         found = newest(*folders, last_epoch=CONFIG.num_epochs, identity=None)
         if found is None:
