@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pipeline.lockfile import read_lockfile
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
+from stages.runs.layout import RUNS_FOLDER
 
 StagePaths = TypeVar("StagePaths")
 
@@ -31,7 +32,7 @@ def paths_in(content: Mapping[str, Any], source: Path | str) -> dict[str, Path]:
 
 def runs_root() -> Path:
     """Where the run stores are: in the user's own project, also in `dvc exp run --temp` and the queue."""
-    return Path(os.environ.get("DVC_ROOT") or ".") / ".runs"
+    return Path(os.environ.get("DVC_ROOT") or ".") / RUNS_FOLDER
 
 
 def recorded_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:

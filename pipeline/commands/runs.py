@@ -19,12 +19,13 @@ from stages.checkpoints.file_names import (
 )
 from stages.contracts.errors import ParamsError, RecordError, StageError
 from stages.runs.key import differences, leaves, run_key, shown
+from stages.runs.layout import FINISHED_FILE
 from stages.runs.manifest import LogLedger, read_finished
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs
 from stages.runs.pruning import prune as prune_finished
 from stages.runs.pruning import prune_unfinished
-from stages.runs.store import FINISHED_FILE, read_json
+from stages.runs.store import read_json
 from stages.runs.verification import damaged
 
 app = typer.Typer(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stages.contracts.files import md5
 from stages.runs.durations import read_durations, worked_seconds_of
-from stages.runs.store import stores
+from stages.runs.layout import stores
 
 
 class Durations:

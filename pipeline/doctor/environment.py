@@ -20,7 +20,7 @@ from pipeline.installation import this_package
 from pipeline.params import read_params
 from pipeline.project import read_paths, runs_root
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, parse_name
-from stages.runs.store import stores
+from stages.runs.layout import stores
 
 SHOWN = ("torch", "prefect", "dvc")
 ANSWER_SECONDS = 5.0

@@ -14,12 +14,12 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
-from pipeline.engine.lock import PATH as PROJECT_LOCK
 from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles, try_dvc_lock
 from pipeline.engine.process_tree import is_alive
 from pipeline.lockfile import check_lockfile, is_truncated
 from pipeline.project import runs_root
 from stages.contracts.files import write_text
+from stages.runs.layout import PROJECT_LOCK
 from stages.runs.lock import is_held
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs

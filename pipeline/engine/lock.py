@@ -7,13 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from pipeline.engine.process_tree import is_alive
 from stages.contracts.errors import StageError
+from stages.runs.layout import PROJECT_LOCK
 
-PATH = Path(".runs/lock")
 EXIT_WAIT_SECONDS = 60
 
 
@@ -61,12 +60,12 @@ def project_lock(ancestors: Sequence[int] = (), *, timeout_seconds: float = 0.0)
 
 def _open() -> IO[str]:
     try:
-        PATH.parent.mkdir(exist_ok=True)
-        return PATH.open("a+")
+        PROJECT_LOCK.parent.mkdir(exist_ok=True)
+        return PROJECT_LOCK.open("a+")
     except OSError as error:
         raise StageError(
-            f"{PATH.resolve()} cannot be opened: {error.strerror}. If it belongs to another user, run in a "
-            "clone of your own, or have that user run `chmod -R a+rwX .runs`"
+            f"{PROJECT_LOCK.resolve()} cannot be opened: {error.strerror}. If it belongs to another "
+            "user, run in a clone of your own, or have that user run `chmod -R a+rwX .runs`"
         ) from error
 
 
@@ -81,7 +80,7 @@ def _acquire(file: IO[str], timeout_seconds: float) -> None:
             if time.monotonic() - began >= timeout:
                 raise StageError(
                     f"this project is in use by pid {holder.pid}{holder.host and f' on {holder.host}'} "
-                    f"(it holds {PATH.resolve()}): wait for it, or end it"
+                    f"(it holds {PROJECT_LOCK.resolve()}): wait for it, or end it"
                 ) from None
             time.sleep(0.1)
         else:

@@ -13,9 +13,9 @@ from pathlib import Path
 from pipeline.lockfile import is_truncated, read_lockfile
 from stages.contracts.errors import StageError
 from stages.contracts.files import written_whole
+from stages.runs.layout import LOCKFILE_BACKUP
 
 LOCKFILE = Path("dvc.lock")
-BACKUP = Path(".runs/dvc.lock")
 TEMPORARY = Path(".dvc/tmp")
 RWLOCK = TEMPORARY / "rwlock"
 
@@ -25,11 +25,11 @@ def back_up_lockfile() -> None:
     if not is_intact_lockfile(LOCKFILE):
         return
     if not LOCKFILE.exists():
-        BACKUP.unlink(missing_ok=True)
+        LOCKFILE_BACKUP.unlink(missing_ok=True)
         return
     content = LOCKFILE.read_bytes()
-    if not BACKUP.exists() or BACKUP.read_bytes() != content:
-        with written_whole(BACKUP) as file:
+    if not LOCKFILE_BACKUP.exists() or LOCKFILE_BACKUP.read_bytes() != content:
+        with written_whole(LOCKFILE_BACKUP) as file:
             file.write(content)
 
 
@@ -82,8 +82,8 @@ def try_dvc_lock(lock: Path) -> Iterator[bool]:
 
 
 def _put_back() -> None:
-    if not (BACKUP.exists() and is_intact_lockfile(BACKUP)):
+    if not (LOCKFILE_BACKUP.exists() and is_intact_lockfile(LOCKFILE_BACKUP)):
         LOCKFILE.unlink()
         return
     with written_whole(LOCKFILE) as file:
-        file.write(BACKUP.read_bytes())
+        file.write(LOCKFILE_BACKUP.read_bytes())

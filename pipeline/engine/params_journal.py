@@ -14,10 +14,9 @@ from pathlib import Path
 from pipeline.engine.lock import project_lock
 from stages.contracts.errors import StageError
 from stages.contracts.files import sync_directory, written_whole
+from stages.runs.layout import PARAMS_BACKUP, PARAMS_JOURNAL
 
 PARAMS = Path("params.yaml")
-JOURNAL = Path(".runs/params-journal.json")
-PREVIOUS = Path(".runs/params-before.yaml")
 
 Report = Callable[[str], None]
 
@@ -34,7 +33,7 @@ class _Entry:
     @classmethod
     def read(cls) -> "_Entry | None":
         try:
-            return cls(**json.loads(JOURNAL.read_bytes()))
+            return cls(**json.loads(PARAMS_JOURNAL.read_bytes()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
@@ -51,7 +50,7 @@ def edit_params(text: str) -> Iterator[None]:
     meanwhile, their edit stays. Hold the project lock around the block.
     """
     entry = _Entry(base64.b64encode(PARAMS.read_bytes()).decode(), _digest(text.encode()))
-    _write(JOURNAL, json.dumps(asdict(entry)).encode())
+    _write(PARAMS_JOURNAL, json.dumps(asdict(entry)).encode())
     try:
         _write(PARAMS, text.encode())
         yield
@@ -81,11 +80,11 @@ def restore_params(report: Report | None = None) -> bool:
         _write(PARAMS, entry.content)
         _send(report, f"restored {PARAMS}: a run that was killed had set overrides in it")
     if is_edited:
-        _write(PREVIOUS, entry.content)
+        _write(PARAMS_BACKUP, entry.content)
         _send(
             report,
             f"warning: {PARAMS} was edited after a killed run had set overrides in it, so it is left as it "
-            f"is. Compare it with {PREVIOUS}, its content before that run",
+            f"is. Compare it with {PARAMS_BACKUP}, its content before that run",
         )
     _discard()
     return is_overridden
@@ -93,7 +92,7 @@ def restore_params(report: Report | None = None) -> bool:
 
 def restore_idle_params(report: Report | None = None) -> None:
     """Do what `restore_params` does, unless a run in this project is in progress."""
-    if not JOURNAL.exists():
+    if not PARAMS_JOURNAL.exists():
         return
     try:
         with project_lock():
@@ -121,5 +120,5 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _discard() -> None:
-    JOURNAL.unlink(missing_ok=True)
-    sync_directory(JOURNAL.parent)
+    PARAMS_JOURNAL.unlink(missing_ok=True)
+    sync_directory(PARAMS_JOURNAL.parent)

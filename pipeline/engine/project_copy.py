@@ -13,9 +13,9 @@ from dvc.repo import Repo
 from pipeline.engine.frozen_inputs import FrozenProject
 from pipeline.engine.git import run_git
 from stages.contracts.errors import RunInUseError, StageError
+from stages.runs.layout import RUNS_FOLDER
 from stages.runs.lock import held
 
-RUNS = ".runs"
 COPY_SUFFIX = ".copy"
 """Suffix of a copy's name."""
 PAUSE_SECONDS = 0.2
@@ -46,9 +46,11 @@ def _clone(base: FrozenProject, place: Path) -> Path:
         _share_identity(base, place)
         _share_cache(base.root, folder)
         with (place / ".git/info/exclude").open("a") as file:
-            file.write(f"{RUNS}\n")
-        (base.root / RUNS).mkdir(exist_ok=True)
-        (folder / RUNS).symlink_to(base.root / RUNS)  # what a killed run saved is found by the next attempt
+            file.write(f"{RUNS_FOLDER}\n")
+        (base.root / RUNS_FOLDER).mkdir(exist_ok=True)
+        (folder / RUNS_FOLDER).symlink_to(
+            base.root / RUNS_FOLDER
+        )  # what a killed run saved is found by the next attempt
     except OSError as error:
         raise StageError(f"the copy {place} cannot be made: {error}") from error
     return folder

@@ -18,14 +18,13 @@ from pathlib import Path
 from pipeline.engine.lockfile_repair import back_up_lockfile, repair_lockfiles
 from pipeline.engine.params_journal import restore_idle_params
 from pipeline.engine.process_tree import is_alive
-
-CLAIMS = Path(".runs")
+from stages.runs.layout import RUNS_FOLDER, watchdog_claim
 
 
 def fork_watchdog(pid: int) -> None:
     """Keep dvc.lock as it is, and have a process repair it as soon as process *pid* has ended."""
     back_up_lockfile()
-    CLAIMS.mkdir(exist_ok=True)
+    Path(RUNS_FOLDER).mkdir(exist_ok=True)
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -65,7 +64,7 @@ def _detach() -> None:
 
 def _wait_and_repair(pid: int) -> None:
     """One for each DVC is enough: the first claims it, and those of later stages go."""
-    claim = CLAIMS / f"watchdog-{pid}"
+    claim = watchdog_claim(pid)
     with suppress(OSError), claim.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _wait(pid)

@@ -24,12 +24,11 @@ from pipeline.engine.project_copy import (
     wait_until_unused,
 )
 from pipeline.flows.prefect_api import FLOW_RUN
+from stages.runs.layout import COPIES_FOLDER
 from stages.runs.lock import held
 
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")
 """How the lines begin that a stage has logged to the server itself."""
-COPIES_FOLDER = ".runs/experiments"
-"""Folder of the clones, below the project's."""
 EXIT_SECONDS = 60.0
 """Time limit for the processes of a killed attempt to save and exit."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
+from stages.runs.layout import UNREACHABLE_API_FILE
 from stages.runs.owner import Owner, to_json
 
 URL = "PREFECT_API_URL"
@@ -25,7 +26,6 @@ FLOW_RUN = "LEARNER_FLOW_RUN"
 PROBE_SECONDS = 10.0
 """The time limit of the whole probe, which may try several addresses of one name."""
 
-UNREACHABLE = Path(".runs/prefect-unreachable.json")
 """Names the process of DVC that has been warned."""
 
 
@@ -98,11 +98,11 @@ def is_stage_recorded(dvc: int | None, warn: Callable[[str], None]) -> bool:
     if dvc is None or not is_configured() or read_recording(Recording.OPTIONAL) is Recording.REQUIRED:
         return is_recorded(Recording.OPTIONAL, warn)
     note = json.dumps({"dvc": to_json(Owner.of(dvc)), "api": read_setting(URL)})
-    if UNREACHABLE.exists() and UNREACHABLE.read_text(encoding="utf-8") == note:
+    if UNREACHABLE_API_FILE.exists() and UNREACHABLE_API_FILE.read_text(encoding="utf-8") == note:
         return False
     if is_recorded(Recording.OPTIONAL, warn):
         return True
-    write_text(UNREACHABLE, note)
+    write_text(UNREACHABLE_API_FILE, note)
     return False
 
 

@@ -30,17 +30,17 @@ from prefect.states import Cancelled, Crashed
 from pipeline.flows.artifacts import API_ERRORS, short_timeout_client
 from stages.contracts.errors import RunInUseError
 from stages.contracts.files import write_text
+from stages.runs.layout import FLOW_RUNS_FOLDER
 from stages.runs.lock import held, holder, is_held
 
-FOLDER = Path(".runs/flow-runs")
 SUBMISSION_SECONDS = 20.0
 """Time limit for a submitted run to start, after which `report_abandoned_submissions` reports it."""
 
 
 def register_flow_run(flow_run: UUID) -> None:
     """Note *flow_run* on disk until this process exits, and hold a lock that a kill releases."""
-    note = (FOLDER / f"{flow_run}.json").absolute()
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    note = (FLOW_RUNS_FOLDER / f"{flow_run}.json").absolute()
+    FLOW_RUNS_FOLDER.mkdir(parents=True, exist_ok=True)
     stack = ExitStack()
     try:
         stack.enter_context(held(note.with_suffix(".lock")))
@@ -64,7 +64,7 @@ def report_killed_runs() -> None:
 
     Notes of another host or another API stay, and all of them if the API does not respond.
     """
-    for note in sorted(FOLDER.glob("*.json")):
+    for note in sorted(FLOW_RUNS_FOLDER.glob("*.json")):
         lock = note.with_suffix(".lock")
         owner = holder(lock)
         if is_held(lock) or (owner and owner.host != socket.gethostname()):

@@ -22,6 +22,7 @@ from pipeline.engine.project_copy import COPY_SUFFIX, fetch_experiment, temporar
 from pipeline.sweep.devices import VISIBLE, claimed, visible
 from pipeline.sweep.results import is_result
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
+from stages.runs.layout import SWEEP_FOLDER
 from stages.runs.lock import held, is_held
 
 SWEEP = ".sweep"
@@ -51,7 +52,7 @@ class Job:
     @property
     def log(self) -> Path:
         """What DVC and the stages print."""
-        return self.base.root / ".runs/sweep" / f"{self.name}.log"
+        return self.base.root / SWEEP_FOLDER / f"{self.name}.log"
 
     @property
     def place(self) -> Path:

@@ -18,6 +18,7 @@ from pipeline.sweep.job import SWEEP, Job, tidy
 from pipeline.sweep.planning import Planned, plan
 from pipeline.sweep.points import Point
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
+from stages.runs.layout import SWEEP_FOLDER
 
 
 @dataclass
@@ -98,7 +99,7 @@ def show(points: Sequence[Point]) -> None:
 
 
 def _jobs(base: FrozenProject, planned: Sequence[Planned], *, share_gpus: bool) -> list[Job]:
-    folder = base.root / ".runs/sweep"
+    folder = base.root / SWEEP_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     tidy(folder)
     sweep_lock = folder / f"{secrets.token_hex(4)}{SWEEP}"

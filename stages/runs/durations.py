@@ -12,9 +12,9 @@ from pathlib import Path
 from stages.contracts.files import md5, write_text
 from stages.contracts.text import to_json
 from stages.runs.key import KEY_LENGTH
+from stages.runs.layout import DURATIONS_FOLDER
 from stages.runs.store import read_json
 
-FOLDER = "durations"
 _RECORD = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{{KEY_LENGTH}}})\.json")
 _RESUMED = ("Restoring checkpoint ", "Passing over ")
 """The first words of a process that resumes a run: nobody worked in the time before that line."""
@@ -23,7 +23,7 @@ _RESUMED = ("Restoring checkpoint ", "Passing over ")
 def read_durations(root: Path) -> dict[str, dict[str, float]]:
     """Return md5 of ``metrics.json`` to run key to seconds, from the records below *root*."""
     found: dict[str, dict[str, float]] = {}
-    for path in (root / FOLDER).glob("*.json"):
+    for path in (root / DURATIONS_FOLDER).glob("*.json"):
         name, content = _RECORD.fullmatch(path.name), read_json(path)
         if name and content and isinstance(content.get("seconds"), float):
             found.setdefault(name[1], {})[name[2]] = content["seconds"]
@@ -38,7 +38,7 @@ def record_duration(store_path: Path) -> None:
     with suppress(OSError):
         metrics, seconds = md5(store_path / "metrics.json"), worked_seconds_of(store_path)
         if metrics and seconds is not None:
-            path = store_path.parent / FOLDER / f"{metrics}-{store_path.name}.json"
+            path = store_path.parent / DURATIONS_FOLDER / f"{metrics}-{store_path.name}.json"
             write_text(path, to_json({"seconds": seconds}) + "\n")
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
+from stages.runs.layout import HEARTBEAT_FILE
 from stages.runs.manifest import LogLedger
 from stages.runs.owner import Owner
-from stages.runs.store import HEARTBEAT_FILE, RunStore, read_json
+from stages.runs.store import RunStore, read_json
 
 
 @dataclass(frozen=True)

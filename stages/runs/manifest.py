@@ -14,18 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.checkpoints.file_names import STEP_FOLDER
 from stages.contracts.files import describe
 from stages.contracts.history import Split
+from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE
 
 Manifest = Mapping[str, Mapping[str, Any]]
 """Size and sha256 of each file, by its path below the store."""
 
-LOGS_FILE = "logs.jsonl"
 UNREADABLE = {"size": -1, "sha256": ""}
 """An entry that no file matches, for a file whose content is not known."""
 _CHECKSUM = "checksum"
 _NOT_LISTED = re.compile(
-    rf"(?:finished|heartbeat)\.json|{re.escape(LOGS_FILE)}|steps/.+|(?:.+/)?\.[^/]+\.part"
+    rf"{'|'.join(map(re.escape, (FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE)))}|"
+    rf"{STEP_FOLDER}/.+|(?:.+/)?\.[^/]+\.part"
 )
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,11 @@ from typing import Any
 
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, saved_epochs
 from stages.runs.heartbeat import Beat, read_beat
+from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, KEY_FILE, lock_of, stores
 from stages.runs.lock import holder, is_held
 from stages.runs.manifest import read_finished
 from stages.runs.owner import Owner
-from stages.runs.store import FINISHED_FILE, HEARTBEAT_FILE, KEY_FILE, lock_of, read_json, stores
+from stages.runs.store import read_json
 
 STALLED_SECONDS = 60.0
 """A run at work that has not said anything for so long may hang."""

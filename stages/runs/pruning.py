@@ -6,9 +6,9 @@ from pathlib import Path
 
 from stages.contracts.errors import RunInUseError
 from stages.runs.durations import record_duration
-from stages.runs.key import KEY
+from stages.runs.layout import FINISHED_FILE, lock_of, locks, stores, trash
 from stages.runs.lock import held
-from stages.runs.store import FINISHED_FILE, TRASH, lock_of, set_aside, stores
+from stages.runs.store import set_aside
 
 
 def prune(root: Path, keep: int = 3, *, current: str | None = None) -> list[str]:
@@ -50,11 +50,11 @@ def _remove(root: Path, candidates: Iterable[Path], *, finished: bool) -> list[s
 
 def _sweep(root: Path) -> None:
     """Clear away what was set aside, now or by one who was killed, and locks of stores that are gone."""
-    for trash in root.glob(f"{TRASH}*"):
-        shutil.rmtree(trash, ignore_errors=True)
-    for lock in root.glob("*.lock"):
+    for path in trash(root):
+        shutil.rmtree(path, ignore_errors=True)
+    for lock in locks(root):
         store = lock.with_suffix("")
-        if store.exists() or not KEY.fullmatch(store.name):
+        if store.exists():
             continue
         try:
             with held(lock):

@@ -10,7 +10,6 @@
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,14 +19,10 @@ from typing import Any, Self
 from stages.contracts.errors import StageError
 from stages.contracts.files import sync_directory, write_text
 from stages.contracts.user_code import user_frames
-from stages.runs.key import KEY, plain, run_key
+from stages.runs.key import plain, run_key
+from stages.runs.layout import FINISHED_FILE, KEY_FILE, lock_of, new_trash_path
 from stages.runs.lock import held
 from stages.runs.manifest import Manifest, describe_store, read_finished, sealed
-
-KEY_FILE = "key.json"
-FINISHED_FILE = "finished.json"
-HEARTBEAT_FILE = "heartbeat.json"
-TRASH = ".trash-"
 
 
 class DirectoryHandle:
@@ -166,21 +161,9 @@ def explain_disk_errors(root: Path) -> Iterator[None]:
         ) from error
 
 
-def stores(root: Path) -> list[Path]:
-    """Every store below *root*, sorted by key."""
-    if not root.is_dir():
-        return []
-    return sorted(path for path in root.iterdir() if KEY.fullmatch(path.name) and path.is_dir())
-
-
-def lock_of(path: Path) -> Path:
-    """The lock file of the store *path*. It stands beside it, so that the store can be moved away as one."""
-    return path.with_name(f"{path.name}.lock")
-
-
 def set_aside(path: Path) -> Path:
     """Take the store *path* away in one step; where what is left of it waits to be removed."""
-    trash = path.with_name(f"{TRASH}{path.name}-{secrets.token_hex(4)}")
+    trash = new_trash_path(path)
     path.rename(trash)
     sync_directory(path.parent)
     return trash

@@ -9,6 +9,8 @@ from small_run import CONFIG, EVERY_STEPS, SmallRun, ending, fork, prepare, run_
 from tracer import WRITES, check_permitted, trace, wait_for_tracer
 from workers import run_trials
 
+from stages.runs.layout import FINISHED_FILE
+
 OTHER = CONFIG.model_copy(update={"seed": 1, "num_epochs": 3})
 
 
@@ -107,7 +109,7 @@ class Calls:
     def _should_have(self, run, done):
         """Whether there must be something to go on from: not before anything was saved, nor at the end."""
         store = run.store()
-        return done > EVERY_STEPS and store is not None and not (store / "finished.json").exists()
+        return done > EVERY_STEPS and store is not None and not (store / FINISHED_FILE).exists()
 
 
 def run(asked, folder, until):

@@ -11,6 +11,8 @@ from projects import COMMANDS, TEMP, templates
 from report import Row
 from workers import run_trials
 
+from stages.runs.layout import FINISHED_FILE
+
 PAUSED_PAIRS = (  # the one that is held in the middle of its training, and the one that comes then
     ("dvc repro", "learner run"),
     (TEMP, TEMP),
@@ -70,7 +72,7 @@ class Concurrency:
         """The process that trains, stopped; None where all is over."""
         while process.poll() is None:
             beat = project.beat()
-            if beat and not (project.store() / "finished.json").exists():
+            if beat and not (project.store() / FINISHED_FILE).exists():
                 with suppress(ProcessLookupError):
                     os.kill(beat["pid"], signal.SIGSTOP)
                     return beat["pid"]

@@ -16,6 +16,8 @@ from report import Row
 from small_run import STEPS, Counter, SmallRun, prepare, run_in_child
 from workers import run_trials
 
+from stages.runs.layout import FINISHED_FILE
+
 COMMAND_EVERY = 8
 """One trial in so many is a whole command, the others are runs in a fork of this process."""
 IN_TINY = {  # what is deleted of a tiny run, as patterns below its folder
@@ -134,7 +136,7 @@ class Deletions:
         epoch = 1 + int(moment * 3)
         while process.poll() is None:
             beat = project.beat()
-            if beat and beat.get("epoch", 1) >= epoch and not (project.store() / "finished.json").exists():
+            if beat and beat.get("epoch", 1) >= epoch and not (project.store() / FINISHED_FILE).exists():
                 time.sleep(0.1 * (moment * 3 % 1))
                 with suppress(ProcessLookupError):
                     os.kill(beat["pid"], signal.SIGSTOP)

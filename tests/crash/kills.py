@@ -16,6 +16,7 @@ from projects import COMMANDS, templates
 from report import Row
 
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, saved_epochs
+from stages.runs.layout import FINISHED_FILE
 
 FINISHED = re.compile(r"^save-model: [a-z -]+\s*$", re.MULTILINE)
 """The last that `learner run` says; after that, Python itself only ends."""
@@ -189,7 +190,7 @@ class Trials:
         log = (store / "experiment.log").read_text()
         if not saved:
             return "no checkpoint"
-        if (project.folder / "artifacts/model.mpk.gz").exists() or (store / "finished.json").exists():
+        if (project.folder / "artifacts/model.mpk.gz").exists() or (store / FINISHED_FILE).exists():
             return "a final model"
         return "" if log.endswith("\n") else "the log ends in the middle of a line"
 

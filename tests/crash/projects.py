@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.engine.lockfile_repair import is_intact_lockfile, is_intact_rwlock
-from stages.runs.store import stores
+from stages.runs.layout import HEARTBEAT_FILE, RUNS_FOLDER, stores
 from tests.conftest import fresh
 
 MARK = "CRASH_TRIAL"
@@ -190,14 +190,14 @@ class TrialProject:
 
     def store(self):
         """Return the only run store; None if there is none yet, or another one."""
-        found = list(stores(self.folder / ".runs"))
+        found = list(stores(self.folder / RUNS_FOLDER))
         return found[0] if len(found) == 1 else None
 
     def beat(self):
         """How far the run has said that it is; None where it did not say."""
         store = self.store()
         with suppress(OSError, ValueError, TypeError):
-            return json.loads((store / "heartbeat.json").read_text())
+            return json.loads((store / HEARTBEAT_FILE).read_text())
         return None
 
     def experiments(self):

@@ -21,7 +21,7 @@ from stages.models.config import MlpConfig
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
 from stages.params.fit_params import FitConfig, FitContext, FitPaths
 from stages.renderers import NoRenderer
-from stages.runs.store import stores
+from stages.runs.layout import FINISHED_FILE, RUNS_FOLDER, stores
 
 EVERY_STEPS = 2
 STEPS = 2 * (4 + 2)
@@ -79,7 +79,7 @@ class SmallRun:
             artifacts=folder / "artifacts",
             learner=folder.parent / "learner",
             data=folder.parent / "data",
-            runs=folder / ".runs",
+            runs=folder / RUNS_FOLDER,
             **{name: folder / "artifacts" / name for name in ("checkpoint", "train", "valid", "plots")},
             metrics=folder / "artifacts" / "metrics.json",
             iterations=folder / "artifacts/plots/iterations",
@@ -118,7 +118,7 @@ class SmallRun:
         None for the steps where there is nothing to go on from, or the run is done.
         """
         store, said = self.store(), Listener()
-        if store is None or (store / "finished.json").exists():
+        if store is None or (store / FINISHED_FILE).exists():
             return None, said.lines
         recorder = records.DefaultRecorder()
         folders = [

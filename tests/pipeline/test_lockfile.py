@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.lockfile_repair import (
-    BACKUP,
     LOCKFILE,
     RWLOCK,
     TEMPORARY,
@@ -24,6 +23,7 @@ from pipeline.engine.lockfile_repair import (
 from pipeline.engine.watchdog import fork_watchdog, start_watchdog
 from pipeline.lockfile import check_lockfile, is_truncated, parse_lockfile, read_lockfile
 from stages.contracts.errors import StageError
+from stages.runs.layout import LOCKFILE_BACKUP
 
 WHOLE = """schema: '2.0'
 stages:
@@ -46,7 +46,7 @@ def project(tmp_path, monkeypatch):
     """The current folder, with a dvc.lock and the folders that DVC and we write to."""
     monkeypatch.chdir(tmp_path)
     TEMPORARY.mkdir(parents=True)
-    BACKUP.parent.mkdir()
+    LOCKFILE_BACKUP.parent.mkdir()
     LOCKFILE.write_text(WHOLE)
     return tmp_path
 
@@ -117,28 +117,31 @@ def test_a_lock_with_a_wrong_entry_is_refused_with_its_place(project, old, new, 
 
 def test_an_intact_lock_is_kept_and_a_cut_one_is_not(project):
     back_up_lockfile()
-    assert BACKUP.read_text() == WHOLE
+    assert LOCKFILE_BACKUP.read_text() == WHOLE
 
     LOCKFILE.write_text(CUT)
     back_up_lockfile()
-    assert BACKUP.read_text() == WHOLE
+    assert LOCKFILE_BACKUP.read_text() == WHOLE
 
     LOCKFILE.write_text(WHOLE.replace("epochs: 3", "epochs: 4"))
     back_up_lockfile()
-    assert BACKUP.read_text() == LOCKFILE.read_text()
+    assert LOCKFILE_BACKUP.read_text() == LOCKFILE.read_text()
 
     LOCKFILE.unlink()
     back_up_lockfile()
-    assert not BACKUP.exists()
+    assert not LOCKFILE_BACKUP.exists()
 
 
 def test_a_lock_that_is_kept_already_is_not_written_again(project):
     back_up_lockfile()
-    before = BACKUP.stat()
+    before = LOCKFILE_BACKUP.stat()
 
     back_up_lockfile()
 
-    assert (BACKUP.stat().st_ino, BACKUP.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert (LOCKFILE_BACKUP.stat().st_ino, LOCKFILE_BACKUP.stat().st_mtime_ns) == (
+        before.st_ino,
+        before.st_mtime_ns,
+    )
 
 
 def test_a_cut_lock_gives_way_to_the_kept_one(project):
@@ -154,7 +157,7 @@ def test_a_cut_lock_gives_way_to_the_kept_one(project):
 def test_a_cut_lock_without_an_intact_copy_is_removed(project, kept):
     LOCKFILE.write_text(CUT)
     if kept:
-        BACKUP.write_text(kept)
+        LOCKFILE_BACKUP.write_text(kept)
 
     repair_lockfiles()
 

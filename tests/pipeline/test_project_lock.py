@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine import lock
-from pipeline.engine.lock import project_lock
+from pipeline.engine.lock import _Holder, project_lock
 from stages.contracts.errors import StageError
+from stages.runs.layout import PROJECT_LOCK
 
 ROOT = Path(__file__).parents[2]
 HOLD = """
@@ -54,11 +54,11 @@ def holder(folder):
 
 def test_the_lock_file_names_its_holder_and_is_empty_afterwards(folder):
     with project_lock([3, 4]):
-        assert lock.PATH.read_text() == f"{os.getpid()} {socket.gethostname()} 3 4"
+        assert PROJECT_LOCK.read_text() == f"{os.getpid()} {socket.gethostname()} 3 4"
 
-    assert lock.PATH.read_text() == ""
+    assert PROJECT_LOCK.read_text() == ""
     with project_lock():
-        assert lock.PATH.read_text().split() == [str(os.getpid()), socket.gethostname()]
+        assert PROJECT_LOCK.read_text().split() == [str(os.getpid()), socket.gethostname()]
 
 
 def test_the_lock_is_released_after_an_exception(folder):
@@ -77,7 +77,7 @@ def test_a_second_process_is_refused_with_pid_and_host(holder):
 
     said = str(refused.value)
     assert f"in use by pid {other.pid} on {socket.gethostname()}" in said
-    assert str(lock.PATH.resolve()) in said
+    assert str(PROJECT_LOCK.resolve()) in said
 
 
 def test_a_process_waits_as_long_as_its_patience(holder):
@@ -85,7 +85,7 @@ def test_a_process_waits_as_long_as_its_patience(holder):
     threading.Timer(0.3, other.stdin.close).start()
 
     with project_lock(timeout_seconds=600):
-        assert lock.PATH.read_text().startswith(f"{os.getpid()} ")
+        assert PROJECT_LOCK.read_text().startswith(f"{os.getpid()} ")
     other.wait()
     other.stdin = None
 
@@ -123,7 +123,7 @@ def test_a_holder_is_leaving_if_it_or_a_starter_has_exited(folder, content, is_e
     (folder / "lock").write_text(content.format(**names))
 
     with (folder / "lock").open("a+") as file:
-        found = lock._Holder.read(file)
+        found = _Holder.read(file)
 
     assert found.is_exiting() == is_exiting
     assert found.pid == pid.format(**names)
@@ -147,7 +147,7 @@ def test_a_worker_of_the_holder_does_not_keep_the_lock(folder):
 
 
 def test_a_lock_file_that_cannot_be_opened_is_reported_with_a_remedy(folder):
-    lock.PATH.mkdir(parents=True)
+    PROJECT_LOCK.mkdir(parents=True)
 
     with (
         pytest.raises(StageError, match=r"\.runs/lock cannot be opened: .*chmod -R a\+rwX"),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from dvc.repo import Repo
 
-from pipeline.engine.lockfile_repair import BACKUP
 from pipeline.engine.reproduce import Outcome, reproduce, restore_outputs
 from stages.contracts.errors import RunInterruptedError, StageError, StageFailedError
+from stages.runs.layout import LOCKFILE_BACKUP
 
 PIPELINE = """
 stages:
@@ -159,7 +159,7 @@ def test_outputs_that_cannot_be_restored_are_named_in_a_warning(body, caplog):
 def test_a_cut_lock_is_repaired_before_the_stage_runs(body):
     reproduce("make", run=body)
     reproduce("make", run=body)
-    assert BACKUP.read_bytes() == LOCK.read_bytes()
+    assert LOCKFILE_BACKUP.read_bytes() == LOCK.read_bytes()
     LOCK.write_bytes(LOCK.read_bytes()[:30])
 
     assert reproduce("make", run=body) is Outcome.UNCHANGED

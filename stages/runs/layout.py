@@ -1,0 +1,83 @@
+"""Layout of ``.runs``, which git and DVC ignore: the only module that names its files and directories.
+
+::
+
+    .runs/
+      3f2a…/                the run store with the key 3f2a…
+        key.json            the entries that the key is a hash of
+        checkpoint/ steps/  checkpoints of epochs, and the newest one within an epoch
+        train/ valid/       logs
+        finished.json       sizes and hashes of all files of a finished run
+        logs.jsonl          sizes and hashes of the logs of each finished epoch
+        heartbeat.json      the progress of the run
+      3f2a….lock            the process that works in the store
+      .trash-3f2a…-…        a store that is being removed; the next removal finishes an interrupted one
+      durations/            the times that finished runs took
+      lock                  the process that works in the project
+      dvc.lock …            the files of the pipeline below
+"""
+
+import secrets
+from pathlib import Path
+
+from stages.runs.key import KEY
+
+RUNS_FOLDER = ".runs"
+"""Name of the directory, relative to the project."""
+
+KEY_FILE = "key.json"
+FINISHED_FILE = "finished.json"
+LOGS_FILE = "logs.jsonl"
+HEARTBEAT_FILE = "heartbeat.json"
+TRASH_PREFIX = ".trash-"
+LOCK_SUFFIX = ".lock"
+DURATIONS_FOLDER = "durations"
+
+PROJECT_LOCK = Path(RUNS_FOLDER, "lock")
+"""Held while a process changes the outputs of the project."""
+LOCKFILE_BACKUP = Path(RUNS_FOLDER, "dvc.lock")
+"""The last intact dvc.lock."""
+PARAMS_JOURNAL = Path(RUNS_FOLDER, "params-journal.json")
+"""The params that a run has overridden in params.yaml, until it restores them."""
+PARAMS_BACKUP = Path(RUNS_FOLDER, "params-before.yaml")
+"""The content of params.yaml before a run, if it could not be restored."""
+FLOW_RUNS_FOLDER = Path(RUNS_FOLDER, "flow-runs")
+"""The Prefect flow runs in progress."""
+UNREACHABLE_API_FILE = Path(RUNS_FOLDER, "prefect-unreachable.json")
+"""The DVC process that has been warned of a Prefect API that does not respond."""
+COPIES_FOLDER = Path(RUNS_FOLDER, "experiments")
+"""Clones in which deployments run experiments."""
+SWEEP_FOLDER = Path(RUNS_FOLDER, "sweep")
+"""Clones, logs and locks of the points of sweeps."""
+
+
+def watchdog_claim(pid: int) -> Path:
+    """Return the file that the watchdog of process *pid* locks, so that there is only one."""
+    return Path(RUNS_FOLDER, f"watchdog-{pid}")
+
+
+def stores(root: Path) -> list[Path]:
+    """Return the directories of all run stores below *root*, sorted by key."""
+    if not root.is_dir():
+        return []
+    return sorted(path for path in root.iterdir() if KEY.fullmatch(path.name) and path.is_dir())
+
+
+def lock_of(store_path: Path) -> Path:
+    """Return the lock file of a store, which is not in it, so that the store can be renamed as a whole."""
+    return store_path.with_name(f"{store_path.name}{LOCK_SUFFIX}")
+
+
+def locks(root: Path) -> list[Path]:
+    """Return the lock files of all stores below *root*, also of removed ones."""
+    return [path for path in root.glob(f"*{LOCK_SUFFIX}") if KEY.fullmatch(path.stem)]
+
+
+def new_trash_path(store_path: Path) -> Path:
+    """Return a new name for a store that is to be removed."""
+    return store_path.with_name(f"{TRASH_PREFIX}{store_path.name}-{secrets.token_hex(4)}")
+
+
+def trash(root: Path) -> list[Path]:
+    """Return the stores below *root* whose removal was begun."""
+    return list(root.glob(f"{TRASH_PREFIX}*"))
