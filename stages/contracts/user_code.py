@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 OWN = tuple(f"{ROOT / name}/" for name in ("stages", "pipeline"))
 SHIPPED_MODELS = f"{ROOT / 'stages/models'}/"
-MODEL_MACHINERY = ("__init__.py", "config.py", "find.py", "steps.py")
+MODEL_MACHINERY = ("__init__.py", "config.py", "factory.py", "steps.py")
 STDLIB = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 INSTALLED = ("/site-packages/", "/dist-packages/", "torchinductor")
 INTERACTIVE = ("<stdin>", "<ipython-input")

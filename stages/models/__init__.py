@@ -1,4 +1,4 @@
-"""The models we ship, and the steps that make a plain module trainable."""
+"""Built-in models, and the mixins that add training and validation steps to a module."""
 
 import lazy_loader
 

@@ -11,7 +11,10 @@ from stages.models.steps import ClassificationStep
 
 
 class Cnn(ClassificationStep, nn.Module):
-    """conv, dropout, conv, dropout, ReLU, pool, linear, dropout, ReLU, linear."""
+    """A convolutional classifier.
+
+    Its layers are conv, dropout, conv, dropout, ReLU, pool, linear, dropout, ReLU, linear.
+    """
 
     def __init__(
         self,
@@ -24,13 +27,26 @@ class Cnn(ClassificationStep, nn.Module):
         hidden_size: int = 512,
         dropout: float = 0.5,
     ) -> None:
-        """*input_shape* is (channels, height, width) of one image."""
+        """Create the layers.
+
+        Args:
+            input_shape: The shape (channels, height, width) of one image.
+            num_outputs: The number of classes.
+            channels: The output channels of the two convolutions.
+            kernel_size: The height and width of their kernels.
+            pool_size: The height and width after the adaptive pool, for images of any size.
+            hidden_size: The number of units of the first linear layer.
+            dropout: The dropout rate.
+
+        Raises:
+            BuilderError: If *input_shape* is not that of an image, or the image is too small.
+        """
         super().__init__()
         smallest = 2 * kernel_size - 1
         if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
             raise BuilderError(
-                f"model 'cnn' takes images (channels, height, width) of {smallest}×{smallest} pixels "
-                f"or more, and the data has inputs of shape {tuple(input_shape)}; 'mlp' takes any shape"
+                f"model 'cnn' takes images (channels, height, width) of {smallest}×{smallest} pixels or "
+                f"more, found inputs of shape {tuple(input_shape)}. Use 'mlp', which takes any shape"
             )
         self.conv1 = nn.Conv2d(input_shape[0], channels[0], kernel_size)
         self.conv2 = nn.Conv2d(channels[0], channels[1], kernel_size)
@@ -41,7 +57,7 @@ class Cnn(ClassificationStep, nn.Module):
         self.activation = nn.ReLU()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, classes) of *images* (B, C, H, W)."""
+        """Return the logits (B, classes) of *images* (B, C, H, W)."""
         x = self.dropout(self.conv1(images))
         x = self.dropout(self.conv2(x))
         x = self.pool(self.activation(x))

@@ -1,4 +1,4 @@
-"""Models, as params say them. What depends on the data (shape, classes) is filled in by build-learner."""
+"""Configuration of models. The arguments that depend on the data (shape, classes) come from build-learner."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,16 +20,16 @@ class CnnConfig(Config):
 
     kind: Literal["cnn"] = "cnn"
     channels: tuple[Units, Units] = (8, 16)
-    """Of the two convolutions."""
+    """The output channels of the two convolutions."""
     kernel_size: Units = 3
     pool_size: Units = 8
-    """Height and width after the pool, whatever the size of the images."""
+    """The height and width after the pool, for images of any size."""
     hidden_size: Units = 512
     dropout: Decay = 0.5
 
 
 class MlpConfig(Config):
-    """Linear layers with ReLU between, for classes."""
+    """Linear layers with ReLU between them, for classification."""
 
     kind: Literal["mlp"]
     hidden_sizes: tuple[Units, ...] = (64,)
@@ -37,7 +37,7 @@ class MlpConfig(Config):
 
 
 class MlpRegressorConfig(Config):
-    """The same, for numbers."""
+    """Linear layers with ReLU between them, for regression."""
 
     kind: Literal["mlp_regressor"]
     hidden_sizes: tuple[Units, ...] = (64,)

@@ -1,4 +1,4 @@
-"""From a name in params to a model."""
+"""Construction of the model that params name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,16 @@ from stages.models.config import BUILT_IN
 
 
 def build_model(config: BaseModel, offered: Mapping[str, Any]) -> nn.Module:
-    """The model that *config* names, with its arguments and those of *offered* that it has a name for.
+    """Build the model that *config* names.
 
-    Raises `PluginError` for a name that leads nowhere, arguments that do not fit, or something that
-    cannot be trained, or a built-in model that does not fit into memory.
+    Args:
+        config: The config, with ``kind`` and the arguments of the model.
+        offered: Further arguments, such as ``input_shape`` and ``num_outputs``. The model receives those that
+            its signature names.
+
+    Raises:
+        PluginError: If the name cannot be resolved, if an argument does not fit, if the result is not a
+            module with training and validation steps, or if a built-in model does not fit into memory.
     """
     kind: str = config.kind  # type: ignore[attr-defined]  # every model config and Use have one
     maker = plugins.find("model", kind, BUILT_IN)
@@ -26,16 +32,16 @@ def build_model(config: BaseModel, offered: Mapping[str, Any]) -> nn.Module:
     missing = [name for name in ("train_step", "valid_step") if not hasattr(model, name)]
     if isinstance(model, nn.Module) and not missing:
         return model
-    lacks = f"no {' and no '.join(missing)}" if missing else "steps, but is no nn.Module"
+    lacks = f"no {' and no '.join(missing)}" if missing else "steps, but it is not an nn.Module"
     raise PluginError(
         f"model {kind!r} is a {type(model).__name__} with {lacks}.\n"
-        "  put a mixin before it: class Net(ClassificationStep, YourModule): ...\n"
-        "  (from stages.models import ClassificationStep; or RegressionStep)"
+        "  Add the steps with a mixin: class Net(ClassificationStep, YourModule): ...\n"
+        "  (from stages.models import ClassificationStep, or RegressionStep)"
     )
 
 
 def _build_built_in(part: str, kind: str, maker: Any, arguments: Mapping[str, Any]) -> Any:
-    """Do what `plugins.build` does; an error of torch can only be that there is not the memory."""
+    """Build a built-in model; an error of torch means that the memory does not suffice."""
     try:
         return plugins.build(part, kind, maker, arguments)
     except (RuntimeError, MemoryError) as error:

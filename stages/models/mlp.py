@@ -1,4 +1,4 @@
-"""Perceptrons: linear layers with ReLU between, for inputs of any shape."""
+"""Multilayer perceptrons: linear layers with ReLU between them, for inputs of any shape."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from stages.models.steps import ClassificationStep, RegressionStep
 
 
 class Perceptron(nn.Module):
-    """Flattens its input and runs it through the layers."""
+    """A multilayer perceptron without training steps, which flattens its input."""
 
     def __init__(
         self,
@@ -21,6 +21,14 @@ class Perceptron(nn.Module):
         hidden_sizes: Sequence[int] = (64,),
         dropout: float = 0.0,
     ) -> None:
+        """Create the layers.
+
+        Args:
+            input_shape: The shape of one input, of any number of dimensions.
+            num_outputs: The number of classes or of predicted numbers.
+            hidden_sizes: The number of units of each hidden layer.
+            dropout: The dropout rate after each hidden layer.
+        """
         super().__init__()
         sizes = [math.prod(input_shape), *hidden_sizes, num_outputs]
         self.layers = nn.ModuleList(nn.Linear(size, after) for size, after in pairwise(sizes))
@@ -28,7 +36,7 @@ class Perceptron(nn.Module):
         self.activation = nn.ReLU()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, outputs) of *inputs* (B, …)."""
+        """Return the outputs (B, num_outputs) of *inputs* (B, …)."""
         x = torch.flatten(inputs, 1)
         for layer in self.layers[:-1]:
             x = self.dropout(self.activation(layer(x)))
@@ -37,8 +45,8 @@ class Perceptron(nn.Module):
 
 
 class Mlp(ClassificationStep, Perceptron):
-    """A perceptron for classes."""
+    """A multilayer perceptron for classification."""
 
 
 class MlpRegressor(RegressionStep, Perceptron):
-    """A perceptron for numbers."""
+    """A multilayer perceptron for regression."""

@@ -1,4 +1,4 @@
-"""What the learner asks of a model, and mixins that give it to a plain `nn.Module`.
+"""The protocol of a model, and mixins that add its steps to an `nn.Module`.
 
 Three lines make a module trainable::
 
@@ -25,7 +25,7 @@ else:
     Module = object
 
 
-_cached: dict[int, tuple[Tensor, ...]] = {}
+_cached_parameters: dict[int, tuple[Tensor, ...]] = {}
 
 
 class Model(Protocol):
@@ -36,14 +36,14 @@ class Model(Protocol):
     """
 
     def train_step(self, batch: Any) -> TrainOutput[Any]:
-        """Run forward and backward on one batch, in training mode.
+        """Compute loss and gradients of one batch, in training mode.
 
         Every ``.grad`` is None when the step begins. Return the gradients of `backward`, or call
         ``loss.backward()`` and return ``[p.grad for p in self.parameters()]``.
         """
 
     def valid_step(self, batch: Any) -> Any:
-        """Forward on one batch, in evaluation mode and without gradients."""
+        """Compute the output of one batch, in evaluation mode and without gradients."""
 
 
 def backward(model: "torch.nn.Module", loss: Tensor) -> list[Tensor | None]:
@@ -51,12 +51,14 @@ def backward(model: "torch.nn.Module", loss: Tensor) -> list[Tensor | None]:
 
     The gradient of a parameter is None if it is frozen or if the loss does not depend on it. ``.grad`` is
     cleared before, so that an earlier ``loss.backward()`` does not count, and after. To train on the sum of
-    several losses, call this function once with their sum. Raises `BuilderError` for a loss that is not a
-    scalar or has no gradient.
+    several losses, call this function once with their sum.
+
+    Raises:
+        BuilderError: If the loss is not a tensor with one element, or has no gradient.
     """
     if not (isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1):
         raise _loss_error(model, loss)
-    parameters = _cached.get(id(model)) or tuple(model.parameters())
+    parameters = _cached_parameters.get(id(model)) or tuple(model.parameters())
     for parameter in parameters:
         parameter.grad = None
     loss.backward()  # type: ignore[no-untyped-call]
@@ -69,9 +71,9 @@ def backward(model: "torch.nn.Module", loss: Tensor) -> list[Tensor | None]:
 def clear_gradients(model: "torch.nn.Module") -> None:
     """Set ``.grad`` of every parameter of *model* to None.
 
-    The learner does so before each training step, as a textbook loop calls ``optimizer.zero_grad()``.
+    The learner calls it before each training step, like ``optimizer.zero_grad()`` in a textbook loop.
     """
-    for parameter in _cached.get(id(model)) or model.parameters():
+    for parameter in _cached_parameters.get(id(model)) or model.parameters():
         parameter.grad = None
 
 
@@ -85,93 +87,99 @@ def _loss_error(model: "torch.nn.Module", loss: Any) -> BuilderError:
         )
     if loss.numel() != 1:
         return BuilderError(
-            f"{name}: the loss must be one number; found shape {tuple(loss.shape)}: reduce it, for example "
+            f"{name}: the loss must be one number; found shape {tuple(loss.shape)}. Reduce it, for example "
             "with loss.mean()"
         )
     return BuilderError(
         f"{name}: the loss has no gradient, so no parameter can be trained. It must depend on parameters "
-        "that require one: compute it without detach(), item() or torch.no_grad(), and do not freeze all of "
+        "that require one. Compute it without detach(), item() or torch.no_grad(), and do not freeze all of "
         "the parameters"
     )
 
 
 @contextmanager
 def cache_parameters(model: "torch.nn.Module") -> Iterator[None]:
-    """Look up the parameters of *model* once for the block, instead of at each step; then clear ``.grad``."""
-    _cached[id(model)] = tuple(model.parameters())
+    """Cache the parameters of *model* for the block, so that a step does not look them up.
+
+    Then clear ``.grad``.
+    """
+    _cached_parameters[id(model)] = tuple(model.parameters())
     try:
         yield
     finally:
         clear_gradients(model)
-        del _cached[id(model)]
+        del _cached_parameters[id(model)]
 
 
 class ClassificationStep(Module):
-    """Steps for a module that turns inputs (B, …) into logits (B, classes)."""
+    """Training and validation steps for a module with logits (B, classes) for inputs (B, …)."""
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of the batch: cross entropy, unless overridden.
+        """Return the mean loss of the batch. Default: cross entropy; override it for another loss.
 
-        Raises `BuilderError` for one logit, (B, 1), of which cross entropy is always 0.
+        Raises:
+            BuilderError: If there is one logit, (B, 1), because its cross entropy is always 0.
         """
         if logits.ndim > 1 and logits.shape[1] == 1:
             raise BuilderError(
-                f"cross entropy takes a logit per class, and the model gives one, {tuple(logits.shape)}: "
-                "give the model two outputs, or override loss with F.binary_cross_entropy_with_logits"
+                f"cross entropy takes a logit per class, and the model gives one, {tuple(logits.shape)}. "
+                "Give the model two outputs, or override loss with F.binary_cross_entropy_with_logits"
             )
         return F.cross_entropy(logits, targets)
 
     def forward_classification(self, batch: Any) -> ClassificationOutput:
-        """Return loss, logits and targets of a batch that unpacks as inputs and targets.
+        """Return loss, logits and targets of a batch (inputs, targets).
 
-        Raises `BuilderError` for another batch.
+        Raises:
+            BuilderError: If *batch* is not such a pair.
         """
         inputs, targets = _unpack_pair(batch, self, "forward_classification")
         logits = self(inputs)
         return ClassificationOutput(self.loss(logits, targets), logits, targets)
 
     def train_step(self, batch: Any) -> TrainOutput[ClassificationOutput]:
-        """Forward and backward on one batch."""
+        """Return the output and the gradients of one batch."""
         item = self.forward_classification(batch)
         return TrainOutput(self, backward(self, item.loss), item)
 
     def valid_step(self, batch: Any) -> ClassificationOutput:
-        """Forward on one batch."""
+        """Return the output of one batch."""
         return self.forward_classification(batch)
 
 
 class RegressionStep(Module):
-    """Steps for a module that turns inputs (B, …) into predictions of the targets' shape.
+    """Training and validation steps for a module whose predictions have the shape of the targets.
 
     Predictions (B, 1) also fit targets (B,), and the reverse.
     """
 
     def loss(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """The mean over the batch: the squared error, unless overridden."""
+        """Return the mean loss of the batch. Default: the squared error; override it for another loss."""
         return F.mse_loss(predictions, targets)
 
     def forward_regression(self, batch: Any) -> RegressionOutput:
-        """Return loss, predictions and targets of a batch that unpacks as inputs and targets.
+        """Return loss, predictions and targets of a batch (inputs, targets).
 
-        Raises `BuilderError` for another batch, and if predictions and targets differ in shape.
+        Raises:
+            BuilderError: If *batch* is not such a pair, or if predictions and targets differ in shape.
         """
         inputs, targets = _unpack_pair(batch, self, "forward_regression")
         predictions = _reshape_like(targets, self(inputs))
         return RegressionOutput(self.loss(predictions, targets), predictions, targets)
 
     def train_step(self, batch: Any) -> TrainOutput[RegressionOutput]:
-        """Forward and backward on one batch."""
+        """Return the output and the gradients of one batch."""
         item = self.forward_regression(batch)
         return TrainOutput(self, backward(self, item.loss), item)
 
     def valid_step(self, batch: Any) -> RegressionOutput:
-        """Forward on one batch."""
+        """Return the output of one batch."""
         return self.forward_regression(batch)
 
 
 def _unpack_pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:
-    """Return the inputs and the targets of *batch*; *method* is the one to override for another batch."""
-    if not isinstance(batch, Mapping | Tensor | str):  # these unpack too, as keys, rows and letters
+    """Return the inputs and targets of *batch*; *method* is the method to override for other batches."""
+    if not isinstance(batch, Mapping | Tensor | str):  # these unpack too, into keys, rows and letters
         with suppress(TypeError, ValueError):
             inputs, targets = batch
             return inputs, targets
@@ -184,18 +192,18 @@ def _unpack_pair(batch: Any, model: Any, method: str) -> tuple[Any, Any]:
         found = f"a {name} of {len(batch)} elements" if isinstance(batch, Sized) else f"the type {name}"
     raise BuilderError(
         f"{type(model).__name__}.{method}{place_of(type(model))} takes a batch of (inputs, targets); found "
-        f"{found}: return a pair from the dataset or the batcher, or override {method}"
+        f"{found}. Return a pair from the dataset or the batcher, or override {method}"
     )
 
 
 def _reshape_like(targets: Tensor, predictions: Tensor) -> Tensor:
-    """Return *predictions* in the shape of *targets*, which may lack, or add, a last dimension of 1."""
+    """Return *predictions* in the shape of *targets*, which may differ in a last dimension of 1."""
     if predictions.shape == targets.shape:
         return predictions
     batch = (len(targets),)
     if {tuple(predictions.shape), tuple(targets.shape)} == {batch, (*batch, 1)}:
         return predictions.reshape(targets.shape)
     raise BuilderError(
-        f"the model gives predictions {tuple(predictions.shape)} for targets {tuple(targets.shape)}: reshape "
-        "one of them, so that both have the same shape"
+        f"the model gives predictions {tuple(predictions.shape)} for targets {tuple(targets.shape)}. Reshape "
+        "one of them to the shape of the other"
     )

@@ -1,4 +1,4 @@
-"""Models, and the steps that make a plain module trainable."""
+"""Models, and the steps that make a module trainable."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from stages.models import (
 )
 
 
-def test_the_cnn_is_that_of_the_guide():
+def test_cnn_has_layers_of_burn_guide():
     shapes = {name: tuple(p.shape) for name, p in Cnn((1, 28, 28), 10).named_parameters() if "weight" in name}
 
     assert shapes == {
@@ -31,17 +31,17 @@ def test_the_cnn_is_that_of_the_guide():
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 28, 28), (2, 5, 64)])
-def test_the_cnn_takes_images_of_any_size(shape):
+def test_cnn_takes_images_of_any_size(shape):
     assert Cnn(shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("shape", [(64,), (1, 4, 8)])
-def test_the_cnn_says_what_it_cannot_take(shape):
-    with pytest.raises(BuilderError, match="5×5 pixels or more.*'mlp' takes any shape"):
+def test_cnn_refuses_input_that_is_not_an_image(shape):
+    with pytest.raises(BuilderError, match="5×5 pixels or more.*Use 'mlp'"):
         Cnn(shape, 7)
 
 
-def test_a_plain_module_is_trainable_in_three_lines():
+def test_mixin_makes_module_trainable():
     class Net(ClassificationStep, nn.Sequential):
         def loss(self, logits, targets):
             return nn.functional.cross_entropy(logits, targets, label_smoothing=0.1)
@@ -54,7 +54,7 @@ def test_a_plain_module_is_trainable_in_three_lines():
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-def test_gradients_are_those_of_autograd_and_none_where_nothing_flows():
+def test_gradients_equal_autograd_and_are_none_without_dependence():
     net = nn.ModuleList(
         [nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)]
     )
@@ -70,15 +70,15 @@ def test_gradients_are_those_of_autograd_and_none_where_nothing_flows():
 @pytest.mark.parametrize(
     ("outputs", "targets"), [(2, (5, 2)), (1, (5,)), (1, (5, 1))], ids=["equal", "one number", "one column"]
 )
-def test_a_regressor_has_the_shape_of_its_targets(outputs, targets):
+def test_regressor_output_has_shape_of_targets(outputs, targets):
     net = MlpRegressor((3,), outputs, hidden_sizes=(4,))
 
     assert net.train_step((torch.randn(5, 3), torch.randn(targets))).item.output.shape == targets
     assert net.valid_step((torch.randn(5, 3), torch.randn(targets))).output.shape == targets
 
 
-class Predicted(RegressionStep, torch.nn.Module):
-    """Predicts its inputs."""
+class Identity(RegressionStep, torch.nn.Module):
+    """A regressor that predicts its inputs."""
 
     def forward(self, inputs):
         return inputs
@@ -88,23 +88,23 @@ class Predicted(RegressionStep, torch.nn.Module):
     ("predictions", "targets"),
     [((4, 2, 3), (4, 3, 2)), ((5, 2), (5, 1, 2)), ((4, 1), (2, 2)), ((6,), (3, 2)), ((4, 1, 1), (4,))],
 )
-def test_predictions_of_another_shape_are_refused_with_both_shapes(predictions, targets):
+def test_mismatched_predictions_are_refused_with_both_shapes(predictions, targets):
     with pytest.raises(BuilderError) as caught:
-        Predicted().valid_step((torch.randn(predictions), torch.randn(targets)))
+        Identity().valid_step((torch.randn(predictions), torch.randn(targets)))
 
     assert f"predictions {predictions} for targets {targets}" in str(caught.value)
 
 
-def test_a_column_of_targets_takes_a_row_of_predictions():
+def test_vector_of_predictions_fits_column_of_targets():
     targets = torch.randn(4, 1)
 
-    item = Predicted().valid_step((targets[:, 0].clone(), targets))
+    item = Identity().valid_step((targets[:, 0].clone(), targets))
 
     assert item.output.shape == (4, 1)
     assert item.loss == 0
 
 
-def test_a_model_is_built_with_what_params_say_and_the_data_has():
+def test_model_is_built_from_params_and_data():
     offered = {"input_shape": (1, 8, 8), "num_outputs": 10, "num_classes": 10}
 
     assert build_model(CnnConfig(hidden_size=32), offered).linear1.out_features == 32
@@ -112,14 +112,14 @@ def test_a_model_is_built_with_what_params_say_and_the_data_has():
     assert isinstance(build_model(Use(kind="stages.models:Mlp"), offered), Mlp)
 
 
-def test_a_model_that_does_not_fit_into_memory_is_reported():
+def test_model_that_does_not_fit_into_memory_is_reported():
     config = CnnConfig(hidden_size=2**20, pool_size=2**20)
 
     with pytest.raises(PluginError, match=r"model 'cnn' with .* does not fit into memory .*Reduce its sizes"):
         build_model(config, {"input_shape": (1, 8, 8), "num_outputs": 10, "num_classes": 10})
 
 
-def test_something_that_cannot_be_trained_is_told_what_it_lacks():
+def test_error_names_missing_steps():
     use = Use.model_validate({"kind": "torch.nn:Linear", "in_features": 1, "out_features": 1})
 
     with pytest.raises(PluginError, match="a Linear with no train_step and no valid_step"):
@@ -127,7 +127,7 @@ def test_something_that_cannot_be_trained_is_told_what_it_lacks():
 
 
 def test_cross_entropy_of_one_logit_is_refused():
-    """Its value and its gradient are 0, so nothing would be trained."""
+    """Its value and its gradient are 0, so the model would not train."""
 
     class Binary(ClassificationStep, nn.Linear):
         pass
