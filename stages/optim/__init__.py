@@ -1,4 +1,4 @@
-"""From gradients to an update: optimizers, schedules, clipping, accumulation, and the guard before them."""
+"""Optimizers, learning rate schedules, gradient clipping and accumulation, and the check for NaN."""
 
 import lazy_loader
 

@@ -1,32 +1,78 @@
-"""How far gradients may go, as params say it. Norms are L2."""
+"""Gradient clipping, which returns new tensors and does not wait for the device.
 
-from typing import Annotated, Literal
+The norms and the scaling of half-precision gradients are computed in float32; the result keeps the dtype, and
+sparse gradients stay sparse.
+"""
 
-from pydantic import Field
+from collections.abc import Callable
 
-from stages.contracts.config import Config
-from stages.contracts.fields import Positive
+import torch
+from torch import Tensor
 
-
-class ClipByValue(Config):
-    """No element beyond ±``value``. Burn's ``Value``."""
-
-    kind: Literal["value"] = "value"
-    value: Positive
+from stages.optim.config import ClipByGlobalNorm, ClipByNorm, ClipByValue
+from stages.optim.gradients import Gradients
 
 
-class ClipByNorm(Config):
-    """No parameter's gradient longer than ``max_norm``, each by itself. Burn's ``Norm``."""
-
-    kind: Literal["norm"] = "norm"
-    max_norm: Positive
-
-
-class ClipByGlobalNorm(Config):
-    """All gradients together no longer than ``max_norm``, their direction kept. Pascanu et al., 2013."""
-
-    kind: Literal["global_norm"] = "global_norm"
-    max_norm: Positive
+def clip(gradients: Gradients, clipping: ClipByValue | ClipByNorm | ClipByGlobalNorm) -> list[Tensor | None]:
+    """Return *gradients* clipped by *clipping*; None stays None, and smaller gradients keep their bits."""
+    gradients = [g.coalesce() if g is not None and g.is_sparse else g for g in gradients]
+    match clipping:
+        case ClipByValue():
+            return [None if g is None else _clamp(g, clipping.value) for g in gradients]
+        case ClipByNorm():
+            return [None if g is None else _clip_norm(g, clipping.max_norm) for g in gradients]
+        case ClipByGlobalNorm():
+            return _clip_global_norm(gradients, clipping.max_norm)
 
 
-Clipping = Annotated[ClipByValue | ClipByNorm | ClipByGlobalNorm, Field(discriminator="kind")]
+def _clamp(gradient: Tensor, value: float) -> Tensor:
+    return _map_values(gradient, lambda values: values.clamp(-value, value))
+
+
+def _clip_norm(gradient: Tensor, max_norm: float) -> Tensor:
+    return _scale(gradient, _factor(_norm(_values(gradient)), max_norm))
+
+
+def _clip_global_norm(gradients: Gradients, max_norm: float) -> list[Tensor | None]:
+    present = [_values(gradient) for gradient in gradients if gradient is not None]
+    # a half-precision gradient is replaced by its norm in float32, whose own norm is the same
+    wide = [values if values.dtype == _wide(values) else _norm(values) for values in present]
+    factor = _factor(torch.nn.utils.get_total_norm(wide), max_norm)
+    return [None if g is None else _scale(g, factor.to(g.device, non_blocking=True)) for g in gradients]
+
+
+def _factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Return the scale that limits *norm* to *max_norm*: at most 1, and 1 if the norm is 0."""
+    return (max_norm / norm).clamp(max=1.0)
+
+
+def _norm(values: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=_wide(values))
+    return norm
+
+
+def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
+    return _map_values(gradient, lambda values: (values.to(_wide(values)) * factor).to(values.dtype))
+
+
+def _wide(values: Tensor) -> torch.dtype:
+    """Return the dtype to compute norms in: at least float32, since squares of half-precision overflow."""
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """Return the explicit values of *gradient*: all elements, or those stored in a sparse tensor."""
+    return gradient.values() if gradient.is_sparse else gradient
+
+
+def _map_values(gradient: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply *change* to the values of *gradient* and keep its layout."""
+    if not gradient.is_sparse:
+        return change(gradient)
+    return torch.sparse_coo_tensor(
+        gradient.indices(),
+        change(gradient.values()),
+        gradient.shape,
+        is_coalesced=True,
+        check_invariants=False,
+    )

@@ -1,4 +1,7 @@
-"""Optimizers, as params say them, with Burn's defaults."""
+"""Configuration of optimizers with Burn's defaults, of gradient clipping, and of non-finite numbers.
+
+Norms are L2.
+"""
 
 from typing import Annotated, Literal
 
@@ -6,16 +9,48 @@ from pydantic import Field, model_validator
 
 from stages.contracts.config import Config
 from stages.contracts.fields import Count, Decay, Flag, NonNegative, Positive, integer
-from stages.optim.clipping import Clipping
+
+
+class ClipByValue(Config):
+    """Clamp each element to ±``value``. Burn's ``Value``."""
+
+    kind: Literal["value"] = "value"
+    value: Positive
+
+
+class ClipByNorm(Config):
+    """Limit the norm of each parameter's gradient to ``max_norm``. Burn's ``Norm``."""
+
+    kind: Literal["norm"] = "norm"
+    max_norm: Positive
+
+
+class ClipByGlobalNorm(Config):
+    """Limit the joint norm of all gradients to ``max_norm``; keep their direction. Pascanu et al., 2013."""
+
+    kind: Literal["global_norm"] = "global_norm"
+    max_norm: Positive
+
+
+Clipping = Annotated[ClipByValue | ClipByNorm | ClipByGlobalNorm, Field(discriminator="kind")]
+
+
+class NonFinite(Config):
+    """The rule for a loss or gradient that is not finite. In Burn, such numbers reach the weights."""
+
+    kind: Literal["stop", "skip"] = "stop"
+    """``stop``: end the run. ``skip``: leave the batch out."""
+    limit: Count = 10
+    """Number of consecutive batches that ``skip`` may leave out; one more ends the run."""
 
 
 class Optimizer(Config):
-    """What every optimizer has."""
+    """Options of every optimizer."""
 
     learning_rate: Positive
-    """Before any schedule. Burn refuses more than 1; here only the optimizer's own sense does."""
+    """Learning rate before any schedule. Unlike in Burn, it may be larger than 1."""
     clipping: Clipping | None = None
-    """Limit of the gradients; null sets none. Arguments and defaults:
+    """Limit of the gradients; null for no limit. Arguments and defaults:
 
     * ``value``: ``value``
     * ``norm``: ``max_norm``
@@ -37,7 +72,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Optimizer):
-    """Adam with ``weight_decay`` apart from the gradient. Loshchilov and Hutter, 2019."""
+    """Adam with ``weight_decay`` decoupled from the gradient. Loshchilov and Hutter, 2019."""
 
     kind: Literal["adamw"] = "adamw"
     learning_rate: Positive = 1e-4
@@ -55,25 +90,25 @@ class Sgd(Optimizer):
     kind: Literal["sgd"] = "sgd"
     learning_rate: Positive = 1e-2
     momentum: Decay | None = None
-    """How much of the velocity stays. Null: there is none."""
+    """Fraction of the velocity that is kept. Null: no velocity."""
     dampening: Decay = 0.1
-    """How much of each gradient but the first is kept out of the velocity. Only with momentum."""
+    """Fraction of each gradient after the first that is not added to the velocity. Needs momentum."""
     nesterov: Flag = False
-    """Look ahead by one velocity. Only with momentum, and with ``dampening: 0``."""
+    """Use Nesterov momentum. Requires momentum and ``dampening: 0``."""
     weight_decay: NonNegative = 0.0
 
     @model_validator(mode="after")
     def _check_nesterov(self) -> "Sgd":
         if self.nesterov and (not self.momentum or self.dampening):
             raise ValueError(
-                f"nesterov with momentum {self.momentum} and dampening {self.dampening}: torch asks for a "
-                "momentum and no dampening, as in momentum: 0.9, dampening: 0"
+                f"nesterov with momentum {self.momentum} and dampening {self.dampening}: torch requires "
+                "a momentum above 0 and no dampening. Set, for example, momentum: 0.9 and dampening: 0"
             )
         return self
 
 
 class RmsProp(Optimizer):
-    """Divides by the root of a running mean of squares. Hinton, 2012.
+    """RMSprop, which divides by the root of a running mean of squares. Hinton, 2012.
 
     ``weight_decay`` is added to the gradient.
     """
@@ -81,16 +116,16 @@ class RmsProp(Optimizer):
     kind: Literal["rmsprop"] = "rmsprop"
     learning_rate: Positive = 1e-2
     alpha: Decay = 0.99
-    """How much of the running mean stays."""
+    """Fraction of the running mean that is kept."""
     momentum: Decay = 0.9
     epsilon: Positive = 1e-5
     centered: Flag = False
-    """Take the running mean's square off first: divide by a standard deviation."""
+    """Subtract the square of the running mean first, which divides by a standard deviation."""
     weight_decay: NonNegative = 0.0
 
 
 class AdaGrad(Optimizer):
-    """Divides by the root of the sum of squares. Duchi et al., 2011.
+    """AdaGrad, which divides by the root of the sum of squares. Duchi et al., 2011.
 
     ``weight_decay`` is added to the gradient.
     """
@@ -98,7 +133,7 @@ class AdaGrad(Optimizer):
     kind: Literal["adagrad"] = "adagrad"
     learning_rate: Positive = 1e-2
     lr_decay: NonNegative = 0.0
-    """The rate of step t, from 1, is divided by ``1 + (t - 1) lr_decay``."""
+    """The learning rate of step t, counted from 1, is divided by ``1 + (t - 1) lr_decay``."""
     epsilon: Positive = 1e-5
     weight_decay: NonNegative = 0.0
 
@@ -106,7 +141,7 @@ class AdaGrad(Optimizer):
 class Muon(Optimizer):
     """Orthogonal updates for matrices; `AdamW` for parameters of any other rank. Jordan et al., 2024.
 
-    Burn's stops with a panic at a parameter that is no matrix.
+    Burn's Muon panics if a parameter is not a matrix.
     """
 
     kind: Literal["muon"] = "muon"
@@ -114,19 +149,21 @@ class Muon(Optimizer):
     momentum: Decay = 0.95
     nesterov: Flag = True
     ns_steps: Annotated[int, integer(1, 99)] = 5
-    """Newton-Schulz iterations, each of which brings the update nearer to an orthogonal matrix."""
+    """Number of Newton-Schulz iterations, which make the update approximately orthogonal."""
     epsilon: Positive = 1e-7
     adjust_lr: Literal["original", "match_rms_adamw"] = "original"
-    """How the rate grows with a matrix's shape (A, B): by √max(1, A/B), or by 0.2 √max(A, B), with which
-    rates and weight decays found for AdamW fit."""
+    """Factor of the learning rate for a matrix of shape (A, B): √max(1, A/B), or 0.2 √max(A, B), for which
+    learning rates and weight decays of AdamW are suitable."""
     weight_decay: NonNegative = 0.0
     others: AdamW = AdamW()
-    """For vectors, convolution kernels and so on; its rate keeps its proportion to ``learning_rate``."""
+    """Optimizer of all other parameters; its rate keeps its ratio to ``learning_rate``."""
 
     @model_validator(mode="after")
     def _check_clipping(self) -> "Muon":
         if self.others.clipping is not None:
-            raise ValueError("others has a clipping of its own: clip all gradients with muon's clipping")
+            raise ValueError(
+                "others.clipping is set, but muon clips all gradients. Set muon's clipping instead"
+            )
         return self
 
 
@@ -136,16 +173,16 @@ class Lbfgs(Optimizer):
     kind: Literal["lbfgs"] = "lbfgs"
     learning_rate: Positive = 1.0
     max_iter: Count = 20
-    """Iterations a step."""
+    """Maximum number of iterations per step."""
     max_eval: Count | None = None
-    """Evaluations a step. Null: 5/4 of ``max_iter``."""
+    """Maximum number of evaluations per step. Null: 5/4 of ``max_iter``."""
     history_size: Count = 100
     tolerance_grad: Positive = 1e-7
-    """A step ends where no element of the gradient is larger."""
+    """A step ends if no element of the gradient is larger."""
     tolerance_change: Positive = 1e-9
-    """A step ends where loss and parameters change by no more."""
+    """A step ends if the loss and the parameters change by no more than this."""
     line_search: Literal["strong_wolfe"] | None = None
-    """Null: each iteration goes as far as the rate says."""
+    """Null: each iteration uses the learning rate as its step size."""
 
 
 OptimizerConfig = Annotated[

@@ -1,4 +1,4 @@
-"""Gradients of several batches as one."""
+"""Accumulation of the gradients of several batches."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -11,31 +11,31 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 Gradients: TypeAlias = "Sequence[Tensor | None]"
-"""One for each parameter of a model, in their order; none where the loss does not depend on it."""
+"""One gradient for each parameter of a model, in their order; None if the loss does not depend on it."""
 
-SINGLE_BYTES = 4
+FLOAT32_BYTES = 4
 
 
 class Accumulation(Config):
-    """How many batches make one step of the optimizer, and how."""
+    """Gradient accumulation: how many batches form one optimizer step, and how they are combined."""
 
     batches: Count = 1
     reduction: Literal["mean", "sum"] = "mean"
-    """``mean``: every sample weighs the same, as in one batch of the joined size. ``sum``: Burn's, which adds
-    up the mean gradients of the batches, so that the step grows with their number."""
+    """``mean``: every sample has the same weight, as in one large batch. ``sum``: as in Burn, the sum of the
+    mean gradients of the batches, which grows with their number."""
     leftover: Literal["flush", "drop", "carry"] = "flush"
-    """What becomes of a window that is not full when the epoch ends. ``flush``: applied, weighed by what is
-    in it. ``drop``: forgotten, as in Burn. ``carry``: filled up in the next epoch, and after the last one
-    forgotten."""
+    """Treatment of a window that is not full at the end of an epoch. ``flush``: apply it, weighted by its
+    samples. ``drop``: discard it, as Burn does. ``carry``: continue it in the next epoch, and discard it
+    after the last."""
 
 
 class Window:
-    """Adds up the gradients of *length* batches.
+    """An accumulation window, which sums the gradients of *length* batches.
 
-    With ``mean``, the default, each batch weighs by its samples: the result equals, to float tolerance, the
-    gradient of one batch of the joined size. A window of one batch hands its gradients on untouched.
+    With ``mean``, the default, a batch is weighted by its samples: up to rounding, the result equals the
+    gradient of one large batch. A window of one batch returns its gradients unchanged.
 
-    Half-precision gradients are summed in float32, and handed on in their own dtype.
+    Half-precision gradients are summed in float32 and returned in their own dtype.
     """
 
     def __init__(
@@ -55,22 +55,22 @@ class Window:
 
     @classmethod
     def of(cls, accumulation: Accumulation, devices: int = 1) -> "Window":
-        """The window of *accumulation* where every one of *devices* computes a batch at a time."""
+        """Return the window of *accumulation* if each of *devices* computes one batch at a time."""
         return cls(
             accumulation.batches * devices, reduction=accumulation.reduction, leftover=accumulation.leftover
         )
 
     @property
     def full(self) -> bool:
-        """Whether it holds *length* batches."""
+        """True if the window holds *length* batches."""
         return self.batches >= self.length
 
     def add(self, gradients: Gradients, samples: int) -> None:
-        """Take in the mean gradients of one batch of *samples*."""
+        """Add the mean gradients of one batch of *samples* samples."""
         weight = samples if self.reduction == "mean" else 1
-        scaled = list(gradients) if self.length == 1 else [_times(g, weight) for g in gradients]
+        scaled = list(gradients) if self.length == 1 else [_weight(g, weight) for g in gradients]
         if self._sums:
-            self._sums = [_plus(a, b) for a, b in zip(self._sums, scaled, strict=True)]
+            self._sums = [_add(a, b) for a, b in zip(self._sums, scaled, strict=True)]
         else:
             self._sums = scaled
         self._dtypes.update((n, g.dtype) for n, g in enumerate(gradients) if g is not None)
@@ -78,9 +78,9 @@ class Window:
         self.batches += 1
 
     def take(self) -> Gradients:
-        """The mean over all samples in the window, or the sum over its batches; it is empty afterwards.
+        """Return the mean over all samples in the window, or the sum over its batches, and clear the window.
 
-        Where the mean is over no samples, there is none: every gradient is None.
+        If the window has no samples, there is no mean, and every gradient is None.
         """
         sums, dtypes, divisor = self._sums, self._dtypes, self._samples
         has_mean = self._has_mean
@@ -94,7 +94,7 @@ class Window:
         return [None if total is None else total.to(dtypes[number]) for number, total in enumerate(sums)]
 
     def end_epoch(self) -> "Gradients | None":
-        """What is left to apply when an epoch ends; None where nothing is, or the rule is not to."""
+        """Return the gradients to apply at the end of an epoch, or None if there are none to apply."""
         if not self.batches or self.leftover == "carry":
             return None
         if self.leftover == "flush" and self._has_mean:
@@ -103,9 +103,9 @@ class Window:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What is in the window: its counts, and the tensors under the number of their parameter.
+        """Return the counts and the sums of the window, with each sum under the index of its parameter.
 
-        Under ``halves`` an empty tensor stands for the dtype of a gradient whose sum has another.
+        If a gradient has another dtype than its sum, ``halves`` contains an empty tensor of that dtype.
         """
         present = {str(number): total for number, total in enumerate(self._sums) if total is not None}
         return {
@@ -121,7 +121,7 @@ class Window:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with a copy of what *state* holds. Raises `CheckpointError` where it is not of a window."""
+        """Restore a copy of *state*. Raises `CheckpointError` if it is not the state of a window."""
         try:
             sums = {int(number): total.clone() for number, total in state["sums"].items()}
             dtyped = {**state["sums"], **state.get("halves", {})}  # older checkpoints have no halves
@@ -130,30 +130,30 @@ class Window:
             self.batches, self._samples = int(state["batches"]), int(state["samples"])
         except (KeyError, AttributeError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"an accumulation window's state has batches, samples, parameters and sums; this has "
-                f"{sorted(state)}, and reading it failed with {error!r}: take a checkpoint of this version"
+                f"the state of an accumulation window has batches, samples, parameters and sums; found "
+                f"{sorted(state)}, and reading it raised {error!r}. Use a checkpoint of this version"
             ) from error
 
     @property
     def _has_mean(self) -> bool:
-        """False where `take` would divide by no samples."""
+        """False if `take` would divide by zero samples."""
         return self.length == 1 or self.reduction == "sum" or self._samples > 0
 
     def _clear(self) -> None:
         self.batches, self._samples, self._sums, self._dtypes = 0, 0, [], {}
 
 
-def _times(gradient: "Tensor | None", weight: int) -> "Tensor | None":
-    """A tensor of the window's own, which it may add to; of halves in float32, where sums find room."""
+def _weight(gradient: "Tensor | None", weight: int) -> "Tensor | None":
+    """Return *weight* times *gradient* as a new tensor, in float32 if *gradient* has half precision."""
     if gradient is None:
         return None
-    is_half = gradient.is_floating_point() and gradient.element_size() < SINGLE_BYTES
+    is_half = gradient.is_floating_point() and gradient.element_size() < FLOAT32_BYTES
     return (gradient.float() if is_half else gradient) * weight
 
 
-def _plus(total: "Tensor | None", gradient: "Tensor | None") -> "Tensor | None":
+def _add(total: "Tensor | None", gradient: "Tensor | None") -> "Tensor | None":
     if total is None or gradient is None:
         return gradient if total is None else total
-    if total.device != gradient.device:  # a window that was restored came to the CPU
+    if total.device != gradient.device:  # a restored window is on the CPU
         total = total.to(gradient.device)
     return total.add_(gradient)

@@ -1,4 +1,4 @@
-"""Keeps NaN and infinity away from the weights."""
+"""A guard that keeps NaN and infinity from reaching the weights."""
 
 import cmath
 import logging
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.outputs import TrainOutput
+from stages.optim.config import NonFinite
 from stages.optim.gradients import Gradients
-from stages.optim.non_finite import NonFinite
 
-SHOWN = 5
-ADVICE = "It has not reached the weights. Lower the learning rate, clip the gradients, look for bad samples"
+MAX_LISTED_TENSORS = 5
+ADVICE = "The weights are unchanged. Lower the learning rate, clip the gradients, or look for invalid samples"
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +24,9 @@ class NonFiniteError(StageError):
 
 
 class Guard:
-    """Lets a batch pass whose loss and gradients are finite; what about another, *rule* says.
+    """A filter that accepts batches with a finite loss and finite gradients, and treats others by *rule*.
 
-    On an accelerator this is the one place of a step that waits for the device.
+    On an accelerator, this is the only point of a step that waits for the device.
     """
 
     def __init__(self, rule: NonFinite, names: Sequence[str]) -> None:
@@ -34,32 +34,32 @@ class Guard:
         self.names = tuple(names)
         """The names of the parameters, in the order of their gradients."""
         self.skipped = 0
-        """How many batches were skipped in a row."""
+        """The number of consecutive batches that were skipped."""
         self.skipped_sums = 0
-        """How many sums of several batches were skipped in a row."""
+        """The number of consecutive accumulated updates that were skipped."""
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
-        """Whether *step* may change the weights.
+        """Return whether *step* may change the weights.
 
-        Raises `NonFiniteError`, naming the tensors, where it must not and the rule is to stop, or where too
-        many batches in a row were skipped.
+        Raises `NonFiniteError`, which names the tensors, if it may not and the rule is to stop, or if too
+        many consecutive batches were skipped.
         """
         found = self._non_finite(step.item.loss, step.gradients)
         self.skipped = self.skipped + 1 if found else 0
         if found:
-            self._skip(f"epoch {epoch}, batch {iteration}: {_listed(found)}", "batch", self.skipped)
+            self._skip(f"epoch {epoch}, batch {iteration}: {_format_found(found)}", "batch", self.skipped)
         return not found
 
     def passes_sum(self, gradients: Gradients, epoch: int, iteration: int) -> bool:
         """Return whether *gradients*, accumulated over batches that passed, may change the weights.
 
-        A sum of finite gradients may overflow. Raises `NonFiniteError` as `passes` does; its limit counts
-        updates here.
+        A sum of finite gradients may overflow. Raises `NonFiniteError` as `passes` does; the limit then
+        counts updates.
         """
         found = self._non_finite(torch.zeros(()), gradients)
         self.skipped_sums = self.skipped_sums + 1 if found else 0
         if found:
-            where = f"epoch {epoch}, batch {iteration}, accumulated gradients: {_listed(found)}"
+            where = f"epoch {epoch}, batch {iteration}, accumulated gradients: {_format_found(found)}"
             self._skip(where, "update", self.skipped_sums)
         return not found
 
@@ -67,32 +67,33 @@ class Guard:
         """Log that a batch or an update is skipped. Raises `NonFiniteError` if it must not be."""
         if self.rule.kind == "stop":
             raise NonFiniteError(
-                f"{where}. {ADVICE}, or pass over such batches with non_finite: {{kind: skip}}"
+                f"{where}. {ADVICE}. To leave such batches out, set non_finite: {{kind: skip}}"
             )
         if skipped > self.rule.limit:
             plural = {"batch": "batches", "update": "updates"}[what]
             raise NonFiniteError(
-                f"{where}, after {self.rule.limit} skipped {plural} in a row, non_finite's limit. {ADVICE}"
+                f"{where}, after {self.rule.limit} consecutive skipped {plural}, the limit of non_finite. "
+                f"{ADVICE}"
             )
         log.warning("%s; this %s is skipped, %d in a row", where, what, skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """The batches skipped in a row, so that a resumed run stops where an unbroken one does."""
+        """Return the counts of skipped batches, so that a resumed run stops at the same batch."""
         sums = {"skipped_sums": self.skipped_sums} if self.skipped_sums else {}
         return {"skipped": self.skipped, **sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from *state*. Raises `CheckpointError` where it is not a guard's."""
+        """Restore the counts in *state*. Raises `CheckpointError` if it is not the state of a guard."""
         if not isinstance(state.get("skipped"), int):
-            raise CheckpointError(f"a guard's state has 'skipped', this one is {state}")
+            raise CheckpointError(f"the state of a guard has the key 'skipped'; found {state}")
         self.skipped, self.skipped_sums = state["skipped"], state.get("skipped_sums", 0)
 
     def _non_finite(self, loss: Tensor, gradients: Gradients) -> list[tuple[str, str]]:
-        """Return what is not finite; exact, also for finite numbers whose sum is not."""
-        return [] if _all_finite(loss, gradients) else list(self._found(loss, gradients))
+        """Return the name and kind of each non-finite tensor, also if a sum of finite numbers overflows."""
+        return [] if _all_finite(loss, gradients) else list(self._find(loss, gradients))
 
-    def _found(self, loss: Tensor, gradients: Gradients) -> Iterator[tuple[str, str]]:
-        """What the loss and each gradient hold that is not finite, and its name; exact, and slow."""
+    def _find(self, loss: Tensor, gradients: Gradients) -> Iterator[tuple[str, str]]:
+        """Yield the name of each tensor with a non-finite element, and its kind; exact, but slow."""
         for name, tensor in [("loss", loss), *zip(self.names, gradients, strict=True)]:
             if tensor is None:
                 continue
@@ -104,9 +105,9 @@ class Guard:
 
 
 def _all_finite(loss: Tensor, gradients: Gradients) -> bool:
-    """True only where everything is finite; False also where a sum of finite numbers overflows.
+    """Return True only if all elements are finite; False also if a sum of finite numbers overflows.
 
-    A NaN or infinity stays in any sum and any norm, so one number a tensor is enough to look at.
+    NaN and infinity propagate through sums and norms, so one number per tensor is enough.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     on_cpu = all(tensor.is_cpu for tensor in (loss, *present[:1]))
@@ -114,12 +115,12 @@ def _all_finite(loss: Tensor, gradients: Gradients) -> bool:
 
 
 def _finite_sums(loss: Tensor, gradients: list[Tensor]) -> bool:
-    """Reads one number after another, which costs next to nothing on a CPU."""
+    """Check one sum per gradient; reading a number is cheap on a CPU."""
     return cmath.isfinite(sum([gradient.sum().item() for gradient in gradients], loss.item()))
 
 
 def _finite_norms(loss: Tensor, gradients: list[Tensor]) -> bool:
-    """Few kernels, and waits for the device once; the loss may be on another one than the gradients."""
+    """Check all norms with few kernels and one synchronization; the loss may be on a different device."""
     if not gradients:
         return bool(loss.detach().isfinite().all())
     dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
@@ -128,6 +129,7 @@ def _finite_norms(loss: Tensor, gradients: list[Tensor]) -> bool:
     return bool(torch.stack([each.to(device) for each in (loss.detach(), *norms)]).isfinite().all())
 
 
-def _listed(found: list[tuple[str, str]]) -> str:
-    shown = ", ".join(f"{what} in {name}" for name, what in found[:SHOWN])
-    return shown if len(found) <= SHOWN else f"{shown} and {len(found) - SHOWN} more"
+def _format_found(found: list[tuple[str, str]]) -> str:
+    listed = ", ".join(f"{what} in {name}" for name, what in found[:MAX_LISTED_TENSORS])
+    more = len(found) - MAX_LISTED_TENSORS
+    return listed if more <= 0 else f"{listed} and {more} more"

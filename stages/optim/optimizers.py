@@ -1,14 +1,14 @@
-"""From a config to torch's optimizer."""
+"""PyTorch optimizers built from their configuration."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stages.optim.config import AdaGrad, Adam, AdamW, Lbfgs, Muon, RmsProp, Sgd
-from stages.optim.dynamo import without_dynamo
-from stages.optim.fused import is_dense, is_skipped_by_sgd
-from stages.optim.muon import MuonWithAdamW
+from stages.optim.fast_path.kernels import is_dense, is_skipped_by_sgd
+from stages.optim.fast_path.patches import without_dynamo
 
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
@@ -16,13 +16,13 @@ FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 def build_optimizer(
     config: Adam | AdamW | Sgd | RmsProp | AdaGrad | Muon | Lbfgs, parameters: Iterable[Tensor]
 ) -> torch.optim.Optimizer:
-    """The torch optimizer of *parameters*; in its fused form, one call a step for all, where there is one.
+    """Return the PyTorch optimizer of *parameters*, in its fused form if there is one.
 
-    Its clipping is not in it: hand ``config.clipping`` to the `Stepper`.
+    The optimizer does not clip: pass ``config.clipping`` to the `Stepper`.
 
-    Where torch computes otherwise than Burn, at the same settings: the fused Adam corrects for bias in
-    float64 and in another order of operations (last digits); Muon averages momentum instead of summing,
-    which the orthogonalisation undoes, and iterates in bfloat16. The others differ by rounding only.
+    At the same settings, PyTorch differs from Burn as follows: the fused Adam corrects the bias in float64
+    and in another order of operations (last digits); Muon averages the momentum instead of summing it, which
+    the orthogonalization cancels, and iterates in bfloat16. The other optimizers differ by rounding only.
     """
     parameters = list(parameters)
     with without_dynamo():
@@ -65,7 +65,9 @@ def _build(
             )
         case Muon():
             return MuonWithAdamW(
-                parameters, lambda some: _muon(config, some), lambda some: _adam(config.others, some)
+                parameters,
+                lambda matrices: _muon(config, matrices),
+                lambda others: _adam(config.others, others),
             )
         case Lbfgs():
             return _lbfgs(config, parameters)
@@ -111,8 +113,41 @@ def _lbfgs(config: Lbfgs, parameters: list[Tensor]) -> torch.optim.Optimizer:
 
 
 def _can_be_fused(parameters: list[Tensor]) -> bool:
-    """Whether torch's fused forms take *parameters*; True at once for those of an ordinary model."""
+    """Return whether PyTorch's fused optimizers accept *parameters*."""
     return all(
         parameter.is_floating_point() and parameter.device.type in FUSED_DEVICES and is_dense(parameter)
         for parameter in parameters
     )
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of a model and AdamW for all other parameters, as one optimizer.
+
+    The two share one state and one list of groups; the group of the matrices is the first. *muon* and *adamw*
+    build the PyTorch optimizers of the parameters that they receive.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        muon: Callable[[list[Tensor]], torch.optim.Optimizer],
+        adamw: Callable[[list[Tensor]], torch.optim.Optimizer],
+    ) -> None:
+        parameters = list(parameters)
+        matrices = [parameter for parameter in parameters if parameter.ndim == 2]
+        others = [parameter for parameter in parameters if parameter.ndim != 2]
+        self._parts: list[torch.optim.Optimizer] = [
+            build(group) for build, group in ((muon, matrices), (adamw, others)) if group
+        ]
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+
+    def step(self, closure: Any = None) -> Any:
+        """Step both optimizers, with the current groups and state of this one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part, group in zip(self._parts, self.param_groups, strict=True):
+            part.param_groups, part.state = [group], self.state
+            part.step()
+        return loss

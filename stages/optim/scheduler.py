@@ -1,4 +1,4 @@
-"""How far a schedule has come: what the loop asks for the rate of each batch."""
+"""Learning rate schedulers: a schedule with its current iteration."""
 
 import math
 from typing import Any, Protocol
@@ -8,29 +8,29 @@ from stages.optim.schedules import Constant, Schedule
 
 
 class LrScheduler(Protocol):
-    """What gives the learning rate of each batch. Burn's `LrScheduler`.
+    """A source of the learning rate of each batch. Burn's `LrScheduler`.
 
-    One with an attribute ``drives_groups`` that is true sets the rates of the optimizer's groups itself. One
-    with an attribute ``monitored``, a split and a metric, gets the epoch values of that metric.
+    If it has a true attribute ``drives_groups``, it sets the rates of the optimizer's groups itself. If it
+    has an attribute ``monitored``, a split and a metric, it receives the epoch values of that metric.
     """
 
     def step(self) -> float:
-        """The rate of the next batch."""
+        """Return the learning rate of the next batch."""
 
     def end_epoch(self, metric: float | None = None) -> None:
-        """End an epoch whose validation loss, or other monitored metric, is *metric*; None if unmeasured."""
+        """End an epoch whose validation loss or other monitored metric is *metric*; None if not measured."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on."""
+        """Return the state to resume from."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from *state*."""
+        """Resume from *state*."""
 
 
 class Scheduler:
-    """A schedule and its iteration: a batch, or an epoch where the schedule says so. It never starts again.
+    """A schedule with its current iteration, which counts batches, or epochs if the schedule is per epoch.
 
-    Raises `ParamsError` for a rate that is not above 0, and for what the schedule cannot do with it.
+    Raises `ParamsError` if the initial rate is not above 0 or the schedule does not support it.
     """
 
     def __init__(self, initial: float, schedule: Schedule | None = None) -> None:
@@ -43,7 +43,7 @@ class Scheduler:
             self.schedule.check(initial)
 
     def step(self) -> float:
-        """Return the rate of this batch; the next call is the next batch.
+        """Return the rate of the current batch and advance to the next one.
 
         Raises `ParamsError` if the schedule's rate is not finite.
         """
@@ -57,29 +57,31 @@ class Scheduler:
             self.iteration += 1
         return rate
 
-    def end_epoch(self, metric: float | None = None) -> None:  # noqa: ARG002  the protocol's
-        """The next iteration, where an iteration is an epoch."""
+    def end_epoch(self, metric: float | None = None) -> None:  # noqa: ARG002  required by the protocol
+        """Advance to the next iteration if an iteration is an epoch."""
         if self._per_epoch:
             self.iteration += 1
 
     def burn_state(self) -> Any:
-        """What Burn's scheduler of this kind saves at this point; for a user's schedule, the iteration."""
+        """Return the state that Burn's scheduler would save, or the iteration for a user's schedule."""
         if hasattr(self.schedule, "burn_state"):
             return self.schedule.burn_state(self.initial, self.iteration)
         return self.iteration
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it has come."""
+        """Return the iteration."""
         return {"iteration": self.iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the ``iteration`` in *state*. Raises `CheckpointError` where there is none."""
+        """Resume from the ``iteration`` in *state*. Raises `CheckpointError` if it is missing."""
         if not isinstance(state.get("iteration"), int):
-            raise CheckpointError(f"a scheduler's state has an 'iteration', this one is {state}")
+            raise CheckpointError(f"the state of a scheduler has an integer 'iteration'; found {state}")
         self.iteration = state["iteration"]
 
 
 def check_rate(rate: float) -> None:
     """Raise `ParamsError` unless *rate* is a finite number above 0."""
     if not 0 < rate < math.inf:
-        raise ParamsError(f"the learning rate is {rate}: give one above 0, as in 1e-3")
+        raise ParamsError(
+            f"the learning rate must be finite and above 0; found {rate}. Set, for example, 1e-3"
+        )

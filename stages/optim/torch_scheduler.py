@@ -1,4 +1,4 @@
-"""torch's learning rate schedulers, as the loop asks them; and any learning rate as a scheduler."""
+"""Adapters that give PyTorch's schedulers and plain learning rates the interface of `LrScheduler`."""
 
 import copy
 from numbers import Real
@@ -14,16 +14,16 @@ from stages.optim.scheduler import LrScheduler, Scheduler, check_rate
 
 
 class TorchScheduler:
-    """A scheduler of torch, which sets the rates of its optimizer's groups.
+    """An adapter for a scheduler of PyTorch, which sets the learning rates of its optimizer's groups.
 
     It steps after each batch or each epoch. ``ReduceLROnPlateau`` steps after each epoch only, with the
     epoch's value of the metric *monitor*: ``"Accuracy"`` or ``"valid Accuracy"`` of the valid split,
     ``"train Loss"`` of the train split. The default is the validation loss. Raises `BuilderError` for a
-    plateau of ``mode="max"`` without a *monitor*, and for a *monitor* of any other scheduler.
+    ``ReduceLROnPlateau`` of ``mode="max"`` without a *monitor*, and for a *monitor* of any other scheduler.
     """
 
     drives_groups = True
-    """It sets the rates of the groups, and nothing else does."""
+    """The scheduler sets the rates of the groups."""
 
     def __init__(
         self,
@@ -35,31 +35,31 @@ class TorchScheduler:
         self.scheduler = scheduler
         self.is_plateau = isinstance(scheduler, ReduceLROnPlateau)
         self.per = "epoch" if self.is_plateau else per
-        self.monitored = _monitored(scheduler, monitor)
-        """The split and the metric whose epoch value `end_epoch` takes."""
+        self.monitored = _parse_monitor(scheduler, monitor)
+        """The split and the metric whose epoch value is passed to `end_epoch`."""
         self._started = False
-        # torch would warn of a batch whose gradients only go into an accumulation window
+        # otherwise torch warns after a batch whose gradients were only accumulated
         scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
 
     @property
     def needs(self) -> set[tuple[Split, str]]:
-        """The epoch values that it decides by, as split and metric; only ``ReduceLROnPlateau`` has one."""
+        """The epoch values that it needs, as split and metric; only ``ReduceLROnPlateau`` needs one."""
         return {self.monitored} if self.is_plateau else set()
 
     @property
     def direction(self) -> Direction:
-        """The better direction of what it monitors."""
+        """The direction in which the monitored metric improves."""
         return Direction.HIGHEST if getattr(self.scheduler, "mode", "min") == "max" else Direction.LOWEST
 
     def step(self) -> float:
-        """The rate of the first group for the next batch; the others' stand in the optimizer."""
+        """Return the rate of the first group for the next batch; the optimizer holds the other rates."""
         if self.per == "batch" and self._started:
             self.scheduler.step()
         self._started = True
         return float(self.scheduler.optimizer.param_groups[0]["lr"])
 
     def end_epoch(self, metric: float | None = None) -> None:
-        """Step if an iteration is an epoch; *metric* is the epoch's value of what is monitored."""
+        """Step if an iteration is an epoch; *metric* is the epoch value of the monitored metric."""
         if self.per == "batch":
             return
         if not isinstance(self.scheduler, ReduceLROnPlateau):
@@ -69,29 +69,29 @@ class TorchScheduler:
         else:
             split, name = self.monitored
             raise BuilderError(
-                f"ReduceLROnPlateau monitors the {split} {name!r}, which this epoch lacks: register a {name} "
-                f"metric for the {split} split"
+                f"ReduceLROnPlateau monitors the {split} {name!r}, but this epoch has no such value. "
+                f"Register a {name} metric for the {split} split"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What of the scheduler is plain data; the functions and options it was made with are its maker's."""
-        return {"started": self._started, "scheduler": _plain(self.scheduler.state_dict())}
+        """Return the plain data in the scheduler's state, without functions and constructor options."""
+        return {"started": self._started, "scheduler": _select_plain(self.scheduler.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from *state*, made as the first was; the rates are in the optimizer's own state."""
+        """Resume from *state*; the options must be the same. The optimizer's state holds the rates."""
         if not isinstance(state.get("scheduler"), dict):
             raise CheckpointError(
-                f"a scheduler of torch has a 'scheduler' in its state, this one has {sorted(state)}: it was "
-                "saved by another kind of scheduler"
+                f"the state of a PyTorch scheduler has the key 'scheduler'; found {sorted(state)}, which "
+                "another kind of scheduler saved. Build the learner with the same kind of scheduler"
             )
         self._started = bool(state["started"])
         self.scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
 
 
 class OptimizerRate:
-    """The rates that the groups of an optimizer have, and that anything else may change.
+    """The current learning rates of an optimizer, which the user's code may change at any time.
 
-    Raises `ParamsError` if that of the first group is not above 0 when it is made.
+    Raises `ParamsError` if the initial rate of the first group is not above 0.
     """
 
     drives_groups = True
@@ -109,11 +109,11 @@ class OptimizerRate:
         """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing, as the rates are in the optimizer's own state."""
+        """Return an empty dict, because the optimizer's state holds the rates."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing; the state of a constant schedule fits too."""
+        """Ignore *state*, which may also be that of a constant schedule."""
 
     @property
     def _rate(self) -> float:
@@ -121,19 +121,19 @@ class OptimizerRate:
 
 
 def as_scheduler(optimizer: Optimizer, lr: float | LrScheduler | LRScheduler | None) -> LrScheduler:
-    """Return *lr* as the loop calls it: a number is constant, None is the optimizer's own rate.
+    """Return *lr* as a scheduler: a number is a constant rate, None the optimizer's own rate.
 
-    A scheduler of torch steps after each batch, as Burn's do; for each epoch, pass
+    A scheduler of PyTorch steps after each batch, as Burn's do; to step after each epoch, pass
     ``TorchScheduler(scheduler, per="epoch")``. A ``ReduceLROnPlateau`` follows the validation loss; for
-    another metric, pass ``TorchScheduler(scheduler, monitor="Accuracy")``. Raises `BuilderError` for a
-    scheduler of another optimizer, and for a type that gives no rate.
+    another metric, pass ``TorchScheduler(scheduler, monitor="Accuracy")``. Raises `BuilderError` if the
+    scheduler belongs to another optimizer, or if *lr* has no method ``step``.
     """
     if isinstance(lr, LRScheduler):
         lr = TorchScheduler(lr)
     if isinstance(lr, TorchScheduler) and lr.scheduler.optimizer is not optimizer:
         raise BuilderError(
-            f"the {type(lr.scheduler).__name__} belongs to another optimizer than the one given: make "
-            "it with that one"
+            f"the {type(lr.scheduler).__name__} belongs to a different optimizer. Create it with the "
+            "optimizer that is passed to build"
         )
     if lr is None:
         return OptimizerRate(optimizer)
@@ -141,24 +141,24 @@ def as_scheduler(optimizer: Optimizer, lr: float | LrScheduler | LRScheduler | N
         return Scheduler(float(lr))
     if not callable(getattr(lr, "step", None)):
         raise BuilderError(
-            f"{lr!r} is a {type(lr).__name__}, which says no learning rate: give a number, a scheduler of "
-            "stages.optim or of torch, an object with its methods (step, end_epoch …), or None for the "
+            f"the learning rate {lr!r} is a {type(lr).__name__}. Pass a number, a scheduler of stages.optim "
+            "or of torch, an object with the methods of LrScheduler (step, end_epoch …), or None for the "
             "optimizer's own rate"
         )
     return lr
 
 
-def _monitored(scheduler: LRScheduler, monitor: str | None) -> tuple[Split, str]:
-    """Return the split and the metric that *monitor* names; raise `BuilderError` if it cannot work."""
+def _parse_monitor(scheduler: LRScheduler, monitor: str | None) -> tuple[Split, str]:
+    """Return the split and the metric that *monitor* names; raise `BuilderError` if they do not fit."""
     is_plateau = isinstance(scheduler, ReduceLROnPlateau)
     if monitor is not None and not is_plateau:
         raise BuilderError(
-            f"a {type(scheduler).__name__} monitors no metric, but monitor is {monitor!r}: leave it out"
+            f"a {type(scheduler).__name__} does not monitor a metric, but monitor is {monitor!r}. Remove it"
         )
     if monitor is None and is_plateau and getattr(scheduler, "mode", "min") == "max":
         raise BuilderError(
-            "a ReduceLROnPlateau of mode='max' cannot follow the validation loss, which is to fall: name its "
-            "metric, as in TorchScheduler(scheduler, monitor='Accuracy'), or make it with mode='min'"
+            "a ReduceLROnPlateau of mode='max' cannot monitor the validation loss, which should decrease. "
+            "Name its metric, for example TorchScheduler(scheduler, monitor='Accuracy'), or use mode='min'"
         )
     first, _, rest = (monitor or "Loss").partition(" ")
     return (Split(first), rest) if first in list(Split) and rest else (Split.VALID, monitor or "Loss")
@@ -172,12 +172,12 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | Tensor)
 
 
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """The entries of *state* that a record can hold, also of the states inside."""
-    return {key: _pruned(value) for key, value in state.items() if _is_plain(value)}
+def _select_plain(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of *state* that a record can hold, recursively."""
+    return {key: _prune(value) for key, value in state.items() if _is_plain(value)}
 
 
-def _pruned(value: Any) -> Any:
+def _prune(value: Any) -> Any:
     if isinstance(value, dict):
-        return _plain(value)
-    return [_pruned(each) for each in value] if isinstance(value, list | tuple) else value
+        return _select_plain(value)
+    return [_prune(each) for each in value] if isinstance(value, list | tuple) else value

@@ -17,8 +17,8 @@ from stages.contracts.interrupter import Interrupter
 from stages.data.config import BatcherConfig
 from stages.learner.stopping import MetricEarlyStopping
 from stages.metrics.registry import MetricConfig
+from stages.optim.config import NonFinite
 from stages.optim.gradients import Accumulation
-from stages.optim.non_finite import NonFinite
 from stages.records.config import RecorderConfig
 
 CHANGES_NO_NUMBER = {

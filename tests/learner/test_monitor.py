@@ -67,7 +67,10 @@ def monitoring(optimizer, monitor, **options):
         (partial(monitoring, monitor="Accuracy", **DOWN), "lowest.*valid 'Accuracy'.*highest"),
         (partial(monitoring, monitor="Acuracy", **UP), "ReduceLROnPlateau decides by the valid 'Acuracy'"),
         (partial(monitoring, monitor="test Loss", **DOWN), "valid 'test Loss'.*not registered"),
-        (lambda optimizer: TorchScheduler(StepLR(optimizer, 1), monitor="Loss"), "StepLR monitors no metric"),
+        (
+            lambda optimizer: TorchScheduler(StepLR(optimizer, 1), monitor="Loss"),
+            "StepLR does not monitor a metric",
+        ),
     ],
 )
 def test_a_plateau_that_would_follow_the_wrong_numbers_is_refused(tmp_path, scheduler, words):

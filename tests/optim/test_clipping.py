@@ -24,7 +24,7 @@ LISTS = st.lists(
         (ClipByGlobalNorm(max_norm=9.0), [[3.0, -4.0], None, [0.0], [1.0]]),
     ],
 )
-def test_a_rule_clips_what_it_says_and_leaves_what_it_was_given(clipping, clipped):
+def test_clipping_equals_its_definition_and_leaves_the_input_unchanged(clipping, clipped):
     gradients = [torch.tensor([3.0, -4.0]), None, torch.tensor([0.0]), torch.tensor([1.0])]
 
     found = clip(gradients, clipping)
@@ -35,7 +35,7 @@ def test_a_rule_clips_what_it_says_and_leaves_what_it_was_given(clipping, clippe
 
 @settings(deadline=None)  # the first call of torch takes long
 @given(LISTS, st.floats(1e-3, 1e3))
-def test_no_gradient_is_longer_than_it_may_be_and_none_turns(gradients, limit):
+def test_clipped_gradients_are_within_the_limit_and_keep_their_direction(gradients, limit):
     by_value = clip(gradients, ClipByValue(value=limit))
     by_norm = clip(gradients, ClipByNorm(max_norm=limit))
     together = clip(gradients, ClipByGlobalNorm(max_norm=limit))
@@ -53,7 +53,7 @@ def test_no_gradient_is_longer_than_it_may_be_and_none_turns(gradients, limit):
 @pytest.mark.parametrize(
     "clipping", [ClipByValue(value=9.0), ClipByNorm(max_norm=9.0), ClipByGlobalNorm(max_norm=9.0)]
 )
-def test_what_is_within_keeps_its_bits(clipping):
+def test_gradients_within_the_limit_keep_their_bits(clipping):
     gradient = torch.randn(7, generator=torch.Generator().manual_seed(3))
 
     assert torch.equal(clip([gradient], clipping)[0], gradient)
@@ -61,7 +61,7 @@ def test_what_is_within_keeps_its_bits(clipping):
 
 @pytest.mark.parametrize("clipping", [ClipByNorm(max_norm=1.0), ClipByGlobalNorm(max_norm=1.0)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_whose_norm_is_beyond_them_keep_their_direction(clipping, dtype):
+def test_half_precision_gradients_with_a_large_norm_keep_their_direction(clipping, dtype):
     found = clip([torch.full((10_000,), 60000.0, dtype=dtype), None], clipping)[0]
 
     assert found.dtype == dtype
@@ -72,7 +72,7 @@ def test_halves_whose_norm_is_beyond_them_keep_their_direction(clipping, dtype):
     "clipping", [ClipByValue(value=2.0), ClipByNorm(max_norm=2.5), ClipByGlobalNorm(max_norm=2.5)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_sparse_gradient_is_clipped_as_the_dense_one_and_stays_sparse(clipping, dtype):
+def test_sparse_gradient_is_clipped_like_the_dense_one_and_stays_sparse(clipping, dtype):
     """Also where it names an element twice, and where it holds nothing."""
     full, empty = (
         torch.sparse_coo_tensor(

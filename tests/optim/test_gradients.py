@@ -16,7 +16,7 @@ def filled(window, *batches):
     return window
 
 
-def test_a_window_is_the_mean_over_its_samples():
+def test_window_returns_the_mean_over_its_samples():
     window = Window(2)
     window.add([torch.tensor([1.0]), None], 3)
     assert not window.full
@@ -30,19 +30,19 @@ def test_a_window_is_the_mean_over_its_samples():
     assert window.batches == 0
 
 
-def test_a_window_may_be_burns_sum_of_means():
+def test_window_can_return_burns_sum_of_means():
     assert filled(Window(2, reduction="sum"), (1.0, 3), (5.0, 1)).take()[0].item() == 6.0
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_gradient_that_comes_later_counts_as_zero_before(reduction):
+def test_gradient_missing_in_earlier_batches_counts_as_zero(reduction):
     window = filled(Window(2, reduction=reduction), (None, 1), (4.0, 3))
 
     assert window.take()[0].item() == {"mean": 3.0, "sum": 4.0}[reduction]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_window_of_one_hands_the_gradients_on_untouched(reduction):
+def test_window_of_one_batch_returns_the_gradients_unchanged(reduction):
     gradient = torch.tensor([0.1])
     window = Window(1, reduction=reduction)
     window.add([gradient], 7)
@@ -51,7 +51,7 @@ def test_a_window_of_one_hands_the_gradients_on_untouched(reduction):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_window_leaves_what_it_was_given(reduction):
+def test_window_does_not_modify_its_input(reduction):
     gradients = [torch.tensor([1.0]), torch.tensor([2.0])]
     window = Window(2, reduction=reduction)
     for gradient in gradients:
@@ -70,7 +70,7 @@ def test_a_window_leaves_what_it_was_given(reduction):
         ("carry", "mean", None, 2),
     ],
 )
-def test_an_epoch_that_ends_in_a_window(leftover, reduction, applied, stays):
+def test_partial_window_at_the_end_of_an_epoch_follows_the_leftover_rule(leftover, reduction, applied, stays):
     window = filled(Window(3, reduction=reduction, leftover=leftover), (1.0, 3), (5.0, 1))
 
     left = window.end_epoch()
@@ -79,14 +79,14 @@ def test_an_epoch_that_ends_in_a_window(leftover, reduction, applied, stays):
     assert window.batches == stays
 
 
-def test_an_epoch_that_ends_between_windows_leaves_nothing():
+def test_no_gradients_remain_if_an_epoch_ends_with_a_full_window():
     window = filled(Window(2), (1.0, 3), (5.0, 1))
     window.take()
 
     assert window.end_epoch() is None
 
 
-def test_a_window_that_is_carried_over_is_filled_up():
+def test_carried_window_is_completed_in_the_next_epoch():
     window = filled(Window(3, leftover="carry"), (1.0, 1), (2.0, 1))
     window.end_epoch()
 
@@ -94,7 +94,7 @@ def test_a_window_that_is_carried_over_is_filled_up():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_window_goes_on_from_its_state(reduction):
+def test_window_resumes_from_its_state(reduction):
     window, resumed = (Window(3, reduction=reduction) for _ in "ab")
     for gradients in ([torch.tensor([1.0]), None, torch.tensor([2.0])], [torch.tensor([3.0]), None, None]):
         window.add(gradients, 5)
@@ -107,7 +107,7 @@ def test_a_window_goes_on_from_its_state(reduction):
     assert resumed.take() == window.take()
 
 
-def test_an_empty_window_has_a_state():
+def test_empty_window_has_a_state():
     window = filled(Window(2), (1.0, 1))
     window.load_state_dict(Window(2).state_dict())
 
@@ -117,7 +117,7 @@ def test_an_empty_window_has_a_state():
         window.load_state_dict({"batches": 1})
 
 
-def test_every_device_brings_a_batch():
+def test_each_device_contributes_a_batch_to_the_window():
     window = Window.of(Accumulation(batches=2, reduction="sum", leftover="drop"), devices=3)
 
     assert (window.length, window.reduction, window.leftover) == (6, "sum", "drop")
@@ -125,7 +125,7 @@ def test_every_device_brings_a_batch():
 
 @settings(deadline=None)  # the first call of torch takes long
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 99))
-def test_batches_of_any_sizes_are_one_batch_of_the_joined_size(sizes, seed):
+def test_batches_of_any_sizes_equal_one_large_batch(sizes, seed):
     inputs = torch.randn(sum(sizes), 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
 
@@ -141,7 +141,7 @@ def test_batches_of_any_sizes_are_one_batch_of_the_joined_size(sizes, seed):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_are_summed_where_they_have_room(dtype, reduction):
+def test_half_precision_gradients_are_summed_in_float32(dtype, reduction):
     window = Window(3, reduction=reduction)
     for value in (40000.0, 40000.0, -60000.0):
         window.add([torch.tensor([value], dtype=dtype)], 256)
@@ -155,7 +155,7 @@ def test_halves_are_summed_where_they_have_room(dtype, reduction):
         assert total.item() == pytest.approx(exact, rel=1e-2)
 
 
-def test_a_mean_over_no_samples_is_no_update():
+def test_window_without_samples_makes_no_update():
     full, flushed = Window(2), Window(2)
     for window, batches in ((full, 2), (flushed, 1)):
         for _ in range(batches):
@@ -166,7 +166,7 @@ def test_a_mean_over_no_samples_is_no_update():
     assert (full.batches, flushed.batches) == (0, 0)
 
 
-def test_a_window_of_whole_floats_may_come_from_an_older_checkpoint():
+def test_window_loads_the_state_of_an_older_checkpoint():
     window, resumed = filled(Window(2), (1.0, 3)), Window(2)
     state = window.state_dict()
     del state["halves"]
@@ -176,7 +176,7 @@ def test_a_window_of_whole_floats_may_come_from_an_older_checkpoint():
     assert filled(resumed, (5.0, 1)).take()[0].item() == 2.0
 
 
-def test_a_sum_over_no_samples_is_the_sum_of_its_batches():
+def test_sum_over_batches_without_samples_is_still_applied():
     full, flushed = Window(2, reduction="sum"), Window(2, reduction="sum")
 
     assert filled(full, (1.0, 0), (5.0, 0)).take()[0].item() == 6.0

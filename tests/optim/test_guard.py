@@ -46,7 +46,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("bad", "named"), BAD)
-def test_stop_names_where_and_what(bad, named):
+def test_stop_rule_names_the_batch_and_the_tensors(bad, named):
     with pytest.raises(NonFiniteError, match=r"^epoch 3, batch 17: ") as caught:
         Guard(NonFinite(), NAMES).passes(bad, 3, 17)
 
@@ -55,19 +55,19 @@ def test_stop_names_where_and_what(bad, named):
 
 
 @pytest.mark.parametrize("good", GOOD)
-def test_finite_numbers_pass_however_large_their_sum(good):
+def test_finite_gradients_pass_even_if_their_sum_overflows(good):
     assert Guard(NonFinite(), NAMES).passes(good, 1, 1)
 
 
 @pytest.mark.parametrize("test", [_finite_sums, _finite_norms], ids=["on a CPU", "on an accelerator"])
-def test_no_quick_test_overlooks_anything(test):
+def test_fast_checks_find_every_non_finite_element(test):
     for bad, _ in BAD:
         assert not test(bad.item.loss, [each for each in bad.gradients if each is not None])
     for good in GOOD[:2]:
         assert test(good.item.loss, [each for each in good.gradients if each is not None])
 
 
-def test_skip_lets_a_few_in_a_row_go_by_and_no_more(caplog):
+def test_skip_rule_stops_the_run_after_its_limit(caplog):
     guard = Guard(SKIP, NAMES)
     good, bad = step(1.0), step(NAN)
 
@@ -76,19 +76,19 @@ def test_skip_lets_a_few_in_a_row_go_by_and_no_more(caplog):
 
     assert passed == [False, False, True, False, False]
     assert "epoch 1, batch 1: NaN in loss; this batch is skipped, 2 in a row" in caplog.text
-    with pytest.raises(NonFiniteError, match="after 2 skipped batches in a row"):
+    with pytest.raises(NonFiniteError, match="after 2 consecutive skipped batches"):
         guard.passes(bad, 1, 6)
 
 
 @pytest.mark.parametrize("good", [step(1.0), step(1.0, [3e38, 3e38])], ids=["finite sum", "overflowing sum"])
-def test_a_batch_that_passes_ends_the_row_of_skipped_ones(good):
+def test_a_finite_batch_resets_the_count_of_skipped_batches(good):
     guard, bad = Guard(SKIP, NAMES), step(NAN)
 
     assert [guard.passes(each, 1, 1) for each in (bad, bad, good, bad)] == [False, False, True, False]
     assert guard.skipped == 1
 
 
-def test_sums_that_are_not_finite_are_skipped_up_to_the_limit():
+def test_non_finite_sums_are_skipped_up_to_the_limit():
     guard, good, bad = Guard(SKIP, NAMES), *(step(1.0, [each]).gradients for each in (1.0, INFINITY))
     passed = [guard.passes_sum(each, 1, 4) for each in (bad, bad, good, bad)]
     resumed = Guard(SKIP, NAMES)
@@ -100,7 +100,7 @@ def test_sums_that_are_not_finite_are_skipped_up_to_the_limit():
         resumed.passes_sum(bad, 1, 12)
 
 
-def test_a_resumed_guard_counts_on():
+def test_resumed_guard_continues_its_count():
     guard, resumed = Guard(SKIP, NAMES), Guard(SKIP, NAMES)
     for iteration in (1, 2):
         guard.passes(step(NAN), 1, iteration)
@@ -113,7 +113,7 @@ def test_a_resumed_guard_counts_on():
         resumed.load_state_dict({})
 
 
-def test_many_names_are_cut_short():
+def test_error_lists_only_the_first_tensors():
     names = [f"layers.{number}" for number in range(9)]
     bad = TrainOutput(None, [torch.tensor([NAN])] * 9, step(1.0).item)
 
@@ -121,7 +121,7 @@ def test_many_names_are_cut_short():
         Guard(NonFinite(), names).passes(bad, 1, 1)
 
 
-def test_sparse_complex_and_half_gradients_are_looked_at():
+def test_sparse_complex_and_half_precision_gradients_are_checked():
     sparse = torch.sparse_coo_tensor(
         torch.tensor([[0, 2]]), torch.tensor([1.0, NAN]), (3,), check_invariants=True
     )
@@ -136,7 +136,7 @@ def test_sparse_complex_and_half_gradients_are_looked_at():
     assert passes(half)
 
 
-def test_the_test_of_an_accelerator_takes_sparse_gradients_and_none():
+def test_norm_check_accepts_sparse_gradients_and_none():
     sparse, infinite = (
         torch.sparse_coo_tensor(
             torch.tensor([[0, 2]]), torch.tensor([1.0, last]), (3,), check_invariants=True
@@ -151,7 +151,7 @@ def test_the_test_of_an_accelerator_takes_sparse_gradients_and_none():
 
 
 @pytest.mark.parametrize(("loss", "gradient"), [("cuda", "cuda:1"), ("cuda", "cpu"), ("cpu", "cuda")])
-def test_the_loss_may_be_on_another_device_than_the_gradients(loss, gradient):
+def test_loss_and_gradients_may_be_on_different_devices(loss, gradient):
     """Fake tensors have a device, and no numbers: what fails is only the look at the number at the end."""
     with FakeTensorMode():
         given = torch.ones(3, device=gradient)
@@ -162,7 +162,7 @@ def test_the_loss_may_be_on_another_device_than_the_gradients(loss, gradient):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
-def test_a_loss_on_a_cpu_and_gradients_on_an_accelerator_pass():
+def test_loss_on_a_cpu_and_gradients_on_an_accelerator_pass():
     item = step(1.0).item
 
     def passes(value):

@@ -71,7 +71,7 @@ def burn(config, weight, gradients, rate):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.kind}")
-def test_twenty_steps_are_burns_arithmetic(config):
+def test_twenty_steps_equal_burns_arithmetic(config):
     gradients = [math.sin(3.0 * step) + 0.3 for step in range(20)]
     weight = torch.nn.Parameter(torch.tensor([0.7], dtype=torch.float64))
     stepper = Stepper([weight], build_optimizer(config, [weight]))
@@ -97,7 +97,7 @@ def test_twenty_steps_are_burns_arithmetic(config):
         ("lbfgs", {"max_iter": 20, "history_size": 100, "tolerance_grad": 1e-7, "tolerance_change": 1e-9}),
     ],
 )
-def test_the_defaults_are_burns(kind, defaults):
+def test_defaults_are_burns(kind, defaults):
     config = TypeAdapter(OptimizerConfig).validate_python({"kind": kind})
 
     assert config.clipping is None
@@ -105,29 +105,32 @@ def test_the_defaults_are_burns(kind, defaults):
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, Muon(), Lbfgs()], ids=lambda config: config.kind)
-def test_an_optimizer_is_the_same_after_a_way_through_json(config):
+def test_optimizer_config_survives_a_json_round_trip(config):
     adapter = TypeAdapter(OptimizerConfig)
 
     assert adapter.validate_json(config.model_dump_json()) == config
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
-        ({"kind": "sgd", "nesterov": True}, "momentum: 0.9, dampening: 0"),
+        ({"kind": "sgd", "nesterov": True}, "momentum: 0.9 and dampening: 0"),
         ({"kind": "sgd", "nesterov": True, "momentum": 0.9}, "dampening 0.1"),
         ({"kind": "adam", "learning_rate": 0}, "must be a finite number above 0"),
         ({"kind": "adam", "lr": 0.1}, "Extra inputs"),
         ({"kind": "adam", "clipping": {"kind": "norm"}}, "max_norm"),
-        ({"kind": "muon", "others": {"clipping": {"kind": "norm", "max_norm": 1}}}, "clip all gradients"),
+        (
+            {"kind": "muon", "others": {"clipping": {"kind": "norm", "max_norm": 1}}},
+            "muon clips all gradients",
+        ),
     ],
 )
-def test_an_optimizer_that_cannot_be_meant_is_refused(section, told):
-    with pytest.raises(ValidationError, match=told):
+def test_invalid_optimizer_config_is_rejected(section, message):
+    with pytest.raises(ValidationError, match=message):
         TypeAdapter(OptimizerConfig).validate_python(section)
 
 
-def test_the_stepper_clips():
+def test_stepper_clips_the_gradients():
     weight = torch.nn.Parameter(torch.zeros(2))
     config = Sgd(learning_rate=1.0, clipping=ClipByNorm(max_norm=1.0))
 
@@ -139,7 +142,7 @@ def test_the_stepper_clips():
 
 
 @pytest.mark.parametrize("odd", [torch.zeros(4, 4)[:, :2], torch.zeros(2, dtype=torch.complex64)])
-def test_parameters_that_the_fused_form_cannot_take_get_the_plain_one(odd):
+def test_parameters_without_a_fused_kernel_use_the_plain_optimizer(odd):
     weight = torch.nn.Parameter(odd)
     stepper = Stepper([weight], build_optimizer(Adam(), [weight]))
 
@@ -182,7 +185,7 @@ def test_muon_updates_matrices_and_adamw_the_rest():
     assert all(torch.equal(left, right) for left, right in zip(ours, theirs, strict=True))
 
 
-def test_every_setting_of_muon_reaches_torch():
+def test_every_option_of_muon_is_passed_to_torch():
     settings = {"momentum": 0.8, "nesterov": False, "ns_steps": 3, "weight_decay": 0.1}
     weight, reference = (torch.nn.Parameter(torch.eye(3, 4) + 0.1) for _ in "ab")
     config = Muon(learning_rate=0.02, epsilon=1e-3, adjust_lr="match_rms_adamw", **settings)
@@ -198,7 +201,7 @@ def test_every_setting_of_muon_reaches_torch():
     assert torch.equal(weight, reference)
 
 
-def test_muon_goes_on_from_its_state_bit_equal():
+def test_muon_resumes_from_its_state_bit_for_bit():
     unbroken = muon_parameters()
     stepper = Stepper(unbroken, build_optimizer(Muon(), unbroken))
     for step in range(3):
@@ -215,7 +218,7 @@ def test_muon_goes_on_from_its_state_bit_equal():
 
 
 @pytest.mark.parametrize("shapes", [[(2, 2)], [(2,)]])
-def test_muon_does_without_matrices_or_without_others(shapes):
+def test_muon_accepts_models_with_only_matrices_or_without_any(shapes):
     parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
 
     Stepper(parameters, build_optimizer(Muon(), parameters)).step([torch.ones(shapes[0])], 0.1)
@@ -235,7 +238,7 @@ def needs(config, weight):
     return Stepper([weight], build_optimizer(config, [weight])).needs_closure
 
 
-def test_lbfgs_resumes_bit_equal():
+def test_lbfgs_resumes_bit_for_bit():
     def closure_of(weight):
         def closure():
             loss = ((weight - torch.arange(4.0)) ** 4).sum()
@@ -291,7 +294,7 @@ def test_every_element_of_every_dtype_is_trained(config, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_a_users_fused_sgd_of_halves_on_a_cpu_is_refused(dtype):
+def test_fused_sgd_of_half_precision_parameters_on_a_cpu_is_rejected(dtype):
     """Also if only some of its parameters are halves."""
     parameters = [torch.nn.Parameter(torch.zeros(40)), torch.nn.Parameter(torch.zeros(40, dtype=dtype))]
 

@@ -53,7 +53,7 @@ KINDS = [f"{type(rule).__name__}-{number}" for number, (rule, _) in enumerate(RU
 
 
 @pytest.mark.parametrize(("schedule", "closed_form"), RULES, ids=KINDS)
-def test_a_schedule_is_its_closed_form_for_a_thousand_steps(schedule, closed_form):
+def test_schedule_equals_its_closed_form_for_a_thousand_steps(schedule, closed_form):
     scheduler = Scheduler(0.5, schedule)
 
     rates = [scheduler.step() for _ in range(1000)]
@@ -61,7 +61,7 @@ def test_a_schedule_is_its_closed_form_for_a_thousand_steps(schedule, closed_for
     assert rates == pytest.approx([closed_form(i) for i in range(1000)], rel=1e-12, abs=1e-15)
 
 
-def test_an_exponential_schedule_is_burns_repeated_product():
+def test_exponential_schedule_equals_burns_repeated_product():
     scheduler, product = Scheduler(0.5, Exponential(gamma=0.99)), 0.5 / 0.99
 
     for _ in range(1000):
@@ -103,7 +103,7 @@ NEVER = 2**64 - 1
         ),
     ],
 )
-def test_a_scheduler_knows_what_burn_would_save(schedule, before, after_1, after_5):
+def test_scheduler_returns_the_state_that_burn_would_save(schedule, before, after_1, after_5):
     scheduler, states = Scheduler(0.5, schedule), []
     for _ in range(6):
         states.append(scheduler.burn_state())
@@ -114,7 +114,7 @@ def test_a_scheduler_knows_what_burn_would_save(schedule, before, after_1, after
 
 @pytest.mark.parametrize("schedule", [rule for rule, _ in RULES], ids=KINDS)
 @given(st.integers(0, 600))
-def test_a_scheduler_goes_on_from_its_state(schedule, steps):
+def test_scheduler_resumes_from_its_state(schedule, steps):
     walked, resumed = Scheduler(0.5, schedule), Scheduler(0.5, schedule)
     for _ in range(steps):
         walked.step()
@@ -125,12 +125,12 @@ def test_a_scheduler_goes_on_from_its_state(schedule, steps):
     assert resumed.step() == walked.step()
 
 
-def test_a_state_of_something_else_is_refused():
+def test_state_of_another_object_is_rejected():
     with pytest.raises(CheckpointError, match="last_epoch"):
         Scheduler(0.5).load_state_dict({"last_epoch": 3})
 
 
-def test_an_iteration_may_be_an_epoch():
+def test_an_iteration_can_be_an_epoch():
     scheduler, rates = Scheduler(0.5, Step(step_size=1, gamma=0.1, per="epoch")), []
     for _ in range(3):
         rates.append([scheduler.step() for _ in range(2)])
@@ -140,14 +140,14 @@ def test_an_iteration_may_be_an_epoch():
     assert scheduler.state_dict() == {"iteration": 3}
 
 
-def test_the_end_of_an_epoch_is_nothing_to_a_schedule_of_batches():
+def test_end_of_an_epoch_does_not_advance_a_schedule_of_batches():
     scheduler = Scheduler(0.5, LINEAR)
     scheduler.end_epoch()
 
     assert scheduler.iteration == 0
 
 
-def test_a_users_schedule_needs_a_rate_and_no_more():
+def test_a_users_schedule_needs_only_the_method_rate():
     class Halving:
         def rate(self, initial, iteration):
             return initial / 2**iteration
@@ -159,12 +159,12 @@ def test_a_users_schedule_needs_a_rate_and_no_more():
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
-def test_a_rate_that_is_none_is_refused(rate):
-    with pytest.raises(ParamsError, match="learning rate is"):
+def test_invalid_learning_rate_is_rejected(rate):
+    with pytest.raises(ParamsError, match="learning rate must be finite and above 0"):
         Scheduler(rate)
 
 
-def test_a_rate_that_grows_beyond_every_number_ends_the_run():
+def test_a_rate_that_overflows_ends_the_run():
     scheduler = Scheduler(1.0, Step(step_size=1, gamma=1e200))
     assert scheduler.step() == 1.0
     scheduler.step()
@@ -176,40 +176,40 @@ def test_a_rate_that_grows_beyond_every_number_ends_the_run():
 @pytest.mark.parametrize(
     "schedule", [COSINE, Composed(schedulers=(COSINE,)), Sequential(schedulers=(COSINE,), milestones=())]
 )
-def test_a_cosine_that_would_go_up_is_refused(schedule):
-    with pytest.raises(ParamsError, match=r"starts at 0.05 and its min is 0.1"):
+def test_cosine_with_a_minimum_above_its_start_is_rejected(schedule):
+    with pytest.raises(ParamsError, match=r"starts at 0.05, which is below its min 0.1"):
         Scheduler(0.05, schedule)
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ({"kind": "exponential", "gamma": 1.5}, "above 0 and of at most 1"),
         ({"kind": "linear", "final": 0.1, "num_iters": 0}, "an integer from 1 to"),
         ({"kind": "composed", "schedulers": []}, "at least 1"),
         (
             {"kind": "composed", "schedulers": [{"kind": "noam"}, {"kind": "noam"}]},
-            "give all but one of them an initial",
+            "Set initial for all but one of them",
         ),
         (
             {"kind": "composed", "schedulers": [{"kind": "noam", "per": "epoch"}]},
-            "of the whole schedule instead",
+            "Set it for the outer schedule instead",
         ),
         ({"kind": "sequential", "schedulers": [{"kind": "noam"}], "milestones": [3]}, "0 milestones"),
         (
             {"kind": "sequential", "schedulers": [{"kind": "noam"}] * 3, "milestones": [3, 3]},
-            "do not ascend",
+            "must be in ascending order",
         ),
         ({"kind": "cosin", "num_iters": 3}, "does not match any of the expected tags"),
     ],
 )
-def test_a_schedule_that_cannot_be_meant_is_refused(section, told):
-    with pytest.raises(ValidationError, match=told):
+def test_invalid_schedule_config_is_rejected(section, message):
+    with pytest.raises(ValidationError, match=message):
         TypeAdapter(ScheduleConfig).validate_python(section)
 
 
 @pytest.mark.parametrize("schedule", [rule for rule, _ in RULES], ids=KINDS)
-def test_a_schedule_is_the_same_after_a_way_through_json(schedule):
+def test_schedule_config_survives_a_json_round_trip(schedule):
     adapter = TypeAdapter(ScheduleConfig)
 
     assert adapter.validate_json(schedule.model_dump_json()) == schedule

@@ -1,16 +1,18 @@
-"""A step of the optimizer: the same bits as torch's own, by whatever way."""
+"""A step of the stepper has the same bits as a step of torch's own optimizer."""
 
 import copy
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from stages.contracts.errors import BuilderError
+from stages.contracts.errors import BuilderError, StageError
 from stages.optim import ClipByGlobalNorm, Stepper, without_dynamo
+from stages.optim.fast_path import patches
 from stages.records import NamedMpkGzFileRecorder
 
 SHAPES = [(5, 3), (3,), (2, 2, 2), (4,)]
@@ -90,7 +92,7 @@ def missing_in(step, kind):
 
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, *OTHERS])
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "three groups"])
-def test_twenty_steps_are_bit_equal_to_the_optimizers_own(kind, grouped):
+def test_twenty_steps_equal_the_optimizers_own_bit_for_bit(kind, grouped):
     build = {**OPTIMIZERS, **OTHERS}[kind]
     ours, theirs = parameters(), parameters()
     optimizer, reference = (build(in_groups(each) if grouped else each) for each in (ours, theirs))
@@ -109,21 +111,21 @@ def test_twenty_steps_are_bit_equal_to_the_optimizers_own(kind, grouped):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_the_kernels_are_used_where_they_can_be(kind):
+def test_kernels_are_used_for_plain_fused_optimizers(kind):
     ours = parameters()
 
     assert Stepper(ours, OPTIMIZERS[kind](ours))._lanes
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_the_kernels_are_not_used_where_they_cannot_be(kind):
+def test_kernels_are_not_used_for_other_optimizers(kind):
     ours = parameters()
 
     assert Stepper(ours, OTHERS[kind](ours))._lanes is None
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_loaded_state_goes_on_bit_equal(kind):
+def test_loaded_state_resumes_bit_for_bit(kind):
     """Also in a stepper that has made steps of its own before."""
     build = OPTIMIZERS[kind]
     unbroken, broken = parameters(), parameters()
@@ -144,7 +146,7 @@ def test_a_loaded_state_goes_on_bit_equal(kind):
     assert_same(stepper.optimizer.state_dict(), resumed.optimizer.state_dict())
 
 
-def test_a_velocity_may_begin_later():
+def test_velocity_of_a_parameter_can_start_later():
     """Torch's own fused form fails there; the plain one says what is right."""
     ours, theirs = parameters(), parameters()
     stepper = Stepper(ours, torch.optim.SGD(ours, lr=0.1, momentum=0.9, dampening=0.1, fused=True))
@@ -173,7 +175,7 @@ def test_hooks_are_called():
     assert stepper.optimizer.state[ours[0]]["step"] == 3
 
 
-def test_a_step_that_somebody_replaced_is_called():
+def test_replaced_step_is_called():
     ours, calls = parameters(), []
     optimizer = torch.optim.Adam(ours, fused=True)
     optimizer.step = lambda: calls.append(1)
@@ -183,7 +185,7 @@ def test_a_step_that_somebody_replaced_is_called():
     assert calls == [1]
 
 
-def test_a_scheduler_of_torch_sets_the_rates_of_the_groups_and_is_not_warned_about():
+def test_torch_scheduler_sets_the_rates_of_the_groups_without_a_warning():
     ours = parameters()
     optimizer = torch.optim.Adam(in_groups(ours), lr=0.1, fused=True)
     scheduler = lr_scheduler.LambdaLR(optimizer, [lambda n: 0.5**n, lambda n: 1.0, lambda n: 0.1**n])
@@ -199,7 +201,7 @@ def test_a_scheduler_of_torch_sets_the_rates_of_the_groups_and_is_not_warned_abo
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.025, 0.02, 0.003])
 
 
-def test_a_group_added_later_is_stepped_in_proportion():
+def test_group_added_later_keeps_its_ratio():
     ours = parameters()
     stepper = Stepper(ours, torch.optim.Adam(ours[:2], lr=0.1, fused=True))
     stepper.step(gradients(0), 0.1)
@@ -213,7 +215,7 @@ def test_a_group_added_later_is_stepped_in_proportion():
 
 
 @pytest.mark.parametrize("build", [OPTIMIZERS["adam"], OPTIMIZERS["sgd"], OTHERS["rmsprop"]])
-def test_gradients_of_any_layout_count_as_what_they_hold(build):
+def test_gradients_of_any_memory_layout_give_the_same_step(build):
     """Torch's fused kernels read memory in a row, whatever the strides of a gradient are."""
     (weight,), (reference,) = ([torch.nn.Parameter(torch.zeros(3, 2))] for _ in "ab")
     stepper, plain = (Stepper([each], build([each])) for each in (weight, reference))
@@ -228,7 +230,7 @@ def test_gradients_of_any_layout_count_as_what_they_hold(build):
     assert torch.equal(weight, reference)
 
 
-def test_a_parameter_with_gaps_is_refused_before_a_kernel_writes_into_them():
+def test_parameter_with_gaps_in_memory_is_rejected():
     weight = torch.nn.Parameter(torch.zeros(4, 4)[:, :2])
 
     with pytest.raises(BuilderError, match=r"strides \(4, 1\).*fused=False"):
@@ -236,14 +238,14 @@ def test_a_parameter_with_gaps_is_refused_before_a_kernel_writes_into_them():
     Stepper([weight], torch.optim.Adam([weight], fused=False))
 
 
-def test_groups_without_a_proportion_are_refused():
+def test_first_group_with_a_rate_of_zero_is_rejected():
     ours = parameters()
 
-    with pytest.raises(BuilderError, match="0 for the first"):
+    with pytest.raises(BuilderError, match="first rate of 0 are undefined"):
         Stepper(ours, torch.optim.Adam([{"params": ours[:1], "lr": 0.0}, {"params": ours[1:]}], fused=True))
 
 
-def test_parameters_that_the_optimizer_does_not_hold_stay():
+def test_parameters_outside_the_optimizer_do_not_change():
     ours = parameters()
     before = ours[0].clone()
 
@@ -252,7 +254,7 @@ def test_parameters_that_the_optimizer_does_not_hold_stay():
     assert torch.equal(before, ours[0])
 
 
-def test_two_dtypes_in_one_group_are_stepped():
+def test_group_with_two_dtypes_is_updated():
     ours = [torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
     stepper = Stepper(ours, torch.optim.Adam(ours, fused=True))
 
@@ -280,22 +282,28 @@ def test_lbfgs_finds_the_minimum_of_a_quadratic():
     assert weight.grad is None
 
 
-def test_lbfgs_refuses_gradients_of_one_evaluation():
+def test_lbfgs_rejects_gradients_of_one_evaluation():
     weight = torch.nn.Parameter(torch.zeros(3))
 
     with pytest.raises(BuilderError, match="step_with_closure"):
         Stepper([weight], torch.optim.LBFGS([weight])).step([torch.ones(3)], 1.0)
 
 
-def test_a_torch_without_the_kernel_gets_the_optimizers_own_step(monkeypatch):
-    monkeypatch.delattr(torch, "_fused_adam_")
+def test_torch_with_another_kernel_is_rejected(monkeypatch):
+    renamed = replace(patches.PATCHES[0], signature="(self, gradients)")
+    monkeypatch.setattr(patches, "PATCHES", (renamed, *patches.PATCHES[1:]))
+    patches.check.cache_clear()
     ours = parameters()
 
-    assert Stepper(ours, OPTIMIZERS["adam"](ours))._lanes is None
-    assert Stepper(ours, OPTIMIZERS["adamw"](ours))._lanes
+    with pytest.raises(StageError, match=r"torch .*_fused_adam_.* not \(self, gradients\). Install torch >="):
+        Stepper(ours, OPTIMIZERS["adam"](ours))
 
 
-def test_leaving_the_compiler_out_leaves_no_trace():
+def test_private_names_of_torch_match():
+    assert patches.problems() == []
+
+
+def test_without_dynamo_restores_the_methods():
     methods = [getattr(torch.optim.Optimizer, name) for name in ("add_param_group", "state_dict")]
     before = [dict(vars(each.__wrapped__)) for each in methods]
 
@@ -306,7 +314,7 @@ def test_leaving_the_compiler_out_leaves_no_trace():
 
 
 def test_no_step_imports_the_compiler():
-    """It takes a second, for nothing."""
+    """The import takes a second and is not needed."""
     code = """
 import sys, torch
 from stages.optim import Adam, Stepper, build_optimizer, without_dynamo
@@ -343,7 +351,7 @@ def take_steps(model, stepper, steps):
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd with momentum"])
 @pytest.mark.parametrize("told", [True, False], ids=["refreshed", "noticed"])
-def test_a_channels_last_model_goes_on_bit_equal_from_a_record(kind, told, tmp_path):
+def test_channels_last_model_resumes_from_a_record_bit_for_bit(kind, told, tmp_path):
     """A record is row-major, and the fused kernels do not look at strides."""
     unbroken, stepper = convolution(OPTIMIZERS[kind])
     resumed, other = convolution(OPTIMIZERS[kind])
@@ -369,7 +377,7 @@ def test_a_channels_last_model_goes_on_bit_equal_from_a_record(kind, told, tmp_p
 
 
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, *OTHERS])
-def test_no_gradient_at_all_changes_nothing(kind):
+def test_step_without_gradients_changes_no_parameter(kind):
     ours, calls = parameters(), []
     stepper = Stepper(ours, {**OPTIMIZERS, **OTHERS}[kind](ours), ClipByGlobalNorm(max_norm=1.0))
     stepper.step(gradients(0), 0.1)
@@ -430,7 +438,7 @@ CHANGES = {
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd", "sgd with momentum"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("grouped", [False, True], ids=["one group", "three groups"])
-def test_changes_after_the_build_have_the_effect_that_they_have_in_torch(kind, change, grouped):
+def test_changes_after_construction_have_the_same_effect_as_in_torch(kind, change, grouped):
     if kind == "sgd with momentum" and change == "one entry deleted":
         pytest.skip("torch's own fused SGD fails without one of several velocities")
     ours, theirs = parameters(), parameters()
@@ -449,7 +457,7 @@ def test_changes_after_the_build_have_the_effect_that_they_have_in_torch(kind, c
     assert_same(optimizer.state_dict(), reference.state_dict())
 
 
-def test_amsgrad_switched_on_for_an_empty_state_is_amsgrad():
+def test_amsgrad_can_be_enabled_before_the_first_step():
     ours, theirs = parameters(), parameters()
     optimizer, reference = (OPTIMIZERS["adam"](each) for each in (ours, theirs))
     stepper = Stepper(ours, optimizer)
@@ -467,7 +475,7 @@ def test_amsgrad_switched_on_for_an_empty_state_is_amsgrad():
     assert_same(ours, theirs)
 
 
-def test_state_of_another_dtype_than_its_parameter_keeps_it_in_the_layout_of_the_parameter():
+def test_state_keeps_its_dtype_in_the_layout_of_its_parameter():
     weight = torch.nn.Parameter(
         torch.zeros(2, 3, 2, 2, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     )
@@ -482,7 +490,7 @@ def test_state_of_another_dtype_than_its_parameter_keeps_it_in_the_layout_of_the
     assert optimizer.state[weight]["moment"].dtype == torch.float32
 
 
-def test_a_step_that_was_replaced_before_the_build_is_no_change():
+def test_step_replaced_before_construction_is_used():
     ours = parameters()
     optimizer = OPTIMIZERS["adam"](ours)
     lr_scheduler.StepLR(optimizer, 3)  # which replaces the step by one that counts

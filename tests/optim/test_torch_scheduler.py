@@ -61,7 +61,7 @@ class Run:
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
 @pytest.mark.parametrize("per", ["batch", "epoch"])
-def test_the_rates_are_those_of_torchs_own_loop(kind, per):
+def test_rates_equal_those_of_a_plain_torch_loop(kind, per):
     reference = optimizer()
     scheduler, expected = SCHEDULERS[kind](reference), []
     for _ in range(4):
@@ -81,7 +81,7 @@ def test_the_rates_are_those_of_torchs_own_loop(kind, per):
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
 @pytest.mark.parametrize("per", ["batch", "epoch"])
-def test_a_resumed_scheduler_goes_on_from_plain_data(kind, per):
+def test_scheduler_resumes_from_plain_data(kind, per):
     unbroken, resumed = Run(SCHEDULERS[kind], per), Run(SCHEDULERS[kind], per)
     unbroken.epochs([1.0, 1.0])
     saved = json.loads(json.dumps(unbroken.scheduler.state_dict()))
@@ -96,13 +96,13 @@ def plateau(optimizer):
     return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=1)
 
 
-def test_reduce_on_plateau_follows_the_validation_loss_by_epochs():
+def test_reduce_on_plateau_follows_the_validation_loss_of_each_epoch():
     rates = Run(plateau, "batch").epochs([1.0, 0.9, 0.9, 0.9, 0.9])
 
     assert [first for first, _, _ in rates[::3]] == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.01])
 
 
-def test_reduce_on_plateau_resumes_with_its_best():
+def test_reduce_on_plateau_resumes_with_its_best_value():
     unbroken, resumed = Run(plateau, "epoch"), Run(plateau, "epoch")
     unbroken.epochs([0.5, 0.9])
     resumed.optimizer.load_state_dict(unbroken.optimizer.state_dict())
@@ -111,12 +111,12 @@ def test_reduce_on_plateau_resumes_with_its_best():
     assert resumed.epochs([0.9, 0.8, 0.7]) == unbroken.epochs([0.9, 0.8, 0.7])
 
 
-def test_reduce_on_plateau_without_a_loss_says_what_to_do():
-    with pytest.raises(BuilderError, match="register a Loss metric for the valid split"):
+def test_reduce_on_plateau_without_a_loss_names_the_missing_metric():
+    with pytest.raises(BuilderError, match="Register a Loss metric for the valid split"):
         Run(plateau, "epoch").epochs([None])
 
 
-def test_no_warning_where_batches_only_fill_a_window():
+def test_no_warning_if_batches_are_only_accumulated():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scheduler = TorchScheduler(lr_scheduler.StepLR(optimizer(), 1))
@@ -124,12 +124,12 @@ def test_no_warning_where_batches_only_fill_a_window():
         assert [scheduler.step() for _ in range(3)] == pytest.approx([0.1, 0.01, 0.001])
 
 
-def test_a_state_of_our_own_scheduler_is_refused():
+def test_state_of_a_built_in_scheduler_is_rejected():
     with pytest.raises(CheckpointError, match="another kind of scheduler"):
         TorchScheduler(plateau(optimizer())).load_state_dict(Scheduler(0.1).state_dict())
 
 
-def test_whatever_says_the_rate_becomes_a_scheduler():
+def test_numbers_schedulers_and_none_become_schedulers():
     one, ours = optimizer(), Scheduler(0.3, Cosine(num_iters=3))
     torchs = lr_scheduler.StepLR(one, 3)
     by_epoch = TorchScheduler(torchs, "epoch")
@@ -141,27 +141,27 @@ def test_whatever_says_the_rate_becomes_a_scheduler():
     assert as_scheduler(one, by_epoch) is by_epoch
     assert as_scheduler(one, torchs).drives_groups
     assert as_scheduler(one, torchs).per == "batch"
-    with pytest.raises(BuilderError, match="StepLR belongs to another optimizer"):
+    with pytest.raises(BuilderError, match="StepLR belongs to a different optimizer"):
         as_scheduler(optimizer(), torchs)
 
 
-def test_a_scheduler_says_which_values_it_needs():
+def test_scheduler_names_the_values_that_it_needs():
     assert TorchScheduler(plateau(optimizer())).needs == {(Split.VALID, "Loss")}
     assert TorchScheduler(lr_scheduler.StepLR(optimizer(), 3), "epoch").needs == set()
 
 
 @pytest.mark.parametrize("rate", [np.float32(0.1), np.float64(0.1), np.int64(1)])
-def test_any_real_number_is_a_rate(rate):
+def test_any_real_number_is_a_learning_rate(rate):
     assert as_scheduler(optimizer(), rate).step() == float(rate)
 
 
 @pytest.mark.parametrize("what", ["0.1", [0.1], 1j, object()])
-def test_what_says_no_rate_is_refused_with_what_does(what):
-    with pytest.raises(BuilderError, match="says no learning rate: give a number, a scheduler"):
+def test_object_without_a_rate_is_rejected(what):
+    with pytest.raises(BuilderError, match="Pass a number, a scheduler"):
         as_scheduler(optimizer(), what)
 
 
-def test_the_rate_of_the_optimizer_may_be_changed_if_nothing_else_sets_it():
+def test_rate_of_the_optimizer_can_be_changed_between_steps():
     ours = optimizer()
     scheduler = as_scheduler(ours, None)
     assert scheduler.step() == 0.1

@@ -1,0 +1,1 @@
+"""Direct calls of PyTorch's fused optimizer kernels, and the check of the private names that they need."""

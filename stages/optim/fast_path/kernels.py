@@ -1,0 +1,202 @@
+"""Direct calls of PyTorch's fused optimizer kernels, with the same bits and the same state as `torch.optim`.
+
+A lane holds the parameters of one group that are on one device and have one dtype, which is what one call of
+a kernel accepts. Its lists are reused for as long as the same parameters have gradients.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from stages.optim.fast_path.patches import check
+from stages.optim.gradients import FLOAT32_BYTES, Gradients
+
+UNSUPPORTED = ("amsgrad", "maximize", "capturable", "differentiable")
+SELECTING = (*UNSUPPORTED, "fused", "foreach", "decoupled_weight_decay")
+"""Options that select the kernel. All other options are read at each step."""
+
+
+class Lane(Protocol):
+    """The parameters that one call of a kernel updates."""
+
+    def step(self, gradients: Gradients) -> bool:
+        """Update the parameters that have a gradient, with the learning rate of their group.
+
+        Return whether entries of the state were created or replaced.
+        """
+
+
+class AdamLane:
+    """A lane of Adam or AdamW, updated by ``torch._fused_adam_`` or ``torch._fused_adamw_``."""
+
+    def __init__(self, group: dict[str, Any], state: Any, members: dict[int, Tensor]) -> None:
+        self.group = group
+        self.state = state
+        self.members = members
+        self.kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+        self.present: list[int] = []
+        self.steps = torch.empty(0)
+        self.lists: list[list[Tensor]] = []
+
+    def step(self, gradients: Gradients) -> bool:
+        """Update as `torch.optim.Adam.step` does; return whether entries of the state were replaced."""
+        present = [index for index in self.members if gradients[index] is not None]
+        if not present:
+            return False
+        is_new = present != self.present
+        if is_new:
+            self._prepare(present)
+        group = self.group
+        parameters, means, squares, steps = self.lists
+        self.steps.add_(1)
+        self.kernel(
+            parameters,
+            [gradients[index] for index in present],  # type: ignore[misc]  # none of these is None
+            means,
+            squares,
+            [],
+            steps,
+            amsgrad=False,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+        return is_new
+
+    def _prepare(self, present: list[int]) -> None:
+        """Build the lists for *present*. The step counters become views of one tensor, so one call counts."""
+        parameters = [self.members[index] for index in present]
+        states = [self.state[parameter] for parameter in parameters]
+        for parameter, state in zip(parameters, states, strict=True):
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        self.steps = torch.stack([state["step"] for state in states])
+        for state, steps in zip(states, self.steps.unbind(), strict=True):
+            state["step"] = steps
+        entries = [[state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step")]
+        self.present, self.lists = present, [parameters, *entries]
+
+
+class SgdLane:
+    """A lane of stochastic gradient descent, updated by ``torch._fused_sgd_``.
+
+    The velocity of a parameter starts at its first gradient, also if other parameters had theirs earlier;
+    PyTorch's own fused optimizer raises an error in that case.
+    """
+
+    def __init__(self, group: dict[str, Any], state: Any, members: dict[int, Tensor]) -> None:
+        self.group = group
+        self.state = state
+        self.members = members
+        self.present: list[int] = []
+        self.parameters: list[Tensor] = []
+        self.velocities: list[Tensor] = []
+
+    def step(self, gradients: Gradients) -> bool:
+        """Update as `torch.optim.SGD.step` does; return whether entries of the state were created."""
+        present = [index for index in self.members if gradients[index] is not None]
+        if present == self.present and bool(self.velocities) == (self.group["momentum"] != 0):
+            selected: Any = [gradients[index] for index in present]
+            self._launch(self.parameters, selected, self.velocities, first=False)
+            return False
+        starting = [index for index in present if not self._has_velocity(index)]
+        for indices in (starting, [index for index in present if index not in starting]):
+            selected = [gradients[index] for index in indices]
+            parameters = [self.members[index] for index in indices]
+            self._launch(parameters, selected, self._velocities(parameters), first=indices is starting)
+        self.present, self.parameters = present, [self.members[index] for index in present]
+        self.velocities = self._velocities(self.parameters)
+        return True
+
+    def _has_velocity(self, index: int) -> bool:
+        if self.group["momentum"] == 0:
+            return True
+        return self.state[self.members[index]].get("momentum_buffer") is not None
+
+    def _velocities(self, parameters: list[Tensor]) -> list[Tensor]:
+        if self.group["momentum"] == 0:
+            return []
+        states = [self.state[parameter] for parameter in parameters]
+        for parameter, state in zip(parameters, states, strict=True):
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.empty_like(parameter)
+        return [state["momentum_buffer"] for state in states]
+
+    def _launch(
+        self, parameters: list[Tensor], gradients: list[Tensor], velocities: list[Tensor], *, first: bool
+    ) -> None:
+        if not parameters:
+            return
+        group = self.group
+        torch._fused_sgd_(
+            parameters,
+            gradients,
+            velocities,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=False,
+            is_first_step=first,
+        )
+
+
+LANES: dict[type, type[AdamLane] | type[SgdLane]] = {
+    torch.optim.Adam: AdamLane,
+    torch.optim.AdamW: AdamLane,
+    torch.optim.SGD: SgdLane,
+}
+
+
+def build_lanes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> list[Lane] | None:
+    """Return the lanes of *optimizer*, or None if these kernels would not give the same bits as its own step.
+
+    The members of a lane are stored under their index in *parameters*. Raises `StageError` if the installed
+    PyTorch has other kernels than expected.
+    """
+    lane = LANES.get(type(optimizer))
+    if lane is None or not all(map(_is_plain, optimizer.param_groups)):
+        return None
+    check()
+    index_of = {parameter: index for index, parameter in enumerate(parameters)}
+    lanes: list[Lane] = []
+    for group in optimizer.param_groups:
+        by_kind: dict[tuple[torch.device, torch.dtype], dict[int, Tensor]] = {}
+        for parameter in group["params"]:
+            if parameter in index_of:
+                members = by_kind.setdefault((parameter.device, parameter.dtype), {})
+                members[index_of[parameter]] = parameter
+        lanes += [lane(group, optimizer.state, members) for members in by_kind.values()]
+    return lanes
+
+
+def _is_plain(group: dict[str, Any]) -> bool:
+    if not group.get("fused") or any(group.get(option) for option in UNSUPPORTED):
+        return False
+    numbers = (group["lr"], *group.get("betas", ()))
+    return not any(isinstance(number, Tensor) for number in numbers) and all(
+        parameter.is_floating_point() for parameter in group["params"]
+    )
+
+
+def is_dense(parameter: Tensor) -> bool:
+    """Return whether the elements of *parameter* are contiguous in memory, in any order of dimensions."""
+    return torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+
+
+def is_skipped_by_sgd(parameter: Tensor) -> bool:
+    """Return whether the fused kernel of SGD may leave *parameter* unchanged.
+
+    On a CPU torch 2.13's kernel computes the vectorized elements of types below four bytes (bfloat16,
+    float16) without storing them, so only the last few elements are trained. The kernels of Adam and AdamW
+    store them.
+    """
+    return parameter.is_cpu and parameter.is_floating_point() and parameter.element_size() < FLOAT32_BYTES

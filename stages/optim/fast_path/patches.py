@@ -1,0 +1,98 @@
+"""Private names of PyTorch that this project uses, and the check that they are what it expects."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from torch.optim import Optimizer
+
+from stages.contracts.patches import Patch, check_patches, find_problems
+
+SUPPORTED = ">=2.10,<2.14"
+ADAM = (
+    "(self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, lr, beta1, beta2, weight_decay, eps, "
+    "amsgrad, maximize, grad_scale, found_inf)"
+)
+SGD = (
+    "(self, grads, momentum_buffer_list, weight_decay, momentum, lr, dampening, nesterov, maximize, "
+    "is_first_step, grad_scale, found_inf)"
+)
+FAST = "the public optimizer spends several times the kernel's time in Python"
+
+PATCHES = (
+    Patch("torch:ops.aten._fused_adam_.default", FAST, ADAM, SUPPORTED),
+    Patch("torch:ops.aten._fused_adamw_.default", FAST, ADAM, SUPPORTED),
+    Patch("torch:ops.aten._fused_sgd_.default", FAST, SGD, SUPPORTED),
+    Patch(
+        "torch:_foreach_norm",
+        "the norms of all gradients are computed with one kernel; no public function does",
+        None,
+        SUPPORTED,
+    ),
+    Patch(
+        "torch._compile:_disable_dynamo",
+        "its wrapper imports the compiler, which takes a second, when an optimizer is created",
+        "(fn=None, recursive=True)",
+        SUPPORTED,
+    ),
+    Patch(
+        "torch.optim.lr_scheduler:LRScheduler.step",
+        "it reads `_opt_called` of the optimizer and warns if only a kernel was called",
+        "(self, epoch=None)",
+        SUPPORTED,
+    ),
+    Patch(
+        "torch.optim.optimizer:_global_optimizer_pre_hooks",
+        "an optimizer with hooks is stepped by its own method; no public function lists the hooks",
+        None,
+        SUPPORTED,
+    ),
+    Patch(
+        "torch.optim.optimizer:_global_optimizer_post_hooks",
+        "an optimizer with hooks is stepped by its own method; no public function lists the hooks",
+        None,
+        SUPPORTED,
+    ),
+    Patch(
+        "torch.nn:Module._call_impl",
+        "a model that torch.compile wrapped is compiled in place, as `Module.compile` does",
+        "(self, *args, **kwargs)",
+        SUPPORTED,
+    ),
+)
+DYNAMO_MARK = "__dynamo_disable"
+
+
+def problems() -> list[str]:
+    """Return one line for each private name that is missing or has another signature; empty if all match."""
+    return find_problems(PATCHES)
+
+
+@cache
+def check() -> None:
+    """Raise `StageError` if a private name is missing or has another signature; check once per process."""
+    check_patches(PATCHES)
+
+
+@contextmanager
+def without_dynamo() -> Iterator[None]:
+    """Prevent the creation, saving and loading of optimizers from importing PyTorch's compiler.
+
+    PyTorch wraps some methods of `Optimizer` so that the compiler skips them. At its first call a wrapper
+    imports ``torch._dynamo`` to create the function that it then stores in an attribute. Within this context
+    that attribute already holds the plain method. If PyTorch does not wrap the methods, nothing changes.
+    """
+    wrapped = [_unwrap(name) for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad")]
+    marked = [method for method in wrapped if method is not None and not hasattr(method, DYNAMO_MARK)]
+    for method in marked:
+        setattr(method, DYNAMO_MARK, method)
+    try:
+        yield
+    finally:
+        for method in marked:
+            delattr(method, DYNAMO_MARK)
+
+
+def _unwrap(name: str) -> Any:
+    return getattr(getattr(Optimizer, name), "__wrapped__", None)
