@@ -78,8 +78,9 @@ def check_patches(patches: Iterable[Patch]) -> None:
 
 def _plain_signature(function: Any) -> str:
     """Return the signature of *function* without annotations; of an operator of PyTorch, the names only."""
-    if hasattr(function, "_schema"):
-        return f"({', '.join(argument.name for argument in function._schema.arguments)})"
+    schema = getattr(function, "_schema", None)
+    if schema is not None:
+        return f"({', '.join(argument.name for argument in schema.arguments)})"
     signature = inspect.signature(function)
     parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
