@@ -1,4 +1,4 @@
-"""The command ``learner doctor``: is all well here, and if not, what is to be done?"""
+"""The command ``learner doctor``."""
 
 import json
 from pathlib import Path
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
     from pipeline.doctor.diagnostics import Check, Diagnostic
 
-PATIENCE_SECONDS = 35.0
-DEEP_SECONDS = 24 * 3600.0
-GIT_ROUNDS = 3
+TIMEOUT_SECONDS = 35.0
+DEEP_TIMEOUT_SECONDS = 24 * 3600.0
+MAX_GIT_FIXES = 3
+"""How often the git check is repeated: a lock file hides what else is wrong."""
 
 
 def doctor(
@@ -24,42 +25,59 @@ def doctor(
     fix: Annotated[
         bool,
         typer.Option(
-            "--fix", help="Clear what killed processes left: locks, experiments, changes of the checkout."
+            "--fix",
+            help="Remove what killed processes left (locks, experiments), and restore the git checkout.",
+            show_default="off",
         ),
     ] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also read every file in DVC's cache and check its hash.")
+        bool,
+        typer.Option(
+            "--deep",
+            help="Read every file in DVC's cache and compare its hash; with --fix, remove damaged files.",
+            show_default="off",
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of text.", show_default="off")
+    ] = False,
 ) -> None:
-    """Look at packages, devices, disk, remotes, Prefect, dvc.yaml, git and leftovers; exit 1 on a problem."""
+    """Check the environment and this project, and print a remedy for each problem.
+
+    The checks cover packages, devices, disk space, remotes, Prefect, dvc.yaml, git, and files that
+    killed processes left. Exit with code 1 if there is a problem.
+
+    Example: learner doctor --fix
+    """
     from pipeline.doctor.diagnostics import Level, drop_duplicates, run_checks
 
-    checks = _checks()
-    by_check = run_checks(checks, PATIENCE_SECONDS)
+    checks = _list_checks()
+    by_check = run_checks(checks, TIMEOUT_SECONDS)
     if deep:
-        checks |= {"cache": _deep_check()}
-        by_check |= run_checks({"cache": checks["cache"]}, DEEP_SECONDS)
+        checks |= {"cache": _cache_check()}
+        by_check |= run_checks({"cache": checks["cache"]}, DEEP_TIMEOUT_SECONDS)
     if fix:
-        for what in _fix(by_check, checks):
-            typer.echo(f"mended: {what}", err=as_json)
-    found = drop_duplicates(by_check)
+        for message in _fix_all(by_check, checks):
+            typer.echo(f"fixed: {message}", err=as_json)
+    diagnostics = drop_duplicates(by_check)
     if as_json:
-        typer.echo(json.dumps([_plain(each) for each in found], indent=2))
+        typer.echo(json.dumps([_to_json(each) for each in diagnostics], indent=2))
     else:
-        for each in found:
-            _print(each, max(len(one.subject) for one in found))
-    if any(each.level is Level.PROBLEM for each in found):
+        width = max(len(each.subject) for each in diagnostics)
+        for each in diagnostics:
+            _print(each, width)
+    if any(each.level is Level.PROBLEM for each in diagnostics):
         raise typer.Exit(1)
 
 
-def _checks() -> "dict[str, Check]":
-    if list(_check_names()):  # the findings of the other checks would only follow from this one
+def _list_checks() -> "dict[str, Check]":
+    """Return the checks by name; only that of the package names if it fails, because the others would too."""
+    if list(_check_names()):
         return {"names": _check_names}
     try:
         from pipeline.doctor import checkout, dependencies, environment, stale_files, storage
     except ImportError as error:
-        raise StageError(f"{error}: install learner-pipeline anew, with what it needs") from error
+        raise StageError(f"{error}. Reinstall learner-pipeline with its requirements") from error
     return {
         "packages": environment.check_packages,
         "params": dependencies.check_project,
@@ -84,50 +102,49 @@ def _check_names() -> "Iterator[Diagnostic]":
         yield problem("names", collision.problem, collision.remedy)
 
 
-def _deep_check() -> "Check":
+def _cache_check() -> "Check":
     from pipeline.doctor.storage import check_cache
 
     return check_cache
 
 
-def _fix(by_check: "dict[str, list[Diagnostic]]", checks: "dict[str, Check]") -> list[str]:
-    """Do what repairs the findings in *by_check*, and look again; return what each of them was.
+def _fix_all(by_check: "dict[str, list[Diagnostic]]", checks: "dict[str, Check]") -> list[str]:
+    """Apply the fixes in *by_check*, repeat their checks, and return the messages of what was fixed.
 
-    Git comes first, until nothing is left: a lock file hides what else is wrong, and DVC's locks, which are
-    cleared later, show which experiment was killed.
+    Git comes first: DVC's locks, which are removed later, show which experiment was killed.
     """
     from pipeline.doctor.diagnostics import run_checks
 
-    fixed = []
-    for name in [*["git"] * GIT_ROUNDS, *(each for each in by_check if each != "git")]:
-        if mended := _mended(by_check[name]):
-            fixed += mended
-            seconds = DEEP_SECONDS if name == "cache" else PATIENCE_SECONDS
+    messages = []
+    for name in [*["git"] * MAX_GIT_FIXES, *(each for each in by_check if each != "git")]:
+        if fixed := _apply_fixes(by_check[name]):
+            messages += fixed
+            seconds = DEEP_TIMEOUT_SECONDS if name == "cache" else TIMEOUT_SECONDS
             by_check |= run_checks({name: checks[name]}, seconds)
+    return messages
+
+
+def _apply_fixes(diagnostics: "list[Diagnostic]") -> list[str]:
+    """Apply the fixes of *diagnostics*, and return the messages of those that have one."""
+    fixed = []
+    for each in diagnostics:
+        if each.fix:
+            each.fix()
+            fixed.append(each.message)
     return fixed
 
 
-def _mended(findings: "list[Diagnostic]") -> list[str]:
-    """Do what mends *findings*; what each of those was."""
-    mended = []
-    for each in findings:
-        if each.fix:
-            each.fix()
-            mended.append(each.message)
-    return mended
-
-
-def _plain(finding: "Diagnostic") -> dict[str, object]:
+def _to_json(diagnostic: "Diagnostic") -> dict[str, object]:
     return {
-        "about": finding.subject,
-        "level": finding.level.value,
-        "what": finding.message,
-        "cure": finding.remedy,
-        "fixable": finding.fix is not None,
+        "about": diagnostic.subject,
+        "level": diagnostic.level.value,
+        "what": diagnostic.message,
+        "cure": diagnostic.remedy,
+        "fixable": diagnostic.fix is not None,
     }
 
 
-def _print(finding: "Diagnostic", width: int) -> None:
-    typer.echo(f"{finding.level:<7}  {finding.subject:<{width}}  {finding.message}")
-    for line in finding.remedy.splitlines():
-        typer.echo(f"{'':<7}  {'':<{width}}  {'→ ' if line == finding.remedy.splitlines()[0] else ''}{line}")
+def _print(diagnostic: "Diagnostic", width: int) -> None:
+    typer.echo(f"{diagnostic.level:<7}  {diagnostic.subject:<{width}}  {diagnostic.message}")
+    for number, line in enumerate(diagnostic.remedy.splitlines()):
+        typer.echo(f"{'':<7}  {'':<{width}}  {'' if number else '→ '}{line}")

@@ -1,1 +1,1 @@
-"""What `learner doctor` looks at."""
+"""The checks of ``learner doctor``: environment, dependencies, DVC storage, checkout and stale files."""

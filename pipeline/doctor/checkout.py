@@ -1,7 +1,8 @@
-"""Leftovers of a killed `dvc exp run` in the user's checkout, and of a killed git.
+"""Checks of the git checkout: changes and files that a killed `dvc exp run` or a killed git did not undo.
 
-DVC stashes the user's changes, detaches HEAD, applies the overrides, stages them with its own file, stashes
-that as the experiment, and then undoes all of it. Meanwhile its list of writers has an entry ``workspace``.
+DVC stashes the user's changes, detaches HEAD, applies the overrides, stages them with a file of its own,
+stashes that as the experiment, and then undoes all of it. During that time its list of writers has an entry
+``workspace``.
 """
 
 import json
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import psutil
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
@@ -23,120 +25,124 @@ from pipeline.engine.git import run_git, try_git
 from pipeline.engine.process_tree import is_alive
 from stages.contracts.errors import StageError
 
-DOCTOR = "`learner doctor --fix` does it"
+FIX = "`learner doctor --fix` does it"
 BACKUP = "learner doctor: before the repair"
-LOCKS = ("*.lock", "refs/**/*.lock", "objects/??/*.lock")
-PARTS = re.compile(r"\.[A-Za-z0-9_-]{22}\.tmp")
-"""Names of the files with which DVC tests links, and that it copies to before it renames."""
-EXPERIMENT = "refs/exps/stash"
-TEMPORARY = "refs/exps/temp"
-"""Where DVC has the references with which it copies an experiment to its folder."""
-STASH = "refs/stash"
-SETTLED_SECONDS = 2.0
+"""Message of the stash that keeps the state before a repair."""
+LOCK_PATTERNS = ("*.lock", "refs/**/*.lock", "objects/??/*.lock")
+TEMPORARY_FILE = re.compile(r"\.[A-Za-z0-9_-]{22}\.tmp")
+"""Names of the files with which DVC tests links, and to which it copies before it renames them."""
+EXPERIMENT_REF = "refs/exps/stash"
+"""Reference of the experiments that DVC is about to run."""
+TEMPORARY_REFS = "refs/exps/temp"
+"""Prefix of the references with which DVC copies an experiment to its folder."""
+STASH_REF = "refs/stash"
+MIN_LOCK_AGE_SECONDS = 2.0
 """Age from which a lock file without a process is stale."""
-PART_SECONDS = 600.0
-STASH_SECONDS = 120
+MIN_TEMPORARY_FILE_AGE_SECONDS = 600.0
+MAX_STASH_DELAY_SECONDS = 120
 """Greatest difference between the time of DVC's stash and that of its list of writers."""
-_MOVED = re.compile(r"checkout: moving from (\S+) to [0-9a-f]{40}")
+MAX_LISTED_FILES = 3
+_DETACHED = re.compile(r"checkout: moving from (\S+) to [0-9a-f]{40}")
 
 
 def check_checkout() -> Iterator[Diagnostic]:
-    """Yield a finding for each leftover in the git repository of this folder."""
-    asked_top = try_git(Path(), "rev-parse", "--show-toplevel")
-    if asked_top.returncode:
+    """Check the git repository of this folder, unless a process of git or DVC is using it."""
+    repository = try_git(Path(), "rev-parse", "--show-toplevel")
+    if repository.returncode:
         return
-    top = Path(asked_top.stdout.strip())
+    top = Path(repository.stdout.strip())
     if pids := find_git_processes(top):
-        yield ok("git", f"pid {', '.join(map(str, pids))} uses this repository now")
+        yield ok("git", f"pid {', '.join(map(str, pids))} is using this repository")
         return
-    found = [*_locks(top), *_experiments(top), *_references(top), *_parts(top)]
-    yield from found or [ok("git", "no leftovers of killed processes")]
+    found = [
+        *_check_locks(top),
+        *_check_experiments(top),
+        *_check_references(top),
+        *_check_temporary_files(top),
+    ]
+    yield from found or [ok("git", "no stale files of killed processes")]
 
 
 def find_git_processes(top: Path) -> list[int]:
-    """Return the processes of git and DVC, other than those of this one, that work below *top*."""
+    """Return the processes of git and DVC in *top* or below, except for this process and its children."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):
-            words = [Path(each).name for each in (entry / "cmdline").read_text().split("\0")[:4]]
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            own = os.getpid() in (int(entry.name), parent)
-            if not own and {"git", "dvc"} & set(words) and (entry / "cwd").readlink().is_relative_to(top):
-                found.append(int(entry.name))
+    for process in psutil.process_iter(["cmdline", "cwd", "ppid"]):
+        words = {Path(each).name for each in (process.info["cmdline"] or [])[:4]}
+        is_own = os.getpid() in (process.pid, process.info["ppid"])
+        folder = process.info["cwd"]
+        if not is_own and words & {"git", "dvc"} and folder and Path(folder).is_relative_to(top):
+            found.append(process.pid)
     return found
 
 
-def _locks(top: Path) -> Iterator[Diagnostic]:
+def _check_locks(top: Path) -> Iterator[Diagnostic]:
     folder = top / run_git(top, "rev-parse", "--git-common-dir").strip()
-    for lock in sorted({path for pattern in LOCKS for path in folder.glob(pattern)}):
-        what = f"{lock} was left by a killed process: git and DVC refuse to work"
-        cure = f"rm {lock}"
-        if Path("/proc/self").exists():
-            yield problem("git", what, f"{cure}: {DOCTOR}", partial(_remove_lock, lock, top))
-        else:
-            yield problem("git", what, f"{cure}, if no git or DVC runs")
+    for lock in sorted({path for pattern in LOCK_PATTERNS for path in folder.glob(pattern)}):
+        message = f"{lock} is the lock file of a killed process, and commands of git and DVC fail"
+        yield problem("git", message, f"rm {lock}: {FIX}", partial(_remove_lock, lock, top))
 
 
 def _remove_lock(lock: Path, top: Path) -> None:
     with suppress(FileNotFoundError):
         inode = lock.stat().st_ino
-        time.sleep(max(0.0, SETTLED_SECONDS - (time.time() - lock.stat().st_mtime)))
+        time.sleep(max(0.0, MIN_LOCK_AGE_SECONDS - (time.time() - lock.stat().st_mtime)))
         if not find_git_processes(top) and lock.stat().st_ino == inode:
             lock.unlink()
 
 
 @dataclass(frozen=True)
-class _Interrupted:
-    """An experiment whose DVC was killed while it had changed the checkout."""
+class _InterruptedRun:
+    """A checkout that DVC had changed for an experiment when it was killed."""
 
     branch: str | None
-    """Branch that HEAD was on; None if HEAD is as it was."""
+    """Branch that HEAD was on; None if DVC has not moved HEAD."""
     stash: str | None
-    """Commit of the user's changes; None if nothing was changed."""
+    """Commit with the user's changes; None if there were none."""
     changed: tuple[str, ...]
     """Tracked files, relative to the top level, that the user or DVC changed and git has not stored."""
 
 
-def _experiments(top: Path) -> Iterator[Diagnostic]:
+def _check_experiments(top: Path) -> Iterator[Diagnostic]:
     try:
         temporary = Path(Repo.find_dvc_dir()) / "tmp"
     except DvcException:
         return
-    with suppress(StageError):  # of git, for example because of a lock file: then that is the finding
-        found = _interrupted(top, temporary)
-        if found:
-            yield _finding(top, temporary, found)
-        queued = try_git(top, "rev-parse", "--verify", "--quiet", EXPERIMENT).stdout.strip()
+    with suppress(StageError):  # raised by git, for example because of a lock file, which is reported
+        run = _find_interrupted_run(top, temporary)
+        if run:
+            yield _describe(top, temporary, run)
+        queued = try_git(top, "rev-parse", "--verify", "--quiet", EXPERIMENT_REF).stdout.strip()
         if queued:
-            what = (
-                f"{EXPERIMENT} has the experiment {queued[:7]} of a killed DVC, which the next one would run"
+            message = (
+                f"{EXPERIMENT_REF} has the experiment {queued[:7]} of a killed DVC; the next `dvc exp run` "
+                "would run it"
             )
-            cure = f"git update-ref -d {EXPERIMENT}: {DOCTOR}"
-            yield problem("git", what, cure, partial(_delete, top, [EXPERIMENT]))
+            remedy = f"git update-ref -d {EXPERIMENT_REF}: {FIX}"
+            yield problem("git", message, remedy, partial(_delete_references, top, [EXPERIMENT_REF]))
 
 
-def _interrupted(top: Path, temporary: Path) -> _Interrupted | None:
+def _find_interrupted_run(top: Path, temporary: Path) -> _InterruptedRun | None:
     arguments = (temporary / "repro.dat").resolve()
     listed = run_git(top, "ls-files", "-z", "--", str(arguments)) if arguments.is_relative_to(top) else ""
-    times = [each for each in (_writer_time(temporary), _time(arguments) if listed else None) if each]
+    times = [each for each in (_written_at(temporary), _modified_at(arguments) if listed else None) if each]
     if not times:
         return None
-    stash, branch = _stash_of(top, max(times)), _branch_before(top)
+    stash, branch = _find_stash(top, max(times)), _find_branch(top)
     if stash is None and branch is None and not listed:
-        return None  # DVC had not begun, or had undone everything
+        return None  # DVC had changed nothing yet, or had undone all of it
     unstaged = filter(None, run_git(top, "diff", "--name-only", "-z").split("\0"))
     changed = [each for each in unstaged if not _is_stored(top, each)]
-    return _Interrupted(branch, stash, tuple(changed))
+    return _InterruptedRun(branch, stash, tuple(changed))
 
 
 def _is_stored(top: Path, name: str) -> bool:
-    """Return whether git has the content of the file *name*, as after DVC began to stage it."""
+    """Return whether git has stored the content of the file *name*, which DVC does when it stages it."""
     hashed = try_git(top, "hash-object", "--", name)
     return hashed.returncode == 0 and try_git(top, "cat-file", "-e", hashed.stdout.strip()).returncode == 0
 
 
-def _writer_time(temporary: Path) -> float | None:
-    """Return when DVC noted that it writes the checkout, if that process has ended."""
+def _written_at(temporary: Path) -> float | None:
+    """Return when DVC listed itself as the writer of the checkout; None if that process still runs."""
     path = temporary / "exps/rwlock"
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         writer = json.loads(path.read_text())["write"]["workspace"]
@@ -144,110 +150,116 @@ def _writer_time(temporary: Path) -> float | None:
     return None
 
 
-def _time(path: Path) -> float | None:
+def _modified_at(path: Path) -> float | None:
     with suppress(OSError):
         return path.stat().st_mtime
     return None
 
 
-def _stash_of(top: Path, around: float) -> str | None:
-    """Return the newest stash if it is based on HEAD and DVC made it at the time *around*."""
-    listed = try_git(top, "log", "-1", "-g", "--format=%H %ct %P%n%gs", STASH, "--").stdout.splitlines()
+def _find_stash(top: Path, timestamp: float) -> str | None:
+    """Return the newest stash if it is based on HEAD and was created about *timestamp*; None otherwise."""
+    listed = try_git(top, "log", "-1", "-g", "--format=%H %ct %P%n%gs", STASH_REF, "--").stdout.splitlines()
     if len(listed) < 2 or listed[1] == BACKUP:
         return None
     commit, seconds, base = listed[0].split()[:3]
     is_of_head = base == run_git(top, "rev-parse", "HEAD").strip()
-    return commit if is_of_head and abs(int(seconds) - around) <= STASH_SECONDS else None
+    return commit if is_of_head and abs(int(seconds) - timestamp) <= MAX_STASH_DELAY_SECONDS else None
 
 
-def _branch_before(top: Path) -> str | None:
-    """Return the branch that HEAD was on, if DVC's detaching it is the last that happened to HEAD."""
+def _find_branch(top: Path) -> str | None:
+    """Return the branch that HEAD was on if the last change of HEAD detached it; None otherwise."""
     if try_git(top, "symbolic-ref", "--quiet", "HEAD").returncode == 0:
         return None
-    moved = _MOVED.fullmatch(try_git(top, "log", "-1", "-g", "--format=%gs", "HEAD", "--").stdout.strip())
+    moved = _DETACHED.fullmatch(try_git(top, "log", "-1", "-g", "--format=%gs", "HEAD", "--").stdout.strip())
     if moved is None:
         return None
     tip = try_git(top, "rev-parse", "--verify", "--quiet", f"refs/heads/{moved[1]}").stdout
     return moved[1] if tip == run_git(top, "rev-parse", "HEAD") else None
 
 
-def _finding(top: Path, temporary: Path, found: _Interrupted) -> Diagnostic:
-    what = "a killed `dvc exp run` left this checkout changed"
-    if found.branch:
-        what += f"; HEAD was on branch {found.branch}"
-    if found.stash:
-        what += f"; your changes are in stash {found.stash[:7]}"
-    elif found.changed:
-        cure = (
-            f"see `git diff {' '.join(found.changed)}`: values of its -S are in it, or edits of yours. Then "
-            f"`git restore --staged --worktree FILE` those of its -S, "
-            f"`git rm -f --cached .dvc/tmp/repro.dat`, and `git switch {found.branch or 'BRANCH'}`"
+def _describe(top: Path, temporary: Path, run: _InterruptedRun) -> Diagnostic:
+    message = "a killed `dvc exp run` left this checkout changed"
+    if run.branch:
+        message += f"; HEAD was on branch {run.branch}"
+    if run.stash:
+        message += f"; your changes are in stash {run.stash[:7]}"
+    elif run.changed:
+        remedy = (
+            f"Run `git diff {' '.join(run.changed)}`: it shows the values of -S, or edits of yours. Then run "
+            f"`git restore --staged --worktree FILE` for the files with values of -S, "
+            f"`git rm -f --cached .dvc/tmp/repro.dat`, and `git switch {run.branch or 'BRANCH'}`"
         )
-        return problem("git", what, cure)
-    kept = f"what is changed now is kept as a git stash, '{BACKUP}'"
-    return problem("git", what, f"{DOCTOR}; {kept}", partial(_restore, top, temporary, found))
+        return problem("git", message, remedy)
+    remedy = f"{FIX}; it stores the present changes as a git stash, '{BACKUP}'"
+    return problem("git", message, remedy, partial(_restore, top, temporary, run))
 
 
-def _restore(top: Path, temporary: Path, found: _Interrupted) -> None:
-    """Undo what DVC did, in an order in which a kill or an error loses nothing."""
-    if find_git_processes(top) or _interrupted(top, temporary) != found:
+def _restore(top: Path, temporary: Path, run: _InterruptedRun) -> None:
+    """Undo what DVC did, in an order that keeps all changes if this is interrupted."""
+    if find_git_processes(top) or _find_interrupted_run(top, temporary) != run:
         return
-    target = found.stash or "HEAD"
+    target = run.stash or "HEAD"
     _back_up(top, target)
-    if found.branch:
-        run_git(
-            top, "symbolic-ref", "-m", "learner doctor: restore HEAD", "HEAD", f"refs/heads/{found.branch}"
-        )
+    if run.branch:
+        run_git(top, "symbolic-ref", "-m", "learner doctor: restore HEAD", "HEAD", f"refs/heads/{run.branch}")
     run_git(top, "restore", f"--source={target}", "--staged", "--worktree", ":/")
-    if found.stash:
-        run_git(top, "read-tree", f"{found.stash}^2")
+    if run.stash:
+        run_git(top, "read-tree", f"{run.stash}^2")
         try_git(top, "update-index", "-q", "--refresh")
-        entries = run_git(top, "log", "-g", "--format=%H", STASH, "--").split()
-        run_git(top, "stash", "drop", "--quiet", f"stash@{{{entries.index(found.stash)}}}")
+        entries = run_git(top, "log", "-g", "--format=%H", STASH_REF, "--").split()
+        run_git(top, "stash", "drop", "--quiet", f"stash@{{{entries.index(run.stash)}}}")
     (temporary / "repro.dat").unlink(missing_ok=True)
     remove_ended_processes(temporary / "exps/rwlock")
 
 
 def _back_up(top: Path, target: str) -> None:
-    """Store a stash of the changes, unless they are those of *target*."""
+    """Store the changes as a stash, unless they equal *target*."""
     try_git(top, "update-index", "-q", "--refresh")
     saved = run_git(top, "stash", "create", BACKUP).strip()
     if saved and try_git(top, "diff", "--quiet", saved, target).returncode:
         run_git(top, "stash", "store", "--message", BACKUP, saved)
 
 
-def _references(top: Path) -> Iterator[Diagnostic]:
-    names = try_git(top, "for-each-ref", "--format=%(refname)", TEMPORARY).stdout.split()
+def _check_references(top: Path) -> Iterator[Diagnostic]:
+    names = try_git(top, "for-each-ref", "--format=%(refname)", TEMPORARY_REFS).stdout.split()
     if names:
-        what = f"{TEMPORARY} has {len(names)} references of a killed DVC, which nothing reads again"
-        yield warning("git", what, f"git update-ref -d each: {DOCTOR}", partial(_delete, top, names))
+        message = f"{TEMPORARY_REFS} has {len(names)} references of a killed DVC that no command uses"
+        yield warning(
+            "git", message, f"git update-ref -d each: {FIX}", partial(_delete_references, top, names)
+        )
 
 
-def _delete(top: Path, references: list[str]) -> None:
+def _delete_references(top: Path, names: list[str]) -> None:
     if not find_git_processes(top):
-        for each in references:
+        for each in names:
             run_git(top, "update-ref", "-d", each)
 
 
-def _parts(top: Path) -> Iterator[Diagnostic]:
-    """Find files of DVC's tests of links, and those that it was copying, in the project and in its cache."""
+def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
+    """Find temporary files of DVC in the project and in its cache."""
     try:
         with Repo() as repo:
             root, cache = Path(repo.root_dir), Path(repo.cache.local_cache_dir)
     except DvcException:
         return
-    places = [*root.glob(".*.tmp"), *cache.rglob(".*.tmp"), *(root / ".dvc/tmp").glob(".*.tmp")]
-    old = [each for each in places if PARTS.fullmatch(each.name) and _age(each) > PART_SECONDS]
+    paths = [*root.glob(".*.tmp"), *cache.rglob(".*.tmp"), *(root / ".dvc/tmp").glob(".*.tmp")]
+    old = [
+        each
+        for each in paths
+        if TEMPORARY_FILE.fullmatch(each.name) and _age(each) > MIN_TEMPORARY_FILE_AGE_SECONDS
+    ]
     if old:
-        what = f"{len(old)} temporary files of a killed DVC: {', '.join(map(str, sorted(old)[:3]))}"
-        yield warning("git", what, f"rm them: {DOCTOR}", partial(_remove_parts, top, old))
+        listed = ", ".join(map(str, sorted(old)[:MAX_LISTED_FILES]))
+        message = f"{len(old)} temporary files of a killed DVC: {listed}"
+        yield warning("git", message, f"rm them: {FIX}", partial(_remove_temporary_files, top, old))
 
 
 def _age(path: Path) -> float:
-    return time.time() - (_time(path) or time.time())
+    """Return the seconds since *path* was modified; 0 if it is missing."""
+    return time.time() - (_modified_at(path) or time.time())
 
 
-def _remove_parts(top: Path, parts: list[Path]) -> None:
+def _remove_temporary_files(top: Path, paths: list[Path]) -> None:
     if not find_git_processes(top):
-        for each in parts:
+        for each in paths:
             each.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What ``learner doctor`` finds: what it looked at, how that is, and what to do about it."""
+"""Diagnostics, the results of the checks of ``learner doctor``, and the function that runs the checks."""
 
 import threading
 import time
@@ -10,76 +10,79 @@ from stages.contracts.errors import StageError
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a diagnostic."""
 
     OK = "ok"
     WARNING = "warning"
-    """It works, but not as may be expected."""
+    """Commands work, but may not do what the user expects."""
     PROBLEM = "problem"
     """A command fails, or a result is lost."""
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One thing that was looked at."""
+    """The state of one subject that a check examined."""
 
     subject: str
     level: Level
     message: str
     remedy: str = ""
-    """What to do; empty where nothing is needed."""
+    """What the user can do; empty if nothing is needed."""
     fix: Callable[[], None] | None = None
-    """Does it, for what is of no use to anybody; raises nothing where that has changed meanwhile."""
+    """Function that applies the remedy, unless the state has changed; None if only the user can."""
 
 
 Check = Callable[[], Iterable[Diagnostic]]
 
 
-def ok(about: str, what: str) -> Diagnostic:
-    """All is well."""
-    return Diagnostic(about, Level.OK, what)
+def ok(subject: str, message: str) -> Diagnostic:
+    """Return a diagnostic that needs no action."""
+    return Diagnostic(subject, Level.OK, message)
 
 
-def warning(about: str, what: str, cure: str, mend: Callable[[], None] | None = None) -> Diagnostic:
-    """Something to know."""
-    return Diagnostic(about, Level.WARNING, what, cure, mend)
+def warning(subject: str, message: str, remedy: str, fix: Callable[[], None] | None = None) -> Diagnostic:
+    """Return a diagnostic of a state that commands work with."""
+    return Diagnostic(subject, Level.WARNING, message, remedy, fix)
 
 
-def problem(about: str, what: str, cure: str, mend: Callable[[], None] | None = None) -> Diagnostic:
-    """Something to mend."""
-    return Diagnostic(about, Level.PROBLEM, what, cure, mend)
+def problem(subject: str, message: str, remedy: str, fix: Callable[[], None] | None = None) -> Diagnostic:
+    """Return a diagnostic of a state in which a command fails or a result is lost."""
+    return Diagnostic(subject, Level.PROBLEM, message, remedy, fix)
 
 
-def run_checks(checks: Mapping[str, Check], seconds: float) -> dict[str, list[Diagnostic]]:
-    """What each of *checks* finds, by its name.
+def run_checks(checks: Mapping[str, Check], timeout_seconds: float) -> dict[str, list[Diagnostic]]:
+    """Run *checks* in parallel and return the diagnostics of each, by its name.
 
-    They run beside each other, for *seconds* at most, in threads that end with the process.
+    A check that raises, or that has not returned after *timeout_seconds*, has one diagnostic that reports it.
+    The threads are daemons, so a check without a result does not delay the end of the process.
     """
-    found: dict[str, list[Diagnostic]] = {}
+    results: dict[str, list[Diagnostic]] = {}
 
-    def look(about: str, check: Check) -> None:
+    def run_check(name: str, check: Check) -> None:
         try:
-            found[about] = list(check())
+            results[name] = list(check())
         except StageError as error:
             first, _, rest = str(error).partition("\n")
-            found[about] = [problem(about, first, rest.strip())]
-        except Exception as error:  # noqa: BLE001  one check that cannot be made must not hide the others
-            found[about] = [warning(about, f"not looked at: {type(error).__name__}: {error}", "")]
+            results[name] = [problem(name, first, rest.strip())]
+        except Exception as error:  # noqa: BLE001  a failed check must not hide the others
+            results[name] = [warning(name, f"check failed: {type(error).__name__}: {error}", "")]
 
-    threads = [threading.Thread(target=look, args=each, daemon=True) for each in checks.items()]
+    threads = [threading.Thread(target=run_check, args=each, daemon=True) for each in checks.items()]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_seconds
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    late = f"no answer within {seconds:g} seconds"
-    return {about: found.get(about, [warning(about, late, "try again")]) for about in checks}
+    timed_out = f"no answer within {timeout_seconds:g} seconds"
+    return {
+        name: results.get(name, [warning(name, timed_out, "Run `learner doctor` again")]) for name in checks
+    }
 
 
-def drop_duplicates(found: Mapping[str, Iterable[Diagnostic]]) -> list[Diagnostic]:
-    """All that was *found*, in order; what several checks stumbled over is there once."""
-    every: dict[tuple[str, str], Diagnostic] = {}
-    for findings in found.values():
-        for each in findings:
-            every.setdefault((each.message, each.remedy), each)
-    return list(every.values())
+def drop_duplicates(by_check: Mapping[str, Iterable[Diagnostic]]) -> list[Diagnostic]:
+    """Return the diagnostics of all checks in order; several checks that report one cause report it once."""
+    unique: dict[tuple[str, str], Diagnostic] = {}
+    for diagnostics in by_check.values():
+        for each in diagnostics:
+            unique.setdefault((each.message, each.remedy), each)
+    return list(unique.values())

@@ -1,4 +1,4 @@
-"""What the machine offers: packages, devices, room for checkpoints, a Prefect API."""
+"""Checks of this machine: packages, devices, free disk space, and the Prefect API."""
 
 import json
 import shutil
@@ -22,111 +22,130 @@ from pipeline.project import read_paths, runs_root
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.runs.layout import stores
 
-SHOWN = ("torch", "prefect", "dvc")
-ANSWER_SECONDS = 5.0
-DEVICE_SECONDS = 30.0
-DEVICES = "import json; from stages.learner.devices import available; print(json.dumps(available()))"
+LISTED_PACKAGES = ("torch", "prefect", "dvc")
+"""Packages whose versions are printed."""
+PREFECT_TIMEOUT_SECONDS = 5.0
+DEVICE_TIMEOUT_SECONDS = 30.0
+DEVICE_PROGRAM = "import json; from stages.learner.devices import available; print(json.dumps(available()))"
 
 
 def check_packages() -> Iterator[Diagnostic]:
-    """Whether what this package needs is installed, in the versions that it needs."""
+    """Check that the requirements of this package are installed, and list the extras that are."""
     package = this_package()
-    needs = [Requirement(each) for each in package.requires or []]
-    wrong = [each for need in needs if _is_wanted(need) for each in check_requirement(need)]
-    yield from wrong
-    if not wrong:
-        shown = ", ".join(f"{name} {version(name)}" for name in SHOWN)
-        yield ok("packages", f"python {python_version()}, learner-pipeline {package.version}, {shown}")
-    extras = {name: _has(needs, name) for name in package.metadata.get_all("Provides-Extra") or []}
+    requirements = [Requirement(each) for each in package.requires or []]
+    unmet = [
+        each
+        for requirement in requirements
+        if _applies(requirement)
+        for each in check_requirement(requirement)
+    ]
+    yield from unmet
+    if not unmet:
+        versions = ", ".join(f"{name} {version(name)}" for name in LISTED_PACKAGES)
+        yield ok("packages", f"python {python_version()}, learner-pipeline {package.version}, {versions}")
+    extras = {
+        name: _is_extra_installed(requirements, name)
+        for name in package.metadata.get_all("Provides-Extra") or []
+    }
     extras.pop("test", None)
-    there = ", ".join(name for name, has in extras.items() if has)
-    lacking = ",".join(name for name, has in extras.items() if not has)
-    more = f"; for more: pip install 'learner-pipeline[{lacking}]'" if lacking else ""
-    yield ok("extras", f"{there or 'none'}{more}")
+    installed = ", ".join(name for name, is_installed in extras.items() if is_installed)
+    missing = ",".join(name for name, is_installed in extras.items() if not is_installed)
+    more = f"; to add the others: pip install 'learner-pipeline[{missing}]'" if missing else ""
+    yield ok("extras", f"{installed or 'none'}{more}")
 
 
-def _is_wanted(need: Requirement, extra: str = "") -> bool:
-    return need.marker is None or need.marker.evaluate({"extra": extra})
+def _applies(requirement: Requirement, extra: str = "") -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
-def _has(needs: Iterable[Requirement], extra: str) -> bool:
-    own = [need for need in needs if need.marker and _is_wanted(need, extra) and not _is_wanted(need)]
-    return not any(finding for need in own for finding in check_requirement(need))
+def _is_extra_installed(requirements: Iterable[Requirement], extra: str) -> bool:
+    own = [each for each in requirements if each.marker and _applies(each, extra) and not _applies(each)]
+    return not any(diagnostic for each in own for diagnostic in check_requirement(each))
 
 
-def check_requirement(need: Requirement) -> Iterator[Diagnostic]:
-    """What is wrong with the installed version of *need*; nothing where it will do."""
+def check_requirement(requirement: Requirement) -> Iterator[Diagnostic]:
+    """Yield a problem if *requirement* is not installed, or in another version."""
+    command = f"pip install '{requirement.name}{requirement.specifier}'"
     try:
-        there = version(need.name)
+        installed = version(requirement.name)
     except PackageNotFoundError:
-        yield problem("packages", f"{need.name} is not installed", f"pip install '{_spec(need)}'")
+        yield problem("packages", f"{requirement.name} is not installed", command)
         return
-    if not need.specifier.contains(there, prereleases=True):
-        what = f"{need.name} is {there}, and {need.specifier} is needed"
-        yield problem("packages", what, f"pip install '{_spec(need)}'")
-
-
-def _spec(need: Requirement) -> str:
-    return f"{need.name}{need.specifier}"
+    if not requirement.specifier.contains(installed, prereleases=True):
+        message = f"{requirement.name} is {installed}; required is {requirement.specifier}"
+        yield problem("packages", message, command)
 
 
 def check_devices() -> Iterator[Diagnostic]:
-    """Which devices torch finds here, in a process of its own, and whether ``fit.device`` is one."""
-    command = [sys.executable, "-c", DEVICES]
+    """List the devices that torch finds, and check that ``fit.device`` is one of them.
+
+    torch is imported in another process, which ends if torch does not return in time.
+    """
+    command = [sys.executable, "-c", DEVICE_PROGRAM]
     try:
         done = subprocess.run(  # noqa: S603  fixed
-            command, capture_output=True, text=True, timeout=DEVICE_SECONDS, check=False
+            command, capture_output=True, text=True, timeout=DEVICE_TIMEOUT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        yield warning("devices", f"torch did not say in {DEVICE_SECONDS:g} seconds", "try again")
+        message = f"torch did not list its devices within {DEVICE_TIMEOUT_SECONDS:g} seconds"
+        yield warning("devices", message, "Run `learner doctor` again")
         return
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        yield problem("devices", f"torch does not start: {last}", "install it anew, as pytorch.org says")
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}, no message"])[-1]
+        remedy = "Reinstall torch with the command from pytorch.org"
+        yield problem("devices", f"torch cannot be imported: {last}", remedy)
         return
-    there = json.loads(done.stdout)
-    asked = read_params().fit.device
-    missing = [each for each in ([asked] if isinstance(asked, str) else asked) if not _is_there(each, there)]
+    available = json.loads(done.stdout)
+    device = read_params().fit.device
+    wanted = [device] if isinstance(device, str) else device
+    missing = [each for each in wanted if not _is_available(each, available)]
     if missing:
-        what = f"params.yaml: fit.device is {', '.join(missing)}; here: {', '.join(there)}"
-        yield problem("devices", what, "dvc exp run -S fit.device=auto")
+        message = f"params.yaml: fit.device is {', '.join(missing)}; available: {', '.join(available)}"
+        yield problem("devices", message, "dvc exp run -S fit.device=auto")
     else:
-        yield ok("devices", ", ".join(there))
+        yield ok("devices", ", ".join(available))
 
 
-def _is_there(device: str, there: Iterable[str]) -> bool:
-    return device == "auto" or device in there or any(each.split(":")[0] == device for each in there)
+def _is_available(device: str, available: Iterable[str]) -> bool:
+    return device == "auto" or device in available or any(each.split(":")[0] == device for each in available)
 
 
 def check_disk() -> Iterator[Diagnostic]:
-    """Whether there is room for the checkpoints that ``fit.keep`` keeps, and for one more."""
+    """Check that the disk has space for the checkpoints that ``fit.keep`` keeps, and for one more."""
     root = runs_root()
     free = shutil.disk_usage(root if root.exists() else Path()).free
     paths = read_paths()
-    places = [*(store / CHECKPOINT_FOLDER for store in stores(root)), paths["checkpoint"]]
-    places.append(paths["learner"] / CHECKPOINT_FOLDER)
-    size = max(map(_newest_size, places), default=0)
+    folders = [*(store / CHECKPOINT_FOLDER for store in stores(root)), paths["checkpoint"]]
+    folders.append(paths["learner"] / CHECKPOINT_FOLDER)
+    size = max(map(_newest_size, folders), default=0)
     if not size:
-        yield ok("disk", f"{_megabytes(free)} free; what a checkpoint takes is known after build-learner")
+        yield ok(
+            "disk",
+            f"{_megabytes(free)} free; the size of a checkpoint is unknown until build-learner has run",
+        )
         return
     yield check_free_space(free, size, read_params().fit.keep.most)
 
 
 def check_free_space(free: int, size: int, kept: int) -> Diagnostic:
-    """Whether *free* bytes are enough for *kept* checkpoints of *size*, at work and published."""
-    at_work, published = size * (kept + 1), 2 * size * kept
-    what = (
-        f"{_megabytes(free)} free; a checkpoint takes {_megabytes(size)}: a run with {kept} and one more "
-        f"{_megabytes(at_work)}, and published, in artifacts and in DVC's cache, {_megabytes(published)} more"
+    """Return whether *free* bytes suffice for *kept* checkpoints of *size* bytes each.
+
+    A run needs space for one more; its results need space in the artifact directory and in DVC's cache.
+    """
+    training, published = size * (kept + 1), 2 * size * kept
+    message = (
+        f"{_megabytes(free)} free; a checkpoint takes {_megabytes(size)}: training with {kept} and one more "
+        f"takes {_megabytes(training)}, and the results in artifacts and DVC's cache "
+        f"{_megabytes(published)} more"
     )
-    cure = "make space (`learner runs prune`, `dvc gc --workspace`), or keep fewer: fit.keep"
-    if free < at_work:
-        return problem("disk", what, cure)
-    return warning("disk", what, cure) if free < at_work + published else ok("disk", what)
+    remedy = "Run `learner runs prune` or `dvc gc --workspace`, or keep fewer checkpoints with fit.keep"
+    if free < training:
+        return problem("disk", message, remedy)
+    return warning("disk", message, remedy) if free < training + published else ok("disk", message)
 
 
 def _newest_size(folder: Path) -> int:
-    """Bytes of the newest checkpoint in *folder*; 0 where there is none."""
+    """Return the bytes of the newest checkpoint in *folder*; 0 if it has none."""
     sizes: dict[int, int] = {}
     for path in folder.glob("*-*"):
         if parsed := parse_name(path.name):
@@ -139,37 +158,43 @@ def _megabytes(count: int) -> str:
 
 
 def check_prefect() -> Iterator[Diagnostic]:
-    """Whether the Prefect API that is configured answers, and whether it is of the version installed here."""
+    """Check that the configured Prefect API answers, and that its version is that of the client."""
     url = prefect_api.read_setting(prefect_api.URL)
     if not url:
-        yield ok("prefect", "no API is configured: runs are not recorded there")
+        yield ok("prefect", "no API is configured: runs are not recorded in Prefect")
         return
     if not url.startswith(("http://", "https://")):
-        yield problem("prefect", f"{prefect_api.URL} is {url}", "it begins with http:// or https://")
+        yield problem(
+            "prefect",
+            f"{prefect_api.URL} is {url}",
+            "Set it to an address that begins with http:// or https://",
+        )
         return
     try:
-        there = json.loads(prefect_api.request("admin/version", ANSWER_SECONDS))
+        server = json.loads(prefect_api.request("admin/version", PREFECT_TIMEOUT_SECONDS))
     except urllib.error.HTTPError as error:
         yield _refused(url, error.code)
     except (OSError, ValueError) as error:
         yield problem(
             "prefect",
-            f"{url} is configured, and no Prefect API answers there: {getattr(error, 'reason', error)}",
-            f"`prefect server start`, or unset {prefect_api.URL} to run without",
+            f"no Prefect API answers at {url}: {getattr(error, 'reason', error)}",
+            f"Run `prefect server start`, or unset {prefect_api.URL} to run without Prefect",
         )
     else:
-        here = version("prefect")
-        if str(there).split(".")[:2] != here.split(".")[:2]:
-            cure = f"pip install 'prefect=={there}', or as new a server"
-            yield warning("prefect", f"{url} answers; it is {there}, and {here} is installed here", cure)
+        client = version("prefect")
+        if str(server).split(".")[:2] != client.split(".")[:2]:
+            remedy = f"pip install 'prefect=={server}', or install {client} on the server"
+            yield warning(
+                "prefect", f"{url} answers; its version is {server}, that of the client {client}", remedy
+            )
         else:
-            yield ok("prefect", f"{url} answers; it is {there}")
+            yield ok("prefect", f"{url} answers; its version is {server}")
 
 
 def _refused(url: str, code: int) -> Diagnostic:
     if code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        cure = "set PREFECT_API_KEY (Prefect Cloud) or PREFECT_API_AUTH_STRING (your own server)"
-        return problem("prefect", f"{url} does not let you in: HTTP {code}", cure)
+        remedy = "Set PREFECT_API_KEY (Prefect Cloud) or PREFECT_API_AUTH_STRING (your own server)"
+        return problem("prefect", f"{url} denies access: HTTP {code}", remedy)
     if code == HTTPStatus.NOT_FOUND and "api.prefect.cloud" in url:
         return ok("prefect", f"{url} answers")
-    return problem("prefect", f"{url} answers HTTP {code}", "is the address right? it mostly ends in /api")
+    return problem("prefect", f"{url} answers HTTP {code}", "Correct the address; it usually ends in /api")

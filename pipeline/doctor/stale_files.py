@@ -1,7 +1,6 @@
-"""What killed processes left behind: which of it keeps others from their work, and which is of no matter."""
+"""Checks of files that killed processes did not remove: DVC's locks, experiments, and run stores."""
 
 import json
-import os
 import shutil
 import socket
 from collections.abc import Iterable, Iterator
@@ -10,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
@@ -25,61 +25,60 @@ from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs
 
 RWLOCKS = (Path("rwlock"), Path("exps/rwlock"))
-GHOSTS = Path("exps/standalone")
-QUEUED = Path("exps/run")
-CLOCK_SECONDS = 2
-DOCTOR = "`learner doctor --fix` does it"
+"""DVC's lists of the processes that read and write outputs, relative to its temporary folder."""
+STANDALONE = Path("exps/standalone")
+"""Folder of the experiments of `dvc exp run --temp`, relative to DVC's temporary folder."""
+QUEUE = Path("exps/run")
+"""Folder of the processes of DVC's queue, relative to its temporary folder."""
+CLOCK_TOLERANCE_SECONDS = 2
+FIX = "`learner doctor --fix` does it"
 
 
 def check_locks() -> Iterator[Diagnostic]:
-    """DVC's lists of who reads and writes: entries of the dead, and lists that a kill left unreadable."""
+    """Check dvc.lock and DVC's lists of readers and writers for damage and for entries of ended processes."""
     try:
         temporary = Path(Repo.find_dvc_dir()) / "tmp"
     except DvcException:
         return
-    found = [each for name in RWLOCKS for each in _list_of(temporary / name)]
+    found = [each for name in RWLOCKS for each in _check_rwlock(temporary / name)]
     if is_truncated(LOCKFILE):
-        what = f"{LOCKFILE} is not whole, as after a kill or on a full disk, and DVC refuses to work"
-        found.append(problem("locks", what, f"git checkout {LOCKFILE}: {DOCTOR}", repair_lockfiles))
+        message = f"{LOCKFILE} is truncated, as by a kill or a full disk, and every DVC command fails"
+        found.append(problem("locks", message, f"git checkout {LOCKFILE}: {FIX}", repair_lockfiles))
     else:
         check_lockfile(LOCKFILE)
     if PROJECT_LOCK.exists() and is_held(PROJECT_LOCK):
         pid = (PROJECT_LOCK.read_text().split() or ["unknown"])[0]
-        found.append(ok("locks", f"pid {pid} works in this project now ({PROJECT_LOCK})"))
-    yield from found or [ok("locks", "nobody holds one")]
+        found.append(ok("locks", f"pid {pid} is running in this project ({PROJECT_LOCK})"))
+    yield from found or [ok("locks", "no lock is held")]
 
 
-def _list_of(path: Path) -> Iterator[Diagnostic]:
-    owners = _owners(path)
+def _check_rwlock(path: Path) -> Iterator[Diagnostic]:
+    owners = _read_owners(path)
     if owners is None:
-        with _guard(path) as free:
-            broken = free and _owners(path) is None
-        if broken:
-            what = f"{path} is not whole, as after a kill or on a full disk, and DVC refuses to work"
-            yield problem("locks", what, f"rm {path}: {DOCTOR}", partial(_remove_broken, path))
+        with _try_lock(path) as acquired:
+            is_corrupt = acquired and _read_owners(path) is None
+        if is_corrupt:
+            message = f"{path} is truncated, as by a kill or a full disk, and every DVC command fails"
+            yield problem("locks", message, f"rm {path}: {FIX}", partial(_remove_corrupt, path))
         else:
-            yield ok("locks", f"a DVC writes {path} at this moment")
+            yield ok("locks", f"a DVC process is writing {path}")
         return
-    gone = [pid for pid in owners if not is_alive(pid)]
-    taken = [pid for pid, command in owners.items() if is_alive(pid) and _is_another(pid, command, path)]
+    ended = [pid for pid in owners if not is_alive(pid)]
+    reused = [pid for pid, command in owners.items() if is_alive(pid) and _is_reused(pid, command, path)]
     for pid, command in owners.items():
-        if pid not in (*gone, *taken):
-            yield ok("locks", f"pid {pid} works in this project now: {command}")
-    if taken:
-        what = f"{path} names pid {_listed(taken)}, which is another process now: DVC waits for it for ever"
-        yield problem("locks", what, f"take it out: {DOCTOR}", partial(remove_ended_processes, path))
-    elif gone:
-        what = f"{path} still names pid {_listed(gone)}, which is gone"
-        yield warning(
-            "locks",
-            what,
-            f"DVC's next command takes it out; or {DOCTOR}",
-            partial(remove_ended_processes, path),
-        )
+        if pid not in (*ended, *reused):
+            yield ok("locks", f"pid {pid} is running in this project: {command}")
+    remove = partial(remove_ended_processes, path)
+    if reused:
+        message = f"{path} names pid {_join(reused)}, which another process has now: DVC waits for it forever"
+        yield problem("locks", message, f"remove the entry: {FIX}", remove)
+    elif ended:
+        message = f"{path} names pid {_join(ended)}, which has ended"
+        yield warning("locks", message, f"the next DVC command removes the entry, or {FIX}", remove)
 
 
-def _owners(path: Path) -> dict[int, str] | None:
-    """Who *path* names, and the command of each; None where it cannot be read as what DVC writes."""
+def _read_owners(path: Path) -> dict[int, str] | None:
+    """Return the command of each process that *path* names; None if *path* does not have DVC's format."""
     try:
         return {int(each["pid"]): str(each["cmd"]) for each in _entries(json.loads(path.read_text()))}
     except FileNotFoundError:
@@ -94,101 +93,101 @@ def _entries(content: Any) -> Iterator[Any]:
         yield from several
 
 
-def _guard(path: Path) -> AbstractContextManager[bool]:
-    """Whether no DVC writes *path*, nor can as long as this is held."""
+def _try_lock(path: Path) -> AbstractContextManager[bool]:
+    """Acquire the lock that DVC holds while it writes *path*; yield False if a DVC process has it."""
     return try_dvc_lock(path.with_name(f"{path.name}.lock"))
 
 
-def _remove_broken(path: Path) -> None:
-    with _guard(path) as free:
-        if free and _owners(path) is None:
+def _remove_corrupt(path: Path) -> None:
+    with _try_lock(path) as acquired:
+        if acquired and _read_owners(path) is None:
             path.unlink()
 
 
 def remove_ended_processes(path: Path) -> None:
     """Remove the entries of ended processes from DVC's list of readers and writers *path*."""
-    with _guard(path) as free:
-        if not free or not (owners := _owners(path)):
+    with _try_lock(path) as acquired:
+        if not acquired or not (owners := _read_owners(path)):
             return
-        gone = {pid for pid, each in owners.items() if not is_alive(pid) or _is_another(pid, each, path)}
+        ended = {pid for pid, each in owners.items() if not is_alive(pid) or _is_reused(pid, each, path)}
         content = json.loads(path.read_text())
-        write = {name: each for name, each in content.get("write", {}).items() if each["pid"] not in gone}
+        write = {name: each for name, each in content.get("write", {}).items() if each["pid"] not in ended}
         read = {
-            name: left
+            name: remaining
             for name, several in content.get("read", {}).items()
-            if (left := [each for each in several if each["pid"] not in gone])
+            if (remaining := [each for each in several if each["pid"] not in ended])
         }
         write_text(path, json.dumps({"write": write, "read": read}))
 
 
-def _is_another(pid: int, command: str, noted_in: Path) -> bool:
-    """Whether process *pid* began after *noted_in* was written, and is none of DVC's *command* either.
+def _is_reused(pid: int, command: str, rwlock: Path) -> bool:
+    """Return whether the process *pid* is not the one that wrote *command* to *rwlock*.
 
-    Both, as a clock that is set makes a process seem younger. False where the system does not say it.
+    It must have another command line and have started after *rwlock* was written: after the clock is set, a
+    process may seem younger than it is. False if the process cannot be inspected.
     """
-    with suppress(OSError, ValueError, IndexError):
-        arguments = command.split()[1:]
-        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
+    with suppress(OSError, psutil.Error):
+        process = psutil.Process(pid)
+        arguments, words = command.split()[1:], process.cmdline()
         if words[len(words) - len(arguments) :] == arguments:
             return False
-        ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-        [boot] = [line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime ")]
-        began = int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
-        return began > noted_in.stat().st_mtime + CLOCK_SECONDS
+        return float(process.create_time()) > rwlock.stat().st_mtime + CLOCK_TOLERANCE_SECONDS
     return False
 
 
 def check_experiments() -> Iterator[Diagnostic]:
-    """What a killed `dvc exp run --temp`, or a killed worker of the queue, left: DVC shows it as running."""
+    """Check for killed experiments, and killed workers of the queue, that DVC shows as running."""
     try:
         temporary = Path(Repo.find_dvc_dir()) / "tmp"
     except DvcException:
         return
-    found = [*_ghosts_of_copies(temporary / GHOSTS), *_ghosts_of_queue(temporary / QUEUED)]
+    found = [*_check_standalone(temporary / STANDALONE), *_check_queue(temporary / QUEUE)]
     if all(each.level is Level.OK for each in found):
-        found.append(ok("experiments", "no ghost of a killed one"))
+        found.append(ok("experiments", "no killed experiment is shown as running"))
     yield from found
 
 
-def _ghosts_of_copies(root: Path) -> Iterator[Diagnostic]:
-    for note in sorted(root.glob("run/*/*.run")):
+def _check_standalone(root: Path) -> Iterator[Diagnostic]:
+    for entry in sorted(root.glob("run/*/*.run")):
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            content = json.loads(note.read_text())
-            name, folder = content.get("name") or note.stem[:7], Path(str(content.get("root_dir", "")))
-            pids = _of_copy(folder)
-            if any(map(is_alive, pids)) or _works(folder):
+            content = json.loads(entry.read_text())
+            name, folder = content.get("name") or entry.stem[:7], Path(str(content.get("root_dir", "")))
+            pids = _pids_of_copy(folder)
+            if any(map(is_alive, pids)) or _is_in_use(folder):
                 yield ok("experiments", f"{name} is running in {folder}")
             elif pids:
-                what = f"{name} is shown as running, and pid {_listed(pids)} that ran it is gone"
-                cure = f"rm -r {note.parent} {folder}: {DOCTOR}"
-                yield warning("experiments", what, cure, partial(_remove_ghost, root, note.parent, folder))
+                message = f"{name} is shown as running, but its process, pid {_join(pids)}, has ended"
+                remedy = f"rm -r {entry.parent} {folder}: {FIX}"
+                fix = partial(_remove_experiment, root, entry.parent, folder)
+                yield warning("experiments", message, remedy, fix)
             else:
-                yield warning("experiments", f"{name} is about to run, or was killed then", f"see {folder}")
+                message = f"{name} is about to run, or was killed before it ran"
+                yield warning("experiments", message, f"examine {folder}")
 
 
-def _ghosts_of_queue(root: Path) -> Iterator[Diagnostic]:
-    """They are the queue's, and only its own commands clear them."""
-    for note in sorted(root.glob("*/*.json")):
+def _check_queue(root: Path) -> Iterator[Diagnostic]:
+    """Yield a warning for each killed worker of DVC's queue, which only the commands of the queue remove."""
+    for entry in sorted(root.glob("*/*.json")):
         with suppress(OSError, ValueError, TypeError, KeyError):
-            process = json.loads(note.read_text())
+            process = json.loads(entry.read_text())
             if process["returncode"] is None and not is_alive(int(process["pid"])):
-                name = json.loads(note.with_suffix(".run").read_text()).get("name") or note.stem[:7]
-                what = f"{name} is shown as running in the queue, and pid {process['pid']} is gone"
-                yield warning("experiments", what, f"dvc queue kill {name} && dvc queue remove {name}")
+                name = json.loads(entry.with_suffix(".run").read_text()).get("name") or entry.stem[:7]
+                message = f"{name} is shown as running in the queue, but pid {process['pid']} has ended"
+                yield warning("experiments", message, f"dvc queue kill {name} && dvc queue remove {name}")
 
 
-def _of_copy(folder: Path) -> set[int]:
-    """Every process that the copy of a project in *folder* names."""
+def _pids_of_copy(folder: Path) -> set[int]:
+    """Return the processes that the locks of the project copy *folder* name."""
     path = folder / ".dvc/tmp/rwlock"
-    found = set(_owners(path) or {})
+    found = set(_read_owners(path) or {})
     for lock in (path.with_name("rwlock.lock"), path.with_name("lock")):
         with suppress(OSError, ValueError, IndexError):
             found.add(int(lock.read_text().split()[0]))
     return found
 
 
-def _works(folder: Path) -> bool:
-    """Whether a stage is at work in *folder*, or was on another machine, of which nothing is known here."""
+def _is_in_use(folder: Path) -> bool:
+    """Return whether a stage runs in *folder*, or may be running there on another machine."""
     lock = folder / PROJECT_LOCK
     if not lock.exists():
         return False
@@ -196,31 +195,31 @@ def _works(folder: Path) -> bool:
     return is_held(lock) or hosts not in ([], [socket.gethostname()])
 
 
-def _remove_ghost(root: Path, note: Path, folder: Path) -> None:
-    if _works(folder) or any(map(is_alive, _of_copy(folder))):
+def _remove_experiment(root: Path, entry: Path, folder: Path) -> None:
+    if _is_in_use(folder) or any(map(is_alive, _pids_of_copy(folder))):
         return
-    if folder.resolve().parent == root.resolve():  # a copy that DVC made there, and nothing else
+    if folder.resolve().parent == root.resolve():  # remove only a copy that DVC made
         shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(note, ignore_errors=True)
+    shutil.rmtree(entry, ignore_errors=True)
 
 
 def check_run_stores() -> Iterator[Diagnostic]:
-    """The run stores: what was stopped can go on, so none is a leftover."""
+    """List the run stores, none of which is stale: the same command resumes an interrupted run."""
     found = all_runs(runs_root())
     for run in found:
         if run.stalled:
-            what = f"{run.key}: pid {run.owner and run.owner.pid} has not said anything for a minute"
-            yield warning("runs", what, "it may hang, or its steps are long: `learner runs show`")
-    waiting = [run.key for run in found if run.state in (State.INTERRUPTED, State.DEAD)]
-    more = f"; {', '.join(waiting)} can go on: give the same command again" if waiting else ""
-    yield ok("runs", f"{_counted(found)}{more}")
+            message = f"{run.key}: pid {run.owner and run.owner.pid} has made no progress for a minute"
+            yield warning("runs", message, "It may hang, or its steps are long: run `learner runs show`")
+    resumable = [run.key for run in found if run.state in (State.INTERRUPTED, State.DEAD)]
+    more = f"; run the same command again to resume {', '.join(resumable)}" if resumable else ""
+    yield ok("runs", f"{_count_states(found)}{more}")
 
 
-def _counted(found: Iterable[Run]) -> str:
+def _count_states(found: Iterable[Run]) -> str:
     states = [run.state.value for run in found]
-    kinds = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
-    return ", ".join(kinds) or "no run store"
+    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+    return ", ".join(counts) or "no run store"
 
 
-def _listed(pids: Iterable[int]) -> str:
+def _join(pids: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(pids)))

@@ -1,4 +1,4 @@
-"""Whether DVC's remotes answer: each is asked in a process of its own, which can be ended."""
+"""Checks of DVC's storage: that remotes answer, and that the files in the cache are intact."""
 
 import json
 import subprocess
@@ -15,63 +15,69 @@ from dvc.repo import Repo
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.engine.cache_content import find_damaged_files
 
-ANSWER_SECONDS = 8.0
-"""For what is far away and has to be logged in to; a library's own patience is a minute and more."""
-ASK = "import sys; from pipeline.doctor.storage import print_remote_state; print_remote_state(sys.argv[1])"
-HELP = "`learner push` and `learner pull` need it: see its address, your access, and the network"
+REMOTE_TIMEOUT_SECONDS = 8.0
+"""Time limit of a remote, long enough to log in to a distant one; the defaults of the clients are longer."""
+PROGRAM = (
+    "import sys; from pipeline.doctor.storage import print_remote_state; print_remote_state(sys.argv[1])"
+)
+REMEDY = "`learner push` and `learner pull` need it. Check its address, your access, and the network"
 
 
 def check_remotes() -> Iterator[Diagnostic]:
-    """A finding for each remote that is set up."""
+    """Check that DVC has a default remote, and that each remote answers.
+
+    Each remote is accessed in a process of its own, which is killed after `REMOTE_TIMEOUT_SECONDS`.
+    """
     try:
         config = Config(Repo.find_dvc_dir())
     except (DvcException, ConfigError) as error:
-        yield problem("remotes", f"DVC does not know this folder: {error}", "`git init`, and `dvc init`")
+        message = f"this folder is not a DVC project: {error}"
+        yield problem("remotes", message, "Run `git init` and `dvc init`")
         return
     names = list(config["remote"])
     if not names:
-        what = "none is set up: what DVC's cache has is on this machine alone"
-        yield warning("remotes", what, "dvc remote add --default NAME URL")
+        message = "no remote is configured: DVC's cache is stored on this machine only"
+        yield warning("remotes", message, "dvc remote add --default NAME URL")
         return
     if config["core"].get("remote") not in names:
-        what = f"none of {', '.join(names)} is the default"
-        yield warning("remotes", what, f"dvc remote default {names[0]}")
+        message = f"none of {', '.join(names)} is the default"
+        yield warning("remotes", message, f"dvc remote default {names[0]}")
     with ThreadPoolExecutor(len(names)) as pool:
         urls = [config["remote"][name].get("url", "") for name in names]
-        yield from pool.map(_asked, names, urls)
+        yield from pool.map(_check_remote, names, urls)
 
 
-def _asked(name: str, url: str) -> Diagnostic:
-    about, command = f"remote {name}", [sys.executable, "-c", ASK, name]
+def _check_remote(name: str, url: str) -> Diagnostic:
+    subject, command = f"remote {name}", [sys.executable, "-c", PROGRAM, name]
     try:
         done = subprocess.run(  # noqa: S603  fixed
             command,
             capture_output=True,
             text=True,
-            timeout=ANSWER_SECONDS,
+            timeout=REMOTE_TIMEOUT_SECONDS,
             check=False,
-            stdin=subprocess.DEVNULL,  # nobody is there to be asked for a password
+            stdin=subprocess.DEVNULL,  # a question for a password gets no answer
         )
     except subprocess.TimeoutExpired:
-        return problem(about, f"{url} did not answer in {ANSWER_SECONDS:g} seconds", HELP)
+        return problem(subject, f"{url} did not answer within {REMOTE_TIMEOUT_SECONDS:g} seconds", REMEDY)
     try:
-        answer = json.loads(done.stdout.splitlines()[-1])
+        state = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        return problem(about, f"{url} cannot be reached: {last}", HELP)
-    if answer["filled"]:
-        return ok(about, f"{url} answers")
-    bucket = answer["path"].partition("/")[0]
-    if answer["nearest"] in (answer["path"], bucket or None):
-        return ok(about, f"{url} answers, and has nothing yet")
-    if answer["nearest"]:
-        cure = "the first push makes it; if there was one: is a disk not mounted, or the name wrong?"
-        return warning(about, f"{url}: there is {answer['nearest']}, and nothing in it of that name", cure)
-    return problem(about, f"{url} answers, and has no {bucket!r}", HELP)
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}, no message"])[-1]
+        return problem(subject, f"{url} is unreachable: {last}", REMEDY)
+    if state["filled"]:
+        return ok(subject, f"{url} answers")
+    bucket = state["path"].partition("/")[0]
+    if state["nearest"] in (state["path"], bucket or None):
+        return ok(subject, f"{url} answers, and is empty")
+    if state["nearest"]:
+        remedy = "The first push creates it. If you have pushed before, mount the disk or correct the URL"
+        return warning(subject, f"{url} is missing: only {state['nearest']} exists", remedy)
+    return problem(subject, f"{url} answers, but has no bucket {bucket!r}", REMEDY)
 
 
 def print_remote_state(name: str) -> None:
-    """Print, for the process that asked, whether remote *name* has something, and how much of its path is."""
+    """Print as JSON whether the remote *name* has data, and the part of its path that exists."""
     with Repo() as repo:
         remote = repo.cloud.get_remote(name)
         path, files = remote.path, remote.fs
@@ -84,25 +90,25 @@ def print_remote_state(name: str) -> None:
 
 
 def check_cache() -> Iterator[Diagnostic]:
-    """Yield a finding for each damaged file of the cache."""
+    """Read every file in DVC's cache, and yield a problem for each that does not have its hash."""
     try:
         with Repo() as repo:
-            roots = dict.fromkeys(Path(each).resolve() for each in _roots(repo))
+            roots = dict.fromkeys(Path(each).resolve() for each in _cache_folders(repo))
     except DvcException:
         return
-    damaged = [place for root in roots for place in find_damaged_files(root)]
-    for place in damaged:
-        what = f"{place} is damaged: its content does not have the hash in its name"
-        cure = (
-            f"rm {place}: `learner doctor --deep --fix` does it. Then `learner pull` fetches it, or the next "
+    damaged = [path for root in roots for path in find_damaged_files(root)]
+    for path in damaged:
+        message = f"{path} is damaged: its content does not have the hash in its name"
+        remedy = (
+            f"rm {path}: `learner doctor --deep --fix` does it. Then `learner pull` fetches it, or the next "
             "run computes it again; data of your own that `dvc add` tracks must be added again"
         )
-        yield problem("cache", what, cure, partial(place.unlink, missing_ok=True))
+        yield problem("cache", message, remedy, partial(path.unlink, missing_ok=True))
     if not damaged:
         yield ok("cache", f"every file in {', '.join(map(str, roots))} is intact")
 
 
-def _roots(repo: Repo) -> Iterator[str]:
-    """Yield the folder of the cache, and that of the run-cache, which is the same as a rule."""
+def _cache_folders(repo: Repo) -> Iterator[str]:
+    """Yield the folder of the cache and that of the run-cache, which usually is the same."""
     yield repo.cache.local_cache_dir
     yield str(repo.cache.legacy.path)

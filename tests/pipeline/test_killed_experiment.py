@@ -1,4 +1,4 @@
-"""`dvc exp run --temp` in the user's checkout, killed while it changes that: `learner doctor` repairs it."""
+"""`learner doctor` repairs a checkout in which `dvc exp run --temp` was killed."""
 
 import os
 import subprocess
@@ -64,20 +64,20 @@ WITH_EDITS = [
 CLEAN = ["HEAD detached", "index locked", "overrides staged", "arguments staged", "queued", "copied"]
 
 
-def killed(project, moment):
-    """Run the experiment until *moment*, with nothing left of it then."""
+def kill_experiment(project, moment):
+    """Run the experiment, which kills itself at *moment*."""
     done = project.run(sys.executable, "-c", KILLED, moment)
     assert done.code == -9, done.text
 
 
 def state(project):
-    """Return what a user sees of a checkout: branch, status, stashes and files."""
+    """Return the branch, status, stashes and files of a checkout."""
     status = project.ok("git", "status", "--porcelain=2", "--branch")
     return status, project.ok("git", "stash", "list"), project.files("params.yaml", "README.md", "stages")
 
 
-def fixed(project, monkeypatch):
-    """Do what `learner doctor --fix` does about git; return the findings before."""
+def fix(project, monkeypatch):
+    """Apply the fixes of the git check as `learner doctor --fix` does; return the diagnostics before."""
     monkeypatch.chdir(project.folder)
     found = list(check_checkout())
     for each in found:
@@ -92,63 +92,63 @@ def test_the_users_changes_are_restored(project, monkeypatch, moment):
     project.ok("git", "add", "README.md")
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 7")
     before = state(project)
-    killed(project, moment)
+    kill_experiment(project, moment)
 
-    found = fixed(project, monkeypatch)
+    found = fix(project, monkeypatch)
 
     assert {each.level for each in found} == {Level.PROBLEM}, found
     after = state(project)
     assert (after[0], after[2]) == (before[0], before[2])
     assert [line for line in after[1].splitlines() if BACKUP not in line] == []
-    assert [each.message for each in check_checkout()] == ["no leftovers of killed processes"]
+    assert [each.message for each in check_checkout()] == ["no stale files of killed processes"]
 
 
 @pytest.mark.parametrize("moment", CLEAN)
 def test_a_clean_checkout_is_clean_again(project, monkeypatch, moment):
     before = state(project)
-    killed(project, moment)
+    kill_experiment(project, moment)
 
-    fixed(project, monkeypatch)
+    fix(project, monkeypatch)
 
     after = state(project)
     assert (after[0], after[2]) == (before[0], before[2])
-    assert [each.message for each in check_checkout()] == ["no leftovers of killed processes"]
+    assert [each.message for each in check_checkout()] == ["no stale files of killed processes"]
 
 
-def test_references_of_the_copying_are_removed(project, monkeypatch):
-    killed(project, "copied")
+def test_references_for_the_copy_of_an_experiment_are_removed(project, monkeypatch):
+    kill_experiment(project, "copied")
     assert project.ok("git", "for-each-ref", "refs/exps/temp")
 
-    fixed(project, monkeypatch)
+    fix(project, monkeypatch)
 
     assert project.ok("git", "for-each-ref", "refs/exps/temp") == ""
 
 
 def test_a_change_that_may_be_the_users_is_reported_with_the_command(project, monkeypatch):
-    killed(project, "arguments staged")
+    kill_experiment(project, "arguments staged")
     project.edit("params.yaml", "batch_size: 32", "batch_size: 16")
     before = project.files("params.yaml")
 
-    [found] = [each for each in fixed(project, monkeypatch) if "left this checkout changed" in each.message]
+    [found] = [each for each in fix(project, monkeypatch) if "left this checkout changed" in each.message]
 
     assert found.fix is None
     assert "git diff params.yaml" in found.remedy
     assert project.files("params.yaml") == before
 
 
-def test_a_stash_of_the_users_own_is_never_taken_for_one_of_dvc(project, monkeypatch):
+def test_stash_of_the_user_is_never_taken_for_one_of_dvc(project, monkeypatch):
     project.edit("README.md", "DVC", "D V C")
     an_hour_ago = f"{time.time() - 3600:.0f} +0000"
     project.ok("git", "stash", GIT_COMMITTER_DATE=an_hour_ago, GIT_AUTHOR_DATE=an_hour_ago)
     own = project.ok("git", "rev-parse", "stash@{0}")
-    killed(project, "HEAD detached")
+    kill_experiment(project, "HEAD detached")
 
-    fixed(project, monkeypatch)
+    fix(project, monkeypatch)
 
     assert project.ok("git", "rev-parse", "stash@{0}") == own
 
 
-def test_locks_and_parts_are_left_alone_while_a_git_runs(project, monkeypatch):
+def test_locks_and_temporary_files_stay_while_git_runs(project, monkeypatch):
     lock = project.folder / ".git/index.lock"
     lock.touch()
     part = project.folder / f".{'a' * 22}.tmp"
@@ -157,10 +157,10 @@ def test_locks_and_parts_are_left_alone_while_a_git_runs(project, monkeypatch):
     shell = ["sh", "-c", "git cat-file --batch; true"]  # so that git is not a child of this process
     with subprocess.Popen(shell, cwd=project.folder, stdin=subprocess.PIPE) as running:
         wait_until(lambda: find_git_processes(project.folder), process=running)
-        [found] = fixed(project, monkeypatch)
+        [found] = fix(project, monkeypatch)
         running.stdin.close()
     assert (found.level, lock.exists(), part.exists()) == (Level.OK, True, True)
 
-    levels = [each.level for each in fixed(project, monkeypatch)]
+    levels = [each.level for each in fix(project, monkeypatch)]
 
     assert (levels, lock.exists(), part.exists()) == ([Level.PROBLEM, Level.WARNING], False, False)
