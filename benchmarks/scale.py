@@ -69,17 +69,17 @@ import sys, time
 import torch
 from stages.contracts.history import Split
 from stages.contracts.outputs import ClassificationOutput
-from stages.learner.meter import Meter, Registered
+from stages.learner.metering import Meter, RegisteredMetric
 from stages.metrics import AurocMetric
 from stages.renderers import NoRenderer
 torch.set_num_threads(1)
 classes, steps = int(sys.argv[1]), 192
 output = ClassificationOutput(torch.zeros(()), torch.randn(64, classes), torch.randint(0, classes, (64,)))
 def measure():
-    meter = Meter([(Registered(AurocMetric(), numeric=True), [])], NoRenderer(), Split.TRAIN, 1)
+    meter = Meter([(RegisteredMetric(AurocMetric(), numeric=True), [])], NoRenderer(), Split.TRAIN, 1)
     for step in range(steps):
         meter.measure(output, step, 0.0)
-    meter.drain()
+    meter.flush()
 model = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, classes))
 optimizer, inputs = torch.optim.Adam(model.parameters()), torch.randn(64, 784)
 def train():

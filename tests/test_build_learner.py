@@ -10,7 +10,7 @@ from stages.build_learner import build_learner
 from stages.checkpoints import FileCheckpointer
 from stages.contracts.errors import CheckpointError
 from stages.fit import fit
-from stages.learner.history_record import history_of
+from stages.learner.run_state import history_of
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
 from stages.params.fit_params import FitConfig, FitPaths

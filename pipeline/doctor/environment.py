@@ -26,7 +26,9 @@ LISTED_PACKAGES = ("torch", "prefect", "dvc")
 """Packages whose versions are printed."""
 PREFECT_TIMEOUT_SECONDS = 5.0
 DEVICE_TIMEOUT_SECONDS = 30.0
-DEVICE_PROGRAM = "import json; from stages.learner.devices import available; print(json.dumps(available()))"
+DEVICE_PROGRAM = (
+    "import json; from stages.learner.devices import list_devices; print(json.dumps(list_devices()))"
+)
 
 
 def check_packages() -> Iterator[Diagnostic]:

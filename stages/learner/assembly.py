@@ -1,169 +1,166 @@
-"""From what a builder was told to the parts of a run."""
+"""The assembly of a run from the options, the model, the optimizer and the schedule."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from stages.checkpoints import FileCheckpointer, Retention, default_retention
+from stages.checkpoints import FileCheckpointer, default_retention
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import BuilderError
-from stages.contracts.events import MetricLogger, Renderer
-from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.contracts.renderers import Renderers
-from stages.learner import defaults
+from stages.learner.checkpointing import CheckpointManager, find_newest_checkpoint
 from stages.learner.checks import (
-    check_fed,
+    check_metric_inputs,
     check_model,
-    check_needs,
+    check_monitored_metrics,
     check_optimizer,
     check_recordable_state,
     check_trainable,
 )
-from stages.learner.compilation import Compiler, check_compiled, check_recompute, compile_in_place, unwrap
-from stages.learner.devices import find_device
-from stages.learner.meter import Registered
-from stages.learner.parts import Parts
-from stages.learner.recompute import recompute_activations
-from stages.learner.replicas import Replicas
-from stages.learner.saver import Saver, SavingRule
-from stages.learner.state import State
-from stages.learner.stopping import EarlyStopping
-from stages.learner.training_state import check_training_state
-from stages.learner.watchers import Watchers
-from stages.optim import (
-    Accumulation,
-    Clipping,
-    Guard,
-    LrScheduler,
-    NonFinite,
-    OptimizerConfig,
-    Window,
-    as_scheduler,
-    build_optimizer,
+from stages.learner.compilation import (
+    Compiler,
+    apply_gradient_checkpointing,
+    check_gradient_checkpointing,
+    compile_in_place,
+    unwrap_compiled,
+    warn_of_ineffective_compile,
 )
-from stages.records import NamedMpkGzFileRecorder, Recorder, fields_unlike_burn
+from stages.learner.devices import find_device
+from stages.learner.metering import Observers
+from stages.learner.model_state import ModelState
+from stages.learner.options import LearnerOptions, default_metric_loggers, default_renderer
+from stages.learner.run_state import RunState
+from stages.learner.step_strategies import Replicas
+from stages.learner.training_state import check_training_state
+from stages.optim import LrScheduler, OptimizerConfig, as_scheduler, build_optimizer
+from stages.records import NamedMpkGzFileRecorder, fields_unlike_burn
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class Chosen:
-    """What a builder was told, with the default of what it was not."""
+@dataclass(frozen=True)
+class Components:
+    """The components of a run, which the loop drives."""
 
-    directory: Path
-    metrics: dict[Split, list[Registered]] = field(default_factory=lambda: {split: [] for split in Split})
-    loggers: dict[Split, list[MetricLogger]] = field(default_factory=dict)
-    renderer: Renderer | None = None
-    progress_loggers: list[Renderer] = field(default_factory=list)
-    num_epochs: int = 1
-    devices: Sequence[str | torch.device] = ("auto",)
-    accumulation: Accumulation = field(default_factory=Accumulation)
-    non_finite: NonFinite = field(default_factory=NonFinite)
-    clipping: Clipping | None = None
-    recompute: bool = False
-    checkpoint: int | Literal["auto"] | None = None
-    recorder: Recorder | None = None
-    saving: SavingRule = field(default_factory=SavingRule)
-    identity: str | None = None
-    retention: Retention | None = None
-    stopping: EarlyStopping | None = None
-    interrupter: Interrupter | None = None
-    seed: int | None = None
+    options: LearnerOptions
+    state: RunState
+    replicas: Replicas
+    observers: Observers
+    checkpoints: CheckpointManager | None
+    interrupter: Interrupter
 
 
-def assembled(
-    chosen: Chosen,
+def assemble(
+    options: LearnerOptions,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | OptimizerConfig,
     lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | None,
-) -> Parts:
-    """Return the parts of the run, restored from the checkpoint that *chosen* names, if any.
+) -> Components:
+    """Return the components of the run, restored from the checkpoint that *options* name, if any.
 
-    Raises `BuilderError` or `CheckpointError` for what could not work.
+    Raises `BuilderError` for options that cannot work, and `CheckpointError`.
     """
-    model, compilers = unwrap(model)
-    _check(chosen, model)
-    model, replicas = _replicas(chosen, model, compilers)
-    clipping = chosen.clipping or getattr(optimizer, "clipping", None)
+    model, compilers = unwrap_compiled(model)
+    _check(options, model)
+    model, replicas = _build_replicas(options, model, compilers)
+    clipping = options.clipping or getattr(optimizer, "clipping", None)
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = build_optimizer(optimizer, model.parameters())
-    check_optimizer(optimizer, model, batches_a_step=chosen.accumulation.batches * len(replicas))
+    check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches * len(replicas))
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)
-    check_needs(scheduler, chosen.metrics)
-    parts = Parts(
-        state=State(model, optimizer, scheduler, clipping),
-        num_epochs=chosen.num_epochs,
-        seed=chosen.seed,
+    check_monitored_metrics(scheduler, options.metrics)
+    components = Components(
+        options=options,
+        state=RunState(ModelState(model, optimizer, scheduler, clipping), options, replicas.devices),
         replicas=replicas,
-        window=Window.of(chosen.accumulation, len(replicas)),
-        guard=Guard(chosen.non_finite, [name for name, _ in model.named_parameters()]),
-        watchers=_watchers(chosen),
-        interrupter=chosen.interrupter or Interrupter(),
-        saver=_saver(chosen),
-        stopping=chosen.stopping,
-        identity=chosen.identity,
+        observers=_build_observers(options),
+        checkpoints=_build_checkpoints(options),
+        interrupter=options.interrupter or Interrupter(),
     )
-    if chosen.checkpoint == "auto":
-        parts.restore_newest()
-    elif chosen.checkpoint is not None:
-        parts.restore(chosen.checkpoint)
-    return parts
+    _restore(components)
+    return components
 
 
-def _replicas(chosen: Chosen, model: Any, compilers: Mapping[str, Compiler]) -> tuple[Any, Replicas]:
-    """Return *model* on the first device, and with its copies on the others."""
-    devices = [find_device(device) for device in chosen.devices]
-    check_compiled(model, len(devices))
+def _build_replicas(
+    options: LearnerOptions, model: Any, compilers: Mapping[str, Compiler]
+) -> tuple[Any, Replicas]:
+    """Return *model* on the first device, and together with its copies on the others."""
+    devices = [find_device(device) for device in options.devices]
+    warn_of_ineffective_compile(model, len(devices))
     model = model.to(devices[0])
     replicas = Replicas(model, devices)
-    if chosen.recompute:
-        check_recompute(model, compilers)
-        replicas.each(recompute_activations)
-    replicas.each(partial(compile_in_place, compilers=compilers))
+    if options.gradient_checkpointing:
+        check_gradient_checkpointing(model, compilers)
+        replicas.apply(apply_gradient_checkpointing)
+    replicas.apply(partial(compile_in_place, compilers=compilers))
     return model, replicas
 
 
-def _check(chosen: Chosen, model: Any) -> None:
+def _check(options: LearnerOptions, model: Any) -> None:
     check_model(model)
     check_trainable(model)
-    check_fed(model, chosen.metrics)
-    check_needs(chosen.stopping, chosen.metrics)
-    check_needs(chosen.retention, chosen.metrics)
-    if chosen.recorder is not None:
+    check_metric_inputs(model, options.metrics)
+    check_monitored_metrics(options.early_stopping, options.metrics)
+    check_monitored_metrics(options.retention, options.metrics)
+    if options.recorder is not None:
         check_recordable_state(model)
         for field in fields_unlike_burn(model):
-            log.warning("in a checkpoint's model, Burn cannot load %s", field)
-    if chosen.checkpoint is not None and chosen.recorder is None:
+            log.warning("Burn cannot load %s from the checkpoints of this model", field)
+    if options.checkpoint is not None and options.recorder is None:
         raise BuilderError(
-            f"checkpoint({chosen.checkpoint}) needs a checkpointer to read with: "
+            f"checkpoint({options.checkpoint}) needs a checkpointer that reads it: "
             "call with_file_checkpointer first"
         )
 
 
-def _watchers(chosen: Chosen) -> Watchers:
-    renderer = chosen.renderer or defaults.renderer()
-    return Watchers(
-        metrics={split: list(metrics) for split, metrics in chosen.metrics.items()},
-        loggers=chosen.loggers or defaults.file_loggers(chosen.directory),
-        telemetry=chosen.loggers or defaults.file_loggers(chosen.directory / "telemetry"),
-        renderer=Renderers([renderer, *chosen.progress_loggers]) if chosen.progress_loggers else renderer,
+def _build_observers(options: LearnerOptions) -> Observers:
+    renderer = options.renderer or default_renderer()
+    return Observers(
+        metrics=options.metrics,
+        loggers=options.loggers or default_metric_loggers(options.directory),
+        telemetry=options.loggers or default_metric_loggers(options.directory / "telemetry"),
+        renderer=Renderers([renderer, *options.progress_loggers]) if options.progress_loggers else renderer,
     )
 
 
-def _saver(chosen: Chosen) -> Saver | None:
-    if chosen.recorder is None:
+def _build_checkpoints(options: LearnerOptions) -> CheckpointManager | None:
+    if options.recorder is None:
         return None
-    return Saver(
-        FileCheckpointer(chosen.directory / CHECKPOINT_FOLDER, chosen.recorder),
-        FileCheckpointer(chosen.directory / STEP_FOLDER, NamedMpkGzFileRecorder(compression=0)),
-        chosen.retention or default_retention(),
-        chosen.saving,
+    return CheckpointManager(
+        FileCheckpointer(options.directory / CHECKPOINT_FOLDER, options.recorder),
+        FileCheckpointer(options.directory / STEP_FOLDER, NamedMpkGzFileRecorder(compression=0)),
+        options.retention or default_retention(),
+        options.interval,
     )
+
+
+def _restore(components: Components) -> None:
+    """Restore the state from the checkpoint that the options name, if any.
+
+    Raises `CheckpointError` if that of an epoch is missing or corrupt, or if all of several are corrupt.
+    """
+    options, checkpoints = components.options, components.checkpoints
+    if checkpoints is None or options.checkpoint is None:
+        return
+    if options.checkpoint == "auto":
+        checkpoint = find_newest_checkpoint(
+            checkpoints.epochs,
+            checkpoints.steps,
+            last_epoch=options.num_epochs,
+            identity=options.identity,
+            verify_logs=components.observers.verify_logs,
+        )
+        if checkpoint is None:
+            return
+    else:
+        log.info("Restoring checkpoint %d from %s", options.checkpoint, checkpoints.epochs.directory)
+        checkpoint = checkpoints.epochs.restore(options.checkpoint)
+    components.state.restore(checkpoint)
+    components.replicas.synchronize()

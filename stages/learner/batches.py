@@ -25,8 +25,11 @@ class Loader(Protocol):
         """Return an iterator over the batches."""
 
 
-def on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
-    """Return the batches of *loader* on *device*; a loader without ``set_device`` has its batches moved."""
+def iterate_on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
+    """Return an iterable over the batches of *loader* on *device*.
+
+    Batches of a loader without ``set_device`` are moved.
+    """
     if hasattr(loader, "set_device"):
         loader.set_device(device)
         return loader

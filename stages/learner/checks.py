@@ -11,7 +11,7 @@ from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.history import Direction, Split
 from stages.contracts.outputs import TrainOutput
 from stages.contracts.user_code import place_of
-from stages.learner.meter import Registered
+from stages.learner.metering import RegisteredMetric
 from stages.optim.gradients import Gradients
 from stages.records import check_recordable
 
@@ -58,13 +58,13 @@ def check_recordable_state(model: torch.nn.Module) -> None:
         raise BuilderError(str(error)) from None
 
 
-def check_name(registered: Registered, others: Iterable[Registered], where: str) -> None:
+def check_unique_name(registered: RegisteredMetric, others: Iterable[RegisteredMetric], where: str) -> None:
     """No two metrics of one place share a name, and so a log. Raises `BuilderError`."""
     if registered.metric.name in [each.metric.name for each in others]:
         raise BuilderError(f"two metrics of {where} are called {registered.metric.name!r}")
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, batches_a_step: int) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, batches_per_step: int) -> None:
     """*optimizer* updates this *model*, and in a way that the loop can drive. Raises `BuilderError`."""
     own = {id(parameter) for parameter in model.parameters()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -76,9 +76,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, ba
         )
     if not isinstance(optimizer, torch.optim.LBFGS):
         return
-    if batches_a_step > 1:
+    if batches_per_step > 1:
         raise BuilderError(
-            f"L-BFGS evaluates one batch several times, so it cannot accumulate over {batches_a_step}: "
+            f"L-BFGS evaluates one batch several times, so it cannot accumulate over {batches_per_step}: "
             "use one device, no accumulation, and a larger batch"
         )
     if hasattr(model, "optimize"):
@@ -90,23 +90,23 @@ def has_gradients(step: TrainOutput[Any]) -> bool:
     return step.item.size == 0 or any(gradient is not None for gradient in step.gradients)
 
 
-def missing_gradients(model: Any, gradients: Gradients, *, where: str) -> BuilderError:
-    """Return the error for a first update, at *where*, without a gradient for any parameter."""
+def missing_gradients(model: Any, gradients: Gradients, *, location: str) -> BuilderError:
+    """Return the error for a first update, at *location*, without a gradient for any parameter."""
     return BuilderError(
-        f"{where}: no parameter of {type(model).__name__} would be trained, all {len(gradients)} gradients "
-        "are None. The loss must depend on the model's own parameters: compute it without detach(), "
-        "torch.no_grad() or a copy of the model, and return backward(self, loss) from train_step"
+        f"{location}: no parameter of {type(model).__name__} would be trained, because all {len(gradients)} "
+        "gradients are None. The loss must depend on the model's own parameters: compute it without "
+        "detach(), torch.no_grad() or a copy of the model, and return backward(self, loss) from train_step"
     )
 
 
-def check_needs(rule: Any, metrics: Mapping[Split, Iterable[Registered]]) -> None:
+def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[RegisteredMetric]]) -> None:
     """Check that what *rule* decides by is measured, as a number that a resumed run has too.
 
     Of a composed rule each part is checked. Raises `BuilderError`, also for a schedule that takes the worst
     values of its metric for the best.
     """
     for part in getattr(rule, "rules", ()):
-        check_needs(part, metrics)
+        check_monitored_metrics(part, metrics)
     if hasattr(rule, "rules"):
         return
     known = {
@@ -141,7 +141,7 @@ def _check_direction(rule: Any, name: str, metric: str, better: Any) -> None:
     log.warning("%sset its direction to %s", message, better)
 
 
-def check_fed(model: Any, metrics: Mapping[Split, Iterable[Registered]]) -> None:
+def check_metric_inputs(model: Any, metrics: Mapping[Split, Iterable[RegisteredMetric]]) -> None:
     """Each metric measures what the model's step says it returns; silent where a step says nothing.
 
     Raises `BuilderError`.
@@ -152,8 +152,8 @@ def check_fed(model: Any, metrics: Mapping[Split, Iterable[Registered]]) -> None
             measures = getattr(each.metric, "measures", object)
             if returned is not None and not issubclass(returned, measures):
                 raise BuilderError(
-                    f"metric {each.metric.name!r} measures a {each.measured}, and "
-                    f"{type(model).__name__}.{step} gives a {returned.__name__}: register another metric"
+                    f"metric {each.metric.name!r} measures {each.measures}, but "
+                    f"{type(model).__name__}.{step} returns {returned.__name__}: register another metric"
                 )
 
 

@@ -6,10 +6,13 @@ stays what it is, and ``self(inputs)`` is compiled. Here the wrapper's compiler 
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from stages.contracts.errors import BuilderError
 
@@ -21,7 +24,7 @@ MODEL, COMPILER, COMPILED_CALL = "_orig_mod", "dynamo_ctx", "_compiled_call_impl
 """Private names of torch: a wrapper's model, its compiler, and the call that `nn.Module.compile` sets."""
 
 
-def unwrap(model: Any) -> tuple[Any, dict[str, Compiler]]:
+def unwrap_compiled(model: Any) -> tuple[Any, dict[str, Compiler]]:
     """Return *model* without wrappers of `torch.compile`, and their compilers by the name of the module.
 
     A wrapper inside *model* is replaced there by the module that it wraps. Raises `BuilderError` if the
@@ -48,18 +51,18 @@ def compile_in_place(model: nn.Module, compilers: Mapping[str, Compiler]) -> Non
         setattr(module, COMPILED_CALL, compiler(_call_of(module)))
 
 
-def check_recompute(model: nn.Module, compilers: Mapping[str, Compiler]) -> None:
+def check_gradient_checkpointing(model: nn.Module, compilers: Mapping[str, Compiler]) -> None:
     """Raise `BuilderError` if a module of *model* is compiled: torch cannot recompute its activations."""
-    if compilers or _compiled(model):
+    if compilers or _compiled_modules(model):
         raise BuilderError(
             f"gradient_checkpointing() cannot be combined with torch.compile, and {type(model).__name__} is "
             "compiled: leave one of them out"
         )
 
 
-def check_compiled(model: nn.Module, devices: int) -> None:
+def warn_of_ineffective_compile(model: nn.Module, devices: int) -> None:
     """Warn of modules of *model* for which `nn.Module.compile` has no effect, or only on one of *devices*."""
-    for module in _compiled(model):
+    for module in _compiled_modules(model):
         name = type(module).__name__
         if _is_of_torch(module.forward):
             log.warning(
@@ -76,7 +79,7 @@ def check_compiled(model: nn.Module, devices: int) -> None:
             )
 
 
-def _compiled(model: nn.Module) -> list[nn.Module]:
+def _compiled_modules(model: nn.Module) -> list[nn.Module]:
     """Return the modules of *model* that `nn.Module.compile` compiled."""
     return [module for module in model.modules() if getattr(module, COMPILED_CALL, None) is not None]
 
@@ -114,3 +117,36 @@ def _parts(wrapper: Any) -> tuple[Any, Compiler]:
             "the model itself to build"
         )
     return module, compiler
+
+
+def apply_gradient_checkpointing(model: nn.Module) -> None:
+    """Have each child of *model* keep its input only. Costs a second forward pass; changes no number.
+
+    The random state is set back for the second pass, so dropout drops the same, and what that pass does to
+    buffers (running statistics) is undone. Of a list or dict of modules, it is the modules in it.
+    """
+    for child in model.children():
+        if type(child).forward is nn.Module.forward:  # a container that nobody calls
+            apply_gradient_checkpointing(child)
+        elif any(True for _ in child.parameters()):
+            child.forward = partial(
+                checkpoint, child.forward, use_reentrant=False, context_fn=partial(_contexts, child)
+            )
+
+
+def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What surrounds the first pass through *module*, and the second."""
+    return nullcontext(), _scratch_buffers(module)
+
+
+@contextmanager
+def _scratch_buffers(module: nn.Module) -> Iterator[None]:
+    """Inside, *module* has copies of its buffers; afterwards it has its own again, untouched."""
+    kept = [(each, dict(each._buffers)) for each in module.modules()]  # noqa: SLF001  no public way to swap
+    for each, buffers in kept:
+        each._buffers.update({name: b.clone() for name, b in buffers.items() if b is not None})  # noqa: SLF001
+    try:
+        yield
+    finally:
+        for each, buffers in kept:
+            each._buffers.update(buffers)  # noqa: SLF001

@@ -1,10 +1,16 @@
 """Where a model trains."""
 
+import ctypes
+import functools
 import os
+import sys
 
 import torch
 
 from stages.contracts.errors import BuilderError
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+MAX_RETAINED_BYTES = 1 << 30
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -13,15 +19,15 @@ def find_device(name: str | torch.device) -> torch.device:
     Raises `BuilderError` for a name that torch does not know and for a device that is not there.
     """
     if name == "auto":
-        return torch.device(available()[0])
+        return torch.device(list_devices()[0])
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    known = ", ".join(["auto", *available()])
+    known = ", ".join(["auto", *list_devices()])
     if device is None:
         raise BuilderError(f"no device is called {str(name)!r}; on this machine: {known}")
-    if device.type not in {each.split(":")[0] for each in available()}:
+    if device.type not in {each.split(":")[0] for each in list_devices()}:
         raise BuilderError(f"device {str(name)!r} is not on this machine; on it: {known}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BuilderError(f"device {str(name)!r} is not on this machine; on it: {known}")
@@ -35,7 +41,7 @@ def set_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def available() -> list[str]:
+def list_devices() -> list[str]:
     """The devices here, the fastest first."""
     names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
@@ -47,3 +53,20 @@ def set_num_threads(num_threads: int | None) -> None:
     """Let torch compute on this many threads of the CPU; None leaves its choice as it is."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
+
+
+@functools.cache
+def retain_freed_memory() -> bool:
+    """Have the process keep freed blocks of up to 1 GiB; return whether the C library supports it.
+
+    glibc does. By default it returns every large tensor to the system and gets the memory back, page by page,
+    at the next step. This costs some memory, changes no number, and applies to the process until it exits.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return bool(
+        mallopt
+        and mallopt(M_MMAP_THRESHOLD, MAX_RETAINED_BYTES)
+        and mallopt(M_TRIM_THRESHOLD, MAX_RETAINED_BYTES)
+    )

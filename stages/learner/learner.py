@@ -1,90 +1,91 @@
-"""The learner that a builder made."""
+"""The learner that a builder returns."""
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import History
+from stages.learner.assembly import Components
 from stages.learner.batches import Loader
 from stages.learner.loop import Loop
-from stages.learner.parts import Parts
 from stages.learner.summary import summary_text
 
 
 class Learner:
-    """A model, an optimizer and a schedule, and everything they are trained with. Burn's `Learner`."""
+    """A model, an optimizer and a schedule, with everything that trains them. Burn's `Learner`."""
 
-    def __init__(
-        self, parts: Parts, application_log: Callable[[], AbstractContextManager[object]], *, summary: bool
-    ) -> None:
-        self._parts = parts
-        self._application_log = application_log
-        self._summary = summary
+    def __init__(self, components: Components) -> None:
+        self._components = components
+        self._options = components.options
+        self._state = components.state
 
     @property
     def model(self) -> nn.Module:
-        """The model, as far as it is trained."""
-        model: nn.Module = self._parts.state.model
+        """The model in its current state."""
+        model: nn.Module = self._state.model.model
         return model
 
     @property
     def history(self) -> History:
-        """Every epoch value so far."""
-        return self._parts.history
+        """The value of every metric in every finished epoch."""
+        return self._state.history
 
     @property
     def epoch(self) -> int:
-        """The last epoch that is done; 0 before the first."""
-        return self._parts.state.epoch
+        """The last finished epoch; 0 before the first."""
+        return self._state.epoch
 
     @property
     def interrupted(self) -> bool:
-        """Whether it was asked to stop, so that it may lack epochs."""
-        return self._parts.interrupter.should_stop()
+        """True if the run was asked to stop; it may then lack epochs."""
+        return self._components.interrupter.should_stop()
 
     @property
     def resumed(self) -> str | None:
-        """Where it was taken up, as in "after epoch 3"; None where it starts."""
-        return self._parts.resumed
+        """The position that the run resumed at, such as "after epoch 3"; None for a new run."""
+        return self._state.resumed
 
     @property
     def checkpoint_bytes(self) -> int:
-        """What one checkpoint takes at most: the model, and two numbers for each of its parameters."""
+        """The maximum size of one checkpoint: the model, and two numbers for each of its parameters."""
         state = self.model.state_dict().values()
         weights = sum(each.nbytes for each in state if isinstance(each, torch.Tensor))
         return weights + 2 * sum(each.nbytes for each in self.model.parameters())
 
     def fit(self, train: Loader, valid: Loader) -> nn.Module:
-        """Train through the epochs that are left, validating after each; the trained model.
+        """Train for the remaining epochs, with a validation after each, and return the trained model.
 
-        Raises `BuilderError` where a loader has no batches or a metric cannot measure what a step gives,
-        `NonFiniteError` before a NaN or infinity reaches the weights, and `CheckpointError` where checkpoints
-        that belong to the result could not be written.
+        Raises `BuilderError` if a loader has no batches or a metric cannot measure the output of a step,
+        `NonFiniteError` before a NaN or infinity reaches the weights, and `CheckpointError` if a checkpoint
+        that belongs to the result could not be written.
         """
-        self._check_whole()
-        with self._application_log():
-            model = Loop(self._parts).run(train, valid)
-            if self._parts.saver is not None and not self.interrupted:
-                self._parts.saver.finish()
-        if self._summary:
+        self._check_between_epochs()
+        checkpoints = self._components.checkpoints
+        with self._options.open_application_log():
+            model = Loop(self._components).run(train, valid)
+            if checkpoints is not None and not self.interrupted:
+                checkpoints.finish()
+        if self._options.summary:
             sys.stdout.write(summary_text(self.history, model) + "\n")
         return model
 
     def save(self) -> None:
-        """Write a checkpoint of the epoch that was finished last; 0 before the first."""
-        if self._parts.saver is None:
-            raise BuilderError("save() needs a checkpointer: call with_file_checkpointer first")
-        self._check_whole()
-        self._parts.save()
+        """Write a checkpoint of the last finished epoch; 0 before the first.
 
-    def _check_whole(self) -> None:
-        if self._parts.open_epoch is not None:
+        Raises `BuilderError` without a checkpointer.
+        """
+        checkpoints, state = self._components.checkpoints, self._state
+        if checkpoints is None:
+            raise BuilderError("save() needs a checkpointer: call with_file_checkpointer first")
+        self._check_between_epochs()
+        checkpoints.save_epoch(state.epoch, state.checkpoint(), state.history)
+
+    def _check_between_epochs(self) -> None:
+        if self._state.open_epoch is not None:
             raise BuilderError(
-                f"this learner was stopped in the middle of epoch {self._parts.open_epoch}, and its weights "
-                'are those of no epoch: build it again with checkpoint("auto"), or with '
-                f"checkpoint({self._parts.state.epoch})"
+                f"this learner was stopped in the middle of epoch {self._state.open_epoch}, so its weights "
+                'belong to no epoch: build it again with checkpoint("auto"), or with '
+                f"checkpoint({self._state.epoch})"
             )

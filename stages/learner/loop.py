@@ -1,15 +1,13 @@
-"""The loop.
+"""The training loop.
 
-Each epoch: the random state and the order of samples are set from (seed, epoch); every batch is a step
-of the schedule, a forward and backward pass, and, where the accumulation window is full, a step of the
-optimizer; then the valid split, the history, the checkpoint, retention, and whether to stop early.
-After any batch a checkpoint may be written, and a run that was stopped there goes on with the next one.
+At the start of each epoch the random state and the order of the samples are set from (seed, epoch). Every
+batch is a step of the learning rate schedule, a forward and backward pass, and, if the accumulation window is
+full, a step of the optimizer. The epoch ends with validation, the history, the checkpoint, its retention, and
+early stopping. After any batch a checkpoint may be written; an interrupted run resumes with the next batch.
 """
 
 import logging
-from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,81 +16,77 @@ from torch import nn
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
-from stages.contracts.outputs import TrainOutput
-from stages.learner.batches import Loader, check_workers, on_device
-from stages.learner.buffers import Buffers
+from stages.learner.assembly import Components
+from stages.learner.batches import Loader, check_workers
 from stages.learner.checks import has_gradients, missing_gradients
-from stages.learner.memory import keep_big_blocks
-from stages.learner.meter import Meter
-from stages.learner.parts import Parts
-from stages.learner.pausing import Pausing
-from stages.learner.randomness import set_random_state
-from stages.learner.replicas import rounds
+from stages.learner.devices import retain_freed_memory
+from stages.learner.metering import Meter
+from stages.learner.mid_epoch import MidEpochCheckpointer
+from stages.learner.rng import seed_generators
 from stages.learner.step_checks import StepChecks
+from stages.learner.step_strategies import choose_step_strategy
 
 log = logging.getLogger(__name__)
 
 
-class _SkippedError(Exception):
-    """An evaluation of L-BFGS is not finite and its batch is skipped."""
-
-
 class Loop:
-    """Runs the epochs that are left."""
+    """Runs the remaining epochs."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.state = parts.state
-        self._meter = parts.watchers.meter(Split.TRAIN, 0)
-        self._buffers = Buffers(parts.state.model if parts.guard.rule.kind == "skip" else None)
-        self.progress = Progress(
-            parts.num_epochs,
-            first_epoch=parts.state.epoch + 1,
-            shown=parts.watchers.shown(),
-            interrupter=parts.interrupter,
+    def __init__(self, components: Components) -> None:
+        self._options = components.options
+        self._state = components.state
+        self._observers = components.observers
+        self._checkpoints = components.checkpoints
+        self._interrupter = components.interrupter
+        self._mid_epoch = MidEpochCheckpointer(components)
+        model = self._state.model
+        self._checks = StepChecks(model.model, model.optimizer)
+        self._strategy = choose_step_strategy(self._state, components.replicas, self._checks)
+        self._has_gradients = hasattr(model.model, "optimize")  # such a model updates itself
+        self._meter = self._observers.meter(Split.TRAIN, 0)
+        self._progress = Progress(
+            self._options.num_epochs,
+            first_epoch=self._state.epoch + 1,
+            shown=self._observers.shown(),
+            interrupter=self._interrupter,
         )
-        self._pausing = Pausing(parts, self.progress)
-        self._checks = StepChecks(parts.state.model, parts.state.optimizer)
-        self._has_gradients = hasattr(parts.state.model, "optimize")  # such a model updates itself
 
     def run(self, train: Loader, valid: Loader) -> nn.Module:
-        """Train on *train* and validate on *valid* after each epoch; the trained model."""
+        """Train on *train* and validate on *valid* after each epoch; return the trained model."""
         if not (len(train) and len(valid)):
             raise BuilderError("a loader has no batches: both splits need at least one")
         check_workers(train, valid)
-        keep_big_blocks()
-        parts, first = self.parts, self.state.epoch + 1
+        retain_freed_memory()
+        first = self._state.epoch + 1
         try:
-            parts.watchers.renderer.start(self.progress)
-            self._pausing.prepare()
-            if parts.place or not self._is_over():
-                for epoch in range(first, parts.num_epochs + 1):
+            self._observers.renderer.start(self._progress)
+            self._remove_later_output()
+            if self._state.position or not self._stops_early():
+                for epoch in range(first, self._options.num_epochs + 1):
                     if not self._run_epoch(train, valid, epoch):
                         break
         finally:
-            with suppress(Exception):  # what ended the run is what is told
-                self._meter.drain()
-            parts.watchers.close()
-        model: nn.Module = self.state.model
+            with suppress(Exception):  # the exception that ended the run is the one to report
+                self._meter.flush()
+            self._observers.close()
+        model: nn.Module = self._state.model.model
         return model
 
     def _run_epoch(self, train: Loader, valid: Loader, epoch: int) -> bool:
-        """Train, validate, save; whether the run goes on."""
-        parts = self.parts
-        parts.open_epoch = epoch
-        set_random_state(parts.derived_seed(epoch))
-        parts.replicas.copy_buffers()
-        if parts.place is not None:
-            parts.replicas.restore_buffers(parts.place.buffers)
-        if parts.place is None or parts.place.split is Split.TRAIN:
-            with parts.replicas.known_parameters():
-                trained = self._train(train, epoch)
-            if not trained:
+        """Train, validate and save; return whether the run continues."""
+        position = self._state.position
+        self._state.begin_epoch(epoch)
+        seed_generators(self._state.derive_seed(epoch))
+        self._strategy.begin_epoch(position.buffers if position else ())
+        if position is None or position.split is Split.TRAIN:
+            with self._strategy.training():
+                is_complete = self._train(train, epoch)
+            if not is_complete:
                 return False
         if not self._validate(valid, epoch):
             return False
-        parts.open_epoch = None
-        return self._finish(epoch)
+        self._finish(epoch)
+        return not (self._stops_early() or self._interrupter.should_stop())
 
     def _train(self, loader: Loader, epoch: int) -> bool:
         """Train on *loader* once; return whether the pass was completed.
@@ -100,151 +94,109 @@ class Loop:
         No step runs inside `map` or a generator, which would take a StopIteration of the model for the end.
         """
         log.info("Executing training step for epoch %d", epoch)
-        state, window, guard, pausing = self.state, self.parts.window, self.parts.guard, self._pausing
-        self.parts.replicas.train()
-        meter, iteration = self._begin(Split.TRAIN, loader, epoch)
-        rate = 0.0
-        compute = self._computation()
-        for batch in self._grouped(pausing.batches(partial(self._batches, loader))):
-            steps = compute(batch)
+        strategy, window, guard = self._strategy, self._state.window, self._state.guard
+        schedule, progress = self._state.model.scheduler, self._progress
+        stops_after = self._mid_epoch.stops_after
+        meter, rate = self._begin(Split.TRAIN, loader, epoch), 0.0
+        iteration = progress.batch
+        for batch in strategy.group(self._open(loader)):
+            steps = strategy.compute(batch)
             del batch  # free its memory before the next one is loaded
             while steps:
                 step = steps.pop(0)
                 iteration += 1
-                rate = state.scheduler.step()
+                rate = schedule.step()
                 if guard.passes(step, epoch, iteration):
                     self._has_gradients = self._has_gradients or has_gradients(step)
                     window.add(step.gradients, step.item.size)
-                    self._measured(meter, step.item, iteration, rate)
+                    self._measure(meter, step.item, iteration, rate)
                 else:
-                    self._buffers.put_back()
+                    strategy.roll_back()
                 del step  # free its gradients before the next ones are computed
                 if window.full:
                     self._update(window.take(), rate, iteration)
-                if pausing.stops_after(iteration):
+                if stops_after(iteration, progress, meter):
                     return False
-        if (left := window.end_epoch()) is not None:
-            self._update(left, rate, iteration)
+        if (rest := window.end_epoch()) is not None:
+            self._update(rest, rate, iteration)
         self._end(meter)
         return True
 
-    @torch.no_grad()  # not inference_mode: what a model keeps from here, it may use in training
+    @torch.no_grad()  # not inference_mode: training may use tensors that a model keeps from here
     def _validate(self, loader: Loader, epoch: int) -> bool:
         """Validate on *loader* once; return whether the pass was completed."""
         log.info("Executing validation step for epoch %d", epoch)
-        model = self.state.model.eval()
-        meter, iteration = self._begin(Split.VALID, loader, epoch)
-        for batch in self._pausing.batches(partial(self._batches, loader)):
-            item = self._checks.valid(model.valid_step(batch))
+        model = self._state.model.model.eval()
+        meter = self._begin(Split.VALID, loader, epoch)
+        iteration = self._progress.batch
+        for batch in self._open(loader):
+            item = self._checks.check_valid_step(model.valid_step(batch))
             del batch  # free its memory before the next one is loaded
             iteration += 1
-            self._measured(meter, item, iteration, 0.0)
-            if self._pausing.stops_after(iteration):
+            self._measure(meter, item, iteration, 0.0)
+            if self._mid_epoch.stops_after(iteration, self._progress, meter):
                 return False
         self._end(meter)
         return True
 
-    def _finish(self, epoch: int) -> bool:
-        """Save, show, and decide; whether the run goes on."""
-        history = self.parts.history
-        self.state.epoch = epoch
-        self.state.end_epoch_of_schedule(history)
-        self.parts.watchers.flush()
-        self.parts.watchers.renderer.epoch_end(self.progress, history)
-        self.parts.save()
-        return not (self._is_over() or self.parts.interrupter.should_stop())
+    def _update(self, gradients: Any, rate: float, iteration: int) -> None:
+        epoch = self._progress.epoch
+        if not self._has_gradients:
+            location = f"epoch {epoch}, batch {iteration}"
+            raise missing_gradients(self._state.model.model, gradients, location=location)
+        self._strategy.update(gradients, rate, epoch=epoch, iteration=iteration)
 
-    def _is_over(self) -> bool:
-        """Whether the rule to stop early says so, of a run that was resumed too."""
-        rule = self.parts.stopping
-        reason = rule.reason(self.parts.history) if rule and self.state.epoch else None
+    def _finish(self, epoch: int) -> None:
+        """Finish *epoch*: flush the logs, show its values, and save."""
+        state = self._state
+        state.finish_epoch(epoch)
+        self._observers.flush()
+        self._observers.renderer.epoch_end(self._progress, state.history)
+        if self._checkpoints is not None:
+            self._checkpoints.save_epoch(epoch, state.checkpoint(), state.history)
+
+    def _stops_early(self) -> bool:
+        """Return whether the early stopping rule applies to the history, of a resumed run too."""
+        rule = self._options.early_stopping
+        reason = rule.reason(self._state.history) if rule and self._state.epoch else None
         if reason:
             log.info("Stopping training loop, %s", reason)
         return reason is not None
 
-    def _grouped(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """Return *batches*; for several devices in lists of one batch per device."""
-        replicas = self.parts.replicas
-        return batches if len(replicas) == 1 else rounds(batches, len(replicas))
+    def _remove_later_output(self) -> None:
+        """Remove what was logged and saved after the position that the run resumes at."""
+        state, position = self._state, self._state.position
+        if position is None:
+            self._observers.remove_logs_after(state.epoch)
+        else:
+            self._observers.resume_logs(position.epoch, position.logs)
+        if self._checkpoints is not None and state.is_restored and self._options.checkpoint == "auto":
+            self._checkpoints.apply_retention(state.epoch, state.history)
 
-    def _computation(self) -> Callable[[Any], list[TrainOutput[Any]]]:
-        """Return the function that computes the training steps of what `_grouped` yields."""
-        if self.state.needs_closure:
-            return self._evaluated
-        if len(self.parts.replicas) > 1:
-            return partial(self.parts.replicas.train_steps, check=self._checks.train)
-        if self._buffers:
-            return self._remembered
-        train_step, clear_gradients = self.state.model.train_step, self.parts.replicas.clear_gradients
-        check = self._checks.train
-
-        def compute(batch: Any) -> list[TrainOutput[Any]]:
-            clear_gradients()
-            return [check(train_step(batch))]
-
-        return compute
-
-    def _batches(self, loader: Loader) -> Iterable[Any]:
-        return on_device(loader, self.parts.replicas.devices[0])
-
-    def _remembered(self, batch: Any) -> list[TrainOutput[Any]]:
-        """Compute a training step whose effect on buffers can be undone."""
-        self._buffers.take()
-        self.parts.replicas.clear_gradients()
-        return [self._checks.train(self.state.model.train_step(batch))]
-
-    def _evaluated(self, batch: Any) -> list[TrainOutput[Any]]:
-        """Compute the first evaluation of L-BFGS, and keep *batch* for the next ones."""
-        self._evaluate = partial(self._remembered, batch)
-        self._first: TrainOutput[Any] | None = self._evaluate()[0]
-        return [self._first]
-
-    def _update(self, gradients: Any, rate: float, iteration: int) -> None:
-        if not self._has_gradients:
-            where = f"epoch {self.progress.epoch}, batch {iteration}"
-            raise missing_gradients(self.state.model, gradients, where=where)
-        if self.state.needs_closure:
-            self._update_by_evaluation(rate, iteration)
-        elif self._may_apply(gradients, iteration):
-            self.state.update(gradients, rate)
-        self.parts.replicas.synchronize()
-
-    def _may_apply(self, gradients: Any, iteration: int) -> bool:
-        """Return whether the sum of several batches is finite; a single batch has been checked already."""
-        parts = self.parts
-        is_sum = parts.window.length > 1
-        return not is_sum or parts.guard.passes_sum(gradients, self.progress.epoch, iteration)
-
-    def _update_by_evaluation(self, rate: float, iteration: int) -> None:
-        """Update with L-BFGS; undo the update if one of its evaluations is not finite."""
-        before = self._buffers.kept
-
-        def evaluate() -> TrainOutput[Any]:
-            step, self._first = self._first or self._evaluate()[0], None
-            if not self.parts.guard.passes(step, self.progress.epoch, iteration):
-                raise _SkippedError
-            return step
-
-        try:
-            self.state.update_by(evaluate, rate)
-        except _SkippedError:
-            self._buffers.put_back(before)
-
-    def _begin(self, split: Split, loader: Loader, epoch: int) -> tuple[Meter, int]:
-        """What measures the pass that begins, and how many batches of it are done."""
-        meter = self._meter = self.parts.watchers.meter(split, epoch)
-        progress = self.progress
+    def _begin(self, split: Split, loader: Loader, epoch: int) -> Meter:
+        """Return the meter of a pass over *loader*, and set the progress to where the pass begins."""
+        meter = self._meter = self._observers.meter(split, epoch)
+        progress, position = self._progress, self._state.position
         progress.split, progress.epoch, progress.batches = split, epoch, len(loader)
-        progress.batch, progress.items = self._pausing.begin(loader, meter)
+        progress.batch, progress.items = (position.iteration, position.items) if position else (0, 0)
         progress.running, progress.latest = meter.running, meter.latest
-        return meter, progress.batch
+        if position is not None:
+            meter.load_state_dict(position.sums)
+        return meter
 
-    def _measured(self, meter: Meter, item: Any, iteration: int, rate: float) -> None:
+    def _open(self, loader: Loader) -> Any:
+        """Return the batches of *loader* from the position in the epoch, which is reached then."""
+        batches = self._mid_epoch.open(loader, self._progress.epoch, self._progress.split)
+        self._state.position = None
+        return batches
+
+    def _measure(self, meter: Meter, item: Any, iteration: int, rate: float) -> None:
         meter.measure(item, iteration, rate)
-        self.progress.batch = iteration
-        self.progress.items += item.size
-        self.parts.watchers.renderer.step(self.progress)
+        self._progress.batch = iteration
+        self._progress.items += item.size
+        self._observers.renderer.step(self._progress)
 
     def _end(self, meter: Meter) -> None:
+        """Add the values of the pass to the history."""
         for name, value in meter.finish().items():
-            self.parts.history.add(Value(self.progress.epoch, self.progress.split, name, value))
+            self._state.history.add(Value(self._progress.epoch, self._progress.split, name, value))

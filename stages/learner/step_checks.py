@@ -33,7 +33,7 @@ class StepChecks:
         self._parameters = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
         self._looked_at_gradients = False
 
-    def train(self, step: Any) -> TrainOutput[Any]:
+    def check_train_step(self, step: Any) -> TrainOutput[Any]:
         """Return *step* if it is a training step; its gradients are looked at once, their number always."""
         if type(step) is not TrainOutput:
             self._check_kind(step)
@@ -50,7 +50,7 @@ class StepChecks:
         checked: TrainOutput[Any] = step
         return checked
 
-    def valid(self, item: Any) -> Any:
+    def check_valid_step(self, item: Any) -> Any:
         """Return *item* if it is the item of a validation step."""
         self._check_size("valid_step", item)
         return item

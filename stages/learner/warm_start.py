@@ -14,8 +14,8 @@ from stages.checkpoints.file_names import CHECKPOINT_FOLDER, files_of
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.files import copy_file
 from stages.contracts.history import History, Split
-from stages.learner.history_record import history_tree
-from stages.learner.state import State
+from stages.learner.model_state import ModelState
+from stages.learner.run_state import history_tree
 from stages.optim import OptimizerConfig, Scheduler, Window, build_optimizer
 from stages.records import (
     DefaultRecorder,
@@ -216,7 +216,7 @@ def optimizer_file_of(model_file: Path) -> Path | None:
 
 
 def _restore_optimizer(
-    state: State, optimizer_file: Path | None, model_item: Tree, *, limit: int | None
+    state: ModelState, optimizer_file: Path | None, model_item: Tree, *, limit: int | None
 ) -> str:
     """Restore the optimizer from *optimizer_file* if it fits; return a description of the outcome."""
     if optimizer_file is None:
@@ -232,9 +232,9 @@ def _restore_optimizer(
     return f"the optimizer resumes from {optimizer_file.name}{except_for}"
 
 
-def _state(start: Start) -> State:
+def _state(start: Start) -> ModelState:
     model, optimizer, scheduler = start
-    return State(model, build_optimizer(optimizer, model.parameters()), scheduler)
+    return ModelState(model, build_optimizer(optimizer, model.parameters()), scheduler)
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

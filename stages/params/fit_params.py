@@ -15,7 +15,7 @@ from stages.contracts.fields import Count, Devices, Flag, Seconds, Seed, Steps, 
 from stages.contracts.history import History
 from stages.contracts.interrupter import Interrupter
 from stages.data.config import BatcherConfig
-from stages.learner.stopping import MetricEarlyStopping
+from stages.learner.early_stopping import MetricEarlyStopping
 from stages.metrics.registry import MetricConfig
 from stages.optim.config import NonFinite
 from stages.optim.gradients import Accumulation

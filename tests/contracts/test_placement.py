@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from stages.contracts.placement import move
-from stages.learner.batches import on_device
+from stages.learner.batches import iterate_on_device
 
 
 class Pair(NamedTuple):
@@ -37,5 +37,5 @@ def test_every_tensor_of_a_batch_is_moved_and_its_form_is_kept():
 def test_the_batches_of_a_loader_that_cannot_place_them_are_moved():
     loader = torch.utils.data.DataLoader([(torch.ones(2), torch.tensor(1))], batch_size=1)
 
-    assert devices(list(on_device(loader, torch.device("meta")))) == {"meta"}
-    assert devices(list(on_device(loader, torch.device("cpu")))) == {"cpu"}
+    assert devices(list(iterate_on_device(loader, torch.device("meta")))) == {"meta"}
+    assert devices(list(iterate_on_device(loader, torch.device("cpu")))) == {"cpu"}

@@ -16,7 +16,7 @@ import torch
 from stages import build_learner, checkpoints, data, fit, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import RunInterruptedError, StageError
-from stages.learner.candidates import newest
+from stages.learner.checkpointing import find_newest_checkpoint
 from stages.models.config import MlpConfig
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
 from stages.params.fit_params import FitConfig, FitContext, FitPaths
@@ -125,7 +125,7 @@ class SmallRun:
             checkpoints.FileCheckpointer(store / name, recorder) for name in (CHECKPOINT_FOLDER, STEP_FOLDER)
         ]
         logging.getLogger("stages").addHandler(said)
-        found = newest(*folders, last_epoch=CONFIG.num_epochs, identity=None)
+        found = find_newest_checkpoint(*folders, last_epoch=CONFIG.num_epochs, identity=None)
         if found is None:
             return None, said.lines
         place = found.trainer.get("place")

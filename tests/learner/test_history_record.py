@@ -8,7 +8,7 @@ import torch
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History, Split, Value
-from stages.learner.history_record import history_of, history_tree
+from stages.learner.run_state import history_of, history_tree
 from stages.records import BytesRecorder, DefaultRecorder, OriginalPrecision
 from stages.records.formats import FORMATS
 
@@ -64,7 +64,7 @@ def test_a_checkpoint_with_rows_is_read():
     ],
 )
 def test_what_is_not_a_history_is_refused(wrong):
-    with pytest.raises(CheckpointError, match="the history in the checkpoint cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot read the history in the checkpoint"):
         history_of(checkpoint(wrong))
 
 

@@ -300,7 +300,7 @@ def test_a_checkpoint_that_is_not_there_is_an_error_at_build(start, tmp_path):
 def test_a_checkpoint_of_another_model_is_an_error(train, start, tmp_path):
     train(tmp_path, epochs=1)
 
-    with pytest.raises(CheckpointError, match="not one of this model"):
+    with pytest.raises(CheckpointError, match="does not fit this model"):
         start(tmp_path).checkpoint(1).build(_classes(), Adam())
 
 
@@ -315,7 +315,7 @@ def test_a_metric_that_an_unannotated_step_cannot_feed_is_named_at_the_first_bat
     loader = DataLoaderBuilder(NormalizeBatcher()).build(TensorDataset(torch.ones(2, 3), torch.ones(2, 1)))
     learner = LearnerBuilder(tmp_path).metric_train_numeric(AccuracyMetric()).build(Silent((3,), 1), Adam())
 
-    with pytest.raises(BuilderError, match="'Accuracy' measures a .*gives a RegressionOutput"):
+    with pytest.raises(BuilderError, match="'Accuracy' measures .*returned RegressionOutput"):
         learner.fit(loader, loader)
 
 

@@ -217,7 +217,7 @@ def test_a_metric_that_the_model_cannot_feed_is_refused_at_build(tmp_path):
     builder = LearnerBuilder(tmp_path).metrics(AccuracyMetric())
 
     with pytest.raises(
-        BuilderError, match="'Accuracy' measures a ClassificationOutput.*gives a RegressionOutput"
+        BuilderError, match="'Accuracy' measures ClassificationOutput.*returns RegressionOutput"
     ):
         builder.build(MlpRegressor((3,), 1), Adam())
 

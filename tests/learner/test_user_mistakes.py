@@ -92,7 +92,7 @@ def test_a_model_that_cannot_be_trained_is_refused_by_build(make, message, start
 def test_a_complex_buffer_that_is_not_saved_and_a_run_without_checkpoints_are_accepted(start, tmp_path):
     start(tmp_path).build(with_buffer("not persistent"), Adam(), 0.1)
     builder = start(tmp_path)
-    builder._chosen.recorder = None
+    builder._set(recorder=None)
 
     builder.build(Net(nn.Linear(4, 3, dtype=torch.cfloat)), Adam(), 0.1)
 

@@ -4,7 +4,7 @@ import torch
 
 from stages.contracts.history import Split
 from stages.contracts.outputs import ClassificationOutput
-from stages.learner.meter import Meter, Registered
+from stages.learner.metering import Meter, RegisteredMetric
 from stages.loggers import InMemoryMetricLogger
 from stages.metrics import AccuracyMetric, AurocMetric
 from stages.renderers import NoRenderer
@@ -13,7 +13,9 @@ from stages.renderers import NoRenderer
 def metered(classes):
     """Measure three batches, the last one small, of 8 samples each; return the logger and the meter."""
     logger = InMemoryMetricLogger()
-    metrics = [(Registered(metric, numeric=True), [logger]) for metric in (AccuracyMetric(), AurocMetric())]
+    metrics = [
+        (RegisteredMetric(metric, numeric=True), [logger]) for metric in (AccuracyMetric(), AurocMetric())
+    ]
     meter = Meter(metrics, NoRenderer(), Split.VALID, epoch=1)
     for iteration, size in enumerate((8, 8, 2), start=1):
         targets = torch.arange(size) % classes
@@ -27,7 +29,7 @@ def test_a_metric_of_few_classes_has_a_value_for_each_batch():
     logger, meter = metered(classes=3)
 
     assert set(meter.latest()) == {"Accuracy", "AUROC [Macro]"}
-    meter.drain()
+    meter.flush()
     assert logger.values(1, "AUROC [Macro]") == [100.0] * 3
 
 

@@ -8,7 +8,8 @@ import torch
 from stages.checkpoints import Checkpoint, FileCheckpointer, KeepLast
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
-from stages.learner.saver import Saver, SavingRule
+from stages.learner.checkpointing import CheckpointManager
+from stages.learner.options import CheckpointInterval
 from stages.records import NamedMpkGzFileRecorder
 
 CHECKPOINT = Checkpoint({"w": torch.ones(3)}, {}, None)
@@ -50,7 +51,7 @@ def build(tmp_path, disk, clock):
 
     def build(retention=KeepLast(2), **rule):  # noqa: B008  immutable
         places = (FileCheckpointer(tmp_path / name, disk) for name in ("checkpoint", "steps"))
-        return Saver(*places, retention, SavingRule(**rule), clock=clock)
+        return CheckpointManager(*places, retention, CheckpointInterval(**rule), clock=clock)
 
     return build
 

@@ -15,14 +15,14 @@ DeviceStates = Mapping[str, Tensor] | Sequence[Tensor]
 """Random states by the name of the device in use; in older checkpoints a list of all visible devices."""
 
 
-def set_random_state(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Set the global generators of torch (on every device), Python and NumPy."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
-def random_state(devices: Sequence[torch.device]) -> dict[str, Any]:
+def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
     """Return the states of the global generators of torch, on the CPU and *devices*, Python and NumPy.
 
     The result is a tree of plain values and tensors.
@@ -37,8 +37,8 @@ def random_state(devices: Sequence[torch.device]) -> dict[str, Any]:
     }
 
 
-def restore_random_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> None:
-    """Set the global generators to *state*, which `random_state` returned; those of *devices* by position."""
+def set_rng_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> None:
+    """Set the global generators to *state*, which `get_rng_state` returned; *devices* by position."""
     torch.set_rng_state(state["torch"])
     for name, saved in match_devices(state["devices"], device_names(devices)).items():
         _set_device_state(name, saved)
@@ -73,7 +73,7 @@ def match_devices(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tens
     return matched
 
 
-def device_mismatch(saved: DeviceStates, devices: Sequence[str]) -> str | None:
+def describe_device_mismatch(saved: DeviceStates, devices: Sequence[str]) -> str | None:
     """Return a warning if *saved* is not the random state of exactly *devices*."""
     then = list(_by_name(saved, devices))
     if then == list(devices):
@@ -85,7 +85,7 @@ def device_mismatch(saved: DeviceStates, devices: Sequence[str]) -> str | None:
     )
 
 
-def set_epoch(loader: Any, epoch: int, seed: int) -> None:
+def set_loader_epoch(loader: Any, epoch: int, seed: int) -> None:
     """Prepare *loader* and its samplers for *epoch*: call their ``set_epoch`` and seed their generators."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)

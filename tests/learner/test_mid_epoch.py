@@ -314,7 +314,7 @@ def test_where_none_is_whole_it_does_not_start_again(tmp_path):
     for path in tmp_path.rglob("model-*"):
         path.write_bytes(b"")
 
-    with pytest.raises(CheckpointError, match="none of the checkpoints there are is whole"):
+    with pytest.raises(CheckpointError, match="found . checkpoints, none intact; refusing to start over"):
         run(tmp_path)
 
 
@@ -343,5 +343,5 @@ def test_what_a_kill_left_of_a_checkpoint_goes(tmp_path, unbroken):
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     run(tmp_path, change=lambda builder: builder.identity("one"))
 
-    with pytest.raises(CheckpointError, match="is of run one, and this is run other"):
+    with pytest.raises(CheckpointError, match="belongs to run one, but this is run other"):
         run(tmp_path, change=lambda builder: builder.identity("other"))

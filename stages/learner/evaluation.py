@@ -1,25 +1,34 @@
 """EvaluatorBuilder and Evaluator: a trained model measured on data sets by name. Burn's of the same names."""
 
+import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
+from stages.contracts.confusion import shown_cells
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress, Renderer
 from stages.contracts.history import History, Split
-from stages.learner import defaults
-from stages.learner.batches import Loader, on_device
+from stages.contracts.outputs import ClassificationOutput
+from stages.learner.batches import Loader, iterate_on_device
 from stages.learner.builder import AnyMetric
-from stages.learner.checks import check_fed, check_model, check_name
-from stages.learner.compilation import compile_in_place, unwrap
+from stages.learner.checks import check_metric_inputs, check_model, check_unique_name
+from stages.learner.compilation import compile_in_place, unwrap_compiled
 from stages.learner.devices import find_device
-from stages.learner.meter import Meter, Registered
+from stages.learner.learner import Learner
+from stages.learner.metering import Meter, RegisteredMetric
+from stages.learner.options import default_renderer, default_test_logger
+from stages.learner.rng import seed_generators
 from stages.learner.step_checks import StepChecks
 from stages.learner.summary import summary_text
+from stages.metrics import ConfusionMatrix
+from stages.metrics.class_targets import is_soft
+
+log = logging.getLogger(__name__)
 
 
 class EvaluatorBuilder:
@@ -31,7 +40,7 @@ class EvaluatorBuilder:
 
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
-        self._metrics: list[Registered] = []
+        self._metrics: list[RegisteredMetric] = []
         self._renderer: Renderer | None = None
         self._device: str | torch.device = "auto"
         self._summary = False
@@ -45,8 +54,8 @@ class EvaluatorBuilder:
         return self._register(metrics, numeric=False)
 
     def _register(self, metrics: Sequence[AnyMetric], *, numeric: bool) -> Self:
-        for registered in [Registered(metric, numeric=numeric) for metric in metrics]:
-            check_name(registered, self._metrics, "an evaluation")
+        for registered in [RegisteredMetric(metric, numeric=numeric) for metric in metrics]:
+            check_unique_name(registered, self._metrics, "an evaluation")
             self._metrics.append(registered)
         return self
 
@@ -67,10 +76,10 @@ class EvaluatorBuilder:
 
     def build(self, model: Any) -> "Evaluator":
         """Return the evaluator. Raises `BuilderError` for what could not work."""
-        model, compilers = unwrap(model)
+        model, compilers = unwrap_compiled(model)
         check_model(model)
-        check_fed(model, {Split.TRAIN: [], Split.VALID: self._metrics})
-        renderer = self._renderer or defaults.renderer()
+        check_metric_inputs(model, {Split.TRAIN: [], Split.VALID: self._metrics})
+        renderer = self._renderer or default_renderer()
         device = find_device(self._device)
         compile_in_place(model, compilers)
         evaluator = Evaluator(self._directory, model.to(device), list(self._metrics), renderer)
@@ -82,7 +91,7 @@ class Evaluator:
     """Measures a model; changes nothing in it."""
 
     def __init__(
-        self, directory: Path, model: Any, metrics: Sequence[Registered], renderer: Renderer
+        self, directory: Path, model: Any, metrics: Sequence[RegisteredMetric], renderer: Renderer
     ) -> None:
         self._directory = directory
         self._model = model
@@ -104,7 +113,7 @@ class Evaluator:
         tag = _tag(name)
         if not len(loader):
             raise BuilderError(f"eval({name!r}): the loader has no batches")
-        logger = defaults.evaluation_logger(self._directory / "test" / tag)
+        logger = default_test_logger(self._directory / "test" / tag)
         meter = Meter([(each, [logger]) for each in self._metrics], self._renderer, Split.VALID, 1)
         shown = {each.metric.name: each.shown for each in self._metrics}
         progress = Progress(
@@ -115,8 +124,10 @@ class Evaluator:
         checks = StepChecks(model)
         try:
             self._renderer.start(progress)
-            for iteration, batch in enumerate(on_device(loader, self.device), start=1):
-                item = checks.valid(model.valid_step(batch))  # in `map`, its StopIteration would end the loop
+            for iteration, batch in enumerate(iterate_on_device(loader, self.device), start=1):
+                item = checks.check_valid_step(
+                    model.valid_step(batch)
+                )  # in `map`, its StopIteration would end the loop
                 meter.measure(item, iteration, 0.0)
                 progress.batch, progress.items = iteration, progress.items + item.size
                 self._renderer.step(progress)
@@ -134,3 +145,48 @@ def _tag(name: str) -> str:
     if not tag or tag.startswith(".") or "/" in tag or "\0" in tag:
         raise BuilderError(f"eval({name!r}): a name of letters and digits is needed, as it names a folder")
     return tag
+
+
+def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int, ...]]:
+    """Return the cells to show of the confusion matrix of *run* over *loader*; none if it cannot be computed.
+
+    Any error, also of the user's model, is logged as a warning: a plot must not fail the run that it shows.
+    """
+    try:
+        matrix = confusion_matrix(run.model, loader, seed=seed, should_stop=lambda: run.interrupted)
+        return shown_cells(matrix.cells(), matrix.classes) if matrix else []
+    except Exception as error:  # noqa: BLE001  the results of the training are worth more than a plot
+        log.warning(
+            "the confusion matrix cannot be computed: %r. The results of the training are not affected", error
+        )
+        return []
+
+
+@torch.no_grad()
+def confusion_matrix(
+    model: Any, loader: Loader, *, seed: int, should_stop: Callable[[], bool]
+) -> ConfusionMatrix | None:
+    """That of *model* over *loader*; None where it does not say one class a sample, or where it was stopped.
+
+    A model that draws random numbers draws them from *seed*, whatever was trained before.
+    """
+    seed_generators(seed)
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    model.eval()
+    total: ConfusionMatrix | None = None
+    for batch in iterate_on_device(loader, device):
+        item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
+        if should_stop() or not _is_of_classes(item):
+            return None
+        matrix = ConfusionMatrix.from_output(item)
+        total = matrix if total is None else total + matrix
+    return total
+
+
+def _is_of_classes(item: Any) -> bool:
+    """Return whether *item* has one class per sample, not per position."""
+    if not isinstance(item, ClassificationOutput) or item.output.ndim > 2:
+        return False
+    if item.targets.is_floating_point() and is_soft(item.targets):
+        return False
+    return item.targets.ndim == 1 or item.targets.shape == item.output.shape == (item.size, 1)

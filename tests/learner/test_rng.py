@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.learner.randomness import device_mismatch, match_devices, random_state, restore_random_state
+from stages.learner.rng import describe_device_mismatch, get_rng_state, match_devices, set_rng_state
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,16 @@ def test_the_state_of_each_device_is_that_of_the_device_in_its_place(saved, devi
     states = {name: torch.tensor(number) for number, name in enumerate(saved)}
 
     assert match_devices(states, devices) == {new: states[old] for new, old in matched.items()}
-    assert (device_mismatch(states, devices) is None) == (saved == devices)
+    assert (describe_device_mismatch(states, devices) is None) == (saved == devices)
 
 
 def test_a_mismatch_names_both_sides():
     states = {"cuda:0": torch.tensor(0), "cuda:1": torch.tensor(1)}
 
-    assert "saved for cuda:0, cuda:1, and this run uses cuda:0" in device_mismatch(states, ["cuda:0"])
-    assert "saved for the CPU only, and this run uses mps" in device_mismatch({}, ["mps"])
+    assert "saved for cuda:0, cuda:1, and this run uses cuda:0" in describe_device_mismatch(
+        states, ["cuda:0"]
+    )
+    assert "saved for the CPU only, and this run uses mps" in describe_device_mismatch({}, ["mps"])
 
 
 @pytest.mark.parametrize(
@@ -41,15 +43,15 @@ def test_states_of_an_older_checkpoint_are_read_by_position_among_all_devices(de
     states = [torch.tensor(0), torch.tensor(1)]
 
     assert match_devices(states, devices) == {name: states[index] for name, index in matched.items()}
-    assert (device_mismatch(states, devices) is None) == (len(matched) == len(devices))
+    assert (describe_device_mismatch(states, devices) is None) == (len(matched) == len(devices))
 
 
 def test_random_numbers_repeat_after_the_state_is_restored():
     cpu = [torch.device("cpu")]
-    state = random_state(cpu)
+    state = get_rng_state(cpu)
     first = torch.rand(3)
 
-    restore_random_state(state, cpu)
+    set_rng_state(state, cpu)
 
     assert torch.equal(torch.rand(3), first)
     assert state["devices"] == {}
@@ -58,10 +60,10 @@ def test_random_numbers_repeat_after_the_state_is_restored():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 def test_random_numbers_of_the_device_in_use_repeat():
     devices = [torch.device("cuda")]
-    state = random_state(devices)
+    state = get_rng_state(devices)
     first = torch.rand(3, device="cuda")
 
-    restore_random_state(state, devices)
+    set_rng_state(state, devices)
 
     assert torch.equal(torch.rand(3, device="cuda"), first)
     assert list(state["devices"]) == ["cuda:0"]

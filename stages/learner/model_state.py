@@ -1,4 +1,4 @@
-"""What training changes: the model, the optimizer, the scheduler, and how many epochs are done."""
+"""The model with its optimizer and learning rate schedule: the update, and their part of a checkpoint."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +9,8 @@ from torch import Tensor
 
 from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError, RecordError
-from stages.contracts.history import Direction, History, Split
+from stages.contracts.history import History, Split
 from stages.contracts.outputs import TrainOutput
-from stages.learner.history_record import history_of
 from stages.learner.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, clip, without_dynamo
 from stages.records import (
@@ -28,8 +27,8 @@ from stages.records import (
 )
 
 
-class State:
-    """Everything that a step changes, and that a checkpoint holds."""
+class ModelState:
+    """A model with its optimizer, its learning rate schedule and its number of finished epochs."""
 
     def __init__(
         self,
@@ -42,16 +41,16 @@ class State:
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.epoch = 0
-        """The last one that is done."""
+        """The last finished epoch; 0 before the first."""
         self._stepper = Stepper(list(model.parameters()), optimizer, clipping)
         self._drives_groups = getattr(scheduler, "drives_groups", False)
         self.needs_closure = self._stepper.needs_closure
-        """Whether a step asks for loss and gradients more than once: then `update_by` is the one to call."""
+        """True if the optimizer evaluates a batch several times per step: use `update_with_closure` then."""
 
     def update(self, gradients: Sequence[Tensor | None], rate: float) -> None:
-        """One step of the optimizer with *gradients*, one for each of the model's parameters.
+        """Update the model with *gradients*, one per parameter, at the learning rate *rate*.
 
-        A model with a method ``optimize(optimizer, gradients, learning_rate)`` does it itself, as in Burn.
+        A model with a method ``optimize(optimizer, gradients, learning_rate)`` updates itself, as in Burn.
         """
         if hasattr(self.model, "optimize"):
             clipping = self._stepper.clipping
@@ -60,10 +59,10 @@ class State:
         else:
             self._stepper.step(gradients, None if self._drives_groups else rate)
 
-    def update_by(self, evaluate: Callable[[], TrainOutput[Any]], rate: float) -> None:
-        """One step of an optimizer that calls *evaluate* as often as it likes, as L-BFGS does.
+    def update_with_closure(self, evaluate: Callable[[], TrainOutput[Any]], rate: float) -> None:
+        """Update with an optimizer that calls *evaluate* several times per step, as L-BFGS does.
 
-        Where one of the calls raises, weights and optimizer are as before.
+        If a call raises, the weights and the state of the optimizer are restored.
         """
         weights = [parameter.detach().clone() for parameter in self.model.parameters()]
         with without_dynamo():
@@ -82,13 +81,13 @@ class State:
                 self.optimizer.load_state_dict(optimizer)
             raise
 
-    def end_epoch_of_schedule(self, history: History) -> None:
-        """End the epoch of the scheduler with the value in *history* of the metric that it monitors."""
+    def end_schedule_epoch(self, history: History) -> None:
+        """End an epoch of the scheduler with the value in *history* of the metric that it monitors."""
         split, metric = getattr(self.scheduler, "monitored", (Split.VALID, "Loss"))
         self.scheduler.end_epoch(history.value(self.epoch, split, metric))
 
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:
-        """Return all that a resume needs: Burn's records and, with *trainer* of the loop, the rest."""
+        """Return a checkpoint: Burn's records, and the rest of the state with *trainer*, that of the loop."""
         layout, extra = skeleton_of(self.model), training_state(self.model)
         with without_dynamo():
             return Checkpoint(
@@ -107,7 +106,7 @@ class State:
             )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from *checkpoint*. Raises `CheckpointError` if it does not fit."""
+        """Resume from *checkpoint*. Raises `CheckpointError` if it does not fit."""
         trainer = checkpoint.trainer
         try:
             load_into(self.model, checkpoint.model, layout="burn", source="its model")
@@ -118,21 +117,11 @@ class State:
             self.scheduler.load_state_dict(trainer["scheduler"])
             self.epoch = int(trainer["epoch"])
         except (RecordError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"the checkpoint is not one of this model and optimizer: {error}"
-            ) from error
+            raise CheckpointError(f"the checkpoint does not fit this model and optimizer: {error}") from error
         load_training_state(self.model, trainer.get("training_state", {}))
 
 
 def state_dict_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The model's weights in *checkpoint* under PyTorch's names, with PyTorch's axes and dtypes."""
+    """Return the model's weights in *checkpoint*, with PyTorch's names, axes and dtypes."""
     read = state_of(checkpoint.model, from_plain(checkpoint.trainer["layout"], "the checkpoint"), "its model")
     return {**read.state, **checkpoint.trainer["model"]}
-
-
-def best_epoch(checkpoint: Checkpoint) -> int:
-    """The epoch with the lowest validation loss up to *checkpoint*."""
-    best = history_of(checkpoint).best(Split.VALID, "Loss", Direction.LOWEST)
-    if best is None:
-        raise CheckpointError("no epoch has a finite validation loss, so none is the best")
-    return best

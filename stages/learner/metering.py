@@ -1,0 +1,212 @@
+"""Measurement of each batch with the metrics, and the loggers and renderer that receive the values."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from stages.contracts.errors import BuilderError
+from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown, Step, Verifiable
+from stages.contracts.history import Split
+from stages.metrics import Mean, Metric, MetricState, StepMetric
+from stages.metrics.state import load_state, save_state
+
+MAX_PENDING_BATCHES = 64
+"""Batches that are measured before their values are read: on an accelerator each read waits."""
+
+
+@dataclass(frozen=True)
+class RegisteredMetric:
+    """A metric, and whether it is numeric: then it has a curve and a row in the summary."""
+
+    metric: Metric | StepMetric
+    numeric: bool
+
+    @property
+    def telemetry(self) -> bool:
+        """True if the metric depends on the clock or the machine; it is then excluded from tracked files."""
+        return bool(getattr(self.metric, "telemetry", False))
+
+    @property
+    def measures(self) -> str:
+        """The names of the output types that the metric accepts."""
+        kinds = getattr(self.metric, "measures", object)
+        return " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else [kinds]))
+
+    @property
+    def shown(self) -> Shown:
+        """The display settings of the metric."""
+        return Shown(self.metric.unit, getattr(self.metric, "decimals", 2), self.numeric)
+
+
+class Meter:
+    """Measures and sums the batches of one split in one epoch, and logs their values in groups."""
+
+    def __init__(
+        self,
+        metrics: Sequence[tuple[RegisteredMetric, Sequence[MetricLogger]]],
+        renderer: Renderer,
+        split: Split,
+        epoch: int,
+    ) -> None:
+        self._metrics = [each for each, _ in metrics]
+        self._loggers = {each.metric.name: loggers for each, loggers in metrics}
+        self._renderer = renderer
+        self._split = split
+        self._epoch = epoch
+        self._measures: list[tuple[str, Callable[[Any], MetricState], bool]] = []
+        self._pending: list[tuple[str, MetricState]] = []
+        self._sums: dict[str, MetricState] = {}
+        self._latest: dict[str, MetricState] = {}
+        self._resumed: dict[str, Any] = {}
+
+    def measure(self, item: Any, iteration: int, learning_rate: float) -> None:
+        """Measure and add one batch. Raises `BuilderError` on the first that a metric cannot measure."""
+        if not self._measures:
+            self._measures = [_find_measure(each, item) for each in self._metrics]
+        sums, latest = self._sums, self._latest
+        for name, measure, takes_step in self._measures:
+            if takes_step:
+                measured = measure(Step(item, self._split, self._epoch, iteration, learning_rate))
+            else:
+                measured = measure(item)
+            sums[name] = sums[name] + measured if name in sums else measured
+            latest[name] = measured
+            self._pending.append((name, measured))
+        if self._resumed:
+            self._add_resumed()
+        if len(self._pending) >= MAX_PENDING_BATCHES * len(self._measures):
+            self.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Log all pending values, and return the sum of every metric as a tree that a record can hold.
+
+        Raises `TypeError` for a sum that cannot be saved.
+        """
+        self.flush()
+        return {name: save_state(total, name) for name, total in self._sums.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from *state*. It is added after the next batch, whose values have the types of the sums."""
+        self._resumed = dict(state)
+
+    def _add_resumed(self) -> None:
+        for name, tree in self._resumed.items():
+            if name in self._sums:
+                self._sums[name] = load_state(tree, self._sums[name], name) + self._sums[name]
+        self._resumed = {}
+
+    def flush(self) -> None:
+        """Log and show the value of every batch since the last call, if the batch has one."""
+        for name, measured in self._pending:
+            if not _has_batch_value(measured):
+                continue
+            value = measured.value
+            for logger in self._loggers[name]:
+                logger.log(self._epoch, name, value, measured.count)
+            self._renderer.log(self._split, self._epoch, name, value)
+        self._pending.clear()
+
+    def finish(self) -> dict[str, float]:
+        """Return the epoch's values of the numeric metrics, without telemetry."""
+        self.flush()
+        values = self.running()
+        for name, total in self._sums.items():
+            if not isinstance(total, Mean):
+                for logger in self._loggers[name]:
+                    logger.log_final(self._epoch, name, values[name])
+        names = [each.metric.name for each in self._metrics if each.numeric and not each.telemetry]
+        return {name: values[name] for name in names if name in values}
+
+    def running(self) -> dict[str, float]:
+        """Return the value of every metric over the batches measured until now."""
+        return {name: total.value for name, total in self._sums.items()}
+
+    def latest(self) -> dict[str, float]:
+        """Return the value of the last batch for every metric whose batches have one."""
+        return {name: measured.value for name, measured in self._latest.items() if _has_batch_value(measured)}
+
+
+@dataclass(frozen=True)
+class Observers:
+    """The metrics, loggers and renderer of a run. They change nothing in it."""
+
+    metrics: Mapping[Split, Sequence[RegisteredMetric]]
+    loggers: Mapping[Split, Sequence[MetricLogger]]
+    telemetry: Mapping[Split, Sequence[MetricLogger]]
+    """The loggers of metrics that depend on the clock or the machine."""
+    renderer: Renderer
+
+    def meter(self, split: Split, epoch: int) -> Meter:
+        """Return the meter of *split* in *epoch*."""
+        metrics = [
+            (each, (self.telemetry if each.telemetry else self.loggers)[split])
+            for each in self.metrics[split]
+        ]
+        return Meter(metrics, self.renderer, split, epoch)
+
+    def shown(self) -> dict[str, Shown]:
+        """Return the display settings of each metric; text metrics first."""
+        registered = [each for metrics in self.metrics.values() for each in metrics]
+        return {each.metric.name: each.shown for each in sorted(registered, key=lambda each: each.numeric)}
+
+    def flush(self) -> None:
+        """Flush every logger."""
+        for logger in self._loggers().values():
+            logger.flush()
+
+    def log_positions(self) -> dict[str, Any]:
+        """Return the position of each log; everything before it is on disk."""
+        resumable = {name: each for name, each in self._loggers().items() if isinstance(each, Resumable)}
+        return {name: logger.position() for name, logger in resumable.items()}
+
+    def verify_logs(self, positions: Mapping[str, Any]) -> None:
+        """Raise `CheckpointError` if the logs do not have the content they had at *positions*."""
+        for name, logger in self._loggers().items():
+            if isinstance(logger, Verifiable) and name in positions:
+                logger.verify(positions[name])
+
+    def resume_logs(self, epoch: int, positions: Mapping[str, Any]) -> None:
+        """Resume the logs within *epoch*; remove what was logged after *positions*."""
+        for name, logger in self._loggers().items():
+            if isinstance(logger, Resumable) and name in positions:
+                logger.resume(epoch, positions[name])
+
+    def remove_logs_after(self, epoch: int) -> None:
+        """Remove what was logged after *epoch*."""
+        for logger in self._loggers().values():
+            if isinstance(logger, Resumable):
+                logger.cut(epoch)
+
+    def close(self) -> None:
+        """Close the renderer, which restores the terminal, and then every logger."""
+        with ExitStack() as stack:  # each is closed, whatever the others raise
+            for logger in self._loggers().values():
+                stack.callback(logger.close)
+            stack.callback(self.renderer.close)
+
+    def _loggers(self) -> dict[str, MetricLogger]:
+        kinds = {"": self.loggers, "telemetry-": self.telemetry}
+        return {
+            f"{kind}{split}-{number}": logger
+            for kind, loggers in kinds.items()
+            for split in Split
+            for number, logger in enumerate(loggers[split])
+        }
+
+
+def _has_batch_value(measured: MetricState) -> bool:
+    return getattr(measured, "has_batch_value", True)
+
+
+def _find_measure(each: RegisteredMetric, item: Any) -> tuple[str, Callable[[Any], MetricState], bool]:
+    """Return the metric's name, the method that measures, and whether that takes a `Step`."""
+    metric = each.metric
+    if not isinstance(item, getattr(metric, "measures", object)):
+        raise BuilderError(
+            f"metric {metric.name!r} measures {each.measures}, but the model's step returned "
+            f"{type(item).__name__}: register another metric"
+        )
+    if hasattr(metric, "measure_step"):
+        return metric.name, metric.measure_step, True
+    return metric.name, metric.measure, False

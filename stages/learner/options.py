@@ -1,0 +1,107 @@
+"""The options of a learner, and the loggers and the renderer that are used by default.
+
+The learner imports neither loggers nor renderers. The defaults are looked up by name, as those of a user are.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from stages.checkpoints import Retention
+from stages.contracts import plugins
+from stages.contracts.events import MetricLogger, Renderer
+from stages.contracts.history import Split
+from stages.contracts.interrupter import Interrupter
+from stages.learner.early_stopping import EarlyStopping
+from stages.learner.metering import RegisteredMetric
+from stages.optim import Accumulation, Clipping, NonFinite
+from stages.records import Recorder
+
+FILE_LOGGER = "stages.loggers:FileMetricLogger"
+TEST_LOGGER = "stages.loggers:TestMetricLogger"
+APPLICATION_LOG = "stages.loggers:ExperimentLog"
+RENDERER = "stages.renderers:default_renderer"
+
+
+@dataclass(frozen=True)
+class CheckpointInterval:
+    """The interval between two checkpoints within an epoch, and how long writing them may fail."""
+
+    every_steps: int | None = None
+    """Batches between two checkpoints; None for no limit."""
+    every_seconds: float | None = None
+    """Seconds between two checkpoints; None for no limit."""
+    max_unsaved_seconds: float = math.inf
+    """The run fails if no checkpoint could be written for longer than this."""
+
+
+@dataclass(frozen=True)
+class LearnerOptions:
+    """Everything that a `LearnerBuilder` collects, with its default."""
+
+    directory: Path
+    """The artifact directory."""
+    metrics: Mapping[Split, Sequence[RegisteredMetric]] = field(
+        default_factory=lambda: dict.fromkeys(Split, ())
+    )
+    loggers: Mapping[Split, Sequence[MetricLogger]] | None = None
+    """None for log files in the directory."""
+    application_log: Callable[[], AbstractContextManager[object]] | None = None
+    """Entered for the duration of the run; None for ``experiment.log`` in the directory."""
+    renderer: Renderer | None = None
+    """None for the default of the terminal."""
+    progress_loggers: tuple[Renderer, ...] = ()
+    num_epochs: int = 1
+    devices: Sequence[str | torch.device] = ("auto",)
+    accumulation: Accumulation = field(default_factory=Accumulation)
+    non_finite: NonFinite = field(default_factory=NonFinite)
+    clipping: Clipping | None = None
+    """None for the clipping of the optimizer's config."""
+    gradient_checkpointing: bool = False
+    checkpoint: int | Literal["auto"] | None = None
+    """The epoch to resume after; ``auto`` for the newest intact checkpoint."""
+    recorder: Recorder | None = None
+    """None to write no checkpoints."""
+    interval: CheckpointInterval = field(default_factory=CheckpointInterval)
+    identity: str | None = None
+    retention: Retention | None = None
+    early_stopping: EarlyStopping | None = None
+    interrupter: Interrupter | None = None
+    seed: int | None = None
+    summary: bool = False
+    """True to print the summary after the run."""
+
+    def open_application_log(self) -> AbstractContextManager[object]:
+        """Return the context in which log records are written to the application log."""
+        if self.application_log is not None:
+            return self.application_log()
+        return default_application_log(self.directory / "experiment.log")
+
+
+def default_renderer() -> Renderer:
+    """Return the renderer of ``LEARNER_RENDERER``; by default live on a terminal, else a line per epoch."""
+    renderer: Renderer = plugins.find("renderer", RENDERER, {})()
+    return renderer
+
+
+def default_metric_loggers(directory: Path) -> dict[Split, list[MetricLogger]]:
+    """Return loggers that write Burn's log files, in a folder per split in *directory*."""
+    file_logger = plugins.find("logger", FILE_LOGGER, {})
+    return {split: [file_logger(directory / split)] for split in Split}
+
+
+def default_test_logger(directory: Path) -> MetricLogger:
+    """Return a logger that writes Burn's log files of an evaluation, in *directory* itself."""
+    logger: MetricLogger = plugins.find("logger", TEST_LOGGER, {})(directory)
+    return logger
+
+
+def default_application_log(path: Path) -> AbstractContextManager[object]:
+    """Return a context in which log records of level INFO and above are appended to *path*."""
+    log: AbstractContextManager[object] = plugins.find("logger", APPLICATION_LOG, {})(path)
+    return log

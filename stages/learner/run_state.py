@@ -1,0 +1,239 @@
+"""The state of a run: everything that changes while it trains, and how a checkpoint stores it.
+
+The history is stored as one tensor of values per metric, so that an epoch adds a few bytes. Older checkpoints
+have a row ``[epoch, split, metric, value]`` per value, which is read too.
+"""
+
+import logging
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.checkpoints import Checkpoint
+from stages.contracts.errors import CheckpointError
+from stages.contracts.history import Direction, History, Split, Value
+from stages.contracts.seeds import derived_seed
+from stages.learner.model_state import ModelState
+from stages.learner.options import LearnerOptions
+from stages.optim import Guard, Window
+from stages.records import Tree
+
+INTEGERS = (torch.int32, torch.int64)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoopPosition:
+    """A position between two batches of an epoch. The names of its fields are stored in checkpoints."""
+
+    epoch: int
+    """The epoch in progress, from 1."""
+    split: Split
+    iteration: int
+    """Number of batches of the split before this position."""
+    items: int = 0
+    """Number of samples in them."""
+    before: Mapping[str, Any] = field(default_factory=dict)
+    """The random state at the start of the split, from which loaders derive their order."""
+    now: Mapping[str, Any] = field(default_factory=dict)
+    """The random state at this position."""
+    sums: Mapping[str, Any] = field(default_factory=dict)
+    """The state of the meter at this position."""
+    logs: Mapping[str, Any] = field(default_factory=dict)
+    """The position of each log."""
+    buffers: Sequence[Sequence[Tensor]] = ()
+    """The buffers of the model on each further device."""
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return the position as a tree that a record can hold."""
+        return {**vars(self), "split": self.split.value}
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> "LoopPosition":
+        """Return the position that `to_tree` converted. Raises `CheckpointError` for any other tree."""
+        try:
+            return cls(**{**tree, "split": Split(tree["split"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the position in the epoch has an unknown format: {error!r}. Resume with the version of "
+                "this project that wrote the checkpoint, or after an epoch"
+            ) from error
+
+    @property
+    def sort_key(self) -> tuple[int, bool, int]:
+        """A key that sorts positions from first to last."""
+        return self.epoch, self.split is Split.VALID, self.iteration
+
+    def __str__(self) -> str:
+        part = "validation" if self.split is Split.VALID else "training"
+        return f"in epoch {self.epoch}, after batch {self.iteration} of {part}"
+
+
+class RunState:
+    """Model, history, accumulation window, guard, seed and position of a run.
+
+    Only the loop changes it, after `restore` has resumed it from a checkpoint.
+    """
+
+    def __init__(self, model: ModelState, options: LearnerOptions, devices: Sequence[torch.device]) -> None:
+        self.model = model
+        self.window = Window.of(options.accumulation, len(devices))
+        self.guard = Guard(options.non_finite, [name for name, _ in model.model.named_parameters()])
+        self.history = History()
+        self.open_epoch: int | None = None
+        """The epoch in progress, in which the weights belong to no checkpoint of an epoch."""
+        self.position: LoopPosition | None = None
+        """The position at which to resume in the epoch; None to begin at its start."""
+        self.is_restored = False
+        """True after `restore`."""
+        self.resumed: str | None = None
+        """A description of the position that the run resumed at, such as "after epoch 3"."""
+        self._seed = options.seed
+        self._identity = options.identity
+        kinds = sorted({device.type for device in devices})
+        self._environment = {
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "device": ", ".join(kinds),
+        }
+
+    @property
+    def epoch(self) -> int:
+        """The last finished epoch; 0 before the first."""
+        return self.model.epoch
+
+    def derive_seed(self, *path: int | str) -> int:
+        """Return the seed for *path*, derived from that of the run or else from `torch.initial_seed`."""
+        if self._seed is None:
+            self._seed = torch.initial_seed()
+        return derived_seed(self._seed, *path)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Mark *epoch* as in progress."""
+        self.open_epoch = epoch
+
+    def finish_epoch(self, epoch: int) -> None:
+        """Mark *epoch* as finished, and end it for the learning rate schedule."""
+        self.open_epoch = None
+        self.model.epoch = epoch
+        self.model.end_schedule_epoch(self.history)
+
+    def checkpoint(self, position: LoopPosition | None = None) -> Checkpoint:
+        """Return a checkpoint of the last finished epoch, or of *position* in the epoch in progress."""
+        trainer = {
+            "identity": self._identity,
+            "history": history_tree(self.history),
+            "window": self.window.state_dict(),
+            "guard": self.guard.state_dict(),
+            "seed": torch.initial_seed() if self._seed is None else self._seed,
+            "environment": self._environment,
+        }
+        return self.model.checkpoint(trainer if position is None else trainer | {"place": position.to_tree()})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Resume from *checkpoint*. Raises `CheckpointError` if it does not fit."""
+        trainer = checkpoint.trainer
+        self.is_restored = True
+        self.model.restore(checkpoint)
+        self.history = history_of(checkpoint)
+        self.window.load_state_dict(trainer["window"])
+        self.guard.load_state_dict(trainer["guard"])
+        self._restore_seed(trainer["seed"])
+        if trainer.get("place") is not None:
+            self.position = LoopPosition.from_tree(trainer["place"])
+        if self.position or self.epoch:
+            self._log_resume(trainer.get("environment"))
+
+    def _log_resume(self, environment: Any) -> None:
+        self.resumed = str(self.position) if self.position else f"after epoch {self.epoch}"
+        log.info("Resuming %s", self.resumed)
+        if environment not in (None, self._environment):
+            log.warning(
+                "the checkpoint was made with %s and this is %s: the numbers may differ in their last digits",
+                environment,
+                self._environment,
+            )
+
+    def _restore_seed(self, seed: int) -> None:
+        """Use *seed* unless the options have one."""
+        if self._seed is None:
+            self._seed = seed
+        elif seed != self._seed and self.epoch:
+            log.warning(
+                "the seed is %d, but the checkpoint was made with %d: the run will not equal an "
+                "uninterrupted one. Set the previous seed to resume exactly",
+                self._seed,
+                seed,
+            )
+
+
+def history_tree(history: History) -> Tree:
+    """Return *history* as a tree that a record holds: a map per metric and split.
+
+    ``epochs`` is the first epoch if the others follow without a gap, else a tensor of them; ``values`` is a
+    tensor of as many 64-bit floats.
+    """
+    return [
+        {
+            "split": split.value,
+            "metric": metric,
+            "epochs": _epochs_tree(series.epochs),
+            "values": torch.from_numpy(np.array(series.values)),
+        }
+        for (split, metric), series in history.columns().items()
+    ]
+
+
+def history_of(checkpoint: Checkpoint) -> History:
+    """Return the values up to *checkpoint*. Raises `CheckpointError` if they are not a history."""
+    found = History()
+    try:
+        for entry in checkpoint.trainer["history"]:
+            values = _values(entry) if isinstance(entry, Mapping) else [_value(*entry)]
+            for value in values:
+                found.add(value)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"cannot read the history in the checkpoint: {error}") from error
+    return found
+
+
+def best_epoch(checkpoint: Checkpoint) -> int:
+    """Return the epoch with the lowest validation loss up to *checkpoint*.
+
+    Raises `CheckpointError` if no epoch has a finite validation loss.
+    """
+    best = history_of(checkpoint).best(Split.VALID, "Loss", Direction.LOWEST)
+    if best is None:
+        raise CheckpointError(
+            "no epoch has a finite validation loss, so there is no best epoch: choose an epoch by its number"
+        )
+    return best
+
+
+def _epochs_tree(epochs: Sequence[int]) -> int | Tensor:
+    is_gapless = epochs[-1] - epochs[0] + 1 == len(epochs)
+    return epochs[0] if is_gapless else torch.tensor(epochs, dtype=torch.int64)
+
+
+def _values(entry: Mapping[str, Any]) -> list[Value]:
+    split, metric, values, epochs = Split(entry["split"]), entry["metric"], entry["values"], entry["epochs"]
+    if not isinstance(values, Tensor) or values.dtype != torch.float64 or values.dim() != 1:
+        raise ValueError(f"the values of {split} {metric} are not a 1-D tensor of 64-bit floats")
+    if isinstance(epochs, Tensor) and epochs.dtype in INTEGERS and epochs.shape == values.shape:
+        numbers: Sequence[int] = epochs.tolist()
+    elif type(epochs) is int:
+        numbers = range(epochs, epochs + len(values))
+    else:
+        raise ValueError(f"the epochs of {split} {metric} are neither one integer nor one per value")
+    pairs = zip(numbers, values.tolist(), strict=True)
+    return [Value(number, split, metric, value) for number, value in pairs]
+
+
+def _value(epoch: int, split: str, metric: str, value: float) -> Value:
+    return Value(epoch, Split(split), metric, value)
