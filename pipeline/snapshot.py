@@ -1,6 +1,6 @@
-"""What a stage of dvc.yaml depends on, as it is at one moment.
+"""The dependencies of a stage of dvc.yaml at one moment.
 
-It is read without DVC, which would take longer to import than most stages to run.
+They are read without DVC, which takes longer to import than most stages to run.
 """
 
 import ast
@@ -19,15 +19,16 @@ from pathspec import GitIgnoreSpec
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 
-ABSENT = "nothing"
+ABSENT = "missing"
+"""The value of a key that does not exist."""
 MAX_HASHED_BYTES = 16 << 20
-"""Files are told apart by content until a snapshot has read so much, and then by size, time and inode."""
+"""Files are compared by content until a snapshot has read this much, and then by size, time and inode."""
 ALWAYS_IGNORED = (".git", ".hg", ".dvc", "__pycache__")
 
 
 @dataclass(frozen=True)
 class FileState:
-    """What tells a file from itself after an edit."""
+    """The state of a file, which an edit changes."""
 
     size: int
     modified: int
@@ -37,7 +38,7 @@ class FileState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one stage depended on at one moment. It is empty where dvc.yaml does not have that stage."""
+    """The dependencies of one stage at one moment; empty if dvc.yaml does not have that stage."""
 
     stage: str
     params: Mapping[str, Any]
@@ -47,7 +48,7 @@ class Snapshot:
 
 
 def take_snapshot(stage: str) -> Snapshot:
-    """*stage* as dvc.yaml, params.yaml, its modules and its dependencies have it now."""
+    """Return the dependencies of *stage* now, according to dvc.yaml: params, modules and files."""
     content = read_yaml(Path("dvc.yaml"))
     entry = (content.get("stages") or {}).get(stage) or {}
     values = read_variables(content)
@@ -56,7 +57,7 @@ def take_snapshot(stage: str) -> Snapshot:
 
 
 def read_variables(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``${…}`` may name in dvc.yaml with *content*: params.yaml, and ``vars``."""
+    """Return the values that ``${…}`` can name in a dvc.yaml with *content*: params.yaml and ``vars``."""
     with suppress(ParamsError):
         return _merge([read_yaml(Path("params.yaml")), *content.get("vars", [])])
     return _merge(content.get("vars", []))
@@ -71,7 +72,7 @@ def _merge(parts: list[Any]) -> dict[str, Any]:
 
 
 def interpolate(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return *value* with each ``${a.b}`` replaced by what *values* has there."""
+    """Return *value* with each ``${a.b}`` replaced by that entry of *values*."""
     if isinstance(value, str):
         return re.sub(r"\$\{\s*([^}]+?)\s*\}", lambda found: str(_look_up(values, found[1])), value)
     if isinstance(value, Mapping):
@@ -90,7 +91,7 @@ def _look_up(values: Any, key: str) -> Any:
 
 
 def _params(entries: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Each parameter's name and value: a key of params.yaml, or of another file."""
+    """Yield the name and value of each parameter: a key of params.yaml or of another file."""
     for entry in entries:
         for name, keys in (entry if isinstance(entry, Mapping) else {"params.yaml": [entry]}).items():
             values = _read_params_file(Path(name))
@@ -101,7 +102,7 @@ def _params(entries: list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _read_params_file(path: Path) -> Any:
-    """All that *path* says; nothing where it cannot be read, which is a difference too."""
+    """Return the values in *path*; empty if it cannot be read, which counts as a difference too."""
     with suppress(OSError, ParamsError, SyntaxError, ValueError):
         if path.suffix == ".py":
             return dict(_literals(ast.parse(path.read_bytes()).body))
@@ -112,7 +113,7 @@ def _read_params_file(path: Path) -> Any:
 
 
 def _literals(body: list[ast.stmt]) -> Iterator[tuple[str, Any]]:
-    """The plain literals that a module, or a class in it, gives names to."""
+    """Yield the name and value of each literal that a module, or a class in it, assigns."""
     for node in body:
         if isinstance(node, ast.ClassDef):
             yield node.name, dict(_literals(node.body))

@@ -1,4 +1,4 @@
-"""The five stages by name, in their order, with the version of each."""
+"""The five stages by name, in the order in which they run, with the version of each."""
 
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, closest
@@ -15,5 +15,7 @@ VERSIONS = {
 def version_of(name: str) -> str:
     """Return the version of stage *name*; raise `ParamsError` if there is no such stage."""
     if name not in VERSIONS:
-        raise ParamsError(f"no stage is called {name!r}: {', '.join(VERSIONS)}.{closest(name, VERSIONS)}")
+        raise ParamsError(
+            f"there is no stage {name!r}. The stages are {', '.join(VERSIONS)}.{closest(name, VERSIONS)}"
+        )
     return VERSIONS[name]

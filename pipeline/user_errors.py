@@ -1,4 +1,4 @@
-"""What the user's code raises, as one message with the user's file and line."""
+"""Exceptions of the user's code, as one message with the user's file and line."""
 
 import os
 import sys
@@ -11,10 +11,10 @@ from stages.contracts.errors import KilledError, RunInterruptedError, StageError
 from stages.contracts.user_code import explain, is_user_file, user_frames
 
 VARIABLE = "LEARNER_TRACEBACK"
-"""The environment variable that has a full traceback printed too, if it is not empty."""
+"""Environment variable that adds the full traceback to the message, if it is not empty."""
 HINT = f"the full traceback is hidden; set {VARIABLE}=1 to print it"
 INTERRUPTING_PACKAGES = ("pipeline", "prefect")
-"""Packages whose signal handlers raise in whatever frame is in progress, also in the user's."""
+"""Packages whose signal handlers raise in any frame, including the user's."""
 MISTAKES = (
     # a retry would raise them again
     ArithmeticError,
@@ -36,7 +36,7 @@ MISTAKES = (
 def explain_user_errors(stage: str) -> Iterator[None]:
     """Raise a `UserCodeError` for an exception that the user's code raises in the block, a part of *stage*.
 
-    ``sys.exit()`` counts as one: the process would end with its code, which may be 0, and without a result.
+    ``sys.exit()`` counts as an exception: its code may be 0, and the process would end without a result.
     Raises `RunInterruptedError` for a KeyboardInterrupt and for the key to kill.
     """
     try:

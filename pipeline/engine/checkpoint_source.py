@@ -1,4 +1,4 @@
-"""What build-learner goes on from, brought to where it can read it."""
+"""The checkpoint that build-learner starts from, in a folder that it can read."""
 
 import os
 import shutil
@@ -15,14 +15,16 @@ from stages.params.build_learner_params import CheckpointConfig
 
 PREFIX = ".resume-"
 STALE_SECONDS = 24 * 3600
+"""Age of a folder of a killed process after which it is removed."""
 
 
 @contextmanager
 def open_checkpoint(checkpoint: CheckpointConfig | None, paths: dict[str, Path]) -> Iterator[Path | None]:
-    """Where *checkpoint* lies for as long as the block lasts; None where there is none.
+    """Yield the folder of *checkpoint*, which is valid in the block; None if *checkpoint* is None.
 
-    A revision's comes from DVC's cache, or its remote, to a folder beside the run stores. Raises
-    `ParamsError` for a path among the pipeline's own outputs, `CheckpointError` for what is not there.
+    The checkpoint of a revision is copied from DVC's cache, or its remote, to a folder next to the run
+    stores. Raises `ParamsError` for a path among the pipeline's own outputs, and `CheckpointError` if the
+    checkpoint is missing.
     """
     if checkpoint is None:
         yield None
@@ -31,7 +33,7 @@ def open_checkpoint(checkpoint: CheckpointConfig | None, paths: dict[str, Path])
         yield Path(checkpoint.path)
     else:
         with _folder(runs_root()) as folder:
-            revisions = import_module("pipeline.revisions.revision")  # it loads DVC, which few runs need here
+            revisions = import_module("pipeline.revisions.revision")  # imports DVC, which few runs need here
             revisions.Revision(checkpoint.rev).fetch(checkpoint.epoch, folder)
             yield folder
 
@@ -40,15 +42,15 @@ def _check_outside(path: Path, paths: dict[str, Path]) -> None:
     for output in paths.values():
         if Path(os.path.abspath(path)).is_relative_to(Path(os.path.abspath(output))):  # noqa: PTH100  no link followed
             raise ParamsError(
-                f"build_learner.checkpoint.path is {path}, which is an output of this pipeline, and gone "
-                "when the next run needs it: `learner resume HEAD --epoch N` goes on from a run that is "
-                "committed, or copy it elsewhere"
+                f"build_learner.checkpoint.path is {path}, an output of this pipeline, which DVC removes "
+                "before the next run. Run `learner resume HEAD --epoch N` to resume a committed run, or copy "
+                "the checkpoint to another folder"
             )
 
 
 @contextmanager
 def _folder(root: Path) -> Iterator[Path]:
-    """A folder of its own below *root*, removed at the end; what a kill left there a day ago goes too."""
+    """Yield a temporary folder below *root*, and remove stale ones of killed processes."""
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(f"{PREFIX}*"):
         with suppress(FileNotFoundError):

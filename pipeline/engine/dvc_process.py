@@ -1,4 +1,4 @@
-"""DVC's command line in a process of its own, which stops when this one is stopped, and goes when it goes."""
+"""DVC's command line in a child process, which stops when this process is stopped, and exits with it."""
 
 import os
 import signal
@@ -18,21 +18,21 @@ from pipeline.engine.process_tree import terminate_with_parent
 from stages.contracts.errors import StageFailedError
 
 SAVE_SECONDS = 25.0
-"""What a child that is told to stop has, to save. Prefect itself kills a cancelled run after 30 seconds."""
+"""Time limit for a child to save after SIGINT. Prefect kills a cancelled run after 30 seconds."""
 MAX_SHOWN_LINES = 20
 PREFECT_PREFIX = "PREFECT__"
-"""How the variables begin by which Prefect tells a process which run it is."""
+"""Prefix of the environment variables with which Prefect describes the run of a process."""
 
 
 def run_dvc(
     arguments: Sequence[str],
     environment: Mapping[str, str] | None = None,
     *,
-    say: Callable[[str], None],
+    log_line: Callable[[str], None],
     deadline: float | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Run ``dvc`` with *arguments* in *folder*, by default the current one, and pass on each line.
+    """Run ``dvc`` with *arguments* in *folder*, by default the current one, and pass each line to *log_line*.
 
     If a signal or *deadline*, on the monotonic clock, ends the wait, DVC gets a SIGINT, so that a stage saves
     and DVC removes its temporary files. Raises `StageFailedError` with the last lines if DVC fails, and
@@ -50,7 +50,7 @@ def run_dvc(
         start_new_session=True,
     )
     last: deque[str] = deque(maxlen=MAX_SHOWN_LINES)
-    reader = threading.Thread(target=_show, args=(child, last, say), daemon=True)
+    reader = threading.Thread(target=_show, args=(child, last, log_line), daemon=True)
     reader.start()
     try:
         code = child.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -60,25 +60,27 @@ def run_dvc(
         _stop(child)
         reader.join(5)
     if code:
-        told = "".join(f"\n  {line}" for line in last)
-        raise StageFailedError(f"dvc {' '.join(arguments)} ended with exit code {code}:{told}")
+        lines = "".join(f"\n  {line}" for line in last)
+        raise StageFailedError(f"dvc {' '.join(arguments)} failed with exit code {code}:{lines}")
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    """That of this process, without what is about its own run, and with its ``python`` first."""
+    """Return *more* and the environment of this process, without its Prefect run and with its ``python``."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith(PREFECT_PREFIX)}
     path = os.pathsep.join([str(Path(sys.executable).parent), mine.get("PATH", os.defpath)])
     return mine | {"PATH": path, **more}
 
 
-def _show(child: "subprocess.Popen[str]", last: deque[str], say: Callable[[str], None]) -> None:
+def _show(child: "subprocess.Popen[str]", last: deque[str], log_line: Callable[[str], None]) -> None:
+    """Pass each line of *child* to *log_line*, and keep the last ones in *last*."""
     for line in child.stdout or ():
         last.append(line.rstrip())
-        with suppress(OSError):  # a closed pipe must not stop the reading, which the child would wait for
-            say(line.rstrip())
+        with suppress(OSError):  # if the output of this process is closed, the child must not block
+            log_line(line.rstrip())
 
 
 def _stop(child: "subprocess.Popen[str]") -> None:
+    """Stop *child* with SIGINT, and with SIGTERM and SIGKILL if it does not exit in time."""
     for number, seconds in ((signal.SIGINT, SAVE_SECONDS), (signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
         if child.poll() is not None:
             return

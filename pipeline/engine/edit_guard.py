@@ -1,6 +1,7 @@
-"""Keeps an edit of a stage's dependencies during its run from being recorded with the outputs.
+"""Guard against edits of a stage's dependencies while the stage runs.
 
-DVC reads params and dependencies once more when a stage has ended, and records those.
+DVC reads params and dependencies again when a stage has finished, and would record the edited ones with the
+outputs of the previous ones.
 """
 
 import functools
@@ -22,9 +23,9 @@ MAX_LISTED_FILES = 5
 
 
 class LoadedSources(MetaPathFinder):
-    """Notes the content of each module in the current folder when this process loads it; finds none itself.
+    """An import hook that records the content of each module of the current folder, and finds none itself.
 
-    Times are not compared: a file may have one in the future, and a clock may be set.
+    Contents are compared, and not times: a file may have a time in the future, and a clock may be set.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class LoadedSources(MetaPathFinder):
         for module in list(sys.modules.values()):
             name = getattr(module, "__file__", None)
             if name and name.startswith(f"{Path.cwd()}{os.sep}") and "site-packages" not in name:
-                self._note(name)
+                self._record(name)
 
     def find_spec(
         self,
@@ -42,7 +43,7 @@ class LoadedSources(MetaPathFinder):
         target: ModuleType | None = None,  # noqa: ARG002  the protocol's
         /,
     ) -> None:
-        """Note the module *fullname*, which is about to be loaded, and leave it to the other finders."""
+        """Record the module *fullname*, which is about to be loaded, and leave it to the other finders."""
         with suppress(OSError):
             folder, top = os.getcwd(), fullname.partition(".")[0]  # noqa: PTH109  as fast as it gets
             if (folder, top) not in self._is_own:
@@ -50,16 +51,16 @@ class LoadedSources(MetaPathFinder):
                 self._is_own[folder, top] = place.is_dir() or place.with_name(f"{top}.py").is_file()
             if self._is_own[folder, top]:
                 name = f"{folder}{os.sep}{fullname.replace('.', os.sep)}"
-                if not self._note(f"{name}.py"):
-                    self._note(f"{name}{os.sep}__init__.py")
+                if not self._record(f"{name}.py"):
+                    self._record(f"{name}{os.sep}__init__.py")
 
     def is_stale(self, path: Path, digest: str | None) -> bool:
-        """Return whether this process has loaded *path* with other content; *digest* is of that of now."""
+        """Return whether this process has loaded *path* with other content; *digest* is the current one."""
         noted = self._digests.get(str(path.absolute()))
         return noted is not None and noted != (digest or sha256(path))
 
-    def _note(self, name: str) -> bool:
-        """Note the content of the file *name*; return whether there is one."""
+    def _record(self, name: str) -> bool:
+        """Record the content of the file *name*, and return whether the file exists."""
         with suppress(OSError), open(name, "rb", buffering=0) as file:  # noqa: PTH123  as fast as it gets
             self._digests[name] = hashlib.sha256(file.read()).hexdigest()
             return True
@@ -79,13 +80,13 @@ def record_loaded_sources() -> LoadedSources:
 
 
 def check_unchanged(before: Snapshot) -> None:
-    """Raise `StageError` where what *before* was taken of is another now; it says what."""
+    """Raise `StageError` with a list of the differences if the dependencies in *before* have changed."""
     changes = list(_changes(before, take_snapshot(before.stage)))
     if changes:
         lines = [
-            f"what {before.stage} depends on was changed while it ran, so what it made is not recorded:",
+            f"a dependency of {before.stage} was changed while it ran, so its outputs are not recorded:",
             *changes,
-            "the same command runs it with what is there now",
+            "Run the same command again to use the new content",
         ]
         raise StageError("\n  ".join(lines))
 
@@ -93,8 +94,8 @@ def check_unchanged(before: Snapshot) -> None:
 def check_loaded(before: Snapshot, version: str) -> None:
     """Raise `StageError` if this process has loaded older code than *before* found in the files.
 
-    *version* is that of the stage's module as it was loaded. Only a process that runs several stages can
-    be so old.
+    *version* is the VERSION of the stage's module as it was loaded. This can only happen in a process that
+    runs several stages.
     """
     key = f"stages/{before.stage.replace('-', '_')}.py: VERSION"
     loaded = record_loaded_sources()
@@ -105,7 +106,7 @@ def check_loaded(before: Snapshot, version: str) -> None:
     if stale:
         raise StageError(
             f"{', '.join(stale)} was changed after this process had loaded it, so {before.stage} would run "
-            "the previous code: start the command again"
+            "the previous code. Run the same command again"
         )
 
 

@@ -1,7 +1,7 @@
-"""What every point of a sweep starts from: the project as git sees it when the sweep begins.
+"""The inputs of an isolated run: the project at one moment, as a git commit.
 
-It is a commit, of HEAD and the changes in the workspace, which nothing refers to. So all points run the same
-code, whatever is edited meanwhile, and neither DVC nor a kill ever touches the user's files.
+The commit has HEAD and the changes in the workspace, and no reference points to it. All points of a sweep run
+the same code even if files are edited while it runs, and neither DVC nor a kill changes the user's files.
 """
 
 from dataclasses import dataclass
@@ -16,57 +16,61 @@ from stages.contracts.errors import ParamsError, StageError
 
 @dataclass(frozen=True)
 class FrozenProject:
-    """A project, frozen."""
+    """A project at one moment."""
 
     root: Path
-    """The folder of the project: it has params.yaml."""
+    """The folder of the project, which contains params.yaml."""
     top: Path
-    """The folder that git calls the top level."""
+    """The top-level folder of the git repository."""
     head: str
-    """The commit that the experiments hang on."""
+    """The commit that the experiments belong to."""
     commit: str
-    """HEAD with the changes of the workspace; HEAD itself where there are none."""
+    """HEAD with the changes in the workspace; HEAD itself if there are none."""
 
     @property
     def prefix(self) -> Path:
-        """Where the project is below the top level."""
+        """Return the path of the project below the top level."""
         return self.root.relative_to(self.top)
 
     def text(self, path: str, commit: str | None = None) -> str | None:
-        """The file *path* of the project in *commit*; None where it is not there."""
+        """Return the content of the file *path* in *commit*, by default `commit`; None if it is missing."""
         done = try_git(self.root, "show", f"{commit or self.commit}:./{path}")
         return done.stdout if done.returncode == 0 else None
 
     def content(self, path: str, commit: str | None = None) -> Any:
-        """What the file *path* says, read as DVC reads params; empty where there is none."""
+        """Return the values in the file *path*, read as DVC reads params; empty if the file is missing."""
         text = self.text(path, commit)
         return {} if text is None else parse_params(text, path)
 
     def experiments(self) -> dict[str, str]:
-        """The experiments on this HEAD: name to commit."""
+        """Return the experiments of this HEAD: name to commit."""
         where = self.ref("")
         listed = run_git(self.root, "for-each-ref", "--format=%(objectname) %(refname)", where)
         pairs = (line.split(" ", 1) for line in listed.splitlines())
         return {ref.removeprefix(where): commit for commit, ref in pairs}
 
     def ref(self, name: str) -> str:
-        """Where DVC keeps the experiment *name* of this HEAD."""
+        """Return the git reference of the experiment *name* of this HEAD."""
         return f"refs/exps/{self.head[:2]}/{self.head[2:]}/{name}"
 
 
 def freeze(root: Path) -> FrozenProject:
-    """The project in *root* as it is now, as far as git knows its files.
+    """Return the project in *root* at this moment, with the files that git tracks.
 
-    Raises `ParamsError` where it is no project of git's and DVC's with a commit.
+    Raises `ParamsError` unless *root* is a project of DVC in a git repository with a commit.
     """
     root = root.resolve()
     if not (root / ".dvc").is_dir():
-        raise ParamsError(f"{root} has no .dvc: start in the folder that has dvc.yaml and params.yaml")
+        raise ParamsError(
+            f"{root} has no .dvc. Run the command in the folder that has dvc.yaml and params.yaml"
+        )
     head = try_git(root, "rev-parse", "--verify", "--quiet", "HEAD")
     if head.stderr.strip():
         raise git_error(root, ("rev-parse", "HEAD"), head)
     if head.returncode:
-        raise ParamsError(f"{root} has no commit of git, on which experiments hang: git add, git commit")
+        raise ParamsError(
+            f"{root} has no git commit, and experiments need one. Run `git add` and `git commit`"
+        )
     top = Path(run_git(root, "rev-parse", "--show-toplevel").strip())
     try_git(root, "update-index", "--refresh")  # after `cp -a` or `touch`, git refuses to stash
     changed = try_git(root, "stash", "create", "learner sweep")
@@ -76,7 +80,7 @@ def freeze(root: Path) -> FrozenProject:
 
 
 def _locked(root: Path) -> StageError | None:
-    """Return the error for an index that is locked, of which `git stash create` prints nothing."""
+    """Return the error for a locked index, which `git stash create` does not report; None if it is free."""
     lock = root / run_git(root, "rev-parse", "--git-path", "index.lock").strip()
     if not lock.exists():
         return None
@@ -87,10 +91,10 @@ def _locked(root: Path) -> StageError | None:
 
 
 def parse_params(text: str, path: str) -> Any:
-    """What the params file *path* says whose content is *text*, read as DVC does."""
+    """Return the values in *text*, the content of the params file *path*, read as DVC reads it."""
     return PARSERS[Path(path).suffix.lower()](text, path)
 
 
 def find_untracked_code(root: Path) -> list[str]:
-    """The Python files below *root* that git neither knows nor ignores: no isolated copy has them."""
+    """Return the Python files below *root* that git neither tracks nor ignores; isolated copies lack them."""
     return run_git(root, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()

@@ -1,4 +1,7 @@
-"""One run in a project at a time: a lock file that a whole flow holds, and a stage that DVC started too."""
+"""The project lock, which allows one run in a project at a time.
+
+A flow holds it from its first stage to its last. A stage that DVC started in its own process holds it too.
+"""
 
 import fcntl
 import os
@@ -18,7 +21,7 @@ EXIT_WAIT_SECONDS = 60
 
 @dataclass(frozen=True)
 class _Holder:
-    """Who has the lock, as the file says."""
+    """The process that holds the lock, according to the lock file."""
 
     pid: str = "unknown"
     host: str = ""
@@ -31,7 +34,10 @@ class _Holder:
         return cls(pid or "unknown", host, tuple(map(int, filter(None, ancestors))))
 
     def is_exiting(self) -> bool:
-        """Whether it is dead, so that only a worker of it is left, or DVC, which started it, is."""
+        """Return whether the holder, or an ancestor that it depends on, has exited.
+
+        Then only a worker of the holder remains, or the holder is about to terminate.
+        """
         if self.host != socket.gethostname():
             return False
         return not all(map(is_alive, (int(self.pid), *self.ancestors)))
@@ -39,15 +45,17 @@ class _Holder:
 
 @contextmanager
 def project_lock(ancestors: Sequence[int] = (), *, timeout_seconds: float = 0.0) -> Iterator[None]:
-    """Hold the lock of the project in this folder; it goes with the process, however that ends.
+    """Hold the lock of the project in the current folder; it is released when the process ends in any way.
 
-    *ancestors* are the processes without which this one would not go on. Raises `StageError` where
-    another process has the lock for longer than *timeout_seconds*; one whose own ancestors are gone is given
-    time to leave.
+    *ancestors* are the processes with which this one terminates. Raises `StageError` if another process holds
+    the lock for longer than *timeout_seconds*, or `EXIT_WAIT_SECONDS` if an ancestor of that process has
+    exited.
     """
     with _open() as file:
         _acquire(file, timeout_seconds)
-        os.register_at_fork(after_in_child=file.close)  # or a loader's worker would hold it too
+        os.register_at_fork(
+            after_in_child=file.close
+        )  # otherwise a worker of a loader would hold the lock too
         file.truncate(0)
         file.write(" ".join(map(str, (os.getpid(), socket.gethostname(), *ancestors))))
         file.flush()
@@ -65,7 +73,7 @@ def _open() -> IO[str]:
     except OSError as error:
         raise StageError(
             f"{PROJECT_LOCK.resolve()} cannot be opened: {error.strerror}. If it belongs to another "
-            "user, run in a clone of your own, or have that user run `chmod -R a+rwX .runs`"
+            "user, run in your own clone, or ask that user to run `chmod -R a+rwX .runs`"
         ) from error
 
 
@@ -80,7 +88,7 @@ def _acquire(file: IO[str], timeout_seconds: float) -> None:
             if time.monotonic() - began >= timeout:
                 raise StageError(
                     f"this project is in use by pid {holder.pid}{holder.host and f' on {holder.host}'} "
-                    f"(it holds {PROJECT_LOCK.resolve()}): wait for it, or end it"
+                    f"(it holds {PROJECT_LOCK.resolve()}). Wait until it has finished, or stop it"
                 ) from None
             time.sleep(0.1)
         else:

@@ -1,7 +1,8 @@
-"""What DVC writes in place, so that a kill can tear it: dvc.lock, and its note of readers and writers.
+"""Repair of the files that DVC writes in place: dvc.lock, and the rwlock with its readers and writers.
 
-DVC refuses to work with a torn one. Before each stage we keep the dvc.lock that is whole; a torn one gives
-way to it, and DVC finds in its run-cache, or `fit` in its run store, what was done since.
+A kill can truncate them, and DVC refuses to work with a truncated one. An intact dvc.lock is backed up before
+each stage, and the backup replaces a truncated one. DVC then finds later results in its run-cache, and `fit`
+in its run store.
 """
 
 import fcntl
@@ -21,7 +22,7 @@ RWLOCK = TEMPORARY / "rwlock"
 
 
 def back_up_lockfile() -> None:
-    """Keep dvc.lock as it is now, if it is whole."""
+    """Back up dvc.lock if it is intact."""
     if not is_intact_lockfile(LOCKFILE):
         return
     if not LOCKFILE.exists():
@@ -34,13 +35,13 @@ def back_up_lockfile() -> None:
 
 
 def repair_lockfiles() -> None:
-    """Repair what a kill has cut short in the project in this folder.
+    """Repair the truncated files of the project in the current folder.
 
-    Files that another process may be writing are left alone, and so is a dvc.lock that DVC did not write.
+    Files that another process may be writing stay unchanged, and so does a dvc.lock that DVC did not write.
     """
     with suppress(OSError), try_dvc_lock(TEMPORARY / "lock") as free:
         if free and is_truncated(LOCKFILE):
-            _put_back()
+            _restore_lockfile()
     with suppress(OSError), try_dvc_lock(TEMPORARY / "rwlock.lock") as free:
         if free and not is_intact_rwlock(RWLOCK):
             RWLOCK.unlink()
@@ -71,7 +72,10 @@ def is_intact_rwlock(path: Path) -> bool:
 
 @contextmanager
 def try_dvc_lock(lock: Path) -> Iterator[bool]:
-    """Whether DVC's own *lock* was free; inside it is held then, so that no DVC writes what it guards."""
+    """Hold DVC's own *lock* in the block if it is free, and yield whether it was.
+
+    While it is held, no DVC process writes the file that it guards.
+    """
     with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,7 +85,8 @@ def try_dvc_lock(lock: Path) -> Iterator[bool]:
             yield True
 
 
-def _put_back() -> None:
+def _restore_lockfile() -> None:
+    """Replace dvc.lock with its backup, or remove it if there is no intact backup."""
     if not (LOCKFILE_BACKUP.exists() and is_intact_lockfile(LOCKFILE_BACKUP)):
         LOCKFILE.unlink()
         return

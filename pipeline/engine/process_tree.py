@@ -1,7 +1,8 @@
-"""A stage that DVC started goes when DVC goes.
+"""Termination of this process with the process that started it, such as DVC.
 
-DVC starts a stage's command through a shell, which may or may not stay between. When DVC is killed, nobody
-tells the command: it would train on, with its outputs in the way of the next `dvc repro`.
+DVC starts the command of a stage through a shell, which may stay as a process between the two. If DVC is
+killed, the command receives no signal: it would continue to train, and its outputs would be in the way of the
+next `dvc repro`.
 """
 
 import ctypes
@@ -22,14 +23,15 @@ PR_SET_PDEATHSIG = 1
 
 
 def is_dvc_stage(name: str) -> bool:
-    """Whether DVC started this process as its stage *name*, of whatever dvc.yaml."""
+    """Return whether DVC started this process as its stage *name*, of any dvc.yaml."""
     return os.environ.get(STAGE_VARIABLE, "").rpartition(":")[2] == name
 
 
 def ancestors_up_to_dvc() -> list[int]:
-    """The processes that wait for this one, nearest first, up to the one that DVC runs in.
+    """Return the processes that wait for this one, nearest first, up to the one that DVC runs in.
 
-    Only the parent where DVC's is not among them: it is gone already, or it did not start this one.
+    If DVC's process is not among them, because it has exited or did not start this one, return the parent
+    only.
     """
     above = _ancestors()
     owners = _dvc_writers()
@@ -38,12 +40,12 @@ def ancestors_up_to_dvc() -> list[int]:
 
 
 def find_dvc(pids: Sequence[int]) -> int | None:
-    """The one of *pids* that DVC says it runs in; None where it is gone, or did not start this one."""
+    """Return the one of *pids* that DVC runs in; None if DVC has exited or did not start this process."""
     return next(iter(_dvc_writers() & set(pids)), None)
 
 
 def terminate_with(pids: Sequence[int]) -> None:
-    """Have this process get a SIGTERM as soon as one of *pids* ends, or at once if one has ended.
+    """Send SIGTERM to this process as soon as one of *pids* exits, or at once if one has exited.
 
     *pids* are its `ancestors_up_to_dvc`. If DVC has exited already, the signal is sent at once too.
     """
@@ -55,13 +57,13 @@ def terminate_with(pids: Sequence[int]) -> None:
 
 
 def terminate_with_parent(parent: int) -> None:
-    """Have this process get a SIGTERM as soon as *parent*, which started it, ends, or at once if it has."""
+    """Send SIGTERM to this process as soon as its parent process *parent* exits, or at once if it has."""
     _request_parent_death_signal()
     terminate_once_with_parent(parent)
 
 
 def terminate_once_with_parent(parent: int) -> None:
-    """Do the same with exactly one SIGTERM, for a process whose handler of it must not be called twice."""
+    """Do the same with exactly one SIGTERM, for a process whose handler must not run twice."""
     _watch([parent], lambda: os.getppid() == parent)
 
 
@@ -89,11 +91,11 @@ def _ancestors() -> list[int]:
 
 
 def _dvc_writers() -> set[int]:
-    """Every process that DVC says writes outputs of this project now. Empty where DVC does not say it."""
+    """Return the processes that write outputs of this project now, according to DVC's rwlock."""
     here = Path.cwd()
     path = next((each / RWLOCK for each in (here, *here.parents) if (each / RWLOCK).exists()), RWLOCK)
     for _ in range(100):
-        with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # DVC is writing it
+        with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # DVC is writing the file
             content = json.loads(path.read_text())
             return {int(each["pid"]) for each in content.get("write", {}).values()}
         if not path.exists():
@@ -111,14 +113,14 @@ def _watch(pids: Sequence[int], are_there: Callable[[], bool]) -> None:
     except (AttributeError, OSError):  # not Linux, or an old one
         threading.Thread(target=_poll_parent, args=(os.getppid(),), daemon=True).start()
         return
-    if not are_there():  # one ended meanwhile, and its number may be another's
+    if not are_there():  # one has exited, and its number may be in use again
         _terminate()
         return
     threading.Thread(target=_wait_for_exit, args=(handles,), daemon=True).start()
 
 
 def _request_parent_death_signal() -> None:
-    """SIGTERM when the parent ends, from the kernel; it is one way of two, and this one is Linux only."""
+    """Have the kernel send SIGTERM when the parent exits; a second way, on Linux only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGTERM)
 

@@ -1,4 +1,4 @@
-"""A temporary copy of the project, in which DVC may stash and reset."""
+"""Temporary copies of the project, in which DVC can stash and reset."""
 
 import os
 import shutil
@@ -20,15 +20,15 @@ COPY_SUFFIX = ".copy"
 """Suffix of a copy's name."""
 PAUSE_SECONDS = 0.2
 LOCK_SUFFIX = ".lock"
-"""Suffix of the name of the lock file beside it."""
+"""Suffix of the name of the lock file next to a copy."""
 
 
 @contextmanager
 def temporary_copy(base: FrozenProject, place: Path) -> Iterator[Path]:
-    """The folder of the project in a clone at *place*, as *base* froze it; it is gone when the block ends.
+    """Yield the folder of the project *base* in a clone at *place*, and remove the clone after the block.
 
-    It shares git's objects, DVC's cache and the run stores with the project, and nothing else. What an
-    earlier attempt left at *place* is removed first.
+    The clone shares git's objects, DVC's cache and the run stores with the project. A clone of an earlier
+    attempt at *place* is removed first.
     """
     shutil.rmtree(place, ignore_errors=True)
     try:
@@ -48,18 +48,17 @@ def _clone(base: FrozenProject, place: Path) -> Path:
         with (place / ".git/info/exclude").open("a") as file:
             file.write(f"{RUNS_FOLDER}\n")
         (base.root / RUNS_FOLDER).mkdir(exist_ok=True)
-        (folder / RUNS_FOLDER).symlink_to(
-            base.root / RUNS_FOLDER
-        )  # what a killed run saved is found by the next attempt
+        shared = base.root / RUNS_FOLDER
+        (folder / RUNS_FOLDER).symlink_to(shared)  # the next attempt resumes from what a killed run saved
     except OSError as error:
-        raise StageError(f"the copy {place} cannot be made: {error}") from error
+        raise StageError(f"the copy {place} cannot be created: {error}") from error
     return folder
 
 
 def remove_orphaned(folder: Path) -> None:
-    """Remove the copies below *folder* that a killed process left and in which no process works.
+    """Remove the orphaned copies below *folder*, in which no process works any more.
 
-    Each copy has a lock file beside it. Without /proc such a process cannot be found, so all copies stay.
+    Each copy has a lock file next to it. Without /proc such a process cannot be found, so all copies stay.
     """
     for place in folder.glob(f"*{COPY_SUFFIX}"):
         with suppress(OSError, RunInUseError), held(place.with_suffix(LOCK_SUFFIX)):
@@ -85,14 +84,14 @@ def _is_in_use(place: Path) -> bool:
 
 
 def fetch_experiment(base: FrozenProject, place: Path, name: str) -> None:
-    """Bring the experiment *name* from the clone at *place* into the project, with one atomic update."""
+    """Fetch the experiment *name* from the clone at *place* into the project, with one atomic update."""
     ref = base.ref(name)
     run_git(base.top, "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc",
                str(place), f"{ref}:{ref}")  # fmt: skip
 
 
 def _share_identity(base: FrozenProject, place: Path) -> None:
-    """Who commits, where only this one project says it."""
+    """Copy the name and the address of the committer, which may be set in this project only."""
     for key in ("user.name", "user.email"):
         with suppress(StageError):
             run_git(place, "config", key, run_git(base.top, "config", "--get", key).rstrip("\n"))
@@ -102,13 +101,15 @@ def _share_cache(root: Path, folder: Path) -> None:
     with Repo(str(root)) as repo:
         now = _read_settings(repo.config)
         now["cache"]["dir"] = repo.cache.local_cache_dir
-    now["core"]["site_cache_dir"] = str(folder / ".dvc/tmp/site")  # or each copy would leave one behind
+    now["core"]["site_cache_dir"] = str(
+        folder / ".dvc/tmp/site"
+    )  # otherwise a directory of each copy would remain
     with Config(os.fspath(folder / ".dvc")).edit("local", validate=False) as local:
         merge(local, now)
 
 
 def _read_settings(config: Config) -> Config:
-    """What the project's own two files say, with paths that hold anywhere."""
+    """Return the settings in the project's two files, with absolute paths."""
     now = config.read("repo")
     merge(now, config.read("local"))
     return now

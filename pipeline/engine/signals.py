@@ -1,7 +1,7 @@
-"""What a signal does: it ends a command at once, or waits until what must not be broken off is done.
+"""Signal handling: a signal ends a command at once, or is deferred until a critical section is complete.
 
-The handlers only set a flag or raise, because they run between any two steps of the program. They stand in
-the main thread alone, leave an ignored signal ignored (``nohup``), and are put back at the end.
+The handlers only set a flag or raise, because they run between any two instructions of the program. They are
+installed in the main thread only, leave an ignored signal ignored (``nohup``), and are removed at the end.
 """
 
 import signal
@@ -20,14 +20,14 @@ Handler = Callable[[int, Any], Any]
 
 
 class SignalReceived(BaseException):
-    """A signal ended what ran. It is no `Exception`, so that nothing on the way takes it for a mistake."""
+    """A signal that ends a block. It is not an `Exception`, so that no handler of errors catches it."""
 
 
 @contextmanager
 def end_on_signal() -> Iterator[None]:
-    """The first signal ends the block where it stands; more of them do nothing, but for a second SIGINT.
+    """End the block at the first signal; later signals have no effect, except a second SIGINT.
 
-    Raises `RunInterruptedError` then, whatever became of the block.
+    Raises `RunInterruptedError` after a signal, even if the block caught `SignalReceived`.
     """
     seen: list[int] = []
 
@@ -50,7 +50,7 @@ def end_on_signal() -> Iterator[None]:
 
 
 class DeferredSignals:
-    """Signals that wait: see `defer_signals`."""
+    """The signals that `defer_signals` defers."""
 
     def __init__(self, interrupter: Interrupter | None) -> None:
         self._interrupter = interrupter
@@ -60,7 +60,7 @@ class DeferredSignals:
 
     @contextmanager
     def delivery(self) -> Iterator[None]:
-        """Signals do again what they did before; one that waits does it now."""
+        """Deliver signals to the previous handlers in the block, beginning with a deferred one."""
         self.stop()
         try:
             self.deliver_pending()
@@ -69,18 +69,18 @@ class DeferredSignals:
             self.start()
 
     def start(self) -> None:
-        """Have signals wait from now on. SIGALRM too, where it means something: a time-out of Prefect's."""
+        """Defer signals from now on, and SIGALRM too if it has a handler, such as Prefect's for a timeout."""
         is_timed = callable(signal.getsignal(SIGALRM))
         self._before = _install(
             self._receive, (*TERMINATION_SIGNALS, SIGALRM) if is_timed else TERMINATION_SIGNALS
         )
 
     def stop(self) -> None:
-        """Put back the handlers of before."""
+        """Restore the previous handlers."""
         _restore(self._before)
 
     def deliver_pending(self, error: BaseException | None = None) -> None:
-        """Raise what the handler of before raises for the first signal that came; nothing, where none did."""
+        """Pass the first deferred signal, if any, to the previous handler, and raise an error for it."""
         if self._seen and not self._is_delivered:
             self._deliver(self._seen[0])
         if self._seen and (error is None or isinstance(error, SignalReceived | RunInterruptedError)):
@@ -104,11 +104,11 @@ class DeferredSignals:
 
 @contextmanager
 def defer_signals(interrupter: Interrupter | None = None) -> Iterator[DeferredSignals]:
-    """Signals wait until the block ends, and then get the handlers of before: the block is not broken off.
+    """Defer signals until the block ends, and then pass the first one to the previous handler.
 
-    With an *interrupter* they wait only once somebody listens to it, and it is told at once.
-    A second SIGINT never waits. Raises what the handler of before raises (Prefect's own, for one),
-    and `RunInterruptedError` where that raises nothing.
+    With an *interrupter*, signals are deferred only if it has a listener, and the interrupter is notified at
+    once. A second SIGINT is never deferred. Raises the exception of the previous handler, for example
+    Prefect's, and `RunInterruptedError` if that handler raises none.
     """
     hold = DeferredSignals(interrupter)
     hold.start()
@@ -123,12 +123,12 @@ def defer_signals(interrupter: Interrupter | None = None) -> Iterator[DeferredSi
 
 
 def _build_error(number: int, error: BaseException | None = None) -> RunInterruptedError:
-    """*number* as an error, with what the stage that *error* comes from said of it."""
+    """Return the error for signal *number*, with the message of the stage that raised *error*."""
     name, cause = Signals(number).name, error
     while cause is not None and not isinstance(cause, RunInterruptedError):
         cause = cause.__cause__ or cause.__context__
-    said = str(cause) if cause else "what was in the making is not recorded; the same command goes on"
-    return RunInterruptedError(said if said.startswith(name) else f"{name}: {said}", number)
+    message = str(cause) if cause else "unfinished work is not recorded. Run the same command again to resume"
+    return RunInterruptedError(message if message.startswith(name) else f"{name}: {message}", number)
 
 
 def _is_second_interrupt(seen: Sequence[int]) -> bool:
@@ -136,7 +136,7 @@ def _is_second_interrupt(seen: Sequence[int]) -> bool:
 
 
 def _install(handler: Handler, numbers: Sequence[int]) -> dict[int, Any]:
-    """*handler* for *numbers*; what was there before."""
+    """Install *handler* for the signals *numbers*, and return the previous handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     before = {number: signal.getsignal(number) for number in numbers}

@@ -1,4 +1,4 @@
-"""One stage run in this process, with the params and paths of the project in the current folder."""
+"""The run of one stage in this process, with the params and paths of the project in the current folder."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ from stages.params.fit_params import FitContext, FitPaths
 
 
 def _create_artifact_dir(params: Params, paths: dict[str, Path]) -> None:
-    check_params(params)  # here, because it is the first stage of `dvc repro`
+    check_params(params)  # in the first stage of `dvc repro`
     create_artifact_dir.create_artifact_dir(
         params.create_artifact_dir,
         paths_of(create_artifact_dir.CreateArtifactDirPaths, paths, owned=paths),
@@ -54,7 +54,7 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
 
 
 def _code(paths: FitPaths) -> dict[str, str | None]:
-    """What the run depends on beside the learner and the data: the code of models, also a user's own."""
+    """Return path to digest of the code that a run depends on, including the user's own models."""
     snapshot = take_snapshot("fit")
     inputs = (paths.learner, paths.data)
     return shipped_code(snapshot.params) | {
@@ -65,7 +65,7 @@ def _code(paths: FitPaths) -> dict[str, str | None]:
 
 
 def read_key_entries() -> dict[str, Any]:
-    """What the key of a run would be made of now."""
+    """Return the entries from which the key of a run would be computed now."""
     own = paths_of(FitPaths, read_paths(), runs=runs_root())
     return fit.key_entries(read_params().fit, own, _code(own))
 
@@ -90,7 +90,7 @@ def run_stage(name: str, renderer: Renderer | None = None) -> None:
     dependency of the stage is changed while it runs, and whatever the stage raises.
     """
     version = version_of(name)
-    before = take_snapshot(name)  # first: a later change of what is read below is then found
+    before = take_snapshot(name)  # first, so that a later change of the files read below is detected
     check_loaded(before, version)
     check_written(before)
     body = BODIES[name] if renderer is None or name != "fit" else partial(_fit, renderer=renderer)

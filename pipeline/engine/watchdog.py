@@ -1,8 +1,8 @@
-"""Watchdog that repairs what a killed process leaves: dvc.lock and rwlock, and overrides in params.yaml.
+"""Watchdog that repairs dvc.lock, the rwlock and params.yaml if the process that it watches is killed.
 
-A stage of ours has exited when DVC records it. If DVC is killed then, its next command would refuse to
-start, before any code of ours runs. The watchdog is forked while this process is still small, or started
-as a program if this process has threads, and exits a moment after the process that it watches.
+DVC records a stage after the process of the stage has exited. If DVC is killed at that moment, its next
+command refuses to start before it runs any code of this project. The watchdog is forked while this process is
+small, or started as a program if this process has threads. It exits after the process that it watches.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from stages.runs.layout import RUNS_FOLDER, watchdog_claim
 
 
 def fork_watchdog(pid: int) -> None:
-    """Keep dvc.lock as it is, and have a process repair it as soon as process *pid* has ended."""
+    """Back up dvc.lock, and fork a watchdog that repairs the project as soon as process *pid* has exited."""
     back_up_lockfile()
     Path(RUNS_FOLDER).mkdir(exist_ok=True)
     child = os.fork()
@@ -30,7 +30,7 @@ def fork_watchdog(pid: int) -> None:
         os.waitpid(child, 0)
         return
     try:
-        os.setsid()  # so that no signal to DVC's group ends it too
+        os.setsid()  # a signal to DVC's process group must not end the watchdog
         if os.fork() == 0:
             _detach()
             _wait_and_repair(pid)
@@ -48,12 +48,12 @@ def start_watchdog(pid: int) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # so that no signal to the group of *pid* ends it too
+        start_new_session=True,  # a signal to the process group of *pid* must not end it
     )
 
 
 def _detach() -> None:
-    """Hold nothing of the process it comes from: no lock, no pipe, no handler."""
+    """Release the locks, pipes and signal handlers that this process inherited."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     quiet = os.open(os.devnull, os.O_RDWR)
@@ -63,7 +63,10 @@ def _detach() -> None:
 
 
 def _wait_and_repair(pid: int) -> None:
-    """One for each DVC is enough: the first claims it, and those of later stages go."""
+    """Wait until process *pid* has exited, and repair the project.
+
+    One watchdog for each process is enough: the first one claims it, and later ones exit at once.
+    """
     claim = watchdog_claim(pid)
     with suppress(OSError), claim.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,7 +84,7 @@ def _wait(pid: int) -> None:
         poll.poll()
     except ProcessLookupError:
         return
-    except (AttributeError, OSError):  # not Linux, or an old one
+    except (AttributeError, OSError):  # an old kernel
         while is_alive(pid):
             time.sleep(0.2)
 

@@ -1,4 +1,4 @@
-"""Artifacts of a Prefect run, written by a client that does not wait long for a server that is gone."""
+"""Artifacts of a Prefect run, written by a client with a short timeout for an unreachable server."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +15,12 @@ from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 API_ERRORS = (httpx.HTTPError, PrefectException, RuntimeError)
-"""What Prefect's client raises where the server is gone, or has gone."""
+"""The exceptions that Prefect's client raises if the server is unreachable."""
 
 
 @contextmanager
 def short_timeout_client() -> Iterator[SyncPrefectClient]:
-    """A client of the API that tries everything once, and waits ten seconds at most for an answer."""
+    """Yield a client of the API that makes each request once, with a timeout of ten seconds."""
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}),
         get_client(sync_client=True) as client,
@@ -30,7 +30,7 @@ def short_timeout_client() -> Iterator[SyncPrefectClient]:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """The artifacts of one run. One that cannot be written is a warning: it must not end the run."""
+    """The artifacts of one run; one that cannot be written is a warning and does not end the run."""
 
     flow_run: UUID | None
     task_run: UUID | None
@@ -38,13 +38,16 @@ class Artifacts:
 
     @classmethod
     def of_this_run(cls, logger: "Logger | LoggerAdapter[Any]") -> "Artifacts":
-        """Those of the flow run and the task run that this is called in."""
+        """Return the artifacts of the flow run and the task run in progress."""
         flow, task = FlowRunContext.get(), TaskRunContext.get()
         flow_run = flow.flow_run.id if flow and flow.flow_run else None
         return cls(flow_run, task.task_run.id if task else None, logger)
 
     def create(self, kind: str, key: str, data: Any, description: str = "") -> UUID | None:
-        """Write one, under a *key* of lower-case letters, digits and dashes; None where it cannot be."""
+        """Write an artifact and return its id; None if it cannot be written.
+
+        *key* has lower-case letters, digits and dashes.
+        """
         artifact = ArtifactCreate(
             type=kind,
             key=key,
@@ -57,12 +60,12 @@ class Artifacts:
             with short_timeout_client() as client:
                 return client.create_artifact(artifact).id
         except API_ERRORS as error:
-            said = str(error).split("\n")[0] or type(error).__name__
-            self.logger.warning("the artifact %s is not written: %s", key, said)
+            reason = str(error).split("\n")[0] or type(error).__name__
+            self.logger.warning("the artifact %s is not written: %s", key, reason)
         return None
 
     def update(self, artifact: UUID, data: Any, description: str) -> bool:
-        """Replace what *artifact* says. Returns whether that was done; nothing is told of it."""
+        """Replace the content of *artifact*, and return whether that succeeded; nothing is logged."""
         try:
             with short_timeout_client() as client:
                 client.update_artifact(artifact, ArtifactUpdate(data=data, description=description))

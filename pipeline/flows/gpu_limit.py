@@ -1,4 +1,4 @@
-"""The concurrency limit ``gpu``: a training that uses GPUs holds as many of its slots while it trains."""
+"""The concurrency limit ``gpu``: training holds one of its slots for each GPU that it uses."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ LIMIT_NAME = "gpu"
 
 
 def count_gpus() -> int:
-    """How many accelerators ``fit`` trains on, as params.yaml and this machine have it."""
+    """Return the number of accelerators that ``fit`` uses, from params.yaml and this machine."""
     named = read_params().fit.device
     names = [named] if isinstance(named, str) else named
     return sum(find_device(name).type != "cpu" for name in names)
@@ -27,11 +27,11 @@ def count_gpus() -> int:
 
 @contextmanager
 def gpu_slots(logger: "Logger | LoggerAdapter[Any]", count: int | None = None) -> Iterator[None]:
-    """Hold *count* slots (as many as ``fit`` uses GPUs, where it is not said) while the block runs.
+    """Hold *count* slots of the limit in the block; the default is the number of GPUs that ``fit`` uses.
 
-    It waits until they are free. A server without such a limit gives them at once. One that goes away while
-    they are held costs nothing but a warning: it frees them itself, after five minutes.
-    Raises `StageError` where the limit can never give so many.
+    Waits until the slots are free. A server without the limit grants them at once. If the server becomes
+    unreachable while they are held, a warning is logged, and the server frees them after five minutes.
+    Raises `StageError` if the limit has fewer slots.
     """
     wanted = count_gpus() if count is None else count
     if not wanted:
@@ -41,15 +41,17 @@ def gpu_slots(logger: "Logger | LoggerAdapter[Any]", count: int | None = None) -
     try:
         slots.__enter__()
     except httpx.TransportError as error:
-        logger.warning("trains without the slots of %r, as the server is gone: %s", LIMIT_NAME, error)
+        logger.warning(
+            "training without slots of the limit %r, because the server is unreachable: %s", LIMIT_NAME, error
+        )
         yield
         return
     except ConcurrencySlotAcquisitionError as error:
         raise StageError(
-            f"{wanted} slots of the concurrency limit {LIMIT_NAME!r} are not to be had: {error}. "
-            f"`prefect gcl inspect {LIMIT_NAME}` shows the limit"
+            f"cannot acquire {wanted} slots of the concurrency limit {LIMIT_NAME!r}: {error}. "
+            f"Run `prefect gcl inspect {LIMIT_NAME}` to see the limit"
         ) from error
-    logger.info("holds what it needs of the limit %r: %d", LIMIT_NAME, wanted)
+    logger.info("acquired slots of the limit %r: %d", LIMIT_NAME, wanted)
     try:
         yield
     finally:
@@ -57,4 +59,4 @@ def gpu_slots(logger: "Logger | LoggerAdapter[Any]", count: int | None = None) -
             with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
                 slots.__exit__(None, None, None)
         except API_ERRORS as error:
-            logger.warning("the slots of %r are not given back: %s", LIMIT_NAME, error)
+            logger.warning("the slots of the limit %r are not released: %s", LIMIT_NAME, error)

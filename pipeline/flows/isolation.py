@@ -1,7 +1,7 @@
-"""A run as an isolated, named experiment: DVC runs in a clone of the project, the checkout is unchanged.
+"""Isolated, named experiments: DVC runs in a clone of the project, and the checkout stays unchanged.
 
 `dvc exp run --temp` stashes, detaches HEAD and resets in the folder that it is started in, and a kill leaves
-that half done. So it is never started in the user's checkout.
+this unfinished. So it is never started in the user's checkout.
 """
 
 import re
@@ -28,20 +28,20 @@ from stages.runs.layout import COPIES_FOLDER
 from stages.runs.lock import held
 
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")
-"""How the lines begin that a stage has logged to the server itself."""
+"""Matches the beginning of a line that a stage has logged to the server itself."""
 EXIT_SECONDS = 60.0
 """Time limit for the processes of a killed attempt to save and exit."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What an experiment is to be."""
+    """The name, params and stages of an experiment."""
 
     name: str
     overrides: Sequence[str]
-    """As of DVC's -S."""
+    """In the syntax of DVC's -S."""
     targets: Sequence[str]
-    """Stages; all where there are none."""
+    """Stages; empty for all."""
 
 
 def run_experiment(
@@ -54,7 +54,7 @@ def run_experiment(
     `StageError` if git fails.
     """
 
-    def say(line: str) -> None:
+    def log_line(line: str) -> None:
         if _IS_LOGGED.match(line):
             sys.stdout.write(f"{line}\n")
         elif line:
@@ -69,6 +69,6 @@ def run_experiment(
     remove_orphaned(place.parent)
     wait_until_unused(place, EXIT_SECONDS)
     with held(place.with_suffix(LOCK_SUFFIX)), temporary_copy(base, place) as folder:
-        run_dvc(command, {FLOW_RUN: flow_run}, say=say, deadline=deadline, folder=folder)
+        run_dvc(command, {FLOW_RUN: flow_run}, log_line=log_line, deadline=deadline, folder=folder)
         fetch_experiment(base, place, experiment.name)
     place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)

@@ -26,8 +26,6 @@ FLOW_RUN = "LEARNER_FLOW_RUN"
 PROBE_SECONDS = 10.0
 """The time limit of the whole probe, which may try several addresses of one name."""
 
-"""Names the process of DVC that has been warned."""
-
 
 class Recording(StrEnum):
     """What a run does if the configured API is unreachable."""

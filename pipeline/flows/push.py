@@ -1,4 +1,4 @@
-"""What a flow pushes at its end: DVC's cache, and the experiment that it made."""
+"""The push at the end of a flow: DVC's cache, and the experiment of the run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,33 +12,36 @@ from stages.contracts.errors import StageError
 
 
 def check_remotes(*, experiment: bool) -> None:
-    """Raise `StageError` where there is nowhere to push to; told before a training, not after it."""
+    """Raise `StageError` if there is no remote to push to; call it before training rather than after."""
     try:
         with Repo() as repo:
             if not repo.config["remote"]:
                 raise StageError(
-                    "push is asked for, and DVC has no remote: `dvc remote add --default NAME URL` adds one"
+                    "push is set, but DVC has no remote. Run `dvc remote add --default NAME URL`"
                 )
     except DvcException as error:
-        raise StageError(f"the remotes cannot be read: {error}") from error
+        raise StageError(f"cannot read the remotes of DVC: {error}") from error
     if experiment:
         find_git_remote()
 
 
 def find_git_remote() -> str:
-    """``origin``, or the only remote of git that there is. Raises `StageError` where that is none."""
+    """Return ``origin``, or else the only git remote. Raises `StageError` if there is none or a choice."""
     names = run_git(Path(), "remote").split()
     if "origin" in names:
         return "origin"
     if len(names) != 1:
         raise StageError(
-            "push of an experiment is asked for, and it goes to git's remote 'origin', or to the only one "
-            f"there is; there: {', '.join(names) or 'none'}. `git remote add origin URL` adds it"
+            "push is set, and an experiment is pushed to the git remote 'origin' or to the only remote; "
+            f"found {', '.join(names) or 'none'}. Run `git remote add origin URL`"
         )
     return names[0]
 
 
-def push_results(experiment: str | None, say: Callable[[str], None]) -> None:
-    """Push the cache with its run-cache, or *experiment* with what of the cache belongs to it."""
+def push_results(experiment: str | None, log_line: Callable[[str], None]) -> None:
+    """Push the cache with the run-cache, or *experiment* with its part of the cache.
+
+    *log_line* receives the output of DVC. Raises `StageFailedError` if DVC fails.
+    """
     command = ["exp", "push", find_git_remote(), experiment] if experiment else ["push", "--run-cache"]
-    run_dvc(command, say=say)
+    run_dvc(command, log_line=log_line)

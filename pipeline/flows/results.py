@@ -1,4 +1,4 @@
-"""What a run left, in the workspace or as an experiment: curves, numbers, params, checkpoint."""
+"""The results of a run, in the workspace or as an experiment: history, metrics, params, checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from stages.runs.key import leaves
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where the newest checkpoint's model lies, which later runs do not replace."""
+    """The model of the newest checkpoint in DVC's cache, which later runs do not replace."""
 
     epoch: int
     name: str
@@ -35,7 +35,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Results:
-    """What one run left."""
+    """The results of one run."""
 
     rev: str | None
     """The revision; None for the workspace."""
@@ -44,20 +44,22 @@ class Results:
     params: Mapping[str, Any]
     """Dotted name to value."""
     metrics: Mapping[str, float]
-    """Dotted name to value, of the last epoch."""
+    """Dotted name to value in the last epoch."""
     checkpoint: Checkpoint | None
 
 
 def read_results(rev: str | None = None) -> Results | None:
-    """What revision *rev* holds, or the workspace; None where it has no logs of a training.
+    """Return the results of revision *rev*, or of the workspace; None if it has no logs of training.
 
-    Raises `StageError` where what it recorded is not in the cache any more.
+    Raises `StageError` if its outputs are no longer in the cache.
     """
     try:
         with _files(rev) as (files, folder):
             return _read(rev, files, folder)
     except (DvcException, RevError, FileNotFoundError) as error:
-        raise StageError(f"what {rev or 'the workspace'} recorded cannot be read: {error}") from error
+        raise StageError(
+            f"cannot read the outputs of {rev or 'the workspace'}: {error}. Run `dvc pull`"
+        ) from error
 
 
 @contextmanager

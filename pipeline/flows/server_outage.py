@@ -1,7 +1,7 @@
-"""A flow whose server has gone ends all the same: Prefect's farewell to it has a bound.
+"""A bound on the wait of a finished flow for an unreachable Prefect server.
 
-Prefect tells the server how a run ended, and tries again and again where nobody answers. By then the stages
-are done and DVC has recorded them, so nothing is lost by leaving.
+Prefect reports the final state of a run to the server, and retries for a long time if the server does not
+respond. By then DVC has recorded the stages, so the process can exit without loss.
 """
 
 import os
@@ -21,30 +21,30 @@ from stages.contracts.errors import StageError
 
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
 DEFAULT_SECONDS = 60.0
+"""Default time without a response after which the process exits."""
 PROBE_SECONDS = 2.0
 UNREACHABLE = "Failed to reach API"
-"""Begins the message of the RuntimeError that Prefect raises if it cannot connect at the start."""
+"""Beginning of the message of the RuntimeError that Prefect raises if it cannot connect at the start."""
 
 
-def exit_if_unreachable(over: threading.Event, seconds: float) -> None:
-    """The stages are through: from now on this process does not wait for a server that has gone.
+def exit_if_unreachable(has_ended: threading.Event, seconds: float) -> None:
+    """Exit with a message and exit code 1 once the server has not responded for *seconds*.
 
-    It ends with a message and exit code 1 once the server has not answered for *seconds*, unless *over* is
-    set before.
+    Call this after the stages. It returns at once, and a thread watches the server until *has_ended* is set.
     """
-    threading.Thread(target=_watch, args=(over, seconds), name="goodbye", daemon=True).start()
+    threading.Thread(target=_watch, args=(has_ended, seconds), name="server-outage", daemon=True).start()
 
 
 def outage_seconds() -> float:
-    """What `VARIABLE` says. Raises `ParamsError` where that is no number."""
+    """Return the value of the environment variable `VARIABLE`. Raises `ParamsError` unless it is a number."""
     return read_seconds(VARIABLE, DEFAULT_SECONDS)
 
 
 def outage_message() -> str:
-    """What to say where the server has gone."""
+    """Return the message for a server that became unreachable during the run."""
     return (
-        f"the Prefect server at {PREFECT_API_URL.value()} has gone, so it does not know how this ended. "
-        "What the stages made is recorded by DVC: `learner status` shows it"
+        f"the Prefect server at {PREFECT_API_URL.value()} became unreachable, so it has no final state of "
+        "this run. DVC has recorded the finished stages. Run `learner status` to see them"
     )
 
 
@@ -55,7 +55,7 @@ def explain_api_errors() -> Iterator[None]:
         yield
     except httpx.HTTPStatusError as error:
         code = error.response.status_code
-        advice = ": check PREFECT_API_KEY or PREFECT_API_AUTH_STRING" if code in (401, 403) else ""
+        advice = ". Check PREFECT_API_KEY or PREFECT_API_AUTH_STRING" if code in (401, 403) else ""
         raise StageError(
             f"the Prefect API at {error.request.url} responded with HTTP {code}{advice}"
         ) from error
@@ -65,18 +65,18 @@ def explain_api_errors() -> Iterator[None]:
         raise StageError(str(error).partition("\n")[0]) from error
 
 
-def _watch(over: threading.Event, seconds: float) -> None:
-    seen = time.monotonic()
-    while not over.wait(PROBE_SECONDS):
-        if _answers():
-            seen = time.monotonic()
-        elif time.monotonic() - seen > seconds:
+def _watch(has_ended: threading.Event, seconds: float) -> None:
+    last_response = time.monotonic()
+    while not has_ended.wait(PROBE_SECONDS):
+        if _is_responding():
+            last_response = time.monotonic()
+        elif time.monotonic() - last_response > seconds:
             sys.stderr.write(f"\nerror: {outage_message()}\n")
             sys.stderr.flush()
             os._exit(1)
 
 
-def _answers() -> bool:
+def _is_responding() -> bool:
     try:
         with urllib.request.urlopen(f"{PREFECT_API_URL.value()}/health", timeout=PROBE_SECONDS):  # noqa: S310
             return True

@@ -1,4 +1,4 @@
-"""The body of a stage within a Prefect task run: lines logged, progress shown, GPUs claimed."""
+"""The body of a stage in a Prefect task run: it logs lines, shows progress and holds GPU slots."""
 
 import os
 from collections.abc import Iterator
@@ -35,21 +35,21 @@ class _Lines(TextIOBase):
         self._rest = ""
 
     def write(self, text: str) -> int:
-        """Log every line that *text* ends."""
+        """Log each line that *text* completes."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             self._logger.info("%s", line)
         return len(text)
 
     def end(self) -> None:
-        """Log what no line end has followed."""
+        """Log an incomplete last line."""
         if self._rest:
             self.write("\n")
 
 
 @contextmanager
-def _logged(logger: "RunLogger") -> Iterator[None]:
-    """What the block prints to standard output is logged instead."""
+def _log_output(logger: "RunLogger") -> Iterator[None]:
+    """Log the standard output of the block instead of printing it."""
     lines = _Lines(logger)
     with redirect_stdout(lines):
         yield
@@ -57,13 +57,13 @@ def _logged(logger: "RunLogger") -> Iterator[None]:
 
 
 def run_recorded(name: str, renderer: Renderer | None = None) -> None:
-    """Do what stage *name* does, shown by the task run that this is called in, and by *renderer*.
+    """Run stage *name*, and show its progress in the task run in progress and with *renderer*.
 
-    It trains while it holds its slots of the concurrency limit ``gpu``, as many as it uses GPUs.
+    The stage that trains holds one slot of the concurrency limit ``gpu`` for each GPU that it uses.
     """
     logger = get_run_logger()
     with ExitStack() as stack:
-        stack.enter_context(_logged(logger))
+        stack.enter_context(_log_output(logger))
         if name == "fit":
             stack.enter_context(gpu_slots(logger))
             shown = ProgressRenderer.of_this_run(logger)
@@ -73,9 +73,9 @@ def run_recorded(name: str, renderer: Renderer | None = None) -> None:
 
 @contextmanager
 def join_flow_run() -> Iterator[bool]:
-    """The tasks called in the block are those of the flow run that the environment names, if it names one.
+    """Run the tasks that are called in the block in the flow run that the environment names, if any.
 
-    What the block is given is False where the server of that flow run has gone: then it must do without.
+    Yields False if the server of that flow run is unreachable; then the block must not call tasks.
     """
     name = os.environ.get(prefect_api.FLOW_RUN)
     if not name:

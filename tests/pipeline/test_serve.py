@@ -357,7 +357,9 @@ def test_a_run_outlives_its_server_and_ends(project, mortal_server):
 
     assert running.returncode == 1
     assert "save-model: ran" in said
-    assert said.splitlines()[-1].startswith(f"error: the Prefect server at {mortal_server.address} has gone")
+    assert said.splitlines()[-1].startswith(
+        f"error: the Prefect server at {mortal_server.address} became unreachable"
+    )
     assert "up to date" in project.ok("dvc", "status")
 
 
@@ -454,7 +456,7 @@ def test_a_training_holds_as_many_slots_as_it_uses_gpus(project, server):
     done = project.run(sys.executable, "-c", SLOTS, PREFECT_API_URL=server)
 
     assert done.out.splitlines() == ["used 0 held 0", "held 2", "held 0"]
-    assert "StageError: 3 slots of the concurrency limit 'gpu' are not to be had" in done.err
+    assert "StageError: cannot acquire 3 slots of the concurrency limit 'gpu'" in done.err
 
 
 @pytest.mark.parametrize(
@@ -553,7 +555,7 @@ def test_a_served_experiment_outlives_its_server_and_ends(serve, project, mortal
     mortal_server.process.kill()
     served.release()
 
-    wait_until(lambda: "has gone, so it does not know how this ended" in served.said, lambda: served.said)
+    wait_until(lambda: "became unreachable, so it has no final state of" in served.said, lambda: served.said)
     [name] = project.ok("dvc", "exp", "list", "--name-only").splitlines()
     assert name.endswith(run[-6:])
     assert project.ok("git", "status", "--short") == ""
