@@ -91,7 +91,7 @@ def outputs(run: int, epochs: int, batches: int) -> Outputs:
             rows = ((step, 1, noise.random()) for step in kept_steps(steps))
             plots[f"iterations/{split}/{metric}.tsv"] = table(["step", "epoch", "value"], rows)
     cells = ((i, j, noise.randrange(50)) for i in range(10) for j in range(10))
-    plots["confusion.tsv"] = table(["actual", "given", "count"], cells)
+    plots["confusion.tsv"] = table(["actual", "predicted", "count"], cells)
     logs = {f"epoch-{epoch}/Loss.log": f"{noise.random()},32\n".encode() for epoch in range(1, 6)}
     metrics = json.dumps({"epoch": epochs, "train": {"Loss": losses[-1]}, "run": run})
     return {

@@ -151,9 +151,9 @@ def test_the_confusion_matrix_is_that_of_the_last_validation(finished):
     header, *cells = [line.split("\t") for line in lines]
     accuracy = json.loads((finished.folder / "artifacts/metrics.json").read_text())["valid"]["Accuracy"]
 
-    hits = sum(int(count) for actual, given, count in cells if actual == given)
+    hits = sum(int(count) for actual, predicted, count in cells if actual == predicted)
     samples = sum(int(count) for *_, count in cells)
-    assert header == ["actual", "given", "count"]
+    assert header == ["actual", "predicted", "count"]
     assert (samples, 100 * hits / samples) == (359, pytest.approx(accuracy))
 
 
@@ -161,7 +161,7 @@ def test_a_confusion_matrix_that_cannot_be_computed_is_a_warning_and_the_run_is_
     artifacts = fitted(tmp_path, f"{__name__}:OutOfMemory")
 
     assert json.loads((artifacts / "metrics.json").read_text())["epoch"] == 2
-    assert (artifacts / "plots/confusion.tsv").read_text() == "actual\tgiven\tcount\n"
+    assert (artifacts / "plots/confusion.tsv").read_text() == "actual\tpredicted\tcount\n"
     assert "the confusion matrix cannot be computed: MemoryError('50000 x 50000')" in caplog.text
 
 
@@ -187,7 +187,7 @@ def test_a_run_with_no_classes_has_an_empty_confusion_matrix(project):
 
     trained(project)
 
-    assert (project.folder / "artifacts/plots/confusion.tsv").read_text() == "actual\tgiven\tcount\n"
+    assert (project.folder / "artifacts/plots/confusion.tsv").read_text() == "actual\tpredicted\tcount\n"
     shown = json.loads(project.run("dvc", "plots", "show", "--json").out)
     assert "errors" not in shown
     assert "artifacts/plots/iterations/valid/Loss.tsv" in shown["data"]

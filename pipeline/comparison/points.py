@@ -65,9 +65,14 @@ def _points(text: str) -> Iterator[Point]:
 
 
 def shown_matrix(text: str) -> Sequence[Cell]:
-    """Return the cells to show of a TSV; one of an older version may have all those of a large matrix."""
+    """Return the cells to show of a TSV.
+
+    In a file of an older version the column `predicted` is called ``given``, and a large matrix may have all
+    its cells.
+    """
     table = columns(text)
-    cells = list(zip(*(table.get(name, ()) for name in ("actual", "given", "count")), strict=False))
+    predicted = table.get("predicted", table.get("given", ()))
+    cells = list(zip(table.get("actual", ()), predicted, table.get("count", ()), strict=False))
     counted = [(*cell[:2], int(cell[2])) for cell in cells if cell[2].isdecimal()]
     samples = table.get("class_samples")
     if samples is None or len(counted) < len(cells) or not all(map(str.isdecimal, samples)):

@@ -72,7 +72,7 @@ def empty_curves_spec(splits: Collection[str], *, x: str, title: str, colour_of:
 def empty_confusion_spec() -> Spec:
     """Our template ``confusion_counts`` without points. Raises `StageError` if the project has lost it."""
     return _filled(
-        CONFUSION, {"rev": "", "actual": "", "given": "", "count": 0}, x="given", y="actual", title=""
+        CONFUSION, {"rev": "", "actual": "", "predicted": "", "count": 0}, x="predicted", y="actual", title=""
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stages.contracts.files import write_text
 
-COLUMNS = ("actual", "given", "count", "class_samples")
+COLUMNS = ("actual", "predicted", "count", "class_samples")
 
 
 def write_confusion(cells: Sequence[tuple[int, ...]], path: Path) -> None:

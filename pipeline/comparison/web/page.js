@@ -130,8 +130,8 @@ function points(chart) {
 
 function cells(place) {
   const { classes, numbers } = data.confusion.runs[place];
-  return data.confusion.classes[classes].map(([actual, given], cell) =>
-    ({ rev: data.runs[place].name, actual, given, count: numbers[cell][0], class_samples: numbers[cell][1] }));
+  return data.confusion.classes[classes].map(([actual, predicted], cell) =>
+    ({ rev: data.runs[place].name, actual, predicted, count: numbers[cell][0], class_samples: numbers[cell][1] }));
 }
 
 function fitted(spec, values) {

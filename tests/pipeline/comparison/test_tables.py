@@ -181,12 +181,16 @@ def test_a_word_inside_another_says_nothing():
 def test_a_matrix_of_many_classes_is_shown_by_its_most_confused_pairs():
     """The file of an older version has all cells, a newer one the pairs and the samples of their class."""
     rows = [f"{actual}\t{(actual + 1) % 201}\t1\n{actual}\t{actual}\t3" for actual in range(201)]
-    few = "actual\tgiven\tcount\n0\t1\t5\n"
+    few = "actual\tpredicted\tcount\n0\t1\t5\n"
 
-    assert shown_matrix("actual\tgiven\tcount\n" + "\n".join(rows))[0] == ("0", "1", 1, 4)
-    assert shown_matrix("actual\tgiven\tcount\tclass_samples\n7\t1\t5\t9\n") == [("7", "1", 5, 9)]
+    assert shown_matrix("actual\tpredicted\tcount\n" + "\n".join(rows))[0] == ("0", "1", 1, 4)
+    assert shown_matrix("actual\tpredicted\tcount\tclass_samples\n7\t1\t5\t9\n") == [("7", "1", 5, 9)]
     assert shown_matrix(few) == [("0", "1", 5)]
     assert shown_matrix("") == []
+
+
+def test_matrix_of_an_older_version_is_read_by_its_column_given():
+    assert shown_matrix("actual\tgiven\tcount\n0\t1\t5\n") == [("0", "1", 5)]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +200,7 @@ def test_a_matrix_of_many_classes_is_shown_by_its_most_confused_pairs():
 )
 def test_a_share_is_that_of_all_samples_of_the_class(cells, share):
     vl_convert = pytest.importorskip("vl_convert")
-    names = ("actual", "given", "count", "class_samples")
+    names = ("actual", "predicted", "count", "class_samples")
     spec = empty_confusion_spec()
 
     spec["data"]["values"] = [{"rev": "a", **dict(zip(names, cell, strict=False))} for cell in cells]
