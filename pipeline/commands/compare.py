@@ -1,17 +1,23 @@
-"""The commands `learner compare` and `learner plot`."""
+"""The commands ``learner compare`` and ``learner plot``."""
 
+import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stages.contracts.errors import ParamsError
 
+if TYPE_CHECKING:
+    from pipeline.comparison.view import ViewOptions
+
 Revs = Annotated[
     list[str],
     typer.Argument(
         metavar="[REV]...",
-        help="Experiments, branches, tags, SHAs, workspace. None: workspace and all experiments on HEAD.",
+        help="Experiments, branches, tags, SHAs, or `workspace`.",
+        show_default="workspace and all experiments on HEAD",
     ),
 ]
 
@@ -21,51 +27,112 @@ def compare(
     *,
     metric: Annotated[
         list[str],
-        typer.Option(help="As Loss or valid/Loss; may be given again. None: those of the valid split."),
+        typer.Option(
+            help="Metric to show, as in Loss or valid/Loss; repeatable.",
+            show_default="all of the valid split",
+        ),
     ] = [],  # noqa: B006  never changed
     sort: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="A metric (best first), a param, name, epochs, time, committed."),
+        typer.Option(
+            metavar="KEY",
+            help="Sort by a metric (best run first), a param, name, epochs, time or committed.",
+            show_default="the order of the runs",
+        ),
     ] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
-    as_md: Annotated[bool, typer.Option("--md", help="A Markdown table.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Every value in full.")] = False,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="Reverse the order of the runs.", show_default="off")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all values as JSON.", show_default="off")
+    ] = False,
+    as_md: Annotated[bool, typer.Option("--md", help="Print a Markdown table.", show_default="off")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV with full precision.", show_default="off")
+    ] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="One page with all curves, which works offline.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a page with all curves that works offline.", show_default="none"
+        ),
     ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Show that page in the browser.")] = False,
+    show: Annotated[
+        bool, typer.Option("--open", help="Open the page of --html in the browser.", show_default="off")
+    ] = False,
 ) -> None:
-    """Put runs beside each other: the params that differ, the metrics, epochs, time, what is in the cache."""
-    from pipeline.comparison import showing
-    from pipeline.comparison.arranging import View
+    """Compare runs: the params that differ, metrics, epochs, time, and whether the outputs are cached.
 
-    view = View(tuple(metric), sort, reverse)
-    forms = [form for form, asked in {"json": as_json, "md": as_md, "csv": as_csv}.items() if asked]
+    Example: learner compare exp-a exp-b --sort Accuracy --html compare.html
+    """
+    from pipeline.comparison.view import ViewOptions
+
+    view = ViewOptions(tuple(metric), sort, reverse)
+    formats = [name for name, is_set in {"json": as_json, "md": as_md, "csv": as_csv}.items() if is_set]
     if show and html is None:
-        raise ParamsError("--open shows a page: say --html FILE too")
-    if html is None or forms:
-        showing.compare(revs, view, forms)
+        raise ParamsError("--open needs a page to open. Add --html FILE")
+    if html is None or formats:
+        _print_table(revs, view, formats)
     if html is not None:
-        showing.write_page(revs, view, html)
+        _write_page(revs, view, html)
     if html is not None and show:
-        showing.open_page(html)
+        _open_page(html)
 
 
 def plot(
-    metric: Annotated[str, typer.Argument(help="As Loss, for both splits, or valid/Loss.")],
+    metric: Annotated[str, typer.Argument(help="Metric: Loss for both splits, valid/Loss for one.")],
     revs: Revs = [],  # noqa: B006  never changed
     *,
     iterations: Annotated[
-        bool, typer.Option("--iterations", help="The value of every batch instead of the epochs'.")
+        bool,
+        typer.Option(
+            "--iterations", help="Plot the value of every batch, not of every epoch.", show_default="off"
+        ),
     ] = False,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Into this file, not the terminal.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write an SVG image.", show_default="draw in the terminal"),
     ] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="The same.")] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a PNG image.", show_default="draw in the terminal"),
+    ] = None,
 ) -> None:
-    """Draw one metric of several runs, in the terminal or as an image."""
-    from pipeline.comparison.plotting import plot as draw
+    """Plot one metric of several runs, in the terminal or as an image.
+
+    Example: learner plot Loss exp-a exp-b --svg loss.svg
+    """
+    from pipeline.comparison.plots import plot as draw
 
     images = {form: path for form, path in {"svg": svg, "png": png}.items() if path is not None}
     draw(metric, revs, images, iterations=iterations)
+
+
+def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str]) -> None:
+    """Print the comparison of *revs* in one format, as text if none is named."""
+    from pipeline.comparison.collection import collect_runs
+    from pipeline.comparison.tables import csv_table, json_table, markdown_table, text_table
+
+    if len(formats) > 1:
+        raise ParamsError(
+            f"{' and '.join(f'--{each}' for each in formats)} exclude each other. Keep one of them"
+        )
+    tables = {"json": json_table, "md": markdown_table, "csv": csv_table}
+    write = tables[formats[0]] if formats else text_table
+    typer.echo(write(collect_runs(revs or None), view), nl=False)
+
+
+def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path) -> None:
+    from pipeline.comparison.collection import summarize
+    from pipeline.comparison.curves import read_plot_data
+    from pipeline.comparison.page import build_page
+    from pipeline.revisions.files import read_revisions
+    from stages.contracts.files import write_text
+
+    revisions = read_revisions(revs or None)
+    write_text(path, build_page(summarize(revisions), read_plot_data(revisions), view))
+    typer.echo(f"wrote {path}, {path.stat().st_size / 1e6:.1f} MB. It works offline, without any other file")
+
+
+def _open_page(path: Path) -> None:
+    if not webbrowser.open(path.resolve().as_uri()):
+        typer.echo(f"no browser could be started: open {path} in a browser", err=True)

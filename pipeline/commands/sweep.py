@@ -1,4 +1,4 @@
-"""The command `learner sweep`."""
+"""The command ``learner sweep``."""
 
 from functools import partial
 from typing import Annotated, Literal
@@ -10,34 +10,60 @@ def sweep(
     *,
     set_param: Annotated[
         list[str],
-        typer.Option("--set-param", "-S", metavar="KEY=VALUES", help="As in `dvc exp run --queue -S`."),
+        typer.Option(
+            "--set-param",
+            "-S",
+            metavar="KEY=VALUES",
+            help="Param and its values, in the syntax of `dvc exp run --queue -S`; repeatable.",
+        ),
     ],
     draw: Annotated[
-        int | None, typer.Option("--random", min=1, metavar="N", help="Only N points of the grid.")
+        int | None,
+        typer.Option(
+            "--random",
+            min=1,
+            metavar="N",
+            help="Run only N points, drawn at random from the grid.",
+            show_default="all points",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Which ones --random draws.")] = 0,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="So many points at a time.")] = 1,
-    engine: Annotated[Literal["threads", "dask", "ray"], typer.Option(help="Who starts them.")] = "threads",
+    seed: Annotated[int, typer.Option(help="Seed of --random.")] = 0,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Number of points to run at a time.")] = 1,
+    engine: Annotated[
+        Literal["threads", "dask", "ray"], typer.Option(help="Executor that starts the points.")
+    ] = "threads",
     address: Annotated[
-        str | None, typer.Option(help="Of a Dask or Ray cluster that is there; it must see these files.")
+        str | None,
+        typer.Option(
+            help="Address of a Dask or Ray cluster whose hosts have these files.",
+            show_default="workers on this host",
+        ),
     ] = None,
     share_gpus: Annotated[
-        bool, typer.Option("--share-gpus", help="All jobs see all GPUs, instead of one each.")
+        bool,
+        typer.Option(
+            "--share-gpus", help="Let every point use all GPUs, instead of one each.", show_default="off"
+        ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the points and run none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the points without running any.", show_default="off")
+    ] = False,
 ) -> None:
-    """Run an experiment for each point of a grid; the same command goes on where it was stopped."""
+    """Run an experiment for each point of a grid. Run the same command again to resume.
+
+    Example: learner sweep -S fit.batch_size=32,64 -S fit.seed=1,2 -j 2
+    """
     from pipeline.flows import prefect_api
-    from pipeline.sweep.engines import Crew, Engine
+    from pipeline.sweep.executors import build_executor
     from pipeline.sweep.points import expand
-    from pipeline.sweep.sweep import run_alone, show
+    from pipeline.sweep.sweep import print_plan, run_without_flow
     from pipeline.sweep.sweep import sweep as run_sweep
 
     points = expand(set_param, draw=draw, seed=seed)
     if dry_run:
-        show(points)
+        print_plan(points)
         return
-    run = run_alone
+    run = run_without_flow
     if prefect_api.is_recorded(prefect_api.Recording.REQUIRED, partial(typer.echo, err=True)):
-        from pipeline.sweep.recorded import run_recorded as run
-    run_sweep(points, Crew(Engine(engine), jobs, address), run, share_gpus=share_gpus)
+        from pipeline.sweep.flow_records import run_in_flow as run
+    run_sweep(points, build_executor(engine, jobs, address), run, share_gpus=share_gpus)

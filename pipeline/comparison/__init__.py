@@ -1,1 +1,1 @@
-"""Runs that DVC and git know, beside each other: what they were told, what came of it, and how to show it."""
+"""Comparison of runs that git and DVC track: their params, metrics and curves as tables, a page and plots."""

@@ -1,4 +1,4 @@
-"""DVC's own plot specifications, filled with what is known of the runs: what `dvc plots` would show."""
+"""Vega-Lite specifications made from the templates of DVC, so that plots look as in `dvc plots`."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -9,11 +9,11 @@ from dvc.repo import Repo
 from dvc_render.exceptions import DvcRenderError
 from dvc_render.vega import VegaRenderer
 
-from pipeline.comparison.points import Point
+from pipeline.comparison.curves import CurvePoint
 from stages.contracts.errors import StageError
 
 CONFUSION = "confusion_counts"
-"""The template that dvc.yaml names for the confusion matrix."""
+"""Name of the template for the confusion matrix, as in dvc.yaml."""
 PALETTE = (
     "#4269d0",
     "#ff725c",
@@ -26,26 +26,26 @@ PALETTE = (
     "#7d828c",
     "#7fa8ef",
 )
-"""Told apart on white and on black; the first ones also by most who see fewer colours."""
+"""Colors that differ on white and on black; the first ones also for most color-blind readers."""
 DASHES = {"train": [5, 4], "valid": [1, 0]}
 Spec = dict[str, Any]
-Series = Mapping[tuple[str, str], Iterable[Point]]
+Series = Mapping[tuple[str, str], Iterable[CurvePoint]]
 """Run and split to points."""
 
 
-def colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each run; from the eleventh on they come again."""
-    return {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
+def assign_colors(names: Sequence[str]) -> dict[str, str]:
+    """Return a color for each run; they repeat from the eleventh run on."""
+    return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
 
 
-def has_points(series: Series) -> bool:
-    """Whether anything in *series* is a finite number, which alone can be drawn."""
+def has_finite_value(series: Series) -> bool:
+    """Return whether a value in *series* is finite; only those can be drawn."""
     return any(math.isfinite(value) for curve in series.values() for _, value in curve)
 
 
-def curves_spec(series: Series, *, x: str, title: str, colour_of: Mapping[str, str]) -> Spec:
-    """DVC's ``linear`` of *series*, which `has_points`: a colour a run, a dash a split."""
-    spec = empty_curves_spec({split for _, split in series}, x=x, title=title, colour_of=colour_of)
+def curves_spec(series: Series, *, x: str, title: str, color_of: Mapping[str, str]) -> Spec:
+    """Return DVC's template ``linear`` with *series*: a color for each run, a dash for each split."""
+    spec = empty_curves_spec({split for _, split in series}, x=x, title=title, color_of=color_of)
     spec["data"]["values"] = [
         {"rev": run, "split": split, x: step, "value": value}
         for (run, split), curve in series.items()
@@ -55,12 +55,15 @@ def curves_spec(series: Series, *, x: str, title: str, colour_of: Mapping[str, s
     return spec
 
 
-def empty_curves_spec(splits: Collection[str], *, x: str, title: str, colour_of: Mapping[str, str]) -> Spec:
-    """The same without points: the template looks for new runs in each of them, which takes long."""
-    spec = _filled(
+def empty_curves_spec(splits: Collection[str], *, x: str, title: str, color_of: Mapping[str, str]) -> Spec:
+    """Return the same without points.
+
+    With points the template searches each of them for new runs, which is slow.
+    """
+    spec = _fill_template(
         "linear", {"rev": "", "split": "", x: 0, "value": 0}, x=x, y="value", title=title, y_label=title
     )
-    spec["encoding"]["color"] = _scale("rev", "run", colour_of)
+    spec["encoding"]["color"] = _scale("rev", "run", color_of)
     if len(splits) > 1:
         spec["encoding"]["strokeDash"] = _scale("split", "split", DASHES)
     smoothed, *_ = spec["layer"]
@@ -70,23 +73,23 @@ def empty_curves_spec(splits: Collection[str], *, x: str, title: str, colour_of:
 
 
 def empty_confusion_spec() -> Spec:
-    """Our template ``confusion_counts`` without points. Raises `StageError` if the project has lost it."""
-    return _filled(
+    """Return the template ``confusion_counts`` without points. Raises `StageError` if it is missing."""
+    return _fill_template(
         CONFUSION, {"rev": "", "actual": "", "predicted": "", "count": 0}, x="predicted", y="actual", title=""
     )
 
 
-def _filled(template: str, point: dict[str, Any], **properties: str) -> Spec:
-    """*template* without data, filled for points that are like *point*."""
+def _fill_template(template: str, point: dict[str, Any], **properties: str) -> Spec:
+    """Return *template* for points with the keys of *point*, without data."""
     folder = Path(Repo.find_root()) / ".dvc" / "plots"
     try:
         renderer = VegaRenderer([point], "", template=template, template_dir=str(folder), **properties)
         spec: Spec = renderer.get_filled_template(strict=False)
     except (DvcRenderError, OSError, ValueError) as error:
         raise StageError(
-            f"the plot template {template!r} cannot be used ({error}): `git checkout {folder}` brings it back"
+            f"the plot template {template!r} in {folder} cannot be used: {error}. Run `git checkout {folder}`"
         ) from error
-    spec.pop("$schema", None)  # an address of the version that the template was written for
+    spec.pop("$schema", None)  # the URL of the version for which the template was written
     spec["data"] = {"values": []}
     return spec
 

@@ -1,4 +1,4 @@
-"""A comparison as text for people, Markdown, CSV and JSON."""
+"""Tables of a comparison: text for people, Markdown, CSV and JSON."""
 
 import csv
 import json
@@ -8,39 +8,39 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
-from pipeline.comparison.arranging import View, arranged, shown_metrics
-from pipeline.comparison.runs import Comparison, Measured, Run
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
+from pipeline.comparison.view import ViewOptions, select_metrics, sort_runs
 from stages.contracts.text import number, printable, rounded, to_json
 
 ABSENT = "-"
-AS_GIVEN = View()
+DEFAULT_VIEW = ViewOptions()
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column: what it is of a run, as a value and as people read it."""
+class TableColumn:
+    """One column: how to get the value of a run, and how to print it."""
 
     title: str
-    """Short, for people."""
+    """Short name, for people."""
     key: str
-    """The same in full, for programs."""
-    value: Callable[[Run], Any]
-    shown: Callable[[Any], str]
+    """Full name, for programs."""
+    value: Callable[[RunSummary], Any]
+    text: Callable[[Any], str]
     numeric: bool = True
 
 
-def columns(comparison: Comparison, view: View) -> list[Column]:
-    """Name, the params that differ, of each metric last, best and delta, then epochs, time, cache."""
-    found = [Column("run", "run", lambda run: run.name, str, numeric=False)]
+def columns(comparison: Comparison, view: ViewOptions) -> list[TableColumn]:
+    """Return the columns: run, differing params, last, best and delta of each metric, epochs, time, cache."""
+    found = [TableColumn("run", "run", lambda run: run.name, str, numeric=False)]
     names = short_names([key for run in comparison.runs for key in run.params])
     found += [_param_column(key, names[key]) for key in comparison.differing]
-    for name in shown_metrics(comparison, view.metrics):
+    for name in select_metrics(comparison, view.metrics):
         found += _metric_columns(comparison, name)
     return [
         *found,
-        Column("epochs", "epochs", lambda run: run.epochs, str),
-        Column("time", "seconds", lambda run: run.seconds, duration),
-        Column(
+        TableColumn("epochs", "epochs", lambda run: run.epochs, str),
+        TableColumn("time", "seconds", lambda run: run.seconds, duration),
+        TableColumn(
             "cached",
             "cached",
             lambda run: run.cached,
@@ -50,8 +50,8 @@ def columns(comparison: Comparison, view: View) -> list[Column]:
     ]
 
 
-def text_table(comparison: Comparison, view: View = AS_GIVEN) -> str:
-    """Columns as wide as what is in them, and below them what is to be said of a run."""
+def text_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
+    """Return a table for terminals, with aligned columns, and the notes of the runs below it."""
     chosen, cells = _cells(comparison, view)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
@@ -64,8 +64,8 @@ def text_table(comparison: Comparison, view: View = AS_GIVEN) -> str:
     return "\n".join([*lines, *_notes(comparison)]) + "\n"
 
 
-def markdown_table(comparison: Comparison, view: View = AS_GIVEN) -> str:
-    """A table as GitHub shows it, to be pasted into a pull request."""
+def markdown_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
+    """Return a table in the Markdown of GitHub, for pull requests."""
     chosen, (header, *rows) = _cells(comparison, view)
     rule = ["---:" if column.numeric else ":---" for column in chosen]
     lines = [f"| {' | '.join(map(_escaped, row))} |" for row in (header, rule, *rows)]
@@ -73,27 +73,27 @@ def markdown_table(comparison: Comparison, view: View = AS_GIVEN) -> str:
     return "\n".join([*lines, *notes]) + "\n"
 
 
-def csv_table(comparison: Comparison, view: View = AS_GIVEN) -> str:
-    """Every value in full, empty where there is none."""
+def csv_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
+    """Return a table in CSV with full precision; a missing value is an empty cell."""
     chosen = columns(comparison, view)
     file = StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([column.key for column in chosen])
-    for run in arranged(comparison, view):
+    for run in sort_runs(comparison, view):
         writer.writerow(["" if (v := column.value(run)) is None else plain(v) for column in chosen])
     return file.getvalue()
 
 
-def json_table(comparison: Comparison, view: View = AS_GIVEN) -> str:
-    """Everything that is known, in the order asked for; no number is the text ``"NaN"`` or ``"inf"``."""
-    names = shown_metrics(comparison, view.metrics) if view.metrics else comparison.metrics
-    runs = [_json_run(comparison, run, names) for run in arranged(comparison, view)]
+def json_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
+    """Return all values as JSON, in the order of *view*; a non-finite number is ``"NaN"`` or ``"inf"``."""
+    names = select_metrics(comparison, view.metrics) if view.metrics else comparison.metrics
+    runs = [_json_run(comparison, run, names) for run in sort_runs(comparison, view)]
     first = comparison.runs[0].name if comparison.runs else None
     return to_json({"first": first, "differing": list(comparison.differing), "runs": runs}) + "\n"
 
 
 def duration(seconds: float) -> str:
-    """``7.2 s``, ``3 min 5 s``, ``2 h 3 min``."""
+    """Return *seconds* as text for people: ``7.2 s``, ``3 min 5 s``, ``2 h 3 min``."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -103,7 +103,7 @@ def duration(seconds: float) -> str:
 
 
 def plain(value: Any) -> str:
-    """*value* as params.yaml would have it, on one line."""
+    """Return *value* on one line, as in params.yaml."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):
@@ -112,14 +112,14 @@ def plain(value: Any) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference, with its sign."""
+    """Return the difference *value* with its sign."""
     if value != value:
         return "NaN"
     return "0" if value == 0 else f"{'+' if value > 0 else '-'}{rounded(abs(value), 3)}"
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Each dotted key to as much of its end as no other ends in."""
+    """Return each dotted key to the shortest end of it that no other key has."""
     ends = Counter(end for key in set(keys) for end in _ends(key))
     return {key: next((end for end in _ends(key) if ends[end] == 1), key) for key in keys}
 
@@ -129,31 +129,31 @@ def _ends(key: str) -> list[str]:
     return [".".join(parts[place:]) for place in reversed(range(len(parts)))]
 
 
-def _param_column(key: str, title: str) -> Column:
-    return Column(title, key, lambda run: run.params.get(key), plain)
+def _param_column(key: str, title: str) -> TableColumn:
+    return TableColumn(title, key, lambda run: run.params.get(key), plain)
 
 
-def _metric_columns(comparison: Comparison, name: str) -> list[Column]:
-    def of(run: Run) -> Measured | None:
+def _metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
+    def of(run: RunSummary) -> MetricCurve | None:
         return run.metrics.get(name)
 
-    def best(run: Run) -> float | None:
+    def best(run: RunSummary) -> float | None:
         found = of(run)
         return None if found is None else found.best
 
-    def epoch(run: Run) -> int | None:
+    def epoch(run: RunSummary) -> int | None:
         found = of(run)
         return None if found is None else found.best_epoch
 
-    def last(run: Run) -> float | None:
+    def last(run: RunSummary) -> float | None:
         found = of(run)
         return None if found is None else found.last
 
     return [
-        Column(name, name, last, _rounded),
-        Column("best", f"{name} best", best, _rounded),
-        Column("epoch", f"{name} best epoch", epoch, str),
-        Column("Δ", f"{name} delta", lambda run: comparison.delta(run, name), signed),
+        TableColumn(name, name, last, _rounded),
+        TableColumn("best", f"{name} best", best, _rounded),
+        TableColumn("epoch", f"{name} best epoch", epoch, str),
+        TableColumn("Δ", f"{name} delta", lambda run: comparison.delta(run, name), signed),
     ]
 
 
@@ -161,11 +161,11 @@ def _rounded(value: float) -> str:
     return rounded(value, 3)
 
 
-def _cells(comparison: Comparison, view: View) -> tuple[list[Column], list[list[str]]]:
+def _cells(comparison: Comparison, view: ViewOptions) -> tuple[list[TableColumn], list[list[str]]]:
     chosen = columns(comparison, view)
     rows = [
-        [ABSENT if (v := column.value(run)) is None else printable(column.shown(v)) for column in chosen]
-        for run in arranged(comparison, view)
+        [ABSENT if (v := column.value(run)) is None else printable(column.text(v)) for column in chosen]
+        for run in sort_runs(comparison, view)
     ]
     return chosen, [[column.title for column in chosen], *rows]
 
@@ -180,7 +180,7 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;")
 
 
-def _json_run(comparison: Comparison, run: Run, names: tuple[str, ...]) -> dict[str, Any]:
+def _json_run(comparison: Comparison, run: RunSummary, names: tuple[str, ...]) -> dict[str, Any]:
     return {
         "name": run.name,
         "sha": run.sha,
@@ -198,13 +198,13 @@ def _json_run(comparison: Comparison, run: Run, names: tuple[str, ...]) -> dict[
     }
 
 
-def _json_metric(measured: Measured, delta: float | None) -> dict[str, Any]:
+def _json_metric(curve: MetricCurve, delta: float | None) -> dict[str, Any]:
     return {
-        "first": measured.first,
-        "last": measured.last,
-        "best": measured.best,
-        "best_epoch": measured.best_epoch,
-        "better": measured.better.value if measured.better else None,
+        "first": curve.first,
+        "last": curve.last,
+        "best": curve.best,
+        "best_epoch": curve.best_epoch,
+        "better": curve.better.value if curve.better else None,
         "delta": delta,
-        "series": {str(epoch): value for epoch, value in measured.series.items()},
+        "series": {str(epoch): value for epoch, value in curve.series.items()},
     }

@@ -32,7 +32,6 @@ from pipeline.engine.watchdog import start_watchdog
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.isolation import Experiment, run_experiment
 from pipeline.flows.push import check_remotes, push_results
-from pipeline.flows.results import Results, read_results
 from pipeline.flows.run_page import slug, write_artifacts
 from pipeline.flows.run_registry import register_this_run
 from pipeline.flows.server_outage import (
@@ -45,6 +44,7 @@ from pipeline.flows.task_run import run_recorded
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.flows.timeouts import deadline_after, has_passed, read_seconds, seconds_left
 from pipeline.params_edit import overridden
+from pipeline.revisions.results import Results, read_results
 from pipeline.stage_registry import VERSIONS, version_of
 from stages.contracts.errors import StageError, StageFailedError
 

@@ -1,1 +1,1 @@
-"""A run of this project at any git revision, read from DVC's cache or its remote."""
+"""Readers of a run at a git revision: its names, its files, its results, its checkpoints."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.params_edit import PARAMS, overridden
-from pipeline.revisions.revision import Revision, resolved
+from pipeline.revisions.names import resolve
+from pipeline.revisions.revision import Revision
 from stages.contracts.files import write_text, written_whole
 
 
@@ -44,7 +45,7 @@ def set_checkpoint(name: str, epoch: int, *, weights_only: bool, overrides: Sequ
     Returns its full SHA. Nothing is written if the epoch is missing or the params would not be valid. Raises
     `CheckpointError` and `ParamsError`.
     """
-    rev = resolved(name)
+    rev = resolve(name)
     Revision(rev).check(epoch)
     checkpoint = {"rev": rev, "epoch": epoch} | ({"weights_only": True} if weights_only else {})
 

@@ -1,1 +1,1 @@
-"""The parts of ``learner sweep``: its points, their names, isolated copies, devices, engines."""
+"""Sweeps: an experiment for each point of a grid, in isolated copies, on threads, Dask or Ray."""

@@ -1,6 +1,7 @@
-"""One GPU a job: which there are, and a claim that the kernel holds and that dies with the job.
+"""GPUs of a sweep: the visible ones, and the claim of one GPU for each job.
 
-A claim is a locked file for each device of the host, so that two sweeps, of whatever user, share none.
+A claim is a lock on a file for each device of the host. The kernel releases it when the job ends, and two
+sweeps, of the same or of different users, never share a device.
 """
 
 import fcntl
@@ -18,17 +19,17 @@ from stages.contracts.errors import StageError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PAUSE_SECONDS = 0.2
-_LISTED = re.compile(r"^( *)(?:GPU|MIG) .*UUID: ((?:GPU|MIG)-[^)]+)\)", re.MULTILINE)
+_DEVICE_LINE = re.compile(r"^( *)(?:GPU|MIG) .*UUID: ((?:GPU|MIG)-[^)]+)\)", re.MULTILINE)
 
 
-def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The CUDA devices that a process with *environment* may use, as ``CUDA_VISIBLE_DEVICES`` names them.
+def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the CUDA devices that a process with *environment* may use, by index or UUID.
 
-    What that variable says, read as CUDA reads it: up to the first that is none. Where it is not set, what
-    nvidia-smi lists; nothing where that is not there.
+    They are those in ``CUDA_VISIBLE_DEVICES`` up to the first invalid one, as CUDA reads it. If it is not
+    set, they are those that nvidia-smi lists; empty if nvidia-smi is not installed.
     """
     if VISIBLE not in environment:
-        return listed(_nvidia_smi())
+        return parse_devices(_nvidia_smi())
     found: list[str] = []
     for name in environment[VISIBLE].split(","):
         if not re.fullmatch(r"\d+|(GPU|MIG)-\S+", name.strip()):
@@ -37,9 +38,9 @@ def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def listed(text: str) -> list[str]:
-    """The devices in what ``nvidia-smi -L`` prints; of a GPU that is divided, its parts."""
-    rows = _LISTED.findall(text)
+def parse_devices(text: str) -> list[str]:
+    """Return the UUIDs in the output of ``nvidia-smi -L``; for a GPU with MIG, those of its MIG devices."""
+    rows = _DEVICE_LINE.findall(text)
     return [
         uuid
         for (indent, uuid), (following, _) in zip(rows, [*rows[1:], ("", "")], strict=False)
@@ -48,17 +49,18 @@ def listed(text: str) -> list[str]:
 
 
 @contextmanager
-def claimed(devices: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[str, int]]:
-    """One of *devices* that no other job has, and the handle that holds the claim, whoever inherits it.
+def claim_device(devices: Sequence[str], is_wanted: Callable[[], bool]) -> Iterator[tuple[str, int]]:
+    """Wait until no other job uses one of *devices*, and yield it with the file descriptor of its lock.
 
-    Waits until one is free. Raises `StageError` where it is not *wanted* any more before that.
+    A process that inherits the descriptor keeps the claim. Raises `StageError` if *is_wanted* returns False
+    before a device is free.
     """
     folder = Path(tempfile.gettempdir()) / "learner-gpus"
     with suppress(FileExistsError):
         folder.mkdir()
         folder.chmod(0o1777)
-    names = _lasting(devices)
-    while wanted():
+    names = _lock_names(devices)
+    while is_wanted():
         for device in devices:
             handle = _open(folder / f"{names[device]}.lock")
             try:
@@ -68,14 +70,14 @@ def claimed(devices: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tupl
             finally:
                 os.close(handle)
         time.sleep(PAUSE_SECONDS)
-    raise StageError("stopped while it waited for a GPU")
+    raise StageError("stopped while it waited for a free GPU. Run the same command again to resume")
 
 
-def _lasting(devices: Sequence[str]) -> dict[str, str]:
-    """What a claim of each device is called: its UUID, so that an index and a UUID of one device meet."""
-    known = listed(_nvidia_smi()) if any(each.isdigit() for each in devices) else []
+def _lock_names(devices: Sequence[str]) -> dict[str, str]:
+    """Return the name of each device's lock: its UUID, so that an index and a UUID share the lock."""
+    uuids = parse_devices(_nvidia_smi()) if any(each.isdigit() for each in devices) else []
     return {
-        each: known[int(each)] if each.isdigit() and int(each) < len(known) else each.replace("/", "-")
+        each: uuids[int(each)] if each.isdigit() and int(each) < len(uuids) else each.replace("/", "-")
         for each in devices
     }
 
@@ -84,14 +86,17 @@ def _nvidia_smi() -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
-    done = subprocess.run(  # noqa: S603  no shell, nothing of the user's
+    done = subprocess.run(  # noqa: S603  no shell, fixed arguments
         [program, "-L"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
     return done.stdout if done.returncode == 0 else ""
 
 
 def _open(path: Path) -> int:
-    """Another user's file is opened as it is: many systems forbid to create over it in a shared folder."""
+    """Open the lock file *path*, with O_CREAT only if it is missing.
+
+    In a shared folder many systems forbid O_CREAT for an existing file of another user.
+    """
     try:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""One point, from its start to its experiment in the project: what every engine calls.
+"""A job of a sweep: one point, from its start to its experiment in the project.
 
-Three locks, all the kernel's, so that none is ever stale: the sweep's own, which says that somebody waits for
-the point; the point's, so that it runs once; and its log's, which all of its processes hold, to the last one.
+It uses three locks of the kernel, which are never stale. The lock of the sweep is held while the sweep needs
+the point. The lock of the point makes it run once. All processes of the point hold the lock of its log until
+the last one has exited.
 """
 
 import fcntl
@@ -19,76 +20,76 @@ from typing import Any
 
 from pipeline.engine.frozen_inputs import FrozenProject
 from pipeline.engine.project_copy import COPY_SUFFIX, fetch_experiment, temporary_copy
-from pipeline.sweep.devices import VISIBLE, claimed, visible
+from pipeline.sweep.devices import VISIBLE, claim_device, visible_devices
 from pipeline.sweep.results import is_result
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
 from stages.runs.layout import SWEEP_FOLDER
 from stages.runs.lock import held, is_held
 
 SWEEP = ".sweep"
-"""How the lock file of a sweep ends."""
+"""Suffix of the lock file of a sweep."""
 PAUSE_SECONDS = 0.2
-PATIENCE_SECONDS = 120.0
-"""How long the processes of a point may take to save once they are to stop."""
+SAVE_TIMEOUT_SECONDS = 120.0
+"""Limit for the processes of a point to save after SIGTERM, before they are killed."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A point that is to run; plain data, which may go to another host that sees the same files."""
+    """A point to run, as plain data: another host that has the same files can run it too."""
 
     base: FrozenProject
     name: str
     arguments: tuple[str, ...]
-    """What `dvc exp run` is told of it."""
+    """Its arguments for `dvc exp run`."""
     params: Mapping[str, Any]
-    """What the params files say then."""
+    """The contents of the params files for this point, by file name."""
     sweep: Path
-    """The lock file of the sweep: while it is held, the point is wanted."""
+    """The lock file of the sweep, which is held while the sweep needs the point."""
     gpu: bool
-    """Whether it gets a GPU to itself, where there are any."""
+    """Whether it gets a GPU of its own, if there is one."""
     run: str
-    """Which training it is: of points that would share a run store, the same."""
+    """A text that is equal for points that would share a run store."""
 
     @property
     def log(self) -> Path:
-        """What DVC and the stages print."""
+        """The file with the output of DVC and the stages."""
         return self.base.root / SWEEP_FOLDER / f"{self.name}.log"
 
     @property
     def place(self) -> Path:
-        """Where its copy of the project stands."""
+        """The folder of its copy of the project."""
         return self.log.with_suffix(COPY_SUFFIX)
 
     def is_wanted(self) -> bool:
-        """Whether the sweep is still there."""
+        """Return whether the sweep still runs."""
         return is_held(self.sweep)
 
 
 def run_job(job: Job) -> None:
-    """Run the point, and bring its experiment into the project; nothing where another sweep just did.
+    """Run the point and copy its experiment into the project, unless another sweep has just done that.
 
-    Raises `StageFailedError` with what went wrong, also where the sweep ends before the point does.
+    Raises `StageFailedError` if the point fails, or if the sweep ends before the point does.
     """
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(job):
+    with _exclusive(job):
         if _is_done(job):
             return
         with ExitStack() as stack:
-            environment, stdin = _surroundings(job, stack)
+            environment, stdin = _environment(job, stack)
             folder = stack.enter_context(temporary_copy(job.base, job.place))
             start = job.log.stat().st_size
-            code = _attempt(job, folder, environment, stdin)
+            code = _run_dvc(job, folder, environment, stdin)
             if code == 0:
                 fetch_experiment(job.base, job.place, job.name)
             elif job.is_wanted():
                 log = job.log.relative_to(job.base.root)
                 raise StageFailedError(f"{_reason(job.log, start) or f'exit code {code}'}\n  log: {log}")
             else:
-                raise StageFailedError("stopped with the sweep, and goes on with it")
+                raise StageFailedError("stopped with the sweep. Run the same command again to resume")
 
 
-def failure_of(job: Job) -> StageError | None:
-    """What `run_job` raises, as a value: an engine would print an exception with its traceback."""
+def run_and_return_error(job: Job) -> StageError | None:
+    """Run the point and return the error: an executor would print a raised one with its traceback."""
     try:
         run_job(job)
     except StageError as error:
@@ -97,18 +98,18 @@ def failure_of(job: Job) -> StageError | None:
 
 
 def _is_done(job: Job) -> bool:
-    """Whether another sweep has just run it."""
+    """Return whether another sweep has just run the point."""
     commit = job.base.experiments().get(job.name)
     if commit and not is_result(job.base, commit, job.params):
         raise StageFailedError(
-            f"another sweep gave the name {job.name} to other params meanwhile: give the same command again"
+            f"another sweep has used the name {job.name} for other params. Run the same command again"
         )
     return commit is not None
 
 
 @contextmanager
-def _alone(job: Job) -> Iterator[None]:
-    """Wait until nobody is at work on the point: another sweep, or what is left of one that was killed."""
+def _exclusive(job: Job) -> Iterator[None]:
+    """Wait until no other sweep, and no process of a killed one, works on the point, and lock it."""
     with ExitStack() as stack:
         while True:
             try:
@@ -116,30 +117,31 @@ def _alone(job: Job) -> Iterator[None]:
                 break
             except RunInUseError:
                 _pause(job)
-        while not is_silent(job.log):
+        while not is_unlocked(job.log):
             _pause(job)
         yield
 
 
 def _pause(job: Job) -> None:
     if not job.is_wanted():
-        raise StageFailedError("stopped with the sweep before it began")
+        raise StageFailedError("stopped with the sweep before it started. Run the same command again")
     time.sleep(PAUSE_SECONDS)
 
 
-def _surroundings(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
-    """The environment of the point's processes, and their standard input: the claim of their GPU, if any.
+def _environment(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
+    """Return the environment of the point's processes, and their standard input.
 
-    Nothing reads it; it only keeps the claim as long as any of them lives.
+    The standard input is the lock file of their GPU, if they have one. No process reads it; it only keeps
+    the lock until the last process has exited.
     """
-    devices = visible() if job.gpu else []
+    devices = visible_devices() if job.gpu else []
     if not devices:
         return os.environ, subprocess.DEVNULL
-    device, handle = stack.enter_context(claimed(devices, job.is_wanted))
+    device, handle = stack.enter_context(claim_device(devices, job.is_wanted))
     return {**os.environ, VISIBLE: device}, handle
 
 
-def _attempt(job: Job, folder: Path, environment: Mapping[str, str], stdin: int) -> int:
+def _run_dvc(job: Job, folder: Path, environment: Mapping[str, str], stdin: int) -> int:
     arguments = ["--temp", "--name", job.name, *job.arguments]
     with job.log.open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
@@ -152,23 +154,23 @@ def _attempt(job: Job, folder: Path, environment: Mapping[str, str], stdin: int)
             stdin=stdin,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is told to it by us, once
+            start_new_session=True,  # it gets Ctrl-C from this process, once
         )
     try:
         while process.poll() is None and job.is_wanted():
             time.sleep(PAUSE_SECONDS)
     finally:
-        _end(process, lambda: process.poll() is None or not is_silent(job.log))
+        _terminate(process, lambda: process.poll() is None or not is_unlocked(job.log))
     return process.wait()
 
 
-def _end(process: "subprocess.Popen[bytes]", is_there: Callable[[], bool]) -> None:
-    """End what is left of the point's processes, which save first; an ended DVC has left none as a rule."""
-    if not is_there():
+def _terminate(process: "subprocess.Popen[bytes]", is_running: Callable[[], bool]) -> None:
+    """Terminate the processes of the point that still run; they save first. Usually none runs after DVC."""
+    if not is_running():
         return
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + SAVE_TIMEOUT_SECONDS
     _signal(process, signal.SIGTERM)
-    while is_there():
+    while is_running():
         if time.monotonic() > deadline:
             _signal(process, signal.SIGKILL)
         time.sleep(PAUSE_SECONDS)
@@ -179,18 +181,18 @@ def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def tidy(folder: Path) -> None:
-    """Remove from *folder* the copies in which nobody is at work, and the locks of sweeps that ended."""
+def remove_leftovers(folder: Path) -> None:
+    """Remove from *folder* the copies in which no process works, and the locks of finished sweeps."""
     for place in folder.glob(f"*{COPY_SUFFIX}"):
-        if is_silent(place.with_suffix(".log")) and not is_held(place.with_suffix(".lock")):
+        if is_unlocked(place.with_suffix(".log")) and not is_held(place.with_suffix(".lock")):
             shutil.rmtree(place, ignore_errors=True)
     for lock in folder.glob(f"*{SWEEP}"):
         if not is_held(lock):
             lock.unlink(missing_ok=True)
 
 
-def is_silent(log: Path) -> bool:
-    """Whether no process is left that could write to *log*: each inherited the lock with the file."""
+def is_unlocked(log: Path) -> bool:
+    """Return whether no process has *log* open for writing: each inherits the lock with the file."""
     try:
         with log.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -200,7 +202,7 @@ def is_silent(log: Path) -> bool:
 
 
 def _reason(log: Path, start: int) -> str:
-    """Why it failed, as the log says after *start*: the stage's own error, or the last line."""
+    """Return the reason of a failure from *log* after *start*: the error of the stage, or the last line."""
     with log.open("rb") as file:
         file.seek(start)
         lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]

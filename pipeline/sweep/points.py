@@ -1,4 +1,4 @@
-"""The points of a sweep: what -S says, multiplied out by DVC's own rules."""
+"""The points of a sweep: the grid of the values in ``-S``, expanded by the rules of DVC."""
 
 import random
 from collections import Counter
@@ -15,29 +15,30 @@ from stages.contracts.errors import ParamsError
 
 @dataclass(frozen=True)
 class Point:
-    """One choice of every param that a sweep sets."""
+    """One value for every param that a sweep sets."""
 
     overrides: tuple[tuple[str, tuple[str, ...]], ...]
-    """Each params file with what is set in it, as DVC's -S has it; the same on every call."""
+    """Each params file and its overrides, in the syntax of DVC's ``-S``; deterministic."""
     varying: tuple[tuple[str, str], ...]
-    """The keys that differ from point to point, with this point's values. Of a lone point it is all keys."""
+    """The keys that differ between points, with the values of this one; all keys if the sweep has no grid."""
 
     @property
     def arguments(self) -> list[str]:
-        """What `dvc exp run` is to be told."""
+        """The arguments for `dvc exp run`."""
         return [part for path, mine in self.overrides for each in mine for part in ("-S", f"{path}:{each}")]
 
 
 def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0) -> list[Point]:
-    """Every point of the grid that *set_params* span, in the order in which they are written.
+    """Return every point of the grid of *set_params*, in the order in which the values are written.
 
-    With *draw* so many of them, without replacement, and in an order that depends on *seed* alone: a larger
-    *draw* begins with the points of a smaller one. Raises `ParamsError` for what DVC does not understand.
+    *draw* selects that many points without replacement, in an order that depends only on *seed*: a larger
+    *draw* begins with the points of a smaller one. Raises `ParamsError` for overrides that DVC cannot parse,
+    a key that is set twice, and an empty grid.
     """
     if not set_params:
-        raise ParamsError("a sweep needs something to vary: -S fit.batch_size=32,64")
+        raise ParamsError("the sweep has no params to vary. Add for example -S fit.batch_size=32,64")
     state = random.getstate()
-    random.seed(seed)  # hydra's shuffle(…) asks the global generator
+    random.seed(seed)  # hydra's shuffle(…) uses the global generator
     try:
         by_file = to_path_overrides(set_params)
         swept = [
@@ -57,12 +58,12 @@ def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0)
         raise ParamsError(f"-S {' -S '.join(set_params)}: the grid has no points. Give each key a value")
     if draw is None:
         return points
-    random.Random(seed).shuffle(points)  # noqa: S311  a sample, no secret
+    random.Random(seed).shuffle(points)  # noqa: S311  a sample, not a secret
     return points[:draw]
 
 
 def _check_keys(by_file: Mapping[str, Sequence[str]]) -> None:
-    """Raise `ParamsError` for a key that is set twice: DVC would use the last and drop the other values."""
+    """Raise `ParamsError` for a key that is set twice: DVC would use the last values and drop the others."""
     for path, mine in by_file.items():
         keys = Counter(override.key_or_group for override in to_hydra_overrides(list(mine)))
         if twice := [key for key, count in keys.items() if count > 1]:

@@ -1,4 +1,7 @@
-"""Whether an experiment is what a point would make. Git says it: there is no book of our own to go stale."""
+"""The comparison of an experiment with a point, by its files in git.
+
+The sweep stores no list of finished points, which could become stale.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -15,16 +18,16 @@ PARAMS = "params.yaml"
 
 
 def params_of(base: FrozenProject, point: Point) -> dict[str, Any]:
-    """What each params file says that *point* sets something in, by its name.
+    """Return the content of each params file that *point* changes, by its name.
 
-    Raises `ParamsError` where that would not be valid.
+    Raises `ParamsError` if the params would not be valid.
     """
     found = {}
     with TemporaryDirectory() as folder:
         for name, overrides in point.overrides:
             text = base.text(name)
             if text is None:
-                raise ParamsError(f"git does not know {name}, in which -S sets something: git add {name}")
+                raise ParamsError(f"git does not track {name}, which -S changes. Run `git add {name}`")
             draft = Path(folder) / Path(name).name
             draft.write_text(text, encoding="utf-8")
             apply(overrides, draft)
@@ -35,7 +38,7 @@ def params_of(base: FrozenProject, point: Point) -> dict[str, Any]:
 
 
 def is_result(base: FrozenProject, commit: str, params: Mapping[str, Any]) -> bool:
-    """Whether the experiment *commit* has these *params*, and what else DVC would look at is as in *base*."""
+    """Return whether the experiment *commit* has these *params*, and all other inputs are those of *base*."""
     if any(base.content(name, commit) != content for name, content in params.items()):
         return False
     stages = (base.content("dvc.lock", commit).get("stages") or {}).values()
@@ -48,7 +51,7 @@ def is_result(base: FrozenProject, commit: str, params: Mapping[str, Any]) -> bo
 
 
 def _sources(stages: Any) -> Iterator[str]:
-    """What the stages read and no stage makes, as far as git may have it; DVC's note of what DVC has."""
+    """Yield the inputs of the stages that no stage writes and git may have, and their ``.dvc`` files."""
     made = {out["path"] for stage in stages for out in stage.get("outs") or []}
     for path in {dep["path"] for stage in stages for dep in stage.get("deps") or []} - made:
         inside = ":" not in path and not path.startswith("/") and ".." not in PurePosixPath(path).parts

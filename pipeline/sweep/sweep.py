@@ -1,4 +1,4 @@
-"""What ``learner sweep`` does: plan, run what is not done, tell how each point ended, compare."""
+"""The sweep: plan the points, run those without an experiment, report each, and compare all."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -8,88 +8,87 @@ from pathlib import Path
 
 import typer
 
-from pipeline.comparison.gathering import gather
+from pipeline.comparison.collection import collect_runs
 from pipeline.comparison.tables import text_table
 from pipeline.engine.cache_content import remove_damaged_outputs
 from pipeline.engine.frozen_inputs import FrozenProject, find_untracked_code, freeze
-from pipeline.sweep.conducting import conduct
-from pipeline.sweep.engines import Crew
-from pipeline.sweep.job import SWEEP, Job, tidy
-from pipeline.sweep.planning import Planned, plan
+from pipeline.sweep.executors import Executor
+from pipeline.sweep.job import SWEEP, Job, remove_leftovers
+from pipeline.sweep.plan import PlannedPoint, plan_points
 from pipeline.sweep.points import Point
+from pipeline.sweep.scheduler import Report, run_jobs
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.runs.layout import SWEEP_FOLDER
 
 
 @dataclass
-class Progress:
-    """How the points ended so far, told as they do."""
+class SweepProgress:
+    """The outcomes of the points, printed as they finish."""
 
     total: int
     done: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
     def report(self, job: Job, error: Exception | None) -> None:
-        """A point ended."""
+        """Record that *job* finished, with *error* or with an experiment."""
         if error is None:
-            self.succeeded(job.name, "done")
+            self.add_done(job.name, "done")
         else:
-            said = str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
-            self.has_failed(job.name, said)
+            reason = str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
+            self.add_failed(job.name, reason)
 
-    def succeeded(self, name: str, how: str) -> None:
-        """Its experiment is there."""
+    def add_done(self, name: str, outcome: str) -> None:
+        """Record that the point *name* has an experiment, and print *outcome*."""
         self.done.append(name)
-        self._tell(name, how)
+        self._print(name, outcome)
 
-    def has_failed(self, name: str, why: str) -> None:
-        """It has none."""
-        self.failed[name] = why
-        self._tell(name, "failed")
+    def add_failed(self, name: str, reason: str) -> None:
+        """Record that the point *name* has no experiment, and print that."""
+        self.failed[name] = reason
+        self._print(name, "failed")
 
-    def _tell(self, name: str, how: str) -> None:
-        typer.echo(f"[{len(self.done) + len(self.failed)}/{self.total}] {name}: {how}")
-
-
-Run = Callable[[Sequence[Job], Crew, Callable[[Job, Exception | None], None]], None]
-"""Has a crew do jobs, and tells of each how it ended."""
+    def _print(self, name: str, outcome: str) -> None:
+        typer.echo(f"[{len(self.done) + len(self.failed)}/{self.total}] {name}: {outcome}")
 
 
-def sweep(points: Sequence[Point], crew: Crew, run: Run, *, share_gpus: bool) -> None:
-    """*run* what is not done of *points*, each as an experiment, and print the table of all.
+Runner = Callable[[Sequence[Job], Executor, Report], None]
+"""A function that runs jobs on an executor and reports the error of each, or None."""
 
-    Raises `StageFailedError` where a point failed, after the others, and `ParamsError` before anything runs.
+
+def sweep(points: Sequence[Point], executor: Executor, run: Runner, *, share_gpus: bool) -> None:
+    """Run the points without an experiment by *run*, each as an experiment, and print a table of all.
+
+    Raises `StageFailedError` if a point failed, after the others, and `ParamsError` before anything runs.
     """
-    crew.check()
     base = freeze(Path.cwd())
     remove_damaged_outputs(base.root)
-    planned = plan(base, points)
-    progress = Progress(len(planned))
+    planned = plan_points(base, points)
+    progress = SweepProgress(len(planned))
     _warn(base)
-    typer.echo(f"{_count(planned, 'point')}, {crew.width} at a time on {crew.engine}")
+    typer.echo(f"{_count(planned, 'point')}, {executor.width} at a time on {executor.name}")
     for each in planned:
         if each.is_done:
-            progress.succeeded(each.name, "done before")
+            progress.add_done(each.name, "done before")
         elif each.mistake:
-            progress.has_failed(each.name, each.mistake)
+            progress.add_failed(each.name, each.mistake)
     if jobs := _jobs(base, planned, share_gpus=share_gpus):
-        with _told_where_it_stopped(progress):
-            run(jobs, crew, progress.report)
+        with _report_interruption(progress):
+            run(jobs, executor, progress.report)
     _conclude([each.name for each in planned], progress)
 
 
-def run_alone(jobs: Sequence[Job], crew: Crew, report: Callable[[Job, Exception | None], None]) -> None:
-    """Have *crew* do *jobs*, with nothing recorded."""
-    with crew.opened() as submit:
-        conduct(jobs, crew.width, submit, report)
+def run_without_flow(jobs: Sequence[Job], executor: Executor, report: Report) -> None:
+    """Run *jobs* on *executor* without recording them in Prefect."""
+    with executor.start() as submit:
+        run_jobs(jobs, executor.width, submit, report)
 
 
-def show(points: Sequence[Point]) -> None:
+def print_plan(points: Sequence[Point]) -> None:
     """Print what a sweep of *points* would run, and run nothing.
 
     Raises `ParamsError` with each point whose params are not valid, after all are printed.
     """
-    planned = plan(freeze(Path.cwd()), points)
+    planned = plan_points(freeze(Path.cwd()), points)
     for each in planned:
         state = "done" if each.is_done else "not valid" if each.mistake else "to run"
         typer.echo(f"{each.name}: {state}")
@@ -98,10 +97,10 @@ def show(points: Sequence[Point]) -> None:
         raise ParamsError("\n".join([count, *mistakes]))
 
 
-def _jobs(base: FrozenProject, planned: Sequence[Planned], *, share_gpus: bool) -> list[Job]:
+def _jobs(base: FrozenProject, planned: Sequence[PlannedPoint], *, share_gpus: bool) -> list[Job]:
     folder = base.root / SWEEP_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    tidy(folder)
+    remove_leftovers(folder)
     sweep_lock = folder / f"{secrets.token_hex(4)}{SWEEP}"
     return [
         Job(
@@ -110,7 +109,7 @@ def _jobs(base: FrozenProject, planned: Sequence[Planned], *, share_gpus: bool) 
             tuple(each.point.arguments),
             each.params,
             sweep_lock,
-            gpu=each.wants_gpu and not share_gpus,
+            gpu=each.can_use_gpu and not share_gpus,
             run=each.run,
         )
         for each in planned
@@ -119,21 +118,24 @@ def _jobs(base: FrozenProject, planned: Sequence[Planned], *, share_gpus: bool) 
 
 
 @contextmanager
-def _told_where_it_stopped(progress: Progress) -> Iterator[None]:
+def _report_interruption(progress: SweepProgress) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, StageError):  # a signal, as a rule
-            typer.echo(f"{len(progress.done)} of {progress.total} points are done; the same command goes on")
+        if not isinstance(error, StageError):  # usually a signal
+            typer.echo(
+                f"{len(progress.done)} of {progress.total} points are done. "
+                "Run the same command again to resume"
+            )
         raise
 
 
-def _conclude(names: Sequence[str], progress: Progress) -> None:
+def _conclude(names: Sequence[str], progress: SweepProgress) -> None:
     if progress.done:
         typer.echo()
-        typer.echo(text_table(gather([name for name in names if name in progress.done])), nl=False)
+        typer.echo(text_table(collect_runs([name for name in names if name in progress.done])), nl=False)
     if progress.failed:
-        reasons = [f"{name}: {why}" for name, why in progress.failed.items()]
+        reasons = [f"{name}: {reason}" for name, reason in progress.failed.items()]
         raise StageFailedError(
             "\n".join([f"{len(progress.failed)} of {progress.total} points failed", *reasons])
         )
@@ -142,7 +144,9 @@ def _conclude(names: Sequence[str], progress: Progress) -> None:
 def _warn(base: FrozenProject) -> None:
     if files := find_untracked_code(base.root):
         typer.echo(
-            f"git does not know {', '.join(files)}: no point will have it; git add is enough", err=True
+            f"git does not track {', '.join(files)}, so no point uses them. Run git add for each; "
+            "no commit is needed",
+            err=True,
         )
 
 

@@ -170,4 +170,4 @@ def test_a_damaged_checkpoint_or_log_is_refused_without_a_remote(finished, tmp_p
 
     assert done.code == 1
     assert "CheckpointError: revision" in done.err
-    assert "is not whole here" in done.err
+    assert "is not complete here" in done.err

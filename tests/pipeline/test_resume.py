@@ -73,9 +73,13 @@ def test_any_name_becomes_the_full_sha_and_the_comments_stay(two):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["nowhere", "--epoch", "1"], 2, "'nowhere': it is no experiment, tag, branch or commit here"),
-        (["HEAD", "--epoch", "7"], 1, "has no checkpoint of epoch 7; there: 1, 2"),
-        (["HEAD~1", "--epoch", "1"], 1, "has no checkpoint of epoch 1; there: none"),
+        (
+            ["nowhere", "--epoch", "1"],
+            2,
+            "'nowhere': not an experiment, tag, branch or commit of this repository",
+        ),
+        (["HEAD", "--epoch", "7"], 1, "has no checkpoint of epoch 7; found 1, 2"),
+        (["HEAD~1", "--epoch", "1"], 1, "has no checkpoint of epoch 1; found none"),
         (["HEAD", "--epoch", "2"], 2, "fit.num_epochs, which counts the epochs before it too, is 2"),
         (["HEAD", "--epoch", "1", "-S", "fit.num_epoch=3"], 2, "Could not override 'fit.num_epoch'"),
         (["HEAD", "--epoch", "1", "-S", "fit.batch_size=no"], 2, "fit.batch_size: must be an integer"),
@@ -118,7 +122,7 @@ def test_what_the_cache_has_lost_comes_from_a_remote_or_is_told_with_what_brings
     done = finished.learner(*arguments)
 
     assert done.code == 1
-    assert "is not whole here" in done.err
+    assert "is not complete here" in done.err
     assert "`dvc fetch --all-commits`" in done.err
 
 

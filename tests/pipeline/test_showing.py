@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from pipeline.flows.artifacts import Artifacts
-from pipeline.flows.results import Results
 from pipeline.flows.run_page import write_curves
+from pipeline.revisions.results import Results
 from stages.contracts.history import History
 
 

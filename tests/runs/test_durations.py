@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from pipeline.comparison.durations import Durations
+from pipeline.comparison.collection import Durations
 from stages.contracts.files import md5
 from stages.runs import open_store, prune
 from stages.runs.durations import record_duration, worked_seconds

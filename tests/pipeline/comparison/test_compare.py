@@ -98,11 +98,14 @@ def test_any_name_of_a_revision_will_do_and_runs_stand_in_the_order_asked_for(th
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["compare", "nowhere"], "'nowhere': it is no experiment, tag, branch or commit here"),
+        (["compare", "nowhere"], "'nowhere': not an experiment, tag, branch or commit of this repository"),
         (["compare", "--metric", "valid/Los"], "no run has a metric 'valid/Los'. Did you mean 'valid/Loss'?"),
-        (["compare", "--sort", "seed"], "'seed' may be build_learner.seed or fit.seed or load_data.seed"),
-        (["compare", "--json", "--md"], "say one of --json, --md"),
-        (["compare", "--open"], "say --html FILE too"),
+        (
+            ["compare", "--sort", "seed"],
+            "'seed' is ambiguous. Name one of: build_learner.seed, fit.seed, load_data.seed",
+        ),
+        (["compare", "--json", "--md"], "--json and --md exclude each other. Keep one of them"),
+        (["compare", "--open"], "Add --html FILE"),
         (["plot", "Los"], "Did you mean"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",

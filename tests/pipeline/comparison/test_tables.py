@@ -6,12 +6,10 @@ import math
 
 import pytest
 
-from pipeline.comparison.arranging import View, arranged
-from pipeline.comparison.directions import direction_of
-from pipeline.comparison.gathering import flat
-from pipeline.comparison.page import page
-from pipeline.comparison.points import MOST, Drawn, shown_matrix, thinned
-from pipeline.comparison.runs import Comparison, Measured, Run
+from pipeline.comparison.collection import flatten
+from pipeline.comparison.curves import MAX_POINTS, PlotData, direction_of, parse_matrix, thin
+from pipeline.comparison.page import build_page
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
 from pipeline.comparison.specs import empty_confusion_spec
 from pipeline.comparison.tables import (
     csv_table,
@@ -21,6 +19,7 @@ from pipeline.comparison.tables import (
     short_names,
     text_table,
 )
+from pipeline.comparison.view import ViewOptions, sort_runs
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction
@@ -32,12 +31,12 @@ NASTY = "</script><img src=x onerror=alert(1)>|\x1b[2J\n# no"
 
 def run(name, losses, **params):
     series = dict(enumerate(losses, start=1))
-    metrics = {"valid/Loss": Measured("valid", "Loss", series, Direction.LOWEST)} if losses else {}
-    return Run(name=name, sha=None, params=params, metrics=metrics, epochs=len(losses) or None)
+    metrics = {"valid/Loss": MetricCurve("valid", "Loss", series, Direction.LOWEST)} if losses else {}
+    return RunSummary(name=name, sha=None, params=params, metrics=metrics, epochs=len(losses) or None)
 
 
 def names(comparison, **view):
-    return [each.name for each in arranged(comparison, View(**view))]
+    return [each.name for each in sort_runs(comparison, ViewOptions(**view))]
 
 
 THREE = Comparison(
@@ -54,10 +53,10 @@ def test_the_best_value_is_finite_and_the_difference_is_to_the_first_run():
 
 def accuracies(*values):
     runs = (
-        Run(
+        RunSummary(
             f"run-{number}",
             None,
-            metrics={"valid/Accuracy": Measured("valid", "Accuracy", {1: value}, better)},
+            metrics={"valid/Accuracy": MetricCurve("valid", "Accuracy", {1: value}, better)},
         )
         for number, (value, better) in enumerate(values)
     )
@@ -103,12 +102,12 @@ def test_runs_stand_in_the_order_asked_for_and_those_without_a_value_last(view, 
 @pytest.mark.parametrize("view", [{"sort": "los"}, {"metrics": ("Los",), "sort": None}])
 def test_what_no_run_has_is_refused_with_what_there_is(view):
     with pytest.raises(ParamsError, match="valid/Loss"):
-        text_table(THREE, View(**view))
+        text_table(THREE, ViewOptions(**view))
 
 
 def test_a_metric_of_which_nobody_says_what_is_better_has_no_best_value():
-    rate = Measured("train", "Learning Rate", {1: 0.1, 2: 0.2}, None)
-    table = json.loads(json_table(Comparison((Run("a", None, metrics={rate.name: rate}),))))
+    rate = MetricCurve("train", "Learning Rate", {1: 0.1, 2: 0.2}, None)
+    table = json.loads(json_table(Comparison((RunSummary("a", None, metrics={rate.name: rate}),))))
 
     [found] = table["runs"]
     assert (found["metrics"][rate.name]["best"], found["metrics"][rate.name]["last"]) == (None, 0.2)
@@ -121,7 +120,7 @@ def test_a_param_is_called_by_as_much_of_its_end_as_is_its_own():
 
 
 def test_an_empty_section_is_a_value():
-    assert flat({"fit": {"keep": {}, "seed": 1}}) == {"fit.keep": {}, "fit.seed": 1}
+    assert flatten({"fit": {"keep": {}, "seed": 1}}) == {"fit.keep": {}, "fit.seed": 1}
 
 
 def test_no_name_moves_the_cursor_or_breaks_a_table():
@@ -136,10 +135,10 @@ def test_no_name_moves_the_cursor_or_breaks_a_table():
 
 
 def test_a_page_holds_nasty_names_as_data_only():
-    drawn = {NASTY: Drawn({"valid/Loss": [(0, 1.0), (1, math.nan)]}, [("0", "1", 2)]), "b": Drawn()}
+    drawn = {NASTY: PlotData({"valid/Loss": [(0, 1.0), (1, math.nan)]}, [("0", "1", 2)]), "b": PlotData()}
     comparison = Comparison((run(NASTY, [1.0], rate=NASTY), run("b", [math.inf], rate=1)))
 
-    text = page(comparison, drawn, View())
+    text = build_page(comparison, drawn, ViewOptions())
 
     assert "<img src=x" not in text
     assert text.count("</script>") == 3
@@ -155,11 +154,11 @@ def test_a_duration_is_told_in_two_units(seconds, shown):
 
 
 def test_a_long_curve_is_thinned_alike_in_all_runs():
-    points = [(step, 0.0) for step in range(MOST * 3)]
+    points = [(step, 0.0) for step in range(MAX_POINTS * 3)]
 
-    kept = [step for step, _ in thinned(points)]
-    assert kept == list(range(0, MOST * 3, 4))
-    assert thinned(points[:MOST]) == points[:MOST]
+    kept = [step for step, _ in thin(points)]
+    assert kept == list(range(0, MAX_POINTS * 3, 4))
+    assert thin(points[:MAX_POINTS]) == points[:MAX_POINTS]
 
 
 def test_the_name_of_every_metric_we_ship_tells_which_way_it_is_better():
@@ -183,14 +182,14 @@ def test_a_matrix_of_many_classes_is_shown_by_its_most_confused_pairs():
     rows = [f"{actual}\t{(actual + 1) % 201}\t1\n{actual}\t{actual}\t3" for actual in range(201)]
     few = "actual\tpredicted\tcount\n0\t1\t5\n"
 
-    assert shown_matrix("actual\tpredicted\tcount\n" + "\n".join(rows))[0] == ("0", "1", 1, 4)
-    assert shown_matrix("actual\tpredicted\tcount\tclass_samples\n7\t1\t5\t9\n") == [("7", "1", 5, 9)]
-    assert shown_matrix(few) == [("0", "1", 5)]
-    assert shown_matrix("") == []
+    assert parse_matrix("actual\tpredicted\tcount\n" + "\n".join(rows))[0] == ("0", "1", 1, 4)
+    assert parse_matrix("actual\tpredicted\tcount\tclass_samples\n7\t1\t5\t9\n") == [("7", "1", 5, 9)]
+    assert parse_matrix(few) == [("0", "1", 5)]
+    assert parse_matrix("") == []
 
 
 def test_matrix_of_an_older_version_is_read_by_its_column_given():
-    assert shown_matrix("actual\tgiven\tcount\n0\t1\t5\n") == [("0", "1", 5)]
+    assert parse_matrix("actual\tgiven\tcount\n0\t1\t5\n") == [("0", "1", 5)]
 
 
 @pytest.mark.parametrize(

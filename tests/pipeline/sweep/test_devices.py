@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pipeline.sweep.devices import claimed, listed, visible
+from pipeline.sweep.devices import claim_device, parse_devices, visible_devices
 from stages.contracts.errors import StageError
 
 TWO = """\
@@ -23,8 +23,8 @@ GPU 1: NVIDIA H200 (UUID: GPU-22222222-bbbb)
 """
 HOLDER = """
 import sys
-from pipeline.sweep.devices import claimed
-with claimed(sys.argv[1:], lambda: True) as (device, handle):
+from pipeline.sweep.devices import claim_device
+with claim_device(sys.argv[1:], lambda: True) as (device, handle):
     print(device, flush=True)
     sys.stdin.read()
 """
@@ -49,13 +49,13 @@ def _own_claims(tmp_path, monkeypatch):
     ],
 )
 def test_the_variable_is_read_as_cuda_reads_it(value, devices):
-    assert visible({"CUDA_VISIBLE_DEVICES": value}) == devices
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": value}) == devices
 
 
 def test_without_it_nvidia_smi_says_what_is_there():
-    assert listed(TWO) == ["GPU-11111111-aaaa", "GPU-22222222-bbbb"]
-    assert listed(DIVIDED) == ["MIG-33333333-cccc", "MIG-44444444-dddd", "GPU-22222222-bbbb"]
-    assert listed("") == []
+    assert parse_devices(TWO) == ["GPU-11111111-aaaa", "GPU-22222222-bbbb"]
+    assert parse_devices(DIVIDED) == ["MIG-33333333-cccc", "MIG-44444444-dddd", "GPU-22222222-bbbb"]
+    assert parse_devices("") == []
 
 
 def holder(*devices):
@@ -71,31 +71,31 @@ def test_two_jobs_get_a_device_each_and_a_third_waits_until_one_is_killed():
 
         tries = []
         with (
-            pytest.raises(StageError, match="waited for a GPU"),
-            claimed(["0", "1"], lambda: len(tries) < 3 and not tries.append(1)),
+            pytest.raises(StageError, match="waited for a free GPU"),
+            claim_device(["0", "1"], lambda: len(tries) < 3 and not tries.append(1)),
         ):
             pass
         assert len(tries) == 3
 
         threading.Timer(0.3, got["1"].kill).start()
-        with claimed(["0", "1"], lambda: True) as (device, _):
+        with claim_device(["0", "1"], lambda: True) as (device, _):
             assert device == "1"
         first.kill()
         second.kill()
 
 
 def test_a_claim_holds_as_long_as_a_process_that_inherited_it():
-    with claimed(["0"], lambda: True) as (_, handle):
+    with claim_device(["0"], lambda: True) as (_, handle):
         heir = subprocess.Popen(["sleep", "60"], stdin=handle)
     try:
         tries = []
-        with pytest.raises(StageError), claimed(["0"], lambda: len(tries) < 2 and not tries.append(1)):
+        with pytest.raises(StageError), claim_device(["0"], lambda: len(tries) < 2 and not tries.append(1)):
             pass
     finally:
         heir.kill()
         heir.wait()
 
-    with claimed(["0"], lambda: True) as (device, _):
+    with claim_device(["0"], lambda: True) as (device, _):
         assert device == "0"
 
 
@@ -107,6 +107,6 @@ def test_an_index_and_a_uuid_of_one_device_are_one_claim(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    assert visible() == ["GPU-11111111-aaaa", "GPU-22222222-bbbb"]
-    with claimed(["1"], lambda: True), claimed(visible(), lambda: True) as (device, _):
+    assert visible_devices() == ["GPU-11111111-aaaa", "GPU-22222222-bbbb"]
+    with claim_device(["1"], lambda: True), claim_device(visible_devices(), lambda: True) as (device, _):
         assert device == "GPU-11111111-aaaa"

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from pipeline.sweep.names import LONGEST, plain_names, told_apart
+from pipeline.sweep.plan import MAX_NAME_LENGTH, hashed_name, short_point_names
 from pipeline.sweep.points import expand
 from stages.contracts.errors import ParamsError
 
@@ -12,7 +12,7 @@ RATES = "build_learner.optimizer.learning_rate=range(0.001,0.004,0.001)"
 
 
 def names(*set_params, **how):
-    return plain_names(expand(set_params, **how))
+    return short_point_names(expand(set_params, **how))
 
 
 @pytest.mark.parametrize(
@@ -39,19 +39,19 @@ def test_a_name_says_what_varies(set_params, expected):
 def test_every_name_is_a_legal_part_of_a_ref(value):
     point = expand([f"a.key='{value}'"] if "'" not in value else [f"a.key={value}"])[0]
 
-    for name in (*plain_names([point]), told_apart(point, {"a": value})):
+    for name in (*short_point_names([point]), hashed_name(point, {"a": value})):
         assert "/" not in name
         subprocess.run(["git", "check-ref-format", f"refs/exps/ab/cdef/{name}"], check=True)
 
 
 def test_what_a_name_cannot_tell_apart_its_content_does():
-    points = expand(["a.key='x y','x:y'", f"a.other={'v' * LONGEST}"])
-    assert plain_names(points) == ["key=xy", "key=x-y"]
+    points = expand(["a.key='x y','x:y'", f"a.other={'v' * MAX_NAME_LENGTH}"])
+    assert short_point_names(points) == ["key=xy", "key=x-y"]
 
     clashing = expand(["a.key='x:y','x/y'"])
-    assert plain_names(clashing) == ["", ""]
-    assert plain_names(expand([f"a.key={'v' * LONGEST},w"])) == ["", "key=w"]
-    apart = {told_apart(each, {"key": each.varying}) for each in clashing}
+    assert short_point_names(clashing) == ["", ""]
+    assert short_point_names(expand([f"a.key={'v' * MAX_NAME_LENGTH},w"])) == ["", "key=w"]
+    apart = {hashed_name(each, {"key": each.varying}) for each in clashing}
     assert len(apart) == 2
     assert all(name.startswith("key=x-y-") for name in apart)
 

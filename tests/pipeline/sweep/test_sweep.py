@@ -215,7 +215,7 @@ def test_ctrl_c_has_every_point_saved_and_the_same_command_goes_on_as_a_recorded
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_SECONDS) == 130
         out = (project.folder.parent / "sweep.out").read_text()
-    assert "0 of 2 points are done; the same command goes on" in out
+    assert "0 of 2 points are done. Run the same command again to resume" in out
     assert "Traceback" not in out
     assert not sweep.processes()
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.comparison.cached_files import VERIFIED_BYTES, CachedFiles
-from pipeline.comparison.gathering import gather, sources
+from pipeline.comparison.collection import collect_runs
 from pipeline.engine.git import committed_at, read_objects
+from pipeline.revisions.files import MAX_VERIFIED_BYTES, LocalCache, read_revisions
 from stages.contracts.errors import StageError
 
 ROOT = Path(__file__).parents[3]
@@ -62,16 +62,16 @@ def test_experiments_are_found_together_by_their_names_as_one_by_one(head):
     }
     git("tag", "exp-2", head)  # git's own names come first
 
-    found = sources(["exp-1", "exp-2", "workspace", "HEAD", head[:10]])
+    found = read_revisions(["exp-1", "exp-2", "workspace", "HEAD", head[:10]])
 
-    assert {name: source.sha for name, source in found.items()} == {
+    assert {name: files.sha for name, files in found.items()} == {
         "exp-1": made["exp-1"],
         "exp-2": head,
         "workspace": None,
         "HEAD": head,
         head[:10]: head,
     }
-    assert {name: source.sha for name, source in sources().items()} == {"workspace": None, **made}
+    assert {name: files.sha for name, files in read_revisions().items()} == {"workspace": None, **made}
     assert found["exp-1"].tracked("params.yaml") == {"fit": {"seed": 1}}
     assert found["exp-1"].committed.isoformat() == "2026-03-04T05:06:07+05:30"
 
@@ -82,7 +82,7 @@ def test_a_name_that_two_experiments_have_is_refused(head):
     git("commit", "-q", "--allow-empty", "-m", "Another baseline")
 
     with pytest.raises(StageError, match="ambiguous Git revision 'twice'"):
-        sources(["HEAD", "twice"])
+        read_revisions(["HEAD", "twice"])
 
 
 @pytest.mark.parametrize("name", ["dvc.lock", "params.yaml"])
@@ -92,14 +92,14 @@ def test_a_damaged_file_of_a_commit_is_refused_and_the_run_named(head, name, con
     sha = commit("Damage")
 
     with pytest.raises(StageError, match=f"run {sha[:8]}: {name} is not "):
-        gather([sha[:8]])
+        collect_runs([sha[:8]])
 
 
 def test_a_run_of_another_project_has_no_values(head):
     git("rm", "-q", "dvc.yaml", "dvc.lock")
     sha = commit("Without a pipeline")
 
-    [run] = gather([sha]).runs
+    [run] = collect_runs([sha]).runs
     assert (run.metrics, run.cached, run.notes) == (
         {},
         False,
@@ -134,11 +134,11 @@ def test_a_folder_that_is_not_a_repository_is_refused_with_gits_message(tmp_path
 
 
 def test_a_cached_file_is_intact_missing_or_damaged(tmp_path):
-    cases = {"d41d8cd98f00b204e9800998ecf8427e": b"", "0" * 32: b"x", "1" * 32: bytes(VERIFIED_BYTES + 1)}
+    cases = {"d41d8cd98f00b204e9800998ecf8427e": b"", "0" * 32: b"x", "1" * 32: bytes(MAX_VERIFIED_BYTES + 1)}
     for md5, content in cases.items():
         (tmp_path / md5[:2]).mkdir()
         (tmp_path / md5[:2] / md5[2:]).write_bytes(content)
-    cache = CachedFiles(tmp_path)
+    cache = LocalCache(tmp_path)
 
     states = [(cache.is_intact(md5), cache.is_damaged(md5)) for md5 in (*cases, "f" * 32)]
     assert states == [(True, False), (False, True), (True, False), (False, False)]

@@ -6,16 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.comparison.arranging import View
-from pipeline.comparison.page import page
-from pipeline.comparison.page_curves import BATCHES, EPOCHS, shown_epochs
-from pipeline.comparison.points import Drawn
-from pipeline.comparison.runs import Comparison, Measured, Run
+from pipeline.comparison.curves import PlotData
+from pipeline.comparison.page import MAX_BATCHES, MAX_EPOCHS, build_page, select_epochs
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
+from pipeline.comparison.view import ViewOptions
 from stages.contracts.history import Direction
 
 
 def measured(values, split="valid", metric="Loss", better=Direction.LOWEST):
-    return Measured(split, metric, dict(enumerate(values, start=1)), better)
+    return MetricCurve(split, metric, dict(enumerate(values, start=1)), better)
 
 
 def long_run(seed):
@@ -27,27 +26,29 @@ def long_run(seed):
     rate = measured([0.001] * 1000, "train", "Learning Rate", None)
     confusion = [(str(i), str(j), i * j) for i in range(10) for j in range(10)]
     params = {f"section.param_{number}": float(noise.random()) for number in range(30)}
-    run = Run(f"run-{seed}", "0" * 40, params, {each.name: each for each in (*curves, rate)}, epochs=1000)
-    return run, Drawn(batches, confusion)
+    run = RunSummary(
+        f"run-{seed}", "0" * 40, params, {each.name: each for each in (*curves, rate)}, epochs=1000
+    )
+    return run, PlotData(batches, confusion)
 
 
 def page_data(count):
     """The data in the page of *count* long runs."""
     runs, drawn = zip(*map(long_run, range(count)), strict=True)
     names = [run.name for run in runs]
-    text = page(Comparison(runs), dict(zip(names, drawn, strict=True)), View())
+    text = build_page(Comparison(runs), dict(zip(names, drawn, strict=True)), ViewOptions())
     return text.partition('id="data">')[2].partition("</script>")[0]
 
 
-@pytest.mark.parametrize("count", [1, EPOCHS, EPOCHS + 1, 1000, 12_345])
+@pytest.mark.parametrize("count", [1, MAX_EPOCHS, MAX_EPOCHS + 1, 1000, 12_345])
 def test_the_page_shows_a_fixed_number_of_epochs_and_all_extremes(count):
     noise = np.random.default_rng(count)
     curves = [measured(noise.random(count).tolist(), metric=name) for name in ("Loss", "Error")]
 
-    shown = shown_epochs(curves)
+    shown = select_epochs(curves)
 
-    assert shown == sorted(set(shown)) == shown_epochs(curves)
-    assert len(shown) <= EPOCHS + 4 * len(curves)
+    assert shown == sorted(set(shown)) == select_epochs(curves)
+    assert len(shown) <= MAX_EPOCHS + 4 * len(curves)
     for each in curves:
         lowest, highest = min(each.series.values()), max(each.series.values())
         assert {1, count, each.best_epoch} <= set(shown)
@@ -57,8 +58,8 @@ def test_the_page_shows_a_fixed_number_of_epochs_and_all_extremes(count):
 def test_epochs_that_cannot_be_drawn_are_not_extremes():
     values = [math.inf, *[1.0] * 999, math.nan]
 
-    assert 1001 not in shown_epochs([measured(values)])
-    assert {2, 1000} <= set(shown_epochs([measured(values)]))
+    assert 1001 not in select_epochs([measured(values)])
+    assert {2, 1000} <= set(select_epochs([measured(values)]))
 
 
 def test_a_page_grows_by_at_most_30_kb_with_each_run_of_1000_epochs():
@@ -71,14 +72,14 @@ def test_the_columns_of_a_page_are_as_long_as_their_steps():
     curves = [curve for charts in data["charts"].values() for chart in charts for curve in chart["curves"]]
     assert {curve["run"] for curve in curves} == {0, 1, 2}
     assert all(len(curve["y"]) == len(data["steps"][curve["x"]]) for curve in curves)
-    assert all(len(data["steps"][curve["x"]]) <= max(EPOCHS + 20, BATCHES) for curve in curves)
+    assert all(len(data["steps"][curve["x"]]) <= max(MAX_EPOCHS + 20, MAX_BATCHES) for curve in curves)
     assert [len(values) for values in data["params"].values()] == [3] * 30
     assert all(len(column["shown"]) == len(column["order"]) == 3 for column in data["columns"])
 
 
 def test_a_short_run_is_on_the_page_in_full():
-    run = Run("a", None, metrics={"valid/Loss": measured([0.3, math.nan, 1 / 3])}, epochs=3)
-    text = page(Comparison((run,)), {}, View())
+    run = RunSummary("a", None, metrics={"valid/Loss": measured([0.3, math.nan, 1 / 3])}, epochs=3)
+    text = build_page(Comparison((run,)), {}, ViewOptions())
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
 
     [chart] = data["charts"]["epochs"]

@@ -1,23 +1,23 @@
-"""The loop of a sweep: so many points at work at a time, whoever does the work."""
+"""The scheduler of a sweep: a limited number of points in progress at a time, on any executor."""
 
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from pipeline.sweep.job import PAUSE_SECONDS, Job, is_silent
+from pipeline.sweep.job import PAUSE_SECONDS, Job, is_unlocked
 from stages.runs.lock import held
 
 
 class Future(Protocol):
-    """What every engine gives for a point at work."""
+    """A point in progress, as every executor returns it."""
 
     def add_done_callback(self, fn: Callable[[Any], Any], /) -> None:
-        """Have *fn* called when it is done."""
+        """Call *fn* when the point has finished."""
         ...
 
     def result(self) -> Any:
-        """What went wrong, if anything. Raises what the job raised, or what became of its worker."""
+        """Return the error of the point, if any. Raises what the job raised, or the error of its worker."""
         ...
 
 
@@ -25,10 +25,11 @@ Submit = Callable[[Job], Future]
 Report = Callable[[Job, Exception | None], None]
 
 
-def conduct(jobs: Sequence[Job], width: int, submit: Submit, report: Report) -> None:
-    """Have *width* of *jobs* at work until all are done; *report* hears how each one ended.
+def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) -> None:
+    """Run *jobs*, *width* at a time, and call *report* with the error of each, or None, when it finishes.
 
-    One that fails stops no other. Where this is broken off, those at work are told, save and leave first.
+    A failed job stops no other. If this function is interrupted, the jobs in progress are stopped and save
+    before it returns.
     """
     if not jobs:
         return
@@ -46,7 +47,7 @@ def conduct(jobs: Sequence[Job], width: int, submit: Submit, report: Report) -> 
                 report(job, _error(future))
     except BaseException:
         for job in active:
-            while not is_silent(job.log):
+            while not is_unlocked(job.log):
                 time.sleep(PAUSE_SECONDS)
         raise
     finally:
@@ -54,9 +55,9 @@ def conduct(jobs: Sequence[Job], width: int, submit: Submit, report: Report) -> 
 
 
 def _next(waiting: Sequence[Job], active: Sequence[Job]) -> Job | None:
-    """The first that may start: of one run never two, and the second then finds much done."""
-    at_work = {job.run for job in active}
-    return next((job for job in waiting if job.run not in at_work), None)
+    """Return the first job that may start: never two of one run, because the second resumes the first."""
+    runs = {job.run for job in active}
+    return next((job for job in waiting if job.run not in runs), None)
 
 
 def _start(job: Job, submit: Submit, finished: "SimpleQueue[tuple[Job, Future]]") -> None:
@@ -66,6 +67,6 @@ def _start(job: Job, submit: Submit, finished: "SimpleQueue[tuple[Job, Future]]"
 def _error(future: Future) -> Exception | None:
     try:
         error = future.result()
-    except Exception as failure:  # noqa: BLE001  a job's, or of an engine whose worker died: it is the point's alone
+    except Exception as failure:  # noqa: BLE001  of the job or of its worker: it concerns this point only
         return failure
     return error if isinstance(error, Exception) else None

@@ -1,0 +1,97 @@
+"""Names of revisions: experiments, branches, tags, SHAs and expressions of git, resolved to full SHAs."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+from dvc.repo.experiments.utils import (
+    AmbiguousExpRefInfo,
+    exp_refs_by_baseline,
+    fix_exp_head,
+    resolve_name,
+)
+from dvc.scm import NoSCM, RevError, SCMError, map_scm_exception, resolve_rev
+
+from pipeline.engine.git import GitObject, committed_at, read_objects
+from stages.contracts.errors import ParamsError, StageError
+
+
+@contextmanager
+def open_project() -> Iterator[Repo]:
+    """Open the project of the current folder. Raises `StageError` if git or DVC has none here."""
+    try:
+        with Repo() as repo:
+            if isinstance(repo.scm, NoSCM):
+                raise StageError(f"{Path.cwd()} is not a git repository, so it has no runs. Run `git init`")
+            yield repo
+    except DvcException as error:
+        raise StageError(f"{Path.cwd()} has no runs that can be read: {error}") from error
+
+
+def resolve(name: str) -> str:
+    """Return the full SHA of *name* in the project of the current folder.
+
+    Raises `ParamsError` for an unknown name, `StageError` if this is not a project of git and DVC.
+    """
+    with open_project() as repo:
+        return resolve_in(repo, name)
+
+
+def resolve_in(repo: Repo, name: str) -> str:
+    """Return the full SHA of *name*. Raises `ParamsError` for an unknown name."""
+    try:
+        return str(resolve_rev(repo.scm, name))
+    except RevError as error:
+        experiments = ", ".join(sorted(_experiment_names(repo))) or "none"
+        raise ParamsError(
+            f"{error}: not an experiment, tag, branch or commit of this repository. Experiments: "
+            f"{experiments}. Run `dvc exp pull` or `git fetch` to get those of others"
+        ) from error
+
+
+def resolve_all(repo: Repo, names: Sequence[str]) -> dict[str, str]:
+    """Return name to full SHA. Raises `ParamsError` for an unknown name.
+
+    The list of experiments, which git keeps in one file for each, is read once.
+    """
+    found, unknown = {}, []
+    for name in names:
+        try:
+            with map_scm_exception():
+                found[name] = str(repo.scm.resolve_rev(fix_exp_head(repo.scm, name)))
+        except SCMError:
+            unknown.append(name)
+    try:
+        refs = resolve_name(repo.scm, unknown)
+    except AmbiguousExpRefInfo:
+        refs = {}
+    for name in unknown:  # resolve_in raises for a name that no experiment has, or two
+        found[name] = str(repo.scm.get_ref(str(refs[name]))) if refs.get(name) else resolve_in(repo, name)
+    return found
+
+
+def experiments_on_head(repo: Repo) -> dict[str, str]:
+    """Return name to full SHA of all experiments on HEAD, the oldest first."""
+    head = resolve_in(repo, "HEAD")
+    refs = exp_refs_by_baseline(repo.scm, {head}).get(head, [])
+    commits = read_commits(Path(repo.scm.root_dir), [str(ref) for ref in refs])
+    found = sorted(
+        (committed_at(commit), str(ref.name), commit.sha) for ref, commit in zip(refs, commits, strict=True)
+    )
+    return {name: sha for _, name, sha in found}
+
+
+def read_commits(root: Path, names: Sequence[str]) -> list[GitObject]:
+    """Return the commits *names* of the repository *root*. Raises `StageError` for a missing one."""
+    found = read_objects(root, [f"{name}^{{commit}}" for name in names])
+    missing = [name for name, commit in zip(names, found, strict=True) if commit is None]
+    if missing:
+        raise StageError(f"git has no commit {', '.join(missing)} in {root}. Run `git fsck`")
+    return [commit for commit in found if commit]
+
+
+def _experiment_names(repo: Repo) -> Iterator[str]:
+    for each in repo.experiments.ls(all_commits=True).values():
+        yield from (name for name, _ in each)
