@@ -28,11 +28,11 @@ def stage(
     from pipeline.engine.process_tree import (
         ancestors_up_to_dvc,
         find_dvc,
-        is_alive,
         is_dvc_stage,
         terminate_with,
     )
     from pipeline.engine.watchdog import fork_watchdog
+    from stages.contracts.processes import is_alive
 
     waiting = ancestors_up_to_dvc() if is_dvc_stage(name) else []
     dvc = find_dvc(waiting)

@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import psutil
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.doctor.stale_files import remove_ended_processes
 from pipeline.engine.git import run_git, try_git
-from pipeline.engine.process_tree import is_alive
 from stages.contracts.errors import StageError
+from stages.contracts.processes import command_of, is_alive, parent_of, pids_below
 
 FIX = "`learner doctor --fix` does it"
 BACKUP = "learner doctor: before the repair"
@@ -65,14 +64,12 @@ def check_checkout() -> Iterator[Diagnostic]:
 
 def find_git_processes(top: Path) -> list[int]:
     """Return the processes of git and DVC in *top* or below, except for this process and its children."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "cwd", "ppid"]):
-        words = {Path(each).name for each in (process.info["cmdline"] or [])[:4]}
-        is_own = os.getpid() in (process.pid, process.info["ppid"])
-        folder = process.info["cwd"]
-        if not is_own and words & {"git", "dvc"} and folder and Path(folder).is_relative_to(top):
-            found.append(process.pid)
-    return found
+    return [
+        pid
+        for pid in pids_below(top)
+        if os.getpid() not in (pid, parent_of(pid))
+        and {"git", "dvc"} & {Path(word).name for word in command_of(pid)[:4]}
+    ]
 
 
 def _check_locks(top: Path) -> Iterator[Diagnostic]:

@@ -9,18 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
 from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles, try_dvc_lock
-from pipeline.engine.process_tree import is_alive
 from pipeline.lockfile import check_lockfile, is_truncated
 from pipeline.project import runs_root
+from stages.contracts.file_lock import is_locked
 from stages.contracts.files import write_text
+from stages.contracts.processes import command_of, is_alive, started_at
 from stages.runs.layout import PROJECT_LOCK
-from stages.runs.lock import is_held
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs
 
@@ -46,7 +45,7 @@ def check_locks() -> Iterator[Diagnostic]:
         found.append(problem("locks", message, f"git checkout {LOCKFILE}: {FIX}", repair_lockfiles))
     else:
         check_lockfile(LOCKFILE)
-    if PROJECT_LOCK.exists() and is_held(PROJECT_LOCK):
+    if PROJECT_LOCK.exists() and is_locked(PROJECT_LOCK):
         pid = (PROJECT_LOCK.read_text().split() or ["unknown"])[0]
         found.append(ok("locks", f"pid {pid} is running in this project ({PROJECT_LOCK})"))
     yield from found or [ok("locks", "no lock is held")]
@@ -126,12 +125,12 @@ def _is_reused(pid: int, command: str, rwlock: Path) -> bool:
     It must have another command line and have started after *rwlock* was written: after the clock is set, a
     process may seem younger than it is. False if the process cannot be inspected.
     """
-    with suppress(OSError, psutil.Error):
-        process = psutil.Process(pid)
-        arguments, words = command.split()[1:], process.cmdline()
-        if words[len(words) - len(arguments) :] == arguments:
-            return False
-        return float(process.create_time()) > rwlock.stat().st_mtime + CLOCK_TOLERANCE_SECONDS
+    arguments, words = command.split()[1:], command_of(pid)
+    if words[len(words) - len(arguments) :] == arguments:
+        return False
+    started = started_at(pid)
+    with suppress(OSError):
+        return started is not None and started > rwlock.stat().st_mtime + CLOCK_TOLERANCE_SECONDS
     return False
 
 
@@ -192,7 +191,7 @@ def _is_in_use(folder: Path) -> bool:
     if not lock.exists():
         return False
     hosts = lock.read_text().split()[1:2]
-    return is_held(lock) or hosts not in ([], [socket.gethostname()])
+    return is_locked(lock) or hosts not in ([], [socket.gethostname()])
 
 
 def _remove_experiment(root: Path, entry: Path, folder: Path) -> None:

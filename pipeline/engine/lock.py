@@ -3,7 +3,6 @@
 A flow holds it from its first stage to its last. A stage that DVC started in its own process holds it too.
 """
 
-import fcntl
 import os
 import socket
 import time
@@ -12,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
-from pipeline.engine.process_tree import is_alive
 from stages.contracts.errors import StageError
+from stages.contracts.file_lock import try_lock, unlock
+from stages.contracts.processes import is_alive
 from stages.runs.layout import PROJECT_LOCK
 
 EXIT_WAIT_SECONDS = 60
@@ -63,7 +63,7 @@ def project_lock(ancestors: Sequence[int] = (), *, timeout_seconds: float = 0.0)
             yield
         finally:
             file.truncate(0)
-            fcntl.flock(file, fcntl.LOCK_UN)
+            unlock(file)
 
 
 def _open() -> IO[str]:
@@ -80,16 +80,13 @@ def _open() -> IO[str]:
 def _acquire(file: IO[str], timeout_seconds: float) -> None:
     began = time.monotonic()
     while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _Holder.read(file)
-            timeout = max(timeout_seconds, EXIT_WAIT_SECONDS if holder.is_exiting() else 0.0)
-            if time.monotonic() - began >= timeout:
-                raise StageError(
-                    f"this project is in use by pid {holder.pid}{holder.host and f' on {holder.host}'} "
-                    f"(it holds {PROJECT_LOCK.resolve()}). Wait until it has finished, or stop it"
-                ) from None
-            time.sleep(0.1)
-        else:
+        if try_lock(file):
             return
+        holder = _Holder.read(file)
+        timeout = max(timeout_seconds, EXIT_WAIT_SECONDS if holder.is_exiting() else 0.0)
+        if time.monotonic() - began >= timeout:
+            raise StageError(
+                f"this project is in use by pid {holder.pid}{holder.host and f' on {holder.host}'} "
+                f"(it holds {PROJECT_LOCK.resolve()}). Wait until it has finished, or stop it"
+            )
+        time.sleep(0.1)

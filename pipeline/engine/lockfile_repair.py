@@ -5,7 +5,6 @@ each stage, and the backup replaces a truncated one. DVC then finds later result
 in its run store.
 """
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from pipeline.lockfile import is_truncated, read_lockfile
 from stages.contracts.errors import StageError
+from stages.contracts.file_lock import try_lock
 from stages.contracts.files import written_whole
 from stages.runs.layout import LOCKFILE_BACKUP
 
@@ -77,12 +77,7 @@ def try_dvc_lock(lock: Path) -> Iterator[bool]:
     While it is held, no DVC process writes the file that it guards.
     """
     with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield try_lock(file)
 
 
 def _restore_lockfile() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from signal import SIGTERM
 
 from pipeline.engine.lockfile_repair import RWLOCK
+from stages.contracts.processes import ancestors
 
 STAGE_VARIABLE = "DVC_STAGE"
 PR_SET_PDEATHSIG = 1
@@ -33,7 +34,7 @@ def ancestors_up_to_dvc() -> list[int]:
     If DVC's process is not among them, because it has exited or did not start this one, return the parent
     only.
     """
-    above = _ancestors()
+    above = ancestors()
     owners = _dvc_writers()
     known = [place for place, pid in enumerate(above) if pid in owners]
     return above[: known[0] + 1] if known else above[:1]
@@ -65,29 +66,6 @@ def terminate_with_parent(parent: int) -> None:
 def terminate_once_with_parent(parent: int) -> None:
     """Do the same with exactly one SIGTERM, for a process whose handler must not run twice."""
     _watch([parent], lambda: os.getppid() == parent)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process *pid* runs on this machine, which is not one that only waits to be collected."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not Path("/proc/self").exists()
-
-
-def _ancestors() -> list[int]:
-    """The parent of this process, and its parent, and so on; the parent alone where there is no /proc."""
-    found = [os.getppid()]
-    with suppress(OSError):
-        while found[-1] > 1:
-            fields = Path(f"/proc/{found[-1]}/stat").read_text().rpartition(")")[2].split()
-            found.append(int(fields[1]))
-    return found
 
 
 def _dvc_writers() -> set[int]:

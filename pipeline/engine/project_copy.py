@@ -13,8 +13,9 @@ from dvc.repo import Repo
 from pipeline.engine.frozen_inputs import FrozenProject
 from pipeline.engine.git import run_git
 from stages.contracts.errors import RunInUseError, StageError
+from stages.contracts.file_lock import hold_lock
+from stages.contracts.processes import pids_below
 from stages.runs.layout import RUNS_FOLDER
-from stages.runs.lock import held
 
 COPY_SUFFIX = ".copy"
 """Suffix of a copy's name."""
@@ -58,11 +59,11 @@ def _clone(base: FrozenProject, place: Path) -> Path:
 def remove_orphaned(folder: Path) -> None:
     """Remove the orphaned copies below *folder*, in which no process works any more.
 
-    Each copy has a lock file next to it. Without /proc such a process cannot be found, so all copies stay.
+    Each copy has a lock file next to it.
     """
     for place in folder.glob(f"*{COPY_SUFFIX}"):
-        with suppress(OSError, RunInUseError), held(place.with_suffix(LOCK_SUFFIX)):
-            if Path("/proc/self").exists() and not _is_in_use(place):
+        with suppress(OSError, RunInUseError), hold_lock(place.with_suffix(LOCK_SUFFIX)):
+            if not _is_in_use(place):
                 shutil.rmtree(place, ignore_errors=True)
                 place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)
 
@@ -76,11 +77,7 @@ def wait_until_unused(place: Path, seconds: float) -> None:
 
 def _is_in_use(place: Path) -> bool:
     """Return whether the working directory of a process is *place*, or below it."""
-    for process in Path("/proc").glob("[0-9]*/cwd"):
-        with suppress(OSError):
-            if process.readlink().is_relative_to(place.resolve()):
-                return True
-    return False
+    return any(True for _ in pids_below(place))
 
 
 def fetch_experiment(base: FrozenProject, place: Path, name: str) -> None:

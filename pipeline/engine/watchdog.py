@@ -5,7 +5,6 @@ command refuses to start before it runs any code of this project. The watchdog i
 small, or started as a program if this process has threads. It exits after the process that it watches.
 """
 
-import fcntl
 import os
 import select
 import signal
@@ -17,7 +16,8 @@ from pathlib import Path
 
 from pipeline.engine.lockfile_repair import back_up_lockfile, repair_lockfiles
 from pipeline.engine.params_journal import restore_idle_params
-from pipeline.engine.process_tree import is_alive
+from stages.contracts.file_lock import try_lock
+from stages.contracts.processes import is_alive
 from stages.runs.layout import RUNS_FOLDER, watchdog_claim
 
 
@@ -69,7 +69,8 @@ def _wait_and_repair(pid: int) -> None:
     """
     claim = watchdog_claim(pid)
     with suppress(OSError), claim.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(file):
+            return
         _wait(pid)
         repair_lockfiles()
         back_up_lockfile()

@@ -24,8 +24,8 @@ from pipeline.engine.project_copy import (
     wait_until_unused,
 )
 from pipeline.flows.prefect_api import FLOW_RUN
+from stages.contracts.file_lock import hold_lock
 from stages.runs.layout import COPIES_FOLDER
-from stages.runs.lock import held
 
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")
 """Matches the beginning of a line that a stage has logged to the server itself."""
@@ -68,7 +68,7 @@ def run_experiment(
     place.parent.mkdir(parents=True, exist_ok=True)
     remove_orphaned(place.parent)
     wait_until_unused(place, EXIT_SECONDS)
-    with held(place.with_suffix(LOCK_SUFFIX)), temporary_copy(base, place) as folder:
+    with hold_lock(place.with_suffix(LOCK_SUFFIX)), temporary_copy(base, place) as folder:
         run_dvc(command, {FLOW_RUN: flow_run}, log_line=log_line, deadline=deadline, folder=folder)
         fetch_experiment(base, place, experiment.name)
     place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
+from stages.contracts.processes import ProcessIdentity, to_json
 from stages.runs.layout import UNREACHABLE_API_FILE
-from stages.runs.owner import Owner, to_json
 
 URL = "PREFECT_API_URL"
 RECORDING_VARIABLE = "LEARNER_PREFECT"
@@ -95,7 +95,7 @@ def is_stage_recorded(dvc: int | None, warn: Callable[[str], None]) -> bool:
         return is_configured()
     if dvc is None or not is_configured() or read_recording(Recording.OPTIONAL) is Recording.REQUIRED:
         return is_recorded(Recording.OPTIONAL, warn)
-    note = json.dumps({"dvc": to_json(Owner.of(dvc)), "api": read_setting(URL)})
+    note = json.dumps({"dvc": to_json(ProcessIdentity.of(dvc)), "api": read_setting(URL)})
     if UNREACHABLE_API_FILE.exists() and UNREACHABLE_API_FILE.read_text(encoding="utf-8") == note:
         return False
     if is_recorded(Recording.OPTIONAL, warn):

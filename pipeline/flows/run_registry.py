@@ -29,9 +29,9 @@ from prefect.states import Cancelled, Crashed
 
 from pipeline.flows.artifacts import API_ERRORS, short_timeout_client
 from stages.contracts.errors import RunInUseError
+from stages.contracts.file_lock import hold_lock, is_locked, lock_holder
 from stages.contracts.files import write_text
 from stages.runs.layout import FLOW_RUNS_FOLDER
-from stages.runs.lock import held, holder, is_held
 
 SUBMISSION_SECONDS = 20.0
 """Time limit for a submitted run to start, after which `report_abandoned_submissions` reports it."""
@@ -43,7 +43,7 @@ def register_flow_run(flow_run: UUID) -> None:
     FLOW_RUNS_FOLDER.mkdir(parents=True, exist_ok=True)
     stack = ExitStack()
     try:
-        stack.enter_context(held(note.with_suffix(".lock")))
+        stack.enter_context(hold_lock(note.with_suffix(".lock")))
     except RunInUseError:  # this process has registered it already
         return
     write_text(note, json.dumps({"api": PREFECT_API_URL.value()}))
@@ -66,8 +66,8 @@ def report_killed_runs() -> None:
     """
     for note in sorted(FLOW_RUNS_FOLDER.glob("*.json")):
         lock = note.with_suffix(".lock")
-        owner = holder(lock)
-        if is_held(lock) or (owner and owner.host != socket.gethostname()):
+        owner = lock_holder(lock)
+        if is_locked(lock) or (owner and owner.host != socket.gethostname()):
             continue
         with suppress(OSError, ValueError):  # removed meanwhile by its own process
             if json.loads(note.read_bytes())["api"] != PREFECT_API_URL.value():

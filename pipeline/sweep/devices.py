@@ -4,7 +4,6 @@ A claim is a lock on a file for each device of the host. The kernel releases it 
 sweeps, of the same or of different users, never share a device.
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stages.contracts.errors import StageError
+from stages.contracts.file_lock import try_lock
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PAUSE_SECONDS = 0.2
@@ -64,7 +64,7 @@ def claim_device(devices: Sequence[str], is_wanted: Callable[[], bool]) -> Itera
         for device in devices:
             handle = _open(folder / f"{names[device]}.lock")
             try:
-                if _locked(handle):
+                if try_lock(handle):
                     yield device, handle
                     return
             finally:
@@ -104,11 +104,3 @@ def _open(path: Path) -> int:
         with suppress(OSError):
             os.fchmod(handle, 0o644)
         return handle
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -5,7 +5,6 @@ the point. The lock of the point makes it run once. All processes of the point h
 the last one has exited.
 """
 
-import fcntl
 import os
 import shutil
 import signal
@@ -23,8 +22,8 @@ from pipeline.engine.project_copy import COPY_SUFFIX, fetch_experiment, temporar
 from pipeline.sweep.devices import VISIBLE, claim_device, visible_devices
 from pipeline.sweep.results import is_result
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
+from stages.contracts.file_lock import hold_lock, is_locked, try_lock, wait_for_lock
 from stages.runs.layout import SWEEP_FOLDER
-from stages.runs.lock import held, is_held
 
 SWEEP = ".sweep"
 """Suffix of the lock file of a sweep."""
@@ -62,7 +61,7 @@ class Job:
 
     def is_wanted(self) -> bool:
         """Return whether the sweep still runs."""
-        return is_held(self.sweep)
+        return is_locked(self.sweep)
 
 
 def run_job(job: Job) -> None:
@@ -113,7 +112,7 @@ def _exclusive(job: Job) -> Iterator[None]:
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(held(job.log.with_suffix(".lock")))
+                stack.enter_context(hold_lock(job.log.with_suffix(".lock")))
                 break
             except RunInUseError:
                 _pause(job)
@@ -144,7 +143,7 @@ def _environment(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
 def _run_dvc(job: Job, folder: Path, environment: Mapping[str, str], stdin: int) -> int:
     arguments = ["--temp", "--name", job.name, *job.arguments]
     with job.log.open("ab") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
+        wait_for_lock(log)
         log.write(f"$ dvc exp run {' '.join(arguments)}\n".encode())
         log.flush()
         process = subprocess.Popen(  # noqa: S603  no shell
@@ -184,21 +183,17 @@ def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove from *folder* the copies in which no process works, and the locks of finished sweeps."""
     for place in folder.glob(f"*{COPY_SUFFIX}"):
-        if is_unlocked(place.with_suffix(".log")) and not is_held(place.with_suffix(".lock")):
+        if is_unlocked(place.with_suffix(".log")) and not is_locked(place.with_suffix(".lock")):
             shutil.rmtree(place, ignore_errors=True)
     for lock in folder.glob(f"*{SWEEP}"):
-        if not is_held(lock):
+        if not is_locked(lock):
             lock.unlink(missing_ok=True)
 
 
 def is_unlocked(log: Path) -> bool:
     """Return whether no process has *log* open for writing: each inherits the lock with the file."""
-    try:
-        with log.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    with log.open("ab") as file:
+        return try_lock(file)
 
 
 def _reason(log: Path, start: int) -> str:

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from pipeline.sweep.job import PAUSE_SECONDS, Job, is_unlocked
-from stages.runs.lock import held
+from stages.contracts.file_lock import hold_lock
 
 
 class Future(Protocol):
@@ -36,7 +36,7 @@ def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) ->
     finished: SimpleQueue[tuple[Job, Future]] = SimpleQueue()
     waiting, active = list(jobs), list[Job]()
     try:
-        with held(jobs[0].sweep):
+        with hold_lock(jobs[0].sweep):
             while waiting or active:
                 while len(active) < width and (job := _next(waiting, active)):
                     waiting.remove(job)

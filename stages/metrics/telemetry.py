@@ -1,19 +1,16 @@
-"""Metrics of the run itself: the learning rate, the iteration speed, and readings of the machine.
-
-The CPU metrics need psutil, which the extra ``metrics`` installs.
-"""
+"""Metrics of the run itself: the learning rate, the iteration speed, and readings of the machine."""
 
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
+import psutil
 import torch
 
 from stages.contracts.events import Step
-from stages.contracts.extras import load_extra
 from stages.contracts.history import Direction
 from stages.metrics.state import Mean
 
@@ -117,7 +114,6 @@ class CpuUse(Gauge):
     unit = "%"
 
     def __init__(self) -> None:
-        psutil = _load_psutil(type(self))
         psutil.cpu_percent()
         super().__init__(psutil.cpu_percent)
 
@@ -129,7 +125,6 @@ class CpuTemperature(Gauge):
     unit = "°C"
 
     def __init__(self) -> None:
-        _load_psutil(type(self))
         super().__init__(_read_temperature)
 
 
@@ -140,7 +135,6 @@ class CpuMemory(Gauge):
     unit = "GB"
 
     def __init__(self) -> None:
-        _load_psutil(type(self))
         super().__init__(_read_memory)
 
 
@@ -158,19 +152,14 @@ class CudaMetric(Gauge):
         super().__init__(_read_gpu_memory)
 
 
-def _load_psutil(user: type[Gauge]) -> Any:
-    return load_extra("psutil", "metrics", user.__name__)
-
-
 def _read_temperature() -> float:
-    psutil = _load_psutil(CpuTemperature)
     sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     readings = [[sensor.current for sensor in sensors.get(name, ())] for name in PROCESSOR_SENSORS]
     return next((fmean(found) for found in readings if found), float("nan"))
 
 
 def _read_memory() -> float:
-    return float(_load_psutil(CpuMemory).virtual_memory().used) / 1e9
+    return float(psutil.virtual_memory().used) / 1e9
 
 
 def _read_gpu_memory() -> float:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
+from stages.contracts.processes import ProcessIdentity
 from stages.runs.layout import HEARTBEAT_FILE
 from stages.runs.manifest import LogLedger
-from stages.runs.owner import Owner
 from stages.runs.store import RunStore, read_json
 
 
@@ -21,7 +21,7 @@ from stages.runs.store import RunStore, read_json
 class Beat:
     """How far a run was when it last said so."""
 
-    owner: Owner
+    owner: ProcessIdentity
     epoch: int
     """From 1; 0 before the first."""
     epochs: int
@@ -93,7 +93,7 @@ class HeartbeatRenderer:
     def _beat(self, progress: Progress) -> None:
         self._due = time.monotonic() + self._interval
         content = {
-            **asdict(Owner.this_process()),
+            **asdict(ProcessIdentity.of_this_process()),
             "epoch": progress.epoch,
             "epochs": progress.epochs,
             "split": progress.split.value,
@@ -117,7 +117,7 @@ def read_beat(store_path: Path) -> Beat | None:
     if content is None:
         return None
     try:
-        owner = Owner(*(content[name] for name in ("pid", "host", "boot", "started")))
+        owner = ProcessIdentity(*(content[name] for name in ("pid", "host", "boot", "started")))
         numbers = {name: int(content[name]) for name in ("epoch", "epochs", "step", "steps")}
         when = datetime.fromisoformat(content["time"])
         return Beat(owner, split=str(content["split"]), time=when, **numbers)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, saved_epochs
+from stages.contracts.file_lock import is_locked, lock_holder
+from stages.contracts.processes import ProcessIdentity
 from stages.runs.heartbeat import Beat, read_beat
 from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, KEY_FILE, lock_of, stores
-from stages.runs.lock import holder, is_held
 from stages.runs.manifest import read_finished
-from stages.runs.owner import Owner
 from stages.runs.store import read_json
 
 STALLED_SECONDS = 60.0
@@ -36,11 +36,11 @@ class State(StrEnum):
 def state_of(store_path: Path) -> State:
     """What the store *store_path* is in now."""
     lock = lock_of(store_path)
-    if is_held(lock):
+    if is_locked(lock):
         return State.RUNNING
     if (store_path / FINISHED_FILE).exists():
         return State.FINISHED
-    return State.DEAD if holder(lock) else State.INTERRUPTED
+    return State.DEAD if lock_holder(lock) else State.INTERRUPTED
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Run:
 
     path: Path
     state: State
-    owner: Owner | None
+    owner: ProcessIdentity | None
     """Who works in it, or died in it."""
     beat: Beat | None
 
@@ -111,7 +111,7 @@ class Run:
 def look_at(store_path: Path) -> Run:
     """The store *store_path* as it is now."""
     state = state_of(store_path)
-    owner = holder(lock_of(store_path)) if state in (State.RUNNING, State.DEAD) else None
+    owner = lock_holder(lock_of(store_path)) if state in (State.RUNNING, State.DEAD) else None
     return Run(store_path, state, owner, read_beat(store_path))
 
 

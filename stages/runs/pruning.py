@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stages.contracts.errors import RunInUseError
+from stages.contracts.file_lock import hold_lock
 from stages.runs.durations import record_duration
 from stages.runs.layout import FINISHED_FILE, lock_of, locks, stores, trash
-from stages.runs.lock import held
 from stages.runs.store import set_aside
 
 
@@ -35,7 +35,7 @@ def _remove(root: Path, candidates: Iterable[Path], *, finished: bool) -> list[s
     removed = []
     for path in candidates:
         try:
-            with held(lock_of(path)):
+            with hold_lock(lock_of(path)):
                 if path.is_dir() and bool(_finished_at(path)) == finished:
                     if finished:
                         record_duration(path)
@@ -57,7 +57,7 @@ def _sweep(root: Path) -> None:
         if store.exists():
             continue
         try:
-            with held(lock):
+            with hold_lock(lock):
                 if not store.exists():
                     lock.unlink(missing_ok=True)
         except RunInUseError:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from stages.contracts.errors import StageError
+from stages.contracts.file_lock import hold_lock
 from stages.contracts.files import sync_directory, write_text
 from stages.contracts.user_code import user_frames
 from stages.runs.key import plain, run_key
 from stages.runs.layout import FINISHED_FILE, KEY_FILE, lock_of, new_trash_path
-from stages.runs.lock import held
 from stages.runs.manifest import Manifest, describe_store, read_finished, sealed
 
 
@@ -137,7 +137,7 @@ def open_store(root: Path, entries: Mapping[str, Any]) -> Iterator[RunStore]:
     with ExitStack() as stack:
         with _told(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(held(lock_of(path)))
+            stack.enter_context(hold_lock(lock_of(path)))
             _make(path, plain(entries))
             handle = stack.enter_context(DirectoryHandle(path))
             store = RunStore(path, plain(entries), handle)

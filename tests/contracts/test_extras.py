@@ -19,7 +19,7 @@ PACKAGES = sorted(
 WITHOUT_EXTRAS = """
 import sys
 EXTRAS = {
-    "torchmetrics", "psutil", "tensorboard", "vl_convert", "dask", "distributed", "prefect_dask",
+    "torchmetrics", "tensorboard", "vl_convert", "dask", "distributed", "prefect_dask",
     "ray", "prefect_ray", "dvc_s3", "s3fs", "dvc_ssh", "sshfs",
 }
 class Blocker:
@@ -29,11 +29,7 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 """
 USES = {
-    "CpuUse()": ("CpuUse needs psutil", "metrics"),
-    "CpuTemperature()": ("CpuTemperature needs psutil", "metrics"),
-    "CpuMemory()": ("CpuMemory needs psutil", "metrics"),
     "TorchMetric(None)": ("TorchMetric needs torchmetrics", "metrics"),
-    "build_metric(Use(kind='cpu_use'))": ("CpuUse needs psutil", "metrics"),
     "build_metric(Use(kind='bleu'))": ("metric 'bleu' needs torchmetrics", "metrics"),
     "build_metric(Use(kind='rouge_l'))": ("metric 'rouge_l' needs torchmetrics", "metrics"),
     "build_metric(Use(kind='dice', num_classes=3))": ("metric 'dice' needs torchmetrics", "metrics"),

@@ -7,7 +7,7 @@ import time
 from projects import COMMANDS, difference, templates
 
 from pipeline.doctor.checkout import BACKUP
-from stages.runs.lock import is_held
+from stages.contracts.file_lock import is_locked
 
 EPOCHS = "fit.num_epochs=3"
 """The override with which a run from an edited checkout equals the reference of the templates."""
@@ -118,7 +118,7 @@ def leftovers(project):
     if locks := sorted(path.name for path in (project.folder / ".git").rglob("*.lock")):
         wrong.append(f"locks in .git: {locks}")
     temporary = [*project.folder.glob(".runs/*.lock"), project.folder / ".runs/lock"]
-    if held := [path.name for path in temporary if path.exists() and is_held(path)]:
+    if held := [path.name for path in temporary if path.exists() and is_locked(path)]:
         wrong.append(f"locks that are held: {held}")
     return "; ".join(wrong)
 

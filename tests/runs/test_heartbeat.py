@@ -11,8 +11,8 @@ import pytest
 
 from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
+from stages.contracts.processes import ProcessIdentity
 from stages.runs import HeartbeatRenderer, State, open_store, read_beat, runs
-from stages.runs.owner import Owner
 
 BEATING = """
 import sys, time
@@ -55,7 +55,7 @@ def test_it_tells_who_and_how_far_at_start_epoch_and_close(tmp_path):
     progress.epoch = 2
     heart.close()
     beat = read_beat(tmp_path)
-    assert (beat.owner, beat.epoch, beat.epochs, beat.steps) == (Owner.this_process(), 2, 9, 50)
+    assert (beat.owner, beat.epoch, beat.epochs, beat.steps) == (ProcessIdentity.of_this_process(), 2, 9, 50)
     assert abs(beat.time - datetime.now(UTC)) < timedelta(minutes=10)
 
 
@@ -90,7 +90,7 @@ def test_it_is_whole_whenever_it_is_read_and_outlives_a_kill(tmp_path, process):
     assert (run.state, run.beat.epoch) == (State.DEAD, 3)
     assert run.beat.step > 0
     assert run.owner.pid == worker.pid
-    assert run.owner.is_gone()
+    assert run.owner.has_ended()
 
 
 def test_a_beat_of_the_process_before_is_not_taken_for_this_one(tmp_path, process):
@@ -118,12 +118,12 @@ def test_a_run_at_work_that_said_nothing_for_a_minute_may_be_stalled(tmp_path):
 
 
 def test_a_process_that_got_the_number_of_a_dead_one_is_not_taken_for_it():
-    here = Owner.this_process()
+    here = ProcessIdentity.of_this_process()
 
-    assert not here.is_gone()
-    assert Owner(here.pid, here.host, here.boot, "1").is_gone()
-    assert Owner(here.pid, here.host, "before the power cut", here.started).is_gone()
-    assert not Owner(here.pid, "another.host", "", "").is_gone()
+    assert not here.has_ended()
+    assert ProcessIdentity(here.pid, here.host, here.boot, "1").has_ended()
+    assert ProcessIdentity(here.pid, here.host, "before the power cut", here.started).has_ended()
+    assert not ProcessIdentity(here.pid, "another.host", "", "").has_ended()
 
 
 def test_a_damaged_heartbeat_is_none(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 
 from stages.contracts.events import Progress
 from stages.contracts.history import Split
+from stages.contracts.processes import ProcessIdentity
 from stages.runs import HeartbeatRenderer, State, open_store, runs
-from stages.runs.owner import Owner
 
 NOBODY = 65534
 
@@ -82,18 +82,18 @@ def test_a_key_file_that_is_not_a_mapping_has_no_entries(root, text):
 def test_an_owner_has_the_boot_of_its_machine():
     boot = Path("/proc/sys/kernel/random/boot_id")
 
-    assert Owner.this_process().boot == (boot.read_text().strip() if boot.exists() else "")
+    assert ProcessIdentity.of_this_process().boot == (boot.read_text().strip() if boot.exists() else "")
 
 
 def test_a_process_of_another_user_is_not_gone():
-    first = Owner.of(1)
+    first = ProcessIdentity.of(1)
     is_root = os.geteuid() == 0
     if is_root:
         os.setresuid(NOBODY, NOBODY, 0)
     try:
         with pytest.raises(PermissionError):
             os.kill(1, 0)
-        assert not first.is_gone()
+        assert not first.has_ended()
     finally:
         if is_root:
             os.setresuid(0, 0, 0)

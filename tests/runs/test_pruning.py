@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from stages.contracts.file_lock import hold_lock
 from stages.runs import State, open_store, prune, prune_unfinished, run_key, runs, state_of
-from stages.runs.lock import held
 
 HOLD = """
 import sys, time
@@ -172,7 +172,7 @@ def test_a_lock_file_that_is_replaced_before_it_is_locked_is_opened_again(root, 
         lock.touch()
 
     def is_exclusive():
-        with held(lock), lock.open() as other, pytest.raises(BlockingIOError):
+        with hold_lock(lock), lock.open() as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
 

@@ -1,0 +1,138 @@
+"""Processes of this machine: identity, liveness, parents and working directories, as psutil reports them."""
+
+import functools
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A process on some host, distinct from every later process with the same number."""
+
+    pid: int
+    host: str
+    boot: str
+    """The id of the machine's boot; empty if the system has none."""
+    started: str
+    """The start time in clock ticks since the boot; empty if it is unknown."""
+
+    @classmethod
+    def of_this_process(cls) -> "ProcessIdentity":
+        """Return the identity of the calling process."""
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> "ProcessIdentity":
+        """Return the identity of process *pid* of this host."""
+        return _identity(pid)
+
+    def has_ended(self) -> bool:
+        """Return whether the process is certain to have ended; false for a process of another host."""
+        if self.host != socket.gethostname():
+            return False
+        if self.boot != _boot_id():
+            return True
+        return not psutil.pid_exists(self.pid) or self.started != _start_ticks(self.pid)
+
+    def __str__(self) -> str:
+        return f"pid {self.pid}, host {self.host}"
+
+
+def to_json(process: ProcessIdentity) -> str:
+    """Return *process* as one line of JSON."""
+    return json.dumps(asdict(process))
+
+
+def from_json(text: str | bytes) -> ProcessIdentity | None:
+    """Return the process that `to_json` wrote; None for any other text."""
+    try:
+        return ProcessIdentity(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether process *pid* runs on this machine; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() not in _ENDED
+    except psutil.AccessDenied:
+        return True
+    except (psutil.NoSuchProcess, ValueError):
+        return False
+
+
+def ancestors() -> list[int]:
+    """Return the parent of this process, its parent, and so on up to the first process."""
+    found = [os.getppid()]
+    with suppress(psutil.Error):
+        while found[-1] > 1:
+            found.append(psutil.Process(found[-1]).ppid())
+    return found
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of process *pid*; None if it has ended."""
+    with suppress(psutil.Error):
+        return int(psutil.Process(pid).ppid())
+    return None
+
+
+def command_of(pid: int) -> list[str]:
+    """Return the command line of process *pid*; an empty list if it cannot be read."""
+    with suppress(psutil.Error):
+        return list(psutil.Process(pid).cmdline())
+    return []
+
+
+def started_at(pid: int) -> float | None:
+    """Return the time, in seconds since the epoch, at which process *pid* started; None if it has ended.
+
+    The value depends on the system clock: setting the clock changes it.
+    """
+    with suppress(psutil.Error):
+        return float(psutil.Process(pid).create_time())
+    return None
+
+
+def pids_below(folder: Path) -> Iterator[int]:
+    """Yield the processes whose working directory is *folder* or below it, as far as it can be read."""
+    real = folder.resolve()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if Path(process.cwd()).is_relative_to(real):
+                yield process.pid
+
+
+@functools.lru_cache(maxsize=4)
+def _identity(pid: int) -> ProcessIdentity:
+    return ProcessIdentity(pid, socket.gethostname(), _boot_id(), _start_ticks(pid))
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+
+
+def _start_ticks(pid: int) -> str:
+    """Return the start time in clock ticks since the boot, field 22 of ``/proc/<pid>/stat`` on Linux.
+
+    psutil adds the time of the boot to it, which changes if the system clock is set; it is subtracted again.
+    """
+    for _ in range(3):
+        with suppress(psutil.Error, OSError):
+            boot = psutil.boot_time()
+            created = psutil.Process(pid).create_time()
+            if boot == psutil.boot_time():  # otherwise the clock was set between the two
+                return str(round((created - boot) * os.sysconf("SC_CLK_TCK")))
+        time.sleep(0.001)
+    return ""
