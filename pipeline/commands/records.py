@@ -19,14 +19,14 @@ app = typer.Typer(
     help="Show, verify, convert and compare files of tensors in Burn's formats and safetensors.",
     no_args_is_help=True,
 )
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.", show_default="off")]
 Limit = Annotated[
     int | None,
     typer.Option(
         min=1,
         metavar="BYTES",
-        help="The largest number of bytes of content to read. Default: 64 MiB or 100 times the file's size, "
-        "whichever is more.",
+        help="The largest number of bytes of content to read.",
+        show_default="the larger of 64 MiB and 100 times the file's size",
     ),
 ]
 
@@ -44,10 +44,15 @@ def show(
     file: Annotated[Path, typer.Argument(help="A record in any format.")],
     *,
     as_json: AsJson = False,
-    constants: Annotated[bool, typer.Option("--all", help="Also print constants, which are nil.")] = False,
+    constants: Annotated[
+        bool, typer.Option("--all", help="Also print constants, which are nil.", show_default="off")
+    ] = False,
     limit: Limit = None,
 ) -> None:
-    """Print the names, shapes and dtypes in a record, and its metadata, without loading tensors."""
+    """Print the names, shapes and dtypes in a record, and its metadata, without loading tensors.
+
+    Example: learner records show artifacts/model.mpk.gz
+    """
     from pipeline.record_view import print_record, summarize
     from stages.records.formats import find_format, read, read_metadata
     from stages.records.record_tree import Record
@@ -73,7 +78,10 @@ def verify(
     *,
     limit: Limit = None,
 ) -> None:
-    """Read each record and report whether it is intact; exit with code 1 if one is not."""
+    """Read each record and report whether it is intact; exit with code 1 if one is not.
+
+    Example: learner records verify artifacts/checkpoint
+    """
     from stages.records.tools.listing import escape
     from stages.records.tools.verification import verify_path
 
@@ -95,19 +103,29 @@ def convert(
     *,
     recorder: Annotated[
         str | None,
-        typer.Option(help="The format of OUT, for example named_mpk or burnpack. Default: by its suffix."),
+        typer.Option(
+            help="The format of OUT, for example named_mpk or burnpack.", show_default="by its suffix"
+        ),
     ] = None,
     precision: Annotated[
-        PrecisionName | None, typer.Option(help="The precision of floats and integers. Default: unchanged.")
+        PrecisionName | None,
+        typer.Option(help="The precision of floats and integers.", show_default="unchanged"),
     ] = None,
     learner: Annotated[
         Path | None,
-        typer.Option(help="A directory with learner.json, for the names that a .bin file lacks."),
+        typer.Option(
+            help="A directory with learner.json, for the names that a .bin file lacks.", show_default="none"
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace OUT if it exists.", show_default="off")
+    ] = False,
     limit: Limit = None,
 ) -> None:
-    """Convert a record to another format or precision."""
+    """Convert a record to another format or precision.
+
+    Example: learner records convert artifacts/model.mpk.gz model.safetensors
+    """
     from stages.records.formats import find_format, read, write
     from stages.records.tools.conversion import PRECISIONS, add_types, convert_record, find_lossy_tensors
 
@@ -134,14 +152,20 @@ def diff(
     tolerance: Annotated[
         float, typer.Option(min=0, help="The largest absolute difference of values that count as equal.")
     ] = 0.0,
-    ids: Annotated[bool, typer.Option("--ids", help="Also compare the ids of parameters.")] = False,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="Also compare the ids of parameters.", show_default="off")
+    ] = False,
     learner: Annotated[
-        Path | None, typer.Option(help="A directory with learner.json, if A or B is a .bin file.")
+        Path | None,
+        typer.Option(help="A directory with learner.json, if A or B is a .bin file.", show_default="none"),
     ] = None,
     as_json: AsJson = False,
     limit: Limit = None,
 ) -> None:
-    """Compare the names, shapes, dtypes and values of two records; exit with code 1 if they differ."""
+    """Compare the names, shapes, dtypes and values of two records; exit with code 1 if they differ.
+
+    Example: learner records diff artifacts/model.mpk.gz model.safetensors
+    """
     from pipeline.record_view import difference_row, print_differences
     from stages.records.formats import find_format, read
     from stages.records.tools.diff import find_differences

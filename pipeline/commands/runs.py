@@ -1,4 +1,4 @@
-"""The commands of ``learner runs``: which run stores there are, what each is made of, and which may go."""
+"""The commands of ``learner runs``: list, inspect, verify and remove run stores."""
 
 import json
 import time
@@ -30,22 +30,27 @@ from stages.runs.verification import damaged
 
 app = typer.Typer(
     name="runs",
-    help="The run stores: where training works until it is done, and goes on after it was stopped.",
+    help="List, inspect, verify and remove run stores, from which interrupted training resumes.",
     no_args_is_help=True,
 )
-AsJson = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
-Key = Annotated[str | None, typer.Argument(help="A key, or how it begins.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.", show_default="off")]
+KEY_HELP = "Key of the run, or the beginning of the key."
+LastRun = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="the latest run")]
+AllRuns = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="all runs")]
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
-def lines(root: Path) -> list[str]:
-    """A line for each run below *root*, the one that showed life last first, as ``status`` prints it."""
-    return [f"run {run.key}: {_told(run)}" for run in all_runs(root)]
+def describe_runs(root: Path) -> list[str]:
+    """Return one line for each run below *root*, that with the latest activity first."""
+    return [f"run {run.key}: {_describe(run)}" for run in all_runs(root)]
 
 
 @app.command("list")
 def list_runs(*, as_json: AsJson = False) -> None:
-    """Say of each run store whether somebody works in it, how far it is, and what it takes up."""
+    """List the run stores with their state, progress and size.
+
+    Example: learner runs list --json
+    """
     found = all_runs(runs_root())
     if as_json:
         typer.echo(json.dumps([_summary(run) for run in found], indent=2))
@@ -61,40 +66,51 @@ def list_runs(*, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def show(key: Key = None, *, as_json: AsJson = False) -> None:
-    """Print what a run's key was made of, and what differs from params.yaml and the inputs of now."""
-    run = _found(key)
-    now, reason = _current_entries()
+def show(key: LastRun = None, *, as_json: AsJson = False) -> None:
+    """Print the entries of a run's key, and how they differ from the current params.yaml and inputs.
+
+    Example: learner runs show 3f2a
+    """
+    run = _find_run(key)
+    now, reason = _read_current_entries()
     changed = None if now is None else differences(run.entries, now)
     current = None if now is None else run_key(now)
     if as_json:
         more = {"entries": run.entries, "finished": run.finished, "current": current, "differences": changed}
         typer.echo(json.dumps({**_summary(run), **more}, indent=2))
         return
-    typer.echo(f"run {run.key}: {_told(run)}")
-    typer.echo(f"in {run.path}, {_size(run.size)}")
+    typer.echo(f"run {run.key}: {_describe(run)}")
+    typer.echo(f"in {run.path}, {_format_size(run.size)}")
     for name, value in sorted(leaves(run.entries).items()):
         typer.echo(f"  {name}: {shown(value)}")
-    for line in _compared(current, changed, reason):
+    for line in _describe_differences(current, changed, reason):
         typer.echo(line)
 
 
 @app.command()
 def prune(
     *,
-    keep: Annotated[int, typer.Option(min=0, help="How many finished ones stay, the newest.")] = 3,
+    keep: Annotated[int, typer.Option(min=0, help="Number of finished run stores to keep, the newest.")] = 3,
     unfinished: Annotated[
-        bool, typer.Option("--all", help="Also those that are not finished, and that nobody works in.")
+        bool,
+        typer.Option("--all", help="Also remove interrupted runs, after a question.", show_default="off"),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove interrupted runs without a question.", show_default="off")
+    ] = False,
 ) -> None:
-    """Remove finished run stores but the newest; those that somebody works in always stay."""
+    """Remove finished run stores, except for the newest.
+
+    Run stores in which a process is running are never removed.
+
+    Example: learner runs prune --keep 1
+    """
     root = runs_root()
-    waiting = [run for run in all_runs(root) if run.state in (State.INTERRUPTED, State.DEAD)]
-    if unfinished and waiting and not yes:
-        for run in waiting:
-            typer.echo(f"run {run.key}: {_told(run)}")
-        typer.confirm("These can go on where they were stopped. Remove them?", abort=True)
+    resumable = [run for run in all_runs(root) if run.state in (State.INTERRUPTED, State.DEAD)]
+    if unfinished and resumable and not yes:
+        for run in resumable:
+            typer.echo(f"run {run.key}: {_describe(run)}")
+        typer.confirm("These runs can be resumed. Remove them?", abort=True)
     removed = prune_finished(root, keep)
     if unfinished:
         removed += prune_unfinished(root)
@@ -105,32 +121,37 @@ def prune(
 
 
 @app.command()
-def verify(key: Key = None) -> None:
-    """Verify size and hash of every checkpoint, log and result of a run, or of all runs."""
-    chosen = all_runs(runs_root()) if key is None else [_found(key)]
-    broken = 0
-    for run in chosen:
-        for name, problem in _verified(run):
+def verify(key: AllRuns = None) -> None:
+    """Verify the size and hash of every checkpoint, log and result of a run, or of all runs.
+
+    Exit with code 1 if a file is damaged. Nothing is changed: `fit` repairs a run when it resumes it.
+
+    Example: learner runs verify 3f2a
+    """
+    selected = all_runs(runs_root()) if key is None else [_find_run(key)]
+    damaged_files = 0
+    for run in selected:
+        for name, problem in _verify_run(run):
             typer.echo(f"run {run.key}: {name}: {problem or 'intact'}")
-            broken += problem is not None
-    if broken:
+            damaged_files += problem is not None
+    if damaged_files:
         raise typer.Exit(1)
 
 
-def _verified(run: Run) -> list[tuple[str, str | None]]:
-    """Return name and problem of each checkpoint and damaged file, and how many other files are intact."""
+def _verify_run(run: Run) -> list[tuple[str, str | None]]:
+    """Return the name and problem of each checkpoint and each damaged file, and the count of intact files."""
     finished = read_finished(read_json(run.path / FINISHED_FILE))
     if finished is None and run.state is State.FINISHED:
-        return [(FINISHED_FILE, "is corrupt: fit makes it again"), *_verified_checkpoints(run)]
+        return [(FINISHED_FILE, "is corrupt. Run fit again to rewrite it"), *_verify_checkpoints(run)]
     recorded = finished.files if finished else None
     manifest = LogLedger(run.path).read(run.epochs) if recorded is None else recorded
     found = damaged(run.path, manifest)
     count = f"{len(manifest) - len(found)} files with a recorded hash"
-    return [*_verified_checkpoints(run), *found.items(), *([(count, None)] if manifest else [])]
+    return [*_verify_checkpoints(run), *found.items(), *([(count, None)] if manifest else [])]
 
 
-def _verified_checkpoints(run: Run) -> list[tuple[str, str | None]]:
-    """Return name and problem of each checkpoint; one that a running run has removed since is left out."""
+def _verify_checkpoints(run: Run) -> list[tuple[str, str | None]]:
+    """Return the name and problem of each checkpoint, except for those that a running run has removed."""
     from stages.records.tools.verification import verify_checkpoint
 
     found: list[tuple[str, str | None]] = []
@@ -147,8 +168,8 @@ def _verified_checkpoints(run: Run) -> list[tuple[str, str | None]]:
     return found or [("no checkpoint yet", None)]
 
 
-def _current_entries() -> tuple[Mapping[str, Any] | None, str]:
-    """What a run with params.yaml and the inputs of now is made of; or None, and why that cannot be told."""
+def _read_current_entries() -> tuple[Mapping[str, Any] | None, str]:
+    """Return the entries of the key for the current params.yaml and inputs; or None and the reason."""
     from pipeline.engine.stage_run import read_key_entries
 
     try:
@@ -157,35 +178,39 @@ def _current_entries() -> tuple[Mapping[str, Any] | None, str]:
         return None, str(error)
 
 
-def _compared(current: str | None, changed: list[str] | None, reason: str) -> list[str]:
+def _describe_differences(current: str | None, changed: list[str] | None, reason: str) -> list[str]:
     if changed is None:
-        return [f"not compared with params.yaml and the inputs as they are now: {reason}"]
+        return [f"not compared with the current params.yaml and inputs: {reason}"]
     if not changed:
-        return ["params.yaml and the inputs are the same now: fit works in this store"]
-    head = f"params.yaml and the inputs as they are now make run {current}, which differs in"
+        return ["the current params.yaml and inputs have this key: fit uses this store"]
+    head = f"the current params.yaml and inputs have the key {current}, which differs in"
     return [head, *(f"  {line}" for line in changed)]
 
 
-def _found(key: str | None) -> Run:
-    """The one run whose key begins so; with none given, the one that showed life last."""
+def _find_run(key: str | None) -> Run:
+    """Return the run whose key begins with *key*, or the run with the latest activity if *key* is None.
+
+    Raises `ParamsError` if there is no such run, or more than one.
+    """
     root = runs_root()
-    there = all_runs(root)
-    listed = ", ".join(run.key for run in there) or "none"
-    if not there:
-        raise ParamsError(f"there is no run in {root}")
+    found = all_runs(root)
+    if not found:
+        raise ParamsError(f"there is no run in {root}. Run `dvc repro` to start one")
     if key is None:
-        return there[0]
-    matches = [run for run in there if run.key.startswith(key)]
+        return found[0]
+    matches = [run for run in found if run.key.startswith(key)]
     if not matches:
-        raise ParamsError(f"no run in {root} has a key that begins with {key!r}; there: {listed}")
+        keys = ", ".join(run.key for run in found)
+        raise ParamsError(f"no run in {root} has a key that begins with {key!r}. Use one of {keys}")
     if len(matches) > 1:
-        raise ParamsError(f"{key!r} begins more than one key: {', '.join(run.key for run in matches)}")
+        keys = ", ".join(run.key for run in matches)
+        raise ParamsError(f"{key!r} is the beginning of more than one key. Use one of {keys}")
     return matches[0]
 
 
-def _told(run: Run) -> str:
-    """State, who, how far and when, as ``running, pid 123 on host, epoch 3 step 120, 12:31:05``."""
-    parts = [_state(run)]
+def _describe(run: Run) -> str:
+    """Return state, process, progress and time: ``running, pid 123 on host, epoch 3 step 120, 12:31:05``."""
+    parts = [_format_state(run)]
     if run.owner:
         parts.append(f"pid {run.owner.pid} on {run.owner.host}")
     if run.state is State.FINISHED:
@@ -194,21 +219,29 @@ def _told(run: Run) -> str:
         parts.append("starting")
     elif run.place:
         parts.append(run.place)
-    return ", ".join([*parts, _clock(run)])
+    return ", ".join([*parts, _format_time(run)])
 
 
-def _state(run: Run) -> str:
+def _format_state(run: Run) -> str:
     return f"{run.state}, stalled?" if run.stalled else str(run.state)
 
 
-def _clock(run: Run) -> str:
+def _format_time(run: Run) -> str:
     today = time.strftime("%Y-%m-%d")
     return run.time.strftime("%Y-%m-%d %H:%M:%S").removeprefix(f"{today} ")
 
 
 def _row(run: Run) -> tuple[str, ...]:
-    age = _age(max(0.0, time.time() - run.changed))
-    return (run.key, _state(run), str(run.epochs), run.place or "-", _clock(run), _size(run.size), age)
+    age = _format_age(max(0.0, time.time() - run.changed))
+    return (
+        run.key,
+        _format_state(run),
+        str(run.epochs),
+        run.place or "-",
+        _format_time(run),
+        _format_size(run.size),
+        age,
+    )
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -230,7 +263,7 @@ def _summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _size(nbytes: int) -> str:
+def _format_size(nbytes: int) -> str:
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -239,6 +272,6 @@ def _size(nbytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def _age(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     unit, length = next(((unit, length) for unit, length in UNITS if seconds >= length), UNITS[-1])
     return f"{seconds // length:.0f} {unit}"

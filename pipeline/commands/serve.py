@@ -1,4 +1,4 @@
-"""The command `learner serve`."""
+"""The command ``learner serve``."""
 
 from enum import StrEnum
 from math import isfinite
@@ -10,7 +10,7 @@ from stages.contracts.errors import ParamsError
 
 
 class OnCollision(StrEnum):
-    """What the second of two runs of a deployment does."""
+    """What a run of a deployment does while another run of it is in progress."""
 
     wait = "wait"
     cancel = "cancel"
@@ -18,26 +18,55 @@ class OnCollision(StrEnum):
 
 def serve(
     targets: Annotated[
-        list[str] | None, typer.Argument(metavar="[STAGE]...", help="With what they need; none means all.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[STAGE]...", help="Stages to run, with what they depend on.", show_default="all stages"
+        ),
     ] = None,
     *,
-    cron: Annotated[str | None, typer.Option(help='When to run, for example "0 3 * * *".')] = None,
-    interval: Annotated[float | None, typer.Option(min=1, help="Or the seconds from run to run.")] = None,
-    timezone: Annotated[str, typer.Option(help="In which --cron is meant.")] = "UTC",
-    name: Annotated[str, typer.Option(help="Of the deployment.")] = "nightly",
+    cron: Annotated[
+        str | None,
+        typer.Option(help='Schedule in cron syntax, for example "0 3 * * *".', show_default="no schedule"),
+    ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds between runs, instead of --cron.", show_default="no schedule"),
+    ] = None,
+    timezone: Annotated[str, typer.Option(help="Time zone of --cron.")] = "UTC",
+    name: Annotated[str, typer.Option(help="Name of the deployment.")] = "nightly",
     set_param: Annotated[
-        list[str], typer.Option("--set-param", "-S", metavar="KEY=VALUE", help="As in `dvc exp run -S`.")
+        list[str],
+        typer.Option(
+            "--set-param",
+            "-S",
+            metavar="KEY=VALUE",
+            help="Param to override, in the syntax of `dvc exp run -S`; repeatable.",
+            show_default="none",
+        ),
     ] = [],  # noqa: B006  never changed
     experiment: Annotated[
-        bool, typer.Option("--experiment/--workspace", help="Each run apart, as an experiment; or in here.")
+        bool,
+        typer.Option("--experiment/--workspace", help="Run as an isolated experiment, or in the workspace."),
     ] = True,
-    push: Annotated[bool, typer.Option("--push", help="To the remotes, after each run.")] = False,
-    timeout: Annotated[float | None, typer.Option(min=1, help="Seconds after which a run saves.")] = None,
+    push: Annotated[
+        bool,
+        typer.Option("--push", help="Push the cache and experiments after each run.", show_default="off"),
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds after which a run saves and stops.", show_default="no limit"),
+    ] = None,
     on_collision: Annotated[
-        OnCollision, typer.Option(help="What a run does while one of this deployment is at work.")
+        OnCollision, typer.Option(help="What a run does while another run of this deployment is in progress.")
     ] = OnCollision.wait,
 ) -> None:
-    """Run on a schedule, as a deployment of the Prefect server that is configured, until this is ended."""
+    """Run the pipeline on a schedule, as a Prefect deployment that this process serves.
+
+    It needs a Prefect server, whose address is PREFECT_API_URL, and serves until it is interrupted. Without a
+    schedule, it waits for runs that `prefect deployment run` starts.
+
+    Example: learner serve --cron "0 3 * * *" -S fit.num_epochs=30 --push
+    """
     from pipeline.flows import prefect_api
 
     for option, seconds in (("--interval", interval), ("--timeout", timeout)):

@@ -1,4 +1,4 @@
-"""The commands ``learner push`` and ``learner pull``: DVC's own, each one said before it is run."""
+"""The commands ``learner push`` and ``learner pull``, which print and run commands of DVC."""
 
 import subprocess
 import sys
@@ -12,75 +12,96 @@ from pipeline.engine.git import try_git
 from stages.contracts.errors import ParamsError, StageError
 
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[EXPERIMENT]...", help="Only these; without, all there is.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[EXPERIMENT]...",
+        help="Names of experiments to transfer.",
+        show_default="outputs, run-cache and all experiments",
+    ),
 ]
-Remote = Annotated[str | None, typer.Option("--remote", "-r", help="DVC's remote, where not the default.")]
+Remote = Annotated[
+    str | None,
+    typer.Option("--remote", "-r", help="Name of the DVC remote.", show_default="the default remote"),
+]
 GitRemote = Annotated[
-    str | None, typer.Option("--git-remote", help="Where experiments go; without, origin or the only one.")
+    str | None,
+    typer.Option(
+        "--git-remote",
+        help="Name or URL of the git remote of experiments.",
+        show_default="origin, or the only remote",
+    ),
 ]
 
 
 def push(experiments: Names = None, *, remote: Remote = None, git_remote: GitRemote = None) -> None:
-    """Send outputs, run-cache and experiments to where others can pull them. Commits go with `git push`."""
-    where = chosen_git_remote(git_remotes(), git_remote, experiments or ())
-    for command in push_commands(experiments or (), remote, where):
+    """Push outputs, the run-cache and experiments to the remotes.
+
+    Commits are not pushed: use `git push` for them.
+
+    Example: learner push big longer --remote store
+    """
+    target = choose_git_remote(list_git_remotes(), git_remote, experiments or ())
+    for command in push_commands(experiments or (), remote, target):
         _run(command)
 
 
 def pull(experiments: Names = None, *, remote: Remote = None, git_remote: GitRemote = None) -> None:
-    """Bring what others have pushed: experiments, run-cache, and the outputs of this commit."""
-    where = chosen_git_remote(git_remotes(), git_remote, experiments or ())
-    for command in pull_commands(experiments or (), remote, where):
+    """Pull experiments, the run-cache and the outputs of this commit from the remotes.
+
+    Example: learner pull big
+    """
+    source = choose_git_remote(list_git_remotes(), git_remote, experiments or ())
+    for command in pull_commands(experiments or (), remote, source):
         _run(command)
 
 
 def push_commands(experiments: Sequence[str], remote: str | None, git_remote: str | None) -> list[list[str]]:
-    """What sends *experiments*, or, with none named, this commit's outputs and all experiments."""
+    """Return the commands that push *experiments*, or the outputs of this commit and all experiments."""
     own = ["--remote", remote] if remote else []
     commands = [] if experiments else [["dvc", "push", "--run-cache", *own]]
     if git_remote:
-        commands.append(["dvc", "exp", "push", *own, *_which(experiments), git_remote, *experiments])
+        commands.append(["dvc", "exp", "push", *own, *_scope(experiments), git_remote, *experiments])
     return commands
 
 
 def pull_commands(experiments: Sequence[str], remote: str | None, git_remote: str | None) -> list[list[str]]:
-    """What brings *experiments*, or, with none named, all of them and this commit's outputs."""
+    """Return the commands that pull *experiments*, or all experiments and the outputs of this commit."""
     own = ["--remote", remote] if remote else []
     commands = [] if experiments else [["dvc", "pull", "--run-cache", *own]]
     if git_remote:
-        commands.insert(0, ["dvc", "exp", "pull", *own, *_which(experiments), git_remote, *experiments])
+        commands.insert(0, ["dvc", "exp", "pull", *own, *_scope(experiments), git_remote, *experiments])
     return commands
 
 
-def chosen_git_remote(there: Sequence[str], asked: str | None, experiments: Sequence[str]) -> str | None:
-    """The remote of git's that experiments go to: *asked*, or origin, or the only one *there*; None for none.
+def choose_git_remote(remotes: Sequence[str], name: str | None, experiments: Sequence[str]) -> str | None:
+    """Return the git remote of experiments: *name*, else origin, else the only one of *remotes*, else None.
 
-    Raises `ParamsError` where *experiments* are named and nothing says where to.
+    Raises `ParamsError` if there is no such remote and *experiments* names some.
     """
-    if asked:
-        return asked
-    if "origin" in there:
+    if name:
+        return name
+    if "origin" in remotes:
         return "origin"
-    if len(there) == 1:
-        return there[0]
+    if len(remotes) == 1:
+        return remotes[0]
     if experiments:
         raise ParamsError(
-            "experiments are git's commits, and go to a remote of git's; "
-            f"there: {', '.join(there) or 'none'}. `git remote add origin URL` adds one, "
-            "--git-remote NAME (or a URL) says which"
+            "experiments are git commits, and no git remote is selected; "
+            f"found remotes: {', '.join(remotes) or 'none'}. Run `git remote add origin URL`, or set "
+            "--git-remote to a name or a URL"
         )
     return None
 
 
-def git_remotes() -> list[str]:
-    """Git's remotes of this project; none where it is no git repository."""
+def list_git_remotes() -> list[str]:
+    """Return the git remotes of this project; empty if it is not a git repository."""
     try:
         return try_git(Path(), "remote").stdout.split()
     except StageError:  # git is missing
         return []
 
 
-def _which(experiments: Sequence[str]) -> list[str]:
+def _scope(experiments: Sequence[str]) -> list[str]:
     return [] if experiments else ["--all-commits"]
 
 
@@ -89,6 +110,6 @@ def _run(command: Sequence[str]) -> None:
     code = subprocess.run([sys.executable, "-m", *command], check=False).returncode  # noqa: S603  DVC, of this environment
     if code:
         raise StageError(
-            f"`{' '.join(command)}` ended with {code}; what it said stands above. `learner doctor` says "
-            "which remotes are set up, and whether they answer"
+            f"`{' '.join(command)}` failed with exit code {code}; its messages are printed above. Run "
+            "`learner doctor` to check the remotes"
         )

@@ -1,4 +1,4 @@
-"""``learner status``: which stages are up to date, according to DVC."""
+"""The command ``learner status``."""
 
 from pathlib import Path
 from typing import Any
@@ -7,17 +7,20 @@ import typer
 
 
 def status() -> None:
-    """Print the state of each stage, and what changed in a stage that is not up to date."""
+    """Print the state of each stage, what changed in stages that are out of date, and all runs.
+
+    Example: learner status
+    """
     for line in status_lines():
         typer.echo(line)
 
 
 def status_lines() -> list[str]:
-    """A line for each stage, one that says which epochs have a checkpoint, and one for each run store."""
+    """Return one line for each stage, one with the epochs that have a checkpoint, and one for each run."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    from pipeline.commands.runs import lines as run_lines
+    from pipeline.commands.runs import describe_runs
     from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles
     from pipeline.lockfile import check_lockfile
     from pipeline.project import read_paths, runs_root
@@ -33,13 +36,13 @@ def status_lines() -> list[str]:
         raise StageFailedError(str(error)) from error
     width = max(map(len, VERSIONS))
     lines = [
-        f"{name:<{width}}  version {version}  {_changes(changed.get(name))}"
+        f"{name:<{width}}  version {version}  {_describe_changes(changed.get(name))}"
         for name, version in VERSIONS.items()
     ]
-    return [*lines, _checkpoints(read_paths()["checkpoint"]), *run_lines(runs_root())]
+    return [*lines, _describe_checkpoints(read_paths()["checkpoint"]), *describe_runs(runs_root())]
 
 
-def _changes(entries: list[Any] | None) -> str:
+def _describe_changes(entries: list[Any] | None) -> str:
     if not entries:
         return "up to date"
     found = []
@@ -48,20 +51,20 @@ def _changes(entries: list[Any] | None) -> str:
             found.append(str(entry))
             continue
         for kind, names in entry.items():
-            found += [f"{kind.removeprefix('changed ')} {_named(names)}"]
+            found += [f"{kind.removeprefix('changed ')} {_describe_names(names)}"]
     return "changed: " + "; ".join(found)
 
 
-def _named(names: Any) -> str:
+def _describe_names(names: Any) -> str:
     if not isinstance(names, dict):
         return str(names)
     return ", ".join(
-        f"{name} ({_named(what)})" if isinstance(what, dict) else f"{name} {what}"
+        f"{name} ({_describe_names(what)})" if isinstance(what, dict) else f"{name} {what}"
         for name, what in names.items()
     )
 
 
-def _checkpoints(directory: Path) -> str:
+def _describe_checkpoints(directory: Path) -> str:
     from stages.checkpoints.file_names import saved_epochs
 
     found = saved_epochs(directory)

@@ -1,4 +1,4 @@
-"""``learner runs``: what is said of run stores, and what is removed of them."""
+"""``learner runs``: list, show, prune and verify run stores."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.runs import lines, runs_root
+from pipeline.commands.runs import describe_runs, runs_root
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.contracts.events import Progress
 from stages.records import FullPrecision, NamedMpkGzFileRecorder
@@ -28,7 +28,7 @@ def root(project):
 
 
 def make(root, entries=ENTRIES, *, epochs=2, finished=True):
-    """The key of a run that has checkpoints of some *epochs*."""
+    """Create a run with checkpoints of *epochs* epochs, and return its key."""
     with open_store(root, entries) as store:
         checkpointer = FileCheckpointer(store.path / "checkpoint", NamedMpkGzFileRecorder(FullPrecision))
         for epoch in range(1, epochs + 1):
@@ -39,14 +39,14 @@ def make(root, entries=ENTRIES, *, epochs=2, finished=True):
     return store.key
 
 
-def test_list_tells_of_each_run_what_it_is_in_and_how_far_it_is(project, root):
+def test_list_prints_state_and_progress_of_each_run(project, root):
     assert project.learner("runs", "list").out == "no run in .runs\n"
     finished = make(root)
     stopped = make(root, {"version": "3"}, epochs=1, finished=False)
 
     with open_store(root, {"version": "4"}) as running:
         printed = project.learner("runs", "list").out.splitlines()
-        told = json.loads(project.learner("runs", "list", "--json").out)
+        content = json.loads(project.learner("runs", "list", "--json").out)
 
     assert printed[0].split() == ["key", "state", "epochs", "last", "seen", "at", "time", "size", "age"]
     rows = {line.split()[0]: line for line in printed[1:]}
@@ -55,7 +55,7 @@ def test_list_tells_of_each_run_what_it_is_in_and_how_far_it_is(project, root):
     )
     assert re.match(rf"{stopped}  interrupted +1  +epoch 1 step 7 ", rows[stopped])
     assert re.match(rf"{running.key}  running +0  +- ", rows[running.key])
-    states = {run["key"]: (run["state"], run["epochs"], run["pid"]) for run in told}
+    states = {run["key"]: (run["state"], run["epochs"], run["pid"]) for run in content}
     assert states == {
         finished: ("finished", 2, None),
         stopped: ("interrupted", 1, None),
@@ -63,39 +63,39 @@ def test_list_tells_of_each_run_what_it_is_in_and_how_far_it_is(project, root):
     }
 
 
-def test_a_run_has_a_line_for_status(root):
-    assert lines(root) == []
+def test_status_has_one_line_for_each_run(root):
+    assert describe_runs(root) == []
     with open_store(root, ENTRIES) as store:
         assert re.fullmatch(
-            rf"run {store.key}: running, pid {os.getpid()} on \S+, starting, \S+", lines(root)[0]
+            rf"run {store.key}: running, pid {os.getpid()} on \S+, starting, \S+", describe_runs(root)[0]
         )
         HeartbeatRenderer(store.path).start(Progress(epochs=9, epoch=3, batch=120))
         line = rf"run {store.key}: running, pid {os.getpid()} on \S+, epoch 3 step 120, \d\d:\d\d:\d\d"
-        assert re.fullmatch(line, lines(root)[0])
+        assert re.fullmatch(line, describe_runs(root)[0])
 
 
-def test_show_says_what_a_run_is_made_of_and_what_differs_now(project, root):
+def test_show_prints_the_entries_of_the_key_and_their_differences(project, root):
     key = make(root)
     bodies = project.folder / "pipeline/engine/stage_run.py"
     bodies.write_text(bodies.read_text() + CURRENT)
 
     printed = project.learner("runs", "show", key[:4]).out
-    told = json.loads(project.learner("runs", "show", "--json").out)
+    content = json.loads(project.learner("runs", "show", "--json").out)
 
     assert "  params.batch_size: 32\n" in printed
     assert re.search(
-        r"as they are now make run [0-9a-f]{16}, which differs in\n  inputs.data: a{12}… → b{12}…\n", printed
+        r"inputs have the key [0-9a-f]{16}, which differs in\n  inputs.data: a{12}… → b{12}…\n", printed
     )
-    assert told["differences"][1] == "params.batch_size: 32 → 64"
-    assert (told["key"], told["entries"], told["finished"]) == (key, ENTRIES, {"epoch": 2})
+    assert content["differences"][1] == "params.batch_size: 32 → 64"
+    assert (content["key"], content["entries"], content["finished"]) == (key, ENTRIES, {"epoch": 2})
 
 
-def test_show_says_that_a_run_is_the_one_of_now_or_why_it_cannot_tell(project, root):
+def test_show_reports_a_current_run_and_why_it_cannot_compare(project, root):
     make(root)
     bodies = project.folder / "pipeline/engine/stage_run.py"
     text = bodies.read_text()
     bodies.write_text(f"{text}\n\ndef read_key_entries():\n    return {ENTRIES!r}\n")
-    assert "are the same now: fit works in this store" in project.learner("runs", "show").out
+    assert "inputs have this key: fit uses this store" in project.learner("runs", "show").out
 
     bodies.write_text(
         f"{text}\nfrom stages.contracts.errors import ParamsError\n\n"
@@ -107,7 +107,7 @@ def test_show_says_that_a_run_is_the_one_of_now_or_why_it_cannot_tell(project, r
     assert "there are no inputs yet" in shown.out
 
 
-def test_an_unknown_key_is_answered_with_those_there(project, root):
+def test_unknown_or_ambiguous_key_is_refused_with_the_existing_keys(project, root):
     assert "there is no run in .runs" in project.learner("runs", "show").err
     keys = [make(root, {"number": number}, epochs=0) for number in range(20)]
     twice = next(key[0] for key in keys if sum(other[0] == key[0] for other in keys) > 1)
@@ -118,10 +118,10 @@ def test_an_unknown_key_is_answered_with_those_there(project, root):
         assert all(key in unknown.err for key in keys)
         several = project.learner("runs", command, twice)
         assert several.code == 2
-        assert "begins more than one key" in several.err
+        assert "is the beginning of more than one key" in several.err
 
 
-def test_prune_keeps_the_newest_and_asks_before_it_removes_what_could_go_on(project, root):
+def test_prune_keeps_the_newest_and_asks_before_it_removes_resumable_runs(project, root):
     finished = [make(root, {"number": number}, epochs=0) for number in range(4)]
     stopped = make(root, {"version": "3"}, epochs=0, finished=False)
 
@@ -135,7 +135,7 @@ def test_prune_keeps_the_newest_and_asks_before_it_removes_what_could_go_on(proj
     assert set(removed) == {"removed", *finished[1:3], stopped}
 
 
-def test_verify_reads_every_file_and_names_those_that_are_not_as_they_were_written(project, root):
+def test_verify_reads_every_file_and_names_the_damaged_ones(project, root):
     key = make(root)
     intact = [*(f"checkpoint/trainer-{epoch}" for epoch in (1, 2)), "9 files with a recorded hash"]
     assert project.learner("runs", "verify").out == "".join(f"run {key}: {name}: intact\n" for name in intact)
@@ -154,7 +154,7 @@ def test_verify_reads_every_file_and_names_those_that_are_not_as_they_were_writt
     assert re.search(r"key\.json: is missing\n.*: 6 files with a recorded hash: intact", broken.out)
 
 
-def test_verify_reports_a_corrupt_end_and_reads_the_checkpoints_of_an_older_version(project, root):
+def test_verify_reports_corrupt_results_and_reads_runs_of_an_older_version(project, root):
     path = root / make(root) / "finished.json"
     path.write_text(path.read_text().replace('"epoch": 2', '"epoch": 3'))
     corrupt = project.learner("runs", "verify")
@@ -165,7 +165,7 @@ def test_verify_reports_a_corrupt_end_and_reads_the_checkpoints_of_an_older_vers
     assert "checkpoint/trainer-2: intact\n" in project.learner("runs", "verify").out
 
 
-def test_a_light_command_loads_neither_torch_nor_prefect_nor_dvc(project, root):
+def test_light_commands_load_neither_torch_nor_prefect_nor_dvc(project, root):
     make(root)
     for command in (["list"], ["show"], ["verify"], ["prune"]):
         done = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", "runs", *command)
@@ -176,7 +176,7 @@ def test_a_light_command_loads_neither_torch_nor_prefect_nor_dvc(project, root):
         assert not loaded & {"torch", "prefect", "dvc"}, command
 
 
-def test_the_stores_are_in_the_users_own_project(monkeypatch, tmp_path):
+def test_run_stores_are_in_the_project_of_the_user(monkeypatch, tmp_path):
     monkeypatch.delenv("DVC_ROOT", raising=False)
     assert runs_root().resolve() == (Path.cwd() / ".runs").resolve()
 

@@ -1,4 +1,4 @@
-"""`learner push`, `learner pull`, and a model registry: what one has made, in a clone of another."""
+"""`learner push`, `learner pull`, and a model registry, between a project and a fresh clone of it."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_SECONDS, wait_until
 
-from pipeline.commands.share import chosen_git_remote, pull_commands, push_commands
+from pipeline.commands.share import choose_git_remote, pull_commands, push_commands
 from stages.contracts.errors import ParamsError
 
 BUCKET = "s3://bucket/store"
@@ -27,7 +27,7 @@ ACCESS = {
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory):
-    """An S3 server on loopback with one bucket, and its address."""
+    """Yield the address of an S3 server on loopback that has one bucket."""
     pytest.importorskip("moto", reason="the S3 server comes with the test extra")
     pytest.importorskip("dvc_s3", reason="S3 needs the extra s3")
     with socket.socket() as probe:
@@ -49,7 +49,7 @@ def s3(tmp_path_factory):
 
 @pytest.fixture
 def ssh(tmp_path):
-    """The port of an SFTP server on loopback, and the key that opens it."""
+    """Yield the port of an SFTP server on loopback, and its key file."""
     pytest.importorskip("dvc_ssh", reason="SSH needs the extra ssh")
     asyncssh = pytest.importorskip("asyncssh")
     key, folder = tmp_path / "key", tmp_path / "far"
@@ -69,7 +69,7 @@ def ssh(tmp_path):
 
 @pytest.fixture
 def clone(tmp_path):
-    """A fresh clone of a project's git remote, by somebody who has nothing else of it."""
+    """Return a function that clones the git remote of a project, without its cache."""
 
     def make(project):
         folder = tmp_path / "clone"
@@ -81,22 +81,22 @@ def clone(tmp_path):
     return make
 
 
-def published(project, folder, url, *options):
-    """*project* with a git remote in *folder* and a DVC remote at *url*, and its commits there."""
+def publish(project, folder, url, *options):
+    """Give *project* a git remote in *folder* and a DVC remote at *url*, and push its commits."""
     project.environment |= ACCESS
     project.ok("git", "init", "-q", "--bare", str(folder / "git"))
     project.ok("git", "remote", "add", "origin", str(folder / "git"))
     project.ok("dvc", "remote", "add", "-d", "store", url)
     for name, value in options:
         project.ok("dvc", "remote", "modify", "store", name, value)
-    project.ok("git", "commit", "-qam", "Say where outputs are stored")
+    project.ok("git", "commit", "-qam", "Configure a remote")
     project.ok("git", "push", "-q", "origin", "HEAD")
     return project
 
 
-def test_a_fresh_clone_gets_model_and_experiments_from_s3_and_goes_on(finished, clone, tmp_path, s3):
-    """What was pushed to S3 is all there after a pull: nothing runs, and an experiment is gone on from."""
-    published(finished, tmp_path, BUCKET, ("endpointurl", s3))
+def test_fresh_clone_pulls_model_and_experiments_from_s3_and_resumes(finished, clone, tmp_path, s3):
+    """After a pull from S3, no stage has to run, and an experiment can be resumed."""
+    publish(finished, tmp_path, BUCKET, ("endpointurl", s3))
     finished.ok("dvc", "exp", "run", "-n", "wider", "-S", "fit.batch_size=64")
     finished.ok("git", "checkout", "-q", ".")
     finished.ok("dvc", "checkout", "-q")
@@ -124,10 +124,10 @@ def test_a_fresh_clone_gets_model_and_experiments_from_s3_and_goes_on(finished, 
     assert "epoch 3/3" in resumed.out
 
 
-def test_from_ssh_a_tagged_model_is_got_by_name_and_an_experiment_alone(finished, clone, tmp_path, ssh):
+def test_tagged_model_and_a_single_experiment_are_fetched_over_ssh(finished, clone, tmp_path, ssh):
     port, key = ssh
     options = ("port", str(port)), ("keyfile", str(key))
-    published(finished, tmp_path, "ssh://user@127.0.0.1/srv/store", *options)
+    publish(finished, tmp_path, "ssh://user@127.0.0.1/srv/store", *options)
     for name in ("one", "two"):
         finished.ok("dvc", "exp", "save", "-n", name)
     finished.ok("git", "tag", "-a", "classifier@v1.0.0", "-m", "The first")
@@ -144,11 +144,11 @@ def test_from_ssh_a_tagged_model_is_got_by_name_and_an_experiment_alone(finished
     assert other.ok("dvc", "exp", "list", "--all-commits", "--name-only").split() == ["one"]
     refused = other.learner("pull", "two")
     assert (refused.code, "Traceback" in refused.err) == (1, False)
-    assert "`dvc exp pull origin two` ended with" in refused.err
+    assert "`dvc exp pull origin two` failed with exit code" in refused.err
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "names", "chosen"),
+    ("remotes", "name", "experiments", "chosen"),
     [
         (["origin", "other"], None, (), "origin"),
         (["other"], None, ("one",), "other"),
@@ -157,15 +157,15 @@ def test_from_ssh_a_tagged_model_is_got_by_name_and_an_experiment_alone(finished
         ([], None, (), None),
     ],
 )
-def test_experiments_go_to_origin_or_the_only_remote_of_gits(there, asked, names, chosen):
-    assert chosen_git_remote(there, asked, names) == chosen
+def test_experiments_go_to_origin_or_the_only_git_remote(remotes, name, experiments, chosen):
+    assert choose_git_remote(remotes, name, experiments) == chosen
 
 
-def test_named_experiments_need_a_remote_of_gits():
-    with pytest.raises(ParamsError, match="there: none. `git remote add origin URL`"):
-        chosen_git_remote([], None, ["one"])
+def test_named_experiments_need_a_git_remote():
+    with pytest.raises(ParamsError, match="found remotes: none. Run `git remote add origin URL`"):
+        choose_git_remote([], None, ["one"])
 
 
-def test_with_no_remote_of_gits_only_outputs_are_sent():
+def test_only_outputs_are_pushed_without_a_git_remote():
     assert push_commands((), "store", None) == [["dvc", "push", "--run-cache", "--remote", "store"]]
     assert pull_commands((), None, None) == [["dvc", "pull", "--run-cache"]]

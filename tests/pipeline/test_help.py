@@ -1,0 +1,71 @@
+"""The help of every command: its purpose, an example, and the default of every option."""
+
+import re
+import shlex
+
+import pytest
+import typer
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from pipeline.cli import app
+
+
+def list_commands(group, prefix=()):
+    """Yield the words and the command of every command below *group*."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from list_commands(command, (*prefix, name))
+        else:
+            yield (*prefix, name), command
+
+
+ROOT = get_command(app)
+USAGE_ERROR = typer.BadParameter.__base__
+COMMANDS = {" ".join(words): command for words, command in list_commands(ROOT)}
+
+
+def parse(words):
+    """Parse the arguments *words* of ``learner`` without running it; raise `USAGE_ERROR` if it fails."""
+    command, context = ROOT, ROOT.context_class(ROOT, info_name="learner")
+    while hasattr(command, "commands"):
+        name, command, words = command.resolve_command(context, list(words))
+        context = command.context_class(command, info_name=name, parent=context)
+    command.make_context(context.info_name, list(words), parent=context.parent)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_states_the_purpose_in_one_imperative_sentence(name):
+    purpose = COMMANDS[name].help.split("\n\n")[0].replace("\n", " ")
+
+    assert re.fullmatch(r"[A-Z][a-z]+ .*\.", purpose)
+    assert not purpose.split()[0].endswith("s"), "an imperative, not a description"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_an_example_that_the_command_line_accepts(name):
+    examples = re.findall(r"^Example: (learner .+)$", COMMANDS[name].help, re.MULTILINE)
+
+    assert len(examples) == 1
+    words = shlex.split(examples[0])[1:]
+    assert words[: len(name.split())] == name.split()
+    parse(words)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_describes_every_parameter_with_its_default(name):
+    printed = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "400"}).output
+
+    for parameter in COMMANDS[name].params:
+        shown = parameter.opts[0] if parameter.param_type_name == "option" else parameter.help
+        [line] = [line for line in printed.splitlines() if parameter.help in line and shown in line]
+        assert re.match(r"[A-Z]", parameter.help), parameter.name
+        assert parameter.help.endswith("."), parameter.name
+        assert "[default: " in line or "[required]" in line, parameter.name
+
+
+def test_examples_are_parsed_by_the_real_command_line():
+    with pytest.raises(USAGE_ERROR, match="No such option"):
+        parse(["resume", "exp-name", "--epochs", "5"])
+    with pytest.raises(USAGE_ERROR, match="No such command"):
+        parse(["runs", "list-all"])
