@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.comparison.runs import MetricCurve
 from pipeline.revisions.files import RevisionFiles
-from stages.contracts.confusion import shown_cells
+from stages.contracts.confusion import select_cells
 from stages.contracts.history import Direction, Split
 
 MAX_POINTS = 1000
@@ -106,7 +106,7 @@ def parse_matrix(text: str) -> Sequence[Cell]:
     counted = [(*cell[:2], int(cell[2])) for cell in cells if cell[2].isdecimal()]
     samples = table.get("class_samples")
     if samples is None or len(counted) < len(cells) or not all(map(str.isdecimal, samples)):
-        return shown_cells(counted, len({name for cell in counted for name in cell[:2]}))
+        return select_cells(counted, len({name for cell in counted for name in cell[:2]}))
     return [(*cell, int(number)) for cell, number in zip(counted, samples, strict=True)]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from stages.contracts.confusion import shown_cells
+from stages.contracts.confusion import select_cells
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress, Renderer
 from stages.contracts.history import History, Split
@@ -154,7 +154,7 @@ def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int,
     """
     try:
         matrix = confusion_matrix(run.model, loader, seed=seed, should_stop=lambda: run.interrupted)
-        return shown_cells(matrix.cells(), matrix.classes) if matrix else []
+        return select_cells(matrix.cells(), matrix.classes) if matrix else []
     except Exception as error:  # noqa: BLE001  the results of the training are worth more than a plot
         log.warning(
             "the confusion matrix cannot be computed: %r. The results of the training are not affected", error

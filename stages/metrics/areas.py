@@ -21,7 +21,7 @@ Area = Callable[["ThresholdCounts"], Tensor]
 """Computes the area of each class, (C,), float64; NaN for a class without an area."""
 
 MAX_BATCH_CLASSES = 100
-"""The largest number of classes for which each batch has a value of its own.
+"""The largest number of classes for which each batch has a value.
 
 The value of a batch sorts its scores. For a batch of 64 that takes a third of a training step of a small
 network at 100 classes, and as long as the step at 1,000. With more classes than samples in a batch most
@@ -42,7 +42,7 @@ class ScoreBatch:
     is_counted: Tensor | None
     """(N,), booleans: the rows to rank; None for all."""
     has_independent_classes: bool
-    """Whether each logit has a probability of its own."""
+    """Whether each logit is a probability by itself, see `ClassTable`."""
 
     def scores(self) -> Tensor:
         """Return the numbers to rank, (N, C), in float64 so that the softmax does not create ties."""
@@ -140,7 +140,7 @@ class AreaMetric:
     def measure(self, output: AnyClassificationOutput) -> ScoreSet:
         """Return the scores of one batch, copied, since a captured graph overwrites its outputs.
 
-        Each batch has a value of its own if there are at most `MAX_BATCH_CLASSES` classes and one row per
+        A batch has a value if there are at most `MAX_BATCH_CLASSES` classes and one row per
         sample. Raises `BuilderError` if the shapes do not match.
         """
         table = build_class_table(output, self.name)
@@ -158,8 +158,8 @@ class AreaMetric:
 class AurocMetric(AreaMetric):
     """The area under the receiver operating characteristic.
 
-    A class that is the target of all samples or of none has no such area and is left out of the mean (Burn
-    ≤0.21 counts it as 0).
+    A class that is the target of all samples or of no sample has no such area and is left out of the mean
+    (Burn ≤0.21 counts it as 0).
     """
 
     title = "AUROC"

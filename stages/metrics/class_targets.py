@@ -114,7 +114,7 @@ def _is_surely_without_nan(logits: Tensor) -> bool:
     return bool(flat.dot(flat) >= 0)  # a sum of squares is NaN only if one of them is
 
 
-def hit_rate(hits: Tensor, targets: Tensor, pad_token: int | None) -> Mean:
+def compute_hit_rate(hits: Tensor, targets: Tensor, pad_token: int | None) -> Mean:
     """Return the rate of *hits* among *targets* in percent; ignored targets and *pad_token* do not count.
 
     *hits* are booleans of the shape of *targets*.
@@ -176,7 +176,7 @@ class ClassTable:
     is_counted: Tensor | None
     """(N,), booleans: the rows whose target is not ignored; None for multi-label outputs."""
     has_independent_classes: bool
-    """Whether each logit has a probability of its own: several labels, or a binary model's single logit."""
+    """Whether the sigmoid of each logit is a probability: for several labels, or for a single logit."""
 
     @property
     def weight(self) -> int | Tensor:

@@ -7,7 +7,7 @@ from stages.contracts.text import number
 from stages.metrics.class_targets import (
     SingleLabelOutput,
     check_label_shapes,
-    hit_rate,
+    compute_hit_rate,
     predict_classes,
     split_output,
     top_k_mask,
@@ -37,7 +37,7 @@ class AccuracyMetric:
     def measure(self, output: SingleLabelOutput) -> Mean:
         """Return the accuracy of one batch. Raises `BuilderError` if the shapes do not match."""
         predicted, targets = predict_classes(output, self.name)
-        return hit_rate(predicted == targets, targets, self.pad_token)
+        return compute_hit_rate(predicted == targets, targets, self.pad_token)
 
 
 class TopKAccuracyMetric:
@@ -70,7 +70,7 @@ class TopKAccuracyMetric:
         """
         if self.k == 1:
             predicted, targets = predict_classes(output, self.name)
-            return hit_rate(predicted == targets, targets, self.pad_token)
+            return compute_hit_rate(predicted == targets, targets, self.pad_token)
         logits, targets, dim = split_output(output, self.name)
         classes = 1 if dim is None else logits.shape[dim]
         if dim is None or self.k > classes:
@@ -81,7 +81,7 @@ class TopKAccuracyMetric:
         index = targets.long().clamp(0, classes - 1).unsqueeze(dim)
         is_class = (targets >= 0) & (targets < classes)
         hits = top_k_mask(logits, self.k, dim).gather(dim, index).squeeze(dim) & is_class
-        return hit_rate(hits, targets, self.pad_token)
+        return compute_hit_rate(hits, targets, self.pad_token)
 
 
 class HammingScore:

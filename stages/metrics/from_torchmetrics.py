@@ -23,7 +23,7 @@ from stages.contracts.outputs import (
 )
 from stages.contracts.text import number
 from stages.metrics.state import Chunks
-from stages.metrics.text import predicted_tokens, token_rows
+from stages.metrics.text import predict_tokens, trim_rows
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -220,7 +220,7 @@ def _joins_of(metric: "Metric") -> dict[str, Any]:
     joins: dict[str, Any] = dict(vars(metric)["_reductions"])  # torchmetrics has no public name for this
     if not joins or any(isinstance(child, kind) for child in metric.children()):
         raise BuilderError(
-            f"metric {name!r} keeps no states of its own, so the batches of an epoch cannot be added: "
+            f"metric {name!r} has no states itself, so the batches of an epoch cannot be added: "
             "compute it after training"
         )
     for state, join in joins.items():
@@ -243,13 +243,13 @@ class TokenSentences:
     def __call__(self, output: SequenceOutput) -> tuple[Any, ...]:
         """Return the predicted sentences, and for each a list with its one reference."""
         predictions, references = (
-            [" ".join(map(str, row)) for row in token_rows(tokens, self.pad_token)]
-            for tokens in (predicted_tokens(output), output.targets)
+            [" ".join(map(str, row)) for row in trim_rows(tokens, self.pad_token)]
+            for tokens in (predict_tokens(output), output.targets)
         )
         return predictions, [[reference] for reference in references]
 
 
-def pixel_classes(output: ClassificationOutput) -> tuple[Any, ...]:
+def predict_pixel_classes(output: ClassificationOutput) -> tuple[Any, ...]:
     """Return the predicted class of each pixel (B, H, W), from logits (B, C, H, W), and the targets."""
     return output.output.argmax(dim=1), output.targets
 
@@ -295,7 +295,7 @@ def dice(num_classes: int, *, include_background: bool = False) -> TorchMetric:
             input_format="index",
         )
     return TorchMetric(
-        metric, "2D Dice Metric", decimals=4, inputs=pixel_classes, measures=ClassificationOutput
+        metric, "2D Dice Metric", decimals=4, inputs=predict_pixel_classes, measures=ClassificationOutput
     )
 
 

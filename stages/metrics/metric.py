@@ -13,7 +13,7 @@ class Metric(Protocol):
 
     * ``measures``: the type of output that it takes, or a tuple of types; the learner reports an output of
       another type.
-    * ``better``: a `Direction`, which tells whether the highest or the lowest value is the best.
+    * ``better``: a `Direction`: whether the highest or the lowest value is the best.
     * ``decimals``: the number of digits that are shown; default 2.
     * ``train_only``: True if it is measured in training only, even if it is registered for both splits.
     * ``telemetry``: True if it depends on the clock or the machine; such a metric is kept out of the

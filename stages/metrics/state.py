@@ -206,7 +206,7 @@ def _check_plain(node: Any, metric: str, path: str) -> None:
 
 
 def _problem_with(node: Any) -> str:
-    """Return what about *node* itself no checkpoint can hold; empty if there is no problem."""
+    """Return the reason why no checkpoint can hold *node* itself; empty if one can."""
     if isinstance(node, Tensor):
         is_plain = node.layout is torch.strided and not (node.is_quantized or node.is_complex())
         return "" if is_plain else f"a tensor of {node.dtype}, {node.layout}"

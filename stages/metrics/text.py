@@ -99,7 +99,7 @@ class CharErrorRate:
 
     def measure(self, output: SequenceOutput) -> Mean:
         """Return the error rate of one batch."""
-        return _error_rate(output.targets, predicted_tokens(output), self.pad_token)
+        return _error_rate(output.targets, predict_tokens(output), self.pad_token)
 
 
 class WordErrorRate:
@@ -123,21 +123,21 @@ class WordErrorRate:
     def measure(self, output: SequenceOutput) -> Mean:
         """Return the error rate of one batch."""
         if self.decode is None:
-            return _error_rate(output.targets, predicted_tokens(output), self.pad_token)
+            return _error_rate(output.targets, predict_tokens(output), self.pad_token)
         words = [
-            [self.decode(row) for row in token_rows(tokens, self.pad_token)]
-            for tokens in (output.targets, predicted_tokens(output))
+            [self.decode(row) for row in trim_rows(tokens, self.pad_token)]
+            for tokens in (output.targets, predict_tokens(output))
         ]
         references, predictions = _number_words(*words)
         return _error_rate(references, predictions, WORD_PADDING)
 
 
-def predicted_tokens(output: SequenceOutput) -> Tensor:
+def predict_tokens(output: SequenceOutput) -> Tensor:
     """Return the decoded tokens, (B, any length), or else the most likely token at each position, (B, T)."""
     return argmax_class(output.logits.detach(), -1) if output.predictions is None else output.predictions
 
 
-def token_rows(tokens: Tensor, pad_token: int | None) -> list[list[int]]:
+def trim_rows(tokens: Tensor, pad_token: int | None) -> list[list[int]]:
     """Return each row of *tokens* (B, T) up to its first *pad_token*. Blocks on the device."""
     rows: list[list[int]] = tokens.tolist()
     return [row[: row.index(pad_token)] if pad_token in row else row for row in rows]

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from stages.contracts.confusion import shown_cells
+from stages.contracts.confusion import select_cells
 from stages.contracts.history import History, Split, Value
 from stages.loggers import PlotPaths, write_plots
 
@@ -39,13 +39,13 @@ def test_a_disk_that_accepts_no_file_is_an_error(tmp_path):
 
 
 def test_a_matrix_of_few_classes_is_written_as_a_whole(tmp_path):
-    write_plots(History(), shown_cells([(0, 0, 3), (0, 1, 1)], 2), tmp_path, paths(tmp_path))
+    write_plots(History(), select_cells([(0, 0, 3), (0, 1, 1)], 2), tmp_path, paths(tmp_path))
 
     assert (tmp_path / "confusion.tsv").read_text() == "actual\tpredicted\tcount\n0\t0\t3\n0\t1\t1\n"
 
 
 def test_of_many_classes_the_most_confused_pairs_are_written_with_the_samples_of_their_class(tmp_path):
-    write_plots(History(), shown_cells([(0, 0, 3), (0, 1, 1)], 201), tmp_path, paths(tmp_path))
+    write_plots(History(), select_cells([(0, 0, 3), (0, 1, 1)], 201), tmp_path, paths(tmp_path))
 
     rows = (tmp_path / "confusion.tsv").read_text()
     assert rows == "actual\tpredicted\tcount\tclass_samples\n0\t1\t1\t4\n"

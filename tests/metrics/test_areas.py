@@ -1,4 +1,4 @@
-"""AUROC and AUC-PR: ties, copies of the scores, one sort for all classes."""
+"""AUROC and AUC-PR: ties, copies of scores, and one sort for all classes."""
 
 import math
 from dataclasses import replace
@@ -30,8 +30,8 @@ def one_hot(output):
     return torch.nn.functional.one_hot(output.targets, output.output.shape[1])
 
 
-class CountedSorts(TorchDispatchMode):
-    """Counts the sorts within its block."""
+class SortCounter(TorchDispatchMode):
+    """Counts the sorts in its ``with`` block."""
 
     count = 0
 
@@ -41,18 +41,18 @@ class CountedSorts(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("metric", AREAS)
-def test_one_sort_is_enough_for_all_classes(metric):
+def test_all_classes_are_sorted_at_once(metric):
     measured = metric().measure(of_classes(64, 1000))
 
-    with CountedSorts() as sorts:
+    with SortCounter() as sorts:
         assert 0 < measured.value < 100
 
     assert sorts.count == 1
 
 
 @pytest.mark.parametrize("metric", AREAS)
-def test_the_value_is_the_mean_of_the_values_of_the_single_classes(metric):
-    """Of 30,000 samples only some of the classes are sorted together."""
+def test_macro_value_is_mean_of_class_values(metric):
+    """With 30,000 samples only some of the classes are sorted together."""
     output = of_labels(30_000, 20)
 
     columns = zip(output.output.T.unsqueeze(2), output.targets.T.unsqueeze(2), strict=True)
@@ -63,8 +63,8 @@ def test_the_value_is_the_mean_of_the_values_of_the_single_classes(metric):
     assert len(set(singles)) > 10
 
 
-def test_scores_that_float32_softmax_makes_equal_are_not_tied():
-    """The softmax of each of these rows is (0, 1) in float32, and different in float64."""
+def test_scores_equal_in_float32_softmax_are_not_tied():
+    """The softmax of both rows is (0, 1) in float32, and differs in float64."""
     output = ClassificationOutput(LOSS, torch.tensor([[0.0, 20.0], [0.0, 25.0]]), torch.tensor([0, 1]))
 
     assert output.output.softmax(1)[:, 1].unique().numel() == 1
@@ -72,8 +72,8 @@ def test_scores_that_float32_softmax_makes_equal_are_not_tied():
 
 
 @pytest.mark.parametrize("metric", AREAS)
-def test_infinite_scores_are_tied_like_any_others(metric):
-    """Half precision makes them of large logits; the order of the samples must not matter."""
+def test_infinite_scores_tie_like_finite_scores(metric):
+    """Large logits are infinite in half precision; the order of the samples must not matter."""
     logits = torch.tensor([[math.inf], [math.inf], [-math.inf], [-math.inf]])
     finite = logits.clamp(-9, 9)
     for targets in ([[1], [0], [1], [0]], [[0], [1], [0], [1]]):
@@ -89,7 +89,7 @@ def test_infinite_scores_are_tied_like_any_others(metric):
     [of_classes(9, 3), of_labels(9, 3), of_labels(9, 3, torch.bool)],
     ids=["classes", "labels", "bool"],
 )
-def test_an_output_may_be_overwritten_after_it_was_measured(metric, output):
+def test_measurement_does_not_change_if_output_is_overwritten(metric, output):
     expected = metric().measure(output).value
 
     overwritten = replace(output, output=output.output.clone(), targets=output.targets.clone())
@@ -111,13 +111,13 @@ def test_an_output_may_be_overwritten_after_it_was_measured(metric, output):
     ],
     ids=["100 classes", "101 classes", "1,000 labels", "positions", "one logit"],
 )
-def test_batches_have_values_of_their_own_for_few_classes(output, has_value):
+def test_batch_has_value_only_for_few_classes(output, has_value):
     measured = AurocMetric().measure(output)
 
     assert measured.has_batch_value == (measured + measured).has_batch_value == has_value
 
 
-def test_an_epoch_of_many_classes_is_that_of_scikit_learn():
+def test_auroc_of_many_classes_equals_scikit_learn():
     output = of_classes(3000, 150)
     expected = sklearn.roc_auc_score(one_hot(output), output.output.double().softmax(1), average="macro")
 

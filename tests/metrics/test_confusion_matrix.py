@@ -1,4 +1,4 @@
-"""How often each class is taken for each other one."""
+"""Confusion matrices: counts, memory, and the cells that are shown."""
 
 import operator
 from functools import reduce
@@ -6,7 +6,7 @@ from functools import reduce
 import pytest
 import torch
 
-from stages.contracts.confusion import shown_cells
+from stages.contracts.confusion import select_cells
 from stages.contracts.outputs import ClassificationOutput
 from stages.metrics import ConfusionMatrix, confusion_matrix
 
@@ -22,13 +22,13 @@ def output(logits, targets):
         ([[1.0, 0.0], [0.0, 1.0]], [-100, 1], [(1, 1, 1)]),
         ([[0.5], [-0.5], [0.5]], [1, 1, 0], [(0, 1, 1), (1, 0, 1), (1, 1, 1)]),
     ],
-    ids=["classes", "one is ignored", "a single logit"],
+    ids=["classes", "ignored target", "single logit"],
 )
-def test_counts_are_of_actual_and_given_class(logits, targets, cells):
+def test_cells_count_actual_and_predicted_classes(logits, targets, cells):
     assert ConfusionMatrix.from_output(output(logits, targets)).cells() == cells
 
 
-def test_batches_add_up():
+def test_matrices_of_batches_add():
     both = ConfusionMatrix.from_output(output([[1.0, 0.0]], [0])) + ConfusionMatrix.from_output(
         output([[1.0, 0.0]], [1])
     )
@@ -36,40 +36,40 @@ def test_batches_add_up():
     assert both.cells() == [(0, 0, 1), (1, 0, 1)]
 
 
-def sparse(pairs, classes):
+def matrix_of(pairs, classes):
     """Return the matrix of a batch with these pairs of actual and predicted class."""
     actual, predicted = torch.tensor(pairs).T
     logits = torch.nn.functional.one_hot(predicted, classes).float()
     return ConfusionMatrix.from_output(ClassificationOutput(torch.zeros(()), logits, actual))
 
 
-def test_the_memory_grows_with_the_samples_and_not_with_the_classes():
+def test_memory_depends_on_samples_not_classes():
     batches = [[(0, 49_999), (7, 7)], [(49_999, 0)], [(7, 7)]]
 
-    total = reduce(operator.add, [sparse(batch, 50_000) for batch in batches])
+    total = reduce(operator.add, [matrix_of(batch, 50_000) for batch in batches])
 
-    held = [tensor.untyped_storage().nbytes() for block in total.blocks for tensor in block]
-    assert sum(held) <= 4 * 2 * 8
+    sizes = [tensor.untyped_storage().nbytes() for block in total.blocks for tensor in block]
+    assert sum(sizes) <= 4 * 2 * 8
     assert total.cells() == [(0, 49_999, 1), (7, 7, 2), (49_999, 0, 1)]
     assert total.classes == 50_000
 
 
-def test_equal_pairs_are_merged_while_the_batches_add_up(monkeypatch):
+def test_equal_pairs_are_merged_while_adding(monkeypatch):
     monkeypatch.setattr(confusion_matrix, "MAX_UNMERGED_PAIRS", 4)
 
-    total = reduce(operator.add, [sparse([(1, 0), (2, 2), (-100, 0)], 3)] * 50)
+    total = reduce(operator.add, [matrix_of([(1, 0), (2, 2), (-100, 0)], 3)] * 50)
 
     assert total.size <= 2 * 4 + 3
     assert total.cells() == [(1, 0, 50), (2, 2, 50)]
 
 
-def test_matrices_of_other_sizes_add_up():
-    both = sparse([(0, 1)], 2) + sparse([(4, 1)], 5)
+def test_matrices_of_different_sizes_add():
+    both = matrix_of([(0, 1)], 2) + matrix_of([(4, 1)], 5)
 
     assert (both.classes, both.cells()) == (5, [(0, 1, 1), (4, 1, 1)])
 
 
-def test_counting_and_adding_wait_for_no_device():
+def test_counting_and_adding_do_not_block_on_the_device():
     """A tensor on the meta device has no values, so reading one fails."""
     logits, targets = torch.randn(4, 3, device="meta"), torch.zeros(4, dtype=torch.int64, device="meta")
 
@@ -78,17 +78,17 @@ def test_counting_and_adding_wait_for_no_device():
     assert (matrix + matrix).size == 8
 
 
-def test_a_matrix_of_200_classes_is_shown_as_a_whole():
+def test_matrix_of_200_classes_shows_all_cells():
     cells = [(actual, 0, 1) for actual in range(200)]
 
-    assert shown_cells(cells, 200) == cells
+    assert select_cells(cells, 200) == cells
 
 
-def test_of_a_larger_matrix_the_most_confused_pairs_are_shown():
-    """The last number is that of the samples of the actual class."""
+def test_larger_matrix_shows_most_confused_pairs():
+    """The last number of a pair is the number of samples of its actual class."""
     cells = [(0, 0, 90), (0, 1, 4), (1, 0, 7), (1, 2, 4), *((actual, 0, 1) for actual in range(2, 201))]
 
-    shown = shown_cells(cells, 201)
+    shown = select_cells(cells, 201)
 
     assert shown[:4] == [(1, 0, 7, 11), (0, 1, 4, 94), (1, 2, 4, 11), (2, 0, 1, 1)]
     assert len(shown) == 100

@@ -1,4 +1,4 @@
-"""An epoch is measured as one set, however it is batched: uneven, empty and one-class batches included."""
+"""Values of an epoch against scikit-learn on all samples, with uneven, empty and one-class batches."""
 
 import math
 import operator
@@ -44,7 +44,7 @@ PAD = 2
 
 
 def of_classes(generator, classes=4, samples=N):
-    """Coarse logits, so that some are tied across samples; the last class is in no target."""
+    """Return coarse logits, so that some are tied across samples; the last class is in no target."""
     logits = torch.randint(-8, 9, (samples, classes), generator=generator) / 4 + torch.arange(classes) / 64
     return ClassificationOutput(None, logits, torch.randint(0, classes - 1, (samples,), generator=generator))
 
@@ -76,7 +76,7 @@ def flat(output):
     return output.logits.flatten(0, 1)[real], output.targets.flatten()[real]
 
 
-def given_at_threshold(output):
+def predict_at_threshold(output):
     alone = output.targets.ndim == 2 or output.output.shape[1] == 1
     return (output.output.sigmoid() if alone else output.output.softmax(1)) > 0.5
 
@@ -91,32 +91,32 @@ def likeliest(k):
     return lambda output: F.one_hot(output.output.topk(k).indices, 4).sum(1)
 
 
-def counted(score, average, decide, **options):
-    """scikit-learn's score over the classes that some sample has or was given."""
+def count_score(score, average, decide, **options):
+    """Return an oracle: scikit-learn's score over the classes that are a target or predicted."""
 
     def oracle(output):
-        given_, right = decide(output).long(), one_hot(output).long()
+        predicted, right = decide(output).long(), one_hot(output).long()
         if average == "micro":
-            given_, right = given_.reshape(-1, 1), right.reshape(-1, 1)
-        columns = [(y, x) for y, x in zip(right.T, given_.T, strict=True) if (y + x).any()]
+            predicted, right = predicted.reshape(-1, 1), right.reshape(-1, 1)
+        columns = [(y, x) for y, x in zip(right.T, predicted.T, strict=True) if (y + x).any()]
         scores = [score(y.numpy(), x.numpy(), zero_division=0, **options) for y, x in columns]
         return 100 * sum(scores) / max(len(scores), 1)
 
     return oracle
 
 
-def of_the_likeliest(score, average, **options):
-    """scikit-learn's score as it stands."""
+def likeliest_score(score, average, **options):
+    """Return an oracle: scikit-learn's score of the most likely class."""
 
     def oracle(output):
-        given_ = output.output.argmax(1).numpy()
-        return 100 * score(output.targets.numpy(), given_, average=average, zero_division=0, **options)
+        predicted = output.output.argmax(1).numpy()
+        return 100 * score(output.targets.numpy(), predicted, average=average, zero_division=0, **options)
 
     return oracle
 
 
 def area(score, average):
-    """scikit-learn's area, averaged over the classes that have one."""
+    """Return an oracle: scikit-learn's area, averaged over the classes that have one."""
 
     def oracle(output):
         alone = output.targets.ndim == 2 or output.output.shape[1] == 1
@@ -161,7 +161,9 @@ COUNTED = [
     case(
         kind(reduction=average, **rule),
         outputs,
-        counted(score, average, decide, **options) if decide else of_the_likeliest(score, average, **options),
+        count_score(score, average, decide, **options)
+        if decide
+        else likeliest_score(score, average, **options),
     )
     for kind, score, options in [
         (PrecisionMetric, sklearn.precision_score, {}),
@@ -172,12 +174,12 @@ COUNTED = [
     for outputs, rule, decide in [
         (of_classes, {"top_k": 1}, None),
         (of_classes, {"top_k": 2}, likeliest(2)),
-        (of_classes, {"threshold": 0.5}, given_at_threshold),
-        (of_labels, {"threshold": 0.5}, given_at_threshold),
-        (binary, {"threshold": 0.5}, given_at_threshold),
+        (of_classes, {"threshold": 0.5}, predict_at_threshold),
+        (of_labels, {"threshold": 0.5}, predict_at_threshold),
+        (binary, {"threshold": 0.5}, predict_at_threshold),
         (of_classes, {}, None),
-        (of_labels, {}, given_at_threshold),
-        (binary, {}, given_at_threshold),
+        (of_labels, {}, predict_at_threshold),
+        (binary, {}, predict_at_threshold),
     ]
 ]
 
@@ -212,7 +214,7 @@ OTHERS = [
     case(
         HammingScore(),
         of_labels,
-        lambda output: 100 - 100 * sklearn.hamming_loss(output.targets, given_at_threshold(output)),
+        lambda output: 100 - 100 * sklearn.hamming_loss(output.targets, predict_at_threshold(output)),
     ),
     case(MaeMetric(), of_numbers, lambda output: sklearn.mean_absolute_error(output.targets, output.output)),
     case(MseMetric(), of_numbers, lambda output: sklearn.mean_squared_error(output.targets, output.output)),
@@ -229,7 +231,7 @@ def per_sample(output):
 
 
 def part(output, rows):
-    """Some rows of *output*, with their mean loss: NaN where there are none, as torch has it."""
+    """Return some rows of *output*, with their mean loss: NaN without rows, as in torch."""
     tensors = {
         each.name: getattr(output, each.name)[rows]
         for each in fields(output)
@@ -239,7 +241,7 @@ def part(output, rows):
 
 
 def in_batches(output, cuts, ordered):
-    """*output* cut at *cuts*: two equal ones make an empty batch; in order of class, one-class batches."""
+    """Return *output* cut at *cuts*: two equal cuts are an empty batch; in class order, one-class batches."""
     rows = per_sample(output).argsort() if ordered else torch.arange(len(output.targets))
     edges = [0, *sorted(cuts), len(output.targets)]
     return [part(output, rows[start:end]) for start, end in pairwise(edges)]
@@ -248,7 +250,7 @@ def in_batches(output, cuts, ordered):
 @pytest.mark.parametrize("case", COUNTED + AREAS + OTHERS)
 @given(cuts=st.lists(st.integers(0, N), max_size=6), seed=st.integers(0, 999), ordered=st.booleans())
 @settings(max_examples=20, deadline=None)
-def test_an_epoch_is_measured_as_one_set_however_it_is_batched(case, cuts, seed, ordered):
+def test_epoch_value_does_not_depend_on_batching(case, cuts, seed, ordered):
     output = case.outputs(torch.Generator().manual_seed(seed))
 
     measured = reduce(
@@ -259,18 +261,18 @@ def test_an_epoch_is_measured_as_one_set_however_it_is_batched(case, cuts, seed,
 
 
 @pytest.mark.parametrize("case", COUNTED + AREAS + OTHERS)
-def test_nothing_is_nan_and_adds_nothing(case):
+def test_empty_batch_is_nan_and_adds_no_weight(case):
     output = case.outputs(torch.Generator().manual_seed(0))
-    nothing, all_ = (case.metric.measure(part(output, slice(0, end))) for end in (0, N))
+    empty, full = (case.metric.measure(part(output, slice(0, end))) for end in (0, N))
 
-    assert math.isnan(nothing.value)
-    assert nothing.count == 0
-    assert (nothing + nothing).count == 0
-    assert (nothing + all_).value == (all_ + nothing).value == all_.value
+    assert math.isnan(empty.value)
+    assert empty.count == 0
+    assert (empty + empty).count == 0
+    assert (empty + full).value == (full + empty).value == full.value
 
 
 @pytest.mark.parametrize("metric", [AccuracyMetric, PerplexityMetric, CharErrorRate, WordErrorRate])
-def test_padding_is_in_no_count(metric):
+def test_padding_is_not_count_score(metric):
     targets = torch.tensor([[0, 1, PAD, PAD], [PAD] * 4])
     output = SequenceOutput(torch.tensor(0.0), torch.zeros(2, 4, 3), None, targets)
 
@@ -280,8 +282,8 @@ def test_padding_is_in_no_count(metric):
 @pytest.mark.parametrize(
     "case", [each for each in COUNTED + AREAS + OTHERS if not getattr(each.values[0].metric, "decode", None)]
 )
-def test_measuring_and_adding_wait_for_no_device(case):
-    """A tensor on the meta device has no values, so asking for one fails."""
+def test_measuring_and_adding_do_not_block_on_the_device(case):
+    """A tensor on the meta device has no values, so reading one fails."""
     output = part(case.outputs(torch.Generator()), slice(None))
     tensors = {
         each.name: getattr(output, each.name).to("meta")
@@ -294,19 +296,19 @@ def test_measuring_and_adding_wait_for_no_device(case):
     assert measured + measured
 
 
-def test_a_diverged_model_has_no_area():
+def test_area_of_nan_scores_is_nan():
     output = binary(torch.Generator().manual_seed(0))
 
     assert math.isnan(AurocMetric().measure(replace(output, output=output.output * math.nan)).value)
 
 
-def test_a_perplexity_beyond_all_numbers_is_infinite():
+def test_perplexity_beyond_float64_is_infinite():
     output = ClassificationOutput(None, torch.tensor([[0.0, 1e6]]), torch.tensor([0]))
 
     assert PerplexityMetric().measure(output).value == math.inf
 
 
-def test_a_batch_mean_is_kept_exactly():
+def test_mean_of_one_batch_is_exact():
     mean = torch.tensor(0.1)
 
     assert Mean.from_mean(mean, 37).value == mean.item()

@@ -1,4 +1,4 @@
-"""What metrics are called and how they are shown: as in Burn."""
+"""Names, units and digits of the metrics, which are those of Burn."""
 
 import pytest
 
@@ -55,7 +55,7 @@ TELEMETRY = {"iteration_speed", "cpu_use", "cpu_temperature", "cpu_memory", "cud
 
 
 @pytest.mark.parametrize(("params", "name", "unit", "decimals", "better"), SHOWN)
-def test_a_metric_is_shown_as_in_burn(params, name, unit, decimals, better):
+def test_name_unit_and_digits_equal_burn(params, name, unit, decimals, better):
     metric = build_metric(Use.model_validate(params))
 
     assert metric.name == name
@@ -65,7 +65,7 @@ def test_a_metric_is_shown_as_in_burn(params, name, unit, decimals, better):
     assert getattr(metric, "telemetry", False) == (params["kind"] in TELEMETRY)
 
 
-def test_every_built_in_metric_is_in_the_table():
+def test_table_covers_every_built_in_metric():
     assert {params["kind"] for params, *_ in SHOWN} == set(BUILT_IN)
 
 
@@ -84,5 +84,5 @@ def test_every_built_in_metric_is_in_the_table():
         (MetricAdapter(AurocMetric(), list), "AUROC [Macro]"),
     ],
 )
-def test_the_constructors_of_burn_are_there(metric, name):
+def test_burn_constructors_exist(metric, name):
     assert metric.name == name

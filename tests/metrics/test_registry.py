@@ -1,4 +1,4 @@
-"""From params to a metric, and what is said where that is none or cannot measure."""
+"""Metrics built from params, and the errors for params and outputs that do not fit."""
 
 import subprocess
 import sys
@@ -19,13 +19,13 @@ def build(**params):
     return build_metric(Use(**params))
 
 
-def test_a_metric_is_found_by_name():
+def test_metric_is_built_by_name():
     assert isinstance(build(kind="loss"), LossMetric)
 
 
 @pytest.mark.parametrize("kind", ["precision", "recall", "f_beta"])
-def test_a_name_alone_measures_the_most_likely_of_four_classes(kind):
-    """No class of these has a probability above 0.5."""
+def test_default_rule_predicts_most_likely_of_four_classes(kind):
+    """No class has a probability above 0.5."""
     output = ClassificationOutput(LOSS, torch.eye(4)[[0, 1, 2, 3]], torch.tensor([0, 1, 2, 2]))
 
     measured = build(kind=kind).measure(output)
@@ -34,7 +34,7 @@ def test_a_name_alone_measures_the_most_likely_of_four_classes(kind):
     assert build(kind=kind, threshold=0.5).measure(output).value == 0
 
 
-def test_a_metric_of_torchmetrics_is_found_by_its_import_path():
+def test_torchmetrics_metric_is_built_by_import_path():
     metric = build(kind="torchmetrics.classification:MulticlassF1Score", num_classes=3, average="micro")
     output = ClassificationOutput(LOSS, torch.eye(3), torch.tensor([0, 1, 1]))
 
@@ -72,7 +72,7 @@ def test_a_metric_of_torchmetrics_is_found_by_its_import_path():
         ),
     ],
 )
-def test_params_that_make_no_metric_are_refused(params, error, message):
+def test_params_that_build_no_metric_are_rejected(params, error, message):
     with pytest.raises(error) as caught:
         build(**params)
 
@@ -104,7 +104,7 @@ def test_params_that_make_no_metric_are_refused(params, error, message):
         ),
     ],
 )
-def test_an_output_that_does_not_fit_is_refused(params, output, message):
+def test_unsuitable_output_is_rejected(params, output, message):
     with pytest.raises(BuilderError) as caught:
         build(**params).measure(output)
 
@@ -119,7 +119,7 @@ class Mine:
     size: int
 
 
-def test_any_metric_measures_a_users_own_output():
+def test_metric_adapter_measures_users_own_output():
     metric = MetricAdapter(
         AccuracyMetric(),
         lambda mine: ClassificationOutput(mine.loss, mine.scores, mine.labels),
@@ -133,7 +133,7 @@ def test_any_metric_measures_a_users_own_output():
     assert metric.measures is Mine
 
 
-def test_an_adapted_metric_keeps_how_it_is_shown():
+def test_metric_adapter_keeps_decimals():
     assert MetricAdapter(MseMetric(), list).decimals == 4
 
 

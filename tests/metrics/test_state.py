@@ -231,7 +231,7 @@ class Totals:
         return float(self.numpy) + self.inner.value
 
 
-def test_a_frozen_dataclass_of_tensors_and_numbers_needs_no_methods():
+def test_frozen_dataclass_of_tensors_and_numbers_needs_no_methods():
     a, b = Totals(number=2**40, numpy=np.float32(0.7), optional=0.5), Totals()
 
     loaded = save_and_load(a, b)
@@ -315,7 +315,7 @@ class NamedMean(NamedTuple):
     ],
     ids=["own methods", "named tuple", "post init"],
 )
-def test_a_users_own_class_is_saved_and_loaded(a, b):
+def test_users_own_class_is_saved_and_loaded(a, b):
     loaded = save_and_load(a, b)
 
     assert type(loaded) is type(a)
@@ -363,7 +363,7 @@ class OwnState:
         (Holder(np.zeros(2)), "a ndarray in Holder.held"),
     ],
 )
-def test_a_value_without_methods_is_refused_with_advice(value, found):
+def test_value_without_methods_is_rejected_with_advice(value, found):
     with pytest.raises(TypeError) as caught:
         save_state(value, "Mine")
 
@@ -385,7 +385,7 @@ def test_a_value_without_methods_is_refused_with_advice(value, found):
         (OwnState([1]), "OwnState.state_dict() is a list"),
     ],
 )
-def test_a_state_dict_that_no_record_can_hold_is_refused_with_its_path(value, found):
+def test_unrecordable_state_dict_is_rejected_with_its_path(value, found):
     with pytest.raises(TypeError) as caught:
         save_state(value, "Mine")
 
@@ -418,14 +418,14 @@ MEAN = {"total": 1.0, "weight": 1}
         ),
     ],
 )
-def test_state_of_another_metric_is_refused(state, value, message):
+def test_state_of_another_metric_is_rejected(state, value, message):
     with pytest.raises(CheckpointError, match="Resume with the metrics of the interrupted run") as caught:
         load_state(state, value, "Loss")
 
     assert message in str(caught.value)
 
 
-def test_an_epoch_can_be_interrupted_after_any_of_its_batches():
+def test_epoch_can_be_interrupted_after_any_batch():
     """Chunks of 40 batches, whose runs differ at each cut."""
     metric = stages.metrics.AurocMetric()
     torch.manual_seed(0)

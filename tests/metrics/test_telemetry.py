@@ -1,4 +1,4 @@
-"""Metrics of the run itself: the step size, the clock and the machine."""
+"""Metrics of the run itself: the learning rate, the clock and the machine."""
 
 import math
 
@@ -23,18 +23,18 @@ def step(iteration, *, epoch=1, rate=0.1):
 
 
 def clock(*times):
-    """A clock that shows *times*, one at each look."""
+    """Return a clock that shows one of *times* at each call."""
     return iter(times).__next__
 
 
-def test_the_learning_rate_of_an_epoch_is_the_mean_of_its_steps():
+def test_learning_rate_of_epoch_is_mean_of_steps():
     measured = [LearningRateMetric().measure_step(step(1, rate=rate)) for rate in (0.1, 0.3)]
 
     assert measured[0].value == 0.1
     assert (measured[0] + measured[1]).value == pytest.approx(0.2)
 
 
-def test_the_first_step_has_no_speed_and_an_epoch_has_that_of_all_its_steps():
+def test_first_step_has_no_speed_and_epoch_covers_all_steps():
     metric = IterationSpeedMetric(clock=clock(10.0, 10.5, 12.0))
 
     first, second, third = (metric.measure_step(step(iteration)) for iteration in (1, 2, 3))
@@ -44,7 +44,7 @@ def test_the_first_step_has_no_speed_and_an_epoch_has_that_of_all_its_steps():
     assert (first + second + third).count == 3
 
 
-def test_the_time_between_two_epochs_is_in_no_speed():
+def test_time_between_epochs_is_not_counted():
     metric = IterationSpeedMetric(clock=clock(0.0, 1.0, 1000.0, 1001.0))
 
     speeds = [metric.measure_step(step(i, epoch=epoch)).value for epoch in (1, 2) for i in (1, 2)]
@@ -52,17 +52,17 @@ def test_the_time_between_two_epochs_is_in_no_speed():
     assert speeds == [0.0, 1.0, 0.0, 1.0]
 
 
-def test_a_resumed_epoch_has_no_speed_in_its_first_step_either():
+def test_first_step_after_resume_has_no_speed():
     assert IterationSpeedMetric().measure_step(step(51)).value == 0.0
 
 
-def test_a_gauge_is_read_at_most_every_200_milliseconds():
+def test_gauge_is_read_at_most_every_200_ms():
     gauge = Gauge(iter([5.0, 7.0]).__next__, clock(0.0, 0.1, 0.19, 0.21))
 
     assert [gauge.measure_step(step(1)).value for _ in range(4)] == [5.0, 5.0, 5.0, 7.0]
 
 
-def test_a_reading_that_the_machine_cannot_give_is_nan_and_counts_for_nothing():
+def test_unavailable_reading_is_nan_without_weight():
     gauge = Gauge(iter([math.nan, 7.0]).__next__, clock(0.0, 1.0))
 
     missing, read = gauge.measure_step(step(1)), gauge.measure_step(step(2))
@@ -71,21 +71,21 @@ def test_a_reading_that_the_machine_cannot_give_is_nan_and_counts_for_nothing():
     assert (missing + read).value == 7.0
 
 
-def test_the_machine_is_read():
+def test_machine_readings_are_plausible():
     assert 0 <= CpuUse().measure_step(step(1)).value <= 100
     assert 0.01 < CpuMemory().measure_step(step(1)).value < 1e5
     temperature = CpuTemperature().measure_step(step(1)).value
     assert math.isnan(temperature) or 0 < temperature < 150
 
 
-def test_memory_of_graphics_cards_is_nan_where_nothing_is_on_one():
+def test_gpu_memory_is_nan_without_reserved_memory():
     value = CudaMetric().measure_step(step(1)).value
 
     assert math.isnan(value)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no graphics card")
-def test_memory_of_graphics_cards_has_what_this_program_put_there():
-    held = torch.ones(2**28, device="cuda")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gpu_memory_includes_own_tensors():
+    tensor = torch.ones(2**28, device="cuda")
 
-    assert CudaMetric().measure_step(step(1)).value > held.nbytes / 1e9
+    assert CudaMetric().measure_step(step(1)).value > tensor.nbytes / 1e9

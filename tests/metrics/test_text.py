@@ -1,4 +1,4 @@
-"""Edits between sequences, and the words of which they are made."""
+"""Edit distances of sequences, and the words that they count."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def levenshtein(one, other):
 
 @given(references=ROWS, predictions=ROWS)
 @settings(max_examples=50, deadline=None)
-def test_edits_are_counted_row_by_row(references, predictions):
+def test_edit_distances_equal_levenshtein_per_row(references, predictions):
     found = edit_distances(padded(references), padded(predictions, 7), PAD)
 
     assert found.tolist() == [*map(levenshtein, references, predictions)]
@@ -50,11 +50,11 @@ def of(targets, predictions):
         ([[1, PAD, PAD]], [[1, 1, 1]], 200.0),
     ],
 )
-def test_the_examples_of_burn(metric, targets, predictions, rate):
+def test_error_rates_equal_burn_examples(metric, targets, predictions, rate):
     assert metric(pad_token=PAD).measure(of(targets, predictions)).value == rate
 
 
-def test_words_are_what_decode_makes_of_tokens():
+def test_decode_defines_the_words():
     def letters(row):
         return "".join(" abc"[token] for token in row).split()
 

@@ -1,4 +1,4 @@
-"""The class that a sample has and the one predicted: one logit, positions, ties, NaN, ignored targets."""
+"""Target and predicted classes: a single logit, positions, ties, NaN and ignored targets."""
 
 import math
 from dataclasses import replace
@@ -37,43 +37,43 @@ OF_CLASSES = [
 ]
 
 
-def of(logits, targets):
+def output_of(logits, targets):
     return ClassificationOutput(LOSS, torch.as_tensor(logits), torch.as_tensor(targets))
 
 
-def drawn(*shape, classes, seed=0):
-    """Random logits of *shape*, whose dimension 1 is that of the classes, and their targets."""
+def random_output(*shape, classes, seed=0):
+    """Return random logits of *shape*, with the classes in dimension 1, and random targets."""
     generator = torch.Generator().manual_seed(seed)
     positions = (shape[0], *shape[2:])
-    return of(
+    return output_of(
         torch.randn(shape, generator=generator), torch.randint(0, classes, positions, generator=generator)
     )
 
 
-def named(metric):
+def metric_id(metric):
     return f"{type(metric).__name__} {metric.name}" if hasattr(metric, "name") else metric.__name__
 
 
-@pytest.mark.parametrize("metric", ONE_CLASS, ids=named)
+@pytest.mark.parametrize("metric", ONE_CLASS, ids=metric_id)
 @pytest.mark.parametrize("logits_shape", [(9,), (9, 1)])
 @pytest.mark.parametrize("targets_shape", [(9,), (9, 1)])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
-def test_one_logit_above_0_predicts_class_1(metric, logits_shape, targets_shape, dtype):
-    output = drawn(9, 1, classes=2)
+def test_single_logit_above_zero_predicts_class_1(metric, logits_shape, targets_shape, dtype):
+    output = random_output(9, 1, classes=2)
     right = sklearn.accuracy_score(output.targets, output.output[:, 0] > 0)
     recall = sklearn.recall_score(output.targets, output.output[:, 0] > 0)
     expected = recall if isinstance(metric, RecallMetric) else right
 
-    shaped = of(output.output.reshape(logits_shape), output.targets.reshape(targets_shape).to(dtype))
+    shaped = output_of(output.output.reshape(logits_shape), output.targets.reshape(targets_shape).to(dtype))
 
     assert metric.measure(shaped).value == pytest.approx(100 * expected)
     assert sum(count for *_, count in ConfusionMatrix.from_output(shaped).cells()) == 9
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5), (4, 3, 5, 6), (3, 3, 3), (3, 3, 3, 3), (2, 4, 2, 3, 3)])
-def test_every_position_is_measured(shape):
-    output = drawn(*shape, classes=shape[1])
-    flat = of(output.output.movedim(1, -1).flatten(0, -2), output.targets.flatten())
+def test_every_position_is_counted(shape):
+    output = random_output(*shape, classes=shape[1])
+    flat = output_of(output.output.movedim(1, -1).flatten(0, -2), output.targets.flatten())
     oracle = multiclass_accuracy(output.output, output.targets, shape[1], average="micro")
 
     assert AccuracyMetric().measure(output).value == pytest.approx(100 * oracle.item())
@@ -84,7 +84,7 @@ def test_every_position_is_measured(shape):
     assert ConfusionMatrix.from_output(output).cells() == ConfusionMatrix.from_output(flat).cells()
 
 
-@pytest.mark.parametrize("metric", [*OF_CLASSES, ConfusionMatrix], ids=named)
+@pytest.mark.parametrize("metric", [*OF_CLASSES, ConfusionMatrix], ids=metric_id)
 @pytest.mark.parametrize(
     ("logits", "targets"),
     [
@@ -96,8 +96,8 @@ def test_every_position_is_measured(shape):
         ((4,), (4, 3)),
     ],
 )
-def test_targets_of_another_shape_are_refused_with_both_shapes(metric, logits, targets):
-    output = of(torch.randn(logits), torch.randint(0, 2, targets))
+def test_mismatched_target_shape_is_rejected_with_both_shapes(metric, logits, targets):
+    output = output_of(torch.randn(logits), torch.randint(0, 2, targets))
 
     with pytest.raises(BuilderError) as caught:
         ConfusionMatrix.from_output(output) if metric is ConfusionMatrix else metric.measure(output)
@@ -106,7 +106,7 @@ def test_targets_of_another_shape_are_refused_with_both_shapes(metric, logits, t
 
 
 @pytest.mark.parametrize("logits", [(2, 3), (2, 4, 4)])
-def test_tokens_of_another_shape_are_refused_with_both_shapes(logits):
+def test_mismatched_token_shape_is_rejected_with_both_shapes(logits):
     output = SequenceOutput(LOSS, torch.randn(logits), None, torch.zeros(2, 3, dtype=torch.int64))
 
     for metric in (AccuracyMetric(), TopKAccuracyMetric(1), PerplexityMetric()):
@@ -114,14 +114,14 @@ def test_tokens_of_another_shape_are_refused_with_both_shapes(logits):
             metric.measure(output)
 
 
-@pytest.mark.parametrize("metric", ONE_CLASS, ids=named)
-def test_soft_targets_of_one_logit_are_refused(metric):
+@pytest.mark.parametrize("metric", ONE_CLASS, ids=metric_id)
+def test_soft_targets_of_single_logit_are_rejected(metric):
     with pytest.raises(BuilderError, match="targets of 0 and 1.*round"):
-        metric.measure(of([0.5, -0.5], [0.9, 0.1]))
+        metric.measure(output_of([0.5, -0.5], [0.9, 0.1]))
 
 
-@pytest.mark.parametrize("metric", [HammingScore(), PrecisionMetric(), AurocMetric()], ids=named)
-def test_labels_of_another_shape_are_refused(metric):
+@pytest.mark.parametrize("metric", [HammingScore(), PrecisionMetric(), AurocMetric()], ids=metric_id)
+def test_mismatched_label_shape_is_rejected(metric):
     output = MultiLabelClassificationOutput(LOSS, torch.randn(4, 3), torch.ones(4, 1))
 
     with pytest.raises(BuilderError, match=r"logits \(4, 3\) for targets \(4, 1\)"):
@@ -130,41 +130,41 @@ def test_labels_of_another_shape_are_refused(metric):
 
 @pytest.mark.parametrize("targets", [[0, 1, 2], [1, 1, 1], [3, 3, 3]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_lowest_of_equal_logits_is_predicted_by_every_metric(targets, dtype):
-    output = of(torch.tensor([[1.0, 1.0, 0.0, 1.0]] * 3).to(dtype), targets)
+def test_every_metric_predicts_first_of_equal_logits(targets, dtype):
+    output = output_of(torch.tensor([[1.0, 1.0, 0.0, 1.0]] * 3).to(dtype), targets)
     right = 100 * targets.count(0) / 3
 
     assert [metric.measure(output).value for metric in ONE_CLASS] == pytest.approx([right] * 3)
-    assert {given for _, given, _ in ConfusionMatrix.from_output(output).cells()} == {0}
+    assert {predicted for _, predicted, _ in ConfusionMatrix.from_output(output).cells()} == {0}
     assert TopKAccuracyMetric(2).measure(output).value == pytest.approx(
         100 * sum(target in (0, 1) for target in targets) / 3
     )
 
 
-def test_a_row_with_nan_is_never_right():
+def test_row_with_nan_is_never_correct():
     rows = [[NAN, 0.0, 1.0], [0.0, NAN, 1.0], [0.0, 1.0, NAN], [0.0, 1.0, 0.5]]
-    output = of(rows, [0, 2, 1, 1])
+    output = output_of(rows, [0, 2, 1, 1])
 
     for metric in (*ONE_CLASS, TopKAccuracyMetric(2)):
         assert metric.measure(output).value == 25.0
     assert ConfusionMatrix.from_output(output).cells() == [(1, 1, 1)]
-    assert AccuracyMetric().measure(of([NAN, NAN, 1.0], [0, 1, 1])).value == pytest.approx(100 / 3)
+    assert AccuracyMetric().measure(output_of([NAN, NAN, 1.0], [0, 1, 1])).value == pytest.approx(100 / 3)
 
 
-@pytest.mark.parametrize("metric", OF_CLASSES, ids=named)
+@pytest.mark.parametrize("metric", OF_CLASSES, ids=metric_id)
 @pytest.mark.parametrize("shape", [(40, 4), (8, 4, 5), (40, 1)])
-def test_an_ignored_target_is_in_no_count(metric, shape):
-    """Torch's cross entropy leaves out a target of -100."""
+def test_ignored_target_is_not_counted(metric, shape):
+    """`cross_entropy` ignores a target of -100 too."""
     if shape == (40, 1) and (isinstance(metric, PerplexityMetric) or "2" in metric.name):
         pytest.skip("needs two logits or more")
-    output = drawn(*shape, classes=max(shape[1], 2))
+    output = random_output(*shape, classes=max(shape[1], 2))
     output.targets[::3] = -100
     kept = (output.targets != -100).flatten()
-    left = of(output.output.movedim(1, -1).flatten(0, -2)[kept], output.targets.flatten()[kept])
+    rest = output_of(output.output.movedim(1, -1).flatten(0, -2)[kept], output.targets.flatten()[kept])
 
     measured = metric.measure(output)
 
-    assert measured.value == pytest.approx(metric.measure(left).value, rel=1e-6)
+    assert measured.value == pytest.approx(metric.measure(rest).value, rel=1e-6)
     assert measured.count == kept.sum()
     assert type(measured.count) is int
 
@@ -172,7 +172,7 @@ def test_an_ignored_target_is_in_no_count(metric, shape):
 @pytest.mark.parametrize(
     "metric", [AccuracyMetric(pad_token=2), TopKAccuracyMetric(1, pad_token=2), PerplexityMetric(pad_token=2)]
 )
-def test_padding_and_ignored_targets_are_both_left_out(metric):
+def test_padding_and_ignored_targets_are_both_excluded(metric):
     targets = torch.tensor([[0, 1, 2, -100], [-100, 2, 1, 1]])
     logits = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
 
@@ -180,11 +180,11 @@ def test_padding_and_ignored_targets_are_both_left_out(metric):
 
     real = (targets != 2) & (targets != -100)
     assert measured.count == 4
-    assert measured.value == metric.measure(of(logits[real], targets[real])).value
+    assert measured.value == metric.measure(output_of(logits[real], targets[real])).value
 
 
-def test_perplexity_of_images_is_that_of_their_pixels():
-    output = drawn(3, 3, 3, 3, classes=3)
+def test_perplexity_of_images_is_perplexity_of_pixels():
+    output = random_output(3, 3, 3, 3, classes=3)
     oracle = F.cross_entropy(output.output.double(), output.targets).exp().item()
 
     assert PerplexityMetric().measure(output).value == pytest.approx(oracle, rel=1e-6)
@@ -193,18 +193,18 @@ def test_perplexity_of_images_is_that_of_their_pixels():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_perplexity_of_half_precision_is_that_of_the_same_logits_in_double(dtype):
+def test_perplexity_of_half_precision_equals_double_precision(dtype):
     """Sums and logarithms in half precision are wrong in the third digit, and overflow at 65,504."""
-    output = drawn(2_000, 50, classes=50)
+    output = random_output(2_000, 50, classes=50)
     half = replace(output, output=output.output.to(dtype))
     oracle = F.cross_entropy(half.output.double(), output.targets).exp().item()
 
     assert PerplexityMetric().measure(half).value == pytest.approx(oracle, rel=1e-5)
 
 
-def test_a_class_that_occurs_in_the_last_batch_only_counts_in_the_epoch():
+def test_class_only_in_last_batch_counts_in_epoch():
     metric = RecallMetric()
-    batches = [of([[2.0, 0, 0], [0, 2, 0]], [0, 1]), of([[0.0, 0, 2], [2, 0, 0]], [2, 2])]
+    batches = [output_of([[2.0, 0, 0], [0, 2, 0]], [0, 1]), output_of([[0.0, 0, 2], [2, 0, 0]], [2, 2])]
 
     epoch = metric.measure(batches[0]) + metric.measure(batches[1])
 

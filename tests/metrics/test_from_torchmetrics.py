@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics as values that add, against torchmetrics on the whole set."""
+"""Metrics of torchmetrics added over batches, against torchmetrics on all samples at once."""
 
 import math
 import operator
@@ -75,9 +75,9 @@ def bleu(output):
 
 
 def dice(output):
-    given_, right = (F > 0 for F in (output.output.argmax(1), output.targets))
-    hits = (given_ & right & (output.output.argmax(1) == output.targets)).sum()
-    return (2 * hits / (given_.sum() + right.sum())).item()
+    predicted, targets = (F > 0 for F in (output.output.argmax(1), output.targets))
+    hits = (predicted & targets & (output.output.argmax(1) == output.targets)).sum()
+    return (2 * hits / (predicted.sum() + targets.sum())).item()
 
 
 def psnr(output):
@@ -85,7 +85,7 @@ def psnr(output):
     return torch.stack([peak_signal_noise_ratio(*pair, data_range=1.0) for pair in images_]).mean().item()
 
 
-def whole(metric):
+def oracle_of(metric):
     def oracle(output):
         predictions = output.logits if isinstance(output, SequenceOutput) else output.output
         return metric(predictions, output.targets).item()
@@ -93,7 +93,7 @@ def whole(metric):
     return oracle
 
 
-def of_probabilities(metric):
+def probability_oracle(metric):
     def oracle(output):
         return metric(output.output.sigmoid().squeeze(1), output.targets).item()
 
@@ -108,23 +108,23 @@ CASES = [
     (
         {"kind": "ssim"},
         images,
-        whole(lambda *pair: structural_similarity_index_measure(*pair, data_range=1.0)),
+        oracle_of(lambda *pair: structural_similarity_index_measure(*pair, data_range=1.0)),
     ),
     (
         {"kind": "ms_ssim"},
         large_images,
-        whole(lambda *pair: multiscale_structural_similarity_index_measure(*pair, data_range=1.0)),
+        oracle_of(lambda *pair: multiscale_structural_similarity_index_measure(*pair, data_range=1.0)),
     ),
-    ({"kind": "torchmetrics.text:Perplexity", "ignore_index": PAD}, tokens, whole(Perplexity(PAD))),
-    ({"kind": "torchmetrics.classification:BinaryAUROC"}, binary, of_probabilities(BinaryAUROC())),
-    ({"kind": "torchmetrics.classification:BinaryF1Score"}, binary, of_probabilities(BinaryF1Score())),
+    ({"kind": "torchmetrics.text:Perplexity", "ignore_index": PAD}, tokens, oracle_of(Perplexity(PAD))),
+    ({"kind": "torchmetrics.classification:BinaryAUROC"}, binary, probability_oracle(BinaryAUROC())),
+    ({"kind": "torchmetrics.classification:BinaryF1Score"}, binary, probability_oracle(BinaryF1Score())),
 ]
 
 
 @pytest.mark.parametrize(("params", "data", "oracle"), CASES, ids=[params["kind"] for params, *_ in CASES])
 @given(cuts=st.lists(st.integers(0, N), max_size=4), seed=st.integers(0, 99))
 @settings(max_examples=8, deadline=None)
-def test_an_epoch_is_measured_as_one_set_however_it_is_batched(params, data, oracle, cuts, seed):
+def test_epoch_value_does_not_depend_on_batching(params, data, oracle, cuts, seed):
     metric = build_metric(Use.model_validate(params))
     rows = data(torch.Generator().manual_seed(seed))
 
@@ -136,7 +136,7 @@ def test_an_epoch_is_measured_as_one_set_however_it_is_batched(params, data, ora
 
 
 class Extremes(Metric):
-    """States that are joined in each of the ways there are."""
+    """A metric with a state for each way of joining."""
 
     def __init__(self):
         super().__init__()
@@ -159,7 +159,7 @@ class Extremes(Metric):
 @pytest.mark.parametrize(
     ("key", "expected"), [("sum", 15), ("mean", 3), ("min", 1), ("max", 5), ("cat", 3), ("none", 15)]
 )
-def test_states_are_joined_as_torchmetrics_joins_those_of_processes(key, expected):
+def test_states_are_joined_like_those_of_processes(key, expected):
     metric = TorchMetric(Extremes(), key=key)
 
     batches = [torch.tensor(batch) for batch in ([4.0], [1.0, 5.0], [3.0, 2.0])]
@@ -169,7 +169,7 @@ def test_states_are_joined_as_torchmetrics_joins_those_of_processes(key, expecte
     assert [each.count for each in measured] == [1, 2, 2]
 
 
-def test_what_a_batch_added_stays_as_it_was():
+def test_measurement_does_not_change_with_next_batch():
     metric = TorchMetric(BinaryAUROC())
     rows = binary(torch.Generator().manual_seed(1))
 
@@ -184,12 +184,12 @@ def test_what_a_batch_added_stays_as_it_was():
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (MinMaxMetric(MeanMetric()), "keeps no states of its own"),
+        (MinMaxMetric(MeanMetric()), "has no states itself"),
         (Extremes(), "computes no single number but sum, mean, min, max, cat, none"),
         (MulticlassConfusionMatrix(3), "no single number but a Tensor of shape (3, 3)"),
     ],
 )
-def test_what_is_not_one_number_that_adds_is_refused(metric, message):
+def test_metric_without_a_single_additive_number_is_rejected(metric, message):
     output = ClassificationOutput(LOSS, torch.eye(3), torch.arange(3))
 
     with pytest.raises(BuilderError) as caught:
@@ -198,11 +198,11 @@ def test_what_is_not_one_number_that_adds_is_refused(metric, message):
     assert message in str(caught.value)
 
 
-def test_a_pile_keeps_its_order_and_is_copied_seldom():
-    pile = reduce(operator.add, (Chunks(((number,),)) for number in range(1000)))
+def test_chunks_keep_order_and_are_rarely_copied():
+    chunks = reduce(operator.add, (Chunks(((number,),)) for number in range(1000)))
 
-    assert list(pile) == list(range(1000))
-    assert len(pile.runs) < 12
+    assert list(chunks) == list(range(1000))
+    assert len(chunks.runs) < 12
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_pile_keeps_its_order_and_is_copied_seldom():
         (BinaryAUROC(), ClassificationOutput(LOSS, torch.arange(-4.0, 5), torch.arange(9) % 2)),
     ],
 )
-def test_an_output_may_be_overwritten_after_it_was_measured(metric, output):
+def test_measurement_does_not_change_if_output_is_overwritten(metric, output):
     measured, expected = TorchMetric(metric).measure(output), TorchMetric(metric).measure(output).value
 
     output.output.zero_()
