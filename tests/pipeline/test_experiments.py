@@ -1,9 +1,9 @@
-"""`dvc exp`: runs beside each other, listed, compared and plotted."""
+"""Experiments of DVC: run, listed, compared and plotted."""
 
 import json
 
 
-def test_experiments_are_run_listed_compared_and_plotted(finished):
+def test_dvc_lists_compares_and_plots_experiments(finished):
     finished.ok("dvc", "exp", "run", "-n", "short", "-S", "fit.num_epochs=1")
     finished.ok("dvc", "exp", "run", "-n", "fast", "-S", "build_learner.optimizer.learning_rate=0.003")
 
@@ -25,7 +25,7 @@ def test_experiments_are_run_listed_compared_and_plotted(finished):
     assert {point["epoch"] for point in points} == {"1"}
 
 
-def test_an_isolated_experiment_runs_the_code_of_its_own_copy(finished):
+def test_isolated_experiment_runs_the_code_of_its_copy(finished):
     finished.edit("stages/renderers/plain.py", '"epoch ', "\"the copy's epoch ")
     before = finished.files("artifacts", "data", "dvc.lock", "params.yaml")
 
@@ -36,7 +36,7 @@ def test_an_isolated_experiment_runs_the_code_of_its_own_copy(finished):
     assert "apart" in finished.ok("dvc", "exp", "list")
 
 
-def test_another_source_can_be_set_from_the_command_line(finished):
+def test_data_source_can_be_overridden_on_the_command_line(finished):
     refused = finished.run(
         "dvc", "exp", "run", "-S", "load_data.source.kind=idx", "-S", "load_data.source.path=nowhere"
     )

@@ -1,4 +1,4 @@
-"""`learner resume`: from a checkpoint of any run that DVC tracks, by its name."""
+"""`learner resume` continues from a checkpoint of any run that DVC tracks, by its name."""
 
 import shutil
 
@@ -15,7 +15,7 @@ def _two(_finished, tmp_path_factory):
 
 @pytest.fixture
 def two(_two):
-    """A run of two epochs that is committed; its params alone are put back after a test."""
+    """Return a project with a committed run of two epochs; only its params are restored after a test."""
     before = (_two.folder / "params.yaml").read_bytes()
     yield _two
     (_two.folder / "params.yaml").write_bytes(before)
@@ -25,13 +25,13 @@ def commit(project, name):
     return project.ok("git", "rev-parse", name).strip()
 
 
-def recorded(lock):
-    """What a dvc.lock has of the outputs of fit and save-model."""
+def output_hashes(lock):
+    """Return path to hash of the outputs of fit and save-model in a dvc.lock."""
     stages = YAML(typ="safe").load(lock)["stages"]
     return {out["path"]: out["md5"] for name in ("fit", "save-model") for out in stages[name]["outs"]}
 
 
-def test_two_epochs_and_a_resume_to_three_equal_three_in_the_workspace_and_in_a_copy(finished, tmp_path):
+def test_resumed_run_equals_uninterrupted_run_in_the_workspace_and_in_a_copy(finished, tmp_path):
     other = finished.copied_to(tmp_path / "other")
     other.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
     other.ok("dvc", "repro")
@@ -49,12 +49,12 @@ def test_two_epochs_and_a_resume_to_three_equal_three_in_the_workspace_and_in_a_
 
     assert " after epoch 2" in text
     (ref,) = other.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps/**/apart").split()
-    assert recorded(other.ok("git", "show", f"{ref}:dvc.lock")) == recorded(
+    assert output_hashes(other.ok("git", "show", f"{ref}:dvc.lock")) == output_hashes(
         (finished.folder / "dvc.lock").read_text()
     )
 
 
-def test_any_name_becomes_the_full_sha_and_the_comments_stay(two):
+def test_any_name_is_written_as_full_sha_and_comments_are_kept(two):
     sha = commit(two, "HEAD")
     two.ok("git", "tag", "good")
     two.ok("dvc", "exp", "save", "-n", "kept")
@@ -86,7 +86,7 @@ def test_any_name_becomes_the_full_sha_and_the_comments_stay(two):
         (["HEAD", "--epoch", "1", "-S", "other.yaml:a=1"], 2, "not of other.yaml"),
     ],
 )
-def test_what_cannot_be_resumed_leaves_the_params_as_they_are(two, arguments, code, words):
+def test_failed_resume_does_not_change_the_params(two, arguments, code, words):
     before = (two.folder / "params.yaml").read_bytes()
 
     done = two.learner("resume", *arguments)
@@ -97,7 +97,7 @@ def test_what_cannot_be_resumed_leaves_the_params_as_they_are(two, arguments, co
 
 
 def test_params_are_restored_if_build_learner_refuses_the_checkpoint(finished):
-    """A model of another size cannot take the weights, which only build-learner finds out."""
+    """Only build-learner detects that the weights do not fit a model of another size."""
     model = ("-S", "build_learner.model.kind=mlp", "-S", "+build_learner.model.hidden_sizes=[3]")
     before = (finished.folder / "params.yaml").read_bytes()
 
@@ -108,7 +108,7 @@ def test_params_are_restored_if_build_learner_refuses_the_checkpoint(finished):
     assert (finished.folder / "params.yaml").read_bytes() == before
 
 
-def test_what_the_cache_has_lost_comes_from_a_remote_or_is_told_with_what_brings_it(finished, tmp_path):
+def test_checkpoint_missing_from_the_cache_comes_from_a_remote_or_is_an_error(finished, tmp_path):
     finished.ok("git", "tag", "before")
     finished.ok("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
     finished.ok("dvc", "push", "-q")
@@ -126,7 +126,7 @@ def test_what_the_cache_has_lost_comes_from_a_remote_or_is_told_with_what_brings
     assert "`dvc fetch --all-commits`" in done.err
 
 
-def test_a_name_in_params_is_refused_as_names_move(two):
+def test_name_in_params_is_an_error_that_requires_a_full_sha(two):
     kept = (two.folder / "params.yaml").read_text()
     for said, words in {
         "{rev: good, epoch: 1}": "checkpoint.rev: must be a full SHA, since branches and tags move",
@@ -141,7 +141,7 @@ def test_a_name_in_params_is_refused_as_names_move(two):
         (two.folder / "params.yaml").write_text(kept)
 
 
-def test_a_path_is_a_dependency_that_check_asks_for_and_no_output(finished):
+def test_checkpoint_path_must_be_a_dependency_and_not_an_output(finished):
     shutil.copytree(finished.folder / "artifacts", finished.folder / "old")
     checkpoint = "build_learner:\n  checkpoint: {path: old, epoch: 1}\n"
     finished.edit("params.yaml", "build_learner:\n", checkpoint)

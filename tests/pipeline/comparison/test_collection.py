@@ -1,4 +1,4 @@
-"""Runs are found and read from git and DVC's cache, in any folder of a repository."""
+"""Runs are read from git and DVC's cache, in any folder of a repository."""
 
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ def git(*arguments):
 
 
 def commit(name, content=None):
-    """Commit all files, the params changed to *content*, and leave HEAD; the commit's SHA."""
+    """Commit all files, with *content* as params, and return the SHA; with *content*, HEAD does not move."""
     if content is not None:
         Path("params.yaml").write_bytes(content)
     git("add", "-A")
@@ -36,7 +36,7 @@ def commit(name, content=None):
 
 @pytest.fixture(params=["", "project"])
 def head(request, tmp_path, monkeypatch):
-    """The SHA of the first commit of a project, at the root of a git repository or below."""
+    """Return the first commit of a project, at the root of a git repository or below it."""
     monkeypatch.setenv("GIT_COMMITTER_DATE", WHEN)
     folder = tmp_path / request.param
     (folder / ".dvc").mkdir(parents=True)
@@ -56,7 +56,7 @@ def experiment(head, name, content):
     return sha
 
 
-def test_experiments_are_found_together_by_their_names_as_one_by_one(head):
+def test_all_names_resolve_together_as_one_by_one(head):
     made = {
         name: experiment(head, name, f"fit: {{seed: {name[-1]}}}\n".encode()) for name in ("exp-1", "exp-2")
     }
@@ -76,7 +76,7 @@ def test_experiments_are_found_together_by_their_names_as_one_by_one(head):
     assert found["exp-1"].committed.isoformat() == "2026-03-04T05:06:07+05:30"
 
 
-def test_a_name_that_two_experiments_have_is_refused(head):
+def test_name_of_two_experiments_is_an_error(head):
     sha = experiment(head, "twice", b"{}\n")
     git("update-ref", f"refs/exps/{sha[:2]}/{sha[2:]}/twice", sha)
     git("commit", "-q", "--allow-empty", "-m", "Another baseline")
@@ -87,7 +87,7 @@ def test_a_name_that_two_experiments_have_is_refused(head):
 
 @pytest.mark.parametrize("name", ["dvc.lock", "params.yaml"])
 @pytest.mark.parametrize("content", [b"a: [\n", b"a: \xff\n"])
-def test_a_damaged_file_of_a_commit_is_refused_and_the_run_named(head, name, content):
+def test_error_in_a_file_of_a_commit_names_the_run(head, name, content):
     Path(name).write_bytes(content)
     sha = commit("Damage")
 
@@ -95,7 +95,7 @@ def test_a_damaged_file_of_a_commit_is_refused_and_the_run_named(head, name, con
         collect_runs([sha[:8]])
 
 
-def test_a_run_of_another_project_has_no_values(head):
+def test_run_without_a_pipeline_has_no_values(head):
     git("rm", "-q", "dvc.yaml", "dvc.lock")
     sha = commit("Without a pipeline")
 
@@ -107,7 +107,7 @@ def test_a_run_of_another_project_has_no_values(head):
     )
 
 
-def test_objects_are_returned_in_the_order_of_their_names(head):
+def test_git_objects_are_in_the_order_of_their_names(head):
     prefix = git("rev-parse", "--show-prefix")
     names = [
         f"{head}:{prefix}params.yaml",
@@ -128,12 +128,12 @@ def test_objects_are_returned_in_the_order_of_their_names(head):
     )
 
 
-def test_a_folder_that_is_not_a_repository_is_refused_with_gits_message(tmp_path):
+def test_folder_that_is_not_a_repository_is_an_error_with_the_message_of_git(tmp_path):
     with pytest.raises(StageError, match="git cannot read .*not a git repository"):
         read_objects(tmp_path, ["HEAD"])
 
 
-def test_a_cached_file_is_intact_missing_or_damaged(tmp_path):
+def test_cached_file_is_intact_missing_or_damaged(tmp_path):
     cases = {"d41d8cd98f00b204e9800998ecf8427e": b"", "0" * 32: b"x", "1" * 32: bytes(MAX_VERIFIED_BYTES + 1)}
     for md5, content in cases.items():
         (tmp_path / md5[:2]).mkdir()

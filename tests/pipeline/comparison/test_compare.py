@@ -1,21 +1,20 @@
-"""`learner compare` and `learner plot`, of three experiments on digits."""
+"""`learner compare` and `learner plot` of three experiments on the digits."""
 
 import csv
 import json
 import re
 import shlex
 import shutil
-from pathlib import Path
 
 import pytest
+from pages import page
 
 NAMES = ["workspace", "big", "longer", "<script>broken=1<"]
-README = Path(__file__).parents[3] / "README.md"
 
 
 @pytest.fixture(scope="module")
 def three(_finished, tmp_path_factory):
-    """A project with three experiments beside the run on HEAD."""
+    """Return a project with three experiments in addition to the run on HEAD."""
     made = _finished.copied_to(tmp_path_factory.mktemp("three") / "project")
     changes = ("fit.batch_size=64", "fit.num_epochs=3", "fit.seed=7")
     for name, change in zip(NAMES[1:], changes, strict=True):
@@ -26,28 +25,27 @@ def three(_finished, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def said(three):
-    """What every command of the README's section came to, which wrote compare.html and loss.svg."""
-    section = README.read_text().partition("## Compare\n")[2].partition("\n## ")[0]
-    commands = re.findall(r"^\$ (learner [^#\n]+[^#\n ])", section, re.MULTILINE)
+def outcomes(three):
+    """Run every `learner` command of the page, which write compare.html and loss.svg; return the outcomes."""
+    commands = [each for each in page("pipeline/comparison/README.md").commands() if "learner" in each]
     return {each: three.learner(*shlex.split(each)[1:], BROWSER="true") for each in commands}
 
 
 @pytest.fixture
-def opened(said, three, browser):
-    """The page of all runs in a browser, drawn."""
+def opened(outcomes, three, browser):
+    """Return a browser that shows the page of all runs."""
     browser.open(three.folder / "compare.html")
     browser.wait("document.body && document.body.dataset.drawn === '1'")
     return browser
 
 
-def told(project, *arguments):
-    """What `learner compare --json` says of the runs."""
+def compare(project, *arguments):
+    """Return the output of `learner compare --json`."""
     return json.loads(project.learner("compare", "--json", *arguments).out)
 
 
-def test_all_forms_tell_of_the_workspace_and_all_experiments(three):
-    found = told(three)
+def test_every_format_lists_the_workspace_and_all_experiments(three):
+    found = compare(three)
     text = three.learner("compare").out
     markdown = three.learner("compare", "--md").out
     table = list(csv.DictReader(three.learner("compare", "--csv").out.splitlines()))
@@ -71,8 +69,8 @@ def test_all_forms_tell_of_the_workspace_and_all_experiments(three):
         assert row["cached"] == "true"
 
 
-def test_the_numbers_are_those_that_the_stages_wrote(three):
-    [run] = told(three, "workspace")["runs"]
+def test_values_equal_those_in_metrics_json(three):
+    [run] = compare(three, "workspace")["runs"]
 
     written = json.loads((three.folder / "artifacts/metrics.json").read_text())
     for name, measured in run["metrics"].items():
@@ -81,12 +79,12 @@ def test_the_numbers_are_those_that_the_stages_wrote(three):
     assert run["seconds"] is None or run["seconds"] > 0
 
 
-def test_any_name_of_a_revision_will_do_and_runs_stand_in_the_order_asked_for(three):
+def test_runs_are_named_by_any_revision_and_sorted_by_a_key(three):
     sha = three.ok("git", "rev-parse", "HEAD").strip()
     three.ok("git", "tag", "-f", "good")
     three.ok("git", "branch", "-f", "side")
 
-    found = told(three, "side", "good", sha[:9], "longer", "HEAD~1", "--sort", "epochs", "--reverse")
+    found = compare(three, "side", "good", sha[:9], "longer", "HEAD~1", "--sort", "epochs", "--reverse")
 
     assert [run["name"] for run in found["runs"]] == ["longer", "side", "good", sha[:9], "HEAD~1"]
     assert {run["sha"] for run in found["runs"][1:4]} == {sha}
@@ -110,14 +108,14 @@ def test_any_name_of_a_revision_will_do_and_runs_stand_in_the_order_asked_for(th
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )
-def test_what_is_none_is_refused_with_what_there_is(three, arguments, words):
+def test_unknown_name_is_an_error_that_lists_the_known_ones(three, arguments, words):
     done = three.learner(*arguments)
 
     assert (done.code, done.out) == (2, "")
     assert words in done.err
 
 
-def test_what_the_cache_has_not_and_what_was_edited_is_said(three, tmp_path):
+def test_notes_report_missing_outputs_and_edited_params(three, tmp_path):
     bare = three.copied_to(tmp_path / "bare")
     shutil.rmtree(bare.folder / ".dvc/cache/files")
     bare.edit("params.yaml", "batch_size: 32", "batch_size: 16")
@@ -127,12 +125,12 @@ def test_what_the_cache_has_not_and_what_was_edited_is_said(three, tmp_path):
     assert done.code == 0
     assert "workspace: params.yaml was edited since: fit.batch_size" in done.out
     assert "big: not all outputs are in the cache: `dvc fetch --all-commits` or" in done.out
-    first, *_ = told(bare)["runs"]
+    first, *_ = compare(bare)["runs"]
     assert first["params"]["fit.batch_size"] == 32
     assert not first["cached"]
 
 
-def test_dvc_plots_the_same_batches_and_matrix(three):
+def test_dvc_plots_show_the_batches_and_the_confusion_matrix(three):
     shown = json.loads(three.run("dvc", "plots", "diff", "big", "longer", "--json").out)
 
     [curve] = shown["data"]["artifacts/plots/iterations/train/Loss.tsv"]
@@ -142,8 +140,8 @@ def test_dvc_plots_the_same_batches_and_matrix(three):
     assert "share of the class" in json.dumps(shown["data"]["artifacts/plots/confusion.tsv"])
 
 
-def test_a_curve_is_drawn_in_the_terminal_and_as_an_image(three, said, tmp_path):
-    drawn = said["learner plot Loss"].out
+def test_curve_is_plotted_in_the_terminal_and_as_an_image(three, outcomes, tmp_path):
+    drawn = outcomes["learner plot Loss"].out
     batches = three.learner("plot", "valid/Loss", "big", "longer", "--iterations").out
     three.learner("plot", "valid/Loss", "big", "longer", "--png", str(tmp_path / "loss.png"))
 
@@ -156,7 +154,7 @@ def test_a_curve_is_drawn_in_the_terminal_and_as_an_image(three, said, tmp_path)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_the_extra_a_page_is_refused_with_what_brings_it(three, tmp_path):
+def test_page_without_vl_convert_is_an_error_with_the_command_to_install_it(three, tmp_path):
     (tmp_path / "vl_convert.py").write_text("raise ImportError\n")
 
     done = three.learner("compare", "--html", str(tmp_path / "page.html"), PYTHONPATH=str(tmp_path))
@@ -167,61 +165,63 @@ def test_without_the_extra_a_page_is_refused_with_what_brings_it(three, tmp_path
     assert three.learner("compare", PYTHONPATH=str(tmp_path)).code == 0
 
 
-def test_every_command_of_the_readmes_section_runs(said):
-    assert len(said) >= 5
-    assert {command: done.text for command, done in said.items() if done.code} == {}
+def test_every_learner_command_of_the_page_succeeds(outcomes):
+    assert len(outcomes) >= 5
+    assert {command: done.text for command, done in outcomes.items() if done.code} == {}
 
 
 def rows(browser):
-    """The names in the table of the page, from the top."""
+    """Return the names in the table of the page, from the top."""
     return browser.run(
         "[...document.querySelectorAll('#runs tbody th')].map(each => each.textContent.trim())"
     )
 
 
 def strokes(browser):
-    """The colours of the lines in the first chart."""
+    """Return the colors of the lines in the first chart."""
     script = """[...document.querySelectorAll('#curves .card:first-child .mark-line path')]
         .map(each => each.getAttribute('stroke'))"""
     return set(browser.run(script))
 
 
-def redrawn(browser, script):
-    """Do *script*, and wait until the plots are as it has them."""
+def run_and_wait(browser, script):
+    """Run *script* and wait until the plots are drawn again."""
     before = browser.run("document.body.dataset.drawn")
     browser.run(script)
     browser.wait(f"document.body.dataset.drawn > {before}")
 
 
-def test_the_page_is_used_in_a_browser_and_asks_for_nothing(opened):
+def test_page_sorts_hides_and_switches_views_without_a_request(opened):
     assert rows(opened) == NAMES
     assert len(strokes(opened)) == 4
     assert opened.run("document.querySelectorAll('#confusion .card').length") == 4
     assert opened.run("document.querySelectorAll('#config tbody tr').length") == 3
 
     sort = "[...document.querySelectorAll('#runs th button')].find(each => each.title === 'epochs').click()"
-    redrawn(opened, sort)
-    redrawn(opened, sort)
+    run_and_wait(opened, sort)
+    run_and_wait(opened, sort)
     assert rows(opened) == ["longer", *(name for name in NAMES if name != "longer")]
     assert (
         opened.run("document.querySelector('#runs th[aria-sort]').getAttribute('aria-sort')") == "descending"
     )
 
-    redrawn(opened, "document.querySelector('#runs input[aria-label=\"show big\"]').click()")
+    run_and_wait(opened, "document.querySelector('#runs input[aria-label=\"show big\"]').click()")
     assert len(strokes(opened)) == 3
     assert opened.run("document.querySelectorAll('#confusion .card').length") == 3
     assert "big" not in opened.run("document.querySelector('#config thead').textContent")
 
-    redrawn(opened, "document.querySelector('[data-view=iterations]').click()")
+    run_and_wait(opened, "document.querySelector('[data-view=iterations]').click()")
     assert opened.run("document.querySelectorAll('#curves canvas').length") == 4
     opened.run("document.getElementById('only-differing').click()")
     assert opened.run("document.querySelectorAll('#config tbody tr').length") > 15
 
     assert opened.run("typeof broken") == "undefined"
-    assert opened.said("Runtime.exceptionThrown") == []
-    assert opened.said("Runtime.consoleAPICalled") == []
-    assert opened.said("Log.entryAdded") == []
-    asked = {each["request"]["url"].partition(":")[0] for each in opened.said("Network.requestWillBeSent")}
-    assert asked == {"file"}
-    assert len(opened.said("Network.requestWillBeSent")) == 1
+    assert opened.events_of("Runtime.exceptionThrown") == []
+    assert opened.events_of("Runtime.consoleAPICalled") == []
+    assert opened.events_of("Log.entryAdded") == []
+    schemes = {
+        each["request"]["url"].partition(":")[0] for each in opened.events_of("Network.requestWillBeSent")
+    }
+    assert schemes == {"file"}
+    assert len(opened.events_of("Network.requestWillBeSent")) == 1
     assert opened.run("document.querySelectorAll('a, link, img, iframe, script[src]').length") == 0

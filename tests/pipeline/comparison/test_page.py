@@ -1,4 +1,4 @@
-"""The curves of a page: thinned, with their extremes, as columns."""
+"""The curves of a page are thinned, keep their extremes, and are stored as columns."""
 
 import json
 import math
@@ -18,7 +18,7 @@ def measured(values, split="valid", metric="Loss", better=Direction.LOWEST):
 
 
 def long_run(seed):
-    """A run of 1,000 epochs with the metrics of the default params."""
+    """Return a run of 1,000 epochs with the metrics of the default params."""
     noise = np.random.default_rng(seed)
     names = [(split, metric) for split in ("train", "valid") for metric in ("Loss", "Accuracy")]
     curves = [measured(noise.random(1000).tolist(), *name) for name in names]
@@ -33,7 +33,7 @@ def long_run(seed):
 
 
 def page_data(count):
-    """The data in the page of *count* long runs."""
+    """Return the data in the page of *count* long runs."""
     runs, drawn = zip(*map(long_run, range(count)), strict=True)
     names = [run.name for run in runs]
     text = build_page(Comparison(runs), dict(zip(names, drawn, strict=True)), ViewOptions())
@@ -41,7 +41,7 @@ def page_data(count):
 
 
 @pytest.mark.parametrize("count", [1, MAX_EPOCHS, MAX_EPOCHS + 1, 1000, 12_345])
-def test_the_page_shows_a_fixed_number_of_epochs_and_all_extremes(count):
+def test_page_has_a_limited_number_of_epochs_and_all_extremes(count):
     noise = np.random.default_rng(count)
     curves = [measured(noise.random(count).tolist(), metric=name) for name in ("Loss", "Error")]
 
@@ -55,18 +55,18 @@ def test_the_page_shows_a_fixed_number_of_epochs_and_all_extremes(count):
         assert {lowest, highest} <= {each.series[epoch] for epoch in shown}
 
 
-def test_epochs_that_cannot_be_drawn_are_not_extremes():
+def test_non_finite_values_are_not_extremes():
     values = [math.inf, *[1.0] * 999, math.nan]
 
     assert 1001 not in select_epochs([measured(values)])
     assert {2, 1000} <= set(select_epochs([measured(values)]))
 
 
-def test_a_page_grows_by_at_most_30_kb_with_each_run_of_1000_epochs():
+def test_each_run_of_1000_epochs_adds_at_most_30_kb_to_a_page():
     assert (len(page_data(5)) - len(page_data(1))) / 4 <= 30_000
 
 
-def test_the_columns_of_a_page_are_as_long_as_their_steps():
+def test_values_of_a_curve_are_as_many_as_its_steps():
     data = json.loads(page_data(3))
 
     curves = [curve for charts in data["charts"].values() for chart in charts for curve in chart["curves"]]
@@ -77,7 +77,7 @@ def test_the_columns_of_a_page_are_as_long_as_their_steps():
     assert all(len(column["shown"]) == len(column["order"]) == 3 for column in data["columns"])
 
 
-def test_a_short_run_is_on_the_page_in_full():
+def test_page_has_every_epoch_of_a_short_run():
     run = RunSummary("a", None, metrics={"valid/Loss": measured([0.3, math.nan, 1 / 3])}, epochs=3)
     text = build_page(Comparison((run,)), {}, ViewOptions())
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])

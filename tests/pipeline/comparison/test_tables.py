@@ -1,4 +1,4 @@
-"""What is made of runs once they are known: tables, order, times, the data of a page."""
+"""Tables, order and directions of runs, and the data of a page."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ from stages.contracts.history import Direction
 from stages.metrics import build_metric
 from stages.metrics.registry import BUILT_IN
 
-NASTY = "</script><img src=x onerror=alert(1)>|\x1b[2J\n# no"
+HOSTILE = "</script><img src=x onerror=alert(1)>|\x1b[2J\n# no"
 
 
 def run(name, losses, **params):
@@ -44,7 +44,7 @@ THREE = Comparison(
 )
 
 
-def test_the_best_value_is_finite_and_the_difference_is_to_the_first_run():
+def test_best_value_is_finite_and_delta_is_relative_to_the_first_run():
     a, b, c = THREE.runs
 
     assert (b.metrics["valid/Loss"].best, b.metrics["valid/Loss"].best_epoch) == (0.5, 1)
@@ -95,17 +95,17 @@ def test_delta_is_positive_if_a_run_has_the_higher_value(better):
         ({"sort": "name", "reverse": True}, "cba"),
     ],
 )
-def test_runs_stand_in_the_order_asked_for_and_those_without_a_value_last(view, order):
+def test_runs_are_sorted_with_those_without_a_value_last(view, order):
     assert "".join(names(THREE, **view)) == order
 
 
 @pytest.mark.parametrize("view", [{"sort": "los"}, {"metrics": ("Los",), "sort": None}])
-def test_what_no_run_has_is_refused_with_what_there_is(view):
+def test_unknown_metric_is_an_error_that_lists_the_known_ones(view):
     with pytest.raises(ParamsError, match="valid/Loss"):
         text_table(THREE, ViewOptions(**view))
 
 
-def test_a_metric_of_which_nobody_says_what_is_better_has_no_best_value():
+def test_metric_without_a_direction_has_no_best_value():
     rate = MetricCurve("train", "Learning Rate", {1: 0.1, 2: 0.2}, None)
     table = json.loads(json_table(Comparison((RunSummary("a", None, metrics={rate.name: rate}),))))
 
@@ -113,47 +113,47 @@ def test_a_metric_of_which_nobody_says_what_is_better_has_no_best_value():
     assert (found["metrics"][rate.name]["best"], found["metrics"][rate.name]["last"]) == (None, 0.2)
 
 
-def test_a_param_is_called_by_as_much_of_its_end_as_is_its_own():
+def test_param_is_named_by_its_shortest_unique_end():
     keys = ["fit.seed", "load_data.seed", "fit.batch_size"]
 
     assert short_names(keys) == {key: key if "seed" in key else "batch_size" for key in keys}
 
 
-def test_an_empty_section_is_a_value():
+def test_empty_section_is_a_value():
     assert flatten({"fit": {"keep": {}, "seed": 1}}) == {"fit.keep": {}, "fit.seed": 1}
 
 
-def test_no_name_moves_the_cursor_or_breaks_a_table():
-    comparison = Comparison((run(NASTY, [1.0], rate=NASTY), run("b", [2.0], rate=1)))
+def test_control_characters_and_markup_in_names_are_escaped():
+    comparison = Comparison((run(HOSTILE, [1.0], rate=HOSTILE), run("b", [2.0], rate=1)))
 
     text, markdown = text_table(comparison), markdown_table(comparison)
     assert len(text.splitlines()) == 3
     assert "\x1b" not in text + markdown
     assert len(markdown.splitlines()) == 4
     assert "<img" not in markdown.replace("\\<", "")
-    assert NASTY in csv_table(comparison).replace('""', '"')
+    assert HOSTILE in csv_table(comparison).replace('""', '"')
 
 
-def test_a_page_holds_nasty_names_as_data_only():
-    drawn = {NASTY: PlotData({"valid/Loss": [(0, 1.0), (1, math.nan)]}, [("0", "1", 2)]), "b": PlotData()}
-    comparison = Comparison((run(NASTY, [1.0], rate=NASTY), run("b", [math.inf], rate=1)))
+def test_page_contains_hostile_names_only_as_data():
+    drawn = {HOSTILE: PlotData({"valid/Loss": [(0, 1.0), (1, math.nan)]}, [("0", "1", 2)]), "b": PlotData()}
+    comparison = Comparison((run(HOSTILE, [1.0], rate=HOSTILE), run("b", [math.inf], rate=1)))
 
     text = build_page(comparison, drawn, ViewOptions())
 
     assert "<img src=x" not in text
     assert text.count("</script>") == 3
     kept = text.partition('id="data">')[2].partition("</script>")[0]
-    assert json.loads(kept)["params"] == {"rate": [NASTY, "1"]}
+    assert json.loads(kept)["params"] == {"rate": [HOSTILE, "1"]}
 
 
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(7.25, "7.2 s"), (59.99, "1 min 0 s"), (185, "3 min 5 s"), (7380, "2 h 3 min")]
 )
-def test_a_duration_is_told_in_two_units(seconds, shown):
+def test_duration_has_at_most_two_units(seconds, shown):
     assert duration(seconds) == shown
 
 
-def test_a_long_curve_is_thinned_alike_in_all_runs():
+def test_long_curves_keep_the_same_steps_in_all_runs():
     points = [(step, 0.0) for step in range(MAX_POINTS * 3)]
 
     kept = [step for step, _ in thin(points)]
@@ -161,23 +161,23 @@ def test_a_long_curve_is_thinned_alike_in_all_runs():
     assert thin(points[:MAX_POINTS]) == points[:MAX_POINTS]
 
 
-def test_the_name_of_every_metric_we_ship_tells_which_way_it_is_better():
+def test_direction_of_every_built_in_metric_follows_from_its_name():
     arguments = {"top_k": {"k": 2}, "dice": {"num_classes": 2}}
     built = [build_metric(Use(kind=kind, **arguments.get(kind, {}))) for kind in BUILT_IN]
-    said = {
+    directions = {
         each.name: getattr(each, "better", None) for each in built if not getattr(each, "telemetry", False)
     }
 
-    assert len(said) > 15
-    assert {name: direction_of(name) for name in said} == said
+    assert len(directions) > 15
+    assert {name: direction_of(name) for name in directions} == directions
 
 
-def test_a_word_inside_another_says_nothing():
+def test_short_word_inside_another_has_no_direction():
     assert direction_of("Certainty") is None
     assert direction_of("Learning Rate") is None
 
 
-def test_a_matrix_of_many_classes_is_shown_by_its_most_confused_pairs():
+def test_matrix_of_many_classes_has_its_most_confused_pairs():
     """The file of an older version has all cells, a newer one the pairs and the samples of their class."""
     rows = [f"{actual}\t{(actual + 1) % 201}\t1\n{actual}\t{actual}\t3" for actual in range(201)]
     few = "actual\tpredicted\tcount\n0\t1\t5\n"
@@ -197,7 +197,7 @@ def test_matrix_of_an_older_version_is_read_by_its_column_given():
     [([("0", "1", 3, 12)], "25.0%"), ([("0", "1", 3), ("0", "0", 1)], "75.0%")],
     ids=["pairs", "all"],
 )
-def test_a_share_is_that_of_all_samples_of_the_class(cells, share):
+def test_share_is_relative_to_all_samples_of_the_class(cells, share):
     vl_convert = pytest.importorskip("vl_convert")
     names = ("actual", "predicted", "count", "class_samples")
     spec = empty_confusion_spec()

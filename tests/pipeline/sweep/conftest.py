@@ -1,4 +1,4 @@
-"""A sweep in a process of its own, and what it left behind."""
+"""A sweep in its own process, and the files that it writes."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ from waiting import wait_until
 
 
 class Sweep:
-    """``learner sweep`` in *project*, as often as it is started."""
+    """``learner sweep`` in *project*; it can be started several times."""
 
     def __init__(self, project, *arguments, **environment):
         self.project = project
@@ -20,7 +20,7 @@ class Sweep:
 
     @contextmanager
     def started(self):
-        """It at work; what it prints goes to a file."""
+        """Start the sweep with its output in a file, and kill it at the end of the block."""
         with (self.project.folder.parent / "sweep.out").open("w") as out:
             process = subprocess.Popen(
                 self.command, cwd=self.project.folder, env=self.environment, stdin=subprocess.DEVNULL,
@@ -33,35 +33,35 @@ class Sweep:
                     process.kill()
                 process.wait()
 
-    def to_its_end(self):
-        """How it ended."""
+    def run(self):
+        """Run the sweep to its end and return the outcome."""
         return self.project.run(*self.command, **self.environment)
 
     def until(self, process, *, experiments, training):
-        """Wait for so many experiments, and runs at work."""
+        """Wait until there are at least *experiments*, and *training* points in progress."""
 
         def reached():
-            return len(self.experiments()) >= experiments and len(self.at_work()) >= training
+            return len(self.experiments()) >= experiments and len(self.in_progress()) >= training
 
         wait_until(reached, (self.project.folder.parent / "sweep.out").read_text, process)
 
     def experiments(self):
-        """The names of the experiments, sorted."""
+        """Return the names of the experiments, sorted."""
         listed = self.project.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps")
         return sorted(ref.rpartition("/")[2] for ref in listed.split())
 
-    def at_work(self):
-        """The points that have ended an epoch, and have no experiment yet."""
+    def in_progress(self):
+        """Return the points that have finished an epoch and have no experiment yet."""
         done = self.experiments()
         return [name for name in self.logs() if name not in done and self.epochs(name)]
 
     def logs(self):
-        """What each point's processes printed, in all of their attempts."""
+        """Return name to output of each point, in all attempts."""
         found = sorted((self.project.folder / ".runs/sweep").glob("*.log"))
         return {path.stem: path.read_text() for path in found}
 
     def processes(self):
-        """The processes that are at work in a copy of the project."""
+        """Return the processes whose current folder is a copy of the project."""
         found = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
@@ -70,15 +70,15 @@ class Sweep:
         return found
 
     def epochs(self, name):
-        """The epochs that the point *name* ended, in the order in which its log tells them."""
+        """Return the finished epochs of the point *name*, in the order of its log."""
         return [int(number) for number in re.findall(r"\bepoch +(\d+)/\d+ \|", self.logs()[name])]
 
     def attempts(self, name):
-        """How often it was started."""
+        """Return how often the point *name* was started."""
         return self.logs()[name].count("$ dvc exp run ")
 
 
 @pytest.fixture(scope="session")
 def sweep_in():
-    """A sweep in a project, with what is typed after ``learner sweep``."""
+    """Return a function of a project and the arguments of ``learner sweep``."""
     return Sweep

@@ -1,4 +1,4 @@
-"""`make sweep-proof`: 8 points, 2 jobs, one that fails, SIGKILL in the middle, and the same command again."""
+"""`make sweep-proof`: kill a sweep of 8 points, one of which fails, and run the same command again."""
 
 import pytest
 
@@ -6,11 +6,9 @@ RATES = [f"0.00{number}" for number in range(1, 8)]
 EPOCHS = 4
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["alone", "recorded"])
+@pytest.mark.parametrize("recorded", [False, True], ids=["without server", "with server"])
 @pytest.mark.parametrize("engine", ["threads", "dask"])
-def test_seven_of_eight_points_run_once_although_the_flow_is_killed(
-    engine, recorded, project, sweep_in, request
-):
+def test_seven_of_eight_points_run_once_if_the_sweep_is_killed(engine, recorded, project, sweep_in, request):
     environment = {"PREFECT_API_URL": request.getfixturevalue("server")} if recorded else {}
     sweep = sweep_in(
         project, "-j", "2", "--engine", engine, "-S", f"fit.num_epochs={EPOCHS}",
@@ -23,16 +21,16 @@ def test_seven_of_eight_points_run_once_although_the_flow_is_killed(
         sweep.until(process, experiments=3, training=1)
         process.kill()
         process.wait()
-        before, were_at_work = sweep.experiments(), sweep.at_work()
-    told = sweep.to_its_end()
+        before, in_progress = sweep.experiments(), sweep.in_progress()
+    outcome = sweep.run()
 
-    print(f"\n{engine}: killed with {before} done and {were_at_work} at work\n{told.text}")  # noqa: T201  it is to be read
-    assert told.code == 1
-    assert "1 of 8 points failed" in told.err
-    assert "learning_rate=1e+30" in told.err or "learning_rate=1e30" in told.err
+    print(f"\n{engine}: killed with {before} done and {in_progress} in progress\n{outcome.text}")  # noqa: T201  the output of make sweep-proof
+    assert outcome.code == 1
+    assert "1 of 8 points failed" in outcome.err
+    assert "learning_rate=1e+30" in outcome.err or "learning_rate=1e30" in outcome.err
     assert sweep.experiments() == names
     assert not sweep.processes()
     for name in names:
         assert sweep.epochs(name) == list(range(1, EPOCHS + 1)), sweep.logs()[name]
         assert name not in before or sweep.attempts(name) == 1, sweep.logs()[name]
-        assert f"{name}  " in told.out
+        assert f"{name}  " in outcome.out

@@ -1,4 +1,4 @@
-"""One GPU a job, by locks of real processes; no GPU is needed for it."""
+"""One GPU for each job, through locks of real processes; the tests need no GPU."""
 
 import os
 import subprocess
@@ -48,11 +48,11 @@ def _own_claims(tmp_path, monkeypatch):
         ("none", []),
     ],
 )
-def test_the_variable_is_read_as_cuda_reads_it(value, devices):
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(value, devices):
     assert visible_devices({"CUDA_VISIBLE_DEVICES": value}) == devices
 
 
-def test_without_it_nvidia_smi_says_what_is_there():
+def test_devices_are_parsed_from_the_output_of_nvidia_smi():
     assert parse_devices(TWO) == ["GPU-11111111-aaaa", "GPU-22222222-bbbb"]
     assert parse_devices(DIVIDED) == ["MIG-33333333-cccc", "MIG-44444444-dddd", "GPU-22222222-bbbb"]
     assert parse_devices("") == []
@@ -64,7 +64,7 @@ def holder(*devices):
     )
 
 
-def test_two_jobs_get_a_device_each_and_a_third_waits_until_one_is_killed():
+def test_third_job_waits_for_a_device_until_one_of_two_is_killed():
     with holder("0", "1") as first, holder("0", "1") as second:
         got = {process.stdout.readline().strip(): process for process in (first, second)}
         assert set(got) == {"0", "1"}
@@ -84,7 +84,7 @@ def test_two_jobs_get_a_device_each_and_a_third_waits_until_one_is_killed():
         second.kill()
 
 
-def test_a_claim_holds_as_long_as_a_process_that_inherited_it():
+def test_claim_is_held_until_the_process_that_inherits_it_exits():
     with claim_device(["0"], lambda: True) as (_, handle):
         heir = subprocess.Popen(["sleep", "60"], stdin=handle)
     try:
@@ -99,7 +99,7 @@ def test_a_claim_holds_as_long_as_a_process_that_inherited_it():
         assert device == "0"
 
 
-def test_an_index_and_a_uuid_of_one_device_are_one_claim(tmp_path, monkeypatch):
+def test_index_and_uuid_of_one_device_share_a_claim(tmp_path, monkeypatch):
     program = tmp_path / "bin/nvidia-smi"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ncat <<'E'\n{TWO}E\n")

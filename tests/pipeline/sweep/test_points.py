@@ -31,12 +31,12 @@ def names(*set_params, **how):
         (["fit.batch_size=32"], ["batch_size=32"]),
     ],
 )
-def test_a_name_says_what_varies(set_params, expected):
+def test_name_has_the_values_that_vary(set_params, expected):
     assert names(*set_params) == expected
 
 
 @pytest.mark.parametrize("value", ["a/b", "x..y", "a@{b}", "'  ~^:?*\\\\ '", "name.lock", "ü", "-x", "." * 9])
-def test_every_name_is_a_legal_part_of_a_ref(value):
+def test_every_name_is_valid_in_a_git_ref(value):
     point = expand([f"a.key='{value}'"] if "'" not in value else [f"a.key={value}"])[0]
 
     for name in (*short_point_names([point]), hashed_name(point, {"a": value})):
@@ -44,7 +44,7 @@ def test_every_name_is_a_legal_part_of_a_ref(value):
         subprocess.run(["git", "check-ref-format", f"refs/exps/ab/cdef/{name}"], check=True)
 
 
-def test_what_a_name_cannot_tell_apart_its_content_does():
+def test_points_with_the_same_short_name_get_a_hash():
     points = expand(["a.key='x y','x:y'", f"a.other={'v' * MAX_NAME_LENGTH}"])
     assert short_point_names(points) == ["key=xy", "key=x-y"]
 
@@ -56,7 +56,7 @@ def test_what_a_name_cannot_tell_apart_its_content_does():
     assert all(name.startswith("key=x-y-") for name in apart)
 
 
-def test_a_draw_is_without_replacement_and_a_larger_one_begins_with_it():
+def test_larger_draw_begins_with_a_smaller_one_and_repeats_no_point():
     grid = ["a.x=range(0,10)", "a.y=range(0,10)"]
 
     ten, twenty = (names(*grid, draw=count, seed=7) for count in (10, 20))
@@ -67,7 +67,7 @@ def test_a_draw_is_without_replacement_and_a_larger_one_begins_with_it():
     assert sorted(names(*grid, draw=1000)) == sorted(names(*grid))
 
 
-def test_hydras_shuffle_is_the_same_on_every_call():
+def test_shuffle_of_hydra_is_deterministic():
     assert names("a.x=shuffle(range(0,50))") == names("a.x=shuffle(range(0,50))")
 
 
@@ -78,12 +78,12 @@ def test_hydras_shuffle_is_the_same_on_every_call():
         (["a.x=range(1,0)"], "the grid has no points"),
     ],
 )
-def test_values_that_would_be_dropped_are_refused(set_params, message):
+def test_key_set_twice_and_empty_grid_are_errors(set_params, message):
     with pytest.raises(ParamsError, match=message):
         expand(set_params)
 
 
 @pytest.mark.parametrize("wrong", [[], ["fit.batch_size"], ["a=interval(0,1)"], ["a=glob(*)"], ["a=choice("]])
-def test_what_dvc_does_not_understand_is_told(wrong):
+def test_invalid_syntax_is_an_error(wrong):
     with pytest.raises(ParamsError):
         expand(wrong)

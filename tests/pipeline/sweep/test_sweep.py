@@ -1,4 +1,4 @@
-"""`learner sweep`, with real experiments, real engines, real signals and a real server."""
+"""`learner sweep`, with real experiments, executors, signals and a real server."""
 
 import json
 import re
@@ -8,13 +8,12 @@ import sys
 import urllib.request
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import page
 from waiting import LIMIT_SECONDS
 
-README = (Path(__file__).parents[3] / "README.md").read_text()
 RATE = "build_learner.optimizer.learning_rate"
 
 
@@ -25,16 +24,16 @@ BAD = "learning_rate=1e+30"
 
 @dataclass(frozen=True)
 class Swept:
-    """A project after a sweep that was killed on its way and started again."""
+    """A project after a sweep that was killed and started again."""
 
     project: Any
     sweep: Any
     before: list[str]
-    told: Any
+    outcome: Any
     unchanged: bool
 
-    def dry(self, *more):
-        """What the same sweep, with *more*, would do now."""
+    def plan(self, *more):
+        """Return name to state of the points of the same sweep, with the arguments *more*."""
         done = self.project.learner("sweep", "--dry-run", "-S", GRID, *more)
         assert done.code == 0, done.text
         return dict(line.split(": ", 1) for line in done.out.splitlines())
@@ -48,7 +47,7 @@ def state(project):
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory, checked_out, sweep_in):
-    """Three points, of which one fails, on two GPUs, in a project with changes that are not committed."""
+    """Sweep three points, one of which fails, on two GPUs, in a project with uncommitted changes."""
     project = checked_out(tmp_path_factory.mktemp("swept") / "project")
     project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
     project.edit(
@@ -64,33 +63,33 @@ def swept(tmp_path_factory, checked_out, sweep_in):
         process.kill()
         process.wait()
         done = sweep.experiments()
-    told = sweep.to_its_end()
-    return Swept(project, sweep, done, told, unchanged=state(project) == before)
+    outcome = sweep.run()
+    return Swept(project, sweep, done, outcome, unchanged=state(project) == before)
 
 
-def test_a_failed_point_stops_no_other_and_is_reported_with_its_log(swept):
-    assert swept.told.code == 1
-    assert f"{BAD}: failed" in swept.told.out
-    assert "error: 1 of 3 points failed" in swept.told.err
-    reason = re.search(rf"^{re.escape(BAD)}: (.*)\n  log: (.*)$", swept.told.err, re.MULTILINE)
+def test_failed_point_stops_no_other_and_is_reported_with_its_log(swept):
+    assert swept.outcome.code == 1
+    assert f"{BAD}: failed" in swept.outcome.out
+    assert "error: 1 of 3 points failed" in swept.outcome.err
+    reason = re.search(rf"^{re.escape(BAD)}: (.*)\n  log: (.*)$", swept.outcome.err, re.MULTILINE)
     assert "NaN in loss" in reason[1]
     assert "NaN in loss" in (swept.project.folder / reason[2]).read_text()
-    assert "Traceback" not in swept.told.text
+    assert "Traceback" not in swept.outcome.text
     assert swept.sweep.experiments() == GOOD
 
 
-def test_each_point_runs_once_although_the_sweep_is_killed(swept):
+def test_each_point_runs_once_if_the_sweep_is_killed(swept):
     for name in GOOD:
         assert swept.sweep.epochs(name) == [1, 2]
         assert swept.sweep.attempts(name) == 1 or name not in swept.before
-    assert all(f"{name}: done before" in swept.told.out for name in swept.before)
+    assert all(f"{name}: done before" in swept.outcome.out for name in swept.before)
     assert not swept.sweep.processes()
     left = [path.name for path in (swept.project.folder / ".runs/sweep").iterdir()]
     assert not [name for name in left if name.endswith((".copy", ".sweep"))]
 
 
-def test_it_ends_with_the_table_of_what_there_is(swept):
-    table = swept.told.out[swept.told.out.index("\nrun ") :]
+def test_sweep_ends_with_a_table_of_its_experiments(swept):
+    table = swept.outcome.out[swept.outcome.out.index("\nrun ") :]
 
     assert [line.split()[0] for line in table.split("\n")[2:] if line] == GOOD
     shown = json.loads(swept.project.ok("dvc", "exp", "show", "--json"))
@@ -98,7 +97,7 @@ def test_it_ends_with_the_table_of_what_there_is(swept):
     assert "running" not in json.dumps(shown).lower()
 
 
-def test_the_users_own_files_are_never_touched(swept):
+def test_files_of_the_user_do_not_change(swept):
     assert swept.unchanged
     listed = swept.project.ok("git", "stash", "list")
     assert not listed
@@ -109,55 +108,55 @@ def experiment(swept, name):
     return swept.project.ok("git", "for-each-ref", "--format=%(objectname)", f"refs/exps/**/{name}").strip()
 
 
-def test_each_job_sees_one_gpu(swept):
+def test_each_point_uses_one_gpu(swept):
     seen = [
         each for log in swept.sweep.logs().values() for each in re.findall(r"^GPU (.*)$", log, re.MULTILINE)
     ]
 
-    assert len(seen) >= 4  # one of them failed twice, one was killed
+    assert len(seen) >= 4  # one point failed twice, one was killed
     assert set(seen) == {"0", "1"}
 
 
-def test_what_is_done_is_what_git_says(swept):
-    """The same params and code are done; others are not, and get another name where theirs is taken."""
-    assert swept.dry() == dict.fromkeys(GOOD, "done") | {BAD: "to run"}
-    others = swept.dry("-S", "fit.num_epochs=3")
+def test_point_is_done_if_git_has_its_params_and_code(swept):
+    """A point with other params or code runs, under another name if its own is taken."""
+    assert swept.plan() == dict.fromkeys(GOOD, "done") | {BAD: "to run"}
+    others = swept.plan("-S", "fit.num_epochs=3")
     assert set(others.values()) == {"to run"}
     assert all(re.match(r"learning_rate=0.00\d-[0-9a-f]{7}$", name) for name in others if name != BAD)
 
     folder = swept.project.folder
     try:
         (folder / "README.md").write_text("No stage depends on it.")
-        assert swept.dry()[GOOD[0]] == "done"
+        assert swept.plan()[GOOD[0]] == "done"
         swept.project.edit("stages/models/cnn.py", "import", "# edited\nimport")
-        assert GOOD[0] not in swept.dry()
-        assert set(swept.dry().values()) == {"to run"}
+        assert GOOD[0] not in swept.plan()
+        assert set(swept.plan().values()) == {"to run"}
     finally:
         swept.project.ok("git", "checkout", "README.md", "stages")
     swept.project.edit("stages/fit.py", 'VERSION = "', 'VERSION = "1')
     try:
-        assert set(swept.dry().values()) == {"to run"}
+        assert set(swept.plan().values()) == {"to run"}
     finally:
         swept.project.ok("git", "checkout", "stages")
 
 
-def test_a_mistake_in_all_points_is_reported_before_any_runs(swept):
+def test_mistake_in_all_points_is_reported_before_any_runs(swept):
     refused = swept.project.learner("sweep", "-S", "fit.batch_sise=1,2")
     assert refused.code == 2
     assert "fit.batch_sise" in refused.err
     assert "Traceback" not in refused.err
 
-    for engine, told in (
+    for engine, message in (
         (["--address", "tcp://127.0.0.1:1"], "--engine dask"),
         (["--engine", "ray"], "[ray]"),
     ):
         if "ray" in engine and find_spec("prefect_ray"):
             continue
         refused = swept.project.learner("sweep", "-S", "fit.batch_size=1,2", *engine)
-        assert (refused.code, told in refused.err) == (2, True)
+        assert (refused.code, message in refused.err) == (2, True)
 
 
-def test_a_stale_git_index_is_refreshed_and_a_failure_of_git_is_shown(project):
+def test_stale_git_index_is_refreshed_and_a_failure_of_git_is_reported(project):
     point = ("sweep", "--dry-run", "-S", f"{RATE}=0.001,0.002")
     for path in (project.folder / "stages").glob("*.py"):
         path.touch()
@@ -173,7 +172,7 @@ def test_a_stale_git_index_is_refreshed_and_a_failure_of_git_is_shown(project):
     assert ".git/index.lock exists: another git process runs" in refused.err
 
 
-def test_a_dry_run_names_each_point_that_is_not_valid_and_exits_2(project):
+def test_dry_run_lists_each_invalid_point_and_exits_with_2(project):
     grid = ("-S", "fit.batch_size=32,0", "-S", "save_model.recorder=bin,default")
     some = project.learner("sweep", "--dry-run", *grid)
 
@@ -190,7 +189,7 @@ def test_a_dry_run_names_each_point_that_is_not_valid_and_exits_2(project):
     assert "the first is batch_size=True: params.yaml is not valid:" in none.err
 
 
-def test_an_api_that_does_not_answer_is_told(swept):
+def test_unreachable_api_is_an_error(swept):
     refused = swept.project.learner(
         "sweep", "-S", "fit.batch_size=8,9", PREFECT_API_URL="http://127.0.0.1:9/api"
     )
@@ -202,10 +201,8 @@ def test_an_api_that_does_not_answer_is_told(swept):
 
 
 @pytest.mark.long
-def test_ctrl_c_has_every_point_saved_and_the_same_command_goes_on_as_a_recorded_flow_on_dask(
-    project, sweep_in, server
-):
-    """Points that differ in their length alone share a run store: one goes on where the other ended."""
+def test_points_save_on_ctrl_c_and_the_same_command_resumes_them_as_a_flow_on_dask(project, sweep_in, server):
+    """Points that differ only in their number of epochs share a run store: one resumes the other."""
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 9")
     command = ["-j", "2", "--engine", "dask", "-S", "fit.num_epochs=9,10"]
     sweep = sweep_in(project, *command)
@@ -219,17 +216,18 @@ def test_ctrl_c_has_every_point_saved_and_the_same_command_goes_on_as_a_recorded
     assert "Traceback" not in out
     assert not sweep.processes()
 
-    told = sweep_in(project, *command, PREFECT_API_URL=server).to_its_end()
+    outcome = sweep_in(project, *command, PREFECT_API_URL=server).run()
 
-    assert told.code == 0, told.text
+    assert outcome.code == 0, outcome.text
     assert sweep.epochs("num_epochs=9") == list(range(1, 10))
     assert sweep.epochs("num_epochs=10") == [10]
-    runs = ask(server, "task_runs")
+    runs = read_all(server, "task_runs")
     assert {each["name"] for each in runs if each["state_name"] == "Completed"} >= set(sweep.experiments())
-    assert {"learner-sweep"} == {each["name"] for each in ask(server, "flows")}
+    assert {"learner-sweep"} == {each["name"] for each in read_all(server, "flows")}
 
 
-def ask(server, what):
+def read_all(server, what):
+    """Return all *what* of the Prefect server, for example ``flows``."""
     request = urllib.request.Request(  # noqa: S310  loopback
         f"{server}/{what}/filter", data=b"{}", headers={"Content-Type": "application/json"}
     )
@@ -237,15 +235,15 @@ def ask(server, what):
         return json.load(answer)
 
 
-def test_every_sweep_of_the_readme_is_one(project):
-    commands = re.findall(r"^\$ learner (sweep .*)$", README, re.MULTILINE)
+def test_commands_of_the_page_have_the_described_numbers_of_points(project):
+    commands = [shlex.split(each)[1:] for each in page("pipeline/sweep/README.md").commands()]
 
-    counts = [len(project.learner(*shlex.split(each), "--dry-run").out.splitlines()) for each in commands]
+    counts = [len(project.learner(*each, "--dry-run").out.splitlines()) for each in commands]
 
-    assert counts == [4]
+    assert counts == [8, 4, 2]
 
 
-def test_an_attempt_whose_starter_is_gone_begins_nothing(project):
+def test_dvc_process_exits_if_its_parent_does_not_exist(project):
     command = [
         sys.executable,
         "-m",
