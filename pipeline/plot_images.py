@@ -36,7 +36,7 @@ def svg(spec: dict[str, Any]) -> bytes:
 
 
 def png(spec: dict[str, Any], scale: float = 2.0) -> bytes:
-    """Return the Vega-Lite *spec* drawn as PNG, with *scale* pixels for each of its own.
+    """Return the Vega-Lite *spec* drawn as PNG, with *scale* pixels for each unit of its size.
 
     Raises `StageError` without vl-convert.
     """

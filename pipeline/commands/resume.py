@@ -42,7 +42,7 @@ def resume(
     """
     from pipeline.engine.lock import project_lock
     from pipeline.params_edit import PARAMS
-    from pipeline.revisions.resume import restoring_params, set_checkpoint
+    from pipeline.revisions.resume import restore_params_unless_accepted, set_checkpoint
 
     with project_lock():
         before = PARAMS.read_bytes() if PARAMS.exists() else b""
@@ -50,7 +50,7 @@ def resume(
     typer.echo(f"params.yaml: build_learner.checkpoint is epoch {epoch} of {sha}")
     if not start:
         return
-    with restoring_params(before) as attempt:
+    with restore_params_unless_accepted(before) as attempt:
 
         def report(name: str, outcome: str) -> None:
             attempt.report(name, outcome)

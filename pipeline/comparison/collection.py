@@ -110,7 +110,7 @@ def _damage_note(files: RevisionFiles) -> str:
 
 def _params(files: RevisionFiles) -> tuple[dict[str, Any], list[str]]:
     """Return the params that the stages ran with, and notes about them."""
-    now = files.tracked(PARAMS)
+    now = files.read_tracked(PARAMS)
     sections: dict[str, Any] = {}
     # create-artifact-dir depends on all of params.yaml, so the entries of the other stages are newer
     stages = sorted(files.lock, key=lambda name: name != "create-artifact-dir")

@@ -17,7 +17,7 @@ from pipeline import plot_images
 from pipeline.comparison.curves import Cell, PlotData, thin, thin_steps
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
 from pipeline.comparison.specs import assign_colors, empty_confusion_spec, empty_curves_spec
-from pipeline.comparison.tables import ABSENT, TableColumn, columns, plain
+from pipeline.comparison.tables import ABSENT, TableColumn, columns, format_value
 from pipeline.comparison.view import ViewOptions, select_metrics, sort_runs
 from stages.contracts.history import Direction
 
@@ -116,7 +116,9 @@ def _summary(comparison: Comparison) -> str:
 
 def _params(runs: Sequence[RunSummary]) -> dict[str, list[str | None]]:
     keys = dict.fromkeys(key for run in runs for key in run.params)
-    return {key: [plain(run.params[key]) if key in run.params else None for run in runs] for key in keys}
+    return {
+        key: [format_value(run.params[key]) if key in run.params else None for run in runs] for key in keys
+    }
 
 
 def _column(comparison: Comparison, column: TableColumn, runs: Sequence[RunSummary]) -> Tree:
@@ -146,7 +148,7 @@ def _sort_value(value: Any) -> float | str | None:
     """Return the value that the page sorts by."""
     if isinstance(value, int | float):
         return float(value) if math.isfinite(value) else None
-    return None if value is None else plain(value)
+    return None if value is None else format_value(value)
 
 
 def _curves_data(runs: Sequence[RunSummary], data: Sequence[PlotData], metrics: Collection[str]) -> Tree:

@@ -39,7 +39,7 @@ def columns(comparison: Comparison, view: ViewOptions) -> list[TableColumn]:
     return [
         *found,
         TableColumn("epochs", "epochs", lambda run: run.epochs, str),
-        TableColumn("time", "seconds", lambda run: run.seconds, duration),
+        TableColumn("time", "seconds", lambda run: run.seconds, format_duration),
         TableColumn(
             "cached",
             "cached",
@@ -68,8 +68,8 @@ def markdown_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> 
     """Return a table in the Markdown of GitHub, for pull requests."""
     chosen, (header, *rows) = _cells(comparison, view)
     rule = ["---:" if column.numeric else ":---" for column in chosen]
-    lines = [f"| {' | '.join(map(_escaped, row))} |" for row in (header, rule, *rows)]
-    notes = [f"\n{_escaped(note)}" for note in _notes(comparison)]
+    lines = [f"| {' | '.join(map(_escape, row))} |" for row in (header, rule, *rows)]
+    notes = [f"\n{_escape(note)}" for note in _notes(comparison)]
     return "\n".join([*lines, *notes]) + "\n"
 
 
@@ -80,7 +80,7 @@ def csv_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([column.key for column in chosen])
     for run in sort_runs(comparison, view):
-        writer.writerow(["" if (v := column.value(run)) is None else plain(v) for column in chosen])
+        writer.writerow(["" if (v := column.value(run)) is None else format_value(v) for column in chosen])
     return file.getvalue()
 
 
@@ -92,7 +92,7 @@ def json_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
     return to_json({"first": first, "differing": list(comparison.differing), "runs": runs}) + "\n"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return *seconds* as text for people: ``7.2 s``, ``3 min 5 s``, ``2 h 3 min``."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
@@ -102,7 +102,7 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def plain(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return *value* on one line, as in params.yaml."""
     if isinstance(value, str):
         return value
@@ -111,7 +111,7 @@ def plain(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def signed(value: float) -> str:
+def format_difference(value: float) -> str:
     """Return the difference *value* with its sign."""
     if value != value:
         return "NaN"
@@ -130,7 +130,7 @@ def _ends(key: str) -> list[str]:
 
 
 def _param_column(key: str, title: str) -> TableColumn:
-    return TableColumn(title, key, lambda run: run.params.get(key), plain)
+    return TableColumn(title, key, lambda run: run.params.get(key), format_value)
 
 
 def _metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
@@ -150,14 +150,14 @@ def _metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
         return None if found is None else found.last
 
     return [
-        TableColumn(name, name, last, _rounded),
-        TableColumn("best", f"{name} best", best, _rounded),
+        TableColumn(name, name, last, _round),
+        TableColumn("best", f"{name} best", best, _round),
         TableColumn("epoch", f"{name} best epoch", epoch, str),
-        TableColumn("Δ", f"{name} delta", lambda run: comparison.delta(run, name), signed),
+        TableColumn("Δ", f"{name} delta", lambda run: comparison.delta(run, name), format_difference),
     ]
 
 
-def _rounded(value: float) -> str:
+def _round(value: float) -> str:
     return rounded(value, 3)
 
 
@@ -174,7 +174,7 @@ def _notes(comparison: Comparison) -> list[str]:
     return [printable(f"{run.name}: {note}") for run in comparison.runs for note in run.notes]
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     for sign in "\\`*_[]|<>":
         text = text.replace(sign, f"\\{sign}")
     return text.replace("&", "&amp;")

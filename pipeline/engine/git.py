@@ -58,7 +58,7 @@ def read_objects(folder: Path, names: Sequence[str]) -> list[GitObject | None]:
     return _parse_objects(done.stdout, len(names))
 
 
-def committed_at(commit: GitObject) -> datetime:
+def commit_time(commit: GitObject) -> datetime:
     """Return the time of *commit*, in the time zone of its committer."""
     header = commit.content.partition(b"\n\n")[0].decode("utf-8", errors="replace")
     [line] = [line for line in header.split("\n") if line.startswith("committer ")]

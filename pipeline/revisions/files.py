@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine.cache_content import DIRECTORY_SUFFIX
-from pipeline.engine.git import committed_at, read_objects
+from pipeline.engine.git import commit_time, read_objects
 from pipeline.lockfile import parse_lockfile
 from pipeline.project import paths_in
 from pipeline.revisions.names import experiments_on_head, open_project, read_commits, resolve_all
@@ -141,7 +141,7 @@ class RevisionFiles:
         text = self._text("dvc.yaml")
         return {} if text is None else _parse_paths(text)
 
-    def tracked(self, name: str) -> Mapping[str, Any]:
+    def read_tracked(self, name: str) -> Mapping[str, Any]:
         """Return the content of the YAML file *name*, one of `TRACKED`; empty if it is missing."""
         text = self._text(name)
         content = {} if text is None else _parse_tracked(text, name)
@@ -166,9 +166,9 @@ class RevisionFiles:
 
     @property
     def is_cached(self) -> bool:
-        """Whether the cache has every recorded output, with files up to `MAX_VERIFIED_BYTES` intact.
+        """True if the cache has every recorded output, and the files up to `MAX_VERIFIED_BYTES` are intact.
 
-        False if nothing is recorded.
+        False before the first run.
         """
         lists = [md5 for _, md5 in self._outputs() if md5.endswith(DIRECTORY_SUFFIX)]
         intact = [self._is_intact(md5) for md5 in (*lists, *self.hashes.values())]
@@ -211,7 +211,7 @@ def _read_committed(root: Path, shas: Collection[str], cache: LocalCache) -> dic
     for index, commit in enumerate(read_commits(root, list(shas))):
         files = zip(TRACKED, objects[index * len(paths) : (index + 1) * len(paths)], strict=True)
         tracked = {name: file.content for name, file in files if file and file.kind == "blob"}
-        found[commit.sha] = RevisionFiles(tracked, cache, sha=commit.sha, committed=committed_at(commit))
+        found[commit.sha] = RevisionFiles(tracked, cache, sha=commit.sha, committed=commit_time(commit))
     return found
 
 

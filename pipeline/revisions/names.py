@@ -14,7 +14,7 @@ from dvc.repo.experiments.utils import (
 )
 from dvc.scm import NoSCM, RevError, SCMError, map_scm_exception, resolve_rev
 
-from pipeline.engine.git import GitObject, committed_at, read_objects
+from pipeline.engine.git import GitObject, commit_time, read_objects
 from stages.contracts.errors import ParamsError, StageError
 
 
@@ -78,7 +78,7 @@ def experiments_on_head(repo: Repo) -> dict[str, str]:
     refs = exp_refs_by_baseline(repo.scm, {head}).get(head, [])
     commits = read_commits(Path(repo.scm.root_dir), [str(ref) for ref in refs])
     found = sorted(
-        (committed_at(commit), str(ref.name), commit.sha) for ref, commit in zip(refs, commits, strict=True)
+        (commit_time(commit), str(ref.name), commit.sha) for ref, commit in zip(refs, commits, strict=True)
     )
     return {name: sha for _, name, sha in found}
 

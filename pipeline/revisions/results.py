@@ -76,5 +76,5 @@ def _newest_model(revision: Revision) -> NewestModel | None:
         return None
     epoch = max(found)
     path = directory / found[epoch]
-    cached = revision.cached_path(path)
+    cached = revision.path_in_cache(path)
     return NewestModel(epoch, path.as_posix(), cached) if cached else None

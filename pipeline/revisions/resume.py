@@ -1,4 +1,4 @@
-"""The change of params.yaml that `learner resume` makes, and its reversal."""
+"""The change of params.yaml by `learner resume`, and its reversal."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,10 +24,11 @@ class Attempt:
 
 
 @contextmanager
-def restoring_params(before: bytes) -> Iterator[Attempt]:
-    """Write *before* to params.yaml again if the block raises before build-learner accepts the checkpoint.
+def restore_params_unless_accepted(before: bytes) -> Iterator[Attempt]:
+    """Restore params.yaml to *before* if the block raises before build-learner accepts the checkpoint.
 
-    An edit made meanwhile stays. After that stage params.yaml stays too: the same run resumes with it.
+    An edit of params.yaml during the block is kept. After build-learner has accepted the checkpoint, the new
+    params.yaml is kept, because the same run resumes with it.
     """
     attempt, written = Attempt(), PARAMS.read_bytes()
     try:
@@ -40,17 +41,17 @@ def restoring_params(before: bytes) -> Iterator[Attempt]:
 
 
 def set_checkpoint(name: str, epoch: int, *, weights_only: bool, overrides: Sequence[str]) -> str:
-    """Set the checkpoint in params.yaml to *epoch* of the revision *name*, with *overrides* as of DVC's -S.
+    """Set the checkpoint in params.yaml to *epoch* of the revision *name*, and return its full SHA.
 
-    Returns its full SHA. Nothing is written if the epoch is missing or the params would not be valid. Raises
-    `CheckpointError` and `ParamsError`.
+    *overrides* are other params, in the syntax of DVC's ``-S``. Raises `CheckpointError` if the epoch is
+    missing and `ParamsError` if the params would not be valid; then params.yaml does not change.
     """
     rev = resolve(name)
     Revision(rev).check(epoch)
     checkpoint = {"rev": rev, "epoch": epoch} | ({"weights_only": True} if weights_only else {})
 
-    def go_on(content: dict[str, Any]) -> None:
+    def add_checkpoint(content: dict[str, Any]) -> None:
         content["build_learner"] = {**(content.get("build_learner") or {}), "checkpoint": checkpoint}
 
-    write_text(PARAMS, overridden(overrides, go_on))
+    write_text(PARAMS, overridden(overrides, add_checkpoint))
     return rev

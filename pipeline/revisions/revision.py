@@ -100,7 +100,7 @@ class Revision:
             remove_damaged_files(self._files, path)
             self._files.get(path, str(target), recursive=True)
 
-    def cached_path(self, path: Path) -> Path | None:
+    def path_in_cache(self, path: Path) -> Path | None:
         """Return the path of the output file *path* in the cache; None if DVC does not track it."""
         with self._explain_missing():
             entry = self._files.info((self._here / path).as_posix()).get("dvc_info") or {}

@@ -45,7 +45,7 @@ class Job:
     sweep: Path
     """The lock file of the sweep, which is held while the sweep needs the point."""
     gpu: bool
-    """Whether it gets a GPU of its own, if there is one."""
+    """Whether it claims a GPU for itself, if a GPU is visible."""
     run: str
     """A text that is equal for points that would share a run store."""
 

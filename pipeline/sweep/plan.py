@@ -49,7 +49,7 @@ class PlannedPoint:
 
     @property
     def can_use_gpu(self) -> bool:
-        """Whether its params allow the use of a GPU."""
+        """True if its params allow the use of a GPU."""
         return bool((self.params.get(PARAMS, {}).get("fit") or {}).get("device", "auto") != "cpu")
 
 
@@ -77,7 +77,7 @@ def short_point_names(points: Sequence[Point]) -> list[str]:
     return [name if counts[name] == 1 and len(name) <= MAX_NAME_LENGTH else "" for name in names]
 
 
-def hashed_name(point: Point, content: Any) -> str:
+def name_with_hash(point: Point, content: Any) -> str:
     """Return a name for *point* that ends in a hash of *content*, which consists of plain values."""
     text = json.dumps(content, sort_keys=True, default=str)
     values = _legal(",".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.varying))
@@ -97,8 +97,8 @@ def _plan_point(
     try:
         params = params_of(base, point)
     except ParamsError as error:
-        return PlannedPoint(point, short or hashed_name(point, point.overrides), mistake=str(error))
-    names = [*filter(None, [short]), hashed_name(point, params), hashed_name(point, [params, tree])]
+        return PlannedPoint(point, short or name_with_hash(point, point.overrides), mistake=str(error))
+    names = [*filter(None, [short]), name_with_hash(point, params), name_with_hash(point, [params, tree])]
     for name in names:
         if name in experiments and is_result(base, experiments[name], params):
             return PlannedPoint(point, name, is_done=True, params=params)

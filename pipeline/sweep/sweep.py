@@ -84,7 +84,7 @@ def run_without_flow(jobs: Sequence[Job], executor: Executor, report: Report) ->
 
 
 def print_plan(points: Sequence[Point]) -> None:
-    """Print what a sweep of *points* would run, and run nothing.
+    """Print the points that a sweep of *points* would run, without running any.
 
     Raises `ParamsError` with each point whose params are not valid, after all are printed.
     """

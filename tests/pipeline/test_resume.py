@@ -128,12 +128,12 @@ def test_checkpoint_missing_from_the_cache_comes_from_a_remote_or_is_an_error(fi
 
 def test_name_in_params_is_an_error_that_requires_a_full_sha(two):
     kept = (two.folder / "params.yaml").read_text()
-    for said, words in {
+    for checkpoint, words in {
         "{rev: good, epoch: 1}": "checkpoint.rev: must be a full SHA, since branches and tags move",
         "{epoch: 1}": "checkpoint: set either rev or path",
         f"{{rev: {'a' * 40}}}": "checkpoint: set epoch too: a rev needs one",
     }.items():
-        two.edit("params.yaml", "build_learner:\n", f"build_learner:\n  checkpoint: {said}\n")
+        two.edit("params.yaml", "build_learner:\n", f"build_learner:\n  checkpoint: {checkpoint}\n")
 
         done = two.learner("check")
 

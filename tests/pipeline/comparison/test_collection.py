@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.comparison.collection import collect_runs
-from pipeline.engine.git import committed_at, read_objects
+from pipeline.engine.git import commit_time, read_objects
 from pipeline.revisions.files import MAX_VERIFIED_BYTES, LocalCache, read_revisions
 from stages.contracts.errors import StageError
 
@@ -72,7 +72,7 @@ def test_all_names_resolve_together_as_one_by_one(head):
         head[:10]: head,
     }
     assert {name: files.sha for name, files in read_revisions().items()} == {"workspace": None, **made}
-    assert found["exp-1"].tracked("params.yaml") == {"fit": {"seed": 1}}
+    assert found["exp-1"].read_tracked("params.yaml") == {"fit": {"seed": 1}}
     assert found["exp-1"].committed.isoformat() == "2026-03-04T05:06:07+05:30"
 
 
@@ -121,7 +121,7 @@ def test_git_objects_are_in_the_order_of_their_names(head):
 
     assert params.content == Path("params.yaml").read_bytes()
     assert (missing, unknown, again) == (None, None, params)
-    assert (found.sha, found.kind, committed_at(found).isoformat()) == (
+    assert (found.sha, found.kind, commit_time(found).isoformat()) == (
         head,
         "commit",
         "2026-03-04T05:06:07+05:30",

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from pipeline.sweep.plan import MAX_NAME_LENGTH, hashed_name, short_point_names
+from pipeline.sweep.plan import MAX_NAME_LENGTH, name_with_hash, short_point_names
 from pipeline.sweep.points import expand
 from stages.contracts.errors import ParamsError
 
@@ -39,7 +39,7 @@ def test_name_has_the_values_that_vary(set_params, expected):
 def test_every_name_is_valid_in_a_git_ref(value):
     point = expand([f"a.key='{value}'"] if "'" not in value else [f"a.key={value}"])[0]
 
-    for name in (*short_point_names([point]), hashed_name(point, {"a": value})):
+    for name in (*short_point_names([point]), name_with_hash(point, {"a": value})):
         assert "/" not in name
         subprocess.run(["git", "check-ref-format", f"refs/exps/ab/cdef/{name}"], check=True)
 
@@ -51,7 +51,7 @@ def test_points_with_the_same_short_name_get_a_hash():
     clashing = expand(["a.key='x:y','x/y'"])
     assert short_point_names(clashing) == ["", ""]
     assert short_point_names(expand([f"a.key={'v' * MAX_NAME_LENGTH},w"])) == ["", "key=w"]
-    apart = {hashed_name(each, {"key": each.varying}) for each in clashing}
+    apart = {name_with_hash(each, {"key": each.varying}) for each in clashing}
     assert len(apart) == 2
     assert all(name.startswith("key=x-y-") for name in apart)
 
