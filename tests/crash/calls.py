@@ -1,11 +1,11 @@
-"""A kill, an error or a short write at a system call of a run; what is there after it can be gone on from."""
+"""Faults at one system call of a run: a kill, an error or a short write. The next run must resume from it."""
 
 import random
 import shutil
 
 from projects import difference
 from report import Row
-from small_run import CONFIG, EVERY_STEPS, SmallRun, ending, fork, prepare, run_in_child
+from small_run import CONFIG, EVERY_STEPS, SmallRun, fork, prepare, run_in_child, wait_for_result
 from tracer import WRITES, check_permitted, trace, wait_for_tracer
 from workers import run_trials
 
@@ -15,14 +15,14 @@ OTHER = CONFIG.model_copy(update={"seed": 1, "num_epochs": 3})
 
 
 class Calls:
-    """All that can go wrong in one run."""
+    """All faults that can be injected into one run."""
 
     def __init__(self, folder):
         self.folder = folder
         prepare(folder)
         self.old = self._outputs_of_another()
         run = self._begin("untouched")
-        self.calls = self._traced(run)[0]
+        self.calls = self._trace_run(run)[0]
         self.reference = run.outputs()
         self.cases = [(number, "kill") for number in range(len(self.calls))]
         for number, call in enumerate(self.calls):
@@ -31,7 +31,7 @@ class Calls:
                 self.cases.append((number, "short"))
 
     def _outputs_of_another(self):
-        """What stands where the outputs belong, as after a run with other params."""
+        """Return the outputs of a run with other params, which the trials must replace."""
         run = SmallRun(self.folder / "old")
         run.begin()
         assert run_in_child(lambda: run.fit(OTHER))[0] == 0
@@ -43,8 +43,8 @@ class Calls:
         run.begin(self.old)
         return run
 
-    def _traced(self, run, target=None, change=None):
-        """The calls it made, its exit code, and what it said."""
+    def _trace_run(self, run, target=None, change=None):
+        """Return the calls of the run, its exit code and its message."""
 
         def action():
             wait_for_tracer()
@@ -52,11 +52,11 @@ class Calls:
 
         pid, reading = fork(action)
         calls, status = trace(pid, run.folder, target, change)
-        code, _, said = ending(pid, reading, status)
-        return calls, code, said
+        code, _, text = wait_for_result(pid, reading, status)
+        return calls, code, text
 
-    def drawn(self, count, draw):
-        """Of *count* cases half are about the file that makes a checkpoint one."""
+    def sample(self, count, draw):
+        """Draw *count* cases, half of them at the trainer record, which completes a checkpoint."""
         near, far = [], []
         for index, (number, _) in enumerate(self.cases):
             (near if "trainer-" in self.calls[number].path else far).append(index)
@@ -64,17 +64,17 @@ class Calls:
         return draw.sample(near, half) + draw.sample(far, min(count - half, len(far)))
 
     def trial(self, index):
-        """Have case *index* happen, look at what is left, and go on."""
+        """Inject fault *index*, inspect the store, and resume the run."""
         number, change = self.cases[index]
         call = self.calls[number]
         run = self._begin(f"case-{index}")
-        calls, code, said = self._traced(run, number, change)
-        reached = len(calls) > number  # or not: what comes by the clock may come more seldom this time
+        calls, code, text = self._trace_run(run, number, change)
+        reached = len(calls) > number  # calls that depend on the clock may be fewer this time
         lost, wrong = self._wrong_store(run, change if reached else None)
-        wrong = [self._wrong_ending(change if reached else None, code, said), wrong]
-        ended, _, said = run_in_child(run.fit)
+        wrong = [self._wrong_ending(change if reached else None, code, text), wrong]
+        ended, _, text = run_in_child(run.fit)
         if ended != 0:
-            wrong.append(f"the run after it ended with {ended}: {said}")
+            wrong.append(f"the run after it ended with {ended}: {text}")
         wrong.append(difference(run.outputs(), self.reference))
         finding = "; ".join(filter(None, wrong))
         if finding:
@@ -85,40 +85,40 @@ class Calls:
         counted = {f"lost {lost} steps": 1} if reached and change == "kill" else {}
         return Row(f"a system call: {change}", finding, counted if reached else {"not reached": 1})
 
-    def _wrong_ending(self, change, code, said):
+    def _wrong_ending(self, change, code, text):
         if change == "kill":
-            return "" if code == -9 else f"it was to be killed and ended with {code} {said}"
+            return "" if code == -9 else f"expected a kill, ended with {code}: {text}"
         if change in ("short", None):
-            return "" if code == 0 else f"a run that loses nothing ended with {code}: {said}"
-        return "" if code == 0 or (code == 1 and said) else f"an error ended it with {code}: {said}"
+            return "" if code == 0 else f"a run without an error ended with {code}: {text}"
+        return "" if code == 0 or (code == 1 and text) else f"after an error it ended with {code}: {text}"
 
     def _wrong_store(self, run, change):
-        """How many steps are lost, and what of the store cannot be read."""
+        """Return how many steps are lost, and what is wrong with the store."""
         done = run.counter.steps
-        code, answer, said = run_in_child(run.newest_checkpoint)
+        code, answer, text = run_in_child(run.newest_checkpoint)
         if code:
-            return 0, f"nothing can be gone on from: {said}"
-        steps, passed_over = answer
+            return 0, f"no run can resume from the store: {text}"
+        steps, skipped = answer
         lost = 0 if steps is None else max(done - steps, 0)
-        if passed_over:
-            return lost, f"not whole: {passed_over}"
+        if skipped:
+            return lost, f"not intact: {skipped}"
         if change == "kill" and (lost > EVERY_STEPS or (steps is None and self._should_have(run, done))):
-            return lost, f"{done} steps were done and {steps} of them kept"
+            return lost, f"{done} steps were completed and {steps} of them saved"
         return lost, ""
 
     def _should_have(self, run, done):
-        """Whether there must be something to go on from: not before anything was saved, nor at the end."""
+        """Return whether the store must hold a checkpoint: not before the first is due, nor after the end."""
         store = run.store()
         return done > EVERY_STEPS and store is not None and not (store / FINISHED_FILE).exists()
 
 
 def run(asked, folder, until):
-    """A row for each trial: all of them, or as many as are asked for, drawn."""
+    """Return a row for each trial: all of them, or a sample of *asked.count*."""
     check_permitted()
     calls = Calls(folder)
     indices = list(range(len(calls.cases)))
     if asked.count < len(indices):
-        indices = calls.drawn(asked.count, random.Random(asked.seed))  # noqa: S311  no secret
+        indices = calls.sample(asked.count, random.Random(asked.seed))  # noqa: S311  no secret
     if asked.replay is not None:
         indices = [asked.replay]
     return run_trials(calls.trial, indices, asked.jobs, until)

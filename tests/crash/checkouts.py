@@ -1,4 +1,4 @@
-"""Checkouts with uncommitted edits, which no command may change, not even if it is killed."""
+"""Checkouts with uncommitted edits, which no command may change, even if it is killed."""
 
 import functools
 import subprocess
@@ -17,7 +17,7 @@ CACHE = ".dvc/cache/"
 
 @functools.cache
 def checkouts(folder):
-    """Return the edited checkout below *folder*, made when it is first asked for."""
+    """Return the edited checkout in *folder*, created at the first call."""
     return Checkouts(folder / "checkouts")
 
 
@@ -55,7 +55,7 @@ class Checkouts:
         return self.original.copied_to(folder)
 
     def user_files_of(self, project):
-        """Return the user's files and git's state, but for the dvc.lock of a run in the workspace."""
+        """Return the user's files and git's state, except for the dvc.lock of a run in the workspace."""
         files = {name: (project.folder / name).read_bytes() for name in EDITED}
         git = {
             "git status": ("status", "--porcelain", "--", ".", ":!dvc.lock"),
@@ -71,7 +71,7 @@ class Checkouts:
         )
 
     def wrong_user_files(self, project):
-        """Return how the user's files differ from those before the command, empty if they do not."""
+        """Return how the user's files differ from those before the command; empty if they do not."""
         return difference(self.user_files_of(project), self.user_files)
 
     def wrong_workspace(self, project):
@@ -88,7 +88,7 @@ class Checkouts:
         return wrong_cache(project.result(), cached)
 
     def wrong_repro(self, project):
-        """Run `dvc repro` and return what is wrong after it, empty if it equals the untouched one."""
+        """Run `dvc repro` and return how the result differs from an untouched one; empty if it does not."""
         code = project.finish(*COMMANDS["dvc repro"])
         if code:
             return f"the next dvc repro ended with {code}: {project.output()[-800:]}"
@@ -105,16 +105,16 @@ def without_cache(result):
 
 
 def wrong_cache(found, wanted):
-    """Return which files of the cache are missing in *found* or differ; others may be there as well."""
+    """Return the files of the cache that are missing in *found* or differ; further ones are allowed."""
     wanted = {name: data for name, data in wanted.items() if name.startswith(CACHE)}
     return difference({name: found[name] for name in wanted.keys() & found.keys()}, wanted)
 
 
 def leftovers(project):
-    """Return the processes and locks that the commands in *project* left, empty if they left nothing."""
+    """Return the processes and locks that the commands in *project* left; empty if there are none."""
     wrong = []
     if left := project.orphans():
-        wrong.append(f"left alive: {left}")
+        wrong.append(f"still running: {left}")
     if locks := sorted(path.name for path in (project.folder / ".git").rglob("*.lock")):
         wrong.append(f"locks in .git: {locks}")
     temporary = [*project.folder.glob(".runs/*.lock"), project.folder / ".runs/lock"]
@@ -124,7 +124,7 @@ def leftovers(project):
 
 
 def wait_until(is_so, process=None, seconds=120):
-    """Wait until *is_so()*; False if *process* ends before it, or after *seconds*."""
+    """Wait until *is_so()* and return True; False after *seconds*, or if *process* ends before."""
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline or (process and process.poll() is not None):

@@ -1,4 +1,4 @@
-"""Two commands at once: one works, the other says why it does not, and afterwards all is as after one."""
+"""Two concurrent commands: one completes, the other reports why it cannot, and the result is that of one."""
 
 import os
 import random
@@ -13,7 +13,7 @@ from workers import run_trials
 
 from stages.runs.layout import FINISHED_FILE
 
-PAUSED_PAIRS = (  # the one that is held in the middle of its training, and the one that comes then
+PAUSED_PAIRS = (  # the command that is paused in its training, and the one that starts then
     ("dvc repro", "learner run"),
     (TEMP, TEMP),
     ("dvc repro", "dvc repro"),
@@ -26,22 +26,22 @@ WHY = re.compile(
     r"could not be acquired|is locked"
 )
 PAUSED_EVERY = 3
-"""Of the trials beyond those above, one in so many is such a pair; the others begin at any moment."""
+"""After the pairs above, one trial in so many is such a pair; in the others both start at any moment."""
 
 
-class Concurrency:
-    """Pairs of commands, each in a project of its own."""
+class ConcurrentCommands:
+    """Trials of two commands, each in its own project."""
 
     def __init__(self, folder):
         self.folder = folder
         self.templates = templates(folder.parent)
 
     def trial(self, planned):
-        """One pair."""
+        """Run one pair of commands and return the row of the trial."""
         index, first, second, delay = planned
         project = self.templates.start("training", self.folder / str(index))
         if delay is None:
-            kind, wrong = f"{second} beside {first}", self._run_paused_pair(project, first, second)
+            kind, wrong = f"{second} during {first}", self._run_paused_pair(project, first, second)
         else:
             kind, wrong = "two at any moment", self._run_any_moment(project, first, second, delay)
         if not wrong:
@@ -49,27 +49,27 @@ class Concurrency:
         return Row(kind, f"trial {index}, {planned}: {wrong}" if wrong else "")
 
     def _run_paused_pair(self, project, first, second):
-        """What is wrong, where the first is stopped in its training while the second comes and goes."""
+        """Pause the first command in its training while the second runs; return what is wrong."""
         process = project.start(*COMMANDS[first], log="first.log")
-        if not (pid := self._stopped_in_training(project, process)):
-            return "the first ended before it could be held"
+        if not (pid := self._pause_in_training(project, process)):
+            return "the first ended before it could be paused"
         code = project.finish(*COMMANDS[second], seconds=60)
         wrong = [] if code > 0 and WHY.search(project.output()) else [f"the second ended with {code}"]
         if second == "learner run" and code != 1:
             wrong.append(f"its exit code is {code}")
         if "Traceback" in project.output():
-            wrong.append("it said more than why")
+            wrong.append("it printed a traceback")
         wrong = [f"{each}: {project.output()[-1000:]}" for each in wrong]
         os.kill(pid, signal.SIGCONT)
         if code := process.wait(60):
             wrong.append(f"the first ended with {code}: {project.output('first.log')[-1000:]}")
         wrong.append(self.templates.wrong(project, first, "training"))
         if left := project.orphans():
-            wrong.append(f"left alive: {left}")
+            wrong.append(f"still running: {left}")
         return "; ".join(filter(None, wrong))
 
-    def _stopped_in_training(self, project, process):
-        """The process that trains, stopped; None where all is over."""
+    def _pause_in_training(self, project, process):
+        """Return the training process, paused; None if the command has ended."""
         while process.poll() is None:
             beat = project.beat()
             if beat and not (project.store() / FINISHED_FILE).exists():
@@ -80,12 +80,12 @@ class Concurrency:
         return None
 
     def _run_any_moment(self, project, first, second, delay):
-        """What is wrong, where the second begins *delay* seconds after the first."""
+        """Start the second command *delay* seconds after the first; return what is wrong."""
         one = project.start(*COMMANDS[first], log="first.log")
         time.sleep(delay)
         code = project.finish(*COMMANDS[second], seconds=120)
         codes = {"first.log": one.wait(120), "log": code}
-        wrong = [] if 0 in codes.values() else ["none of both worked"]
+        wrong = [] if 0 in codes.values() else ["neither command succeeded"]
         wrong += [
             f"ended with {code}: {project.output(log)[-1000:]}"
             for log, code in codes.items()
@@ -95,12 +95,12 @@ class Concurrency:
             wrong.append(f"dvc repro after it ended with {code}: {project.output()[-1000:]}")
         wrong.append(self.templates.wrong(project, "dvc repro", "training"))
         locks = set(project.experiments()) - {self.templates.reference["dvc.lock"]}
-        wrong += ["an experiment's dvc.lock is another"] if locks else []
+        wrong += ["the dvc.lock of an experiment differs"] if locks else []
         return "; ".join(filter(None, wrong))
 
 
 def run(asked, folder, until):
-    """A row for each trial."""
+    """Return a row for each trial."""
     draw = random.Random(asked.seed)  # noqa: S311  no secret
     plans = [(index, *PAUSED_PAIRS[index % len(PAUSED_PAIRS)], None) for index in range(asked.count)]
     for index in range(len(PAUSED_PAIRS), asked.count):
@@ -109,5 +109,5 @@ def run(asked, folder, until):
             plans[index] = (index, *pair, draw.uniform(0, 3))
     if asked.replay is not None:
         plans = plans[asked.replay :][:1]
-    rivals = Concurrency(folder)
-    return run_trials(rivals.trial, plans, asked.jobs, until)
+    pairs = ConcurrentCommands(folder)
+    return run_trials(pairs.trial, plans, asked.jobs, until)

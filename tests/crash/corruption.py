@@ -1,4 +1,4 @@
-"""A byte of a checkpoint is not as it was written: the one before it is taken, and that is said."""
+"""A changed byte in a checkpoint: the run reports it and resumes from the previous checkpoint."""
 
 import random
 import shutil
@@ -21,25 +21,25 @@ from stages.params.fit_params import FitContext
 
 THREE_EPOCHS = CONFIG.model_copy(update={"num_epochs": 3})
 STOPPED_AT = 15
-"""A step of the third epoch, so that there is a checkpoint of it, and those of two epochs before it."""
+"""A step of the third epoch, so there is a checkpoint of that step and one of each epoch before it."""
 STEPS = {STEP_FOLDER: 12, CHECKPOINT_FOLDER: 6}
-"""How far the checkpoint before the newest one is, where that is of a step, and where it is of an epoch."""
+"""The steps of the checkpoint before the newest one, if the newest is of a step or of an epoch."""
 RERUN_EVERY, ALL_EVERY = 25, 50
 
 
 class Corruption:
-    """A stopped run, of which each trial has a copy."""
+    """An interrupted run, of which each trial has a copy."""
 
     def __init__(self, folder):
         self.folder = folder
         prepare(folder)
-        whole, self.run = SmallRun(folder / "untouched"), SmallRun(folder / "stopped")
-        whole.begin()
-        assert run_in_child(lambda: whole.fit(THREE_EPOCHS))[0] == 0
-        self.reference = whole.outputs()
+        untouched, self.run = SmallRun(folder / "untouched"), SmallRun(folder / "stopped")
+        untouched.begin()
+        assert run_in_child(lambda: untouched.fit(THREE_EPOCHS))[0] == 0
+        self.reference = untouched.outputs()
         self.run.begin()
-        code, _, said = run_in_child(self._stop)
-        assert code == 1, said
+        code, _, text = run_in_child(self._stop)
+        assert code == 1, text
         folders = {kind: self.run.store() / kind for kind in STEPS}
         files = {kind: list(files_of(folder, saved_epochs(folder)[-1])) for kind, folder in folders.items()}
         self.bytes = [
@@ -58,7 +58,7 @@ class Corruption:
         )
 
     def trial(self, index):
-        """Spoil byte *index*; now and then go on from there, or spoil all others too."""
+        """Change byte *index*; in some trials resume the run, or damage all other checkpoints too."""
         kind, name, offset = self.bytes[index]
         run = SmallRun(self.folder / f"byte-{index}")
         shutil.copytree(self.run.folder, run.folder)
@@ -66,31 +66,31 @@ class Corruption:
             shutil.rmtree(run.store() / STEP_FOLDER)
         _change_byte(run.store() / kind / name, offset, index)
         if index % ALL_EVERY == 0:
-            return self._row("all spoilt: refused", index, self._refused(run, index), run)
-        wrong, is_same = self._passed_over(run, kind, name)
+            return self._row("all damaged: refused", index, self._check_refused(run, index), run)
+        wrong, is_same = self._check_skipped(run, kind, name)
         if is_same and not wrong:
             return self._row(f"a byte of {name.partition('-')[0]}: without effect", index, "", run)
         if index % RERUN_EVERY == 0 and not wrong:
-            ended, _, said = run_in_child(lambda: run.fit(THREE_EPOCHS))
-            wrong = said if ended else difference(run.outputs(), self.reference)
-        return self._row(f"a byte of {name.partition('-')[0]}: passed over", index, wrong, run)
+            ended, _, text = run_in_child(lambda: run.fit(THREE_EPOCHS))
+            wrong = text if ended else difference(run.outputs(), self.reference)
+        return self._row(f"a byte of {name.partition('-')[0]}: skipped", index, wrong, run)
 
     def _row(self, kind, index, wrong, run):
         shutil.rmtree(run.folder)
         return Row(kind, f"trial {index}, {self.bytes[index]}: {wrong}" if wrong else "")
 
-    def _passed_over(self, run, kind, name):
-        """What is wrong; and whether the checkpoint is read as if nothing had been done to it."""
-        steps, said = run.newest_checkpoint()
-        if steps == STEPS[kind] and len(said) == 1 and "Passing over" in said[0]:
+    def _check_skipped(self, run, kind, name):
+        """Return what is wrong, and whether the changed byte has no effect on the checkpoint."""
+        steps, text = run.newest_checkpoint()
+        if steps == STEPS[kind] and len(text) == 1 and "Passing over" in text[0]:
             return "", False
         original = STOPPED_AT if kind == STEP_FOLDER else 12
-        if steps == original and not said and name.startswith("trainer"):
+        if steps == original and not text and name.startswith("trainer"):
             return "", True
-        return f"{steps} steps are taken up, and this is said: {said}", False
+        return f"resumes after {steps} steps, with the messages {text}", False
 
-    def _refused(self, run, index):
-        """Where no checkpoint is whole, the run is not begun again, and what there is stays."""
+    def _check_refused(self, run, index):
+        """Damage all checkpoints; return what is wrong if the run starts over or changes a file."""
         folders = {TRAINER: run.store() / CHECKPOINT_FOLDER, "optim": run.store() / STEP_FOLDER}
         broken = [
             path
@@ -101,9 +101,9 @@ class Corruption:
         for path in broken:
             _change_byte(path, path.stat().st_size // 2, index)
         before = {path: path.read_bytes() for path in run.store().glob("*/*-*.*")}
-        code, _, said = run_in_child(lambda: run.fit(THREE_EPOCHS))
-        if code != 1 or "none intact" not in said:
-            return f"it ended with {code}: {said}"
+        code, _, text = run_in_child(lambda: run.fit(THREE_EPOCHS))
+        if code != 1 or "none intact" not in text:
+            return f"it ended with {code}: {text}"
         after = {path: path.read_bytes() for path in run.store().glob("*/*-*.*")}
         return difference(after, before)
 
@@ -115,11 +115,11 @@ def _change_byte(path, offset, seed):
 
 
 def run(asked, folder, until):
-    """A row for each trial: all bytes, or as many as are asked for, drawn."""
-    spoilt = Corruption(folder)
-    indices = list(range(len(spoilt.bytes)))
+    """Return a row for each trial: all bytes, or a sample of *asked.count*."""
+    corruption = Corruption(folder)
+    indices = list(range(len(corruption.bytes)))
     if asked.count < len(indices):
         indices = random.Random(asked.seed).sample(indices, asked.count)  # noqa: S311  no secret
     if asked.replay is not None:
         indices = [asked.replay]
-    return run_trials(spoilt.trial, indices, asked.jobs, until)
+    return run_trials(corruption.trial, indices, asked.jobs, until)

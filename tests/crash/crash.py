@@ -1,10 +1,10 @@
-"""Breaks runs off in every way, and says in how many of so many trials nothing was lost.
+"""Interrupt and damage runs in many ways, and count the trials in which no progress was lost.
 
-    python tests/crash/crash.py --jobs 2                     all of it, which takes hours
+    python tests/crash/crash.py --jobs 2                     all parts, which takes hours
     python tests/crash/crash.py kills --count 100 --jobs 2   a part
-    python tests/crash/crash.py kills --seed 0 --replay 17   one trial, once more
+    python tests/crash/crash.py kills --seed 0 --replay 17   one trial again
 
-What a trial left behind stays in ``--folder`` where something was wrong.
+The files of a trial with a finding stay in ``--folder``.
 """
 
 import argparse
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 from report import SkippedError, table  # noqa: E402  found by the line above
 
-PARTS = {  # how many trials in a short series, and in a long one; the short one leaves out what has none
+PARTS = {  # trials in a short and in a long series; 0: not in the short one
     "kills": (3, 1000),
     "calls": (24, 100_000),
     "disk": (10, 300),
@@ -35,39 +35,43 @@ PARTS = {  # how many trials in a short series, and in a long one; the short one
 
 
 def main():
-    """Do the trials that the command line asks for; exit code 1 where there are findings."""
+    """Run the trials of the command line and return the exit code, 1 if there are findings."""
     asked = arguments()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_IGN:  # as of a shell's background; trials would inherit it
+        if (
+            signal.getsignal(number) is signal.SIG_IGN
+        ):  # as in a shell's background job; trials would inherit it
             signal.signal(number, signal.SIG_DFL)
     folder = Path(tempfile.mkdtemp(prefix="crash-", dir=asked.folder))
-    findings = [finding for part in asked.parts or planned(asked) for finding in report(part, asked, folder)]
+    findings = [
+        finding for part in asked.parts or default_parts(asked) for finding in report(part, asked, folder)
+    ]
     for finding in findings:
         print_line(f"\n{finding}")
     return 1 if findings else 0
 
 
-def planned(asked):
-    """Return the parts to do if none is named."""
+def default_parts(asked):
+    """Return the parts to run if none is named."""
     return [part for part, (short, _) in PARTS.items() if short or not asked.short]
 
 
 def report(part, asked, folder):
-    """Do the trials of *part* and print their table; what was found."""
-    begun = time.monotonic()
+    """Run the trials of *part*, print their table, and return the findings."""
+    started = time.monotonic()
     asked.count = asked.only or max(1, PARTS[part][0 if asked.short else 1])
     own = folder / part
     own.mkdir()
     try:
-        rows = importlib.import_module(part).run(asked, own, begun + asked.seconds)
+        rows = importlib.import_module(part).run(asked, own, started + asked.seconds)
     except SkippedError as error:
         print_line(f"{part}: skipped, {error}\n")
         return []
-    print_line(f"{part}: seed {asked.seed}, {time.monotonic() - begun:.0f} seconds")
+    print_line(f"{part}: seed {asked.seed}, {time.monotonic() - started:.0f} seconds")
     for line in table(rows):
         print_line(line)
     print_line("")
-    return [row.finding for row in rows if row.finding] if rows else [f"{part}: no trial was done"]
+    return [row.finding for row in rows if row.finding] if rows else [f"{part}: no trial was run"]
 
 
 def print_line(line):
@@ -77,27 +81,35 @@ def print_line(line):
 
 
 def arguments():
-    """What is asked for."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"one of {', '.join(PARTS)}. Default: all")
     parser.add_argument(
-        "parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all, if none is named"
+        "--count",
+        type=int,
+        dest="only",
+        help="the number of trials of each part. Default: depends on the part",
     )
     parser.add_argument(
-        "--count", type=int, dest="only", help="trials of each part, instead of its own number"
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="the time after which a part starts no trial. Default: unlimited",
     )
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the trials. Default: 0")
+    parser.add_argument("--jobs", type=int, default=1, help="the number of processes. Default: 1")
+    parser.add_argument("--replay", type=int, help="the number of the only trial to run")
+    parser.add_argument("--short", action="store_true", help="run a few trials of each important kind")
     parser.add_argument(
-        "--seconds", type=float, default=float("inf"), help="of a part, after which none begins"
+        "--folder",
+        type=Path,
+        help="the parent folder of the trials. Default: the temporary folder of the system",
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--replay", type=int, help="the number of one trial, which is done alone")
-    parser.add_argument("--short", action="store_true", help="few trials, of each kind that matters most")
-    parser.add_argument("--folder", type=Path, help="where the trials are made")
     asked = parser.parse_args()
     if unknown := set(asked.parts) - set(PARTS):
-        parser.error(f"no part is called {', '.join(unknown)}: {', '.join(PARTS)}")
+        parser.error(f"no part is named {', '.join(unknown)}. Use one of {', '.join(PARTS)}")
     return asked
 
 

@@ -1,4 +1,4 @@
-"""Damage to files of store, cache and workspace before a command: reported or repaired, never recorded."""
+"""Damage to a file of the run store, the cache or the workspace: reported or repaired, never recorded."""
 
 import hashlib
 import random
@@ -19,17 +19,17 @@ from pipeline.yaml_files import read_yaml
 PLACES = ("store", "cache", "workspace", "cache")
 CACHED = (".dvc/cache/files", ".dvc/cache/runs")
 WORKSPACE = ("artifacts", "data", "dvc.lock", "params.yaml", ".dvc/tmp/rwlock", ".runs/dvc.lock")
-SITUATIONS = {  # what makes a command read what was damaged
-    "store": ("the store is to be published",),
+SITUATIONS = {  # why the command reads the damaged file
+    "store": ("unpublished store",),
     "cache": ("outputs deleted", "an old dvc.lock, and no outputs", "another run recorded"),
-    "workspace": ("as it was recorded",),
+    "workspace": ("unchanged",),
 }
 MUST_REFUSE = ("params.yaml", CONFLICT)
 
 
 @dataclass(frozen=True)
-class Damage:
-    """What was done before the command."""
+class Case:
+    """The damage before the command."""
 
     place: str
     situation: str
@@ -55,37 +55,37 @@ class Damages:
         place = PLACES[index % len(PLACES)]
         situation = draw.choice(SITUATIONS[place])
         command = draw.choice(("dvc repro", "learner run"))
-        if place == "cache":  # plain DVC restores a damaged object before any code of ours runs
+        if place == "cache":  # plain DVC restores a damaged object before our code runs
             command = "learner run"
-        project = self._begun(situation, self.folder / str(index))
-        damage_done = self._damaged(project, place, situation, draw)
+        project = self._build_project(situation, self.folder / str(index))
+        case = self._damage_file(project, place, situation, draw)
         before = read_stages(project.folder / "dvc.lock")
         code = project.finish(*COMMANDS[command])
-        wrong, recovery = self._after_it(project, COMMANDS[command], damage_done, code, before)
+        wrong, recovery = self._after_it(project, COMMANDS[command], case, code, before)
         if wrong:
-            wrong = f"trial {index}, {command} after {damage_done}: {wrong}"
+            wrong = f"trial {index}, {command} after {case}: {wrong}"
         else:
             project.remove()
-        return Row(f"{place}: {damage_done.kind} {_family(damage_done.name)}", wrong, recovery.counted)
+        return Row(f"{place}: {case.kind} {_family(case.name)}", wrong, recovery.counted)
 
-    def _begun(self, situation, folder):
-        """Return a project in which the next command has to read what is going to be damaged."""
-        if situation == "the store is to be published":
+    def _build_project(self, situation, folder):
+        """Return a project in which the next command must read the file that will be damaged."""
+        if situation == "unpublished store":
             project = self.templates.start("training", folder)
             shutil.copytree(self.done.folder / ".runs", folder / ".runs", dirs_exist_ok=True)
             return project
         project = (self.returned if situation == "another run recorded" else self.done).copied_to(folder)
-        if situation == "as it was recorded":
+        if situation == "unchanged":
             return project
         if situation == "an old dvc.lock, and no outputs":
             project.ok("git", "checkout", "dvc.lock")
         same = ("learner", "config.json", "layout.json") if situation == "another run recorded" else ("",)
-        for name in ("data", *(f"artifacts/{each}" for each in same)):  # so that every object is restored
+        for name in ("data", *(f"artifacts/{each}" for each in same)):  # so that DVC restores every object
             remove_within(folder, name)
-        shutil.rmtree(folder / ".runs")  # from which fit would publish
+        shutil.rmtree(folder / ".runs")  # from which fit would publish the outputs
         return project
 
-    def _damaged(self, project, place, situation, draw):
+    def _damage_file(self, project, place, situation, draw):
         folder = project.folder
         own = [path for path in self.done.store().rglob("*") if path.is_file()] if place == "store" else []
         found = [str(path.relative_to(self.done.folder)) for path in own]
@@ -97,7 +97,7 @@ class Damages:
         path = folder / name
         kind = draw.choice(kinds_of(path))
         kind = damage(path, kind, draw, self._other(project, path, name, draw))
-        return Damage(place, situation, name, kind)
+        return Case(place, situation, name, kind)
 
     def _other(self, project, path, name, draw):
         """Return another valid file of the same kind as *path*."""
@@ -112,49 +112,47 @@ class Damages:
             return counterpart(path, stores[0].joinpath(*Path(name).parts[2:]), draw)
         return counterpart(path, self.other.folder / name, draw)
 
-    def _after_it(self, project, command, damage_done, code, before):
-        """Return what is wrong, and how the command came to its end."""
-        wrong, recovery, said = [], Recovery(RECOVERED), project.output()
+    def _after_it(self, project, command, case, code, before):
+        """Return what is wrong, and how the command recovered."""
+        wrong, recovery, text = [], Recovery(RECOVERED), project.output()
         if code == 0:
-            if Path(damage_done.name).name in MUST_REFUSE or damage_done.kind == CONFLICT:
-                wrong.append("it must be refused, and was not")
+            if Path(case.name).name in MUST_REFUSE or case.kind == CONFLICT:
+                wrong.append("the command must refuse it and did not")
         else:
-            wrong.append("" if "Traceback" not in said and said.strip() else f"a traceback: {said[-900:]}")
+            wrong.append("" if "Traceback" not in text and text.strip() else f"a traceback: {text[-900:]}")
             wrong.append(self._wrong_lock(project, before))
-            recovery = self._recovered(project, command, damage_done)
-            wrong.append(f"{recovery.finding}; first refusal: {said[-900:]}" if recovery.finding else "")
+            recovery = self._recover(project, command, case)
+            wrong.append(f"{recovery.finding}; first refusal: {text[-900:]}" if recovery.finding else "")
         if not recovery.finding:
             wrong += [self._wrong_result(project), leftovers(project)]
         return "; ".join(filter(None, wrong)), recovery
 
-    def _recovered(self, project, command, damage_done):
-        if (
-            damage_done.name == "params.yaml"
-        ):  # the user's own file, which only the user or git can bring back
+    def _recover(self, project, command, case):
+        if case.name == "params.yaml":  # a file of the user, which only git restores
             project.ok("git", "checkout", "params.yaml")
         return recover_by_remedy(project, command)
 
     def _wrong_lock(self, project, before):
-        """Return which stages dvc.lock records otherwise than before and than the reference."""
+        """Return the stages whose record in dvc.lock is neither the previous one nor the reference."""
         after, wanted = read_stages(project.folder / "dvc.lock"), read_stages(self.done.folder / "dvc.lock")
         wrong = [name for name in after if after[name] not in (before.get(name), wanted.get(name))]
-        return f"recorded in spite of a refusal: {', '.join(wrong)}" if wrong else ""
+        return f"recorded despite a refusal: {', '.join(wrong)}" if wrong else ""
 
     def _wrong_result(self, project):
         """Return how outputs, dvc.lock and cache differ from the reference."""
         found, wanted = project.result(), self.templates.reference
         objects = {name: data for name, data in wanted.items() if "/runs/" not in name}
         wrong = difference(without_cache(found), without_cache(wanted)) or wrong_cache(found, objects)
-        spoilt = [
+        damaged = [
             name
             for name, data in found.items()
             if name.startswith(CACHED[0]) and not _is_own_hash(name, data)
         ]
-        return "; ".join(filter(None, [wrong, f"damaged in the cache: {spoilt}" if spoilt else ""]))
+        return "; ".join(filter(None, [wrong, f"damaged in the cache: {damaged}" if damaged else ""]))
 
 
 def read_stages(lock):
-    """Return the stages that the file *lock* records; nothing if it cannot be read."""
+    """Return the stages that the file *lock* records; an empty dict if it cannot be read."""
     try:
         return dict(read_yaml(lock)["stages"])
     except Exception:  # noqa: BLE001  it may be damaged in any way
@@ -162,7 +160,7 @@ def read_stages(lock):
 
 
 def _is_own_hash(name, data):
-    """Return whether the object of the cache *name* has the content that its name is the hash of."""
+    """Return whether the name of the cache object *name* is the hash of its content."""
     folder, file = Path(name).parts[-2:]
     return hashlib.md5(data, usedforsecurity=False).hexdigest() == (folder + file).removesuffix(".dir")
 

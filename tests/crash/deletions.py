@@ -19,8 +19,8 @@ from workers import run_trials
 from stages.runs.layout import FINISHED_FILE
 
 COMMAND_EVERY = 8
-"""One trial in so many is a whole command, the others are runs in a fork of this process."""
-IN_TINY = {  # what is deleted of a tiny run, as patterns below its folder
+"""One trial in so many is a command; the others are small runs in a fork of this process."""
+IN_SMALL_RUN = {  # the files to delete in a small run, as patterns relative to its folder
     "the run store": (".runs/*[0-9a-f]",),
     "all run stores": (".runs",),
     "a checkpoint": (".runs/*/steps/*", ".runs/*/checkpoint/*"),
@@ -29,9 +29,9 @@ IN_TINY = {  # what is deleted of a tiny run, as patterns below its folder
     "the outputs": ("artifacts",),
     "the data": ("data",),
 }
-IN_PROJECT = IN_TINY | {"DVC's temporary files": (".dvc/tmp",)}
+IN_PROJECT = IN_SMALL_RUN | {"DVC's temporary files": (".dvc/tmp",)}
 OPTIONAL = ("artifacts", "data")
-"""What a run that ends well need not have brought back, if it was deleted; the next command does."""
+"""Folders that a successful run need not restore if they were deleted; the next command does."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Deletion:
     index: int
     what: str
     moment: float
-    """Of the training, from 0 to 1."""
+    """The moment of the training, from 0 to 1."""
     choice: float
     command: str | None
-    """The command; None for a tiny run."""
+    """The command; None for a small run."""
 
 
 def plan(seed, index):
@@ -52,13 +52,13 @@ def plan(seed, index):
     draw = random.Random(f"{seed} {index}")  # noqa: S311  not a secret
     number, is_command = divmod(index, COMMAND_EVERY)
     command = draw.choice(("dvc repro", "learner run")) if is_command == COMMAND_EVERY - 1 else None
-    names = list(IN_PROJECT if command else IN_TINY)
+    names = list(IN_PROJECT if command else IN_SMALL_RUN)
     what = names[(number if command else index) % len(names)]
     return Deletion(index, what, draw.random(), draw.random(), command)
 
 
 class _Deleting(Counter):
-    """Deletes files of the run at a step, or at the first step after it at which they are there."""
+    """A renderer that deletes files at a step, or at the first step after it at which they exist."""
 
     def __init__(self, folder, planned):
         super().__init__()
@@ -67,18 +67,18 @@ class _Deleting(Counter):
     def step(self, progress):
         super().step(progress)
         if not self._is_done and self.steps >= 1 + int(self._planned.moment * (STEPS - 1)):
-            self._is_done = delete(self._folder, IN_TINY, self._planned)
+            self._is_done = delete(self._folder, IN_SMALL_RUN, self._planned)
 
 
 class Deletions:
-    """Runs from which files are taken away."""
+    """Runs in which files are deleted."""
 
     def __init__(self, folder, *, commands):
         self.folder = folder
-        self.tiny = folder / "tiny"
-        self.tiny.mkdir()
-        prepare(self.tiny)
-        untouched = SmallRun(self.tiny / "untouched")
+        self.small = folder / "small"
+        self.small.mkdir()
+        prepare(self.small)
+        untouched = SmallRun(self.small / "untouched")
         untouched.begin()
         assert run_in_child(untouched.fit)[0] == 0
         self.reference = untouched.outputs()
@@ -86,43 +86,43 @@ class Deletions:
 
     def trial(self, planned):
         """Delete files during a run, do the run again, and return the row of the trial."""
-        wrong, recovery, kind = self._of_command(planned) if planned.command else self._of_tiny(planned)
+        wrong, recovery, kind = self._run_command(planned) if planned.command else self._run_small(planned)
         wrong = f"trial {planned.index}, {planned}: {wrong}" if wrong else ""
         return Row(f"{kind}: {planned.what} deleted", wrong, recovery.counted)
 
-    def _of_tiny(self, planned):
+    def _run_small(self, planned):
         run = SmallRun(self.folder / str(planned.index))
-        shutil.copytree(self.tiny / "data", run.folder / "data")
-        run.paths = replace(run.paths, data=run.folder / "data", learner=self.tiny / "learner")
+        shutil.copytree(self.small / "data", run.folder / "data")
+        run.paths = replace(run.paths, data=run.folder / "data", learner=self.small / "learner")
         run.begin()
         run.counter = _Deleting(run.folder, planned)
-        code, _, said = run_in_child(run.fit)
+        code, _, text = run_in_child(run.fit)
         outputs, wrong = run.outputs(), []
         if code == 0:
             wrong.append(difference(outputs, self.reference))
-        elif code != 1 or not said or outputs:
-            wrong.append(f"it ended with {code}, and left {sorted(outputs)[:5]}: {said[-600:]}")
-        shutil.copytree(self.tiny / "data", run.folder / "data", dirs_exist_ok=True)
+        elif code != 1 or not text or outputs:
+            wrong.append(f"it ended with {code}, and left {sorted(outputs)[:5]}: {text[-600:]}")
+        shutil.copytree(self.small / "data", run.folder / "data", dirs_exist_ok=True)
         run.paths.artifacts.mkdir(exist_ok=True)
         run.counter = Counter()
-        again, _, said = run_in_child(run.fit)
-        recovery = Recovery("blocked", said) if again else Recovery(RECOVERED)
+        again, _, text = run_in_child(run.fit)
+        recovery = Recovery("blocked", text) if again else Recovery(RECOVERED)
         wrong += [recovery.finding, difference(run.outputs(), self.reference)]
         if not (wrong := "; ".join(dict.fromkeys(filter(None, wrong)))):
             shutil.rmtree(run.folder)
         return wrong, recovery, "fit"
 
-    def _of_command(self, planned):
+    def _run_command(self, planned):
         project = self.templates.start("training", self.folder / str(planned.index))
         before = read_stages(project.folder / "dvc.lock")
         command = COMMANDS[planned.command]
         process = project.start(*command)
-        if pid := self._stopped_in_training(project, process, planned.moment):
+        if pid := self._pause_in_training(project, process, planned.moment):
             delete(project.folder, IN_PROJECT, planned)
             os.kill(pid, signal.SIGCONT)
-        code, said = process.wait(180), project.output()
+        code, text = process.wait(180), project.output()
         wrong = (
-            [self._wrong_after_it(project, code, said, before)] if pid else ["it ended before it was held"]
+            [self._wrong_after_it(project, code, text, before)] if pid else ["it ended before it was paused"]
         )
         recovery = recover(project, command)
         wrong += [recovery.finding, self.templates.wrong(project, planned.command, "training")]
@@ -131,8 +131,8 @@ class Deletions:
             project.remove()
         return wrong, recovery, planned.command
 
-    def _stopped_in_training(self, project, process, moment):
-        """Return the process that trains, stopped at *moment*; None if the command has ended."""
+    def _pause_in_training(self, project, process, moment):
+        """Return the training process, paused at *moment*; None if the command has ended."""
         epoch = 1 + int(moment * 3)
         while process.poll() is None:
             beat = project.beat()
@@ -144,26 +144,26 @@ class Deletions:
             time.sleep(0.002)
         return None
 
-    def _wrong_after_it(self, project, code, said, before):
-        """Return what is wrong after the run from which files were taken."""
+    def _wrong_after_it(self, project, code, text, before):
+        """Return what is wrong after the run in which files were deleted."""
         if code:
             recorded = read_stages(project.folder / "dvc.lock").keys() - before.keys()
-            wrong = [f"recorded in spite of a failure: {recorded}"] if recorded - {"fit"} else []
+            wrong = [f"recorded despite a failure: {recorded}"] if recorded - {"fit"} else []
             if "fit" in recorded:  # a later stage may fail, but what fit recorded must be right
                 wanted = read_stages(self.templates.done.folder / "dvc.lock")["fit"]
                 wrong += (
                     []
                     if read_stages(project.folder / "dvc.lock")["fit"] == wanted
-                    else ["another fit is recorded"]
+                    else ["the record of fit differs"]
                 )
-            return "; ".join([*wrong, *(["a traceback: " + said[-900:]] if "Traceback" in said else [])])
+            return "; ".join([*wrong, *(["a traceback: " + text[-900:]] if "Traceback" in text else [])])
         found, wanted = without_cache(project.result()), without_cache(self.templates.reference)
         missing = {name for name in wanted.keys() - found.keys() if name.startswith(OPTIONAL)}
         return difference(found, {name: data for name, data in wanted.items() if name not in missing})
 
 
 def delete(folder, patterns, planned):
-    """Delete the files that *planned* names below *folder*; return whether there was something."""
+    """Delete one of the files in *folder* that *planned* selects; return whether there was one."""
     found = [path for pattern in patterns[planned.what] for path in sorted(folder.glob(pattern))]
     found = [path for path in found if not path.name.endswith(".lock")]
     if not found:

@@ -1,6 +1,6 @@
-"""A disk that is full: what cannot be written is said, nothing is lost, and with space the run goes on.
+"""A full disk: the run reports it, loses no progress, and resumes when there is space.
 
-The disk is a small one in memory, mounted in a name space that only the trial's own processes see.
+The disk is a small file system in memory, mounted in a mount namespace of the processes of the trial.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount_small_disk(folder, kib):
-    """Mount one of *kib* KiB at *folder*, for this process and its children alone."""
+    """Mount a disk of *kib* KiB at *folder*, for this process and its children only."""
     flags = NEWNS if os.geteuid() == 0 else NEWNS | NEWUSER
     _ask(_libc.unshare(flags))
     _ask(_libc.mount(b"none", b"/", None, REC | PRIVATE, None))
@@ -29,7 +29,7 @@ def mount_small_disk(folder, kib):
 
 
 def leave_free(folder, kib):
-    """Fill the disk at *folder* up to *kib* KiB."""
+    """Fill the disk at *folder* until *kib* KiB are free."""
     about = os.statvfs(folder)
     size = about.f_bavail * about.f_frsize - kib * KIB
     if size > 0:
@@ -44,34 +44,34 @@ def _ask(code):
 
 
 class _FullDiskRun(SmallRun):
-    """A run during which the disk becomes full at one step, 0 being its begin, and has space at another."""
+    """A run in which the disk becomes full at one step (0: the start) and has space again at another."""
 
-    def __init__(self, folder, kib, filled_at, freed_at=None):
+    def __init__(self, folder, kib, full_step, free_step=None):
         super().__init__(folder)
-        self._kib, self._filled_at, self._freed_at = kib, filled_at, freed_at
+        self._kib, self._full_step, self._free_step = kib, full_step, free_step
         self._count = self.counter.step
         self.counter.step = self._step
 
     def begin(self, old=None):
         super().begin(old)
-        if self._filled_at == 0:
+        if self._full_step == 0:
             leave_free(self.folder, self._kib)
 
     def make_space(self):
-        """Also for good: nobody fills the disk again."""
+        """Free the disk, and do not fill it again."""
         (self.folder / BALLAST).unlink(missing_ok=True)
-        self._filled_at = None
+        self._full_step = None
 
     def _step(self, progress):
         self._count(progress)
-        if self.counter.steps == self._filled_at:
+        if self.counter.steps == self._full_step:
             leave_free(self.folder, self._kib)
-        elif self.counter.steps == self._freed_at:
+        elif self.counter.steps == self._free_step:
             (self.folder / BALLAST).unlink(missing_ok=True)
 
 
 class Disks:
-    """Runs on disks of every size."""
+    """Trials on small disks."""
 
     def __init__(self, folder, *, commands):
         self.folder = folder
@@ -81,25 +81,25 @@ class Disks:
         run.begin()
         assert run_in_child(run.fit)[0] == 0
         self.reference = run.outputs()
-        self.kib = _needed(run.folder)
+        self.kib = _required_kib(run.folder)
         self.templates = templates(folder.parent) if commands else None
 
     def _check_permitted(self):
         (self.folder / "probe").mkdir()
-        code, _, said = run_in_child(lambda: mount_small_disk(self.folder / "probe", 64))
+        code, _, text = run_in_child(lambda: mount_small_disk(self.folder / "probe", 64))
         if code:
             raise SkippedError(
-                f"this machine permits no mount in a name space of one's own: {said.split(chr(10))[-2]}"
+                f"this machine does not permit a mount in a namespace: {text.split(chr(10))[-2]}"
             )
 
     def trial(self, planned):
-        """One run, then another with space."""
+        """Run with a full disk, then again with space, and return the row of the trial."""
         index, kind, share = planned
         folder = self.folder / f"disk-{index}"
         folder.mkdir()
         action = getattr(self, f"_{kind}")
-        code, finding, said = run_in_child(lambda: action(folder, index, share))
-        finding = finding if code == 0 else f"the trial itself ended with {code}: {said}"
+        code, finding, text = run_in_child(lambda: action(folder, index, share))
+        finding = finding if code == 0 else f"the trial itself ended with {code}: {text}"
         wrong = finding["wrong"] if code == 0 else finding
         ended = finding["ended"] if code == 0 else 2
         return Row(
@@ -114,50 +114,50 @@ class Disks:
 
     def _space_while_it_runs(self, folder, index, share):
         mount_small_disk(folder, 4 * self.kib)
-        filled_at = 1 + index % (STEPS - 1)
+        full_step = 1 + index % (STEPS - 1)
         return self._full_and_again(
-            _FullDiskRun(folder, int(share * self.kib / 4), filled_at, filled_at + 1 + index // 2 % 4)
+            _FullDiskRun(folder, int(share * self.kib / 4), full_step, full_step + 1 + index // 2 % 4)
         )
 
     def _full_and_again(self, run):
         run.begin()
-        code, _, said = run_in_child(run.fit)
+        code, _, text = run_in_child(run.fit)
         wrong = (
-            [] if code == 0 or (code == 1 and DISK_FULL.search(said)) else [f"it ended with {code}: {said}"]
+            [] if code == 0 or (code == 1 and DISK_FULL.search(text)) else [f"it ended with {code}: {text}"]
         )
-        looked, answer, said = run_in_child(run.newest_checkpoint)
-        if looked or answer[1]:
-            wrong.append(f"a checkpoint is not whole: {said or answer}")
+        failed, answer, text = run_in_child(run.newest_checkpoint)
+        if failed or answer[1]:
+            wrong.append(f"a checkpoint is not intact: {text or answer}")
         run.make_space()
-        again, _, said = run_in_child(run.fit)
+        again, _, text = run_in_child(run.fit)
         if again:
-            wrong.append(f"with space it ended with {again}: {said}")
+            wrong.append(f"with space it ended with {again}: {text}")
         wrong.append(difference(run.outputs(), self.reference))
         return {"ended": code, "wrong": "; ".join(filter(None, wrong))}
 
     def _command(self, folder, index, share):
         mount_small_disk(folder, 64 * KIB)
-        project = self.templates.start("training", folder / "project", beside=f"{folder}-beside")
+        project = self.templates.start("training", folder / "project", prefix=f"{folder}-files")
         leave_free(folder, int(share * 1200))
         command = COMMANDS[("learner run", "dvc repro")[index % 2]]
         code, wrong = project.finish(*command), []
-        said = project.output()
+        text = project.output()
         (folder / BALLAST).unlink(missing_ok=True)
-        if code and (not DISK_FULL.search(said) or "Traceback" in said):
-            wrong.append(f"{command} ended with {code}: {said[-1500:]}")
+        if code and (not DISK_FULL.search(text) or "Traceback" in text):
+            wrong.append(f"{command} ended with {code}: {text[-1500:]}")
         if again := project.finish(*command):
             wrong.append(f"with space it ended with {again}: {project.output()[-1500:]}")
         wrong.append(difference(project.result(), self.templates.reference))
         return {"ended": code, "wrong": "; ".join(filter(None, wrong))}
 
 
-def _needed(folder):
-    """KiB that a disk must have for what is in *folder*, with a page for each file."""
+def _required_kib(folder):
+    """Return the KiB that the files in *folder* need on a disk, with a page for each file."""
     return sum(4 + path.lstat().st_size // KIB for path in folder.rglob("*"))
 
 
 def run(asked, folder, until):
-    """A row for each trial."""
+    """Return a row for each trial."""
     draw = random.Random(asked.seed)  # noqa: S311  no secret
     kinds = ("space_after_it", "space_while_it_runs") * 5 + ("command",) * 2
     plans = [(i, kinds[i % len(kinds)], draw.random()) for i in range(asked.count)]

@@ -16,7 +16,7 @@ from workers import run_trials
 
 COMMAND = (*COMMANDS[TEMP], "-S", EPOCHS)
 MOMENTS = {"preparing": 0.4, "copying": 1.0, "training": 1.5, "any moment": 8.0}
-"""The states from which on, within so many seconds, a kill comes."""
+"""The states, and the seconds within which a kill follows each."""
 ORDER = ("preparing", "training", "preparing", "copying", "any moment")
 
 
@@ -31,7 +31,7 @@ class Plan:
 
 
 def plan(seed, index, attempt):
-    """Return trial *index*; each *attempt* has a delay of its own."""
+    """Return trial *index*; each *attempt* has its own delay."""
     draw = random.Random(f"{seed} {index}")  # noqa: S311  not a secret
     moment = ORDER[index % len(ORDER)]
     target = draw.choices(("group", "dvc"), (3, 1))[0]
@@ -40,7 +40,7 @@ def plan(seed, index, attempt):
 
 
 class Experiments:
-    """Trials, each in an edited checkout of its own."""
+    """Trials, each in its own edited checkout."""
 
     def __init__(self, folder, seed):
         self.seed = seed
@@ -52,7 +52,7 @@ class Experiments:
         for attempt in count():
             planned = plan(self.seed, index, attempt)
             project = self.checkouts.copy(self.folder / f"{index}-{attempt}")
-            if not self._killed(project, planned):
+            if not self._kill(project, planned):
                 project.remove()
                 continue
             wrong, recovery = self._after_it(project)
@@ -66,8 +66,8 @@ class Experiments:
             )
         return None
 
-    def _killed(self, project, planned):
-        """Start the command and kill it at the planned moment; return whether that came before its end."""
+    def _kill(self, project, planned):
+        """Start the command and kill it at the planned moment; return whether it had not ended before."""
         process = project.start(*COMMAND)
         wait_until(lambda: self._is_reached(project, planned.moment), process)
         deadline = time.monotonic() + planned.delay
@@ -86,10 +86,10 @@ class Experiments:
         return moment == "any moment" or project.beat() is not None
 
     def _after_it(self, project):
-        """Return what is wrong, and how the command came to its end."""
-        wrong = [f"left alive: {left}" if (left := project.orphans()) else ""]
+        """Return what is wrong, and how the command recovered."""
+        wrong = [f"still running: {left}" if (left := project.orphans()) else ""]
         is_changed = bool(self.checkouts.wrong_user_files(project))
-        if is_changed:  # DVC was killed while it had put the edits aside, before any stage of ours
+        if is_changed:  # DVC was killed after it had stashed the edits, before a stage started
             run_doctor(project)
         recovery = recover(project, COMMAND)
         wrong.append(recovery.finding)

@@ -1,4 +1,4 @@
-"""Damage to files: a flipped bit, a lost half, zeros, another valid file, conflict markers, no permission."""
+"""Damage to a file: a flipped bit, a missing half, zeros, other content, conflict markers, no permission."""
 
 import os
 import stat
@@ -6,15 +6,15 @@ from pathlib import Path
 
 KINDS = ("flipped", "halved", "emptied", "zeroed", "replaced", "unreadable")
 CONFLICT = "conflicting"
-"""Conflict markers of git, for dvc.lock and params.yaml."""
+"""The kind of damage by git's conflict markers, for dvc.lock and params.yaml."""
 
 
 def kinds_of(path):
-    """Return the kinds of damage that can be done to the file at *path*, and be noticed."""
+    """Return the kinds of damage to the file at *path* that a command can detect."""
     kinds = [kind for kind in KINDS if kind != "unreadable" or os.geteuid() != 0]
     if path.name in ("params.yaml", "dvc.lock"):
         kinds.append(CONFLICT)
-    if path.name == "params.yaml":  # another value is a valid file: nobody can notice it
+    if path.name == "params.yaml":  # another value is a valid file, which cannot be detected
         return ["halved", "emptied", "zeroed", CONFLICT]
     return kinds if path.stat().st_size else ["replaced"]
 
@@ -22,7 +22,8 @@ def kinds_of(path):
 def damage(path, kind, draw, other):
     """Damage the file at *path* in place by *kind*; *other* is a valid file of the same kind, or None.
 
-    The mode stays as it was, and in half of the cases the modification time. Return the kind of damage done.
+    The mode is kept, and in half of the cases the modification time. Return the kind of damage, which differs
+    from *kind* if the file cannot have that one.
     """
     about, content = path.stat(), path.read_bytes()
     if kind == "unreadable":
@@ -31,14 +32,14 @@ def damage(path, kind, draw, other):
     if kind == "replaced" and (other is None or other.read_bytes() == content):
         kind = "flipped" if content else "filled"
     path.chmod(about.st_mode | stat.S_IWUSR)
-    path.write_bytes(_damaged(content, kind, draw, other))
+    path.write_bytes(_damage_content(content, kind, draw, other))
     path.chmod(about.st_mode)
-    if draw.random() < 0.5 and ".dvc" in path.parts:  # elsewhere it is DVC's way of noticing an edit
+    if draw.random() < 0.5 and ".dvc" in path.parts:  # elsewhere DVC detects edits by the modification time
         os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
     return kind
 
 
-def _damaged(content, kind, draw, other):
+def _damage_content(content, kind, draw, other):
     if kind == "flipped":
         changed = bytearray(content)
         changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)

@@ -1,4 +1,4 @@
-"""A command is killed or told to stop at a random moment; the same again must come to the same end."""
+"""Signals at a random moment of a command: the same command again must give the untouched run's bytes."""
 
 import os
 import random
@@ -19,9 +19,9 @@ from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, saved_
 from stages.runs.layout import FINISHED_FILE
 
 FINISHED = re.compile(r"^save-model: [a-z -]+\s*$", re.MULTILINE)
-"""The last that `learner run` says; after that, Python itself only ends."""
+"""The last line that `learner run` prints; after it, only Python itself shuts down."""
 EXIT_CODES = {"TERM": 143, "INT": 130, "HUP": 129}
-SHORT = (  # command, start, signal, target: what a short series is sure to have
+SHORT = (  # command, start, signal, target of the trials in a short series
     ("dvc repro", "training", "KILL", "group"),
     ("learner run", "training", "TERM", "group"),
     ("dvc repro", "training", "KILL", "dvc"),
@@ -33,39 +33,39 @@ SHORT = (  # command, start, signal, target: what a short series is sure to have
 
 @dataclass(frozen=True)
 class Plan:
-    """One trial, as its number and the seed make it."""
+    """One trial, which its number and the seed determine."""
 
     command: str
     start: str
     signal: str
     target: str
     moment: float
-    """Of the time that the run takes when it is left alone."""
+    """The moment of the signal, as a share of the duration of the untouched run."""
     second: float | None
-    """The same for the run after it; None where that is left alone."""
+    """The same for a second kill in the next run; None for no second kill."""
     waits: bool
-    """Whether the next run begins only when nothing of the first is left."""
+    """Whether the next run starts only after all processes of the first have ended."""
 
     @property
     def label(self):
-        """What it is counted under."""
+        """Return the name of the row in the table."""
         of_dvc = f" of {self.target}" if self.command == "dvc repro" else ""
         return f"{self.command}: SIG{self.signal}{of_dvc}"
 
 
 def plan(seed, index, attempt, *, short=False):
-    """The trial *index*; each *attempt* at it has a moment of its own."""
+    """Return trial *index*; each *attempt* has its own moment."""
     draw = random.Random(f"{seed} {index}")  # noqa: S311  no secret
     command = draw.choices(list(COMMANDS), (45, 40, 15))[0]
     start = draw.choices(("training", "nothing"), (4, 1))[0]
     kind = draw.choices(("KILL", "TERM", "INT", "HUP"), (85, 5, 5, 5))[0]
-    one = command == "dvc repro" and kind == "KILL"  # DVC itself lets a SIGINT pass, which its stage gets too
+    one = command == "dvc repro" and kind == "KILL"  # DVC ignores a SIGINT that its stage receives too
     target = draw.choice(("group", "stage", "dvc") if one else ("group",))
     if short:
         command, start, kind, target = SHORT[index % len(SHORT)]
     moments = random.Random(f"{seed} {index} {attempt}")  # noqa: S311  no secret
     moment, second = moments.random(), moments.random()
-    if short:  # the machine may be busy, and each trial that is too late costs as much as one that is not
+    if short:  # the machine may be busy, and a trial that is too late takes as long as another
         moment *= 0.8
     return Plan(
         command, start, kind, target, moment, second if draw.random() < 0.25 else None, draw.random() < 0.5
@@ -74,16 +74,16 @@ def plan(seed, index, attempt, *, short=False):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a trial."""
+    """The result of a trial."""
 
     finding: str
-    """What is wrong; empty where nothing is."""
-    torn: bool
-    """Whether the kill tore what DVC writes in place, before a stage of ours could begin, and took a hand."""
+    """What is wrong; empty if nothing is."""
+    truncated: bool
+    """Whether the kill truncated a file that DVC writes in place, which had to be restored with git."""
 
 
 class Trials:
-    """Does trials, several at a time, each in a project of its own."""
+    """Trials that run concurrently, each in its own project."""
 
     def __init__(self, folder, seed, *, short):
         self.folder = folder
@@ -94,57 +94,59 @@ class Trials:
         self._measuring = threading.Lock()
 
     def run(self, indices, jobs, until):
-        """A row for each trial of *indices* that could be begun before *until*."""
+        """Return a row for each trial of *indices* that started before *until*."""
         with ThreadPoolExecutor(jobs) as pool:
             rows = pool.map(lambda i: self.trial(i) if time.monotonic() < until else None, indices)
             return [row for row in rows if row]
 
     def trial(self, index):
-        """Do it, as often as it takes until the kill comes before the end."""
+        """Run trial *index*, repeated until the signal comes before the end of the command."""
         for attempt in count():
             planned = plan(self.seed, index, attempt, short=self.short)
             project = self.templates.start(planned.start, self.folder / f"{index}-{attempt}")
-            broken = self._interrupt(project, planned)
-            if broken is None:
+            outcome = self._interrupt(project, planned)
+            if outcome is None:
                 project.remove()
                 continue
-            finding = broken.finding
+            finding = outcome.finding
             if finding:
                 finding = (
                     f"trial {index}, attempt {attempt}, {planned}: {finding}\n{project.output()[-1500:]}"
                 )
             else:
                 project.remove()
-            return Row(planned.label, finding, {"too late": attempt, "by hand": int(broken.torn)})
+            return Row(planned.label, finding, {"too late": attempt, "with git": int(outcome.truncated)})
         return None
 
     def _interrupt(self, project, planned):
-        """What came of it; None where the command ended before the signal came."""
+        """Return the result; None if the command ended before the signal."""
         code = self._signal_at(project, planned, planned.moment)
         if code == 0 or (planned.signal != "KILL" and FINISHED.search(project.output())):
             return None
         wrong = [self._wrong_code(project, planned, code), self._wrong_leftovers(project, planned)]
         if planned.waits and (left := project.orphans()):
-            wrong.append(f"left alive: {left}")
+            wrong.append(f"still running: {left}")
         if planned.second is not None:
             self._signal_at(project, planned, planned.second, name="KILL")
-        torn = planned.command == "dvc repro" and project.restore_truncated_files()
+        truncated = planned.command == "dvc repro" and project.restore_truncated_files()
         ended = project.finish(*COMMANDS[planned.command])
         if ended != 0:
             wrong.append(f"the same command again ended with {ended}")
         if left := project.orphans():
-            wrong.append(f"left alive at the end: {left}")
+            wrong.append(f"still running at the end: {left}")
         wrong.append(self.templates.wrong(project, planned.command, planned.start))
-        return Outcome("; ".join(filter(None, wrong)), torn)
+        return Outcome("; ".join(filter(None, wrong)), truncated)
 
     def _signal_at(self, project, planned, moment, name=None):
-        """Start the command and send the signal at *moment*; the exit code, 0 if that was too late."""
+        """Start the command, send the signal at *moment*, and return the exit code, 0 if it was too late."""
         seconds = self._measure(planned)
         process, begun = project.start(*COMMANDS[planned.command]), time.monotonic()
         with suppress(subprocess.TimeoutExpired):
             process.wait(moment * seconds)
             if name is None:
-                self._seconds[planned.command, planned.start] = time.monotonic() - begun  # quicker by now
+                self._seconds[planned.command, planned.start] = (
+                    time.monotonic() - begun
+                )  # the command is faster than when it was measured
         if process.poll() is None:
             self._send(project, process, planned.target, signal.Signals[f"SIG{name or planned.signal}"])
         try:
@@ -154,7 +156,7 @@ class Trials:
             return process.wait() and -100
 
     def _send(self, project, process, target, number):
-        """To the stage's process if that is meant and there is one, else to DVC's or to all."""
+        """Send the signal to the process of the stage, to DVC, or to the group, as *target* selects."""
         stages = [pid for pid, line in project.processes().items() if " pipeline stage " in line]
         with suppress(ProcessLookupError):
             if target == "group" or (target == "stage" and not stages):
@@ -168,23 +170,23 @@ class Trials:
             wanted = -number if self._was_early(project) else EXIT_CODES.get(planned.signal, -9)
         elif planned.signal == "KILL" and planned.target != "stage":
             wanted = -9
-        else:  # DVC's own, or what it makes of its stage's
-            return "it hung" if code == -100 else ""
+        else:  # the exit code of DVC
+            return "it did not end" if code == -100 else ""
         return "" if code == wanted else f"exit code {code}, not {wanted}"
 
     def _was_early(self, project):
-        """Whether Python was still starting, and the program could not yet say anything."""
-        said = project.output()
-        return not said or (said.rstrip().endswith("KeyboardInterrupt") and "frozen runpy" in said)
+        """Return whether Python was still starting, so that the program could not print anything."""
+        text = project.output()
+        return not text or (text.rstrip().endswith("KeyboardInterrupt") and "frozen runpy" in text)
 
     def _wrong_leftovers(self, project, planned):
-        """What a run that was told to stop must have left: a checkpoint, a whole log, and no model."""
-        said, store = project.output(), project.store()
+        """Return what is wrong after a signal: there must be a checkpoint, a complete log and no model."""
+        text, store = project.output(), project.store()
         if planned.command != "learner run" or planned.signal == "KILL" or self._was_early(project):
             return ""
-        if not said.rstrip().splitlines()[-1].startswith(f"SIG{planned.signal}: ") or "Traceback" in said:
-            return f"it did not say what ended it: {said[-300:]}"
-        if "stopped after epoch" not in said:
+        if not text.rstrip().splitlines()[-1].startswith(f"SIG{planned.signal}: ") or "Traceback" in text:
+            return f"it did not report the signal: {text[-300:]}"
+        if "stopped after epoch" not in text:
             return ""
         saved = [*saved_epochs(store / STEP_FOLDER), *filter(None, saved_epochs(store / CHECKPOINT_FOLDER))]
         log = (store / "experiment.log").read_text()
@@ -195,7 +197,7 @@ class Trials:
         return "" if log.endswith("\n") else "the log ends in the middle of a line"
 
     def _measure(self, planned):
-        """How long the untouched run takes, measured when it is first asked."""
+        """Return the duration of the untouched run in seconds, measured at the first call."""
         key = planned.command, planned.start
         with self._measuring:
             if key not in self._seconds:
@@ -204,13 +206,13 @@ class Trials:
                 project.ok(*COMMANDS[planned.command])
                 self._seconds[key] = time.monotonic() - begun
                 if wrong := self.templates.wrong(project, planned.command, planned.start):
-                    raise AssertionError(f"{key}, untouched, is not as dvc repro is: {wrong}")
+                    raise AssertionError(f"the untouched run of {key} differs from dvc repro: {wrong}")
                 project.remove()
             return self._seconds[key]
 
 
 def run(asked, folder, until):
-    """A row for each trial."""
+    """Return a row for each trial."""
     trials = Trials(folder, asked.seed, short=asked.short)
     indices = [asked.replay] if asked.replay is not None else range(asked.count)
     return trials.run(indices, asked.jobs, until)

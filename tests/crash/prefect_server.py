@@ -1,4 +1,4 @@
-"""A Prefect server on loopback, and what the trials ask of it."""
+"""A Prefect server on the loopback address, and the requests of the trials."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ SETTINGS = {
 
 
 class Api:
-    """The API of the server, as the trials use it."""
+    """The API of the server."""
 
     def __init__(self, address):
         self.address = address
@@ -36,7 +36,7 @@ class Api:
         return self._ask(f"flow_runs/{run}")["state_name"]
 
     def wait(self, run, seconds):
-        """Return the state of *run* once it has ended, or after *seconds*."""
+        """Wait until *run* has ended, at most *seconds*, and return its state."""
         deadline = time.monotonic() + seconds
         while (state := self.state(run)) not in ENDED and time.monotonic() < deadline:
             time.sleep(0.3)
@@ -55,12 +55,12 @@ class Api:
                 if error.code != 503:  # SQLite is busy
                     raise
                 time.sleep(0.5)
-        raise AssertionError(f"the server answers {path} with 503 for a minute")
+        raise AssertionError(f"the server answered {path} with status 503 for a minute")
 
 
 @contextlib.contextmanager
 def running_server(folder):
-    """Start a server whose database is in *folder*; yield its `Api`, and end it with the block."""
+    """Start a server with its database in *folder*, yield its `Api`, and stop it after the block."""
     folder.mkdir()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -87,4 +87,4 @@ def _wait_until_healthy(api, process, log):
             return
         assert process.poll() is None, log.read_text()
         time.sleep(0.1)
-    raise AssertionError(f"the server does not answer: {log.read_text()[-1000:]}")
+    raise AssertionError(f"the server did not respond: {log.read_text()[-1000:]}")

@@ -1,4 +1,4 @@
-"""Projects that trials break off: made once, copied for each, and compared with one that was left alone."""
+"""The projects of the trials: built once, copied for each trial, and compared with an untouched run."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ from tests.conftest import fresh
 
 MARK = "CRASH_TRIAL"
 DVC_PART = re.compile(r"^\.dvc/cache/.*/\.[^/]*\.tmp$")
-"""What DVC was copying to its cache when it was killed; it takes it for nothing, and leaves it there."""
+"""A partial copy of a killed DVC in its cache, which DVC ignores and keeps."""
 TEMP = "dvc exp run --temp"
 COMMANDS = {
     "dvc repro": ("dvc", "repro"),
@@ -35,12 +35,12 @@ PARAMS = (
 
 @functools.cache
 def templates(folder):
-    """The templates below *folder*, made when they are first asked for."""
+    """Return the templates in *folder*, built at the first call."""
     return Templates(folder / "templates")
 
 
 class Templates:
-    """What a trial begins with, and what it must end with."""
+    """The projects with which trials start, and the results that they must give."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -59,61 +59,61 @@ class Templates:
         begun = time.monotonic()
         self.done.ok("dvc", "repro")
         self.seconds = time.monotonic() - begun
-        """What the untouched `dvc repro` of the training took."""
+        """The seconds that an untouched `dvc repro` of the training takes."""
         self.reference = self.done.result()
-        """What every trial must come to."""
+        """The files that every trial must produce."""
         self.results = {name: getattr(self, name).result() for name in ("nothing", "training")}
 
     @functools.cached_property
     def other(self):
-        """A project that is finished twice: first as ``done`` is, then with another seed of the training."""
+        """A project with two finished runs: that of ``done``, and one with another seed of the training."""
         project = self.done.copied_to(self.folder / "other")
         set_seed(project, 42, 43)
         project.ok("dvc", "repro")
         return project
 
-    def start(self, name, folder, beside=None):
-        """A project to begin a trial with: ``nothing`` is made yet, or all but the ``training``."""
-        return getattr(self, name).copied_to(folder, beside)
+    def start(self, name, folder, prefix=None):
+        """Return a new project: with no stage run (``nothing``), or with all but the ``training``."""
+        return getattr(self, name).copied_to(folder, prefix)
 
     def wrong(self, project, command, start):
-        """What is not as it must be after *command*, in words; empty where all is."""
+        """Return how *project* differs from the reference after *command*; empty if it does not."""
         if command == TEMP:
             cached = {name: data for name, data in self.reference.items() if name.startswith(".dvc/")}
             wrong = difference(project.result(), self.results[start] | cached)
             same = set(project.experiments()) == {self.reference["dvc.lock"]}
-            return wrong or ("" if same else "the experiment's dvc.lock is another")
+            return wrong or ("" if same else "the dvc.lock of the experiment differs")
         writers = json.loads((project.folder / ".dvc/tmp/rwlock").read_text()).get("write")
         wrong = difference(project.result(), self.reference)
-        return wrong or (f"DVC's lock says that {writers} write" if writers else "")
+        return wrong or (f"the rwlock of DVC still lists the writers {writers}" if writers else "")
 
 
 class TrialProject:
-    """A project in which processes end before their time."""
+    """A project in which a trial runs commands."""
 
-    def __init__(self, project, beside=None):
+    def __init__(self, project, prefix=None):
         self.project = project
-        self.beside = str(beside or project.folder)
-        """How the names begin of what lies beside it: what commands say, and what DVC notes of files."""
+        self.prefix = str(prefix or project.folder)
+        """The prefix of the paths outside the project: the output of commands, and DVC's site cache."""
         self.folder = project.folder
         self.environment = project.environment | {
             MARK: str(self.folder),
-            "DVC_SITE_CACHE_DIR": f"{self.beside}-site",
+            "DVC_SITE_CACHE_DIR": f"{self.prefix}-site",
             "PYTHONPATH": str(self.folder),
         }
 
-    def copied_to(self, folder, beside=None):
-        """The same project elsewhere."""
-        return TrialProject(self.project.copied_to(folder), beside)
+    def copied_to(self, folder, prefix=None):
+        """Return a copy of the project in *folder*."""
+        return TrialProject(self.project.copied_to(folder), prefix)
 
     def remove(self):
-        """All of it goes."""
-        for folder in (self.folder, Path(f"{self.beside}-site")):
+        """Remove the project and its site cache."""
+        for folder in (self.folder, Path(f"{self.prefix}-site")):
             shutil.rmtree(folder, ignore_errors=True)
 
     def start(self, *command, log="log"):
-        """*command*, as the leader of a group of its own; what it says goes to a file."""
-        with Path(f"{self.beside}.{log}").open("wb") as output:
+        """Start *command* in a new process group, with its output in a file."""
+        with Path(f"{self.prefix}.{log}").open("wb") as output:
             return subprocess.Popen(
                 command,
                 cwd=self.folder,
@@ -125,11 +125,11 @@ class TrialProject:
             )
 
     def output(self, log="log"):
-        """What the last command said."""
-        return Path(f"{self.beside}.{log}").read_text(errors="replace")
+        """Return the output of the last command."""
+        return Path(f"{self.prefix}.{log}").read_text(errors="replace")
 
     def finish(self, *command, seconds=180):
-        """The exit code of *command*, run to its end; of one that hangs, minus one."""
+        """Run *command* and return its exit code; -1 if it does not end within *seconds*."""
         process = self.start(*command)
         try:
             return process.wait(seconds)
@@ -139,30 +139,30 @@ class TrialProject:
             return -1
 
     def restore_truncated_files(self):
-        """Do what DVC asks for where a kill tore what it writes in place; whether that was so.
+        """Restore the files that a kill of DVC truncated, as its message suggests.
 
-        A torn one has a second to be mended: nobody types the same command again sooner.
+        The watchdog has a second to repair them first. Return whether there were such files.
         """
         lock, note = self.folder / "dvc.lock", self.folder / ".dvc/tmp/rwlock"
         deadline = time.monotonic() + 1
-        while any(torn := [not is_intact_lockfile(lock), not is_intact_rwlock(note)]):
+        while any(truncated := [not is_intact_lockfile(lock), not is_intact_rwlock(note)]):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.01)
-        if torn[0]:
+        if truncated[0]:
             self.ok("git", "checkout", "dvc.lock")
-        if torn[1]:
+        if truncated[1]:
             note.unlink()
-        return any(torn)
+        return any(truncated)
 
     def ok(self, *command):
-        """Run *command*, which must end well."""
+        """Run *command*, which must succeed, and return its output."""
         code = self.finish(*command)
         assert code == 0, f"{command} ended with {code}:\n{self.output()}"
         return self.output()
 
     def processes(self):
-        """Every living process of this project, with its command line."""
+        """Return the running processes of this project, each with its command line."""
         found = {}
         for entry in Path("/proc").iterdir():
             with suppress(OSError, IndexError):
@@ -177,24 +177,24 @@ class TrialProject:
         return mark in (entry / "environ").read_bytes() or (entry / "cwd").readlink() == self.folder
 
     def orphans(self, seconds=30):
-        """The processes that are still there after *seconds*."""
+        """Return the processes that still run after *seconds*."""
         deadline = time.monotonic() + seconds
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left
 
     def result(self):
-        """All that a run leaves and that must not depend on what happened on the way."""
+        """Return the files that must not depend on interruptions: outputs, dvc.lock and cache."""
         found = self.project.files("dvc.lock", "artifacts", "data", ".dvc/cache")
         return {name: data for name, data in found.items() if not DVC_PART.search(name)}
 
     def store(self):
-        """Return the only run store; None if there is none yet, or another one."""
+        """Return the only run store; None if there is none or more than one."""
         found = list(stores(self.folder / RUNS_FOLDER))
         return found[0] if len(found) == 1 else None
 
     def beat(self):
-        """How far the run has said that it is; None where it did not say."""
+        """Return the heartbeat of the run; None if there is none."""
         store = self.store()
         with suppress(OSError, ValueError, TypeError):
             return json.loads((store / HEARTBEAT_FILE).read_text())
@@ -213,9 +213,9 @@ def set_seed(project, old, new):
 
 
 def difference(found, wanted):
-    """What is not as *wanted* in *found*, in words; empty where all is."""
+    """Return how the files *found* differ from *wanted*; empty if they do not."""
     lines = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
-    lines += [f"{name} is too much" for name in sorted(found.keys() - wanted.keys())]
+    lines += [f"{name} is unexpected" for name in sorted(found.keys() - wanted.keys())]
     lines += [
         f"{name} differs" for name in sorted(found.keys() & wanted.keys()) if found[name] != wanted[name]
     ]

@@ -1,4 +1,4 @@
-"""Recovery: the same command again, the remedy that a refusal names, and `learner doctor --fix`."""
+"""Recovery by the same command, by the remedy that a message names, or by `learner doctor --fix`."""
 
 import functools
 import re
@@ -20,34 +20,34 @@ RECOVERED, REFUSED, DOCTOR, BLOCKED = "recovered", "recovered by its remedy", "n
 
 @dataclass(frozen=True)
 class Recovery:
-    """How a command came to its end again."""
+    """How a command succeeded in the end."""
 
     how: str
-    said: str = ""
-    """The output of the command that was refused last, empty if none was."""
+    text: str = ""
+    """The output of the last command that failed; empty if none did."""
 
     @property
     def finding(self):
-        """What is wrong, empty if the command came to its end."""
-        return f"blocked, even after doctor --fix: {self.said[-1200:]}" if self.how == BLOCKED else ""
+        """Return what is wrong; empty if the command succeeded."""
+        return f"blocked, even after doctor --fix: {self.text[-1200:]}" if self.how == BLOCKED else ""
 
     @property
     def counted(self):
-        """What the table adds up."""
+        """Return the counts for the table."""
         return {self.how: 1}
 
 
 def recover(project, command):
-    """Run *command* in *project* to its end, with `learner doctor --fix` only if it refuses."""
+    """Run *command* in *project*, and if it fails, again after `learner doctor --fix`."""
     if project.finish(*command) == 0:
         return Recovery(RECOVERED)
-    said = project.output()
+    text = project.output()
     run_doctor(project)
-    return Recovery(DOCTOR, said) if project.finish(*command) == 0 else Recovery(BLOCKED, project.output())
+    return Recovery(DOCTOR, text) if project.finish(*command) == 0 else Recovery(BLOCKED, project.output())
 
 
 def recover_by_remedy(project, command):
-    """Repair what the last refusal in *project* names, and run *command*; or use doctor."""
+    """Apply the remedy of the last message in *project* and run *command*; if it fails, use doctor."""
     if apply_remedy(project, project.output()) and project.finish(*command) == 0:
         return Recovery(REFUSED)
     return recover(project, command)
@@ -62,14 +62,14 @@ def run_doctor(project):
 
 @functools.cache
 def has_deep_doctor(_):
-    """Return whether `learner doctor --deep` is offered."""
+    """Return whether `learner doctor` has the option ``--deep``."""
     done = subprocess.run([*LEARNER, "doctor", "--help"], capture_output=True, text=True, check=False)
     return "--deep" in done.stdout
 
 
-def apply_remedy(project, said):
-    """Apply the first remedy in the message *said*; return whether there was one."""
-    for match in REMEDY.finditer(said):
+def apply_remedy(project, text):
+    """Apply the first remedy in the message *text*; return whether there was one."""
+    for match in REMEDY.finditer(text):
         named = match.groupdict()
         if path := named["removed"] or named["deleted"]:
             if remove_within(project.folder, path.rstrip(".,:;")):
@@ -84,7 +84,7 @@ def apply_remedy(project, said):
 
 
 def remove_within(folder, name):
-    """Remove the file or folder *name* if it is there, and below *folder*; return whether it was."""
+    """Remove the file or folder *name* if it exists in *folder*; return whether it did."""
     path = folder / name
     if not path.exists() or folder.resolve() not in path.resolve().parents:
         return False

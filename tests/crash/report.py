@@ -1,4 +1,4 @@
-"""What trials found, as a small table."""
+"""The table of the results of trials."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Row:
-    """One trial."""
+    """The result of one trial."""
 
     kind: str
     finding: str = ""
-    """What is wrong; empty where all is well."""
+    """What is wrong; empty if nothing is."""
     counted: dict = field(default_factory=dict)
-    """What else there is to add up."""
+    """Further counts that the table sums."""
 
 
 class SkippedError(Exception):
-    """Trials that this machine cannot do; the text says why."""
+    """Trials that this machine does not support; the message has the reason."""
 
 
 def table(rows):
-    """A line for each kind of trial, and one for all."""
+    """Yield a line for each kind of trial, and one for all."""
     kinds = defaultdict(list)
     for row in rows:
         kinds[row.kind].append(row)

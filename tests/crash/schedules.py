@@ -17,9 +17,9 @@ from workers import run_trials
 
 MODES, VICTIMS, MOMENTS = ("workspace", "experiment"), ("both", "run", "serve"), ("training", "starting")
 DELAYS = {"starting": 4.0, "training": 1.0}
-"""Seconds from that state on within which the kill comes."""
+"""The seconds within which a kill follows each state."""
 RUN_SECONDS = 90
-"""How long a run may take, and wait for the slot of one that was killed."""
+"""The limit of a run, including its wait for the slot of a killed run."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Plan:
     moment: str
     delay: float
     overrides_again: bool
-    """Whether the run after the kill has the overrides of the killed one; without them it is the user's."""
+    """Whether the run after the kill has the same overrides, or none."""
 
 
 def plan(seed, index, attempt):
-    """Return trial *index*; each *attempt* has a delay of its own."""
+    """Return trial *index*; each *attempt* has its own delay."""
     draw = random.Random(f"{seed} {index}")  # noqa: S311  not a secret
     mode = MODES[index % 2]
     victim, moment = draw.choices(VICTIMS, (2, 1, 1))[0], draw.choices(MOMENTS, (2, 1))[0]
@@ -47,7 +47,7 @@ def plan(seed, index, attempt):
 
 
 class Schedules:
-    """Trials, each with a checkout and a deployment of its own, and one server for all."""
+    """Trials, each with its own checkout and deployment, on one server."""
 
     def __init__(self, folder, seed, api):
         self.seed = seed
@@ -82,9 +82,9 @@ class Schedules:
         return None
 
     def _after_it(self, served, killed):
-        """Start the next run; return what is wrong, and how it came to its end."""
-        wrong = [f"left alive: {left}" if (left := served.strays()) else ""]
-        served.begin()
+        """Start the next run; return what is wrong, and how it recovered."""
+        wrong = [f"still running: {left}" if (left := served.strays()) else ""]
+        served.start()
         state = served.run_again()
         recovery = Recovery(RECOVERED)
         if state != "Completed":
@@ -99,7 +99,7 @@ class Schedules:
         return "; ".join(filter(None, wrong)), recovery
 
     def _wrong_at_the_end(self, served):
-        """Return what is wrong once serve has ended."""
+        """Return what is wrong after serve has ended."""
         project, made = served.project, self.checkouts
         wrong = [leftovers(project)]
         if served.planned.mode == "experiment":
@@ -133,7 +133,7 @@ class Serve:
         }
         self.process = None
 
-    def begin(self):
+    def start(self):
         """Start `learner serve`, if it does not run."""
         if self.process and self.process.poll() is None:
             return
@@ -141,8 +141,8 @@ class Serve:
         assert wait_until(lambda: "serving learner/" in self.output(), self.process), self.output()
 
     def start_and_kill(self):
-        """Start a run with the overrides and kill it; return its id, None if it had ended before."""
-        self.begin()
+        """Start a run with the overrides and kill it; return its id, or None if it had ended before."""
+        self.start()
         run = self.api.start(self.name, [EPOCHS])
         reached = (
             (lambda: self.project.beat() is not None) if self.planned.moment == "training" else self._runs
@@ -155,7 +155,7 @@ class Serve:
         return run
 
     def run_again(self):
-        """Start the next run and return its state at its end."""
+        """Start the next run and return its final state."""
         run = self.api.start(self.name, [EPOCHS] if self.planned.overrides_again else [])
         return self.api.wait(run, RUN_SECONDS)
 
@@ -166,7 +166,7 @@ class Serve:
         return {pid: line for pid, line in self.project.processes().items() if pid not in own}
 
     def end(self):
-        """End `learner serve` and, if it does not end the others, those too."""
+        """Stop `learner serve`, and kill the processes that it leaves."""
         if self.process.poll() is None:
             self.process.terminate()
             wait_until(lambda: self.process.poll() is not None, seconds=60)

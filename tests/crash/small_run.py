@@ -1,4 +1,4 @@
-"""A run of a few steps, done by `fit` itself in a child of this process, which costs no start-up."""
+"""A run of `fit` with a few steps, in a fork of this process, which saves the start-up time."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ from stages.runs.layout import FINISHED_FILE, RUNS_FOLDER, stores
 
 EVERY_STEPS = 2
 STEPS = 2 * (4 + 2)
-"""Of both epochs and both splits."""
+"""The steps of both epochs and both splits."""
 CONFIG = FitConfig(
     num_epochs=2,
     batch_size=8,
@@ -38,7 +38,7 @@ CONFIG = FitConfig(
 
 
 class Counter(NoRenderer):
-    """Notes how many steps are done, where a process that is killed cannot take it along."""
+    """A renderer that counts steps in shared memory, which outlasts a killed process."""
 
     def __init__(self):
         self._memory = mmap.mmap(-1, 8)
@@ -57,7 +57,7 @@ class Counter(NoRenderer):
 
 
 class Stopping(Counter):
-    """Stops the run after a number of steps."""
+    """A renderer that interrupts the run after a number of steps."""
 
     def __init__(self, interrupter, number):
         super().__init__()
@@ -71,7 +71,7 @@ class Stopping(Counter):
 
 
 class SmallRun:
-    """The run in a folder."""
+    """A run in its own folder."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -88,7 +88,7 @@ class SmallRun:
         self.counter = Counter()
 
     def begin(self, old=None):
-        """The folder as it is before the run, with the *old* outputs of another in it."""
+        """Create the folder, with the *old* outputs of another run."""
         for name, content in (old or {}).items():
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,11 +97,11 @@ class SmallRun:
         self.paths.artifacts.mkdir(exist_ok=True)
 
     def fit(self, config=CONFIG):
-        """Do the run, or what is left of it."""
+        """Run fit, or resume it."""
         fit.fit(config, self.paths, FitContext(renderer=self.counter))
 
     def outputs(self):
-        """All that it publishes, but for the log that has times in it."""
+        """Return the published files, except for the log, which contains times."""
         return {
             str(path.relative_to(self.folder)): path.read_bytes()
             for path in sorted(self.paths.artifacts.rglob("*"))
@@ -113,31 +113,31 @@ class SmallRun:
         return next(iter(stores(self.paths.runs)), None)
 
     def newest_checkpoint(self):
-        """How many steps the newest checkpoint has done; and what of the checkpoints was passed over.
+        """Return the steps of the newest intact checkpoint, and the messages about damaged ones.
 
-        None for the steps where there is nothing to go on from, or the run is done.
+        The steps are None if there is no checkpoint, or if the run is finished.
         """
-        store, said = self.store(), Listener()
+        store, text = self.store(), Listener()
         if store is None or (store / FINISHED_FILE).exists():
-            return None, said.lines
+            return None, text.lines
         recorder = records.DefaultRecorder()
         folders = [
             checkpoints.FileCheckpointer(store / name, recorder) for name in (CHECKPOINT_FOLDER, STEP_FOLDER)
         ]
-        logging.getLogger("stages").addHandler(said)
+        logging.getLogger("stages").addHandler(text)
         found = find_newest_checkpoint(*folders, last_epoch=CONFIG.num_epochs, identity=None)
         if found is None:
-            return None, said.lines
+            return None, text.lines
         place = found.trainer.get("place")
         if place is None:
-            return found.trainer["epoch"] * 6, said.lines
+            return found.trainer["epoch"] * 6, text.lines
         return (place["epoch"] - 1) * 6 + (4 if place["split"] == "valid" else 0) + place[
             "iteration"
-        ], said.lines
+        ], text.lines
 
 
 class Listener(logging.Handler):
-    """Keeps what is logged."""
+    """A handler that keeps the messages."""
 
     def __init__(self):
         super().__init__()
@@ -148,7 +148,7 @@ class Listener(logging.Handler):
 
 
 def prepare(folder):
-    """What every run reads: the data, and what build-learner makes."""
+    """Write the inputs of every run: the data and the learner."""
     torch.set_num_threads(1)
     draw = np.random.default_rng(7)
     inputs = draw.normal(size=(45, 4)).astype(np.float32)
@@ -159,12 +159,12 @@ def prepare(folder):
     data.write(folder / "data", data.prepare(splits))
     config = BuildLearnerConfig(model=MlpConfig(kind="mlp", hidden_sizes=(4,), dropout=0.3))
     paths = BuildLearnerPaths(dataset=folder / "data" / "dataset.json", learner=folder / "learner")
-    ended, _, said = run_in_child(lambda: build_learner.build_learner(config, paths))
-    assert ended == 0, said
+    ended, _, text = run_in_child(lambda: build_learner.build_learner(config, paths))
+    assert ended == 0, text
 
 
 def fork(action):
-    """A child that does *action*; its process id, and where to read how it ended."""
+    """Start a child process that calls *action*; return its id and a pipe with the result."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid:
@@ -180,7 +180,7 @@ def fork(action):
         answer = action()
     except (StageError, RunInterruptedError) as error:
         code, answer = 1, str(error)
-    except BaseException:  # noqa: BLE001  the child must not run on as a second parent
+    except BaseException:  # noqa: BLE001  the child must not continue as a second parent
         code, answer = 2, traceback.format_exc()
     with suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -188,8 +188,8 @@ def fork(action):
     os._exit(code)
 
 
-def ending(pid, reading, status=None):
-    """The exit code (minus the signal that killed it), what *action* gave, and what it said."""
+def wait_for_result(pid, reading, status=None):
+    """Return the exit code (negative for a signal), the result of *action*, and the error message."""
     with os.fdopen(reading, "rb") as pipe:
         content = pipe.read()
     if status is None:
@@ -200,5 +200,5 @@ def ending(pid, reading, status=None):
 
 
 def run_in_child(action):
-    """Do *action* in a child: exit code (1 after a `StageError`, 2 after any other), result, message."""
-    return ending(*fork(action))
+    """Call *action* in a child; return exit code (1: `StageError`, 2: other error), result and message."""
+    return wait_for_result(*fork(action))

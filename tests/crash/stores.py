@@ -1,4 +1,4 @@
-"""Damage to the files of a run store, finished or interrupted: reported or repaired, never published."""
+"""Damage to a file of a finished or interrupted run store: reported or repaired, never published."""
 
 import random
 import re
@@ -17,7 +17,7 @@ from stages.fit import fit
 from stages.params.fit_params import FitContext
 
 STOPPED_AT = 9
-"""A step of the second epoch's training, so that there is a checkpoint in the middle and one of an epoch."""
+"""A step in the training of the second epoch, so there is a checkpoint of a step and one of an epoch."""
 STARTS = ("finished", "interrupted", "finished")
 OTHER = CONFIG.model_copy(update={"seed": 1})
 
@@ -37,8 +37,8 @@ class Stores:
             ("interrupted", self._stop, 1),
             ("other", partial(self.runs["other"].fit, OTHER), 0),
         ):
-            code, _, said = run_in_child(action)
-            assert code == wanted, f"{name}: {said}"
+            code, _, text = run_in_child(action)
+            assert code == wanted, f"{name}: {text}"
         self.reference = self.runs["finished"].outputs()
 
     def _stop(self):
@@ -51,13 +51,13 @@ class Stores:
         )
 
     def trial(self, index):
-        """Damage a file of a store, do the run, and return the row of the trial."""
+        """Damage a file of a store, run fit, and return the row of the trial."""
         draw = random.Random(f"{self.seed} {index}")  # noqa: S311  not a secret
         start = STARTS[index % len(STARTS)]
         run = SmallRun(self.folder / f"store-{index}")
         shutil.copytree(self.runs[start].folder / ".runs", run.folder / ".runs")
         run.begin()
-        name = self._drawn(run, draw)
+        name = self._draw_file(run, draw)
         path = run.folder / ".runs" / name
         kind = draw.choice(kinds_of(path))
         other = counterpart(path, self._elsewhere(run, name), draw)
@@ -69,8 +69,8 @@ class Stores:
             shutil.rmtree(run.folder)
         return Row(f"{start}: {kind_of_file(name)}", wrong, {how: 1})
 
-    def _drawn(self, run, draw):
-        """Return a file of the store, each kind of file as probable as the others."""
+    def _draw_file(self, run, draw):
+        """Draw a file of the store; each kind of file has the same probability."""
         names = files_below(run.folder / ".runs")
         kind = draw.choice(sorted({kind_of_file(name) for name in names}))
         return draw.choice([name for name in names if kind_of_file(name) == kind])
@@ -81,38 +81,38 @@ class Stores:
         return other.joinpath(*name.parts[1:]) if len(name.parts) > 1 else None
 
     def _after_it(self, run):
-        """Return what is wrong, and how the run came to its end."""
-        code, _, said = run_in_child(run.fit)
-        wrong = self._wrong_outputs(run, code, said)
+        """Return what is wrong, and how the run recovered."""
+        code, _, text = run_in_child(run.fit)
+        wrong = self._wrong_outputs(run, code, text)
         if code == 0:
             return wrong, RECOVERED
         if run_in_child(run.fit)[0] == 0:
             return wrong or difference(run.outputs(), self.reference), RECOVERED
-        if not _apply_remedy(run, said) or (ending := run_in_child(run.fit))[0]:
-            return f"{wrong or 'refused clearly'}, but blocked after its remedy: {said}", BLOCKED
+        if not _apply_remedy(run, text) or (ending := run_in_child(run.fit))[0]:
+            return f"{wrong or 'refused clearly'}, but blocked after its remedy: {text}", BLOCKED
         return wrong or ending[2] or difference(run.outputs(), self.reference), REFUSED
 
-    def _wrong_outputs(self, run, code, said):
-        """Return how the outputs differ from the reference; after a refusal, only those that are there."""
+    def _wrong_outputs(self, run, code, text):
+        """Return how the outputs differ from the reference; after a refusal, only those that exist."""
         outputs = run.outputs()
         if code == 0:
             return difference(outputs, self.reference)
-        if code != 1 or not said:
-            return f"it ended with {code}: {said[-600:]}"
+        if code != 1 or not text:
+            return f"it ended with {code}: {text[-600:]}"
         return difference(outputs, {name: self.reference.get(name) for name in outputs})
 
 
 def kind_of_file(name):
-    """Return what kind of file *name* is, without its numbers."""
+    """Return the kind of the file *name*: its path without numbers."""
     inside = "/".join(name.parts[1:])
     return (
-        re.sub(r"\d+", "N", inside) if inside else f"{name.suffix.strip('.') or name.name} beside the store"
+        re.sub(r"\d+", "N", inside) if inside else f"{name.suffix.strip('.') or name.name} next to the store"
     )
 
 
-def _apply_remedy(run, said):
-    """Remove what the message *said* names; return whether there was something."""
-    for match in REMEDY.finditer(said):
+def _apply_remedy(run, text):
+    """Remove the files that the message *text* names; return whether there were any."""
+    for match in REMEDY.finditer(text):
         path = match["removed"] or match["deleted"]
         if path and remove_within(run.folder, path.rstrip(".,:;")):
             return True

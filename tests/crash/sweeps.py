@@ -16,7 +16,7 @@ from workers import run_trials
 COMMAND = (*LEARNER, "sweep", "--jobs", "2", "-S", EPOCHS, "-S", "fit.seed=42,43")
 TARGETS = ("sweep", "point", "everything")
 MOMENTS = {"starting": 4.0, "training": 3.0, "collecting": 0.3}
-"""The states from which on, within so many seconds, a kill comes."""
+"""The states, and the seconds within which a kill follows each."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plan:
 
 
 def plan(seed, index, attempt):
-    """Return trial *index*; each *attempt* has a delay of its own."""
+    """Return trial *index*; each *attempt* has its own delay."""
     draw = random.Random(f"{seed} {index}")  # noqa: S311  not a secret
     moment = draw.choices(list(MOMENTS), (1, 2, 1))[0]
     delay = random.Random(f"{seed} {index} {attempt}").uniform(0, MOMENTS[moment])  # noqa: S311
@@ -38,7 +38,7 @@ def plan(seed, index, attempt):
 
 
 class Sweeps:
-    """Trials, each in an edited checkout of its own."""
+    """Trials, each in its own edited checkout."""
 
     def __init__(self, folder, seed):
         self.seed = seed
@@ -52,7 +52,7 @@ class Sweeps:
         for attempt in count():
             planned = plan(self.seed, index, attempt)
             project = self.checkouts.copy(self.folder / f"{index}-{attempt}")
-            if not self._killed(project, planned):
+            if not self._kill(project, planned):
                 project.remove()
                 continue
             wrong, recovery = self._after_it(project)
@@ -63,8 +63,8 @@ class Sweeps:
             return Row(f"sweep: SIGKILL of {planned.target}", wrong, recovery.counted | {"too late": attempt})
         return None
 
-    def _killed(self, project, planned):
-        """Start the sweep and kill at the planned moment; return whether that came before its end."""
+    def _kill(self, project, planned):
+        """Start the sweep and kill at the planned moment; return whether it had not ended before."""
         process = project.start(*COMMAND)
         reached = wait_until(lambda: self._is_reached(project, planned.moment), process)
         time.sleep(planned.delay if reached else 0)
@@ -72,7 +72,7 @@ class Sweeps:
         for pid in victims:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.wait()  # of a point alone, the sweep reports the failure once the other has ended
+        process.wait()  # if one point is killed, the sweep reports it after the other has ended
         return bool(victims)
 
     def _is_reached(self, project, moment):
@@ -91,8 +91,8 @@ class Sweeps:
         return [pid for pid in processes if _group_of(pid) in groups]
 
     def _after_it(self, project):
-        """Return what is wrong, and how the sweep came to its end."""
-        wrong = [f"left alive: {left}" if (left := project.orphans(150)) else ""]
+        """Return what is wrong, and how the sweep recovered."""
+        wrong = [f"still running: {left}" if (left := project.orphans(150)) else ""]
         recovery = recover(project, COMMAND)
         wrong.append(recovery.finding)
         if files := self.checkouts.wrong_user_files(project):

@@ -1,4 +1,4 @@
-"""A short series of the trials; the long one is ``make crash``."""
+"""A short series of the crash trials; ``make crash`` runs the long one."""
 
 import re
 import subprocess
@@ -12,8 +12,8 @@ PARTS = {
     "kills": "a signal at a random moment of dvc repro, learner run and dvc exp run --temp",
     "calls": "a kill, an error or a short write at a system call",
     "disk": "a full disk",
-    "corruption": "a byte of a checkpoint that is not as it was written",
-    "concurrency": "two commands at once",
+    "corruption": "a changed byte in a checkpoint",
+    "concurrency": "two concurrent commands",
     "stores": "damage to a file of a run store",
     "damage": "damage to a file of store, cache or workspace before a command",
     "deletions": "a deletion while fit trains",
@@ -26,7 +26,7 @@ LONG_PARTS = {
 
 
 def series(folder, *arguments):
-    """Return the table of each part of a short series, and all that it printed."""
+    """Return the table of each part of a short series, and the complete output."""
     command = [
         sys.executable,
         SCRIPT,
@@ -40,33 +40,33 @@ def series(folder, *arguments):
         folder,
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = dict(re.findall(r"^(\w+): (.*?)\n\n", done.stdout, re.MULTILINE | re.DOTALL))
-    return said, done.stdout + done.stderr
+    tables = dict(re.findall(r"^(\w+): (.*?)\n\n", done.stdout, re.MULTILINE | re.DOTALL))
+    return tables, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory):
-    """The tables of the parts that the suite runs."""
+    """Run the parts of a short series once and return their tables."""
     return series(tmp_path_factory.mktemp("crash"))
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_nothing_is_lost_by(part, trials):
+def test_no_progress_is_lost_by(part, trials):
     check(part, *trials)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", LONG_PARTS)
-def test_nothing_is_lost_in_minutes_by(part, tmp_path):
+def test_no_progress_is_lost_in_long_part_by(part, tmp_path):
     check(part, *series(tmp_path, part, "--count", "2"))
 
 
-def check(part, said, text):
-    """Assert that every trial of *part* ended well."""
-    assert part in said, text
-    if said[part].startswith("skipped"):
-        pytest.skip(said[part])
-    well, of = map(int, re.search(r"^all +(\d+) of (\d+)", said[part], re.MULTILINE).groups())
+def check(part, tables, text):
+    """Assert that every trial of *part* succeeded."""
+    assert part in tables, text
+    if tables[part].startswith("skipped"):
+        pytest.skip(tables[part])
+    well, of = map(int, re.search(r"^all +(\d+) of (\d+)", tables[part], re.MULTILINE).groups())
 
     assert of >= 2
     assert well == of, text

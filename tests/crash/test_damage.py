@@ -1,4 +1,4 @@
-"""A run store that is damaged, or deleted while the run works in it."""
+"""A run store that is damaged, or deleted during the run."""
 
 import shutil
 
@@ -15,19 +15,19 @@ FOUR_EPOCHS = CONFIG.model_copy(update={"num_epochs": 4})
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """A finished run of four epochs, whose last two and best checkpoints are kept."""
+    """Return a finished run of four epochs, which keeps the last two and the best checkpoints."""
     folder = tmp_path_factory.mktemp("damage")
     prepare(folder)
     run = SmallRun(folder / "reference")
     run.begin()
-    code, _, said = run_in_child(lambda: run.fit(FOUR_EPOCHS))
-    assert code == 0, said
+    code, _, message = run_in_child(lambda: run.fit(FOUR_EPOCHS))
+    assert code == 0, message
     return run
 
 
 @pytest.fixture
 def run(reference, tmp_path_factory):
-    """A copy of the finished run, of which nothing is published yet."""
+    """Return a copy of the finished run without published outputs."""
     copy = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("copy").name)
     shutil.copytree(reference.paths.runs, copy.paths.runs)
     copy.paths.artifacts.mkdir()
@@ -64,27 +64,27 @@ FLIPS = [*((name, 0.5) for name in KINDS), ("finished.json", 0), ("finished.json
 
 
 @pytest.mark.parametrize(("name", "place"), FLIPS)
-def test_a_damaged_file_of_a_finished_run_is_never_published(name, place, run, reference):
+def test_damaged_file_of_finished_run_is_never_published(name, place, run, reference):
     flip(run.store() / name, place)
 
-    code, _, said = run_in_child(lambda: run.fit(FOUR_EPOCHS))
+    code, _, message = run_in_child(lambda: run.fit(FOUR_EPOCHS))
 
-    assert code == 0 or (code == 1 and name in said), said
+    assert code == 0 or (code == 1 and name in message), message
     assert run.outputs() == (reference.outputs() if code == 0 else {})
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "train/epoch-1/Loss.log", "checkpoint/model-3.mpk.gz"])
-def test_a_missing_file_of_a_finished_run_is_made_again(name, run, reference):
+def test_missing_file_of_finished_run_is_recreated(name, run, reference):
     (run.store() / name).unlink()
 
-    code, _, said = run_in_child(lambda: run.fit(FOUR_EPOCHS))
+    code, _, message = run_in_child(lambda: run.fit(FOUR_EPOCHS))
 
-    assert code == 0, said
+    assert code == 0, message
     assert run.outputs() == reference.outputs()
 
 
 class AtStep(Counter):
-    """Does something after a number of steps, once."""
+    """A renderer that calls a function once, after a number of steps."""
 
     def __init__(self, number, action):
         super().__init__()
@@ -99,7 +99,7 @@ class AtStep(Counter):
 
 @pytest.fixture
 def copied(reference, tmp_path_factory):
-    """The same run, not begun yet."""
+    """Return the same run before its start."""
     run = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("copied").name)
     run.begin()
     return run
@@ -107,14 +107,14 @@ def copied(reference, tmp_path_factory):
 
 @pytest.fixture
 def interrupted(reference, tmp_path_factory):
-    """A run that was stopped in its third epoch."""
+    """Return a run that was interrupted in its third epoch."""
     stopped = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("stopped").name)
     stopped.begin()
     interrupter = Interrupter()
     watcher = AtStep(15, lambda: interrupter.stop("the test"))
     around = FitContext(renderer=watcher, interrupter=interrupter)
-    code, _, said = run_in_child(lambda: fit(FOUR_EPOCHS, stopped.paths, around))
-    assert code == 1, said
+    code, _, message = run_in_child(lambda: fit(FOUR_EPOCHS, stopped.paths, around))
+    assert code == 1, message
     return stopped
 
 
@@ -131,18 +131,18 @@ def interrupted(reference, tmp_path_factory):
 @pytest.mark.parametrize(
     "damage", [lambda path: flip(path, 0.5), lambda path: path.unlink()], ids=["flip", "unlink"]
 )
-def test_a_damaged_file_of_an_interrupted_run_is_made_again(name, damage, interrupted, reference):
+def test_damaged_file_of_interrupted_run_is_recreated(name, damage, interrupted, reference):
     damage(interrupted.store() / name)
 
-    code, _, said = run_in_child(lambda: interrupted.fit(FOUR_EPOCHS))
+    code, _, message = run_in_child(lambda: interrupted.fit(FOUR_EPOCHS))
 
-    assert code == 0, said
+    assert code == 0, message
     assert interrupted.outputs() == reference.outputs()
 
 
 @pytest.mark.parametrize(("before", "after"), [("cpu", ("cpu", "cpu")), (("cpu", "cpu"), "auto")], ids=str)
-def test_a_run_on_other_devices_shares_no_store(before, after, reference, tmp_path_factory):
-    """Two devices compute other weights than one; ``auto`` is the kind of device that it resolves to."""
+def test_run_on_other_devices_has_its_own_store(before, after, reference, tmp_path_factory):
+    """Two devices compute other weights than one; ``auto`` counts as the device that it resolves to."""
     copy = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("devices").name)
     copy.begin()
     straight = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("straight").name)
@@ -159,19 +159,19 @@ def test_a_run_on_other_devices_shares_no_store(before, after, reference, tmp_pa
 @pytest.mark.parametrize(
     ("what", "step", "is_replaced"), [("store", 3, False), ("store", 21, True), ("runs", 3, True)]
 )
-def test_a_store_that_is_deleted_while_the_run_works_in_it_ends_the_run(what, step, is_replaced, copied):
+def test_deletion_of_store_during_run_stops_run(what, step, is_replaced, copied):
     def delete():
         store = copied.store()
         shutil.rmtree({"store": store, "runs": copied.paths.runs}[what])
         if is_replaced:
             store.mkdir(parents=True)
 
-    code, _, said = run_in_child(
+    code, _, message = run_in_child(
         lambda: fit(FOUR_EPOCHS, copied.paths, FitContext(renderer=AtStep(step, delete)))
     )
 
     assert code == 1
-    assert "was removed or replaced while the run worked in it" in said
+    assert "was removed or replaced while the run worked in it" in message
     assert copied.outputs() == {}
 
 
@@ -187,17 +187,17 @@ def test_a_store_that_is_deleted_while_the_run_works_in_it_ends_the_run(what, st
         "plots",
     ],
 )
-def test_files_of_a_store_that_are_deleted_while_the_run_works_in_it_are_made_again(name, copied, reference):
+def test_files_deleted_during_run_are_recreated(name, copied, reference):
     def delete():
         for path in map(copied.store().joinpath, name.split()):
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
 
     around = FitContext(renderer=AtStep(15, delete))
-    code, _, said = run_in_child(lambda: fit(FOUR_EPOCHS, copied.paths, around))
-    assert code == 0 or (code == 1 and "removed" in said), said
+    code, _, message = run_in_child(lambda: fit(FOUR_EPOCHS, copied.paths, around))
+    assert code == 0 or (code == 1 and "removed" in message), message
     assert copied.outputs() == (reference.outputs() if code == 0 else {})
 
-    again, _, said = run_in_child(lambda: copied.fit(FOUR_EPOCHS))
-    assert again == 0, said
+    again, _, message = run_in_child(lambda: copied.fit(FOUR_EPOCHS))
+    assert again == 0, message
     assert copied.outputs() == reference.outputs()

@@ -1,4 +1,4 @@
-"""A full disk, with outputs of an earlier run that DVC has removed by then."""
+"""A full disk after DVC has removed the outputs of an earlier run."""
 
 import re
 import sys
@@ -13,15 +13,15 @@ COMMANDS = {"dvc repro": ("dvc", "repro"), "learner run": (sys.executable, "-m",
 
 
 def fill_after(folder, checkpoint):
-    """Fill the disk of the project in *folder* as soon as its run has written *checkpoint*."""
+    """Fill the disk of the project in *folder* when its run has written *checkpoint*."""
     while not list(folder.glob(f".runs/*/checkpoint/{checkpoint}.*")):
         time.sleep(0.01)
     leave_free(folder, 0)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_first_error_of_a_full_disk_is_the_one_shown(command, finished, tmp_path):
-    """The old outputs are back, or the message names the command that restores them."""
+def test_full_disk_prints_only_its_first_error(command, finished, tmp_path):
+    """The old outputs are restored, or the message names the command that restores them."""
     disk = tmp_path / "disk"
     disk.mkdir()
 
@@ -35,10 +35,10 @@ def test_the_first_error_of_a_full_disk_is_the_one_shown(command, finished, tmp_
         done = project.run(*COMMANDS[command], DVC_SITE_CACHE_DIR=str(tmp_path / "site"))
         return done.code, done.text, sorted(before.keys() - project.files("artifacts").keys())
 
-    failed, answer, said = run_in_child(run)
-    if failed and "Operation not permitted" in said:
-        pytest.skip("this machine permits no mount in a name space of one's own")
-    assert failed == 0, said
+    failed, answer, message = run_in_child(run)
+    if failed and "Operation not permitted" in message:
+        pytest.skip("this machine does not permit a mount in a namespace")
+    assert failed == 0, message
     code, text, missing = answer
     assert code != 0
     assert "Traceback" not in text

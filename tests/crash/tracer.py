@@ -1,7 +1,7 @@
-"""Stops a child at each of its system calls on files below a folder, and has one of them end otherwise.
+"""Trace the system calls of a child process on the files of a folder, and change one of them.
 
-It is what ``strace -e inject`` does, but it counts only the calls that matter, over all kinds of them, and it
-can make a short write that is a true one: the kernel is asked for fewer bytes.
+Like ``strace -e inject``, but counting only the calls on these files, of all kinds, and with real short
+writes: the kernel is asked to write fewer bytes.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ TRACESYSGOOD, EXITKILL = 1, 0x100000
 ENTRY, EXIT = 1, 2
 ORIG_RAX, RAX, RDX = 15 * 8, 10 * 8, 12 * 8
 AT_FDCWD = -100
-"""What the kernel calls the working folder."""
+"""The kernel's handle of the working directory."""
 BY_HANDLE = {0: "read", 1: "write", 18: "pwrite64", 40: "sendfile", 73: "flock", 74: "fsync", 75: "fdatasync"}
 BY_HANDLE |= {77: "ftruncate", 285: "fallocate", 306: "syncfs"}
 BY_PATH = {82: "rename", 83: "mkdir", 84: "rmdir", 87: "unlink"}
@@ -33,7 +33,7 @@ _libc.ptrace.restype = ctypes.c_long
 
 
 class Info(ctypes.Structure):
-    """What the kernel says of a call."""
+    """The kernel's description of a system call."""
 
     _fields_ = (
         ("op", ctypes.c_uint8),
@@ -49,7 +49,7 @@ class Info(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Call:
-    """A system call on a file below the folder."""
+    """A system call on a file of the folder."""
 
     name: str
     path: str
@@ -59,18 +59,18 @@ class Call:
 
 
 def check_permitted():
-    """Raise `SkippedError` where a child cannot be traced."""
+    """Raise `SkippedError` if this machine cannot trace a child process."""
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
-        raise SkippedError("system calls are changed by the registers of Linux on x86-64 alone")
+        raise SkippedError("system calls can only be changed on Linux on x86-64")
     pid = os.fork()
     if pid == 0:
         os._exit(0 if _libc.ptrace(TRACEME, 0, None, None) == 0 else 1)
     if os.waitpid(pid, 0)[1]:
-        raise SkippedError("this machine permits no tracing of a child (ptrace)")
+        raise SkippedError("this machine does not permit ptrace")
 
 
 def wait_for_tracer():
-    """In the child: go on when the parent traces."""
+    """Stop the child until the parent traces it."""
     _libc.ptrace(TRACEME, 0, None, None)
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -78,8 +78,8 @@ def wait_for_tracer():
 def trace(pid, folder, target=None, change=None):
     """Let the child *pid* run, and *change* its call number *target* below *folder*.
 
-    The calls it made, and its status as `os.waitpid` gives it. *change* is ``kill``, ``short``, or an error
-    as ``ENOSPC``.
+    Return its calls, and its status from `os.waitpid`. *change* is ``kill``, ``short``, or the name of an
+    error such as ``ENOSPC``.
     """
     os.waitpid(pid, 0)
     _ptrace(SETOPTIONS, pid, 0, TRACESYSGOOD | EXITKILL)
@@ -101,18 +101,18 @@ def trace(pid, folder, target=None, change=None):
         elif info.op == ENTRY and (call := _call(pid, info)) and call.path.startswith(str(folder)):
             calls.append(call)
             if not changed and _is_meant(call, len(calls) - 1, target, change):
-                changed, pending = True, _changed(pid, info, change)
+                changed, pending = True, _change_call(pid, info, change)
 
 
 def _is_meant(call, number, target, change):
-    """Whether it is the one to change; of writes, which others may come before by the clock, the next."""
+    """Return whether to change this call: number *target*, or for a short write the next write from there."""
     if target is None or number < target:
         return False
     return number == target if change != "short" else call.name in WRITES
 
 
-def _changed(pid, info, change):
-    """Change the call that the child is about to make; the error to give at its end, if it is one."""
+def _change_call(pid, info, change):
+    """Change the call at its entry; return the number of the error to set at its exit, if any."""
     if change == "kill":
         os.kill(pid, signal.SIGKILL)
     elif change == "short":
@@ -146,7 +146,7 @@ def _of_handle(pid, handle):
 
 
 def _text(pid, address):
-    """The text at *address* of the child's memory, up to its zero."""
+    """Return the null-terminated text at *address* of the child's memory."""
     try:
         with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(address)
@@ -158,5 +158,5 @@ def _text(pid, address):
 def _ptrace(request, pid, address, value):
     if _libc.ptrace(request, pid, address, value) < 0:
         code = ctypes.get_errno()
-        if code != errno.ESRCH:  # the child is gone, which `os.waitpid` tells
+        if code != errno.ESRCH:  # the child has ended: `os.waitpid` reports it
             raise OSError(code, os.strerror(code), "ptrace")

@@ -1,4 +1,4 @@
-"""Trials beside each other, in forks of this process that has all they need."""
+"""Concurrent trials, in forks of this process, which has imported what they need."""
 
 import os
 import pickle
@@ -8,7 +8,7 @@ import traceback
 
 
 def run_trials(trial, items, jobs, until):
-    """What *trial* gives for each of *items* that could be begun before *until*, by *jobs* processes."""
+    """Return the results of *trial* for the *items* that started before *until*, from *jobs* processes."""
     started = [_start(trial, items[number::jobs], until) for number in range(jobs)]
     return [row for one in started for row in _rows(*one)]
 
@@ -22,7 +22,7 @@ def _start(trial, items, until):
             pickle.dump([trial(item) for item in items if time.monotonic() < until], file)
             file.flush()
             code = 0
-        except BaseException:  # noqa: BLE001  the child must not run on as a second parent
+        except BaseException:  # noqa: BLE001  the child must not continue as a second parent
             traceback.print_exc()
         os._exit(code)
     return pid, file
