@@ -117,23 +117,22 @@ class SmallRun:
 
         The steps are None if there is no checkpoint, or if the run is finished.
         """
-        store, text = self.store(), Listener()
+        store, listener = self.store(), Listener()
         if store is None or (store / FINISHED_FILE).exists():
-            return None, text.lines
+            return None, listener.lines
         recorder = records.DefaultRecorder()
         folders = [
             checkpoints.FileCheckpointer(store / name, recorder) for name in (CHECKPOINT_FOLDER, STEP_FOLDER)
         ]
-        logging.getLogger("stages").addHandler(text)
+        logging.getLogger("stages").addHandler(listener)
         found = find_newest_checkpoint(*folders, last_epoch=CONFIG.num_epochs, identity=None)
         if found is None:
-            return None, text.lines
+            return None, listener.lines
         place = found.trainer.get("place")
         if place is None:
-            return found.trainer["epoch"] * 6, text.lines
-        return (place["epoch"] - 1) * 6 + (4 if place["split"] == "valid" else 0) + place[
-            "iteration"
-        ], text.lines
+            return found.trainer["epoch"] * 6, listener.lines
+        steps = (place["epoch"] - 1) * 6 + (4 if place["split"] == "valid" else 0) + place["iteration"]
+        return steps, listener.lines
 
 
 class Listener(logging.Handler):

@@ -27,7 +27,7 @@ disable_warnings = no-data-collected
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the unmutated tests of some paths did."""
+    """The results of the unmutated tests of some paths."""
 
     tests: dict
     """By test: ``seconds``, ``cpu`` and ``lines``, a list of line numbers by file."""
@@ -40,7 +40,7 @@ class Baseline:
         """Return the tests that run the statement of *mutant*.
 
         Coverage sees neither what runs when a module is imported nor what a fork runs. If no test runs the
-        statement, return those that run its file; outside of functions, all tests beside them.
+        statement, return those that run its file; outside of functions, all others too.
         """
         first, last = mutant.lines
         covered = {
@@ -55,7 +55,7 @@ class Baseline:
 
 def baseline_of(paths, copies):
     """Return the `Baseline` of all tests in *paths*; measure it again if code or tests changed."""
-    parts = [_stored(path, copies) for path in paths]
+    parts = [_measure_or_read(path, copies) for path in paths]
     return Baseline(
         {name: row for part in parts for name, row in part["tests"].items()},
         [name for part in parts for name in part["failed"]],
@@ -63,7 +63,7 @@ def baseline_of(paths, copies):
     )
 
 
-def _stored(path, copies):
+def _measure_or_read(path, copies):
     folder = copies.folder / "baseline" / path.replace("/", "-")
     stored, digest = folder / "baseline.json", copies.digest([path])
     if not stored.exists() or (content := json.loads(stored.read_text()))["digest"] != digest:

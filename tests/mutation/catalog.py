@@ -1,4 +1,4 @@
-"""The mutants of a source file: the operators of mutmut and two more, less what is not behaviour.
+"""The mutants of a source file: the operators of mutmut and two more, without changes that are not behavior.
 
 Not mutated are annotations, decorators, docstrings, overloads, ``if TYPE_CHECKING`` blocks, type aliases,
 ``strict`` of `zip`, which is an assertion, calls of a logger, and the text of an error.
@@ -62,7 +62,7 @@ def find_mutants(root, file):
         if code in seen or not _compiles(code):
             continue
         seen.add(code)
-        before, after = _changed_lines(source, code)
+        before, after = _diff_lines(source, code)
         identity = (file, function, operator, before, after)
         counted[identity] += 1
         key = hashlib.sha256(repr((*identity, counted[identity])).encode()).hexdigest()[:12]
@@ -73,7 +73,7 @@ def find_mutants(root, file):
 def draw(mutants, count):
     """Return *count* of *mutants*: of each file in proportion, and first of as many functions as possible.
 
-    The same mutants give the same draw. An edit of one function leaves most of the others' sample as it is.
+    The same mutants give the same draw. An edit of one function keeps most of the sample of the others.
     """
     files = defaultdict(list)
     for mutant in mutants:
@@ -163,12 +163,12 @@ def _mutations(node):
         ):  # a change of case adds little to one of text
             yield name, node, each
     if isinstance(node, cst.If | cst.While):
-        yield "negated_condition", node.test, _negated(node.test)
+        yield "negated_condition", node.test, _negate(node.test)
     if isinstance(node, cst.Expr) and isinstance(node.value, cst.Call) and not _is_log(node.value):
         yield "removed_call", node, cst.Pass()
 
 
-def _negated(test):
+def _negate(test):
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
         return test.expression
     bracketed = test if test.lpar else test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
@@ -227,7 +227,7 @@ def _compiles(code):
     return True
 
 
-def _changed_lines(old, new):
+def _diff_lines(old, new):
     """Return the lines in which *old* and *new* differ, each side on one line without indentation."""
     before, after = old.splitlines(), new.splitlines()
     start = next(i for i, (a, b) in enumerate(zip([*before, None], [*after, None], strict=False)) if a != b)

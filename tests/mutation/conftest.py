@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import the parts of the mutation program."""
+"""Make the modules of the mutation program importable in its tests."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Copies of the project, one for each job, in which mutants are made."""
+"""Copies of the project, one for each job, in which mutants are tested."""
 
 import fcntl
 import hashlib

@@ -1,4 +1,4 @@
-"""Changes the code in one small place at a time and reports the changes that no test notices.
+"""Change the code in one small place at a time and report the changes that no test detects.
 
     python tests/mutation/mutants.py --jobs 2               every package, a sample of its mutants
     python tests/mutation/mutants.py optim --count 40       one package, a smaller sample
@@ -95,13 +95,13 @@ def run_threads(targets):
     """Run *targets* at once and raise the first exception that one raises."""
     errors = []
 
-    def guarded(target):
+    def run_until_error(target):
         try:
             target()
         except Exception as error:  # noqa: BLE001  raised below
             errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(each,), daemon=True) for each in targets]
+    threads = [threading.Thread(target=run_until_error, args=(each,), daemon=True) for each in targets]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -147,7 +147,7 @@ def describe(mutant):
 
 
 def report_survivors(rows, equivalents):
-    """Print the mutants that no test noticed and the list of equivalents does not explain."""
+    """Print the mutants that survived and are not in the list of equivalents."""
     left = [
         (mutant, row) for mutant, row in rows if row["outcome"] not in CAUGHT and mutant not in equivalents
     ]
@@ -162,22 +162,24 @@ def show(line):
 
 
 def arguments():
-    """Return what is asked for."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "packages", nargs="*", metavar="package", help=f"of {', '.join(PACKAGES)}; default: all"
+        "packages", nargs="*", metavar="package", help=f"one of {', '.join(PACKAGES)}. Default: all"
     )
     parser.add_argument(
-        "--count", type=int, help="mutants to draw from each package, instead of its own number"
+        "--count", type=int, help="mutants to draw from each package. Default: depends on the package"
     )
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once; default: 1")
     parser.add_argument(
         "--survivors", action="store_true", help="trust kills of previous versions of the tests"
     )
     parser.add_argument(
-        "--replay", metavar="KEY", help="run the mutants whose key starts so, and show their tests"
+        "--replay",
+        metavar="KEY",
+        help="run the mutants whose key starts with KEY, and print the output of their tests",
     )
     parser.add_argument("--least", type=float, default=85, help="score in percent to reach; default: 85")
     asked = parser.parse_args()

@@ -15,11 +15,11 @@ import coverage
 import pytest
 
 TEST = "MUTANTS_TEST"
-"""Names the current test to coverage in child processes, where it is the context."""
+"""The environment variable with the current test, which is the context of coverage in child processes."""
 
 
 class Recorder:
-    """Collects a row for each test and writes them, with the loaded modules, at the end."""
+    """A plugin that collects a row for each test and writes them, with the loaded modules, at the end."""
 
     def __init__(self, path):
         self._path = path
@@ -27,7 +27,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        """Run the test *item* in a context of its own."""
+        """Run the test *item* in its own context of coverage."""
         os.environ[TEST] = item.nodeid
         if current := coverage.Coverage.current():
             current.switch_context(item.nodeid)
@@ -40,12 +40,12 @@ class Recorder:
             os.environ[TEST] = ""
 
     def pytest_runtest_logreport(self, report):
-        """Note the outcome of one phase."""
+        """Record the outcome of one phase."""
         row = self._rows[report.nodeid]
         row["passed"] = (report.when == "setup" or row["passed"]) and report.passed
 
     def pytest_sessionfinish(self):
-        """Write what was recorded."""
+        """Write the rows and the loaded modules."""
         rows = {name: row for name, row in self._rows.items() if row["passed"]}
         failed = sorted(name for name, row in self._rows.items() if not row["passed"])
         content = {"tests": rows, "failed": failed, "modules": list(sys.modules)}

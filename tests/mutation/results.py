@@ -1,4 +1,4 @@
-"""The outcomes of mutants on disk, the mutants that change no behaviour, and the score."""
+"""The outcomes of mutants on disk, the mutants that change no behavior, and the score."""
 
 import json
 import tomllib
@@ -10,14 +10,14 @@ CAUGHT = ("killed", "timeout")
 
 
 class Results:
-    """A file of JSON lines, one for each mutant that was tried; a cut last line is dropped."""
+    """A file of JSON lines, one for each mutant that was tried; a truncated last line is dropped."""
 
     def __init__(self, path):
         self._path = path
         self.rows = {}
         if path.exists():
             text = path.read_text()
-            if not text.endswith("\n"):  # a kill while a line was written
+            if not text.endswith("\n"):  # a kill truncated the last line
                 path.write_text(text := text[: text.rfind("\n") + 1])
             self.rows = {row["key"]: row for row in map(json.loads, text.splitlines())}
 
@@ -37,7 +37,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Equivalents:
-    """The mutants that no test can kill, because the program behaves as before, each with its reason."""
+    """The mutants that do not change behavior, so that no test can kill them, each with its reason."""
 
     entries: tuple
 
@@ -65,7 +65,7 @@ def _matches(entry, mutant):
 
 @dataclass(frozen=True)
 class Score:
-    """What became of the mutants of one package."""
+    """The outcomes of the mutants of one package."""
 
     package: str
     mutants: int
@@ -76,7 +76,7 @@ class Score:
 
     @property
     def percent(self):
-        """The share of the mutants that were caught, of those that change behaviour."""
+        """Return the percentage of the mutants that were caught, of those that change behavior."""
         return 100 * (self.killed + self.timeouts) / max(1, self.mutants - self.equivalent)
 
     def line(self):

@@ -1,4 +1,4 @@
-"""The mutation program: what it changes, which mutants it draws, and what it reports of them."""
+"""The mutation program: its changes, the draw of mutants, and its report."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def mutants_of(tmp_path):
         ("class A:\n    rate: float = 0.5\n", "rate: float = 1.5"),
     ],
 )
-def test_behaviour_is_mutated(mutants_of, source, change):
+def test_behavior_is_mutated(mutants_of, source, change):
     assert change in [each.after for each in mutants_of(source)]
 
 
@@ -55,11 +55,11 @@ def test_behaviour_is_mutated(mutants_of, source, change):
         "Handler = Callable[[int, Any], Any]\n",
     ],
 )
-def test_what_is_not_behaviour_is_left_alone(mutants_of, source):
+def test_code_without_behavior_is_not_mutated(mutants_of, source):
     assert mutants_of(source) == []
 
 
-def test_a_mutant_changes_one_place_of_its_file(mutants_of):
+def test_mutant_changes_one_place_of_its_file(mutants_of):
     source = "def f(a):\n    return a + 1\n\n\ndef g(a):\n    return a + 1\n"
 
     changed = {each.apply(source) for each in mutants_of(source) if each.function == "g"}
@@ -68,7 +68,7 @@ def test_a_mutant_changes_one_place_of_its_file(mutants_of):
     assert all(each.startswith("def f(a):\n    return a + 1\n") for each in changed)
 
 
-def test_an_edit_of_one_function_keeps_the_keys_of_the_others(mutants_of):
+def test_edit_of_one_function_keeps_keys_of_others(mutants_of):
     before, after = (
         [each.key for each in mutants_of(f"{f}\n\ndef g(b):\n    return b * 2\n") if each.function == "g"]
         for f in ("def f(a):\n    return a + 1\n", "def f(a):\n    a = 3\n    return a\n")
@@ -77,7 +77,7 @@ def test_an_edit_of_one_function_keeps_the_keys_of_the_others(mutants_of):
     assert before == after != []
 
 
-def test_a_draw_has_every_file_in_proportion_and_repeats_itself():
+def test_draw_is_proportional_to_files_and_repeatable():
     mutants = [each for file in PACKAGES["checkpoints"].files(ROOT) for each in find_mutants(ROOT, file)]
     drawn = draw(mutants, 20)
 
@@ -88,12 +88,12 @@ def test_a_draw_has_every_file_in_proportion_and_repeats_itself():
         assert abs(sum(each.file == file for each in drawn) - share) < 1
 
 
-def test_every_module_that_is_mutated_exists():
+def test_every_module_to_mutate_exists():
     assert all((ROOT / file).is_file() for package in PACKAGES.values() for file in package.files(ROOT))
     assert all((ROOT / path).exists() for package in PACKAGES.values() for path in package.tests)
 
 
-def test_a_line_cut_by_a_kill_is_dropped_from_the_results(tmp_path):
+def test_truncated_line_of_results_is_dropped(tmp_path):
     path = tmp_path / "results"
     path.write_text('{"key": "a", "digest": "1", "outcome": "killed"}\n{"key": "b", "dig')
 
@@ -102,7 +102,7 @@ def test_a_line_cut_by_a_kill_is_dropped_from_the_results(tmp_path):
     assert list(Results(path).rows) == ["a", "c"]
 
 
-def test_outcomes_count_only_for_the_same_code_and_tests(tmp_path, mutants_of):
+def test_outcomes_count_only_for_same_code_and_tests(tmp_path, mutants_of):
     mutant = mutants_of("limit = 1\n")[0]
     results = Results(tmp_path / "results")
     results.add({"key": mutant.key, "digest": "old", "outcome": "killed"})
@@ -112,7 +112,7 @@ def test_outcomes_count_only_for_the_same_code_and_tests(tmp_path, mutants_of):
     assert results.find(mutant, "new", trust_kills=True)
 
 
-def test_explained_survivors_are_subtracted_from_the_score(mutants_of):
+def test_equivalent_mutants_are_excluded_from_score(mutants_of):
     killed, survived, explained = mutants_of("a = 1\nb = 2\n")[:3]
     fields = {name: getattr(explained, name) for name in ("file", "function", "before", "after")}
     outcomes = [(killed, "killed"), (survived, "survived"), (explained, "survived")]
@@ -121,7 +121,7 @@ def test_explained_survivors_are_subtracted_from_the_score(mutants_of):
     assert score("a", rows, Equivalents((fields,))).percent == 50
 
 
-def test_every_explained_mutant_exists_and_has_a_reason():
+def test_every_equivalent_mutant_exists_and_has_a_reason():
     entries = Equivalents.read().entries
     found = [each for file in {entry["file"] for entry in entries} for each in find_mutants(ROOT, file)]
 
@@ -170,7 +170,7 @@ def rows(folder):
     return {row["after"]: row["outcome"] for row in map(json.loads, lines)}
 
 
-def test_a_run_reports_what_survives_and_leaves_the_project_alone(tiny):
+def test_run_reports_survivors_and_does_not_change_project(tiny):
     done = run(tiny, "--least", "99")
 
     assert done.returncode == 1, done.stderr
@@ -180,7 +180,7 @@ def test_a_run_reports_what_survives_and_leaves_the_project_alone(tiny):
     assert (tiny / "stages/optim/clamp.py").read_text() == TINY["stages/optim/clamp.py"]
 
 
-def test_a_killed_run_resumes_at_the_next_mutant(tiny):
+def test_killed_run_resumes_at_next_mutant(tiny):
     started = subprocess.Popen(
         command(tiny), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )

@@ -1,4 +1,4 @@
-"""The parent's side of a fork server: it starts one and passes a mutant to it at a time."""
+"""The parent's side of a fork server: starts it and sends it one mutant at a time."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ SERVER = Path(__file__).with_name("fork_server.py")
 
 
 class Worker:
-    """A context manager for a fork server at work in *copy*, which has imported *modules*."""
+    """A context manager for a fork server that runs in *copy* and has imported *modules*."""
 
     def __init__(self, copy, modules):
         self._copy = copy
