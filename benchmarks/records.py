@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from stages.contracts.files import written_whole
+from stages.contracts.files import open_atomic
 from stages.records import (
     NamedMpkBytesRecorder,
     NamedMpkFileRecorder,
@@ -59,14 +59,14 @@ def by_recorder(recorder: Recorder) -> Contestant:
 
 def torch_save(state: State, path: Path) -> Path:
     """With the same promise as ours: whole, and on the disk."""
-    with written_whole(path) as file:
+    with open_atomic(path) as file:
         torch.save(state, file)
     return path
 
 
 def gzip_save(state: State, path: Path) -> Path:
     """As one writes it first."""
-    with written_whole(path) as file, gzip.GzipFile("", "wb", 6, file, 0) as packed:
+    with open_atomic(path) as file, gzip.GzipFile("", "wb", 6, file, 0) as packed:
         packed.write(NamedMpkBytesRecorder().record(state))
     return path
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError, model_validator
 from pipeline.yaml_files import read_yaml
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
-from stages.contracts.validation import describe_errors, shown
+from stages.contracts.validation import describe_errors, format_value
 from stages.create_artifact_dir import CreateArtifactDirConfig
 from stages.load_data import LoadDataConfig
 from stages.params.build_learner_params import BuildLearnerConfig
@@ -50,7 +50,7 @@ def read_params(path: Path = Path("params.yaml")) -> Params:
         names = ", ".join(Params.model_fields)
         raise ParamsError(f"{path} has no params. Write a section for each stage: {names}")
     if not isinstance(content, dict):
-        raise ParamsError(f"{path} must have a section for each stage; found {shown(content)}")
+        raise ParamsError(f"{path} must have a section for each stage; found {format_value(content)}")
     sections = {key: {} if value is None else value for key, value in content.items()}
     try:
         return Params.model_validate(sections)

@@ -134,7 +134,7 @@ def _try_out(part: str, use: Use) -> None:
     if part == "batcher" and not isinstance(maker, type):
         import_module("stages.data.batchers").as_batcher(maker)
         return
-    arguments = {**plugins.accepted(maker, dict.fromkeys(OFFERED[part])), **arguments}
+    arguments = {**plugins.select_accepted(maker, dict.fromkeys(OFFERED[part])), **arguments}
     plugins.check_arguments(part, use.kind, maker, arguments)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from stages import data, learner, loggers, runs
 from stages.contracts.errors import RunInterruptedError, StageError
-from stages.contracts.seeds import derived_seed
+from stages.contracts.seeds import derive_seed
 from stages.params.fit_params import FitConfig, FitContext, FitPaths
 
 VERSION = "7"
@@ -66,7 +66,7 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
     train, valid = config.build_loaders(data.read(paths.data))
     with store.explain_removal():
         run.fit(train, valid)
-    cells = learner.confusion_cells(run, valid, derived_seed(config.seed, "confusion"))
+    cells = learner.confusion_cells(run, valid, derive_seed(config.seed, "confusion"))
     if run.interrupted:
         raise RunInterruptedError(
             f"stopped after epoch {run.epoch} of {config.num_epochs}, and saved in {store.path}. Nothing was "

@@ -18,8 +18,8 @@ from pipeline.comparison.specs import assign_colors, curves_spec, has_finite_val
 from pipeline.comparison.view import select_metrics
 from pipeline.revisions.files import read_revisions
 from stages.contracts.errors import StageError
-from stages.contracts.files import written_whole
-from stages.contracts.text import printable
+from stages.contracts.files import open_atomic
+from stages.contracts.text import replace_unprintable
 from stages.renderers.chart import chart
 
 RENDERERS = {"svg": plot_images.svg, "png": plot_images.png}
@@ -47,7 +47,7 @@ def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterat
     if not any(curves.values()):
         raise StageError(f"no run has {metric!r} for every batch. Run `fit` of version 4 or later")
     for form, path in images.items():
-        with written_whole(path) as file:
+        with open_atomic(path) as file:
             file.write(RENDERERS[form](_spec(metric, curves, runs, x="step" if iterations else "epoch")))
         typer.echo(f"wrote {path}")
     if not images:
@@ -96,6 +96,6 @@ def _terminal_charts(curves: Curves, runs: Sequence[str], width: int) -> Text:
         text.append("\n")
         for name in (name for name in runs if drawn.get(name)):
             text.append(f"{LEGEND_MARK} ", style=f"color({colors[name]})")
-            text.append(f"{printable(name)}  ")
+            text.append(f"{replace_unprintable(name)}  ")
         text.append("\n")
     return text

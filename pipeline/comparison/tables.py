@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
 from pipeline.comparison.view import ViewOptions, select_metrics, sort_runs
-from stages.contracts.text import number, printable, rounded, to_json
+from stages.contracts.text import format_rounded, number, replace_unprintable, to_json
 
 ABSENT = "-"
 DEFAULT_VIEW = ViewOptions()
@@ -115,7 +115,7 @@ def format_difference(value: float) -> str:
     """Return the difference *value* with its sign."""
     if value != value:
         return "NaN"
-    return "0" if value == 0 else f"{'+' if value > 0 else '-'}{rounded(abs(value), 3)}"
+    return "0" if value == 0 else f"{'+' if value > 0 else '-'}{format_rounded(abs(value), 3)}"
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
@@ -158,20 +158,23 @@ def _metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
 
 
 def _round(value: float) -> str:
-    return rounded(value, 3)
+    return format_rounded(value, 3)
 
 
 def _cells(comparison: Comparison, view: ViewOptions) -> tuple[list[TableColumn], list[list[str]]]:
     chosen = columns(comparison, view)
     rows = [
-        [ABSENT if (v := column.value(run)) is None else printable(column.text(v)) for column in chosen]
+        [
+            ABSENT if (v := column.value(run)) is None else replace_unprintable(column.text(v))
+            for column in chosen
+        ]
         for run in sort_runs(comparison, view)
     ]
     return chosen, [[column.title for column in chosen], *rows]
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    return [printable(f"{run.name}: {note}") for run in comparison.runs for note in run.notes]
+    return [replace_unprintable(f"{run.name}: {note}") for run in comparison.runs for note in run.notes]
 
 
 def _escape(text: str) -> str:

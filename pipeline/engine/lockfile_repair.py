@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.lockfile import is_truncated, read_lockfile
 from stages.contracts.errors import StageError
 from stages.contracts.file_lock import try_lock
-from stages.contracts.files import written_whole
+from stages.contracts.files import open_atomic
 from stages.runs.layout import LOCKFILE_BACKUP
 
 LOCKFILE = Path("dvc.lock")
@@ -30,7 +30,7 @@ def back_up_lockfile() -> None:
         return
     content = LOCKFILE.read_bytes()
     if not LOCKFILE_BACKUP.exists() or LOCKFILE_BACKUP.read_bytes() != content:
-        with written_whole(LOCKFILE_BACKUP) as file:
+        with open_atomic(LOCKFILE_BACKUP) as file:
             file.write(content)
 
 
@@ -85,5 +85,5 @@ def _restore_lockfile() -> None:
     if not (LOCKFILE_BACKUP.exists() and is_intact_lockfile(LOCKFILE_BACKUP)):
         LOCKFILE.unlink()
         return
-    with written_whole(LOCKFILE) as file:
+    with open_atomic(LOCKFILE) as file:
         file.write(LOCKFILE_BACKUP.read_bytes())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.engine.lock import project_lock
 from stages.contracts.errors import StageError
-from stages.contracts.files import sync_directory, written_whole
+from stages.contracts.files import open_atomic, sync_directory
 from stages.runs.layout import PARAMS_BACKUP, PARAMS_JOURNAL
 
 PARAMS = Path("params.yaml")
@@ -115,7 +115,7 @@ def _digest(content: bytes) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with written_whole(path) as file:
+    with open_atomic(path) as file:
         file.write(content)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.params_edit import PARAMS, overridden
 from pipeline.revisions.names import resolve
 from pipeline.revisions.revision import Revision
-from stages.contracts.files import write_text, written_whole
+from stages.contracts.files import open_atomic, write_text
 
 
 @dataclass
@@ -35,7 +35,7 @@ def restore_params_unless_accepted(before: bytes) -> Iterator[Attempt]:
         yield attempt
     except BaseException:
         if not attempt.is_accepted and PARAMS.read_bytes() == written:
-            with written_whole(PARAMS) as file:
+            with open_atomic(PARAMS) as file:
                 file.write(before)
         raise
 

@@ -1,26 +1,29 @@
-"""What a section of params.yaml is made of: strict models, and names of parts that users may supply."""
+"""The base of all sections of params.yaml, and references to parts that users may supply."""
 
 from math import isfinite
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from stages.contracts.fields import Text
+from stages.contracts.files import write_text
+from stages.contracts.text import to_json
 
 MAX_DEPTH = 100
-"""Of nested lists and mappings in an argument; one that contains itself has no end."""
+"""Limit of nested lists and mappings in an argument, which may contain itself through a YAML alias."""
 
 
 class Config(BaseModel):
-    """A section of params.yaml: frozen, and strict about names it does not know."""
+    """A section of params.yaml: frozen, and with an error for unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Use(BaseModel):
-    """A part by name, and what to build it with: ``accuracy`` or ``{kind: "my_lab.nets:Wide", width: 64}``.
+    """A part with its arguments: ``accuracy`` or ``{kind: "my_lab.nets:Wide", width: 64}``.
 
-    Every key but ``kind`` is an argument of the part; one that is null is not passed on.
+    Every key except ``kind`` is an argument of the part; an argument that is null is not passed.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
@@ -35,7 +38,7 @@ class Use(BaseModel):
 
     @model_validator(mode="after")
     def _check_arguments(self) -> Self:
-        """Refuse what JSON does not have: it would be read as another value from ``learner.json``."""
+        """Reject values that JSON cannot store, since ``learner.json`` would contain different ones."""
         for name, value in (self.model_extra or {}).items():
             if not _is_plain(value):
                 raise ValueError(
@@ -60,11 +63,20 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def arguments_of(config: BaseModel) -> dict[str, Any]:
-    """What a part is built with: the keys beside ``kind``, but for those that are null."""
+    """Return the arguments of a part: all keys except ``kind`` whose value is not null."""
     return {key: value for key, value in config if key != "kind" and value is not None}
 
 
 def kind_of(value: Any) -> str | None:
-    """Return the ``kind`` that raw data or a built config names; None if it names none."""
+    """Return the ``kind`` of raw data or of a config; None if it has none."""
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", value)
     return kind if isinstance(kind, str) else None
+
+
+def save_config(config: BaseModel, path: Path) -> None:
+    """Write *config* to *path* as JSON, atomically, in the form in which Burn's ``Config::save`` writes it.
+
+    Fields are in the order of their declaration, with no line break after the last. A section that is
+    selected by its ``kind`` contains it as a key, as in params.yaml.
+    """
+    write_text(path, to_json(config.model_dump(mode="json", by_alias=True)))

@@ -1,20 +1,20 @@
-"""Everything this project raises on purpose.
+"""The exceptions that this project raises.
 
-* StageError                 exit code 1: the run cannot go on as it is
-  x DataError                a data source, or what it holds, is not usable
-  x PluginError              a name in params.yaml that leads to nothing usable
-  x RecordError              a file of state that is cut, altered or not ours
-  x CheckpointError          an epoch that was asked for and is not there, or is not whole
-  x BuilderError             a learner that could not work, told before it starts
-  x NonFiniteError           a NaN or infinity that would have reached the weights (stages.optim)
-  x StageFailedError         a stage that DVC ran, and that did not end well
-  x UserCodeError            an exception that the user's own code raised, explained by the user's frames
-  x RunInUseError            a run store, or what else one run has to itself, that another one holds
-  x RunInterruptedError      exit code 130, or 128 + the signal: somebody asked the run to stop, and it did
-  * ParamsError              exit code 2: params.yaml (or an option) does not say something valid
-* KilledError                a SystemExit with code 130: the key to kill was pressed in the live view
+* StageError                 exit code 1: base class, for a run that cannot continue
+  x DataError                a data source or its content is not usable
+  x PluginError              a name in params.yaml does not lead to a usable object
+  x RecordError              a record is truncated, corrupt, or in an unknown format
+  x CheckpointError          a requested checkpoint is missing or corrupt
+  x BuilderError             the options of a learner contradict each other
+  x NonFiniteError           a loss or gradient is NaN or infinite (stages.optim)
+  x StageFailedError         a stage that DVC ran failed
+  x UserCodeError            the user's own code raised an exception
+  x RunInUseError            another process uses the run store, or another exclusive resource
+  x RunInterruptedError      exit code 128 + signal, or 130: the run was asked to stop and saved its state
+  * ParamsError              exit code 2: params.yaml or an option is not valid
+* KilledError                a SystemExit with code 130: the kill key was pressed in the live view
 
-A message says what, where, what is there, and what to do.
+A message names the problem, its place, the value found, and what to do.
 """
 
 from collections.abc import Collection
@@ -23,45 +23,45 @@ from signal import SIGINT
 
 
 class StageError(Exception):
-    """What ends a run with a message and no traceback."""
+    """The base class of errors that end a command with a message and without a traceback."""
 
     exit_code = 1
 
 
 class ParamsError(StageError):
-    """params.yaml, dvc.yaml or an option says something that cannot be meant."""
+    """An invalid value in params.yaml, in dvc.yaml or in an option."""
 
     exit_code = 2
 
 
 class DataError(StageError):
-    """A data source, or what it holds, is not usable."""
+    """A data source, or its content, that is not usable."""
 
 
 class PluginError(StageError):
-    """A name in params.yaml that is neither built in, nor registered, nor importable, or does not fit."""
+    """A name in params.yaml that is not built in, registered or importable, or that is of the wrong kind."""
 
 
 class RecordError(StageError):
-    """A file of state that is cut short, altered, or in a form that is not ours."""
+    """A record that is truncated, corrupt, or in an unknown format."""
 
 
 class CheckpointError(StageError):
-    """An epoch that was asked for and is not there, or is not whole."""
+    """A requested checkpoint that is missing or corrupt."""
 
 
 class BuilderError(StageError):
-    """A learner that could not work, told before it starts."""
+    """Options of a learner that contradict each other or the model."""
 
 
 class StageFailedError(StageError):
-    """A stage that DVC ran, and that did not end well."""
+    """A stage that DVC ran and that failed."""
 
 
 class UserCodeError(StageError):
-    """An exception that the user's own code raised; the message names its file and line.
+    """An exception in the user's own code; the message contains its file and line.
 
-    *is_mistake* tells that a retry would raise it again.
+    *is_mistake* is true if a retry would raise the same exception.
     """
 
     def __init__(self, message: str, *, is_mistake: bool = True) -> None:
@@ -70,13 +70,13 @@ class UserCodeError(StageError):
 
 
 class RunInUseError(StageError):
-    """A run store that another process, or another run in this one, works in."""
+    """A run store that another process, or another run in this process, uses."""
 
 
 class RunInterruptedError(StageError):
-    """Somebody asked the run to stop, and it did: what it has so far is no result.
+    """A run that was asked to stop; its state is saved, but it has no result.
 
-    *number* is that of the signal; a key that was pressed counts as SIGINT.
+    *number* is the number of the signal; a key press counts as SIGINT.
     """
 
     def __init__(self, message: str, number: int = SIGINT) -> None:
@@ -85,9 +85,9 @@ class RunInterruptedError(StageError):
 
 
 class KilledError(SystemExit):
-    """The key to kill was pressed in the live view.
+    """The exit after the kill key was pressed in the live view.
 
-    A `SystemExit` with code 130, so that a program ends without a traceback.
+    It is a `SystemExit` with code 130, so that the program ends without a traceback.
     """
 
     def __init__(self) -> None:
@@ -98,6 +98,6 @@ class KilledError(SystemExit):
 
 
 def closest(name: str, known: Collection[str]) -> str:
-    """A question like " Did you mean 'cnn'?", or nothing where no *known* name is near *name*."""
+    """Return a question such as " Did you mean 'cnn'?", or an empty string if no *known* name is similar."""
     match = get_close_matches(name, list(known), n=1)
     return f" Did you mean {match[0]!r}?" if match else ""

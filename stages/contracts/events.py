@@ -1,4 +1,4 @@
-"""What the loop tells those who watch it. Watchers change nothing: a run has the same weights with none."""
+"""The events that loggers and renderers receive from the loop; they do not change the run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,114 +10,114 @@ from stages.contracts.interrupter import Interrupter
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step, for metrics that measure the run itself and not the model's output."""
+    """One step, for metrics of the run instead of the model's output."""
 
     item: Any
-    """What the model's step returned."""
+    """The item that the model's step returned."""
     split: Split
     epoch: int
-    """From 1."""
+    """Counted from 1."""
     iteration: int
-    """The batch of this epoch and split, from 1."""
+    """The batch of this epoch and split, counted from 1."""
     learning_rate: float
-    """Of this step; 0 on the valid split."""
+    """The learning rate of this step; 0 on the valid split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How a metric is shown."""
+    """The display options of a metric."""
 
     unit: str | None = None
     decimals: int = 2
     numeric: bool = True
-    """Whether it has a curve and a row in the summary."""
+    """True if the metric has a curve and a row in the summary."""
 
 
 @dataclass
 class Progress:
-    """Where the run is. One object lives through the whole run, so a step costs no allocation."""
+    """The progress of a run. One object is updated for the whole run, so a step allocates nothing."""
 
     epochs: int
-    """How many there will be."""
+    """The number of epochs of the run."""
     first_epoch: int = 1
-    """Where this run began: after a resume, the epoch after the checkpoint's."""
+    """The first epoch of this process: after a resume, the epoch after the checkpoint."""
     epoch: int = 0
-    """From 1; 0 before the first."""
+    """Counted from 1; 0 before the first epoch."""
     split: Split = Split.TRAIN
     batch: int = 0
-    """How many batches of this epoch and split are done."""
+    """The number of finished batches of this epoch and split."""
     batches: int = 0
-    """How many there are in this epoch and split."""
+    """The number of batches in this epoch and split."""
     items: int = 0
-    """How many samples of this epoch and split are done."""
+    """The number of processed samples of this epoch and split."""
     running: Callable[[], Mapping[str, float]] = dict
-    """Asked for, gives each metric's value over this epoch and split so far."""
+    """A function that returns the value of each metric over the processed part of this epoch and split."""
     latest: Callable[[], Mapping[str, float]] = dict
-    """Asked for, gives each metric's value on the last batch of this split."""
+    """A function that returns the value of each metric on the last batch of this split."""
     shown: Mapping[str, Shown] = field(default_factory=dict)
-    """Metric to how it is shown; text metrics first, then numeric ones, each in the order of registration."""
+    """The display options by metric: text metrics first, then numeric ones, each in order of registration."""
     interrupter: Interrupter = field(default_factory=Interrupter)
-    """A renderer may ask the run to stop."""
+    """The flag by which a renderer can stop the run."""
 
 
 class MetricLogger(Protocol):
-    """Writes what was measured on one split. A user's own needs no more; it may be `Resumable` too."""
+    """A writer of the metrics of one split. A user's logger may implement `Resumable` as well."""
 
     def log(self, epoch: int, name: str, value: float, count: int) -> None:
-        """Note what metric *name* was on one batch of *count* samples."""
+        """Log the *value* of metric *name* on one batch of *count* samples."""
 
     def log_final(self, epoch: int, name: str, value: float) -> None:
-        """Note what *name* was over the whole epoch, where that is not the mean of its batches."""
+        """Log the *value* of *name* over the whole epoch if it is not the mean of its batches."""
 
     def flush(self) -> None:
-        """Everything noted so far is on its way to disk when this returns."""
+        """Pass everything logged to the operating system."""
 
     def close(self) -> None:
-        """The run is over, well or not."""
+        """Release all resources; called when the run ends, also after an error."""
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """What a `MetricLogger` may do besides, so that a run that was stopped logs no line twice.
+    """The optional part of a `MetricLogger` that prevents duplicate lines after a resume.
 
-    One that cannot is told of the steps after the resume, as if nothing had happened.
+    A logger without it receives the steps after the resume like any others.
     """
 
     def position(self) -> dict[str, Any]:
-        """How far it is, as text, numbers, lists and maps; everything noted so far is on disk then."""
+        """Sync everything logged to disk and return the position as text, numbers, lists and dicts."""
 
     def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
-        """Go on in the middle of *epoch*, where `position` said *position*: all that came later goes.
+        """Resume in *epoch* at a *position* that `position` returned, and remove everything later.
 
-        Raises `CheckpointError` where that cannot be.
+        Raises `CheckpointError` if that is impossible.
         """
 
     def cut(self, epoch: int) -> None:
-        """All that is noted of the epochs after *epoch* goes; called before the first that is run."""
+        """Remove everything logged for the epochs after *epoch*; called before the first epoch runs."""
 
 
 @runtime_checkable
 class Verifiable(Protocol):
-    """An optional part of a `Resumable`: verifies its logs before a checkpoint is chosen."""
+    """The optional part of a `Resumable` that verifies its logs before a checkpoint is chosen."""
 
     def verify(self, position: Mapping[str, Any]) -> None:
         """Raise `CheckpointError` if `resume` from *position* is impossible."""
 
 
 class Renderer(Protocol):
-    """Shows a run to a person."""
+    """A display of a run."""
 
     def start(self, progress: Progress) -> None:
-        """The run begins."""
+        """Start the display."""
 
     def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Metric *name* was *value* on one batch: a point of its curve. Comes in runs, some steps late."""
+        """Add the *value* of metric *name* on one batch to its curve; may be called some steps late."""
 
     def step(self, progress: Progress) -> None:
-        """A batch is done; called for every one, so it must return at once most times."""
+        """Update after a batch; called for each batch, so most calls must return immediately."""
 
     def epoch_end(self, progress: Progress, history: History) -> None:
-        """Both splits of an epoch are done, and *history* has their values."""
+        """Update after both splits of an epoch, whose values are in *history*."""
 
     def close(self) -> None:
-        """The run is over, well or not."""
+        """Release all resources; called when the run ends, also after an error."""

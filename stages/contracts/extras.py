@@ -9,7 +9,8 @@ from stages.contracts.errors import PluginError
 def load_extra(module: str, extra: str, user: str) -> Any:
     """Import and return *module*, which the extra *extra* of learner-pipeline installs.
 
-    *user* is what needs it, for the error message. Raises `PluginError` if *module* cannot be imported.
+    *user* names the part that needs it in the error message. Raises `PluginError` if *module* cannot be
+    imported.
     """
     try:
         return import_module(module)

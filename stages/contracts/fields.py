@@ -1,4 +1,4 @@
-"""Types of params: strict numbers, flags and texts, each with the bounds that make sense.
+"""Types of params: strict numbers, flags and strings with their bounds.
 
 A value of one YAML type is never converted to another: ``true`` is not 1, and ``"12"`` is not 12. The one
 exception is an integral float for an integer, because YAML reads ``1e3`` as a float.
@@ -15,14 +15,14 @@ from pydantic_core import PydanticCustomError
 
 DEVICE = re.compile(r"auto|cuda|(cpu|mps)(:0)?|cuda:\d{1,4}")
 MAX_COUNT = 10**9
-"""Limit of epochs, batches and samples: more than any run reaches, and every record format stores it."""
+"""Limit of epochs, batches and samples, which every record format can store."""
 MAX_STEPS = 2**53
-"""Limit of steps and bytes: up to here a float64, in which schedules are computed, has every integer."""
+"""Limit of steps and bytes: a float64, in which schedules are computed, represents all integers below."""
 MAX_UNITS = 2**20
 """Limit of the units in a layer: the weights between two layers of this size take 4 TB."""
 MAX_PROCESSES = 1024
-"""Limit of threads and worker processes, beyond the processors of any machine. OpenMP fails to start 16,000
-threads, and crashes the process with a segmentation fault from 60,000 on."""
+"""Limit of threads and worker processes. OpenMP fails to start 16,000 threads, and crashes the process with a
+segmentation fault from 60,000 on."""
 MAX_SECONDS = 10**9
 """Limit of a duration, about 31 years."""
 
@@ -74,7 +74,7 @@ def _devices(value: Any) -> str | tuple[str, ...]:
         raise _error("must be the name of a device, or a list of names")
     for name in names:
         if not DEVICE.fullmatch(name):
-            raise ValueError(f"no device is called {name!r}. Write auto, cpu, cuda, cuda:N or mps")
+            raise ValueError(f"no device is named {name!r}. Write auto, cpu, cuda, cuda:N or mps")
     return value if isinstance(value, str) else tuple(names)
 
 
@@ -95,7 +95,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _error(message: str) -> PydanticCustomError:
-    """Return an error that says what is expected; the value found is added where it is shown."""
+    """Return an error with the expected value; `describe_errors` adds the value found."""
     return PydanticCustomError("invalid_param", "{message}", {"message": message})
 
 
@@ -107,7 +107,7 @@ Units = Annotated[int, integer(1, MAX_UNITS)]
 Threads = Annotated[int, integer(1, MAX_PROCESSES)]
 Workers = Annotated[int, integer(0, MAX_PROCESSES)]
 Seed = Annotated[int, integer(-(2**63), 2**63 - 1)]
-"""Every format of a record stores a seed in 64 bits."""
+"""A seed; every record format stores it in 64 bits."""
 Positive = Annotated[float, number("a finite number above 0", lambda value: value > 0)]
 NonNegative = Annotated[float, number("a finite number of at least 0", lambda value: value >= 0)]
 Seconds = Annotated[
@@ -120,4 +120,4 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 Text = Annotated[str, BeforeValidator(_text)]
 FileName = Annotated[str, BeforeValidator(_file_name)]
 Devices = Annotated[str | tuple[str, ...], BeforeValidator(_devices)]
-"""Names of devices as torch has them; whether they exist is checked when the learner is built."""
+"""Names of PyTorch devices; the build of the learner checks that they exist."""

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writes of files, and checks of their content."""
 
 import hashlib
 import os
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 CHUNK_BYTES = 1 << 20
-"""Bytes that are copied at a time."""
+"""The number of bytes copied at a time."""
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write *path*'s new content to; *path* changes when the block ends, and only if it ends well.
+def open_atomic(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for the new content of *path*, which replaces the old content if the block succeeds.
 
-    The content goes to a hidden name in the same directory, is synced, and takes *path*'s place
-    with one rename; then the directory is synced too.
+    The content is written to a hidden file in the same directory, synced, and renamed to *path*; then the
+    directory is synced. If the block raises an exception, *path* is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
@@ -35,18 +35,18 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy the file *source*; if the process is killed at any moment, *target* is complete or missing."""
-    with source.open("rb") as original, written_whole(target) as copy:
+    with source.open("rb") as original, open_atomic(target) as copy:
         shutil.copyfileobj(original, copy, CHUNK_BYTES)
 
 
 def write_text(path: Path, text: str) -> None:
-    """*text* as the whole content of *path*, in UTF-8."""
-    with written_whole(path) as file:
+    """Write *text* to *path* atomically, in UTF-8."""
+    with open_atomic(path) as file:
         file.write(text.encode())
 
 
 def sync_directory(path: Path) -> None:
-    """Renames and removals in directory *path* are on disk when this returns."""
+    """Sync the renames and removals in directory *path* to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -55,13 +55,13 @@ def sync_directory(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The digest of *path*'s content, in hexadecimal."""
+    """Return the SHA-256 of the content of *path* in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def md5(path: Path) -> str | None:
-    """The digest that DVC knows *path*'s content by; None where there is no such file."""
+    """Return the MD5 of *path* in hexadecimal, as DVC computes it; None if there is no such file."""
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.exists() else None
 
 
@@ -76,5 +76,7 @@ def damage(path: Path, written: Mapping[str, Any]) -> str | None:
         return "is missing"
     size = path.stat().st_size
     if size != written["size"]:
-        return f"has {size} bytes, {written['size']} were written"
-    return None if sha256(path) == written["sha256"] else "is not as it was written (its sha256 differs)"
+        return f"has {size} bytes, but {written['size']} were written"
+    return (
+        None if sha256(path) == written["sha256"] else "has changed since it was written (its sha256 differs)"
+    )

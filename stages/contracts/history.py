@@ -1,4 +1,4 @@
-"""The epoch values of a run, from which retention, early stopping, curves and the summary are computed."""
+"""The epoch values of a run, which retention, early stopping, curves and the summary use."""
 
 import math
 from array import array
@@ -9,14 +9,14 @@ from enum import StrEnum
 
 
 class Split(StrEnum):
-    """The part of the data that a number was measured on. The value names the folder and the log."""
+    """A part of the data. The value is the name of its folder of logs."""
 
     TRAIN = "train"
     VALID = "valid"
 
 
 class Direction(StrEnum):
-    """The better one of two values."""
+    """The direction in which a metric improves."""
 
     LOWEST = "lowest"
     HIGHEST = "highest"
@@ -27,7 +27,7 @@ class Value:
     """The value of a metric over an epoch of one split."""
 
     epoch: int
-    """From 1."""
+    """Counted from 1."""
     split: Split
     metric: str
     value: float
@@ -38,9 +38,9 @@ class Series:
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
-        """From 1."""
+        """Counted from 1."""
         self.values = array("d")
-        """As many floats of 64 bits."""
+        """One float64 for each epoch."""
         self._best: dict[tuple[Direction, float], _Best] = {}
 
     def add(self, epoch: int, value: float) -> None:
@@ -66,7 +66,7 @@ class Series:
     def best(self, direction: Direction, min_delta: float) -> int | None:
         """Return the last epoch that improved on all before by more than *min_delta*; None if none is finite.
 
-        What earlier calls have compared is not compared again.
+        Each value is compared only once, also over several calls.
         """
         best = self._best.setdefault((direction, min_delta), _Best())
         sign = 1.0 if direction is Direction.LOWEST else -1.0
@@ -80,7 +80,7 @@ class Series:
 
 @dataclass
 class _Best:
-    """The best of the first values of a series."""
+    """The best among the first values of a series."""
 
     compared: int = 0
     """The number of values that were compared."""
@@ -90,10 +90,10 @@ class _Best:
 
 
 class History:
-    """Every epoch value; a metric has one value for each split and epoch.
+    """All epoch values; a metric has one value for each split and epoch.
 
-    To add the values of an epoch, and to look up an epoch, the last epoch and the best one after each epoch,
-    takes a time that does not grow with the number of epochs.
+    The time to add the values of an epoch, and to look up an epoch, the last epoch and the best epoch, does
+    not grow with the number of epochs.
     """
 
     def __init__(self, values: Iterable[Value] = ()) -> None:
@@ -133,7 +133,7 @@ class History:
         return [Value(epoch, *name, value) for name, value in found if value is not None]
 
     def series(self, split: Split, metric: str) -> dict[int, float]:
-        """Return epoch to value, ascending; empty if nothing was measured."""
+        """Return epoch to value, ascending; empty if the metric was not measured."""
         series = self._series.get((split, metric))
         return dict(zip(series.epochs, series.values, strict=True)) if series else {}
 

@@ -1,10 +1,10 @@
-"""Asking a run to stop."""
+"""A flag that stops a run."""
 
 
 class Interrupter:
-    """A flag that any thread, renderer or signal handler may raise; the loop looks at it after each step.
+    """A flag that any thread, renderer or signal handler can set; the loop checks it after each step.
 
-    Burn's `Interrupter`. It has no lock, because a signal handler that waits for one may wait for ever.
+    Burn's `Interrupter`. It has no lock, because a signal handler could wait for a lock forever.
     """
 
     def __init__(self) -> None:
@@ -13,26 +13,26 @@ class Interrupter:
         self._listener = False
 
     def stop(self, reason: str | None = None) -> None:
-        """Have the run stop after the step it is in; the first *reason* given stays."""
+        """Stop the run after the current step. The *reason* of the first call is kept."""
         if not self._stopped:
             self._reason = reason
         self._stopped = True
 
     def reset(self) -> None:
-        """Take it back: the next run is not stopped."""
+        """Clear the flag and the reason."""
         self._stopped = False
         self._reason = None
 
     def should_stop(self) -> bool:
-        """Whether somebody asked."""
+        """Return whether the run must stop."""
         self._listener = True
         return self._stopped
 
     def has_listener(self) -> bool:
-        """Whether anybody has looked yet: before that, a request to stop waits for the loop to begin."""
+        """Return whether the flag was ever checked; a stop before that takes effect when the loop starts."""
         return self._listener
 
     @property
     def message(self) -> str | None:
-        """Why, where that was said."""
+        """The reason of the stop; None if there is none."""
         return self._reason

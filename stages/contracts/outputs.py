@@ -1,4 +1,4 @@
-"""What a step returns: the loss and what the metrics need, for one batch of *B* samples."""
+"""The outputs of steps: the loss and the inputs of metrics, for a batch of *B* samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Item = TypeVar("Item", bound="Output")
 
 
 class Output(Protocol):
-    """What every step's output has; a user's own output needs no more."""
+    """The attributes that every output needs, also a user's own."""
 
     @property
     def loss(self) -> "Tensor":
@@ -24,84 +24,84 @@ class Output(Protocol):
 
 @dataclass(frozen=True)
 class ClassificationOutput:
-    """One class per sample, or per position. Burn's output of the same name."""
+    """Classification with one class per sample or position. Burn's output of the same name."""
 
     loss: "Tensor"
     """The mean loss, a scalar."""
     output: "Tensor"
     """The logits, (B, C) or (B, C, …); of a binary model with one logit, (B,) or (B, 1)."""
     targets: "Tensor"
-    """The class of each sample or position, (B,) or (B, …), integers; -100 is not measured.
+    """The class of each sample or position, (B,) or (B, …), integers; -100 is ignored.
 
-    For one logit 0 and 1, which may be floats, (B,) or (B, 1).
+    For a model with one logit: 0 or 1, integers or floats, (B,) or (B, 1).
     """
 
     @property
     def size(self) -> int:
-        """B."""
+        """The number of samples, B."""
         return self.targets.shape[0]
 
 
 @dataclass(frozen=True)
 class MultiLabelClassificationOutput:
-    """Any number of labels a sample. Burn's output of the same name."""
+    """Classification with any number of labels per sample. Burn's output of the same name."""
 
     loss: "Tensor"
     """The mean loss, a scalar."""
     output: "Tensor"
     """The logits, (B, labels)."""
     targets: "Tensor"
-    """1 where a sample has a label and 0 where not, of the same shape."""
+    """1 for each label of a sample and 0 otherwise, (B, labels)."""
 
     @property
     def size(self) -> int:
-        """B."""
+        """The number of samples, B."""
         return self.targets.shape[0]
 
 
 @dataclass(frozen=True)
 class RegressionOutput:
-    """Numbers for a sample. Burn's output of the same name."""
+    """Regression with one or more numbers per sample. Burn's output of the same name."""
 
     loss: "Tensor"
     """The mean loss, a scalar."""
     output: "Tensor"
     """The predictions, (B, …)."""
     targets: "Tensor"
-    """What they should be, of the same shape."""
+    """The target values, of the same shape as the predictions."""
 
     @property
     def size(self) -> int:
-        """B."""
+        """The number of samples, B."""
         return self.targets.shape[0]
 
 
 @dataclass(frozen=True)
 class SequenceOutput:
-    """One token a place, of *T* places and *V* tokens. Burn's output of the same name."""
+    """A sequence of *T* tokens from a vocabulary of *V*. Burn's output of the same name."""
 
     loss: "Tensor"
     """The mean loss, a scalar."""
     logits: "Tensor"
-    """(B, T, V)."""
+    """The logits, (B, T, V)."""
     predictions: "Tensor | None"
-    """The tokens that decoding gave, (B, any length), integers; None where the highest logits are meant."""
+    """The decoded tokens, (B, any length), integers; None for the tokens with the highest logits."""
     targets: "Tensor"
-    """The right tokens, (B, T), integers."""
+    """The target tokens, (B, T), integers."""
 
     @property
     def size(self) -> int:
-        """B."""
+        """The number of samples, B."""
         return self.targets.shape[0]
 
 
 @dataclass(frozen=True)
 class TrainOutput(Generic[Item]):
-    """What a training step hands to the loop. Burn's output of the same name."""
+    """The result of a training step. Burn's output of the same name."""
 
     model: Any
     """The module that the gradients belong to."""
     gradients: "Sequence[Tensor | None]"
-    """One for each of ``model.parameters()``, in that order; none where the loss does not depend on it."""
+    """One gradient for each of ``model.parameters()``, in order; None if the loss does not depend on it."""
     item: Item
-    """What the metrics measure."""
+    """The item that metrics measure."""

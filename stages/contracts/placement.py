@@ -1,11 +1,11 @@
-"""Batches from one device to another."""
+"""Transfer of batches between devices."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 
 def move(batch: Any, device: Any) -> Any:
-    """*batch* on *device*: tensors, whatever has ``to``, and tuples, lists, dicts and dataclasses of such."""
+    """Return *batch* on *device*: objects with ``to``, also in tuples, lists, dicts and dataclasses."""
     if hasattr(batch, "to"):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -1,6 +1,6 @@
-"""One look-up for every part a user may supply: built in, then registered, then importable.
+"""Lookup of parts by name: built-in names first, then entry points, then import paths.
 
-``params.yaml`` can name any importable code, so it is as trusted as code.
+``params.yaml`` can name any importable code, so it must be trusted like code.
 """
 
 import importlib
@@ -15,9 +15,9 @@ from stages.contracts.user_code import explain, user_frames
 
 
 def find(part: str, name: str, built_in: Mapping[str, str]) -> Any:
-    """The object called *name*; *built_in* maps short names to import paths.
+    """Return the object named *name*; *built_in* maps short names to import paths.
 
-    Raises `PluginError` for a name that leads nowhere and for a module that does not import.
+    Raises `PluginError` if there is no such object or its module cannot be imported.
     """
     return _import(part, import_path(part, name, built_in))
 
@@ -28,7 +28,7 @@ def import_path(part: str, name: str, built_in: Mapping[str, str]) -> str:
     Raises `PluginError` for an unknown short name and for an import path that is malformed.
     """
     if ":" in name:
-        return _checked(part, name)
+        return _check_path(part, name)
     if name in built_in:
         return built_in[name]
     registered = {point.name: point.value for point in entry_points(group=f"stages.{part}s")}
@@ -36,14 +36,14 @@ def import_path(part: str, name: str, built_in: Mapping[str, str]) -> str:
         return registered[name]
     known = sorted({*built_in, *registered})
     raise PluginError(
-        f"no {part} is called {name!r}.{closest(name, known)}\n"
+        f"no {part} is named {name!r}.{closest(name, known)}\n"
         f"    built in or registered: {', '.join(known) or 'none'}\n"
-        f"    your own: write its import path, as in 'my_lab.parts:{_class_name(name)}'"
+        f"    for your own, write its import path, for example 'my_lab.parts:{_class_name(name)}'"
     )
 
 
-def known_as(part: str, built_in: Mapping[str, str]) -> Callable[[Use], Use]:
-    """A check for pydantic that a `Use` of *part* names something: built in, registered, or a path."""
+def name_validator(part: str, built_in: Mapping[str, str]) -> Callable[[Use], Use]:
+    """Return a pydantic validator: a `Use` of *part* must name a built-in, a registered or an import path."""
 
     def check(use: Use) -> Use:
         try:
@@ -56,7 +56,7 @@ def known_as(part: str, built_in: Mapping[str, str]) -> Callable[[Use], Use]:
 
 
 def build(part: str, name: str, maker: Any, arguments: Mapping[str, Any]) -> Any:
-    """*maker* called with *arguments*, or a `PluginError` that lists what it does take."""
+    """Call *maker* with *arguments*. Raises `PluginError`, which lists its parameters, if they do not fit."""
     check_arguments(part, name, maker, arguments)
     return maker(**arguments)
 
@@ -73,13 +73,13 @@ def check_arguments(part: str, name: str, maker: Any, arguments: Mapping[str, An
     except TypeError as error:
         raise PluginError(
             f"{part} {name!r} cannot be built: {error}.\n"
-            f"  given: {', '.join(sorted(arguments)) or 'nothing'}\n"
-            f"  it takes: {signature}"
+            f"  arguments: {', '.join(sorted(arguments)) or 'none'}\n"
+            f"  parameters: {signature}"
         ) from None
 
 
-def accepted(maker: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the *offered* arguments that *maker* names in its signature."""
+def select_accepted(maker: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the *offered* arguments that are parameters of *maker*."""
     if not callable(maker):
         return {}
     names = _signature(maker).parameters
@@ -87,7 +87,7 @@ def accepted(maker: Any, offered: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _signature(maker: Any) -> inspect.Signature:
-    """What *maker* takes; anything by name, where it is written in C and does not say."""
+    """Return the signature of *maker*; any keyword arguments if C code does not provide one."""
     try:
         return inspect.signature(maker)
     except ValueError:
@@ -113,25 +113,26 @@ def _import(part: str, path: str) -> Any:
     return found
 
 
-def _checked(part: str, path: str) -> str:
+def _check_path(part: str, path: str) -> str:
     module_name, _, attribute = path.partition(":")
     names = [*module_name.split("."), *attribute.split(".")]
     if not all(name.isidentifier() for name in names):
         raise PluginError(
-            f"{part} {path!r} is not an import path. Write 'package.module:Name', as in 'my_lab.parts:Name'"
+            f"{part} {path!r} is not an import path. Write 'package.module:Name', for example "
+            "'my_lab.parts:Name'"
         )
     return path
 
 
 def _import_error(what: str, module_name: str, error: BaseException) -> PluginError:
-    """Return the error for *what*, in a module that does not exist or that raised *error* on import."""
+    """Return the error for *what*, whose module does not exist or raised *error* on import."""
     missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
     if missing and f"{module_name}.".startswith(f"{missing}.") and not user_frames(error):
         return PluginError(
             f"{what} cannot be imported: {type(error).__name__}: {error}.\n"
-            f"  the module {module_name!r} must be installed, or lie beside params.yaml"
+            f"  Install the module {module_name!r}, or put it beside params.yaml"
         )
-    advice = f"\n  install {missing.partition('.')[0]!r}, or correct the name" if missing else ""
+    advice = f"\n  Install {missing.partition('.')[0]!r}, or correct the name" if missing else ""
     explained = explain(error).replace("\n", "\n  ")
     return PluginError(f"{what} cannot be imported: {explained}{advice}")
 

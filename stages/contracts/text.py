@@ -1,4 +1,4 @@
-"""How numbers and JSON are written, so that the same run is the same bytes."""
+"""Numbers, sizes, durations and JSON as text, in one form each so that equal runs give equal bytes."""
 
 import json
 import math
@@ -7,18 +7,18 @@ from decimal import Decimal
 from typing import Any
 
 SURELY_EXACT = 16
-"""The length of a shortest text that never ends in a tie: 15 digits and a point are too few for one."""
+"""Up to this length, 15 digits and a point, the shortest text of a float cannot end in a tie."""
 
 
 def number(value: float) -> str:
     """Return *value* as Rust's ``f64`` displays it: the shortest digits that read back the same, no exponent.
 
     ``100`` and ``0`` have no fraction, ``1e-7`` is ``0.0000001``; ``NaN``, ``inf``, ``-inf``. If *value* is
-    exactly between two such texts, Rust takes the one further from 0, and Python the one with the even digit.
+    exactly between two such texts, Rust rounds away from 0, and Python to the even digit.
     """
     text = repr(float(value))
     if len(text) > SURELY_EXACT:
-        return _with_tie_up(value, text)
+        return _round_tie_up(value, text)
     if text.endswith(".0"):
         return text[:-2]
     if "e" in text:
@@ -27,10 +27,10 @@ def number(value: float) -> str:
 
 
 def json_number(value: float) -> str:
-    """*value* as Burn's JSON has it: ``1.0``, ``0.00001``; below that, and from 1e16 on, ``1e-6``, ``1e16``.
+    """Return *value* as in Burn's JSON: ``1.0``, ``0.00001``; below that, and from 1e16, ``1e-6``, ``1e16``.
 
-    What JSON has no number for is the text ``"NaN"``, ``"inf"`` or ``"-inf"``. (Burn writes ``null``,
-    and cannot read it back.)
+    NaN and infinity, which JSON does not have, are the strings ``"NaN"``, ``"inf"`` and ``"-inf"``. (Burn
+    writes ``null``, which it cannot read back.)
     """
     if not math.isfinite(value):
         return f'"{number(value)}"'
@@ -43,12 +43,12 @@ def json_number(value: float) -> str:
 
 
 def to_json(data: Any) -> str:
-    """*data* with keys in the order given, two spaces, no line break at the end: as Burn's Config saves."""
+    """Return *data* as JSON, indented by two spaces, in the order of its keys, as Burn saves a config."""
     return _json(data, "\n")
 
 
-def rounded(value: float, decimals: int = 2) -> str:
-    """*value* for people, as Burn shows a metric: fixed, or scientific where it would lose its digits.
+def format_rounded(value: float, decimals: int = 2) -> str:
+    """Return *value* as Burn displays a metric: fixed, or scientific if fixed notation would lose its digits.
 
     ``97.25``, ``9.23e-2``, ``0.00e0``; negative numbers are scientific, as in Burn.
     """
@@ -56,27 +56,27 @@ def rounded(value: float, decimals: int = 2) -> str:
 
 
 def fixed(value: float, decimals: int) -> str:
-    """*value* with so many *decimals*; ``NaN``, ``inf``."""
+    """Return *value* with *decimals* digits after the point; ``NaN``, ``inf``."""
     return "NaN" if math.isnan(value) else f"{value:.{decimals}f}"
 
 
 def scientific(value: float, decimals: int) -> str:
-    """*value* with one digit before the point and *decimals* after it: ``9.876e-3``, ``0.000e0``."""
+    """Return *value* with one digit before the point and *decimals* after it: ``9.876e-3``, ``0.000e0``."""
     return "NaN" if math.isnan(value) else _short_exponent(f"{value:.{decimals}e}")
 
 
-def printable(text: str) -> str:
-    """*text* without what would move a terminal's cursor, or end a line."""
+def replace_unprintable(text: str) -> str:
+    """Return *text* with control characters and line breaks replaced."""
     return "".join(each if each.isprintable() else "�" for each in text)
 
 
-def _with_tie_up(value: float, text: str) -> str:
-    """Return *text*, the shortest of *value*, without an exponent and with its last digit up in a tie."""
+def _round_tie_up(value: float, text: str) -> str:
+    """Return *text*, the shortest text of *value*, without an exponent and with a tie rounded up."""
     if "e" not in text:
-        whole, _, fraction = text.partition(".")
+        integer, _, fraction = text.partition(".")
         if fraction == "0":
-            return whole
-        # a multiple of 1 / 2**bits has as many decimals, the last of which is 5
+            return integer
+        # a multiple of 1 / 2**bits has that number of decimals, and the last one is 5
         bits = float(value).as_integer_ratio()[1].bit_length() - 1
         if bits != len(fraction) + 1:
             return text
@@ -94,7 +94,7 @@ def _short_exponent(text: str) -> str:
 
 
 def _json(data: Any, line: str) -> str:
-    """*data* within a block whose lines begin with *line*: a line break and the block's indentation."""
+    """Return *data* as JSON; *line* is a line break and the indentation of the surrounding block."""
     inner = f"{line}  "
     if isinstance(data, float):
         return json_number(data)

@@ -1,6 +1,6 @@
-"""Exceptions in the user's code, explained by the user's frames: file, line, function and source.
+"""Descriptions of exceptions in the user's code by the user's frames: file, line, function and source.
 
-Frames of this project and of installed packages are hidden, since the mistake is not there.
+Frames of this project and of installed packages are hidden.
 """
 
 import inspect
@@ -41,20 +41,22 @@ class Frame:
     source: str = ""
 
     def __str__(self) -> str:
-        place = f"{_shown(self.path)}, line {self.line}" + (f", in {self.function}" if self.function else "")
+        place = f"{_shorten(self.path)}, line {self.line}"
+        if self.function:
+            place += f", in {self.function}"
         source = self.source or linecache.getline(self.path, self.line).strip()
         return f"{place}: {_cut(source)}" if source else place
 
 
 def explain(error: BaseException) -> str:
-    """Return the message of *error*, the user's frames below it, and what caused it.
+    """Return the message of *error*, the user's frames, and the causes of *error*.
 
     The text is bounded, and its first line is ``Type: message``.
     """
     lines: list[str] = []
     for number, each in enumerate(_chain(error)):
         head = [f"caused by {summary(each)}" if number else summary(each)]
-        lines += [*head, *(f"  {line}" for line in _limited(_frames(each)))]
+        lines += [*head, *(f"  {line}" for line in _format_frames(_frames(each)))]
     return "\n".join(lines)
 
 
@@ -75,13 +77,13 @@ def summary(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"SystemExit: sys.exit({'' if error.code is None else repr(error.code)})"
     if worker := _worker_text(error):
-        return f"{_joined(worker.rpartition(TRACEBACK)[2])} (in a worker process of the loader)"
+        return f"{_last_message(worker.rpartition(TRACEBACK)[2])} (in a worker process of the loader)"
     try:
         text = str(error.msg if isinstance(error, SyntaxError) else error)
     except Exception as failure:  # noqa: BLE001  the user's own __str__
         text = f"<str() of it failed with {type(failure).__name__}>"
     name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else _full_name(kind)
-    return f"{name}: {_bounded(text)}" if text else name
+    return f"{name}: {_limit_lines(text)}" if text else name
 
 
 def place_of(code: Any) -> str:
@@ -92,7 +94,7 @@ def place_of(code: Any) -> str:
         line = code.__code__.co_firstlineno if hasattr(code, "__code__") else inspect.getsourcelines(code)[1]
     except (TypeError, OSError, ValueError):
         return ""
-    return f" ({_shown(path)}, line {line})" if is_user_file(path) else ""
+    return f" ({_shorten(path)}, line {line})" if is_user_file(path) else ""
 
 
 def is_user_file(path: str) -> bool:
@@ -133,7 +135,7 @@ def _frame(frame: FrameType, line: int) -> Frame:
 
 
 def _worker_text(error: BaseException) -> str:
-    """Return what torch passes on of an exception in a worker, which is a text; else an empty one."""
+    """Return the text that torch passes on for an exception in a worker; empty for other exceptions."""
     text = error.args[0] if error.args else ""
     text = getattr(text, "msg", text)
     return text if isinstance(text, str) and WORKER.match(text) and TRACEBACK in text else ""
@@ -150,11 +152,11 @@ def _worker_frames(text: str) -> list[Frame]:
     return []
 
 
-def _joined(block: str) -> str:
+def _last_message(block: str) -> str:
     """Return the message at the end of a traceback's text."""
     lines = block.rstrip().splitlines()
     ends = [number for number, line in enumerate(lines) if line.startswith("  ")]
-    return _bounded("\n".join(lines[ends[-1] + 1 if ends else 0 :]))
+    return _limit_lines("\n".join(lines[ends[-1] + 1 if ends else 0 :]))
 
 
 def _is_shipped_model(path: str) -> bool:
@@ -165,15 +167,15 @@ def _full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _limited(frames: list[Frame]) -> Iterable[str]:
-    """Return *frames* as text; of a deep recursion the first and the last ones."""
+def _format_frames(frames: list[Frame]) -> Iterable[str]:
+    """Return *frames* as text; only the first and the last ones of a deep recursion."""
     shown = [str(frame) for frame in frames[:2] + frames[-(MAX_FRAMES - 2) :]]
     if len(frames) <= MAX_FRAMES:
         return [str(frame) for frame in frames]
     return [*shown[:2], f"… {len(frames) - MAX_FRAMES:,} more frames", *shown[2:]]
 
 
-def _bounded(text: str) -> str:
+def _limit_lines(text: str) -> str:
     lines = text.splitlines()
     shown = [_cut(line) for line in lines[:MAX_LINES]]
     if len(lines) > MAX_LINES:
@@ -185,7 +187,7 @@ def _cut(line: str) -> str:
     return line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]}…"
 
 
-def _shown(path: str) -> str:
+def _shorten(path: str) -> str:
     """Return *path* relative to the current folder if it lies below."""
     try:
         return str(Path(path).relative_to(Path.cwd()))

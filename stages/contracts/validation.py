@@ -1,4 +1,4 @@
-"""Errors of pydantic in the words of this project: where, what is expected, the value found, what to do."""
+"""Messages for the errors of pydantic: the key, the expected value, the value found, and what to do."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from stages.contracts.errors import closest
 
 MAX_SHOWN_CHARACTERS = 60
 USE = "use"
-"""The tag of a part that is named by an import path, in a union with built-in ones."""
+"""The tag, in a union with built-in parts, of a part that is named by an import path."""
 Location = tuple[int | str, ...]
 
 
 def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """Return a line for each mistake that *error* found in the input of *model*.
 
-    Errors that only follow from another are left out: of a list that has an invalid item, and of a required
+    Errors that follow from another error are left out: for a list with an invalid item, and for a required
     key that is misspelled.
     """
     found: list[Any] = error.errors(include_url=False)
@@ -33,11 +33,11 @@ def describe_errors(error: ValidationError, model: type[BaseModel]) -> list[str]
         if not any(_is_inside(other, each["loc"]) for other in locations)
         and not (each["type"] == "missing" and _is_misspelled(model, each["loc"], unknown))
     ]
-    return list(dict.fromkeys(lines))  # of a list that is too short there is an error for each missing item
+    return list(dict.fromkeys(lines))  # pydantic reports each missing item of a list that is too short
 
 
-def shown(value: Any) -> str:
-    """Return *value* as YAML has it, shortened if it is long."""
+def format_value(value: Any) -> str:
+    """Return *value* in YAML notation, shortened if it is long."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float) and not isfinite(value):
@@ -72,7 +72,7 @@ class _Place:
 
     @property
     def has_default(self) -> bool:
-        """Whether the key may be left out."""
+        """True if the key is optional."""
         field = self.section.model_fields.get(str(self.keys[-1])) if self.keys else None
         return field is not None and not field.is_required()
 
@@ -97,29 +97,30 @@ def _message(place: _Place, error: Mapping[str, Any]) -> str:
             return f"unknown key.{closest(str(place.keys[-1]), known)} Known: {', '.join(known)}"
         case "missing":
             if isinstance(place.keys[-1], int):
-                return f"must have more items; found {shown(value)}"
+                return f"must have more items; found {format_value(value)}"
             return "the key is missing. Set it"
         case "union_tag_not_found":
             return f"the key is missing. Set it to {_either(place.kinds)}"
         case "invalid_key":
-            return f"keys must be strings; found {shown(value)}"
+            return f"keys must be strings; found {format_value(value)}"
         case "recursion_loop":
             return "must not contain itself: remove the alias"
         case "too_short" | "too_long":
             limit = "at least" if error["type"] == "too_short" else "at most"
             count = error["ctx"].get("min_length", error["ctx"].get("max_length"))
-            return f"must have {limit} {count} {'item' if count == 1 else 'items'}; found {shown(value)}"
+            items = f"{count} {'item' if count == 1 else 'items'}"
+            return f"must have {limit} {items}; found {format_value(value)}"
         case _:
             return _expectation(place, error)
 
 
 def _expectation(place: _Place, error: Mapping[str, Any]) -> str:
-    """Return what must be at *place*, with the value found there."""
+    """Return the expected value at *place* and the value found there."""
     value, hint = error["input"], ""
     match error["type"]:
         case "union_tag_invalid":
             value = value.get("kind") if isinstance(value, Mapping) else value
-            return f"must be {_either(place.kinds)}; found {shown(value)}{_advice(value, place.kinds)}"
+            return f"must be {_either(place.kinds)}; found {format_value(value)}{_advice(value, place.kinds)}"
         case "literal_error" | "enum":
             expected = f"must be {error['ctx']['expected']}"
             hint = _advice(value, place.choices)
@@ -137,7 +138,7 @@ def _expectation(place: _Place, error: Mapping[str, Any]) -> str:
             expected = str(error["msg"]).replace("Input should be", "must be")
     if value is None and not hint and place.has_default:
         hint = ". Remove the key for its default"
-    return f"{expected}; found {shown(value)}{hint}"
+    return f"{expected}; found {format_value(value)}{hint}"
 
 
 def _advice(value: Any, known: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Signals of loader workers: Ctrl-C goes to every process of a terminal's job, and only the parent acts."""
+"""Signal handling of loader workers: Ctrl-C reaches the whole job of a terminal, but only the parent acts."""
 
 import signal
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from signal import SIGHUP, SIGINT, SIGTERM, Signals
 
 RESET = (SIGTERM, SIGHUP)
-"""Signals of which a worker must not run the handlers of its parent: they print, or save a checkpoint."""
+"""Signals whose handlers a worker must not inherit from its parent, since they print or save."""
 
 
 @contextmanager
-def blocked(*numbers: Signals) -> Iterator[None]:
-    """Block the signals *numbers* in this thread; processes that start meanwhile inherit that and keep it."""
+def block_signals(*numbers: Signals) -> Iterator[None]:
+    """Block the signals *numbers* in this thread; processes that start in the block inherit the mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -20,10 +20,10 @@ def blocked(*numbers: Signals) -> Iterator[None]:
 
 
 def prepare_worker(_: int = 0) -> None:
-    """Have a worker that started while `RESET` was blocked end at those signals, without a message.
+    """Let a worker that started while `RESET` was blocked exit on those signals, without a message.
 
-    torch has set its own handler of SIGTERM by now. It exits with 0 if the parent sent the signal, as at its
-    own exit; with the default action the parent would report the worker as killed.
+    torch has already set its own handler of SIGTERM. It exits with 0 if the parent sent the signal, as it
+    does at its own exit; with the default action, the parent would report the worker as killed.
     """
     signal.signal(SIGHUP, signal.SIG_DFL)
     signal.signal(SIGINT, signal.SIG_IGN)

@@ -81,7 +81,7 @@ def build_batcher(use: Use, normalization: Normalization) -> Batcher:
     found = plugins.find("batcher", use.kind, BATCHERS)
     arguments = arguments_of(use)
     if isinstance(found, type):
-        offered = plugins.accepted(found, {"mean": normalization.mean, "std": normalization.std})
+        offered = plugins.select_accepted(found, {"mean": normalization.mean, "std": normalization.std})
         found = plugins.build("batcher", use.kind, found, {**offered, **arguments})
     elif arguments:
         found = partial(found, **arguments)

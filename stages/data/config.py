@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Discriminator, Tag
 
 from stages.contracts.config import Config, Use, kind_of
 from stages.contracts.fields import Text
-from stages.contracts.plugins import known_as
+from stages.contracts.plugins import name_validator
 
 BUILT_IN = {
     "digits": "stages.data.sources:digits",
@@ -51,8 +51,8 @@ Source = Annotated[
     Annotated[Digits, Tag("digits")]
     | Annotated[Idx, Tag("idx")]
     | Annotated[Npz, Tag("npz")]
-    | Annotated[Use, AfterValidator(known_as("source", BUILT_IN)), Tag("use")],
+    | Annotated[Use, AfterValidator(name_validator("source", BUILT_IN)), Tag("use")],
     Discriminator(_tag),
 ]
 
-BatcherConfig = Annotated[Use, AfterValidator(known_as("batcher", BATCHERS))]
+BatcherConfig = Annotated[Use, AfterValidator(name_validator("batcher", BATCHERS))]

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from stages.contracts.errors import CheckpointError
 from stages.contracts.placement import move
-from stages.contracts.seeds import derived_seed
-from stages.contracts.worker_signals import RESET, blocked, prepare_worker
+from stages.contracts.seeds import derive_seed
+from stages.contracts.worker_signals import RESET, block_signals, prepare_worker
 from stages.data.batchers import Batcher, as_batcher
 from stages.data.datasets import Dataset
 from stages.data.fetching import Fetcher
@@ -92,7 +92,7 @@ class Order:
         if self.seed is None:
             order = torch.arange(self.samples)
         else:
-            generator = torch.Generator().manual_seed(derived_seed(self.seed, epoch))
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
             order = torch.randperm(self.samples, generator=generator)
         for start in range(first * self.batch_size, self.samples, SPLIT_AT_ONCE * self.batch_size):
             yield from torch.split(order[start : start + SPLIT_AT_ONCE * self.batch_size], self.batch_size)
@@ -151,10 +151,10 @@ class DataLoader:
             sampler=((position, indices.tolist()) for position, indices in places),
             collate_fn=_as_it_is,
             num_workers=min(self.workers, len(self)),
-            generator=torch.Generator().manual_seed(derived_seed(self.order.seed or 0, self.epoch)),
+            generator=torch.Generator().manual_seed(derive_seed(self.order.seed or 0, self.epoch)),
             worker_init_fn=prepare_worker,
         )
-        with blocked(SIGINT, *RESET):
+        with block_signals(SIGINT, *RESET):
             return iter(loader)
 
     def _fetcher(self) -> Fetcher:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from stages.contracts.config import Config
 from stages.contracts.errors import DataError
-from stages.contracts.files import write_text, written_whole
+from stages.contracts.files import open_atomic, write_text
 from stages.contracts.text import to_json
 from stages.data.columns import Column, Columns
 
@@ -71,7 +71,7 @@ def write_columns(directory: Path, info: DatasetInfo, train: Columns, valid: Col
     """Write the split files to *directory*, then ``dataset.json`` with the hash of their content."""
     digest = hashlib.sha256()
     for name, split in (("train", train), ("valid", valid)):
-        with written_whole(directory / f"{name}.safetensors") as file:
+        with open_atomic(directory / f"{name}.safetensors") as file:
             for chunk in _encoded({"inputs": split.inputs, "targets": split.targets}):
                 digest.update(chunk)
                 file.write(chunk)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from stages.contracts.seeds import derived_seed
+from stages.contracts.seeds import derive_seed
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def random_state_kept() -> Iterator[None]:
 
 def seed_random_state(seed: int, *path: int | str) -> None:
     """What is drawn next depends on *seed* and *path* alone. The devices' generators are left alone."""
-    derived = derived_seed(seed, *path)
+    derived = derive_seed(seed, *path)
     torch.default_generator.manual_seed(derived)  # torch.manual_seed would seed CUDA's as well
     random.seed(derived)
     np.random.seed(derived % 2**32)

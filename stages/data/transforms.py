@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stages.contracts.seeds import derived_seed
+from stages.contracts.seeds import derive_seed
 from stages.data.datasets import Dataset
 
 
@@ -36,7 +36,7 @@ class ShuffledDataset(SelectionDataset):
     """The samples of *dataset* in one order, drawn by *seed*. (A new one every epoch is the loader's.)"""
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
-        generator = torch.Generator().manual_seed(derived_seed(seed, "shuffled"))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "shuffled"))
         super().__init__(dataset, torch.randperm(len(dataset), generator=generator).tolist())
 
 
@@ -47,7 +47,7 @@ class SamplerDataset(SelectionDataset):
         count = len(dataset)
         if not replacement and size > count:
             raise ValueError(f"{size} samples without replacement of a data set that has {count}")
-        generator = torch.Generator().manual_seed(derived_seed(seed, "sampler"))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "sampler"))
         if replacement:
             drawn = torch.randint(count, (size,), generator=generator)
         else:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from stages.contracts.placement import move
-from stages.contracts.worker_signals import blocked
+from stages.contracts.worker_signals import block_signals
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class TorchBatches:
         if loader.persistent_workers:
             loader._iterator = None  # noqa: SLF001  ends the workers; torch has no public way
         self._loader = loader
-        with blocked(SIGINT):  # so that Ctrl-C does not end the workers, each with a traceback
+        with block_signals(SIGINT):  # so that Ctrl-C does not end the workers, each with a traceback
             self._batches = iter(loader)
 
     def __iter__(self) -> Self:

@@ -26,7 +26,7 @@ def find_device(name: str | torch.device) -> torch.device:
         device = None
     known = ", ".join(["auto", *list_devices()])
     if device is None:
-        raise BuilderError(f"no device is called {str(name)!r}; on this machine: {known}")
+        raise BuilderError(f"no device is named {str(name)!r}; on this machine: {known}")
     if device.type not in {each.split(":")[0] for each in list_devices()}:
         raise BuilderError(f"device {str(name)!r} is not on this machine; on it: {known}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

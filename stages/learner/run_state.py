@@ -17,7 +17,7 @@ from torch import Tensor
 from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Direction, History, Split, Value
-from stages.contracts.seeds import derived_seed
+from stages.contracts.seeds import derive_seed
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions
 from stages.optim import Guard, Window
@@ -112,7 +112,7 @@ class RunState:
         """Return the seed for *path*, derived from that of the run or else from `torch.initial_seed`."""
         if self._seed is None:
             self._seed = torch.initial_seed()
-        return derived_seed(self._seed, *path)
+        return derive_seed(self._seed, *path)
 
     def begin_epoch(self, epoch: int) -> None:
         """Mark *epoch* as in progress."""

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError
 from stages.contracts.files import write_text
-from stages.contracts.seeds import derived_seed
+from stages.contracts.seeds import derive_seed
 from stages.contracts.text import to_json
 from stages.models import ModelConfig, build_model
 from stages.optim import OptimizerConfig, ScheduleConfig, Scheduler
@@ -32,7 +32,7 @@ class Blueprint(Config):
 
     def build(self, seed: int) -> tuple[Any, OptimizerConfig, Scheduler]:
         """What `LearnerBuilder.build` takes; the weights are drawn by *seed*, on the CPU."""
-        torch.manual_seed(derived_seed(seed, "weights"))
+        torch.manual_seed(derive_seed(seed, "weights"))
         offered = {
             "input_shape": self.input_shape,
             "num_classes": self.num_classes,

@@ -9,7 +9,7 @@ step is kept depends on its number alone, so a shorter run has the beginning of 
 from collections.abc import Iterator
 from pathlib import Path
 
-from stages.contracts.files import written_whole
+from stages.contracts.files import open_atomic
 from stages.loggers.reading import epoch_folders
 
 ALL_UP_TO = 1024
@@ -27,7 +27,7 @@ def write_iterations(logs: Path, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name in sorted({path.stem for _, folder in epochs for path in folder.glob("*.log")}):
         files = [(epoch, folder / f"{name}.log") for epoch, folder in epochs]
-        with written_whole(directory / f"{name}.tsv") as file:
+        with open_atomic(directory / f"{name}.tsv") as file:
             file.write(_HEADER.encode())
             file.writelines(row.encode() for row in _rows(files))
 

@@ -42,7 +42,7 @@ BUILT_IN = {
 }
 """The import path of each built-in metric by its name in params."""
 
-MetricConfig = Annotated[Use, AfterValidator(plugins.known_as("metric", BUILT_IN))]
+MetricConfig = Annotated[Use, AfterValidator(plugins.name_validator("metric", BUILT_IN))]
 
 
 def build_metric(use: Use) -> "Metric":

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Discriminator, Tag
 
 from stages.contracts.config import Config, Use, kind_of
 from stages.contracts.fields import Decay, Units
-from stages.contracts.plugins import known_as
+from stages.contracts.plugins import name_validator
 
 BUILT_IN = {
     "cnn": "stages.models.cnn:Cnn",
@@ -53,6 +53,6 @@ ModelConfig = Annotated[
     Annotated[CnnConfig, Tag("cnn")]
     | Annotated[MlpConfig, Tag("mlp")]
     | Annotated[MlpRegressorConfig, Tag("mlp_regressor")]
-    | Annotated[Use, AfterValidator(known_as("model", BUILT_IN)), Tag("use")],
+    | Annotated[Use, AfterValidator(name_validator("model", BUILT_IN)), Tag("use")],
     Discriminator(_tag),
 ]

@@ -26,7 +26,7 @@ def build_model(config: BaseModel, offered: Mapping[str, Any]) -> nn.Module:
     """
     kind: str = config.kind  # type: ignore[attr-defined]  # every model config and Use have one
     maker = plugins.find("model", kind, BUILT_IN)
-    arguments = {**plugins.accepted(maker, offered), **arguments_of(config)}
+    arguments = {**plugins.select_accepted(maker, offered), **arguments_of(config)}
     build = _build_built_in if kind in BUILT_IN else plugins.build
     model = build("model", kind, maker, arguments)
     missing = [name for name in ("train_step", "valid_step") if not hasattr(model, name)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stages.contracts.errors import RecordError
-from stages.contracts.files import written_whole
+from stages.contracts.files import open_atomic
 from stages.records.bincode import reader as bincode_reader
 from stages.records.bincode import writer as bincode_writer
 from stages.records.burn_metadata import pack_record, unpack_record
@@ -175,7 +175,7 @@ def write(
     Raises `RecordError`, and writes no file, if `read` with the same *limit* would refuse the record.
     """
     pieces = CheckedPieces(record, form, limit=limit)
-    with written_whole(path) as file:
+    with open_atomic(path) as file:
         if form.gzipped:
             with GzipWriter(
                 file, level=compression, threads=threads, values=pieces.counts.values

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from stages.contracts.events import Progress, Shown
 from stages.contracts.history import History, Split
-from stages.contracts.text import rounded
+from stages.contracts.text import format_rounded
 
 INTERVAL_SECONDS = 30.0
 
@@ -75,7 +75,7 @@ def values_text(values: Mapping[str, float], shown: Mapping[str, Shown]) -> str:
 
 def value_text(value: float, how: Shown) -> str:
     """``97.25 %``, ``9.23e-2``."""
-    return f"{rounded(value, how.decimals)} {how.unit or ''}".rstrip()
+    return f"{format_rounded(value, how.decimals)} {how.unit or ''}".rstrip()
 
 
 def _epoch(progress: Progress) -> str:

@@ -15,7 +15,7 @@ def test_a_short_name_is_built_in_and_a_path_is_imported():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("pth", ["no thing is called 'pth'", "Did you mean 'path'?", "your own"]),
+        ("pth", ["no thing is named 'pth'", "Did you mean 'path'?", "your own"]),
         ("no_such_module:Thing", ["cannot be imported", "No module named 'no_such_module'"]),
         ("pathlib:Pth", ["'pathlib' imports, but has no 'Pth'", "Did you mean 'Path'?"]),
     ],

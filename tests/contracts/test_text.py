@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.contracts.text import fixed, json_number, number, rounded, scientific, to_json
+from stages.contracts.text import fixed, format_rounded, json_number, number, scientific, to_json
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_with_decimals_a_tie_goes_to_the_even_digit_as_in_rust(value, decimals, 
     ],
 )
 def test_a_number_for_people_looks_as_in_burn(value, decimals, text):
-    assert rounded(value, decimals) == text
+    assert format_rounded(value, decimals) == text
 
 
 @pytest.mark.parametrize(

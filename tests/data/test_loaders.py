@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stages.contracts.errors import CheckpointError
-from stages.contracts.seeds import derived_seed
+from stages.contracts.seeds import derive_seed
 from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, Samples, TensorDataset
 from stages.data.loaders import Order
 
@@ -222,7 +222,7 @@ def test_a_position_beyond_the_end_is_refused(position):
 @pytest.mark.parametrize("batch_size", [1, 3, 4096])
 def test_the_batches_divide_the_permutation_of_the_seed_and_the_epoch(seed, first, batch_size):
     samples = 9_001
-    generator = torch.Generator().manual_seed(derived_seed(seed or 0, 2))
+    generator = torch.Generator().manual_seed(derive_seed(seed or 0, 2))
     permuted = range(samples) if seed is None else torch.randperm(samples, generator=generator).tolist()
 
     batches = [batch.tolist() for batch in Order(samples, batch_size, seed).batches(2, first)]

@@ -278,7 +278,7 @@ def test_half_precision_checkpoints_come_with_a_warning(tmp_path, caplog):
         (lambda b: b.devices([]), "a list of devices, as in"),
         (
             lambda b: b.devices(["gpu"]).build(_net(), Adam()),
-            "no device is called 'gpu'; on this machine: auto",
+            "no device is named 'gpu'; on this machine: auto",
         ),
         (lambda b: b.devices(["cuda:99"]).build(_net(), Adam()), "'cuda:99' is not on this machine"),
         (lambda b: b.metric_train(LossMetric()).metric_train(LossMetric()), "two metrics of the train split"),

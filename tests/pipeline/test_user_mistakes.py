@@ -121,7 +121,7 @@ OF_BUILD = {
     "indentation": ("def f():\nx = 1\n", ["IndentationError", "mine.py, line {1}"]),
     "missing dependency": (
         "import no_such_lab\n",
-        ["No module named 'no_such_lab'", "line {0}", "install 'no_such_lab'"],
+        ["No module named 'no_such_lab'", "line {0}", "Install 'no_such_lab'"],
     ),
     "missing name of a dependency": ("from math import sinus\n", ["cannot import name 'sinus'", "line {0}"]),
     "exit on import": ("sys.exit()\n", ["sys.exit()", "mine.py, line {0}"]),

@@ -21,11 +21,11 @@ BAD_PARAMS = {
         "learning_rate: must be a finite number above 0; found -1",
     ),
     "unknown kind": ("kind: adam", "kind: adm", "build_learner.optimizer.kind: must be 'adam', "),
-    "unknown model": ("kind: cnn", "kind: cn", "no model is called 'cn'. Did you mean 'cnn'?"),
+    "unknown model": ("kind: cnn", "kind: cn", "no model is named 'cn'. Did you mean 'cnn'?"),
     "unknown metric": (
         "[loss, accuracy]",
         "[loss, acuracy]",
-        "no metric is called 'acuracy'. Did you mean 'accuracy'?",
+        "no metric is named 'acuracy'. Did you mean 'accuracy'?",
     ),
     "spanning two sections": ("[loss, accuracy]", "[accuracy]\nsave_model_: 1", "save_model_: unknown key"),
     "no yaml": ("load_data:", "load_data: [", "is not valid YAML"),

@@ -331,7 +331,7 @@ PART = "schedule: {kind: sequential, milestones: [3], schedulers: [{kind: linear
 KINDS = "'adam', 'adamw', 'sgd', 'rmsprop', 'adagrad', 'muon' or 'lbfgs'"
 UNKNOWN = "unknown key. Did you mean 'num_iters'? Known: initial, per, kind, final, num_iters"
 PLAIN = "must be null, a boolean, a finite number, a string, or a list or a mapping of these"
-PATHS = "Write 'package.module:Name', as in 'my_lab.parts:Name'"
+PATHS = "Write 'package.module:Name', for example 'my_lab.parts:Name'"
 WORDS = {
     "kind in a list": (
         "kind: cnn",
@@ -416,7 +416,7 @@ WORDS = {
     "unknown device": (
         "device: auto",
         "device: gpu",
-        "fit.device: no device is called 'gpu'. Write auto, cpu, cuda, cuda:N or mps",
+        "fit.device: no device is named 'gpu'. Write auto, cpu, cuda, cuda:N or mps",
     ),
     "key that is a number": ("num_epochs: 20", "1: 20", "fit: keys must be strings; found 1"),
     "section that is a number": ("epoch: last", "epoch: last\nfit_: 1", "fit_: unknown key."),
