@@ -19,7 +19,7 @@ def evaluate(params: Params, paths: Mapping[str, Path], model_path: Path, source
     """
     learner.set_num_threads(params.fit.num_threads)
     info = data.read_info(paths["dataset"])
-    model, _, _ = learner.Blueprint.read(paths["learner"]).build(params.build_learner.seed)
+    model, _, _ = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
     records.load_into(model, records.read_item(model_path), source=str(model_path))
     batcher = data.build_batcher(params.fit.batcher, info.normalization)
     loader = (

@@ -23,7 +23,7 @@ def build_learner(config: BuildLearnerConfig, paths: BuildLearnerPaths, origin: 
     it is missing, corrupt, or of another model or optimizer.
     """
     info = data.read_info(paths.dataset)
-    blueprint = learner.Blueprint(
+    spec = learner.LearnerSpec(
         model=config.model,
         optimizer=config.optimizer,
         schedule=config.schedule,
@@ -31,7 +31,7 @@ def build_learner(config: BuildLearnerConfig, paths: BuildLearnerPaths, origin: 
         num_classes=info.num_classes,
         num_outputs=info.num_outputs,
     )
-    start = blueprint.build(config.seed)
+    start = spec.build(config.seed)
     if config.checkpoint is None:
         _write_new_learner(start, paths.learner)
     elif origin is None or not origin.exists():
@@ -40,7 +40,7 @@ def build_learner(config: BuildLearnerConfig, paths: BuildLearnerPaths, origin: 
         )
     else:
         _write_warm_start(config.checkpoint, start, learner.Origin(origin), paths.learner, config.seed)
-    blueprint.write(paths.learner)
+    spec.write(paths.learner)
 
 
 def _write_new_learner(start: "learner.Start", target: Path) -> None:

@@ -26,7 +26,7 @@ def fit(config: FitConfig, paths: FitPaths, context: FitContext | None = None) -
     context = context or FitContext()
     entries = key_entries(config, paths, context.code)
     with runs.explain_disk_errors(paths.runs), runs.open_store(paths.runs, entries) as store:
-        continuation = runs.Continuation(store, initial=paths.learner, marker=learner.BLUEPRINT)
+        continuation = runs.Continuation(store, initial=paths.learner, marker=learner.SPEC_FILE)
         continuation.prepare(config.num_epochs, context.recorded)
         for _ in range(MAX_ATTEMPTS):
             if store.finished is None:
@@ -59,7 +59,7 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
     plots = loggers.PlotPaths(paths.plots, paths.iterations, paths.confusion).moved(store.path / "plots")
     builder = context.configure(config.configure(learner.LearnerBuilder(store.path))).summary()
     builder.identity(store.key).checkpoint("auto").with_progress_logger(runs.heartbeat_of(store))
-    run = builder.build(*learner.Blueprint.read(paths.learner).build(config.seed))
+    run = builder.build(*learner.LearnerSpec.read(paths.learner).build(config.seed))
     runs.check_space(store.path, config.max_checkpoints * run.checkpoint_bytes)
     if run.resumed:
         sys.stdout.write(f"resuming run {store.key} {run.resumed}\n")

@@ -188,10 +188,10 @@ def diff(
 
 def example_of(directory: Path) -> "Tree":
     """Return the record of the learner in *directory*, as an example of a file without names."""
-    from stages.learner import Blueprint
+    from stages.learner import LearnerSpec
     from stages.records import from_plain, record_of, to_plain
 
-    model, _, _ = Blueprint.read(directory).build(seed=0)
+    model, _, _ = LearnerSpec.read(directory).build(seed=0)
     return from_plain(to_plain(record_of(model)), str(directory))
 
 

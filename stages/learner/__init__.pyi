@@ -11,8 +11,8 @@ from .evaluation import confusion_matrix as confusion_matrix
 from .learner import Learner as Learner
 from .model_state import state_dict_of as state_dict_of
 from .run_state import best_epoch as best_epoch
-from .spec import BLUEPRINT as BLUEPRINT
-from .spec import Blueprint as Blueprint
+from .spec import SPEC_FILE as SPEC_FILE
+from .spec import LearnerSpec as LearnerSpec
 from .summary import summary_json as summary_json
 from .summary import summary_text as summary_text
 from .warm_start import Origin as Origin

@@ -1,4 +1,4 @@
-"""The batches of one pass over a loader, on the device that computes them."""
+"""The batches of one pass over a loader, on the device of the model."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Loader(Protocol):
-    """An iterable over the batches of an epoch: ours, or a `torch.utils.data.DataLoader`."""
+    """An iterable over the batches of an epoch: `stages.data.DataLoader` or `torch.utils.data.DataLoader`."""
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -38,32 +38,32 @@ def iterate_on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
 
 
 def check_workers(*loaders: Loader) -> None:
-    """Warn that workers of *loaders* do not persist, or that a resume is not exact because they do."""
+    """Log a warning for *loaders* with persistent workers, which are restarted or make a resume inexact."""
     if not any(getattr(loader, "persistent_workers", False) for loader in loaders):
         return
     if any(isinstance(loader, DataLoader) and not hasattr(loader, "_iterator") for loader in loaders):
         log.warning(
-            "this version of torch cannot start persistent workers again: if they draw random numbers, a "
-            "resumed run will not equal an uninterrupted one. Set persistent_workers=False"
+            "persistent workers cannot be restarted in this version of torch: if they draw random numbers, "
+            "a resumed run will not equal an uninterrupted one. Set persistent_workers=False"
         )
     else:
         log.warning(
-            "the workers of a DataLoader with persistent_workers=True are started again for each epoch, so "
-            "that a resumed run equals an uninterrupted one"
+            "the workers of a DataLoader with persistent_workers=True are restarted for each epoch, so that "
+            "a resumed run equals an uninterrupted one. Set persistent_workers=False to avoid this warning"
         )
 
 
 class TorchBatches:
     """An iterator over one pass of a `torch.utils.data.DataLoader`.
 
-    The iterator of torch ends at any StopIteration, also at one that the dataset raised. Here that one is
-    the cause of a RuntimeError, as in a generator. Persistent workers are started again for each pass: their
-    generators continue from the previous one, which a resumed run could not repeat.
+    The iterator of torch ends at any StopIteration, also at one that the dataset raised. Here such an error
+    is the cause of a RuntimeError, as in a generator. Persistent workers are restarted for each pass, because
+    their generators continue from the previous pass, which a resumed run could not repeat.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         if loader.persistent_workers:
-            loader._iterator = None  # noqa: SLF001  ends the workers; torch has no public way
+            loader._iterator = None  # noqa: SLF001  ends the workers; torch has no public API for it
         self._loader = loader
         with block_signals(SIGINT):  # so that Ctrl-C does not end the workers, each with a traceback
             self._batches = iter(loader)
@@ -82,11 +82,11 @@ class TorchBatches:
 
 
 def _is_of_user(error: StopIteration, loader: DataLoader[Any]) -> bool:
-    """Return whether *error* was raised while a batch was made, instead of by the end of the sampler."""
+    """Return whether *error* was raised while a batch was loaded, and not by the end of the sampler."""
     modules = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
-    if "torch._utils" in modules:  # raised in a worker, and again in this process
+    if "torch._utils" in modules:  # raised in a worker, and reraised in this process
         return True
     fetch = "torch.utils.data._utils.fetch"
-    if isinstance(loader.dataset, IterableDataset):  # its end is a StopIteration too
+    if isinstance(loader.dataset, IterableDataset):  # it also ends with a StopIteration
         return fetch in modules[:-1] and loader.batch_sampler is not None
     return fetch in modules

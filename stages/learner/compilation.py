@@ -1,8 +1,8 @@
-"""Models that `torch.compile` wrapped, compiled in place instead.
+"""Changes to a model before training: `torch.compile` in place, and gradient checkpointing.
 
 ``torch.compile(model)`` returns a wrapper. Its ``train_step`` is that of the model inside, which calls the
-model uncompiled, and its parameters have other names. `nn.Module.compile` has neither effect: the model
-stays what it is, and ``self(inputs)`` is compiled. Here the wrapper's compiler is applied in that way.
+model uncompiled, and its parameters have other names. `nn.Module.compile` has neither effect: the model is
+not wrapped, and ``self(inputs)`` is compiled. This module applies the compiler of a wrapper in the same way.
 """
 
 import logging
@@ -19,7 +19,7 @@ from stages.contracts.errors import BuilderError
 log = logging.getLogger(__name__)
 
 Compiler = Callable[[Any], Any]
-"""The compiler of a wrapper: takes a function, returns it compiled."""
+"""The compiler of a wrapper: takes a function and returns the compiled function."""
 MODEL, COMPILER, COMPILED_CALL = "_orig_mod", "dynamo_ctx", "_compiled_call_impl"
 """Private names of torch: a wrapper's model, its compiler, and the call that `nn.Module.compile` sets."""
 
@@ -27,8 +27,8 @@ MODEL, COMPILER, COMPILED_CALL = "_orig_mod", "dynamo_ctx", "_compiled_call_impl
 def unwrap_compiled(model: Any) -> tuple[Any, dict[str, Compiler]]:
     """Return *model* without wrappers of `torch.compile`, and their compilers by the name of the module.
 
-    A wrapper inside *model* is replaced there by the module that it wraps. Raises `BuilderError` if the
-    installed torch wraps modules in a way that is not known here.
+    A wrapper inside *model* is replaced by the module that it wraps. Raises `BuilderError` if the wrapper of
+    the installed torch has an unknown structure.
     """
     compilers: dict[str, Compiler] = {}
     if _is_wrapper(model):
@@ -53,7 +53,7 @@ def compile_in_place(model: nn.Module, compilers: Mapping[str, Compiler]) -> Non
 
 def check_gradient_checkpointing(model: nn.Module, compilers: Mapping[str, Compiler]) -> None:
     """Raise `BuilderError` if a module of *model* is compiled: torch cannot recompute its activations."""
-    if compilers or _compiled_modules(model):
+    if compilers or _find_compiled(model):
         raise BuilderError(
             f"gradient_checkpointing() cannot be combined with torch.compile, and {type(model).__name__} is "
             "compiled: leave one of them out"
@@ -61,12 +61,12 @@ def check_gradient_checkpointing(model: nn.Module, compilers: Mapping[str, Compi
 
 
 def warn_of_ineffective_compile(model: nn.Module, devices: int) -> None:
-    """Warn of modules of *model* for which `nn.Module.compile` has no effect, or only on one of *devices*."""
-    for module in _compiled_modules(model):
+    """Log a warning if `nn.Module.compile` has no effect on a module, or only on one of *devices*."""
+    for module in _find_compiled(model):
         name = type(module).__name__
         if _is_of_torch(module.forward):
             log.warning(
-                "%s.compile() compiles nothing, because its forward is that of torch: pass "
+                "%s.compile() has no effect, because its forward is defined in torch: pass "
                 "torch.compile(model) to build instead",
                 name,
             )
@@ -79,7 +79,7 @@ def warn_of_ineffective_compile(model: nn.Module, devices: int) -> None:
             )
 
 
-def _compiled_modules(model: nn.Module) -> list[nn.Module]:
+def _find_compiled(model: nn.Module) -> list[nn.Module]:
     """Return the modules of *model* that `nn.Module.compile` compiled."""
     return [module for module in model.modules() if getattr(module, COMPILED_CALL, None) is not None]
 
@@ -90,16 +90,16 @@ def _is_of_torch(function: Any) -> bool:
 
 
 def _call_of(module: nn.Module) -> Callable[..., Any]:
-    """Return what *module* does when called, as a function that the compiler accepts.
+    """Return the call of *module* as a function that the compiler accepts.
 
-    The compiler starts at no function of torch itself, such as `nn.Sequential.forward`.
+    The compiler skips functions of torch itself, such as `nn.Sequential.forward`.
     """
     call: Callable[..., Any] = module._call_impl  # noqa: SLF001  what nn.Module.compile passes to the compiler
 
-    def inlined(*args: Any, **kwargs: Any) -> Any:
+    def call_module(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    return inlined if _is_of_torch(module.forward) else call
+    return call_module if _is_of_torch(module.forward) else call
 
 
 def _is_wrapper(module: Any) -> bool:
@@ -113,20 +113,21 @@ def _parts(wrapper: Any) -> tuple[Any, Compiler]:
     module, compiler = held.get(MODEL), vars(wrapper).get(COMPILER)
     if not (isinstance(module, nn.Module) and callable(compiler) and hasattr(module, COMPILED_CALL)):
         raise BuilderError(
-            "this version of torch wraps compiled modules in an unknown way: call model.compile() and pass "
+            "the installed torch wraps compiled modules in an unknown way: call model.compile() and pass "
             "the model itself to build"
         )
     return module, compiler
 
 
 def apply_gradient_checkpointing(model: nn.Module) -> None:
-    """Have each child of *model* keep its input only. Costs a second forward pass; changes no number.
+    """Have each child of *model* keep only its input, and recompute its activations in the backward pass.
 
-    The random state is set back for the second pass, so dropout drops the same, and what that pass does to
-    buffers (running statistics) is undone. Of a list or dict of modules, it is the modules in it.
+    This saves memory, takes a second forward pass, and changes no number: the random state of the first pass
+    is restored, so dropout drops the same values, and changes of buffers (running statistics) are undone. For
+    a list or dict of modules, it applies to the modules in it.
     """
     for child in model.children():
-        if type(child).forward is nn.Module.forward:  # a container that nobody calls
+        if type(child).forward is nn.Module.forward:  # a container, which is never called
             apply_gradient_checkpointing(child)
         elif any(True for _ in child.parameters()):
             child.forward = partial(
@@ -135,13 +136,13 @@ def apply_gradient_checkpointing(model: nn.Module) -> None:
 
 
 def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What surrounds the first pass through *module*, and the second."""
+    """Return the contexts of the first pass through *module* and of the second."""
     return nullcontext(), _scratch_buffers(module)
 
 
 @contextmanager
 def _scratch_buffers(module: nn.Module) -> Iterator[None]:
-    """Inside, *module* has copies of its buffers; afterwards it has its own again, untouched."""
+    """Replace the buffers of *module* by copies for the block."""
     kept = [(each, dict(each._buffers)) for each in module.modules()]  # noqa: SLF001  no public way to swap
     for each, buffers in kept:
         each._buffers.update({name: b.clone() for name, b in buffers.items() if b is not None})  # noqa: SLF001

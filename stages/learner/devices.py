@@ -1,4 +1,4 @@
-"""Where a model trains."""
+"""The device that a model trains on, and settings of torch that apply to the process."""
 
 import ctypes
 import functools
@@ -14,9 +14,9 @@ MAX_RETAINED_BYTES = 1 << 30
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """The device called *name*: ``auto`` (the best there is), ``cpu``, ``cuda:0``, ``mps``.
+    """Return the device *name*: ``auto`` (the fastest available), ``cpu``, ``cuda:0`` or ``mps``.
 
-    Raises `BuilderError` for a name that torch does not know and for a device that is not there.
+    Raises `BuilderError` for an unknown name and for a device that this machine does not have.
     """
     if name == "auto":
         return torch.device(list_devices()[0])
@@ -24,25 +24,24 @@ def find_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    known = ", ".join(["auto", *list_devices()])
+    names = ", ".join(["auto", *list_devices()])
     if device is None:
-        raise BuilderError(f"no device is named {str(name)!r}; on this machine: {known}")
-    if device.type not in {each.split(":")[0] for each in list_devices()}:
-        raise BuilderError(f"device {str(name)!r} is not on this machine; on it: {known}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BuilderError(f"device {str(name)!r} is not on this machine; on it: {known}")
+        raise BuilderError(f"unknown device {str(name)!r}: use one of this machine: {names}")
+    is_missing = device.type not in {each.split(":")[0] for each in list_devices()}
+    if is_missing or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        raise BuilderError(f"this machine has no device {str(name)!r}: use one of {names}")
     return device
 
 
 def set_deterministic() -> None:
-    """Have torch use algorithms that give the same bits each time, and raise where it has none."""
+    """Have torch use deterministic algorithms, and raise an error for operations that have none."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA is first used
     torch.use_deterministic_algorithms(mode=True)
     torch.backends.cudnn.benchmark = False
 
 
 def list_devices() -> list[str]:
-    """The devices here, the fastest first."""
+    """Return the names of the devices of this machine, the fastest first."""
     names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         names.append("mps")
@@ -50,7 +49,7 @@ def list_devices() -> list[str]:
 
 
 def set_num_threads(num_threads: int | None) -> None:
-    """Let torch compute on this many threads of the CPU; None leaves its choice as it is."""
+    """Set the number of CPU threads that torch computes with; None keeps the current number."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
 

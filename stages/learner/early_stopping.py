@@ -1,6 +1,6 @@
-"""When a run has come as far as it will: pure rules over the numbers so far.
+"""Early stopping: pure rules over the history that end a run before its last epoch.
 
-A rule holds no state, so a resumed run stops where an unbroken one would have.
+A rule has no state, so a resumed run stops at the same epoch as an uninterrupted one.
 """
 
 from typing import Protocol
@@ -11,34 +11,34 @@ from stages.contracts.history import Direction, History, Split
 
 
 class EarlyStopping(Protocol):
-    """A rule when to stop. Burn's `EarlyStoppingStrategy`."""
+    """A rule that ends a run early. Burn's `EarlyStoppingStrategy`."""
 
     def reason(self, history: History) -> str | None:
-        """Why to stop after the last epoch in *history*; None to go on."""
+        """Return the reason to stop after the last epoch in *history*; None to continue."""
 
 
 class MetricEarlyStopping(Config):
-    """Stops after ``n_epochs`` without a better value. Burn's `MetricEarlyStoppingStrategy`.
+    """Stops after ``n_epochs`` epochs without a better value. Burn's `MetricEarlyStoppingStrategy`.
 
-    A value is better where it beats the best by more than ``min_delta``; one that is not finite never is.
+    A value is better if it beats the best by more than ``min_delta``. A value that is not finite never is.
     """
 
     n_epochs: Count
-    """How long to wait: the condition `NoImprovementSince` of Burn."""
+    """Number of epochs to wait for a better value, as in Burn's condition `NoImprovementSince`."""
     metric: Text = "Loss"
     split: Split = Split.VALID
     direction: Direction = Direction.LOWEST
     min_delta: NonNegative = 0.0
     warmup_epochs: CountFromZero = 0
-    """Never stops before these are over."""
+    """Number of first epochs after which the run never stops."""
 
     @property
     def needs(self) -> set[tuple[Split, str]]:
-        """What must be measured for it."""
+        """The split and the name of each metric that the rule reads."""
         return {(self.split, self.metric)}
 
     def reason(self, history: History) -> str | None:
-        """Names the epoch that has not been beaten since."""
+        """Return a text with the best epoch if the run should stop; None to continue."""
         found = history.best(self.split, self.metric, self.direction, min_delta=self.min_delta)
         best = found or 1
         if history.epochs <= self.warmup_epochs or history.epochs - best < self.n_epochs:

@@ -1,6 +1,7 @@
-"""The random state of an epoch: a function of the seed and the epoch, whatever came before.
+"""The states of the random number generators of torch, Python and NumPy.
 
-In the middle of an epoch it is what the steps so far made of it, and a checkpoint there holds it.
+At the start of an epoch they are a function of the seed and the epoch alone. Within an epoch they depend on
+the steps before, so a checkpoint within an epoch stores them.
 """
 
 import random
@@ -12,20 +13,20 @@ import torch
 from torch import Tensor
 
 DeviceStates = Mapping[str, Tensor] | Sequence[Tensor]
-"""Random states by the name of the device in use; in older checkpoints a list of all visible devices."""
+"""Random states by the name of the device; older checkpoints have a list for all visible devices."""
 
 
 def seed_generators(seed: int) -> None:
-    """Set the global generators of torch (on every device), Python and NumPy."""
+    """Seed the global generators of torch (on every device), Python and NumPy."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
-    """Return the states of the global generators of torch, on the CPU and *devices*, Python and NumPy.
+    """Return the states of the global generators of torch (on the CPU and *devices*), Python and NumPy.
 
-    The result is a tree of plain values and tensors.
+    The result is a tree of plain values and tensors, which a record can hold.
     """
     version, words, gauss = random.getstate()
     name, key, *numbers = cast(tuple[Any, ...], np.random.get_state())
@@ -49,7 +50,7 @@ def set_rng_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> 
 
 
 def device_names(devices: Sequence[torch.device]) -> list[str]:
-    """Return the names of *devices* with a random state of their own, each once: ``cuda:0``, ``mps``."""
+    """Return the names of the accelerators among *devices*, such as ``cuda:0`` and ``mps``, each once."""
     names = [
         f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
         if device.type == "cuda"
@@ -61,9 +62,9 @@ def device_names(devices: Sequence[torch.device]) -> list[str]:
 
 
 def match_devices(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tensor]:
-    """Return the state in *saved* for each of *devices*: the first of a kind continues the first of it.
+    """Return the state in *saved* for each of *devices*, matched by kind and then by order.
 
-    A device without a counterpart is left out.
+    A device without a counterpart is omitted.
     """
     states = _by_name(saved, devices)
     matched: dict[str, Tensor] = {}
@@ -86,7 +87,7 @@ def describe_device_mismatch(saved: DeviceStates, devices: Sequence[str]) -> str
 
 
 def set_loader_epoch(loader: Any, epoch: int, seed: int) -> None:
-    """Prepare *loader* and its samplers for *epoch*: call their ``set_epoch`` and seed their generators."""
+    """Call ``set_epoch`` of *loader* and its samplers, and seed their generators with *seed*."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
     each: Any
@@ -99,7 +100,7 @@ def set_loader_epoch(loader: Any, epoch: int, seed: int) -> None:
 
 
 def _by_name(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tensor]:
-    """Return *saved* by the name of the device; of an older checkpoint's list, which has all, *devices*."""
+    """Return *saved* by the name of the device; from the list of an older checkpoint, those of *devices*."""
     if isinstance(saved, Mapping):
         return dict(saved)
     names = {name: int(name.partition(":")[2] or 0) for name in devices}

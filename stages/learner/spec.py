@@ -1,4 +1,4 @@
-"""What a learner is made of, as a file: enough to make the same one again anywhere."""
+"""The specification of a learner as a file, from which the same learner can be built anywhere."""
 
 from pathlib import Path
 from typing import Any
@@ -14,41 +14,47 @@ from stages.contracts.text import to_json
 from stages.models import ModelConfig, build_model
 from stages.optim import OptimizerConfig, ScheduleConfig, Scheduler
 
-BLUEPRINT = "learner.json"
+SPEC_FILE = "learner.json"
 
 
-class Blueprint(Config):
-    """The content of ``learner.json``."""
+class LearnerSpec(Config):
+    """The content of ``learner.json``: the configs of a learner, and the shapes of its data."""
 
     model: ModelConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     input_shape: tuple[int, ...]
-    """Of one sample."""
+    """The shape of one sample."""
     num_classes: int | None
     """None for regression."""
     num_outputs: int
-    """How many numbers the model says for one sample."""
+    """The number of values that the model predicts for one sample."""
 
     def build(self, seed: int) -> tuple[Any, OptimizerConfig, Scheduler]:
-        """What `LearnerBuilder.build` takes; the weights are drawn by *seed*, on the CPU."""
+        """Return the arguments of `LearnerBuilder.build`: model, optimizer config and scheduler.
+
+        The initial weights are drawn on the CPU from a generator seeded with *seed*.
+        """
         torch.manual_seed(derive_seed(seed, "weights"))
-        offered = {
+        data_shape = {
             "input_shape": self.input_shape,
             "num_classes": self.num_classes,
             "num_outputs": self.num_outputs,
         }
-        model = build_model(self.model, offered)
+        model = build_model(self.model, data_shape)
         return model, self.optimizer, Scheduler(self.optimizer.learning_rate, self.schedule)
 
     def write(self, directory: Path) -> None:
-        """As ``learner.json`` in *directory*."""
-        write_text(directory / BLUEPRINT, to_json(self.model_dump(mode="json")) + "\n")
+        """Write ``learner.json`` to *directory*."""
+        write_text(directory / SPEC_FILE, to_json(self.model_dump(mode="json")) + "\n")
 
     @classmethod
-    def read(cls, directory: Path) -> "Blueprint":
-        """The one in *directory*. Raises `CheckpointError` where there is none."""
-        path = directory / BLUEPRINT
+    def read(cls, directory: Path) -> "LearnerSpec":
+        """Return the content of ``learner.json`` in *directory*.
+
+        Raises `CheckpointError` if the file is missing or invalid.
+        """
+        path = directory / SPEC_FILE
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
@@ -57,5 +63,5 @@ class Blueprint(Config):
             ) from error
         except ValidationError as error:
             raise CheckpointError(
-                f"{path} is not what build-learner writes: {error.errors()[0]['msg']}"
+                f"{path} is invalid: {error.errors()[0]['msg']}. Run `dvc repro --force build-learner`"
             ) from error

@@ -1,4 +1,4 @@
-"""The table at the end of a run, laid out as Burn prints it, and the same as JSON."""
+"""The table that is printed at the end of a run, in Burn's layout, and its content as JSON."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from stages.contracts.text import fixed, scientific, to_json
 from stages.metrics.telemetry import LearningRateMetric
 
 Tests = Mapping[str, Mapping[str, float]]
-"""Name of a test set to metric to value."""
+"""The value of each metric for each test set, by name."""
 
 _RULE = "=" * 24
 
@@ -31,9 +31,9 @@ class SummaryRow:
 
 
 def summary_rows(history: History, tests: Tests | None = None) -> list[SummaryRow]:
-    """A row for each split and metric with a value: train, valid, test; each in alphabetical order.
+    """Return a row per split and metric with a value: train, valid, test; each in alphabetical order.
 
-    Of equal values the minimum names the first epoch and the maximum the last; NaN counts as largest. The
+    If values are equal, the minimum has the first epoch and the maximum the last; NaN counts as largest. The
     learning rate has no row for valid, although older runs logged a 0 there.
     """
     rows = []
@@ -51,10 +51,10 @@ def summary_rows(history: History, tests: Tests | None = None) -> list[SummaryRo
 def summary_text(
     history: History, model: Any = None, *, tests: Tests | None = None, epochs: int | None = None
 ) -> str:
-    """The table; with *model*, also what it looks like.
+    """Return the table; with *model*, also the text of the model.
 
-    *epochs* is how many there were, where that is known better than from the last one with a value. Unlike
-    in Burn a test has rows too, with no epoch in them, and a model's display ends in its parameters' count.
+    *epochs* is the number of epochs; by default the last one with a value. Unlike in Burn, a test set has
+    rows too, without an epoch, and the text of the model ends with its number of parameters.
     """
     lines = [f"{_RULE} Learner Summary {_RULE}"]
     if model is not None:
@@ -64,9 +64,9 @@ def summary_text(
 
 
 def summary_json(history: History, tests: Tests | None = None, *, epochs: int | None = None) -> str:
-    """The facts of the table: ``{"epochs": 3, "metrics": [{"split": "Train", "metric": "Loss", …}, …]}``.
+    """Return the table as JSON: ``{"epochs": 3, "metrics": [{"split": "Train", "metric": "Loss", …}, …]}``.
 
-    A value that is no number is the text ``"NaN"``, ``"inf"`` or ``"-inf"``.
+    A value that is not finite is the text ``"NaN"``, ``"inf"`` or ``"-inf"``.
     """
     total = history.epochs if epochs is None else epochs
     return to_json({"epochs": total, "metrics": [asdict(row) for row in summary_rows(history, tests)]})
@@ -83,7 +83,7 @@ def _row(split: str, metric: str, series: Mapping[int, float]) -> SummaryRow:
 
 
 def _table(rows: list[SummaryRow]) -> list[str]:
-    """Burn's columns: the first two as wide as what is in them, cells of nine characters in the others."""
+    """Return the lines of the table: two columns as wide as their content, then cells of nine characters."""
     split = max(len(text) for text in ["Split", *(row.split for row in rows)])
     metric = max(len(text) for text in ["Metric", *(row.metric for row in rows)])
     lines = [

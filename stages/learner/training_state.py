@@ -1,6 +1,6 @@
 """State that a model adds to the checkpoint, such as that of a second optimizer.
 
-A model, or any module in it, takes part with two methods::
+A model, or any module in it, defines two methods::
 
     class Gan(nn.Module):
         def training_state(self):
@@ -10,7 +10,7 @@ A model, or any module in it, takes part with two methods::
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])
 
 The state is made of dicts, lists, tuples, tensors, numbers, strings and None; the keys of a dict may be
-strings, numbers or tuples of them. It is in the checkpoint, and not in the record of the model.
+strings, numbers or tuples of them. It is stored in the trainer record, not in the record of the model.
 """
 
 import logging
@@ -40,24 +40,25 @@ def training_state(model: Any) -> dict[str, Any]:
     Raises `CheckpointError` for a value that a checkpoint cannot hold.
     """
     return {
-        name: _encoded(module.training_state(), f"{type(module).__name__}.{SAVE}()")
+        name: _encode(module.training_state(), f"{type(module).__name__}.{SAVE}()")
         for name, module in _modules(model)
         if hasattr(module, SAVE)
     }
 
 
 def load_training_state(model: Any, saved: Mapping[str, Any]) -> None:
-    """Pass to *model* and the modules in it what `training_state` returned; tensors are on the CPU.
+    """Load *saved*, which `training_state` returned, into *model* and the modules in it.
 
-    Log a warning for a module without saved state, and for saved state without a module.
+    The tensors are on the CPU. Log a warning for a module without saved state, and for saved state without a
+    module.
     """
     modules = {name: module for name, module in _modules(model) if hasattr(module, LOAD)}
     for name, module in modules.items():
         if name in saved:
-            module.load_training_state(_decoded(saved[name]))
+            module.load_training_state(_decode(saved[name]))
         else:
             log.warning(
-                "the checkpoint has no %s of %s, which keeps its initial one: the run will not equal an "
+                "the checkpoint has no %s of %s, which keeps its initial state: the run will not equal an "
                 "uninterrupted one",
                 SAVE,
                 type(module).__name__,
@@ -67,9 +68,9 @@ def load_training_state(model: Any, saved: Mapping[str, Any]) -> None:
 
 
 def check_training_state(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Warn of an optimizer other than *optimizer* that *model* holds and no checkpoint would.
+    """Log a warning for each further optimizer in *model*, whose state no checkpoint would store.
 
-    Raises `BuilderError` for a module with one of the two methods only.
+    Raises `BuilderError` for a module that defines only one of the two methods.
     """
     savers: set[str] = set()
     for name, module in _modules(model):
@@ -98,7 +99,7 @@ def _warn_of_optimizers(module: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _modules(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield *model* and, if it is a module, the modules in it, each with its name."""
+    """Yield the name and the module for *model* and, if it is an `nn.Module`, the modules in it."""
     if isinstance(model, nn.Module):
         yield from model.named_modules()
     else:
@@ -106,7 +107,7 @@ def _modules(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _optimizers(module: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
-    """Yield the optimizers that *module* itself holds, also in containers and objects, each with its path."""
+    """Yield the path and the optimizer for each attribute of *module*, also in containers and objects."""
     seen: set[int] = set()
     own = {name: value for name, value in vars(module).items() if name not in ("_modules", "_parameters")}
     left: list[tuple[str, Any]] = list(own.items())
@@ -129,8 +130,8 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     return list(getattr(value, "__dict__", {}).items())
 
 
-def _encoded(value: Any, where: str) -> Any:
-    """Return *value* as a tree that every record holds: text keys, no tuples, integers of 64 bits."""
+def _encode(value: Any, location: str) -> Any:
+    """Return *value* as a tree that every record can hold: text keys, no tuples, 64-bit integers."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, int) and not isinstance(value, bool):
@@ -138,28 +139,28 @@ def _encoded(value: Any, where: str) -> Any:
     if value is None or isinstance(value, bool | float | str):
         return value
     if isinstance(value, list):
-        return [_encoded(each, f"{where}[{index}]") for index, each in enumerate(value)]
+        return [_encode(each, f"{location}[{index}]") for index, each in enumerate(value)]
     if isinstance(value, tuple):
-        return {TUPLE: _encoded(list(value), where)}
+        return {TUPLE: _encode(list(value), location)}
     if not isinstance(value, dict):
         raise CheckpointError(
-            f"{where} is of type {type(value).__name__}, which a checkpoint cannot hold: return dicts, "
+            f"{location} is of type {type(value).__name__}, which a checkpoint cannot hold: return dicts, "
             "lists, tuples, tensors, numbers, strings and None"
         )
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: _encoded(each, f"{where}[{key!r}]") for key, each in value.items()}
-    items = [[_encoded(key, where), _encoded(each, f"{where}[{key!r}]")] for key, each in value.items()]
+        return {key: _encode(each, f"{location}[{key!r}]") for key, each in value.items()}
+    items = [[_encode(key, location), _encode(each, f"{location}[{key!r}]")] for key, each in value.items()]
     return {ITEMS: items}
 
 
-def _decoded(tree: Any) -> Any:
-    """Return the value that `_encoded` was called with."""
+def _decode(tree: Any) -> Any:
+    """Return the value from which `_encode` made *tree*."""
     if isinstance(tree, list):
-        return [_decoded(each) for each in tree]
+        return [_decode(each) for each in tree]
     if not isinstance(tree, dict):
         return tree
     if ITEMS in tree:
-        return {_decoded(key): _decoded(each) for key, each in tree[ITEMS]}
+        return {_decode(key): _decode(each) for key, each in tree[ITEMS]}
     if TUPLE in tree:
-        return tuple(_decoded(tree[TUPLE]))
-    return int(tree[INTEGER]) if INTEGER in tree else {key: _decoded(each) for key, each in tree.items()}
+        return tuple(_decode(tree[TUPLE]))
+    return int(tree[INTEGER]) if INTEGER in tree else {key: _decode(each) for key, each in tree.items()}

@@ -28,7 +28,7 @@ from stages.records import (
 )
 
 Start = tuple[Any, OptimizerConfig, Scheduler]
-"""The return value of `Blueprint.build`: model, optimizer config and scheduler."""
+"""The return value of `LearnerSpec.build`: model, optimizer config and scheduler."""
 SCHEDULED_OPTIONS = {"lr", "initial_lr"}
 """Optimizer options that the schedule sets in each step, so that restored values have no effect."""
 STATE_OPTIONS = ("amsgrad", "centered", "momentum")

@@ -203,7 +203,7 @@ def test_random_augmentation_in_workers_of_a_torch_loader_resumes_exactly(persis
     fit(tmp_path / "resumed")
 
     assert files(tmp_path / "resumed") == files(tmp_path / "uninterrupted")
-    assert ("are started again for each epoch" in caplog.text) == persistent
+    assert ("are restarted for each epoch" in caplog.text) == persistent
 
 
 class CrashIn(NoRenderer):

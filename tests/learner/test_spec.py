@@ -5,9 +5,9 @@ import torch
 
 from stages.contracts.errors import StageError
 from stages.learner.devices import find_device
-from stages.learner.spec import Blueprint
+from stages.learner.spec import LearnerSpec
 
-BLUEPRINT = Blueprint(
+SPEC = LearnerSpec(
     model={"kind": "mlp"},
     optimizer={"kind": "adam"},
     schedule={"kind": "constant"},
@@ -18,7 +18,7 @@ BLUEPRINT = Blueprint(
 
 
 def weights(seed):
-    model, _, _ = BLUEPRINT.build(seed)
+    model, _, _ = SPEC.build(seed)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 

@@ -77,7 +77,7 @@ MISTAKES = {
     "device that is not here": (
         "device: auto",
         "device: cuda:9",
-        "fit.device: device 'cuda:9' is not on this machine; on it: auto",
+        "fit.device: this machine has no device 'cuda:9': use one of auto",
     ),
     "data that is missing": (
         SOURCE,

@@ -95,7 +95,7 @@ def test_bad_data_is_told_and_the_old_outputs_stay(finished, make, words):
     [
         ("kind: cnn", 'kind: "no_such_module:Net"', "No module named 'no_such_module'"),
         ("kind: cnn", 'kind: "torch.nn:Lineer"', "Did you mean 'Linear'?"),
-        ("device: auto", "device: cuda:0", "device 'cuda:0' is not on this machine; on it: auto"),
+        ("device: auto", "device: cuda:0", "this machine has no device 'cuda:0': use one of auto"),
         ("kind: cnn", "kind: cnn\n    kernel_size: 7", "13×13 pixels or more"),
     ],
 )
