@@ -114,7 +114,7 @@ def test_other_options_count_from_where_the_run_goes_on(three, train):
 
 def test_the_weights_alone_go_on_with_another_optimizer(three, train, dataset, tmp_path):
     sgd = {"optimizer": {"kind": "sgd", "learning_rate": 0.1}}
-    with pytest.raises(CheckpointError, match="one of Adam, the optimizer a SGD.*weights_only: true"):
+    with pytest.raises(CheckpointError, match="that of Adam, and the optimizer is a SGD.*weights_only: true"):
         build(dataset, tmp_path / "learner", three.folder, **sgd, **from_epoch(3, three.folder))
 
     wanted = from_epoch(3, three.folder, weights_only=True)
