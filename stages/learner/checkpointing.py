@@ -42,6 +42,11 @@ class CheckpointManager:
         self._saved_at = self._tried_at = clock()
         self._steps_since_try = 0
 
+    @property
+    def saves_within_epochs(self) -> bool:
+        """Whether checkpoints are written within an epoch, and not only when the run is interrupted."""
+        return self._interval.every_steps is not None or self._interval.every_seconds is not None
+
     def is_due(self, *, can_save_next: bool = True) -> bool:
         """Return whether to write a checkpoint after this step; call it once after each step.
 

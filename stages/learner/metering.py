@@ -86,6 +86,17 @@ class Meter:
         self.flush()
         return {name: save_state(total, name) for name, total in self._sums.items()}
 
+    def check_state(self) -> None:
+        """Raise `BuilderError` for a metric whose sum cannot be saved, without logging any value."""
+        for name, total in self._sums.items():
+            try:
+                save_state(total, name)
+            except TypeError as error:
+                raise BuilderError(
+                    f"{error}. Or write no checkpoints within an epoch: set fit.checkpoint_every_steps and "
+                    "fit.checkpoint_every_seconds to null, or call checkpoint_every() without arguments"
+                ) from None
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from *state*. It is added after the next batch, whose values have the types of the sums."""
         self._resumed = dict(state)

@@ -36,6 +36,8 @@ class MidEpochCheckpointer:
         self._interrupter: Interrupter = components.interrupter
         self._rng_state: dict[str, Any] = {}
         self._can_save = components.checkpoints is not None
+        saves = components.checkpoints is not None and components.checkpoints.saves_within_epochs
+        self._unchecked = set(Split) if saves else set()
 
     def open(self, loader: Loader, epoch: int, split: Split) -> Iterator[Any]:
         """Return an iterator over the batches of *loader* from the position in the epoch, on the device.
@@ -61,7 +63,12 @@ class MidEpochCheckpointer:
 
         After the last batch of a split the run continues: the end of the epoch is near and is saved too. If
         nothing can be saved, a run stops in training, but finishes a validation, whose epoch is then kept.
+        Raises `BuilderError` after the first batch of a split if checkpoints are written at an interval and
+        the value of a metric cannot be saved.
         """
+        if progress.split in self._unchecked:
+            meter.check_state()
+            self._unchecked.remove(progress.split)
         checkpoints, is_asked = self._checkpoints, self._interrupter.should_stop()
         can_save_next = iteration + 1 < progress.batches
         if not (is_asked or (checkpoints is not None and checkpoints.is_due(can_save_next=can_save_next))):

@@ -151,7 +151,7 @@ def _save_fields(value: Any, metric: str) -> dict[str, Any]:
     kind = type(value)
     if not (is_dataclass(value) and kind.__dataclass_params__.frozen):
         raise TypeError(
-            f"metric {metric!r} accumulates a {kind.__name__}, which cannot be saved in the middle of an "
+            f"metric {metric!r} accumulates {kind.__name__}, which cannot be saved in the middle of an "
             f"epoch: {ADVICE}"
         )
     return {
@@ -168,7 +168,7 @@ def _save_field(value: Any, metric: str, path: str) -> Any:
     if is_dataclass(value):
         return _save_fields(value, metric)
     raise TypeError(
-        f"metric {metric!r} accumulates a {type(value).__name__} in {path}, which cannot be saved in the "
+        f"metric {metric!r} accumulates {type(value).__name__} in {path}, which cannot be saved in the "
         f"middle of an epoch: {ADVICE}"
     )
 

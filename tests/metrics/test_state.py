@@ -354,13 +354,13 @@ class OwnState:
 @pytest.mark.parametrize(
     ("value", "found"),
     [
-        (Plain(), "accumulates a Plain, which cannot be saved in the middle of an epoch"),
-        (Mutable(), "accumulates a Mutable, which cannot be saved"),
-        (Holder(Mutable()), "accumulates a Mutable, which cannot be saved"),
-        (Holder(math.sqrt), "a builtin_function_or_method in Holder.held"),
-        (Holder({"a": 1}), "a dict in Holder.held"),
-        (Holder((1, 2)), "a tuple in Holder.held"),
-        (Holder(np.zeros(2)), "a ndarray in Holder.held"),
+        (Plain(), "accumulates Plain, which cannot be saved in the middle of an epoch"),
+        (Mutable(), "accumulates Mutable, which cannot be saved"),
+        (Holder(Mutable()), "accumulates Mutable, which cannot be saved"),
+        (Holder(math.sqrt), "accumulates builtin_function_or_method in Holder.held"),
+        (Holder({"a": 1}), "accumulates dict in Holder.held"),
+        (Holder((1, 2)), "accumulates tuple in Holder.held"),
+        (Holder(np.zeros(2)), "accumulates ndarray in Holder.held"),
     ],
 )
 def test_value_without_methods_is_rejected_with_advice(value, found):
