@@ -130,7 +130,7 @@ def convert(
     from stages.records.tools.conversion import PRECISIONS, add_types, convert_record, find_lossy_tensors
 
     before = find_format(source)
-    after = _named_format(recorder) if recorder else find_format(target)
+    after = _format_by_name(recorder) if recorder else find_format(target)
     _check_target(source, target, force=force)
     example = _example(learner, before, after)
     record = read(source, before, like=example, limit=limit)
@@ -208,7 +208,7 @@ def _example(learner: Path | None, *forms: "Format") -> "Tree":
     return example_of(learner)
 
 
-def _named_format(name: str) -> "Format":
+def _format_by_name(name: str) -> "Format":
     from stages.records.formats import FORMATS
 
     if name not in FORMATS:

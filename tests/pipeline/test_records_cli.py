@@ -165,15 +165,15 @@ def test_mistake_is_reported_with_exit_code(tmp_path, monkeypatch, arguments, co
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data + b"x", lambda data: data[:40]])
 def test_verify_finds_truncated_or_extended_file(tmp_path, damage):
-    whole, spoilt = record(tmp_path / "a.mpk.gz"), tmp_path / "b.mpk.gz"
-    spoilt.write_bytes(damage(whole.read_bytes()))
+    intact, damaged = record(tmp_path / "a.mpk.gz"), tmp_path / "b.mpk.gz"
+    damaged.write_bytes(damage(intact.read_bytes()))
 
-    code, text = learner("verify", whole, spoilt)
+    code, text = learner("verify", intact, damaged)
 
     assert code == 1
     first, second = text.splitlines()
-    assert first == f"{whole}: ok (Burn 0.21.0, 1 tensors, 12 bytes)"
-    assert second.startswith(f"{spoilt}: wrong: ")
+    assert first == f"{intact}: ok (Burn 0.21.0, 1 tensors, 12 bytes)"
+    assert second.startswith(f"{damaged}: wrong: ")
 
 
 def checkpoint(folder, epoch):

@@ -216,9 +216,11 @@ def attend(node, query, key, value, heads):
 def test_multi_head_attention_record_computes_as_burn_does(options):
     layer = randomize(nn.MultiheadAttention(4, 2, batch_first=True, **options))
     sizes = (4, options.get("kdim", 4), options.get("vdim", 4))
-    given = [torch.randn(2, 3, size) for size in sizes]
+    inputs = [torch.randn(2, 3, size) for size in sizes]
 
-    torch.testing.assert_close(attend(strip_type_hints(record_of(layer)), *given, heads=2), layer(*given)[0])
+    torch.testing.assert_close(
+        attend(strip_type_hints(record_of(layer)), *inputs, heads=2), layer(*inputs)[0]
+    )
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -311,23 +313,23 @@ PAIRS = [
 ]
 
 
-def outputs(module, given):
-    out = module(*given)
+def outputs(module, inputs):
+    out = module(*inputs)
     return out[0] if isinstance(out, tuple) else out
 
 
-@pytest.mark.parametrize(("make", "given"), PAIRS)
-def test_loaded_record_gives_the_same_outputs_bit_for_bit(make, given):
+@pytest.mark.parametrize(("make", "inputs"), PAIRS)
+def test_loaded_record_gives_the_same_outputs_bit_for_bit(make, inputs):
     module, other = randomize(make(), 1), randomize(make(), 2)
 
     report = load_into(other, through_a_file(strip_type_hints(record_of(module))))
 
     assert report.fits
-    torch.testing.assert_close(outputs(other, given), outputs(module, given), rtol=0, atol=0)
+    torch.testing.assert_close(outputs(other, inputs), outputs(module, inputs), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("make", "given"), PAIRS)
-def test_stored_skeleton_reads_record_without_module(make, given):
+@pytest.mark.parametrize(("make", "inputs"), PAIRS)
+def test_stored_skeleton_reads_record_without_module(make, inputs):
     module = randomize(make())
     stored = msgpack.unpackb(msgpack.packb(to_plain(skeleton_of(module))))
 
@@ -534,7 +536,7 @@ def test_burn_record_method_defines_layout():
 
 
 @pytest.mark.parametrize(
-    ("layout", "message"), [({"a": "nothing"}, "nothing"), ({"a": 7}, "7"), ("bias.T", "matrix")]
+    ("layout", "message"), [({"a": "unknown"}, "unknown"), ({"a": 7}, "7"), ("bias.T", "matrix")]
 )
 def test_layout_with_unknown_name_is_refused(layout, message):
     module = nn.Linear(1, 1)
@@ -587,10 +589,12 @@ def test_transposed_tensor_is_read_in_pieces():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.uint16, torch.bool])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_raw_tensor_round_trips_any_dtype(dtype, shape):
-    given = torch.randint(0, 2, shape).to(dtype)
+    inputs = torch.randint(0, 2, shape).to(dtype)
 
-    assert torch.equal(from_raw(to_raw(given)), given)
-    assert torch.equal(from_raw(RawTensor.of(to_raw(given).dtype, shape, bytes(to_raw(given).data()))), given)
+    assert torch.equal(from_raw(to_raw(inputs)), inputs)
+    assert torch.equal(
+        from_raw(RawTensor.of(to_raw(inputs).dtype, shape, bytes(to_raw(inputs).data()))), inputs
+    )
 
 
 def test_bool_other_than_0_or_1_is_refused():

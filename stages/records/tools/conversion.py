@@ -70,9 +70,9 @@ def add_types(node: Tree, like: Tree, path: str = "") -> Tree:
             raise _misfit(node, f"a map of {like.name!r} alone", path)
         return Variant(like.name, like.index, add_types(node[like.name], like.value, f"{path}.{like.name}"))
     if isinstance(like, dict):
-        return _typed_map(node, like, path)
+        return _add_types_to_map(node, like, path)
     if isinstance(like, list | tuple):
-        return _typed_list(node, like, path)
+        return _add_types_to_list(node, like, path)
     if like is None:
         return None  # a constant: readers ignore its value
     if isinstance(like, Signed):
@@ -83,7 +83,7 @@ def add_types(node: Tree, like: Tree, path: str = "") -> Tree:
     return node if fits else _refuse(node, f"a {type(like).__name__}", path)
 
 
-def _typed_map(node: Tree, like: dict[str, Tree], path: str) -> Tree:
+def _add_types_to_map(node: Tree, like: dict[str, Tree], path: str) -> Tree:
     if not isinstance(node, dict):
         raise _misfit(node, f"a map of {', '.join(like) or 'no fields'}", path)
     if isinstance(like, Map):
@@ -98,7 +98,7 @@ def _typed_map(node: Tree, like: dict[str, Tree], path: str) -> Tree:
     return {key: add_types(node.get(key), value, f"{path}.{key}") for key, value in like.items()}
 
 
-def _typed_list(node: Tree, like: list[Tree] | tuple[Tree, ...], path: str) -> Tree:
+def _add_types_to_list(node: Tree, like: list[Tree] | tuple[Tree, ...], path: str) -> Tree:
     if not isinstance(node, list | tuple) or (isinstance(like, tuple) and len(node) != len(like)):
         raise _misfit(node, f"a list of {len(like)}", path)
     examples = like if len(like) == len(node) else [like[0] if like else None] * len(node)

@@ -111,7 +111,10 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item:
         state = read_state(form, found, parameter, "the optimizer's record") if names else {}
         lacking = [name for name in names if name not in state]
         if lacking:
-            raise RecordError(f"the optimizer's record has no {', '.join(lacking)} of parameter {index}")
+            raise RecordError(
+                f"the optimizer's record has no {', '.join(lacking)} of parameter {index}. Use another "
+                "checkpoint"
+            )
         state = {name: to_entry(state[name], name, group, parameter) for name in names}
         left = rest["state"].get(str(index), {})
         states.append({**state, **{key: to_entry(left[key], key, group, parameter) for key in left}})
@@ -137,7 +140,8 @@ def _check(optimizer: torch.optim.Optimizer, rest: Tree) -> None:
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if "sizes" in rest and list(rest["sizes"]) != sizes:
         raise RecordError(
-            f"the saved state has groups of {rest['sizes']} parameters, the optimizer has {sizes}"
+            f"the saved state has groups of {rest['sizes']} parameters, the optimizer has {sizes}. Use the "
+            "same parameter groups"
         )
 
 
@@ -182,7 +186,10 @@ def _with_text_keys(node: Any, path: str) -> Tree:
         return [_with_text_keys(value, f"{path}.{key}") for key, value in enumerate(node)]
     if node is None or isinstance(node, bool | int | float | str | bytes | Tensor):
         return node
-    raise RecordError(f"cannot record the optimizer's {path}: found the type {type(node).__name__}")
+    raise RecordError(
+        f"cannot record the optimizer's {path}: found the type {type(node).__name__}. Keep only numbers, "
+        "text, bytes, tensors, lists and dicts in its state"
+    )
 
 
 def _text_key(key: Any, path: str) -> str:
