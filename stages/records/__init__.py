@@ -1,4 +1,4 @@
-"""State as files: trees of tensors and numbers, written whole or not at all, read without running code."""
+"""Files of state: trees of tensors and numbers, written atomically and read without running code."""
 
 import lazy_loader
 

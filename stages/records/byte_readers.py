@@ -19,36 +19,36 @@ Blob = NDArray[np.uint8]
 
 
 class ByteReader(Protocol):
-    """A stream of bytes whose end is known."""
+    """A stream of bytes with a known end."""
 
     name: str
-    """Of the file, for messages."""
+    """Name of the file, for messages."""
     offset: int
-    """Bytes taken so far."""
+    """Number of bytes read."""
     limits: Limits
-    """What the file may ask for."""
+    """Limits on the memory and time spent on the file."""
 
     def remaining(self) -> int:
-        """How many bytes there can be at most from here: what is declared longer is refused unread."""
+        """Return the largest number of bytes that can follow; longer declared lengths are refused unread."""
 
     def read(self, size: int) -> bytes:
-        """The next *size* bytes, for headers and short values. Raises `RecordError` where there are fewer."""
+        """Return the next *size* bytes, for headers and short values. Raises `RecordError` at the end."""
 
     def read_array(self, size: int) -> Blob:
-        """The next *size* bytes in memory of their own. Raises `RecordError` where there are fewer."""
+        """Return the next *size* bytes in memory of their own. Raises `RecordError` at the end."""
 
     def skip(self, size: int) -> None:
-        """Go past *size* bytes without keeping them. Raises `RecordError` where there are fewer."""
+        """Skip *size* bytes. Raises `RecordError` at the end."""
 
     def finish(self) -> None:
-        """Raises `RecordError` unless the stream ends here, whole."""
+        """Raise `RecordError` unless the stream ends at this position and is intact."""
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
 
 
 class PlainReader:
-    """A file, or bytes in memory, that is not compressed."""
+    """An uncompressed file, or bytes in memory."""
 
     def __init__(self, file: BinaryIO, size: int, name: str, *, limit: int | None = None) -> None:
         self.name = name
@@ -59,54 +59,54 @@ class PlainReader:
 
     @classmethod
     def of_file(cls, path: Path, *, limit: int | None = None) -> "PlainReader":
-        """Return the content of *path*; *limit* raises the default `Limits`."""
+        """Return a reader of the file *path*; *limit* raises the default `Limits`."""
         return cls(path.open("rb"), path.stat().st_size, str(path), limit=limit)
 
     @classmethod
     def of_bytes(cls, data: bytes, *, limit: int | None = None) -> "PlainReader":
-        """Return *data* as a source; *limit* raises the default `Limits`."""
+        """Return a reader of *data*; *limit* raises the default `Limits`."""
         return cls(io.BytesIO(data), len(data), "the record in memory", limit=limit)
 
     def remaining(self) -> int:
-        """Bytes to the end."""
+        """Return the number of bytes up to the end."""
         return self._size - self.offset
 
     def read(self, size: int) -> bytes:
-        """The next *size* bytes."""
-        self._need(size)
+        """Return the next *size* bytes."""
+        self._check_available(size)
         data = self._file.read(size)
-        self._count(len(data), size)
+        self._advance(len(data), size)
         return data
 
     def read_array(self, size: int) -> Blob:
-        """The next *size* bytes in memory of their own."""
-        self._need(size)
+        """Return the next *size* bytes in memory of their own."""
+        self._check_available(size)
         data = np.empty(size, np.uint8)
-        self._count(self._file.readinto(data.data), size)  # type: ignore[attr-defined]  # typeshed lacks it
+        self._advance(self._file.readinto(data.data), size)  # type: ignore[attr-defined]  # missing in typeshed
         return data
 
     def skip(self, size: int) -> None:
-        """Go past *size* bytes."""
-        self._need(size)
+        """Skip *size* bytes."""
+        self._check_available(size)
         self._file.seek(size, 1)
         self.offset += size
 
     def finish(self) -> None:
-        """Raises `RecordError` where bytes are left."""
+        """Raise `RecordError` if bytes follow."""
         if self.remaining():
-            raise RecordError(f"{self.name} goes on for {self.remaining()} bytes after its end")
+            raise RecordError(f"{self.name} has {self.remaining()} surplus bytes after the end of the record")
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
-    def _need(self, size: int) -> None:
+    def _check_available(self, size: int) -> None:
         if not 0 <= size <= self.remaining():
             raise RecordError(
-                f"{self.name}, offset {self.offset}: {size} bytes are declared, {self.remaining()} are left"
+                f"{self.name}, offset {self.offset}: {size} bytes are declared, but {self.remaining()} remain"
             )
 
-    def _count(self, got: int, size: int) -> None:
-        self.offset += got
-        if got != size:
-            raise RecordError(f"{self.name}, offset {self.offset}: the file ended {size - got} bytes early")
+    def _advance(self, count: int, size: int) -> None:
+        self.offset += count
+        if count != size:
+            raise RecordError(f"{self.name}, offset {self.offset}: the file ended {size - count} bytes early")

@@ -1,4 +1,4 @@
-"""A recorder as params may name it: ``default``, or ``{kind: named_mpk_gz, precision: half}``."""
+"""Configuration of a recorder: ``default``, or ``{kind: named_mpk_gz, precision: half}``."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,11 +19,14 @@ SUFFIXES = {
     "burnpack": ".bpk",
     "safetensors": ".safetensors",
 }
-"""The suffix of each of `FORMATS`, without the cost of importing them."""
+"""Suffix of each of `FORMATS`, available without importing the formats."""
 
 
 class RecorderConfig(Config):
-    """How state is written to files. Burn's names: ``default`` is ``named_mpk_gz``, ``compact`` its half."""
+    """The format in which state is written to files.
+
+    As in Burn, ``default`` is ``named_mpk_gz`` in full precision and ``compact`` the same in half precision.
+    """
 
     kind: Literal[
         "default",
@@ -37,37 +40,40 @@ class RecorderConfig(Config):
         "burnpack",
         "safetensors",
     ] = "default"
-    """The format, which is also the suffix of the files:
+    """File format, which also determines the suffix:
 
-    * ``default``: another name of ``named_mpk_gz``
+    * ``default``: an alias of ``named_mpk_gz``
     * ``compact``: ``named_mpk_gz`` with ``precision: half``
-    * ``named_mpk_gz`` and ``named_mpk``: MessagePack with names, gzipped or not
-    * ``bin_gz`` and ``bin``: bincode, gzipped or not
+    * ``named_mpk_gz`` and ``named_mpk``: MessagePack with names, gzipped or uncompressed
+    * ``bin_gz`` and ``bin``: bincode, gzipped or uncompressed
     * ``json_gz`` and ``pretty_json``: JSON, gzipped or indented
-    * ``burnpack``: Burn's format of tensors
+    * ``burnpack``: Burn's own tensor format
     * ``safetensors``: the format of the safetensors package
     """
     precision: Precisions | None = None
-    """Of floats and integers in the file: 32 (``full``), 16 or 64 bits. None is what ``kind`` says: full."""
+    """Precision of floats and integers in the file: 32 (``full``), 16 (``half``) or 64 bits (``double``).
+
+    None selects the default of ``kind``: half for ``compact``, full for all others.
+    """
     compression: Annotated[int, integer(0, 1)] = 1
-    """Of gzipped formats: 0 stores, which is faster than torch.save and a tenth larger than 1."""
+    """Compression of gzipped formats: 1, or 0 to store (faster than torch.save, files a tenth larger)."""
 
     @model_validator(mode="before")
     @classmethod
-    def _kind_alone(cls, value: Any) -> Any:
+    def _expand_kind(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
     @property
     def format_name(self) -> str:
-        """A key of `FORMATS`."""
+        """Return the format's key in `FORMATS`."""
         return "named_mpk_gz" if self.kind in {"default", "compact"} else self.kind
 
     @property
     def suffix(self) -> str:
-        """The end of the name of a file that the recorder writes."""
+        """Return the suffix of the files that the recorder writes."""
         return SUFFIXES[self.format_name]
 
     @property
     def precision_name(self) -> Precisions:
-        """The precision that is meant."""
+        """Return the selected precision, or the default of ``kind``."""
         return self.precision or ("half" if self.kind == "compact" else "full")

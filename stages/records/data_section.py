@@ -1,4 +1,7 @@
-"""Tensors one after the other in a file, where a header says what lies where: checked, read and written."""
+"""Data sections: tensors stored one after the other, at positions that a header declares.
+
+Burnpack and safetensors have a data section; bincode uses the checks of a single tensor.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,112 +13,112 @@ from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Blob
-from stages.records.dtypes import ITEM_SIZES
+from stages.records.dtypes import ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS
 from stages.records.record_tree import RawTensor
-
-MAX_RANK = 32
-MAX_ELEMENTS = 1 << 63
-BOOL_STORES = {"Native": 1, "U8": 1, "U32": 4}
-"""How Burn since 0.21 stores a Bool, in the order of its enum, with the bytes of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What a header says of a tensor: its bytes lie from *start* to *end* in the data section."""
+    """A header's entry for a tensor whose bytes are at *start* to *end* in the data section."""
 
     dtype: str
     shape: tuple[int, ...]
     start: int
     end: int
     width: int = 0
-    """Bytes of one element in the file, where that is not what the dtype says."""
+    """Bytes of one element in the file, if the dtype does not determine them; 0 otherwise."""
 
 
 class SectionReader(Protocol):
-    """What of a `ByteReader` a data section needs."""
+    """The part of a `ByteReader` that reading a data section needs."""
 
     name: str
     offset: int
 
     def read_array(self, size: int) -> Blob:
-        """The next *size* bytes in memory of their own."""
+        """Return the next *size* bytes in memory of their own."""
 
     def skip(self, size: int) -> None:
-        """Go past *size* bytes."""
+        """Skip *size* bytes."""
 
 
 def check_shape(shape: tuple[int, ...], name: str, *, where: str) -> int:
-    """How many elements *shape* has. Raises `RecordError` where that is more than any memory could hold."""
-    if len(shape) > MAX_RANK:
-        raise RecordError(f"{where}: {name} has {len(shape)} dimensions, at most {MAX_RANK} are read")
-    # sizes beside a 0 count too: what makes a view of such a tensor multiplies them as well
+    """Return the number of elements of *shape*. Raises `RecordError` if no memory could hold them."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise RecordError(
+            f"{where}: {name} has {len(shape)} dimensions, but at most {MAX_DIMENSIONS} are supported"
+        )
+    # Sizes next to a 0 count too, because a view of such a tensor multiplies them.
     if min(shape, default=0) < 0 or math.prod(max(size, 1) for size in shape) >= MAX_ELEMENTS:
-        raise RecordError(f"{where}: {name} has the shape {list(shape)}, which no memory could hold")
+        raise RecordError(f"{where}: {name} has the shape {list(shape)}, which is too large or negative")
     return math.prod(shape)
 
 
-def check_entry(place: TensorEntry, name: str, *, where: str) -> TensorEntry:
-    """*place* itself. Raises `RecordError` where its bytes are not those of its shape and dtype."""
-    expected = check_shape(place.shape, name, where=where) * (place.width or ITEM_SIZES[place.dtype])
-    if place.start < 0 or place.end - place.start != expected:
+def check_entry(entry: TensorEntry, name: str, *, where: str) -> TensorEntry:
+    """Return *entry*. Raises `RecordError` if its length does not match its shape and dtype."""
+    expected = check_shape(entry.shape, name, where=where) * (entry.width or ITEM_SIZES[entry.dtype])
+    if entry.start < 0 or entry.end - entry.start != expected:
         raise RecordError(
-            f"{where}: {name} lies from {place.start} to {place.end}, but shape {list(place.shape)} "
-            f"of {place.dtype} takes {expected} bytes"
+            f"{where}: {name} is declared at {entry.start} to {entry.end}, but shape {list(entry.shape)} "
+            f"of {entry.dtype} takes {expected} bytes"
         )
-    return place
+    return entry
 
 
-def sort_entries(places: Mapping[str, TensorEntry]) -> list[tuple[str, TensorEntry]]:
-    """*places* as their bytes follow one another."""
-    return sorted(places.items(), key=lambda pair: (pair[1].start, pair[1].end))
+def sort_entries(entries: Mapping[str, TensorEntry]) -> list[tuple[str, TensorEntry]]:
+    """Return the names and entries in the order of their bytes."""
+    return sorted(entries.items(), key=lambda pair: (pair[1].start, pair[1].end))
 
 
 def read_section(
-    source: SectionReader, places: Mapping[str, TensorEntry], *, keep_data: bool
+    source: SectionReader, entries: Mapping[str, TensorEntry], *, keep_data: bool
 ) -> dict[str, RawTensor]:
-    """The tensors of a data section that begins here, in the order of their bytes; holes are gone past.
+    """Return the tensors of the data section that begins here, in the order of their bytes; gaps are skipped.
 
-    Raises `RecordError` where two overlap, or one lies beyond the end.
+    Raises `RecordError` if two tensors overlap, or if one extends beyond the end.
     """
     tensors = {}
     position = 0
-    for name, place in sort_entries(places):
-        if place.start < position:
+    for name, entry in sort_entries(entries):
+        if entry.start < position:
             raise RecordError(
-                f"{source.name}: {name} begins at {place.start} of the data, inside the tensor before it, "
+                f"{source.name}: {name} begins at {entry.start} of the data, inside the previous tensor, "
                 f"which ends at {position}"
             )
-        source.skip(place.start - position)
-        tensors[name] = read_tensor(source, place, name=name, keep_data=keep_data)
-        position = place.end
+        source.skip(entry.start - position)
+        tensors[name] = read_tensor(source, entry, name=name, keep_data=keep_data)
+        position = entry.end
     return tensors
 
 
-def read_tensor(source: SectionReader, place: TensorEntry, *, name: str, keep_data: bool) -> RawTensor:
-    """The tensor whose bytes come next."""
+def read_tensor(source: SectionReader, entry: TensorEntry, *, name: str, keep_data: bool) -> RawTensor:
+    """Return the tensor whose bytes come next."""
     if not keep_data:
-        source.skip(place.end - place.start)
-        return build_tensor_without_data(place.dtype, place.shape)
-    data = source.read_array(place.end - place.start)
+        source.skip(entry.end - entry.start)
+        return build_tensor_without_data(entry.dtype, entry.shape)
+    data = source.read_array(entry.end - entry.start)
     where = f"{source.name}, before offset {source.offset}: {name}"
-    return build_tensor(place.dtype, place.shape, data=data, where=where)
+    return build_tensor(entry.dtype, entry.shape, data=data, where=where)
 
 
 def build_tensor(dtype: str, shape: tuple[int, ...], *, data: Blob, where: str) -> RawTensor:
-    """The tensor over *data*; a Bool that was stored in words is one byte each then.
+    """Return the tensor over *data*, which is not copied; a Bool stored in words is converted to bytes.
 
-    Raises `RecordError` where a Bool is neither 0 nor 1.
+    Raises `RecordError` if a Bool is neither 0 nor 1.
     """
     if dtype == "Bool" and data.size:
         values: NDArray[np.unsignedinteger[Any]] = data if data.size == math.prod(shape) else data.view("<u4")
         if values.max() > 1:
-            raise RecordError(f"{where} is Bool but holds {values.max()}, not 0 or 1")
+            raise RecordError(f"{where} is Bool but contains {values.max()}; expected only 0 and 1")
         data = values.astype(np.uint8, copy=False)
-    return RawTensor(dtype, shape, _Held(data))
+    return RawTensor(dtype, shape, _Pieces(data))
 
 
-class _Held:
-    """The pieces of a tensor whose bytes are in memory; small, as a file may have many that are empty."""
+class _Pieces:
+    """The single piece of a tensor in memory.
+
+    The object is small because a file can have many empty tensors.
+    """
 
     __slots__ = ("_data",)
 
@@ -127,21 +130,21 @@ class _Held:
 
 
 def build_tensor_without_data(dtype: str, shape: tuple[int, ...]) -> RawTensor:
-    """A tensor of which only *dtype* and *shape* were read."""
-    return RawTensor(dtype, shape, _not_kept)
+    """Return a tensor of which only *dtype* and *shape* were read."""
+    return RawTensor(dtype, shape, _raise_without_data)
 
 
 def iter_bytes(tensor: RawTensor, name: str) -> Iterator[memoryview]:
-    """The bytes of *tensor*. Raises `RecordError` where they are not as many as its shape says."""
+    """Yield the bytes of *tensor*. Raises `RecordError` if their number does not match its shape."""
     written = 0
     for piece in tensor.pieces():
         yield piece
         written += piece.nbytes
     if written != tensor.nbytes:
         raise RecordError(
-            f"{name} gave {written} bytes, but shape {list(tensor.shape)} takes {tensor.nbytes}"
+            f"{name} provided {written} bytes, but shape {list(tensor.shape)} takes {tensor.nbytes}"
         )
 
 
-def _not_kept() -> Iterator[memoryview]:
-    raise RecordError("the bytes of this tensor were not kept: read the file with its data")
+def _raise_without_data() -> Iterator[memoryview]:
+    raise RecordError("the tensor was read without its data; read the file with keep_data=True")

@@ -1,4 +1,4 @@
-"""The element types a tensor in a file may have, as Burn names them; no torch here."""
+"""Element types of tensors in files, under Burn's names. This module does not import torch."""
 
 ITEM_SIZES = {
     "F64": 8,
@@ -16,7 +16,7 @@ ITEM_SIZES = {
     "U8": 1,
     "Bool": 1,
 }
-"""Bytes of one element. ``Flex32`` is kept as ``F32``; ``Bool`` is one byte of 0 or 1."""
+"""Bytes of one element. ``Flex32`` is stored as ``F32``; ``Bool`` is one byte, 0 or 1."""
 FLOATS = frozenset({"F64", "F32", "Flex32", "F16", "BF16"})
 INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"})
 NUMPY = {
@@ -35,4 +35,10 @@ NUMPY = {
     "U8": "u1",
     "Bool": "u1",
 }
-"""What numpy calls each; it lacks BF16, so that is its bits."""
+"""NumPy's name of each type. NumPy has no BF16, so it is represented by its bits."""
+BOOL_STORES = {"Native": 1, "U8": 1, "U32": 4}
+"""How Burn since 0.21 stores a Bool, in the order of its enum, with the bytes of one element."""
+MAX_DIMENSIONS = 32
+"""Dimensions of a tensor in a file."""
+MAX_ELEMENTS = 1 << 63
+"""Bound on the number of elements of a tensor; the number must be smaller."""

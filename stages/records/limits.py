@@ -26,6 +26,8 @@ LEAST_NUMBERS = 1 << 18
 LEAST_MEMORY = 48 * 2**20
 """Bytes of memory that the small values of every file may take; readers add twice the content's length."""
 ADVICE = "if you trust the file, set a higher limit: --limit, or limit= in Python"
+MAX_DEPTH = 128
+"""Levels of nesting of a record, and parts of a dotted name."""
 MIN_NUMBERS = 16
 """Length from which a list that contains only numbers counts as a list of numbers."""
 _BYTES_PER_VALUE = 256

@@ -1,4 +1,4 @@
-"""A module's parameters as one file that Burn loads: Burn's ``module.save_file`` and ``module.load_file``."""
+"""A module's parameters in one file that Burn can load: Burn's ``save_file`` and ``load_file``."""
 
 import logging
 from pathlib import Path
@@ -15,11 +15,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def save_file(model: nn.Module, path: str | Path, recorder: Recorder) -> Path:
-    """Write the record of *model* to *path* with the recorder's extension and return the name of the file.
+    """Write the record of *model* to *path* with the recorder's extension and return the file's path.
 
-    As in Burn, the extension replaces the one that *path* has, unless it is the recorder's already, and
-    missing parent directories are created. The file appears when it is complete; until then an existing one
-    stays as it is.
+    As in Burn, the extension replaces that of *path*, unless it is the recorder's already, and missing parent
+    directories are created. The file is replaced atomically when it is complete.
 
     >>> import tempfile
     >>> from stages.records import DefaultRecorder
@@ -38,12 +37,12 @@ def save_file(model: nn.Module, path: str | Path, recorder: Recorder) -> Path:
 def load_file(model: Model, path: str | Path, recorder: Recorder, *, limit: int | None = None) -> Model:
     """Load the record at *path*, with the recorder's extension, into *model* and return *model*.
 
-    Tensors are converted to the dtypes and devices of *model*; a file of any precision fits. *limit* raises
-    how many bytes of content a file may have that compresses more than 100 times.
+    Tensors are converted to the dtypes and devices of *model*, so a file of any precision can be loaded.
+    *limit* raises the number of content bytes that a file may have if it compresses more than 100 times.
 
     Raises:
-        RecordError: If there is no such file, or if it is not the record of such a model; *model* is
-            unchanged then.
+        RecordError: If the file is missing, or if it is not the record of such a model; *model* is then
+            unchanged.
     """
     target = _with_extension(Path(path), recorder.suffix)
     item = recorder.load(target, record_of(model), limit=limit)
@@ -52,5 +51,5 @@ def load_file(model: Model, path: str | Path, recorder: Recorder, *, limit: int 
 
 
 def _with_extension(path: Path, suffix: str) -> Path:
-    """Return *path* with *suffix* in place of its own extension."""
+    """Return *path* with its extension replaced by *suffix*."""
     return path if path.name.endswith(suffix) else path.with_name(path.stem + suffix)

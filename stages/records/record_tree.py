@@ -1,11 +1,11 @@
-"""What a file of state holds, before any format and without torch: a tree with tensors as leaves.
+"""The content of a record, independent of the file format and of torch: a tree with tensors as leaves.
 
-A node is a dict (a struct, fields in declaration order), a list, a tuple, text, a number, bytes, None, or
-a `RawTensor`. Formats with names need no more. Bincode has no names, so a tree that is written as bincode,
-or is the example by which bincode is read, says more: a tuple is an array whose length the type knows, a
-list a vector with its length; `Map` is a map with its length; `Some` an option that holds something (None
-is one that does not, or a constant: both are one zero byte); `Variant` one case of an enum; `Signed` an
-integer with a sign.
+A node is a dict (a struct, fields in declaration order), a list, a tuple, text, a number, bytes, None, or a
+`RawTensor`. Formats with names need no more. Bincode stores no names and no types, so a tree that is written
+as bincode, or that serves as the example for reading bincode, contains type hints: a tuple is an array whose
+length the type determines, a list is a vector with its length, `Map` is a map with its length, `Some` is an
+option with a value (None is an option without one, or a constant: both are one zero byte), `Variant` is one
+case of an enum, and `Signed` is an integer with a sign.
 """
 
 import math
@@ -16,60 +16,63 @@ from typing import Any
 from stages.records.dtypes import ITEM_SIZES
 
 Tree = Any
-"""A node as the module's docstring says, nested."""
+"""A node as described in the module's docstring, nested."""
 
 
 @dataclass(frozen=True, eq=False)
 class RawTensor:
-    """A tensor as a file has it: little-endian, row-major. Its bytes come in pieces, when asked for."""
+    """A tensor as stored in a file: little-endian, row-major, with its bytes produced on request."""
 
     dtype: str
     """A key of `ITEM_SIZES`."""
     shape: tuple[int, ...]
     pieces: Callable[[], Iterable[memoryview]]
-    """The bytes from first to last; every call starts anew. Joined they are `nbytes` long."""
+    """Returns the bytes in order, `nbytes` in total; each call starts from the beginning."""
 
     @classmethod
     def of(cls, dtype: str, shape: tuple[int, ...], data: Any) -> "RawTensor":
-        """The tensor over *data*, a buffer of bytes that is not copied."""
+        """Return the tensor over *data*, a buffer of bytes, which is not copied."""
         view = memoryview(data)
         view = view.cast("B") if view.nbytes else memoryview(b"")  # a shape with a 0 in it cannot be cast
         return cls(dtype, shape, lambda: (view,))
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """Return the number of bytes of all elements."""
         return self.numel * ITEM_SIZES[self.dtype]
 
     def data(self) -> memoryview:
-        """All bytes in one buffer; copied only where there is more than one piece."""
+        """Return all bytes in one buffer, copied only if there are several pieces."""
         pieces = list(self.pieces())
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
 class Map(dict[str, Tree]):
-    """A map of any number of keys, where a plain dict is a struct."""
+    """A map with any number of keys; a plain dict is a struct."""
 
 
 class Signed(int):
-    """An integer with a sign (``i32``, ``i64``), where a plain int is a ``usize``."""
+    """An integer with a sign (``i32``, ``i64``); a plain int is a ``usize``."""
 
 
 @dataclass(frozen=True)
 class Some:
-    """An option that holds *value*. Formats with names write the value alone."""
+    """An option with a value. Formats with names write the value alone."""
 
     value: Tree
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The case *name* of an enum, its *index* from 0, and what it holds. With names: ``{name: value}``."""
+    """One case of an enum, with its name, its index from 0, and its value.
+
+    Formats with names write ``{name: value}``.
+    """
 
     name: str
     index: int
@@ -78,7 +81,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a record of Burn says about itself: five texts, which no reader checks."""
+    """The five texts with which a Burn record describes itself. No reader checks them."""
 
     float: str
     int: str
@@ -89,17 +92,17 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Record:
-    """A file's content."""
+    """The content of a file."""
 
     item: Tree
     metadata: Metadata | None = None
-    """None where the format has none (burnpack, safetensors of another origin)."""
+    """None if the format has none (burnpack, safetensors of another origin)."""
     extra: dict[str, str] | None = None
-    """Text that the format carries beside (the metadata map of burnpack and safetensors)."""
+    """Additional texts of the format (the metadata map of burnpack and safetensors)."""
 
 
 def strip_type_hints(node: Tree) -> Tree:
-    """*node* without what only bincode needs: `Some`, `Variant`, `Map`, `Signed` and tuples are gone."""
+    """Return *node* with `Some`, `Variant`, `Map`, `Signed` and tuples replaced by plain values."""
     if isinstance(node, Some):
         return strip_type_hints(node.value)
     if isinstance(node, Variant):
@@ -114,7 +117,7 @@ def strip_type_hints(node: Tree) -> Tree:
 
 
 def iter_leaves(node: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf with its dotted path, in order; the elements of arrays are named by their index."""
+    """Yield each leaf with its dotted path, in order; elements of arrays are named by their index."""
     node = node.value if isinstance(node, Some) else node
     if isinstance(node, Variant):
         node = {node.name: node.value}

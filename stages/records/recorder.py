@@ -1,4 +1,4 @@
-"""Recorders: how a tree of state becomes one file, and a file a tree again. Burn's `Recorder`."""
+"""Recorders, which write a tree of state to one file and load it again. Burn's `Recorder`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,34 +18,34 @@ from stages.records.tensors import from_raw, to_raw
 
 
 class Recorder(Protocol):
-    """Turns a tree into a file and back."""
+    """Writes a tree to a file and loads it."""
 
     precision: Precision
 
     @property
     def suffix(self) -> str:
-        """What the names of its files end in."""
+        """Return the suffix of its files."""
 
     @property
     def has_names(self) -> bool:
-        """Whether it can load with no example."""
+        """Return True if files can be loaded without an example."""
 
     def record(self, item: Tree, path: Path) -> Path:
-        """Write *item* to *path* with the suffix added; the name of the file."""
+        """Write *item* to *path* with the suffix added and return the file's path."""
 
     def load(self, path: Path, like: Tree = None, *, limit: int | None = None) -> Tree:
         """Return the tree that was recorded at *path*, with or without the suffix.
 
-        A format without names (bincode) needs *like*, a tree of the same structure. *limit* is the most
-        bytes of content to read, if that is more than 64 MiB and 100 times the file's size.
+        A format without names (bincode) needs *like*, a tree of the same structure. *limit* is the largest
+        number of content bytes to read; the default is 64 MiB or 100 times the file's size, if that is more.
         """
 
 
 class FileRecorder:
-    """One of the formats with one of the precisions. The same tree always gives the same bytes.
+    """A recorder with a file format and a precision. Equal trees are written as equal bytes.
 
-    Precision is how floats and integers are written; any recorder reads any precision. A recorder reads
-    whatever it wrote; *limit* raises what it accepts of small values, and of content that compresses well.
+    The precision applies to writing floats and integers; any recorder reads any precision. A recorder reads
+    every file that it wrote; *limit* raises its limits on small values and on content that compresses well.
     """
 
     form: Format
@@ -58,7 +58,10 @@ class FileRecorder:
         threads: int | None = None,
         limit: int | None = None,
     ) -> None:
-        """*compression* is 1, or 0 to store (gzipped formats); *threads* changes no byte."""
+        """Create a recorder.
+
+        *compression* is 1, or 0 to store (gzipped formats only). *threads* does not affect the bytes.
+        """
         self.precision = precision
         self._compression = compression
         self._threads = threads
@@ -66,20 +69,20 @@ class FileRecorder:
 
     @property
     def suffix(self) -> str:
-        """What the names of its files end in."""
+        """Return the suffix of its files."""
         return self.form.suffix
 
     @property
     def has_names(self) -> bool:
-        """Whether it can load with no example."""
+        """Return True if files can be loaded without an example."""
         return self.form.has_names
 
     def record(self, item: Tree, path: Path) -> Path:
-        """Write *item* to *path* with the suffix added, whole or not at all; the name of the file."""
-        target = self.named(path)
+        """Write *item* atomically to *path* with the suffix added and return the file's path."""
+        target = self.with_suffix(path)
         metadata = build_metadata(self.form.type_name, self.precision)
         formats.write(
-            Record(_written(item, self.precision), metadata),
+            Record(_convert_tensors(item, self.precision), metadata),
             target,
             self.form,
             compression=self._compression,
@@ -89,12 +92,15 @@ class FileRecorder:
         return target
 
     def load(self, path: Path, like: Tree = None, *, limit: int | None = None) -> Tree:
-        """Return the tree at *path*, with or without the suffix. Raises `RecordError` for anything else."""
-        limit = max(filter(None, (limit, self._limit)), default=None)
-        return to_torch_tree(formats.read(self.named(path), self.form, like=like, limit=limit).item)
+        """Return the tree at *path*, with or without the suffix.
 
-    def named(self, path: Path) -> Path:
-        """*path* with the suffix."""
+        Raises `RecordError` if the file is missing or is not a valid record.
+        """
+        limit = max(filter(None, (limit, self._limit)), default=None)
+        return to_torch_tree(formats.read(self.with_suffix(path), self.form, like=like, limit=limit).item)
+
+    def with_suffix(self, path: Path) -> Path:
+        """Return *path* with the suffix."""
         return path if path.name.endswith(self.suffix) else path.with_name(path.name + self.suffix)
 
 
@@ -123,7 +129,7 @@ class BinGzFileRecorder(FileRecorder):
 
 
 class PrettyJsonFileRecorder(FileRecorder):
-    """JSON to look at: ``.json``."""
+    """Indented JSON: ``.json``."""
 
     form = FORMATS["pretty_json"]
 
@@ -147,32 +153,34 @@ class SafetensorsRecorder(FileRecorder):
 
 
 class BytesRecorder:
-    """In memory. Burn's `NamedMpkBytesRecorder` and `BinBytesRecorder`."""
+    """A recorder in memory. Burn's `NamedMpkBytesRecorder` and `BinBytesRecorder`."""
 
     def __init__(self, form: Format, precision: Precision = FullPrecision) -> None:
         self.precision = precision
         self._form = form
 
     def record(self, item: Tree) -> bytes:
-        """Return *item* as bytes. Raises `RecordError` for an item that `load` would refuse."""
+        """Return *item* as bytes. Raises `RecordError` if `load` would refuse them."""
         metadata = build_metadata(self._form.type_name, self.precision)
-        return b"".join(formats.CheckedPieces(Record(_written(item, self.precision), metadata), self._form))
+        return b"".join(
+            formats.CheckedPieces(Record(_convert_tensors(item, self.precision), metadata), self._form)
+        )
 
     def load(self, data: bytes, like: Tree = None, *, limit: int | None = None) -> Tree:
-        """Return the tree in *data*. Raises `RecordError` for anything else."""
+        """Return the tree in *data*. Raises `RecordError` if it is not a valid record."""
         source = PlainReader.of_bytes(data, limit=limit)
-        record = self._form.decode(source, like, True)  # noqa: FBT003  the format's
+        record = self._form.decode(source, like, True)  # noqa: FBT003  the protocol is positional
         source.finish()
         return to_torch_tree(record.item)
 
 
 def NamedMpkBytesRecorder(precision: Precision = FullPrecision) -> BytesRecorder:  # noqa: N802  Burn's name
-    """MessagePack with names, in memory."""
+    """Return a recorder of MessagePack with names, in memory."""
     return BytesRecorder(FORMATS["named_mpk"], precision)
 
 
 def BinBytesRecorder(precision: Precision = FullPrecision) -> BytesRecorder:  # noqa: N802  Burn's name
-    """Bincode, in memory."""
+    """Return a recorder of bincode, in memory."""
     return BytesRecorder(FORMATS["bin"], precision)
 
 
@@ -181,12 +189,12 @@ PRECISIONS = {"full": FullPrecision, "half": HalfPrecision, "double": DoublePrec
 
 
 def DefaultRecorder() -> FileRecorder:  # noqa: N802  Burn's name
-    """Burn's: ``.mpk.gz`` in full precision."""
+    """Return Burn's default recorder: ``.mpk.gz`` in full precision."""
     return NamedMpkGzFileRecorder(FullPrecision)
 
 
 def CompactRecorder() -> FileRecorder:  # noqa: N802  Burn's name
-    """Burn's: ``.mpk.gz`` with floats of 16 bits."""
+    """Return Burn's compact recorder: ``.mpk.gz`` with floats of 16 bits."""
     return NamedMpkGzFileRecorder(HalfPrecision)
 
 
@@ -196,38 +204,38 @@ def build_recorder(config: RecorderConfig) -> FileRecorder:
 
 
 def read_item(path: Path, like: Tree = None, *, limit: int | None = None) -> Tree:
-    """Return the item of the record at *path*, in the format of its suffix, with torch's tensors."""
+    """Return the item of the record at *path*, in the format of its suffix, with torch tensors."""
     return to_torch_tree(formats.read(path, like=like, limit=limit).item)
 
 
 def write_state_dict(state: Mapping[str, Tensor], path: Path) -> None:
-    """*state* as a safetensors file under its own names, for ``safetensors.torch.load_file``."""
+    """Write *state* as a safetensors file under its own names, for ``safetensors.torch.load_file``."""
     item = unflatten({name: to_raw(each) for name, each in state.items()}, "the state_dict")
     formats.write(Record(item, None, {"format": "pt"}), path, FORMATS["safetensors"])
 
 
 def to_torch_tree(item: Tree) -> Tree:
-    """*item* with torch's tensors in the place of raw ones, over the same memory."""
-    return _mapped(item, lambda leaf: from_raw(leaf) if isinstance(leaf, RawTensor) else leaf)
+    """Return *item* with torch tensors in place of raw tensors, over the same memory."""
+    return _map_leaves(item, lambda leaf: from_raw(leaf) if isinstance(leaf, RawTensor) else leaf)
 
 
-def _written(item: Tree, precision: Precision) -> Tree:
+def _convert_tensors(item: Tree, precision: Precision) -> Tree:
     def leaf(node: Tree) -> Tree:
         node = to_raw(node) if isinstance(node, Tensor) else node
         return precision.convert(node) if isinstance(node, RawTensor) else node
 
-    return _mapped(item, leaf)
+    return _map_leaves(item, leaf)
 
 
-def _mapped(node: Tree, change: Callable[[Tree], Tree]) -> Tree:
-    """*node* with its leaves changed; what bincode needs to know stays."""
+def _map_leaves(node: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    """Return *node* with *change* applied to its leaves; type hints for bincode are kept."""
     if isinstance(node, Some):
-        return Some(_mapped(node.value, change))
+        return Some(_map_leaves(node.value, change))
     if isinstance(node, Variant):
-        return Variant(node.name, node.index, _mapped(node.value, change))
+        return Variant(node.name, node.index, _map_leaves(node.value, change))
     if isinstance(node, dict):
         kind = Map if isinstance(node, Map) else dict
-        return kind((key, _mapped(value, change)) for key, value in node.items())
+        return kind((key, _map_leaves(value, change)) for key, value in node.items())
     if isinstance(node, list | tuple):
-        return type(node)(_mapped(value, change) for value in node)
+        return type(node)(_map_leaves(value, change) for value in node)
     return change(node)

@@ -1,4 +1,4 @@
-"""Between torch's tensors and those of a record, without copying where the bytes can be shared."""
+"""Conversion between torch tensors and the tensors of a record, over shared memory if possible."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -27,16 +27,16 @@ TORCH_DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if name != "Flex32"}
 BLOCK_SIZE = 1 << 20
-"""Bytes that are copied at once where a tensor does not lie in memory as the record wants it.
+"""Bytes that are copied at a time if the memory layout of a tensor differs from that of the record.
 
-A processor's cache holds two of these, which makes turning a matrix round five times faster.
+A processor's cache holds two such blocks, which makes transposing a matrix five times faster.
 """
 
 
 def to_raw(tensor: Tensor) -> RawTensor:
-    """*tensor* as a record has it. Its bytes are taken when they are asked for, not now.
+    """Return *tensor* as a record's tensor, whose bytes are read on request, not now.
 
-    Raises `RecordError` for what no record holds: complex, float8, quantised, sparse, or without data.
+    Raises `RecordError` if no record can hold it: complex, float8, quantized, sparse, or without data.
     """
     check_recordable(tensor)
     tensor = tensor.detach()
@@ -44,18 +44,18 @@ def to_raw(tensor: Tensor) -> RawTensor:
 
 
 def from_raw(raw: RawTensor) -> Tensor:
-    """The tensor of *raw*, over the same bytes where they may be written to."""
+    """Return *raw* as a torch tensor, over the same memory if it is writable."""
     dtype = TORCH_DTYPES[raw.dtype]
     if not raw.numel:
         return torch.empty(raw.shape, dtype=dtype)
-    flat = _joined(raw)
+    flat = _join_pieces(raw)
     if dtype == torch.bool and int(flat.max()) > 1:
-        raise RecordError(f"a tensor of Bool holds a {int(flat.max())}, where only 0 and 1 may be")
-    return _aligned(flat, dtype).reshape(raw.shape)
+        raise RecordError(f"a Bool tensor contains {int(flat.max())}; expected only 0 and 1")
+    return _align(flat, dtype).reshape(raw.shape)
 
 
 def to_raw_tree(node: Tree) -> Tree:
-    """*node* as a named format would give it back, with raw tensors in the place of torch's."""
+    """Return *node* as a named format would load it, with raw tensors in place of torch tensors."""
     if isinstance(node, dict):
         return {key: to_raw_tree(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
@@ -66,25 +66,29 @@ def to_raw_tree(node: Tree) -> Tree:
 
 
 def check_recordable(tensor: Tensor, what: str = "a tensor") -> None:
-    """Raises `RecordError` where no record can hold *tensor*, which *what* names."""
+    """Raise `RecordError` if no record can hold *tensor*; *what* names it in the message."""
     if tensor.dtype not in DTYPE_NAMES:
         hint = "with torch.view_as_real" if tensor.is_complex() else "to one of them"
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
-        raise RecordError(f"{what} of {tensor.dtype} cannot be recorded, only of {known}: convert it {hint}")
+        raise RecordError(
+            f"{what} of {tensor.dtype} cannot be recorded; supported are {known}: convert it {hint}"
+        )
     if tensor.layout != torch.strided:
-        raise RecordError(f"{what} of layout {tensor.layout} cannot be recorded: make it dense, to_dense()")
+        raise RecordError(f"{what} of layout {tensor.layout} cannot be recorded; convert it with to_dense()")
     if tensor.is_meta:
-        raise RecordError(f"{what} on the meta device has no data to record: give it some, to_empty()")
+        raise RecordError(
+            f"{what} on the meta device has no data to record; allocate it with to_empty() and initialize it"
+        )
 
 
 def view_slot(slot: Slot, tensor: Tensor) -> Tensor:
-    """What *slot* shows of the *tensor* that it names; a view."""
+    """Return the view of *tensor* that *slot* describes: a range of rows, transposed if Burn's layout is."""
     shown = tensor if slot.start is None else tensor[slot.start : slot.stop]
     return shown.t() if slot.transposed else shown
 
 
 def join_slots(parts: Sequence[tuple[Slot, RawTensor]]) -> Tensor:
-    """The tensor that *parts* show, as PyTorch has it; of parts that show the same, the first counts."""
+    """Return the torch tensor that the slots in *parts* describe; the first of equal slots takes effect."""
     unique: dict[int, tuple[Slot, RawTensor]] = {}
     for slot, raw in parts:
         unique.setdefault(slot.start or 0, (slot, raw))
@@ -96,24 +100,24 @@ def join_slots(parts: Sequence[tuple[Slot, RawTensor]]) -> Tensor:
 
 def _pieces(tensor: Tensor) -> Iterable[memoryview]:
     if tensor.is_cpu and tensor.is_contiguous():
-        return (_bytes(tensor),)
-    return _blocks(tensor if tensor.dim() else tensor.reshape(1))
+        return (_view_bytes(tensor),)
+    return _iter_blocks(tensor if tensor.dim() else tensor.reshape(1))
 
 
-def _blocks(tensor: Tensor) -> Iterator[memoryview]:
-    """*tensor* by blocks of rows, so that what is transposed or on a device is never copied in whole."""
+def _iter_blocks(tensor: Tensor) -> Iterator[memoryview]:
+    """Yield *tensor* in blocks of rows, so that a transposed or device tensor is never copied at once."""
     if not tensor.numel():
         return
     rows = max(1, BLOCK_SIZE // max(1, tensor[0].numel() * tensor.element_size()))
     for start in range(0, len(tensor), rows):
         block = tensor[start : start + rows]
         if block.dim() == 2 and block.stride(0) == 1:
-            block = block.t().contiguous().t()  # torch is quick to turn a matrix that lies in one piece
-        yield _bytes(block.contiguous().cpu())
+            block = block.t().contiguous().t()  # torch transposes a contiguous matrix faster
+        yield _view_bytes(block.contiguous().cpu())
 
 
-def _joined(raw: RawTensor) -> Tensor:
-    """The bytes of *raw*: the file's own where they may be written to, copied otherwise."""
+def _join_pieces(raw: RawTensor) -> Tensor:
+    """Return the bytes of *raw* as one tensor, without a copy if they are one writable piece."""
     pieces = list(raw.pieces())
     if len(pieces) == 1 and not pieces[0].readonly:
         return torch.frombuffer(pieces[0], dtype=torch.uint8)
@@ -125,10 +129,10 @@ def _joined(raw: RawTensor) -> Tensor:
     return flat
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def _view_bytes(tensor: Tensor) -> memoryview:
     return tensor.resolve_neg().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _aligned(flat: Tensor, dtype: torch.dtype) -> Tensor:
-    """*flat* seen as *dtype*; copied where its bytes do not begin where elements may."""
+def _align(flat: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return *flat* viewed as *dtype*, copied if its address is not a multiple of the element size."""
     return (flat.clone() if flat.data_ptr() % dtype.itemsize else flat).view(dtype)

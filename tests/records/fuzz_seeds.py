@@ -104,10 +104,10 @@ def old(metadata, *, boxed):
 
 
 def newest():
-    """Burn 0.21's forms of a Bool and of a quantised tensor (which is refused)."""
+    """Burn 0.21's forms of a Bool and of a quantized tensor (which is refused)."""
     bools = {"bytes": b"\x00\x01", "shape": [2], "dtype": {"Bool": "Native"}}
-    quantised = {"bytes": b"\x00\x01", "shape": [2], "dtype": {"QFloat": {"level": "Tensor"}}}
-    for tensors in ({"mask": bools}, {"mask": bools, "weight": quantised}):
+    quantized = {"bytes": b"\x00\x01", "shape": [2], "dtype": {"QFloat": {"level": "Tensor"}}}
+    for tensors in ({"mask": bools}, {"mask": bools, "weight": quantized}):
         yield {"metadata": FULL | {"version": "0.21.0"}, "item": tensors, "_b": []}
 
 

@@ -183,25 +183,28 @@ def end(declared, content=b"content"):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is no gzip file: it begins b''"),
-        (b"PK\x03\x04 and so on", "is no gzip file: it begins b'PK"),
-        (b"\x1f\x8b\x08\0", "4 bytes hold no gzip header"),
+        (b"", "is not a gzip file: it starts with b''"),
+        (b"PK\x03\x04 and so on", "is not a gzip file: it starts with b'PK"),
+        (b"\x1f\x8b\x08\0", "4 bytes are less than a gzip header"),
         (b"\x1f\x8b\x07" + member()[3:], "method 7"),
         (b"\x1f\x8b\x08\x80" + member()[4:], "flags 0x80"),
         (b"\x1f\x8b\x08\x08" + b"n" * 40, "its gzip header is longer"),
-        (b"\x1f\x8b\x08\x02" + member()[4:10] + b"\1\2" + member()[10:], "header does not have the checksum"),
+        (
+            b"\x1f\x8b\x08\x02" + member()[4:10] + b"\1\2" + member()[10:],
+            "header does not match its checksum",
+        ),
         (member()[:-8] + end(2**32 - 1), "declares 4294967295 bytes of content"),
         (member()[:-8] + end(60_000_000), "hold at most 1032 times as many"),
-        (member()[:-8] + end(8), "content ended after 7 bytes, and 8 are declared"),
-        (member()[:-8] + end(6), "the content goes on after its end at 6"),
-        (member()[:-8] + end(7, b"another"), "is altered: 7 bytes with checksum"),
-        (member()[:-8] + b"\0" + end(7), "1 bytes are too many"),
-        (member() + member(), "bytes are too many"),
-        (member() + end(7), "8 bytes are too many"),
-        (member()[:10] + b"\x07\0" + end(0, b""), "is altered"),
+        (member()[:-8] + end(8), "content ended after 7 bytes, but it declares 8"),
+        (member()[:-8] + end(6), "surplus content after the end of the record at 6"),
+        (member()[:-8] + end(7, b"another"), "is corrupt: its content has 7 bytes with checksum"),
+        (member()[:-8] + b"\0" + end(7), "1 surplus bytes after its gzip member"),
+        (member() + member(), "surplus bytes after its gzip member"),
+        (member() + end(7), "8 surplus bytes after its gzip member"),
+        (member()[:10] + b"\x07\0" + end(0, b""), "is corrupt"),
         (
             zipped(b"content", 0)[:12] + b"\0\0\0" + zipped(b"content", 0)[15:],
-            "is no beginning of a stored block",
+            "is not the header of a stored block",
         ),
     ],
 )
@@ -265,9 +268,9 @@ def test_a_bomb_that_lies_about_its_length_is_stopped_where_it_said_it_ends(path
 
     with GzipReader(path) as source:
         source.read(1000)
-        with pytest.raises(RecordError, match="1 bytes are declared, 0 are left"):
+        with pytest.raises(RecordError, match="1 bytes are declared, but 0 remain"):
             source.read(1)
-        with pytest.raises(RecordError, match="the content goes on after its end at 1000"):
+        with pytest.raises(RecordError, match="surplus content after the end of the record at 1000"):
             source.finish()
 
 

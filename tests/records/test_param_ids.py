@@ -53,5 +53,5 @@ def test_ids_of_older_burns_are_numbers_too():
     ["w" * 13, "invalid_id", "1", "vvvvvvvvvvvvv", "0" * 16, "30b82c23-788d-4d63-ada258d5f13c", "é" * 13],
 )
 def test_text_that_is_no_id_is_refused(text):
-    with pytest.raises(RecordError, match="is no id of a parameter"):
+    with pytest.raises(RecordError, match="is not a parameter id"):
         decode_param_id(text)

@@ -154,7 +154,7 @@ def test_a_record_in_memory_comes_back(recorder):
 def test_bytes_after_a_record_in_memory_are_refused():
     data = NamedMpkBytesRecorder().record({"a": 1})
 
-    with pytest.raises(RecordError, match="goes on for 1 bytes after its end"):
+    with pytest.raises(RecordError, match="has 1 surplus bytes after the end"):
         NamedMpkBytesRecorder().load(data + b"\0")
 
 

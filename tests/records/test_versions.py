@@ -94,33 +94,33 @@ def test_bf16_of_0_13_and_empty_tensors_are_read():
 @pytest.mark.parametrize(
     ("node", "what"),
     [
-        (data_map(blob(bytes(7)), [2], "F32"), "holds 7 bytes, expected 8"),
-        (data_map(NotKept(7), [2], "F32"), "holds 7 bytes, expected 8"),
-        (data_map(blob(b""), [-1, 0], "F32"), "shape should be whole numbers"),
-        (data_map(blob(b""), [1.0], "F32"), "shape should be whole numbers"),
-        (data_map(blob(b""), [True], "F32"), "shape should be whole numbers"),
-        (data_map(blob(b""), "4", "F32"), "shape should be a list"),
+        (data_map(blob(bytes(7)), [2], "F32"), "has 7 bytes, expected 8"),
+        (data_map(NotKept(7), [2], "F32"), "has 7 bytes, expected 8"),
+        (data_map(blob(b""), [-1, 0], "F32"), "shape must be non-negative integers"),
+        (data_map(blob(b""), [1.0], "F32"), "shape must be non-negative integers"),
+        (data_map(blob(b""), [True], "F32"), "shape must be non-negative integers"),
+        (data_map(blob(b""), "4", "F32"), "shape must be a list"),
         (data_map(blob(b"\0"), [1] * 33, "U8"), "at most 32 sizes"),
-        (data_map(blob(b""), [0, 2**32, 2**32], "F32"), "more elements than 2\\*\\*63"),
-        (data_map(blob(b""), [2**62, 2], "U8"), "more elements than 2\\*\\*63"),
-        (data_map(blob(b"\0"), [1], "F8"), "dtype should be one of"),
-        (data_map(blob(b"\0"), [1], 7), "dtype should be one of"),
-        (data_map(blob(b"\0"), [1], {"Bool": "U16"}), "dtype should be one of"),
-        (data_map(blob(b"\0"), [1], {"Bool": ["Native"]}), "dtype should be one of"),
-        (data_map(blob(b"\0"), [1], {"QFloat": {"value": "Q8S"}}), "quantised.*Q8S.*dequantise"),
-        (data_map(blob(b"\2"), [1], "Bool"), "Bool and holds 2"),
-        (data_map(blob(b"\0\0\0\2"), [1], {"Bool": "U32"}), "Bool and holds 33554432"),
-        (data_map([256], [1], "U8"), "bytes should be binary"),
-        (data_map([1.0], [1], "U8"), "bytes should be binary"),
-        (data_map("a", [1], "U8"), "bytes should be binary"),
-        ({"value": [1.0], "shape": [2]}, "holds 1 values, expected 2"),
-        ({"value": [1.0], "shape": [-1]}, "shape should be whole numbers"),
-        ({"value": [None], "shape": [1]}, "null for NaN"),
+        (data_map(blob(b""), [0, 2**32, 2**32], "F32"), "2\\*\\*63 elements or more"),
+        (data_map(blob(b""), [2**62, 2], "U8"), "2\\*\\*63 elements or more"),
+        (data_map(blob(b"\0"), [1], "F8"), "dtype must be one of"),
+        (data_map(blob(b"\0"), [1], 7), "dtype must be one of"),
+        (data_map(blob(b"\0"), [1], {"Bool": "U16"}), "dtype must be one of"),
+        (data_map(blob(b"\0"), [1], {"Bool": ["Native"]}), "dtype must be one of"),
+        (data_map(blob(b"\0"), [1], {"QFloat": {"value": "Q8S"}}), "quantized.*Q8S.*dequantize"),
+        (data_map(blob(b"\2"), [1], "Bool"), "Bool but contains 2"),
+        (data_map(blob(b"\0\0\0\2"), [1], {"Bool": "U32"}), "Bool but contains 33554432"),
+        (data_map([256], [1], "U8"), "bytes must be binary"),
+        (data_map([1.0], [1], "U8"), "bytes must be binary"),
+        (data_map("a", [1], "U8"), "bytes must be binary"),
+        ({"value": [1.0], "shape": [2]}, "has 1 values, expected 2"),
+        ({"value": [1.0], "shape": [-1]}, "shape must be non-negative integers"),
+        ({"value": [None], "shape": [1]}, "NaN and infinity as null"),
         ({"value": [True, 1], "shape": [2]}, "bool among numbers"),
         ({"value": [2**31], "shape": [1]}, "does not fit the metadata's i32"),
-        ({"value": [10**400, 1.0], "shape": [2]}, "no float holds"),
+        ({"value": [10**400, 1.0], "shape": [2]}, "too large for a float"),
         ({"a..b": 1}, "has the name 'a..b'"),
-        ({"a\0": 1}, "a name is text without NUL"),
+        ({"a\0": 1}, "a name must be text without NUL"),
     ],
 )
 def test_a_tensor_whose_parts_do_not_fit_is_refused_with_its_path(node, what):
@@ -133,7 +133,7 @@ def test_numbers_whose_kind_the_metadata_does_not_say_are_refused(float_type, in
     metadata = Metadata(float_type, int_type, "", "", "")
     values = [1.5] if float_type == "f8" else [1]
 
-    with pytest.raises(RecordError, match="layer.weight.*the metadata calls"):
+    with pytest.raises(RecordError, match="layer.weight.*the metadata declares"):
         read({"value": values, "shape": [1]}, metadata)
 
 
@@ -188,14 +188,14 @@ def test_a_record_is_read_with_its_marker_in_each_form_and_without_it(marker):
 @pytest.mark.parametrize(
     ("tree", "what"),
     [
-        ([], "no record of Burn.*a list"),
-        ({"metadata": {}}, "no record of Burn.*metadata"),
+        ([], "not a Burn record.*a list"),
+        ({"metadata": {}}, "not a Burn record.*metadata"),
         (container(_b={}), "_b: expected an empty array or nil.*dict"),
         (container(_b=[1]), "_b"),
         (container(_b=0), "_b"),
         (container(metadata=[]), "metadata: expected a map"),
-        (container(metadata={"float": "f32"}), "int, format, version, settings should be text"),
-        (container(metadata={**container()["metadata"], "int": 32}), "int should be text"),
+        (container(metadata={"float": "f32"}), "int, format, version, settings must be text"),
+        (container(metadata={**container()["metadata"], "int": 32}), "int must be text"),
     ],
 )
 def test_what_is_no_record_is_refused_with_what_is_there(tree, what):

@@ -1,1 +1,1 @@
-"""Bincode, which has no names: it is read by an example."""
+"""Bincode, which stores no names and is read with an example."""

@@ -1,4 +1,4 @@
-"""How the versions of Burn number the dtypes of tensors, where a file says a number and no name (bincode)."""
+"""The numbers of tensor dtypes in each version of Burn, for bincode, which stores a number and no name."""
 
 import re
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ _HALVES_AND_INTEGERS = ("F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32")
 
 @dataclass(frozen=True)
 class DtypeTable:
-    """How one line of Burn versions numbers the dtypes of tensors."""
+    """The dtypes of a range of Burn versions, in the order of their numbers."""
 
     names: tuple[str, ...]
     bool_has_store: bool = False
-    """Whether the number of Bool is followed by how it is stored."""
+    """True if the number of Bool is followed by a number for how it is stored."""
 
 
 WITHOUT_U16 = DtypeTable((*_FLOATS, *_HALVES_AND_INTEGERS, "U8", "Bool", "QFloat"))
@@ -30,22 +30,22 @@ WITH_BOOL_STORE = DtypeTable(WITH_FLEX32.names, bool_has_store=True)
 
 
 def parse_version(metadata: Metadata) -> tuple[int, int]:
-    """Burn's major and minor version. Raises `RecordError` where the metadata has another text."""
+    """Return Burn's major and minor version. Raises `RecordError` if the metadata has another text."""
     found = re.match(r"(\d{1,4})\.(\d{1,4})(\.|$)", metadata.version)
     if found is None:
         raise RecordError(
-            f"the record's version is {metadata.version[:100]!r}, not one of Burn's as '0.21.0': without it "
-            "nobody knows how its dtypes are numbered"
+            f"the record's version is {metadata.version[:100]!r}; expected a Burn version such as '0.21.0', "
+            "which determines the numbers of its dtypes"
         )
     return int(found[1]), int(found[2])
 
 
 def find_dtype_table(metadata: Metadata) -> DtypeTable:
-    """The table of the version that *metadata* names. Raises `RecordError` before 0.14, which had none."""
+    """Return the table of the version in *metadata*. Raises `RecordError` before 0.14, which had none."""
     version = parse_version(metadata)
     if version < (0, 14):
         raise RecordError(
-            f"Burn {metadata.version[:20]} had no dtypes in its tensors: write for version 0.14 or later"
+            f"Burn {metadata.version[:20]} stored no dtypes in its tensors; write for version 0.14 or later"
         )
     if version < (0, 16):
         return WITHOUT_U16

@@ -1,136 +1,135 @@
-"""Reading bincode 2 along an example tree."""
+"""Bincode 2 reader: decodes values in the structure of an example tree."""
 
 import struct
 from dataclasses import dataclass
 
 from stages.contracts.errors import RecordError
 from stages.records import data_section
-from stages.records import dotted_names as flat
 from stages.records.bincode.dtype_tables import DtypeTable, find_dtype_table, parse_version
-from stages.records.bincode.varint_tensors import MARKED, Varints
+from stages.records.bincode.varint_tensors import MARKED, VarintReader
 from stages.records.byte_readers import ByteReader
-from stages.records.data_section import BOOL_STORES
-from stages.records.dotted_names import MAX_ENTRIES
-from stages.records.dtypes import ITEM_SIZES
+from stages.records.dotted_names import MAX_ENTRIES, extend_path
+from stages.records.dtypes import BOOL_STORES, ITEM_SIZES, MAX_DIMENSIONS
 from stages.records.limits import ADVICE, ValueCounts
 from stages.records.record_tree import Map, Metadata, RawTensor, Record, Signed, Some, Tree, Variant
 
 MAX_TEXT = 1 << 24
 """Bytes of one text."""
-_NODE = 64
-"""Bytes of memory that a small value takes."""
+_VALUE_MEMORY = 64
+"""Bytes of memory of a small value."""
 
 
 @dataclass(frozen=True)
 class _AnyOf:
-    """Examples of which any may be meant: the elements of a vector, the values of a map."""
+    """Alternative examples: of the elements of a vector, or of the values of a map."""
 
     examples: tuple[Tree, ...]
 
 
 def memory_needed(counts: ValueCounts, content: int) -> int:
-    """Return the memory for small values that *content* bytes need beyond what their length allows."""
-    return _NODE * counts.values - 2 * content
+    """Return the memory for small values beyond what the length of *content* bytes allows."""
+    return _VALUE_MEMORY * counts.values - 2 * content
 
 
 def decode(source: ByteReader, like: Tree, *, keep_data: bool = True) -> Record:
-    """The record in *source*, which is left after the item. *like* is an example of the item.
+    """Return the record in *source*; bytes after the item are not read. *like* is an example of the item.
 
-    Shapes, dtypes and numbers of the example do not matter (before Burn 0.14, whether a tensor is of floats,
-    integers or Bool does). Raises `RecordError` for anything else than such an item.
+    Shapes, dtypes and numbers of the example have no effect (before Burn 0.14, only the distinction between
+    float, integer and Bool tensors has). Raises `RecordError` if the bytes are not such an item.
     """
     if like is None:
         raise RecordError(
-            f"{source.name} is bincode, which has no names: give an example of what is in it (the record of "
-            "a fresh module of the same class; () for a constant learning rate), or use a format with names"
+            f"{source.name} is bincode, which stores no names; provide an example of its item (the record of "
+            "a new module of the same class, or () for a constant learning rate), or use a format with names"
         )
-    reader = _Reader(source)
-    metadata = Metadata(*(reader.text("the metadata") for _ in range(5)))
-    reader.begin(metadata, keep_data=keep_data)
-    return Record(None if like == () else reader.node(like, ()), metadata)
+    parser = _BincodeParser(source)
+    metadata = Metadata(*(parser.text("the metadata") for _ in range(5)))
+    parser.set_metadata(metadata, keep_data=keep_data)
+    return Record(None if like == () else parser.value(like, ()), metadata)
 
 
-class _Reader:
-    """Takes from *source* what an example says."""
+class _BincodeParser:
+    """Parses the values that an example describes."""
 
     def __init__(self, source: ByteReader) -> None:
         self._source = source
         self._metadata = Metadata("", "", "", "", "")
         self._table: DtypeTable | None = None
         self._keep_data = True
-        self._values = source.limits.values
-        self._room = source.limits.memory + 2 * source.remaining()
+        self._values_left = source.limits.values
+        self._memory_left = source.limits.memory + 2 * source.remaining()
 
-    def begin(self, metadata: Metadata, *, keep_data: bool) -> None:
-        """Read tensors as the version that *metadata* names wrote them."""
+    def set_metadata(self, metadata: Metadata, *, keep_data: bool) -> None:
+        """Read the following tensors in the layout of the version in *metadata*."""
         self._metadata = metadata
         self._keep_data = keep_data
         self._table = find_dtype_table(metadata) if parse_version(metadata) >= (0, 14) else None
 
-    def node(self, like: Tree, path: tuple[str, ...]) -> Tree:
-        """Return what comes next, of the kind of *like*."""
-        self._count()
+    def value(self, like: Tree, path: tuple[str, ...]) -> Tree:
+        """Return the next value, which is of the same kind as *like*."""
+        self._count_value()
         if isinstance(like, RawTensor):
-            name = _name(path)
+            name = _describe(path)
             return self._tensor(name, self._table) if self._table else self._old_tensor(like, name)
         if isinstance(like, Some):
-            return Some(self.node(like.value, path)) if self._flag(path, "the tag of an option") else None
+            return Some(self.value(like.value, path)) if self._flag(path, "the tag of an option") else None
         if isinstance(like, Variant | _AnyOf):
             return self._variant(like.examples if isinstance(like, _AnyOf) else (like,), path)
         if isinstance(like, Map):
             return self._map(like, path)
         if isinstance(like, dict):
-            return {key: self.node(value, flat.extend_path(path, key)) for key, value in like.items()}
+            return {key: self.value(value, extend_path(path, key)) for key, value in like.items()}
         if isinstance(like, tuple):
-            return tuple(self.node(value, flat.extend_path(path, str(i))) for i, value in enumerate(like))
+            return tuple(self.value(value, extend_path(path, str(i))) for i, value in enumerate(like))
         if isinstance(like, list):
             return self._vector(like, path)
         return self._scalar(like, path)
 
     def text(self, name: str) -> str:
-        """The text that comes next."""
+        """Return the next text."""
         size = self._size(MAX_TEXT, f"{name} has a text")
         try:
             return self._source.read(size).decode()
         except UnicodeDecodeError as error:
-            raise self._error(f"{name} has a text that is no UTF-8") from error
+            raise self._error(f"{name} has a text that is not valid UTF-8") from error
 
     def _variant(self, examples: tuple[Tree, ...], path: tuple[str, ...]) -> Tree:
         if not all(isinstance(example, Variant) for example in examples):
-            return self.node(examples[0], path)
+            return self.value(examples[0], path)
         index = self._number()
-        meant = [example for example in examples if example.index == index]
-        if not meant:
+        matching = [example for example in examples if example.index == index]
+        if not matching:
             known = ", ".join(sorted({f"{example.index} ({example.name})" for example in examples}))
-            raise self._error(f"{_name(path)} is case {index} of an enum, the example knows {known}")
-        inner = meant[0].value if len(meant) == 1 else _AnyOf(tuple(example.value for example in meant))
-        return Variant(meant[0].name, index, self.node(inner, flat.extend_path(path, meant[0].name)))
+            raise self._error(f"{_describe(path)} is case {index} of an enum, but the example has {known}")
+        first = matching[0]
+        inner = first.value if len(matching) == 1 else _AnyOf(tuple(example.value for example in matching))
+        return Variant(first.name, index, self.value(inner, extend_path(path, first.name)))
 
     def _map(self, like: Map, path: tuple[str, ...]) -> Map:
         found = Map()
         others = _AnyOf(tuple(like.values()))
-        for _ in range(self._size(MAX_ENTRIES, f"{_name(path)} is a map")):
-            key = self.text(_name(path))
+        for _ in range(self._size(MAX_ENTRIES, f"{_describe(path)} is a map")):
+            key = self.text(_describe(path))
             if key in found or "\0" in key or ".." in key or not like:
                 raise self._error(
-                    f"{_name(path)} has the key {key[:100]!r}: it is there twice, has a NUL or '..' in it, "
-                    "or the example has none"
+                    f"{_describe(path)} has the invalid key {key[:100]!r}: it is a duplicate, has a NUL or "
+                    "'..' in it, or the example has no keys"
                 )
-            found[key] = self.node(like.get(key, others), flat.extend_path(path, key))
+            found[key] = self.value(like.get(key, others), extend_path(path, key))
         return found
 
     def _vector(self, like: list[Tree], path: tuple[str, ...]) -> list[Tree]:
-        size = self._size(MAX_ENTRIES, f"{_name(path)} is a vector")
+        size = self._size(MAX_ENTRIES, f"{_describe(path)} is a vector")
         if size and not like:
-            raise self._error(f"{_name(path)} has {size} elements, and the example has none to go by")
+            raise self._error(f"{_describe(path)} has {size} elements, but the example has none")
         examples = like if size == len(like) else [_AnyOf(tuple(like))] * size
-        return [self.node(example, flat.extend_path(path, str(i))) for i, example in enumerate(examples)]
+        return [self.value(example, extend_path(path, str(i))) for i, example in enumerate(examples)]
 
     def _scalar(self, like: Tree, path: tuple[str, ...]) -> Tree:
-        name = _name(path)
+        name = _describe(path)
         if like is None:
             if self._source.read(1) != b"\0":
-                raise self._error(f"{name} is a constant in the example, and no zero byte in the file")
+                raise self._error(f"{name} is a constant in the example, but not a zero byte in the file")
             return None
         if isinstance(like, bool):
             return self._flag(path, "true or false")
@@ -145,7 +144,9 @@ class _Reader:
             return self.text(name)
         if isinstance(like, bytes):
             return self._source.read(self._size(self._source.remaining(), f"{name} is bytes"))
-        raise self._error(f"{name} is a {type(like).__name__} in the example, which no record can hold")
+        raise self._error(
+            f"{name} has the type {type(like).__name__} in the example, which cannot be recorded"
+        )
 
     def _tensor(self, name: str, table: DtypeTable) -> RawTensor:
         size = self._size(self._source.remaining(), f"{name} is a tensor")
@@ -164,53 +165,52 @@ class _Reader:
         return data_section.build_tensor(dtype, shape, data=data, where=f"{self._source.name}: {name}")
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._number() for _ in range(self._size(data_section.MAX_RANK, f"{name} has a shape")))
+        return tuple(self._number() for _ in range(self._size(MAX_DIMENSIONS, f"{name} has a shape")))
 
     def _dtype(self, name: str, table: DtypeTable) -> tuple[str, int]:
-        """The dtype's name, and the bytes of one element in the file."""
+        """Return the dtype's name and the bytes of one element in the file."""
         index = self._number()
         if index >= len(table.names):
             raise self._error(
-                f"{name} has the dtype number {index}, Burn {self._metadata.version[:20]} knows 0 to "
-                f"{len(table.names) - 1}: the file is altered, or no record of such a module"
+                f"{name} has the dtype number {index}, but Burn {self._metadata.version[:20]} has 0 to "
+                f"{len(table.names) - 1}: the file is corrupt, or not the record of such a module"
             )
         dtype = table.names[index]
         if dtype == "QFloat":
-            raise self._error(f"{name} is quantised, which only Burn can read: dequantise it there first")
+            raise self._error(f"{name} is quantized, which only Burn can read; dequantize it in Burn first")
         width = ITEM_SIZES[dtype]
         if dtype == "Bool" and table.bool_has_store:
             store = self._number()
             if store >= len(BOOL_STORES):
                 raise self._error(
-                    f"{name} is Bool stored in way {store}, known are 0 to {len(BOOL_STORES) - 1}"
+                    f"{name} is Bool with the storage number {store}; expected 0 to {len(BOOL_STORES) - 1}"
                 )
             width = list(BOOL_STORES.values())[store]
         return ("F32" if dtype == "Flex32" else dtype), width
 
     def _old_tensor(self, like: RawTensor, name: str) -> RawTensor:
-        """A tensor of 0.13 or before: its numbers, of a kind that only the metadata says, and its shape."""
-        numbers = Varints(self._source, self._metadata, like.dtype)
+        """Return a tensor of 0.13 or earlier: its numbers, of the type in the metadata, and its shape."""
+        numbers = VarintReader(self._source, self._metadata, like.dtype)
         size = self._size(self._source.remaining() // numbers.least_bytes, f"{name} is a tensor")
-        data = numbers.taken(size, name, keep_data=self._keep_data)
+        data = numbers.read(size, name, keep_data=self._keep_data)
         shape = self._shape(name)
         if data_section.check_shape(shape, name, where=self._source.name) != size:
             raise self._error(f"{name} has {size} numbers, but shape {list(shape)}")
         if data is None:
             return data_section.build_tensor_without_data(numbers.dtype, shape)
-        return data_section.build_tensor(
-            numbers.dtype, shape, data=data, where=f"{self._source.name}: {name}"
-        )
+        where = f"{self._source.name}: {name}"
+        return data_section.build_tensor(numbers.dtype, shape, data=data, where=where)
 
     def _flag(self, path: tuple[str, ...], what: str) -> bool:
         byte = self._source.read(1)[0]
         if byte > 1:
-            raise self._error(f"{_name(path)} should begin with {what}, 0 or 1, there is {byte}")
+            raise self._error(f"{_describe(path)} must begin with {what}, 0 or 1; found {byte}")
         return byte == 1
 
-    def _count(self) -> None:
-        self._values -= 1
-        self._room -= _NODE
-        if min(self._values, self._room) < 0:
+    def _count_value(self) -> None:
+        self._values_left -= 1
+        self._memory_left -= _VALUE_MEMORY
+        if min(self._values_left, self._memory_left) < 0:
             raise self._error(
                 f"more than {self._source.limits.values} small values, or more memory for them than its "
                 f"length allows; {ADVICE}"
@@ -219,14 +219,14 @@ class _Reader:
     def _size(self, limit: int, what: str) -> int:
         size = self._number()
         if size > limit:
-            raise self._error(f"{what} of {size}, at most {limit} can be read")
+            raise self._error(f"{what} of size {size}, but at most {limit} can be read")
         return size
 
     def _number(self) -> int:
         first = self._source.read(1)[0]
         if first not in MARKED:
             if first > max(MARKED):
-                raise self._error(f"byte {first} begins no number")
+                raise self._error(f"byte {first} starts no number")
             return first
         return int.from_bytes(self._source.read(MARKED[first]), "little")
 
@@ -234,5 +234,5 @@ class _Reader:
         return RecordError(f"{self._source.name}, before offset {self._source.offset}: {what}")
 
 
-def _name(path: tuple[str, ...]) -> str:
+def _describe(path: tuple[str, ...]) -> str:
     return ".".join(path) or "the item"

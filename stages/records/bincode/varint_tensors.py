@@ -1,4 +1,4 @@
-"""The numbers of a tensor in bincode of Burn 0.13 and before, whose kind only the metadata says."""
+"""Tensors in bincode of Burn 0.13 and earlier: sequences of numbers whose type only the metadata declares."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from stages.records.dtypes import FLOATS
 from stages.records.record_tree import Metadata
 
 MARKED = {251: 2, 252: 4, 253: 8}
-"""First bytes that are no number themselves, with the bytes of the number that follows."""
+"""First bytes that are markers, with the bytes of the number after each."""
 CHUNK = 1 << 16
 _FIXED = {"f32": ("F32", 4), "f64": ("F64", 8), "u8": ("U8", 1), "i8": ("I8", 1), "bool": ("Bool", 1)}
 _VARIABLE = {
@@ -23,57 +23,62 @@ _BITS = {"F16": "<u2", "BF16": "<u2", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
 _SIGNED = {"I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
-class Varints:
-    """Takes the numbers of a tensor like one of dtype *like*: floats, integers or Bool."""
+class VarintReader:
+    """Reads the numbers of a tensor like one of dtype *like*: floats, integers or Bool."""
 
     def __init__(self, source: ByteReader, metadata: Metadata, like: str) -> None:
         named = metadata.float if like in FLOATS else metadata.int
         name = "bool" if like == "Bool" else named.rsplit("::", 1)[-1]
         if name not in _FIXED and name not in _VARIABLE:
-            raise RecordError(f"{source.name}: its metadata calls the numbers of a tensor {name[:100]!r}")
+            raise RecordError(
+                f"{source.name}: its metadata declares the unknown type {name[:100]!r} for the numbers of a "
+                "tensor"
+            )
         self._source = source
         self.dtype, self.least_bytes = _FIXED[name] if name in _FIXED else (_VARIABLE[name], 1)
         self._is_fixed = name in _FIXED
 
-    def taken(self, count: int, name: str, *, keep_data: bool) -> Blob | None:
-        """The next *count* numbers as the bytes of a tensor; None without *keep_data*."""
+    def read(self, count: int, name: str, *, keep_data: bool) -> Blob | None:
+        """Return the next *count* numbers as the bytes of a tensor; None without *keep_data*."""
         if not self._is_fixed:
-            values = self._variable(count, name)
+            values = self._read_varints(count, name)
             return values.view(np.uint8) if keep_data else None
         if keep_data:
             return self._source.read_array(count * self.least_bytes)
         self._source.skip(count * self.least_bytes)
         return None
 
-    def _variable(self, count: int, name: str) -> NDArray[Any]:
+    def _read_varints(self, count: int, name: str) -> NDArray[Any]:
         values = np.empty(count, _BITS.get(self.dtype) or _SIGNED[self.dtype])
         filled = 0
-        held = b""
+        rest = b""
         while filled < count:
-            # each number has a byte or more, so this takes nothing that comes after the last
-            held += self._source.read(max(1, min(CHUNK, count - filled - bool(held))))
-            numbers, held = self._whole(held, name)
+            # Each number takes at least one byte, so this reads nothing after the last number.
+            rest += self._source.read(max(1, min(CHUNK, count - filled - bool(rest))))
+            numbers, rest = self._parse(rest, name)
             limits = np.iinfo(values.dtype)
             if numbers and not limits.min <= min(numbers) <= max(numbers) <= limits.max:
-                raise RecordError(f"{self._source.name}: {name} has numbers too large for {self.dtype}")
+                raise RecordError(
+                    f"{self._source.name}: {name} has numbers that are too large for {self.dtype}"
+                )
             values[filled : filled + len(numbers)] = numbers
             filled += len(numbers)
         return values
 
-    def _whole(self, data: bytes, name: str) -> tuple[list[int], bytes]:
-        """The numbers that *data* begins with, and what is left of it: the beginning of another."""
+    def _parse(self, data: bytes, name: str) -> tuple[list[int], bytes]:
+        """Return the numbers at the beginning of *data*, and the rest: the beginning of another number."""
         numbers = []
-        at = 0
-        while at < len(data):
-            first = data[at]
-            end = at + 1 + MARKED.get(first, 0)
+        position = 0
+        while position < len(data):
+            first = data[position]
+            end = position + 1 + MARKED.get(first, 0)
             if first > max(MARKED):
-                raise RecordError(f"{self._source.name}: {name} has byte {first}, which begins no number")
+                raise RecordError(f"{self._source.name}: {name} has byte {first}, which starts no number")
             if end > len(data):
                 break
-            number = first if end == at + 1 else int.from_bytes(data[at + 1 : end], "little")
+            number = first if end == position + 1 else int.from_bytes(data[position + 1 : end], "little")
             if self.dtype in _SIGNED:
                 number = number // 2 if number % 2 == 0 else -(number + 1) // 2
             numbers.append(number)
-            at = end
-        return numbers, data[at:]
+            position = end
+        return numbers, data[position:]

@@ -1,1 +1,1 @@
-"""Formats that keep tensors under dotted names: burnpack and safetensors."""
+"""Burnpack, Burn's own tensor format since 0.19."""

@@ -1,1 +1,1 @@
-"""One gzip member: written in chunks on several threads, read with a bound on what it may become."""
+"""Gzip compression and decompression on several threads."""

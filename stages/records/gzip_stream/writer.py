@@ -1,11 +1,11 @@
-"""One gzip member, written fast: the same bytes on every run, whatever the number of threads.
+"""Gzip writer: one member, compressed on threads, with bytes that do not depend on the number of threads.
 
-The content is cut into chunks of a fixed size. Each is deflated alone, ends with a sync flush and so on a
-whole byte; put together they are one ordinary stream, which any reader of gzip takes. Level 0 stores: blocks
-of 65535 bytes as they are.
+The content is divided into chunks of a fixed size. Each is deflated independently and ends with a sync flush,
+that is, at a byte boundary; joined, they are one ordinary stream that any gzip reader accepts. Level 0 writes
+stored blocks of 65535 bytes.
 
-Content that compresses so far that `GzipReader` would refuse it is followed by empty blocks, up to the least
-size that it accepts.
+Content that compresses so well that `GzipReader` would refuse it is followed by empty blocks, up to the
+smallest size that it accepts.
 """
 
 import os
@@ -21,63 +21,64 @@ from isal import isal_zlib
 from stages.records.limits import least_size
 
 CHUNK = 1 << 19
-"""Bytes that are deflated at a time."""
+"""Bytes of content that are deflated at a time."""
 HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
-"""No name, no time, no flags, an unknown system: as flate2 writes it."""
+"""Header without name, time or flags, and with an unknown system, as flate2 writes it."""
 BLOCK = 0xFFFF
 """Bytes of the longest stored block."""
-MOST_THREADS = 4
+MAX_THREADS = 4
 
 _LAST_DEFLATED = b"\x03\0"
 _EMPTY = b"\0\0\0\xff\xff"
-"""A stored block without content."""
-_MOST_EMPTY = 1 << 16
-"""Empty blocks that are written at once."""
+"""An empty stored block."""
+_EMPTY_BLOCKS_TOGETHER = 1 << 16
+"""Empty blocks that are written at a time."""
 _LAST_STORED = b"\x01\0\0\xff\xff"
 _BLOCKS_TOGETHER = 16
-_FEW = 8
+_MAX_COPIED_CHUNKS = 8
+"""Number of chunks in a piece up to which they are copied."""
 _MEMORY_LEVEL = 9
 
 
 class _Body(Protocol):
-    """What stands between header and trailer."""
+    """Writes the blocks between header and trailer."""
 
     size: int
     """Bytes of a full chunk."""
     checksum: int
     written: int
-    """Bytes in the file so far, without the header."""
+    """Bytes written, without the header."""
 
     def add(self, chunk: memoryview) -> None:
-        """Write *chunk*, of *size* bytes or, the last one, fewer. It stays as it is from here on."""
+        """Write *chunk*, of *size* bytes (the last one may be shorter), which must not change afterwards."""
 
     def add_all(self, chunks: memoryview) -> None:
-        """Write *chunks*, any number of full ones, which may change after this."""
+        """Write *chunks*, any number of full chunks, which may change afterwards."""
 
     def end(self, least: int) -> None:
-        """Write the final block, after empty ones if fewer than *least* bytes are written."""
+        """Write the final block, preceded by empty blocks until *least* bytes are written."""
 
     def close(self) -> None:
-        """Let threads go."""
+        """Stop the threads."""
 
 
 class GzipWriter:
-    """Compresses what it is given into *file*, which stays open; whole once the block has ended well.
+    """Context manager that compresses to *file*, which stays open; a normal exit completes the member.
 
-    *level* is 0 (stored) or 1 to 3 (isal's). *threads* are used from the third chunk on; None takes as many
-    as there are processors, up to `MOST_THREADS`. *values* is how many small values the content has, as
-    `Limits` count them. A piece may be changed again as soon as `write` returns.
+    *level* is 0 (stored) or 1 to 3 (isal's levels). *threads* are used from the third chunk; None selects the
+    number of processors, up to `MAX_THREADS`. *values* is the number of small values in the content, as
+    `Limits` count them. A piece may be modified after `write` returns.
     """
 
     def __init__(
         self, file: BinaryIO, *, level: int = 1, threads: int | None = None, values: int = 0
     ) -> None:
         if not 0 <= level <= 3:
-            raise ValueError(f"level {level} is none of 0 (stored), 1, 2, 3")
+            raise ValueError(f"level must be 0 (stored), 1, 2 or 3; got {level}")
         self._file = file
-        threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
-        self._body: _Body = _Deflated(file, level, threads) if level else _Stored(file)
-        self._part = bytearray()
+        threads = threads or min(MAX_THREADS, os.cpu_count() or 1)
+        self._body: _Body = _DeflateBody(file, level, threads) if level else _StoredBody(file)
+        self._partial_chunk = bytearray()
         self._length = 0
         self._values = values
         file.write(HEADER)
@@ -89,16 +90,16 @@ class GzipWriter:
             return
         view = view.cast("B")
         self._length += view.nbytes
-        if self._part:
-            view = self._filled(view)
-        whole = view.nbytes - view.nbytes % self._body.size
-        self._body.add_all(view[:whole])
-        self._part += view[whole:]
+        if self._partial_chunk:
+            view = self._fill_chunk(view)
+        full = view.nbytes - view.nbytes % self._body.size
+        self._body.add_all(view[:full])
+        self._partial_chunk += view[full:]
 
     def close(self) -> None:
-        """End the member."""
-        if self._part:
-            self._body.add(memoryview(self._part))
+        """Complete the member."""
+        if self._partial_chunk:
+            self._body.add(memoryview(self._partial_chunk))
         self._body.end(least_size(self._length, self._values))
         self._file.write(struct.pack("<II", self._body.checksum, self._length & 0xFFFFFFFF))
 
@@ -114,18 +115,18 @@ class GzipWriter:
         finally:
             self._body.close()
 
-    def _filled(self, view: memoryview) -> memoryview:
-        """What is left of *view* when the chunk begun before it is full, or *view* is used up."""
-        missing = self._body.size - len(self._part)
-        self._part += view[:missing]
-        if len(self._part) == self._body.size:
-            self._body.add(memoryview(self._part))
-            self._part = bytearray()
+    def _fill_chunk(self, view: memoryview) -> memoryview:
+        """Fill the partial chunk from *view* and return the rest of *view*."""
+        missing = self._body.size - len(self._partial_chunk)
+        self._partial_chunk += view[:missing]
+        if len(self._partial_chunk) == self._body.size:
+            self._body.add(memoryview(self._partial_chunk))
+            self._partial_chunk = bytearray()
         return view[missing:]
 
 
-class _Stored:
-    """The bytes as they are, a copy of `_BLOCKS_TOGETHER` blocks at a time."""
+class _StoredBody:
+    """Writes stored blocks, copying `_BLOCKS_TOGETHER` of them at a time."""
 
     size = BLOCK * _BLOCKS_TOGETHER
 
@@ -152,15 +153,15 @@ class _Stored:
         for start in range(0, chunks.nbytes, self.size):
             self.add(chunks[start : start + self.size])
 
-    def end(self, least: int) -> None:  # noqa: ARG002  stored content is never shorter
+    def end(self, least: int) -> None:  # noqa: ARG002  stored blocks are never shorter than the content
         self._file.write(_LAST_STORED)
 
     def close(self) -> None:
         pass
 
 
-class _Deflated:
-    """Chunks deflated on threads, written in their order."""
+class _DeflateBody:
+    """Deflates chunks on threads and writes them in order."""
 
     size = CHUNK
 
@@ -179,26 +180,26 @@ class _Deflated:
         if self._threads > 1 and self._count > 2 and self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="gzip")
         if self._pool is None:
-            self._put(*_deflated(chunk, self._level), chunk.nbytes)
+            self._write_chunk(*_deflate(chunk, self._level), chunk.nbytes)
             return
-        self._waiting.append((self._pool.submit(_deflated, chunk, self._level), chunk.nbytes))
+        self._waiting.append((self._pool.submit(_deflate, chunk, self._level), chunk.nbytes))
         while len(self._waiting) > self._threads + 1:
-            self._put_first()
+            self._write_first()
 
     def add_all(self, chunks: memoryview) -> None:
-        # A few are copied, so that the threads need not run dry before the next piece.
-        few = self._threads > 1 and chunks.nbytes <= _FEW * self.size
+        # A few chunks are copied, so that the threads still have work when the next piece arrives.
+        copied = self._threads > 1 and chunks.nbytes <= _MAX_COPIED_CHUNKS * self.size
         for start in range(0, chunks.nbytes, self.size):
             chunk = chunks[start : start + self.size]
-            self.add(memoryview(bytes(chunk)) if few else chunk)
-        if not few:
-            self._settle()
+            self.add(memoryview(bytes(chunk)) if copied else chunk)
+        if not copied:
+            self._write_waiting()
 
     def end(self, least: int) -> None:
-        self._settle()
+        self._write_waiting()
         missing = -(-max(least - self.written, 0) // len(_EMPTY))
         while missing:
-            count = min(missing, _MOST_EMPTY)
+            count = min(missing, _EMPTY_BLOCKS_TOGETHER)
             self._file.write(_EMPTY * count)
             missing -= count
         self._file.write(_LAST_DEFLATED)
@@ -207,22 +208,22 @@ class _Deflated:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _settle(self) -> None:
+    def _write_waiting(self) -> None:
         while self._waiting:
-            self._put_first()
+            self._write_first()
 
-    def _put_first(self) -> None:
+    def _write_first(self) -> None:
         future, size = self._waiting.popleft()
-        self._put(*future.result(), size)
+        self._write_chunk(*future.result(), size)
 
-    def _put(self, data: bytes, checksum: int, size: int) -> None:
+    def _write_chunk(self, data: bytes, checksum: int, size: int) -> None:
         self._file.write(data)
         self.written += len(data)
         self.checksum = isal_zlib.crc32_combine(self.checksum, checksum, size)
 
 
-def _deflated(chunk: memoryview, level: int) -> tuple[bytes, int]:
-    """*chunk* as blocks that need nothing before them and end on a whole byte, and its checksum."""
+def _deflate(chunk: memoryview, level: int) -> tuple[bytes, int]:
+    """Return *chunk* as independent blocks that end at a byte boundary, and its checksum."""
     stream = isal_zlib.compressobj(level, isal_zlib.DEFLATED, -isal_zlib.MAX_WBITS, _MEMORY_LEVEL)
     data = stream.compress(chunk) + stream.flush(isal_zlib.Z_SYNC_FLUSH)
     return data, isal_zlib.crc32(chunk)

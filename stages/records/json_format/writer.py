@@ -1,4 +1,7 @@
-"""JSON as serde_json writes it, compact or pretty, in pieces: bytes are lists of numbers from 0 to 255."""
+"""JSON writer: text as serde_json writes it, compact or indented, in pieces.
+
+Bytes are written as lists of numbers from 0 to 255.
+"""
 
 import json
 import math
@@ -8,94 +11,101 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.contracts.errors import RecordError
-from stages.records.json_format.reader import MAX_SIZE, MAX_TEXT, MIXED, SHORT, are_alike, to_array
+from stages.records.json_format.reader import (
+    MAX_MIXED_LIST,
+    MAX_PLAIN_LIST,
+    MAX_SIZE,
+    MAX_TEXT,
+    are_alike,
+    to_array,
+)
+from stages.records.limits import MAX_DEPTH
 from stages.records.record_tree import RawTensor, Tree
 
-MAX_DEPTH = 128
 INDENT = 2
 _CHUNK = 1 << 16
-"""Bytes of a tensor that become text at once."""
+"""Bytes of a tensor that are converted to text at a time."""
 
 
 @dataclass(frozen=True)
-class _Pieces:
-    """A tensor's bytes, not yet text."""
+class _TensorBytes:
+    """The bytes of a tensor, not converted to text yet."""
 
     pieces: Iterable[memoryview]
 
 
 def encode(node: Tree) -> Iterator[bytes]:
-    """Yield the text of *node* without any space, as serde_json's ``to_writer``."""
-    yield from _readable(_node(node, -1, "the root"))
+    """Yield the text of *node* without whitespace, as serde_json's ``to_writer``."""
+    yield from _check_size(_encode(node, -1, "the root"))
 
 
 def encode_pretty(node: Tree) -> Iterator[bytes]:
-    """Yield the text of *node* with an element on each line, as serde_json's ``to_writer_pretty``."""
-    yield from _readable(_node(node, 0, "the root"))
+    """Yield the text of *node* with one element per line, as serde_json's ``to_writer_pretty``."""
+    yield from _check_size(_encode(node, 0, "the root"))
 
 
-def _readable(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield *pieces*. Raises `RecordError` if they are longer than a record in JSON may be."""
+def _check_size(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield *pieces*. Raises `RecordError` if they are longer than a JSON record may be."""
     size = 0
     for piece in pieces:
         size += len(piece)
         if size >= MAX_SIZE:
             raise RecordError(
-                f"the record takes more than {MAX_SIZE} bytes of JSON, which could not be read back: use a "
+                f"the record takes more than {MAX_SIZE} bytes of JSON, which could not be read back; use a "
                 "binary format"
             )
         yield piece
 
 
-def _node(node: Tree, level: int, path: str) -> Iterator[bytes]:
-    """*node* as text. *level* is how deep its lines are indented; below 0 there are none."""
+def _encode(node: Tree, level: int, path: str) -> Iterator[bytes]:
+    """Yield *node* as text; *level* is the depth of its indentation, negative for none."""
     if isinstance(node, RawTensor):
-        node = {"bytes": _Pieces(node.pieces()), "shape": list(node.shape), "dtype": node.dtype}
+        node = {"bytes": _TensorBytes(node.pieces()), "shape": list(node.shape), "dtype": node.dtype}
     if isinstance(node, dict):
-        yield from _map(node, level, path)
+        yield from _encode_map(node, level, path)
     elif isinstance(node, bytes | bytearray | memoryview) or _is_blob(node):
-        yield from _bytes([memoryview(node)], level)
-    elif isinstance(node, _Pieces):
-        yield from _bytes(node.pieces, level)
+        yield from _encode_bytes([memoryview(node)], level)
+    elif isinstance(node, _TensorBytes):
+        yield from _encode_bytes(node.pieces, level)
     elif isinstance(node, tuple) and not node:
-        yield b"null"  # a struct with nothing in it
+        yield b"null"  # an empty struct
     elif isinstance(node, list | tuple):
-        yield from _list(node, level, path)
+        yield from _encode_list(node, level, path)
     elif isinstance(node, np.ndarray):
-        yield from _list(node.tolist(), level, path)
+        yield from _encode_list(node.tolist(), level, path)
     else:
-        yield _scalar(node, path)
+        yield _encode_scalar(node, path)
 
 
-def _map(node: dict[str, Tree], level: int, path: str) -> Iterator[bytes]:
-    inner = _deeper(level, path)
+def _encode_map(node: dict[str, Tree], level: int, path: str) -> Iterator[bytes]:
+    inner = _next_level(level, path)
     colon = b":" if level < 0 else b": "
     opening = b"{"
     for key, value in node.items():
         if not isinstance(key, str):
             raise RecordError(
-                f"{path}: key {key!r} is no text but a {type(key).__name__}, and could not be read back: use "
-                f"{str(key)!r}"
+                f"{path} has the key {key!r} of type {type(key).__name__}, which could not be read back; use "
+                f"the text {str(key)!r}"
             )
-        yield opening + _line(inner) + _text(key, path) + colon
-        yield from _node(value, inner, f"{path}.{key}")
+        yield opening + _line_break(inner) + _encode_text(key, path) + colon
+        yield from _encode(value, inner, f"{path}.{key}")
         opening = b","
-    yield _line(level) + b"}" if node else b"{}"
+    yield _line_break(level) + b"}" if node else b"{}"
 
 
-def _list(node: list[Tree] | tuple[Tree, ...], level: int, path: str) -> Iterator[bytes]:
-    inner = _deeper(level, path)
-    if len(node) > SHORT:
-        _check_long(node, path)
+def _encode_list(node: list[Tree] | tuple[Tree, ...], level: int, path: str) -> Iterator[bytes]:
+    inner = _next_level(level, path)
+    if len(node) > MAX_PLAIN_LIST:
+        _check_long_list(node, path)
     opening = b"["
     for index, value in enumerate(node):
-        yield opening + _line(inner)
-        yield from _node(value, inner, f"{path}.{index}")
+        yield opening + _line_break(inner)
+        yield from _encode(value, inner, f"{path}.{index}")
         opening = b","
-    yield _line(level) + b"]" if node else b"[]"
+    yield _line_break(level) + b"]" if node else b"[]"
 
 
-def _check_long(node: list[Tree] | tuple[Tree, ...], path: str) -> None:
+def _check_long_list(node: list[Tree] | tuple[Tree, ...], path: str) -> None:
     """Raise `RecordError` for a long list of numbers that a reader could not put into an array."""
     if not all(value is None or isinstance(value, int | float) for value in node):
         return
@@ -103,18 +113,18 @@ def _check_long(node: list[Tree] | tuple[Tree, ...], path: str) -> None:
     try:
         if are_alike(values):
             to_array(values)
-        elif len(node) > MIXED:
+        elif len(node) > MAX_MIXED_LIST:
             raise ValueError(f"{len(node)} values that are not all finite numbers or all bools")
     except ValueError as error:
         raise RecordError(
-            f"{path} could not be read back from JSON: {error}: record it as a tensor"
+            f"{path} could not be read back from JSON: {error}; record it as a tensor"
         ) from error
 
 
-def _bytes(pieces: Iterable[memoryview], level: int) -> Iterator[bytes]:
-    """An array of the numbers in *pieces*, through a table of every number's text."""
+def _encode_bytes(pieces: Iterable[memoryview], level: int) -> Iterator[bytes]:
+    """Yield an array of the numbers in *pieces*, using a table of the text of every number."""
     inner = level if level < 0 else level + 1
-    texts = [b"," + _line(inner) + str(byte).encode() for byte in range(256)]
+    texts = [b"," + _line_break(inner) + str(byte).encode() for byte in range(256)]
     width = max(map(len, texts))
     table = np.frombuffer(b"".join(text.ljust(width) for text in texts), np.uint8).reshape(256, width)
     used = np.arange(width) < np.array([len(text) for text in texts])[:, None]
@@ -126,21 +136,21 @@ def _bytes(pieces: Iterable[memoryview], level: int) -> Iterator[bytes]:
             text = table[chunk][used[chunk]].tobytes()
             yield b"[" + text[1:] if first else text
             first = False
-    yield b"[]" if first else _line(level) + b"]"
+    yield b"[]" if first else _line_break(level) + b"]"
 
 
-def _line(level: int) -> bytes:
-    """What stands before an element at *level*."""
+def _line_break(level: int) -> bytes:
+    """Return the line break and indentation before an element at *level*."""
     return b"" if level < 0 else b"\n" + b" " * (INDENT * level)
 
 
-def _deeper(level: int, path: str) -> int:
+def _next_level(level: int, path: str) -> int:
     if path.count(".") > MAX_DEPTH:
-        raise RecordError(f"{path[:200]}: goes down more than {MAX_DEPTH} levels, and could not be read back")
+        raise RecordError(f"{path[:200]} is nested deeper than {MAX_DEPTH} levels and could not be read back")
     return level if level < 0 else level + 1
 
 
-def _scalar(node: Tree, path: str) -> bytes:
+def _encode_scalar(node: Tree, path: str) -> bytes:
     if node is None:
         return b"null"
     if isinstance(node, bool):
@@ -148,38 +158,41 @@ def _scalar(node: Tree, path: str) -> bytes:
     if isinstance(node, int):
         return str(int(node)).encode()
     if isinstance(node, float):
-        return _float(node).encode()
+        return _format_float(node).encode()
     if isinstance(node, str):
-        return _text(node, path)
+        return _encode_text(node, path)
     raise RecordError(
-        f"{path}: a {type(node).__name__} cannot be recorded: only tensors, numbers, text, bytes, "
-        "lists and dicts can (nothing that would need code to be read)"
+        f"{path} is a {type(node).__name__} and cannot be recorded; use tensors, numbers, text, bytes, "
+        "lists and dicts, which can be read without running code"
     )
 
 
-def _text(node: str, path: str) -> bytes:
+def _encode_text(node: str, path: str) -> bytes:
     try:
         text = json.dumps(node, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise RecordError(f"{path}: {node!r:.200} has half a character and is no text: {error}") from error
+        raise RecordError(
+            f"{path}: {node!r:.200} has an unpaired surrogate and is not text: {error}"
+        ) from error
     if len(text) > MAX_TEXT:
         raise RecordError(
-            f"{path}: a text of {len(text)} bytes could not be read back from JSON, which may have {MAX_TEXT}"
+            f"{path}: a text of {len(text)} bytes could not be read back from JSON; at most {MAX_TEXT} are "
+            "allowed"
         )
     return text
 
 
-def _float(value: float) -> str:
-    """The shortest digits that give *value* back, with an exponent below 1e-5 and from 1e16 on."""
+def _format_float(value: float) -> str:
+    """Return the shortest digits that restore *value*, with an exponent below 1e-5 and from 1e16."""
     if not math.isfinite(value):
         return "null"
     mantissa, exponent = f"{value!r}e0".split("e")[:2]
     sign = "-" if mantissa.startswith("-") else ""
-    whole, _, fraction = mantissa.removeprefix("-").partition(".")
-    digits = (whole + fraction).lstrip("0")
+    integer, _, fraction = mantissa.removeprefix("-").partition(".")
+    digits = (integer + fraction).lstrip("0")
     if not digits.strip("0"):
         return f"{sign}0.0"
-    point = len(whole) + int(exponent) - (len(whole + fraction) - len(digits))
+    point = len(integer) + int(exponent) - (len(integer + fraction) - len(digits))
     digits = digits.rstrip("0")
     if -5 < point <= 0:
         return f"{sign}0.{'0' * -point}{digits}"

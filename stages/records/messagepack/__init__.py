@@ -1,1 +1,1 @@
-"""Burn's formats with names, MessagePack and JSON, in every version of them."""
+"""MessagePack with names, Burn's default format."""

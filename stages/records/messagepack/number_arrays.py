@@ -1,6 +1,6 @@
-"""The numbers of a MessagePack array as numpy arrays: Burn until 0.13 wrote tensors as lists of millions.
+"""NumPy arrays of the numbers in MessagePack arrays: Burn until 0.13 wrote tensors as lists of millions.
 
-Half precision stands there as the bits of a float16, each in as few bytes as hold it, so that the widths
+Half-precision numbers are written as the bits of a float16, each in the fewest bytes, so that the widths
 change from number to number.
 """
 
@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[Any]
-FEWEST = 16
-"""Numbers an array must have to come as one."""
 
 _TYPES = {
     0xCA: ">f4",
@@ -30,27 +28,27 @@ _FLOATS = frozenset({0xCA, 0xCB})
 
 
 def _kind(byte: int) -> int:
-    """*byte* where it is a number's marker, `_FIX` where it is the number itself, else 0."""
+    """Return *byte* if it is a number's marker, `_FIX` if it is the number itself, otherwise 0."""
     if byte < 0x80 or byte >= 0xE0:
         return _FIX
     return byte if byte in _TYPES else 0
 
 
 def _width(kind: int) -> int:
-    """Bytes of a number and its marker, 0 for what is no number."""
+    """Return the bytes of a number with its marker; 0 if *kind* is not a number."""
     return 1 + np.dtype(_TYPES[kind]).itemsize if kind in _TYPES else kind
 
 
 KINDS = bytes(_kind(byte) for byte in range(256))
-"""For each first byte what kind of number it begins; 0 for what is none."""
+"""Kind of the number that each first byte starts; 0 if none."""
 WIDTHS = bytes(_width(kind) for kind in KINDS)
-"""For each first byte the bytes that its number takes; 0 for what is none."""
+"""Bytes of the number that each first byte starts; 0 if none."""
 _KIND_OF = np.frombuffer(KINDS, np.uint8)
 _INTEGER_WIDTHS = bytes(0 if kind in _FLOATS else width for kind, width in zip(KINDS, WIDTHS, strict=True))
 
 
-class NumberRun:
-    """Collects the numbers that an array of *size* begins with, while they are of one sort."""
+class NumberArray:
+    """The numbers at the start of an array of *size*, if all are integers or of one float type."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -58,41 +56,41 @@ class NumberRun:
         self._values: Numbers = np.empty(0, np.uint16)
 
     @property
-    def left(self) -> int:
-        """How many are missing."""
+    def missing(self) -> int:
+        """Return how many numbers of the array were not added yet."""
         return self._size - self._filled
 
     @property
-    def full(self) -> bool:
-        """Whether the array was nothing but numbers of one sort."""
-        return not self.left
+    def is_full(self) -> bool:
+        """Return True if all elements of the array were added."""
+        return not self.missing
 
     def array(self) -> Numbers:
-        """The numbers so far."""
+        """Return the numbers that were added."""
         return self._values[: self._filled]
 
     def add(self, window: bytes) -> int:
-        """Take the whole numbers at the beginning of *window*; how many bytes they were.
+        """Add the complete numbers at the beginning of *window* and return how many bytes they take.
 
-        0 where something else comes next, or where the number is cut or of another sort.
+        Return 0 if the next value is not a number, is truncated, or is of another type.
         """
         kind = KINDS[window[0]] if window else 0
         if not kind:
             return 0
-        rows = min(len(window) // _width(kind), self.left)
-        values = _uniform(window, kind, rows)
+        rows = min(len(window) // _width(kind), self.missing)
+        values = _parse_uniform(window, kind, rows)
         used = len(values) * _width(kind)
         if len(values) < rows and kind not in _FLOATS:
-            values, used = _mixed(window, self.left)
-        return used if len(values) and self._put(values) else 0
+            values, used = _parse_integers(window, self.missing)
+        return used if len(values) and self._append(values) else 0
 
-    def _put(self, values: Numbers) -> bool:
+    def _append(self, values: Numbers) -> bool:
         if values.dtype.kind != "f":
             if int(values.max()) > np.iinfo(np.int64).max:
                 return False
-            values = _narrowed(values)
+            values = _narrow_dtype(values)
         if not self._filled:
-            # Pages of memory that no number reaches are never taken.
+            # The operating system does not allocate pages of memory that are never written.
             self._values = np.empty(self._size, values.dtype)
         elif "f" in {self._values.dtype.kind, values.dtype.kind} and values.dtype != self._values.dtype:
             return False
@@ -103,8 +101,8 @@ class NumberRun:
         return True
 
 
-def _uniform(window: bytes, kind: int, rows: int) -> Numbers:
-    """The numbers that *window* begins with, as long as all are of *kind*; *rows* at most."""
+def _parse_uniform(window: bytes, kind: int, rows: int) -> Numbers:
+    """Return up to *rows* numbers at the beginning of *window*, as long as all are of *kind*."""
     width = _width(kind)
     table = np.frombuffer(window, np.uint8, rows * width).reshape(rows, width)
     same = _KIND_OF[table[:, 0]] == kind
@@ -115,22 +113,22 @@ def _uniform(window: bytes, kind: int, rows: int) -> Numbers:
     return values.astype(values.dtype.newbyteorder("="))
 
 
-def _mixed(window: bytes, limit: int) -> tuple[Numbers, int]:
-    """The whole numbers of any width that *window* begins with, and how many bytes they are."""
+def _parse_integers(window: bytes, limit: int) -> tuple[Numbers, int]:
+    """Return the integers of any width at the beginning of *window*, and how many bytes they take."""
     widths = window.translate(_INTEGER_WIDTHS)
     starts: list[int] = []
-    at = 0
-    while at < len(window) and len(starts) < limit:
-        width = widths[at]
-        if not width or at + width > len(window):
+    position = 0
+    while position < len(window) and len(starts) < limit:
+        width = widths[position]
+        if not width or position + width > len(window):
             break
-        starts.append(at)
-        at += width
-    return _gathered(np.frombuffer(window, np.uint8), np.array(starts, np.int64)), at
+        starts.append(position)
+        position += width
+    return _integers_at(np.frombuffer(window, np.uint8), np.array(starts, np.int64)), position
 
 
-def _gathered(window: NDArray[np.uint8], starts: NDArray[np.int64]) -> Numbers:
-    """The integers that begin at *starts*."""
+def _integers_at(window: NDArray[np.uint8], starts: NDArray[np.int64]) -> Numbers:
+    """Return the integers that begin at *starts*; none if one exceeds 63 bits."""
     kinds = _KIND_OF[window[starts]]
     large = kinds == 0xCF
     if large.any() and (window[starts[large] + 1] >= 0x80).any():
@@ -146,8 +144,8 @@ def _gathered(window: NDArray[np.uint8], starts: NDArray[np.int64]) -> Numbers:
     return values
 
 
-def _narrowed(values: Numbers) -> Numbers:
-    """Integers in 16, 32 or 64 bits, never in 8: those would be taken for bytes."""
+def _narrow_dtype(values: Numbers) -> Numbers:
+    """Return integers in 16, 32 or 64 bits, never in 8, because those would be taken for bytes."""
     low, high = int(values.min()), int(values.max())
     for candidate in (np.uint16, np.int32):
         if np.iinfo(candidate).min <= low and high <= np.iinfo(candidate).max:

@@ -8,19 +8,17 @@ import numpy as np
 
 from stages.contracts.errors import RecordError
 from stages.records.byte_readers import Blob, ByteReader
-from stages.records.limits import ADVICE, ValueCounts
-from stages.records.messagepack.number_arrays import FEWEST, WIDTHS, NumberRun
+from stages.records.limits import ADVICE, MAX_DEPTH, MIN_NUMBERS, ValueCounts
+from stages.records.messagepack.number_arrays import WIDTHS, NumberArray
 from stages.records.record_tree import Tree
 
-DEEPEST = 128
-"""Containers inside one another."""
-_NODE, _ENTRY = 58, 120
-"""Bytes of memory that a small value takes, and that an entry of a map takes beside its value."""
-_OBJECT, _BLOB = 120, 240
-"""Bytes of memory that a container takes beside, and an array of bytes."""
+_VALUE_MEMORY, _ENTRY_MEMORY = 58, 120
+"""Bytes of memory of a small value, and of a map's entry in addition to its value."""
+_CONTAINER_MEMORY, _BLOB_MEMORY = 120, 240
+"""Additional bytes of memory of a container, and of an array of bytes."""
 NUMBER_KEYS = frozenset({"bytes", "value"})
-"""Keys under which a list of numbers may be a tensor's: Burn until 0.13 wrote ``value``."""
-_SMALL = (int, float, str, type(None))
+"""Keys of lists of numbers that can be a tensor's: Burn until 0.13 wrote ``value``."""
+_SCALAR = (int, float, str, type(None))
 _WINDOW = 1 << 16
 
 _SCALARS = {
@@ -36,60 +34,62 @@ _BINARIES = {marker: Struct(f">{code}") for marker, code in zip((0xC4, 0xC5, 0xC
 
 @dataclass(frozen=True)
 class Skipped:
-    """Stands where bytes stood that were not kept."""
+    """Placeholder for bytes that were not kept."""
 
     size: int
 
 
 def memory_needed(counts: ValueCounts, content: int) -> int:
-    """Return the memory for small values that *content* bytes need beyond what their length allows."""
-    values = _NODE * counts.values + _ENTRY * counts.keys + _OBJECT * counts.containers
-    return values + _BLOB * counts.tensors + counts.text - 2 * content
+    """Return the memory for small values beyond what the length of *content* bytes allows."""
+    values = _VALUE_MEMORY * counts.values + _ENTRY_MEMORY * counts.keys
+    containers = _CONTAINER_MEMORY * counts.containers + _BLOB_MEMORY * counts.tensors
+    return values + containers + counts.text - 2 * content
 
 
 def decode(source: ByteReader, *, keep_data: bool = True) -> Tree:
-    """The one value that *source* goes on with; what follows it is left there.
+    """Return the next value of *source*; bytes after it are not read.
 
-    Bytes come as `Blob`, or without *keep_data* as `Skipped`. An array of `FEWEST` numbers or more may come
-    as a numpy array: of float32 or float64, or of integers in a type that holds them (never uint8).
-    Raises `RecordError` for what is cut, not MessagePack, or nothing that a record holds.
+    Bytes are returned as `Blob`, or as `Skipped` without *keep_data*. An array of `MIN_NUMBERS` numbers or
+    more can be returned as a NumPy array: of float32 or float64, or of integers in a type that holds them
+    (never uint8). Raises `RecordError` for input that is truncated, is not MessagePack, or cannot be in a
+    record.
     """
-    return _Reader(source, source.read_array if keep_data else None).value(0)
+    return _MessagePackParser(source, source.read_array if keep_data else None).value(0)
 
 
-class _Reader:
-    """What has been taken from the source and not used yet is always part of the value."""
+class _MessagePackParser:
+    """Parses one value. Bytes that were read and not used yet are always part of the value."""
 
-    def __init__(self, source: ByteReader, blob: Callable[[int], Blob] | None) -> None:
+    def __init__(self, source: ByteReader, read_array: Callable[[int], Blob] | None) -> None:
         self._source = source
-        self._blob = blob
-        self._held = b""
-        self._at = 0
+        self._read_array = read_array
+        self._buffer = b""
+        self._position = 0
         self._path: list[str | int] = []
-        self._room = source.limits.memory + 2 * source.remaining()
-        self._values = source.limits.values
+        self._memory_left = source.limits.memory + 2 * source.remaining()
+        self._values_left = source.limits.values
 
     def value(self, depth: int) -> Tree:
-        marker = self._take(1)[0]
-        self._spend(_NODE)
-        self._count(1)
+        marker = self._read(1)[0]
+        self._spend_memory(_VALUE_MEMORY)
+        self._count_values(1)
         if marker < 0x80:
             return marker
         if marker >= 0xE0:
             return marker - 0x100
         if marker in _SCALARS:
-            return self._unpacked(_SCALARS[marker])
+            return self._unpack(_SCALARS[marker])
         if marker in _CONSTANTS:
             return _CONSTANTS[marker]
         if marker in _BINARIES:
-            return self._data(self._unpacked(_BINARIES[marker]))
+            return self._blob(self._unpack(_BINARIES[marker]))
         if marker < 0xC0 or marker in _LENGTHS:
-            return self._sized(marker, depth)
-        raise self._wrong(f"the byte {marker:#04x} begins nothing that a record may hold")
+            return self._sized_value(marker, depth)
+        raise self._error(f"unexpected byte {marker:#04x}, which starts no value that a record can have")
 
-    def _sized(self, marker: int, depth: int) -> Tree:
-        """A text, an array or a map, all of which may be short enough to have their length in *marker*."""
-        size = self._unpacked(_LENGTHS[marker]) if marker in _LENGTHS else marker & 0x0F
+    def _sized_value(self, marker: int, depth: int) -> Tree:
+        """Return a text, an array or a map, each of which can have a short length encoded in *marker*."""
+        size = self._unpack(_LENGTHS[marker]) if marker in _LENGTHS else marker & 0x0F
         if marker < 0x90 or marker >= 0xDE:
             return self._map(size, depth + 1)
         if marker < 0xA0 or marker >= 0xDC:
@@ -97,134 +97,136 @@ class _Reader:
         return self._text(marker & 0x1F if marker < 0xC0 else size)
 
     def _map(self, size: int, depth: int) -> dict[str, Tree]:
-        self._enter(2 * size, "map", depth)
+        self._enter_container(2 * size, "map", depth)
         node: dict[str, Tree] = {}
         self._path.append("")
         for _ in range(size):
             key = self._key()
             if key in node:
-                raise self._wrong(f"the key {key!r} stands twice in one map")
+                raise self._error(f"duplicate key {key!r} in a map")
             self._path[-1] = key
             node[key] = self.value(depth)
         self._path.pop()
         return node
 
     def _key(self) -> str:
-        marker = self._take(1)[0]
-        self._spend(_ENTRY)
-        self._count(1)
+        marker = self._read(1)[0]
+        self._spend_memory(_ENTRY_MEMORY)
+        self._count_values(1)
         if 0xA0 <= marker < 0xC0:
             return self._text(marker & 0x1F)
         if 0xD9 <= marker <= 0xDB:
-            return self._text(self._unpacked(_LENGTHS[marker]))
-        raise self._wrong(f"a key begins with {marker:#04x}, where a text was expected")
+            return self._text(self._unpack(_LENGTHS[marker]))
+        raise self._error(f"expected a key that is text, found a value that starts with {marker:#04x}")
 
     def _array(self, size: int, depth: int) -> Tree:
-        self._enter(size, "array", depth)
+        self._enter_container(size, "array", depth)
         values: list[Tree] = []
-        if size >= FEWEST:
-            self._hold(1)
-            if WIDTHS[self._held[self._at]]:
+        if size >= MIN_NUMBERS:
+            self._fill_if_empty(1)
+            if WIDTHS[self._buffer[self._position]]:
                 self._check_length(size)
-                run = self._run(size)
-                if run.full:
-                    return run.array()
-                numbers = run.array()
-                self._spend(_NODE * len(numbers))
-                self._count(len(numbers))
+                prefix = self._number_prefix(size)
+                if prefix.is_full:
+                    return prefix.array()
+                numbers = prefix.array()
+                self._spend_memory(_VALUE_MEMORY * len(numbers))
+                self._count_values(len(numbers))
                 values = numbers.tolist()
         self._path.append(0)
         for index in range(len(values), size):
             self._path[-1] = index
             values.append(self.value(depth))
-            if isinstance(values[-1], _SMALL):
-                self._hold(min(size - index - 1, _WINDOW))
+            if isinstance(values[-1], _SCALAR):
+                self._fill_if_empty(min(size - index - 1, _WINDOW))
         self._path.pop()
         return values
 
     def _check_length(self, size: int) -> None:
-        """Raise `RecordError` for an array that is not a tensor's and longer than all such arrays may be."""
+        """Raise `RecordError` for an array that is not a tensor's and is longer than the limit."""
         most = self._source.limits.numbers
         if size > most and (not self._path or self._path[-1] not in NUMBER_KEYS):
-            raise self._wrong(f"an array of {size} numbers that is not a tensor's, at most {most}; {ADVICE}")
+            raise self._error(
+                f"an array outside tensors has {size} numbers, but at most {most} are allowed; {ADVICE}"
+            )
 
-    def _run(self, size: int) -> NumberRun:
-        """The numbers an array of *size* begins with; it takes only bytes that must belong to the array."""
-        run = NumberRun(size)
-        while not run.full:
-            self._hold(1)
-            held = len(self._held) - self._at
-            least = run.left + max(WIDTHS[self._held[self._at]] - 1, 0)
-            if held < min(least, _WINDOW):
-                more = self._source.read(min(least, _WINDOW) - held)
-                self._held, self._at = self._held[self._at :] + more, 0
-            used = run.add(self._held[self._at :] if self._at else self._held)
-            self._at += used
+    def _number_prefix(self, size: int) -> NumberArray:
+        """Return the numbers at the start of an array of *size*; read only bytes that belong to it."""
+        prefix = NumberArray(size)
+        while not prefix.is_full:
+            self._fill_if_empty(1)
+            available = len(self._buffer) - self._position
+            least = prefix.missing + max(WIDTHS[self._buffer[self._position]] - 1, 0)
+            if available < min(least, _WINDOW):
+                more = self._source.read(min(least, _WINDOW) - available)
+                self._buffer, self._position = self._buffer[self._position :] + more, 0
+            used = prefix.add(self._buffer[self._position :] if self._position else self._buffer)
+            self._position += used
             if not used:
                 break
-        return run
+        return prefix
 
     def _text(self, size: int) -> str:
-        data = self._take(size)
-        self._spend(size)
+        data = self._read(size)
+        self._spend_memory(size)
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            what = f"{data[:40]!r} is no UTF-8: {error.reason} at its byte {error.start}"
-            raise self._wrong(what) from error
+            what = f"{data[:40]!r} is not valid UTF-8: {error.reason} at byte {error.start} of the text"
+            raise self._error(what) from error
 
-    def _data(self, size: int) -> Blob | Skipped:
-        self._spend(_BLOB)
-        held = min(size, len(self._held) - self._at)
-        if self._blob is None:
-            self._at += held
-            self._source.skip(size - held)
+    def _blob(self, size: int) -> Blob | Skipped:
+        self._spend_memory(_BLOB_MEMORY)
+        available = min(size, len(self._buffer) - self._position)
+        if self._read_array is None:
+            self._position += available
+            self._source.skip(size - available)
             return Skipped(size)
-        if not held:
-            return self._blob(size)
-        begin = np.frombuffer(self._take(held), np.uint8)
-        return np.concatenate([begin, self._blob(size - held)])
+        if not available:
+            return self._read_array(size)
+        begin = np.frombuffer(self._read(available), np.uint8)
+        return np.concatenate([begin, self._read_array(size - available)])
 
-    def _enter(self, least: int, kind: str, depth: int) -> None:
-        self._spend(_OBJECT)
-        if depth > DEEPEST:
-            raise self._wrong(f"this {kind} is nested deeper than {DEEPEST}")
-        left = self._source.remaining() + len(self._held) - self._at
+    def _enter_container(self, least: int, kind: str, depth: int) -> None:
+        self._spend_memory(_CONTAINER_MEMORY)
+        if depth > MAX_DEPTH:
+            raise self._error(f"this {kind} is nested deeper than {MAX_DEPTH} levels")
+        left = self._source.remaining() + len(self._buffer) - self._position
         if least > left:
-            raise self._wrong(f"this {kind} declares at least {least} bytes, {left} are left")
+            raise self._error(f"this {kind} declares at least {least} bytes, but {left} remain")
 
-    def _spend(self, memory: int) -> None:
-        self._room -= memory
-        if self._room < 0:
-            raise self._wrong(
-                f"its small values would take more memory than a file of this length may ask for; {ADVICE}"
+    def _spend_memory(self, memory: int) -> None:
+        self._memory_left -= memory
+        if self._memory_left < 0:
+            raise self._error(
+                f"its small values need more memory than is allowed for a file of this length; {ADVICE}"
             )
 
-    def _count(self, values: int) -> None:
-        self._values -= values
-        if self._values < 0:
-            raise self._wrong(
+    def _count_values(self, values: int) -> None:
+        self._values_left -= values
+        if self._values_left < 0:
+            raise self._error(
                 f"more than {self._source.limits.values} small values in a file of this size; {ADVICE}"
             )
 
-    def _hold(self, size: int) -> None:
-        """Have *size* bytes at hand where there are none; they must be known to belong to the value."""
-        if self._at == len(self._held):
-            self._held, self._at = self._source.read(size), 0
+    def _fill_if_empty(self, size: int) -> None:
+        """Read *size* bytes, which must belong to the value, if the buffer is used up."""
+        if self._position == len(self._buffer):
+            self._buffer, self._position = self._source.read(size), 0
 
-    def _take(self, size: int) -> bytes:
-        begin, self._at = self._at, self._at + size
-        if self._at <= len(self._held):
-            return self._held[begin : self._at]
-        begun = self._held[begin:]
-        self._held, self._at = b"", 0
-        return begun + self._source.read(size - len(begun))
+    def _read(self, size: int) -> bytes:
+        begin, self._position = self._position, self._position + size
+        if self._position <= len(self._buffer):
+            return self._buffer[begin : self._position]
+        available = self._buffer[begin:]
+        self._buffer, self._position = b"", 0
+        return available + self._source.read(size - len(available))
 
-    def _unpacked(self, form: Struct) -> int:
-        number: int = form.unpack(self._take(form.size))[0]
+    def _unpack(self, form: Struct) -> int:
+        number: int = form.unpack(self._read(form.size))[0]
         return number
 
-    def _wrong(self, what: str) -> RecordError:
-        offset = self._source.offset - len(self._held) + self._at
+    def _error(self, what: str) -> RecordError:
+        offset = self._source.offset - len(self._buffer) + self._position
         where = f" (in {'.'.join(map(str, self._path))})" if self._path else ""
         return RecordError(f"{self._source.name}, offset {offset}{where}: {what}")

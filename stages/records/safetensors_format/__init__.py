@@ -1,1 +1,1 @@
-"""Safetensors, with the rest of a record in its header."""
+"""Safetensors, with the tree of the record in the header's metadata."""
