@@ -28,7 +28,7 @@ def read_lockfile(path: Path) -> dict[str, Any]:
 
 def parse_lockfile(text: str, source: Path | str) -> dict[str, Any]:
     """Return the content of *text*, read from *source*. Raises `StageError` if it is not a dvc.lock."""
-    content, problem = _examined(text)
+    content, problem = _examine(text)
     if problem:
         raise StageError(f"{source} is not a dvc.lock: {problem}")
     return dict(content)
@@ -68,7 +68,7 @@ def _last(content: Any) -> Any:
     return content
 
 
-def _examined(text: str) -> tuple[Mapping[str, Any], str]:
+def _examine(text: str) -> tuple[Mapping[str, Any], str]:
     """Return the content of *text* and what is wrong with it, if anything."""
     if conflict := _CONFLICT.search(text):
         line = text.count("\n", 0, conflict.start()) + 1

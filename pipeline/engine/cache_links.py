@@ -1,19 +1,19 @@
 """Checkpoints that the run store and DVC's cache share, as hard links to one read-only file.
 
 Before DVC commits the outputs of ``fit``, the checkpoints in the run store are linked into the cache under
-their md5. DVC finds them there and copies nothing. What each place then has:
+their md5. DVC finds them there and makes no copy. The state of each place is then:
 
-* The store and the cache share an inode. Nobody edits files in either, and nothing of this project writes to
-  a finished checkpoint in place: the checkpointer writes beside and renames, and removal unlinks. As DVC does
-  with every cached file, the inode is made read-only. `dvc gc`, `learner runs prune` and a new checkpoint
-  remove one name and leave the other.
-* The output in ``artifacts`` is a file of its own, or a clone, which users may edit. If ``cache.type`` starts
+* The store and the cache share an inode. Nobody edits files in either, and this project does not write to a
+  finished checkpoint in place: the checkpointer writes a temporary file and renames it, and removal unlinks.
+  As DVC does with every cached file, the inode is made read-only. `dvc gc`, `learner runs prune` and a new
+  checkpoint remove one name and leave the other.
+* The output in ``artifacts`` is a separate file, or a clone, which users may edit. If ``cache.type`` starts
   with ``hardlink``, DVC replaces it with a third name of the same inode.
 
 A fault of the disk in a shared file damages both. The store verifies hashes when it reads, and then trains
 from an earlier checkpoint; `learner run` and `learner doctor --deep` verify the cache. A new checkpoint
 replaces a damaged object. If the store and the cache are on different file systems, or if the cache is shared
-with other users, nothing is linked and DVC copies as usual.
+with other users, no file is linked and DVC copies as usual.
 """
 
 import configparser
@@ -55,7 +55,7 @@ def link_into_cache(checkpoints: Path, objects: Path) -> None:
 def _link(file: Path, part: Path, objects: Path) -> None:
     """Link *file* by way of *part*, which is not in a directory that is published."""
     part.unlink(missing_ok=True)
-    os.link(file, part)  # from here on another file under the name of *file* changes nothing
+    os.link(file, part)  # from here on, a replacement of *file* has no effect
     try:
         part.chmod(READ_ONLY)
         with part.open("rb") as content:

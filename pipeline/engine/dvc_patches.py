@@ -1,6 +1,6 @@
 """The private names of DVC that this project replaces, and the functions that replace them.
 
-`apply` checks the names and replaces them in this process. Nothing is replaced by an import of this module.
+`apply` checks the names and replaces them in this process. An import of this module replaces none.
 """
 
 import functools
@@ -66,7 +66,7 @@ def problems() -> list[str]:
 def apply() -> None:
     """Replace the names in `PATCHES` in this process; a second call has no effect.
 
-    Raises `StageError` if a name does not match the installed DVC. Then nothing is replaced.
+    Raises `StageError` if a name does not match the installed DVC. Then no name is replaced.
     """
     check_patches(PATCHES)
     dvc.stage.run.cmd_run = _call_function(dvc.stage.run.cmd_run)

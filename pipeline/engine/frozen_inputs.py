@@ -44,10 +44,10 @@ class FrozenProject:
 
     def experiments(self) -> dict[str, str]:
         """Return the experiments of this HEAD: name to commit."""
-        where = self.ref("")
-        listed = run_git(self.root, "for-each-ref", "--format=%(objectname) %(refname)", where)
+        prefix = self.ref("")
+        listed = run_git(self.root, "for-each-ref", "--format=%(objectname) %(refname)", prefix)
         pairs = (line.split(" ", 1) for line in listed.splitlines())
-        return {ref.removeprefix(where): commit for commit, ref in pairs}
+        return {ref.removeprefix(prefix): commit for commit, ref in pairs}
 
     def ref(self, name: str) -> str:
         """Return the git reference of the experiment *name* of this HEAD."""
@@ -75,11 +75,11 @@ def freeze(root: Path) -> FrozenProject:
     try_git(root, "update-index", "--refresh")  # after `cp -a` or `touch`, git refuses to stash
     changed = try_git(root, "stash", "create", "learner sweep")
     if changed.returncode:
-        raise _locked(root) or git_error(root, ("stash", "create"), changed)
+        raise _index_error(root) or git_error(root, ("stash", "create"), changed)
     return FrozenProject(root, top, head.stdout.strip(), changed.stdout.strip() or head.stdout.strip())
 
 
-def _locked(root: Path) -> StageError | None:
+def _index_error(root: Path) -> StageError | None:
     """Return the error for a locked index, which `git stash create` does not report; None if it is free."""
     lock = root / run_git(root, "rev-parse", "--git-path", "index.lock").strip()
     if not lock.exists():

@@ -47,7 +47,7 @@ def edit_params(text: str) -> Iterator[None]:
     """Write *text* to params.yaml, and restore its previous content if the block raises.
 
     A later command restores it if this process is killed in the block. If somebody else edits the file
-    meanwhile, their edit stays. Hold the project lock around the block.
+    in the block, their edit stays. Hold the project lock around the block.
     """
     entry = _Entry(base64.b64encode(PARAMS.read_bytes()).decode(), _digest(text.encode()))
     _write(PARAMS_JOURNAL, json.dumps(asdict(entry)).encode())
@@ -65,7 +65,7 @@ def edit_params(text: str) -> Iterator[None]:
 def restore_params(report: Report | None = None) -> bool:
     """Restore params.yaml if a run was killed that had set overrides in it, and return whether it did.
 
-    If the file was edited since, it stays, and the previous content is kept beside the run stores; without
+    If the file was edited since, it stays, and the previous content is kept next to the run stores; without
     *report*, which receives a message of one line, that is left to the next command. Hold the project lock.
     """
     entry = _Entry.read()

@@ -99,7 +99,7 @@ def restore_outputs(name: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the operating system's message behind *error*, or the message of *error* if there is none."""
+    """Return the operating system's message behind *error*, or else the message of *error*."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

@@ -41,7 +41,7 @@ def fork_watchdog(pid: int) -> None:
 def start_watchdog(pid: int) -> None:
     """Start a process that repairs the project in this folder as soon as process *pid* has exited.
 
-    Unlike `fork_watchdog` this forks nothing, so it is safe in a process that has threads.
+    Unlike `fork_watchdog` this does not fork, so a process with threads can call it.
     """
     subprocess.Popen(  # noqa: S603  no shell
         [sys.executable, "-m", "pipeline.engine.watchdog", str(pid)],

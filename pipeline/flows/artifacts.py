@@ -65,7 +65,7 @@ class Artifacts:
         return None
 
     def update(self, artifact: UUID, data: Any, description: str) -> bool:
-        """Replace the content of *artifact*, and return whether that succeeded; nothing is logged."""
+        """Replace the content of *artifact*, and return whether that succeeded, without a log line."""
         try:
             with short_timeout_client() as client:
                 client.update_artifact(artifact, ArtifactUpdate(data=data, description=description))

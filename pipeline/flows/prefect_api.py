@@ -24,7 +24,7 @@ RECORDING_VARIABLE = "LEARNER_PREFECT"
 FLOW_RUN = "LEARNER_FLOW_RUN"
 """Names the flow run that a stage belongs to, in the environment of its process."""
 PROBE_SECONDS = 10.0
-"""The time limit of the whole probe, which may try several addresses of one name."""
+"""The time limit of the probe, which may try several addresses of one name."""
 
 
 class Recording(StrEnum):

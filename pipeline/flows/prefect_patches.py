@@ -1,6 +1,6 @@
 """The private names of Prefect that this project replaces, and the functions that replace them.
 
-`apply` checks the names and replaces them in this process. Nothing is replaced by an import of this module.
+`apply` checks the names and replaces them in this process. An import of this module replaces none.
 
 * The lease keeper. A run of a deployment renews its slot in the deployment's concurrency limit, and Prefect
   ends the run if the server does not respond for some minutes. With the replacement the run continues with a
@@ -62,7 +62,7 @@ def problems() -> list[str]:
 def apply() -> None:
     """Replace the names in `PATCHES` in this process; a second call has no effect.
 
-    Raises `StageError` if a name does not match the installed Prefect. Then nothing is replaced.
+    Raises `StageError` if a name does not match the installed Prefect. Then no name is replaced.
     """
     check_patches(PATCHES)
     setattr(

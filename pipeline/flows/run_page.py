@@ -1,4 +1,4 @@
-"""What the page of a flow run shows of it: summary, curves, checkpoint, and what is new."""
+"""The artifacts on the page of a flow run: summary, curves, checkpoint, and a comparison."""
 
 import json
 import re
@@ -18,32 +18,35 @@ from stages.contracts.history import History
 from stages.learner.summary import summary_rows
 
 MAX_PREVIOUS_RUNS = 20
-"""Of so many runs before this one, the newest that recorded something is the last."""
+"""The number of previous runs among which the newest one with a record is searched."""
 
 
 def write_artifacts(results: Results, run: FlowRun, artifacts: Artifacts, title: str) -> None:
-    """Write the artifacts of *run*, which left *results*; their keys begin with *title*.
+    """Write the artifacts of *run* with its *results*; their keys begin with *title*.
 
-    Where the first cannot be written, nobody is there to write to, and the others are left out.
+    If the first one cannot be written, the server is unreachable, and the others are skipped.
     """
     prefix = slug(title)
-    told = f"Learner summary, {results.epochs} epochs"
-    if not artifacts.create("table", f"{prefix}-summary", _table(_summary(results)), told):
+    description = f"Learner summary, {results.epochs} epochs"
+    if not artifacts.create("table", f"{prefix}-summary", _table(_summary(results)), description):
         return
     write_curves(results, artifacts, f"{prefix}-curves")
     if results.checkpoint:
         found = results.checkpoint
         link = f"[{found.name}]({found.cached.as_uri()})"
         if results.rev:
-            link += f"\n\nAnywhere that has this repository: `dvc get . {found.name} --rev {results.rev}`"
+            link += f"\n\nIn any clone of this repository: `dvc get . {found.name} --rev {results.rev}`"
         artifacts.create("markdown", f"{prefix}-checkpoint", link, f"The model after epoch {found.epoch}")
     key = f"{prefix}-record"
     name, before = _last_record(run, key, artifacts)
     now = {"metrics": dict(results.metrics), "params": dict(results.params)}
     rows = list(_differences(before, now))
-    told = f"Against {name}, the last run of this deployment" if name else "The first run of this deployment"
-    artifacts.create("table", f"{prefix}-comparison", _table(rows), told)
-    artifacts.create("markdown", key, f"```json\n{json.dumps(now, indent=1)}\n```", "What was run")
+    first = "The first run of this deployment"
+    description = f"Compared with {name}, the previous run of this deployment" if name else first
+    artifacts.create("table", f"{prefix}-comparison", _table(rows), description)
+    artifacts.create(
+        "markdown", key, f"```json\n{json.dumps(now, indent=1)}\n```", "Params and metrics of the run"
+    )
 
 
 def write_curves(results: Results, artifacts: Artifacts, key: str) -> None:
@@ -56,7 +59,9 @@ def write_curves(results: Results, artifacts: Artifacts, key: str) -> None:
     if url:
         artifacts.create("image", key, url, "The curves, epoch by epoch")
     else:
-        artifacts.logger.info("no image of the curves: %s brings it", plot_images.EXTRA)
+        artifacts.logger.info(
+            "no image of the curves, because vl-convert is missing. Run %s", plot_images.EXTRA
+        )
 
 
 def _curves_url(history: History) -> str | None:
@@ -106,14 +111,14 @@ def _summary(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def _last_record(run: FlowRun, key: str, artifacts: Artifacts) -> tuple[str, Mapping[str, Any]]:
-    """Name and record of the last run of this deployment that left one; nothing if none did."""
+    """Return name and record of the previous run of this deployment that has one; empty without one."""
     if run.deployment_id is None:
         return "", {}
     try:
         with short_timeout_client() as client:
             return _newest_record(client, run, key)
     except API_ERRORS as error:
-        artifacts.logger.warning("the last run is not looked up: %s", error)
+        artifacts.logger.warning("cannot read the previous run: %s", error)
     return "", {}
 
 
@@ -135,7 +140,7 @@ def _newest_record(client: SyncPrefectClient, run: FlowRun, key: str) -> tuple[s
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for every metric, and one for every param that is another."""
+    """Yield a row for each metric, and one for each param that has changed."""
     old, new = before.get("metrics", {}), now["metrics"]
     for name in sorted({*old, *new}):
         yield _row(name, old.get(name), new.get(name))
@@ -160,5 +165,5 @@ def _table(rows: Any) -> str:
 
 
 def slug(title: str) -> str:
-    """*title* in lower-case letters, digits and dashes, as a key of Prefect's and a name of DVC's must be."""
+    """Return *title* in lower-case letters, digits and dashes, for a key of Prefect or a name of DVC."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "learner"

@@ -1,6 +1,6 @@
 """Flow runs of this project that are in progress, noted on disk, so that a killed one is reported to Prefect.
 
-A process that is killed reports nothing: Prefect shows its run as Running and keeps its concurrency slot.
+A killed process does not report its end: Prefect shows its run as Running and keeps its concurrency slot.
 """
 
 import atexit
@@ -69,7 +69,7 @@ def report_killed_runs() -> None:
         owner = lock_holder(lock)
         if is_locked(lock) or (owner and owner.host != socket.gethostname()):
             continue
-        with suppress(OSError, ValueError):  # removed meanwhile by its own process
+        with suppress(OSError, ValueError):  # its own process has removed it
             if json.loads(note.read_bytes())["api"] != PREFECT_API_URL.value():
                 continue
             try:
@@ -86,7 +86,7 @@ def report_abandoned_submissions(deployment: UUID) -> None:
     """Report the runs of *deployment* as crashed that are pending now and do not start within the time limit.
 
     A process that is killed before it imports the flow leaves no note. Call this before this process submits
-    runs; it returns at once, and a thread waits. It does nothing if the API does not respond.
+    runs; it returns at once, and a thread waits. It has no effect if the API does not respond.
     """
     with suppress(*API_ERRORS):
         if pending := _pending(deployment):

@@ -30,7 +30,7 @@ def read_seconds(variable: str, default: float) -> float:
 
 
 def deadline_after(seconds: float | None) -> float | None:
-    """Return the time on the monotonic clock at which *seconds* are over; None for no deadline."""
+    """Return the time on the monotonic clock in *seconds* from now; None for no deadline."""
     return None if seconds is None else time.monotonic() + seconds
 
 

@@ -300,7 +300,7 @@ def check_artifacts(api, first, second, project):
     assert found["daily-comparison"]["description"] == "The first run of this deployment"
     name = api.get(f"flow_runs/{first}")["name"]
     compared = api.artifacts(second)["daily-comparison"]
-    assert compared["description"] == f"Against {name}, the last run of this deployment"
+    assert compared["description"] == f"Compared with {name}, the previous run of this deployment"
     rows = json.loads(compared["data"])
     assert {"epoch", "valid.Accuracy"} <= {row["name"] for row in rows}
     assert {row["difference"] for row in rows} == {"+0"}
