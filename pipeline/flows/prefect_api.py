@@ -60,7 +60,7 @@ def read_recording(default: Recording) -> Recording:
     text = os.environ.get(RECORDING_VARIABLE) or default
     if text not in list(Recording):
         raise ParamsError(
-            f"{RECORDING_VARIABLE} is {text!r}: set it to {' or '.join(map(repr, map(str, Recording)))}"
+            f"{RECORDING_VARIABLE} is {text!r}. Set it to {' or '.join(map(repr, map(str, Recording)))}"
         )
     return Recording(text)
 

@@ -100,8 +100,8 @@ def test_learner_run_continues_unrecorded_if_the_record_is_optional(finished, re
 @pytest.mark.parametrize(
     ("command", "environment", "code", "message"),
     [
-        (["run"], {"LEARNER_PREFECT": "maybe"}, 2, "LEARNER_PREFECT is 'maybe': set it to 'required'"),
-        (["run"], {"LEARNER_PREFECT": "required"}, 1, "no Prefect API is configured: set PREFECT_API_URL"),
+        (["run"], {"LEARNER_PREFECT": "maybe"}, 2, "LEARNER_PREFECT is 'maybe'. Set it to 'required'"),
+        (["run"], {"LEARNER_PREFECT": "required"}, 1, "no Prefect API is configured. Set PREFECT_API_URL"),
         (
             ["run"],
             {"PREFECT_API_URL": "localhost"},
@@ -137,7 +137,7 @@ def test_a_refused_login_is_one_line(project, command):
 
     assert done.code == 1
     assert (
-        "responded with HTTP 401: check PREFECT_API_KEY or PREFECT_API_AUTH_STRING"
+        "responded with HTTP 401. Check PREFECT_API_KEY or PREFECT_API_AUTH_STRING"
         in done.err.splitlines()[-1]
     )
     assert "Traceback" not in done.text
