@@ -74,7 +74,7 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
         )
     store.check_exists()
     loggers.write_results(run.history, cells, store.path, plots)
-    kept = config.kept_epochs(run.history, run.epoch, paths.learner)
+    kept = config.epochs_to_keep(run.history, run.epoch, paths.learner)
     manifest = runs.results_manifest(store.path, run.epoch, kept)
     store.finish({"num_epochs": config.num_epochs, "epoch": run.epoch}, manifest)
     runs.record_duration(store.path)

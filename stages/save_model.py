@@ -84,7 +84,7 @@ def _stem(path: Path) -> str:
 def _chosen(
     config: SaveModelConfig, checkpointer: "checkpoints.FileCheckpointer"
 ) -> "checkpoints.Checkpoint":
-    saved = checkpointer.saved()
+    saved = checkpointer.list_saved()
     if not saved:
         raise CheckpointError(f"{checkpointer.directory} has no checkpoint: run fit first")
     last = checkpointer.restore(saved[-1])

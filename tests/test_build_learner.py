@@ -45,7 +45,7 @@ class Trained:
 
     @property
     def epochs(self):
-        return FileCheckpointer(self.folder / "checkpoint", DefaultRecorder()).saved()
+        return FileCheckpointer(self.folder / "checkpoint", DefaultRecorder()).list_saved()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from stages.checkpoints.file_names import (
     CHECKPOINT_FOLDER,
     STEP_FOLDER,
     TRAINER,
-    saved_epochs,
+    list_epochs,
     stem_of,
     trainer_name,
 )
@@ -156,7 +156,7 @@ def _verify_checkpoints(run: Run) -> list[tuple[str, str | None]]:
 
     found: list[tuple[str, str | None]] = []
     folders = (run.path / CHECKPOINT_FOLDER, run.path / STEP_FOLDER)
-    trainers = ((folder / trainer_name(epoch), epoch) for folder in folders for epoch in saved_epochs(folder))
+    trainers = ((folder / trainer_name(epoch), epoch) for folder in folders for epoch in list_epochs(folder))
     for trainer, epoch in sorted(trainers):
         name = str(trainer.relative_to(run.path).with_name(stem_of(TRAINER, epoch)))
         try:

@@ -65,7 +65,7 @@ def _describe_names(names: Any) -> str:
 
 
 def _describe_checkpoints(directory: Path) -> str:
-    from stages.checkpoints.file_names import saved_epochs
+    from stages.checkpoints.file_names import list_epochs
 
-    found = saved_epochs(directory)
+    found = list_epochs(directory)
     return f"checkpoints of epoch {', '.join(map(str, found))}" if found else "no checkpoint yet"

@@ -1,4 +1,4 @@
-"""Checkpoints on disk, and the rules which of them stay."""
+"""Checkpoints on disk, and the rules that choose which to keep."""
 
 import lazy_loader
 

@@ -7,4 +7,4 @@ from .retention import KeepBest as KeepBest
 from .retention import KeepLast as KeepLast
 from .retention import Retention as Retention
 from .retention import default_retention as default_retention
-from .retention import kept_epochs as kept_epochs
+from .retention import epochs_to_keep as epochs_to_keep

@@ -1,7 +1,7 @@
-"""Checkpoints on disk: for epoch N the files ``model-N``, ``optim-N``, ``scheduler-N`` and ``trainer-N``.
+"""Checkpoints on disk: write, verify, read and remove them.
 
-``trainer-N`` is written last, removed first, and holds the size and hash of the other three: a checkpoint
-exists when, and only when, that file does.
+The file ``trainer-N`` is written last and removed first, and holds the size and hash of the other files: a
+checkpoint exists if and only if this file does. `stages.checkpoints.file_names` names the files.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from stages.checkpoints.file_names import (
     BURN_PARTS,
     TRAINER,
     files_of,
+    list_epochs,
     parse_name,
     parse_partial_name,
-    saved_epochs,
     stem_of,
     trainer_name,
 )
@@ -41,33 +41,34 @@ _trainer_recorder = NamedMpkGzFileRecorder(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on after an epoch."""
+    """Everything that a run needs to resume after an epoch."""
 
     model: Tree
     """Burn's record of the model."""
     optim: Tree
-    """Burn's record of the optimizer; empty where Burn has none like it."""
+    """Burn's record of the optimizer; empty if Burn has no such optimizer."""
     scheduler: Tree
-    """Burn's record of the schedule; None where Burn has none like it."""
+    """Burn's record of the schedule; None if Burn has no such schedule."""
     trainer: Mapping[str, Any] = field(default_factory=dict)
-    """What only we need: the loop's own state, and what the other three do not bring back bit for bit."""
+    """The state of the loop, and all state that Burn's records do not restore bit for bit."""
 
 
 class FileCheckpointer:
-    """Writes, reads and removes the checkpoints in one directory."""
+    """The checkpoints in one directory, written in the format of *recorder*."""
 
     def __init__(self, directory: Path, recorder: Recorder) -> None:
         self.directory = directory
         self.recorder = recorder
 
-    def saved(self) -> list[int]:
-        """The epochs that have a checkpoint, ascending."""
-        return saved_epochs(self.directory)
+    def list_saved(self) -> list[int]:
+        """Return the epochs that have a checkpoint, in ascending order."""
+        return list_epochs(self.directory)
 
     def save(self, epoch: int, checkpoint: Checkpoint) -> None:
-        """Write *checkpoint* as that of *epoch*; it exists once this returns, and not before.
+        """Write *checkpoint* as that of *epoch*.
 
-        One that *epoch* has already ceases to exist when this begins.
+        A previous checkpoint of *epoch* is removed first. If the process is killed before this returns,
+        *epoch* has no checkpoint.
         """
         self._remove_trainer(epoch)
         files: dict[str, Any] = {}
@@ -82,30 +83,30 @@ class FileCheckpointer:
         )
 
     def restore(self, epoch: int) -> Checkpoint:
-        """The checkpoint of *epoch*, verified before it is decoded.
+        """Return the checkpoint of *epoch*, verified before it is decoded.
 
-        Raises `CheckpointError` where there is none or where a file is not as it was written.
+        Raises `CheckpointError` if there is none, or if a file is missing, corrupt or was changed.
         """
-        if epoch not in self.saved():
-            there = ", ".join(map(str, self.saved())) or "none"
-            raise CheckpointError(f"{self.directory} has no checkpoint of epoch {epoch}; there: {there}")
+        if epoch not in self.list_saved():
+            found = ", ".join(map(str, self.list_saved())) or "none"
+            raise CheckpointError(f"{self.directory} has no checkpoint of epoch {epoch}; found: {found}")
         try:
             trainer = _trainer_recorder.load(self.directory / stem_of(TRAINER, epoch))
             self._verify(trainer["files"])
             parts = {part: self._load(part, trainer["files"]) for part in BURN_PARTS}
         except (RecordError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint of epoch {epoch} is not whole: {error}") from error
+            raise CheckpointError(f"the checkpoint of epoch {epoch} is not intact: {error}") from error
         return Checkpoint(**parts, trainer=trainer)
 
     def delete(self, epoch: int) -> None:
-        """Remove the checkpoint of *epoch*: first the file that makes it one."""
+        """Remove the checkpoint of *epoch*, its trainer record first."""
         self._remove_trainer(epoch)
         for path in files_of(self.directory, epoch):
             path.unlink()
 
-    def sweep(self) -> None:
-        """Remove what a kill left: files of no checkpoint, and those that were being written."""
-        intact = set(self.saved())
+    def remove_partial_files(self) -> None:
+        """Remove the files of incomplete checkpoints, such as a killed process leaves."""
+        intact = set(self.list_saved())
         for path in self.directory.iterdir() if self.directory.is_dir() else ():
             parsed = parse_name(path.name)
             if parse_partial_name(path.name) or (parsed and parsed.epoch not in intact):
@@ -118,7 +119,7 @@ class FileCheckpointer:
             sync_directory(self.directory)
 
     def _load(self, part: str, files: Mapping[str, Mapping[str, Any]]) -> Tree:
-        """Read a verified file with the recorder, or in the format of its suffix if another one wrote it."""
+        """Read a verified file with the recorder, or in the format of its suffix if that differs."""
         [name] = [name for name in files if (parsed := parse_name(name)) and parsed.part == part]
         example = from_plain(files[name].get("example"), name)
         read = self.recorder.load if name.endswith(self.recorder.suffix) else read_item
@@ -130,7 +131,7 @@ class FileCheckpointer:
             if not path.is_file():
                 raise RecordError(f"{path} is missing")
             if path.stat().st_size != written["size"] or sha256(path) != written["sha256"]:
-                raise RecordError(f"{path} is not as it was written (size or sha256 differ)")
+                raise RecordError(f"{path} has another size or sha256 than when it was written")
 
 
 def read_manifest(directory: Path, epoch: int) -> dict[str, dict[str, Any]]:

@@ -63,7 +63,7 @@ def epochs_in(names: Iterable[str]) -> list[int]:
     return sorted(parsed.epoch for parsed in map(parse_name, names) if parsed and parsed.is_trainer)
 
 
-def saved_epochs(directory: Path) -> list[int]:
+def list_epochs(directory: Path) -> list[int]:
     """Return the epochs, in ascending order, that have a checkpoint in *directory*; none if it is missing."""
     try:
         return epochs_in(path.name for path in directory.iterdir())

@@ -1,6 +1,6 @@
-"""Which checkpoints stay: pure rules over the epochs on disk and the numbers so far.
+"""Retention rules: pure functions of the epochs on disk and of the metric values, which choose what to keep.
 
-A rule holds no state, so a resumed run decides as an unbroken one would have.
+A rule has no state, so a resumed run decides exactly as an uninterrupted one.
 """
 
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ from stages.contracts.history import Direction, History, Split, Value
 
 
 class Retention(Protocol):
-    """A rule which checkpoints stay. Burn's `CheckpointingStrategy`."""
+    """A rule that chooses the checkpoints to keep. Burn's `CheckpointingStrategy`."""
 
     def keep(self, saved: Sequence[int], history: History) -> set[int]:
-        """The epochs of *saved* (ascending) that must stay."""
+        """Return the epochs in *saved* (ascending) to keep; *history* ends with the newest of them."""
 
 
-def kept_epochs(rule: Retention, history: History, saved: Sequence[int], last_epoch: int) -> set[int]:
-    """Return the epochs whose checkpoints are kept after *last_epoch*.
+def epochs_to_keep(rule: Retention, history: History, inherited: Sequence[int], last_epoch: int) -> set[int]:
+    """Return the epochs whose checkpoints a run has kept after *last_epoch*.
 
-    *saved* are those that the run began with, and every later epoch was saved. The rule was asked after each
-    epoch, with the values up to it.
+    The rule is applied after each epoch as the run applied it, with the values up to that epoch. *inherited*
+    are the epochs of the checkpoints that the run started with.
     """
     values: dict[int, list[Value]] = {}
     for value in history:
         values.setdefault(value.epoch, []).append(value)
-    first, so_far, kept = max(saved, default=0), History(), set(saved)
+    first, so_far, kept = max(inherited, default=0), History(), set(inherited)
     for epoch in range(1, last_epoch + 1):
         for value in values.get(epoch, ()):
             so_far.add(value)
@@ -39,20 +39,20 @@ def kept_epochs(rule: Retention, history: History, saved: Sequence[int], last_ep
 
 @dataclass(frozen=True)
 class KeepLast:
-    """The newest *n*. Burn's `KeepLastNCheckpoints`."""
+    """Keep the newest *n* checkpoints. Burn's `KeepLastNCheckpoints`."""
 
     n: int
 
     def keep(self, saved: Sequence[int], history: History) -> set[int]:  # noqa: ARG002  the protocol's
-        """The last *n* of *saved*."""
+        """Return the last *n* of *saved*."""
         return set(saved[-self.n :]) if self.n > 0 else set()
 
 
 @dataclass(frozen=True)
 class KeepBest:
-    """The epoch where a metric was best. Burn's `MetricCheckpointingStrategy`.
+    """Keep the epoch with the best value of a metric. Burn's `MetricCheckpointingStrategy`.
 
-    A value that is not finite never wins; where none has won, none stays.
+    Values that are not finite are ignored; if there are no others, no epoch is kept.
     """
 
     metric: str = "Loss"
@@ -61,32 +61,32 @@ class KeepBest:
 
     @property
     def needs(self) -> set[tuple[Split, str]]:
-        """What must be measured for it."""
+        """The metrics, by split, that the rule reads."""
         return {(self.split, self.metric)}
 
     def keep(self, saved: Sequence[int], history: History) -> set[int]:
-        """The best epoch, where it is among *saved*."""
+        """Return the best epoch if it is in *saved*."""
         return set(saved) & {history.best(self.split, self.metric, self.direction)}
 
 
 @dataclass(frozen=True)
 class AnyOf:
-    """An epoch stays where any of *rules* wants it. Burn's `ComposedCheckpointingStrategy`."""
+    """Keep the epochs that any of *rules* keeps. Burn's `ComposedCheckpointingStrategy`."""
 
     rules: tuple[Retention, ...]
 
     @property
     def needs(self) -> set[tuple[Split, str]]:
-        """What must be measured for any of them."""
+        """The metrics, by split, that any of the rules reads."""
         return set().union(*(getattr(rule, "needs", set()) for rule in self.rules))
 
     def keep(self, saved: Sequence[int], history: History) -> set[int]:
-        """What all rules keep, together."""
+        """Return the union of the epochs that the rules keep."""
         return set().union(*(rule.keep(saved, history) for rule in self.rules))
 
 
-class Best(Config):
-    """A `KeepBest`, as params say it."""
+class BestConfig(Config):
+    """A metric by which the best checkpoint is kept: the params of `KeepBest`."""
 
     metric: Text = "Loss"
     split: Split = Split.VALID
@@ -94,24 +94,24 @@ class Best(Config):
 
 
 class Keep(Config):
-    """Which checkpoints stay, as params say it: the last two and the best by validation loss, as in Burn."""
+    """The checkpoints to keep; by default the last two and the best by validation loss, as in Burn."""
 
     last: Count = 2
-    """How many of the newest."""
-    best: tuple[Best, ...] = (Best(),)
-    """By which metrics the best."""
+    """Number of the newest checkpoints to keep."""
+    best: tuple[BestConfig, ...] = (BestConfig(),)
+    """Metrics by which the best checkpoint is kept."""
 
     @property
     def most(self) -> int:
-        """How many stay at most."""
+        """The most checkpoints that are kept."""
         return self.last + len(self.best)
 
     def rule(self) -> AnyOf:
-        """All of it as one rule."""
+        """Return the rule that keeps these checkpoints."""
         best = (KeepBest(each.metric, each.split, each.direction) for each in self.best)
         return AnyOf((KeepLast(self.last), *best))
 
 
 def default_retention() -> Retention:
-    """The last two and the best by validation loss, as in Burn."""
+    """Return the default rule: keep the last two and the best by validation loss, as in Burn."""
     return Keep().rule()

@@ -64,7 +64,7 @@ class CheckpointManager:
 
         Return whether it could be written.
         """
-        previous = self.steps.saved()
+        previous = self.steps.list_saved()
         if not self._write(self.steps, max(previous, default=0) + 1, checkpoint):
             return False
         self._failed_before_step = set(self._failed)
@@ -84,7 +84,7 @@ class CheckpointManager:
             return
         self._failed.discard(epoch)
         self.apply_retention(epoch, history)
-        for number in self.steps.saved():
+        for number in self.steps.list_saved():
             self.steps.delete(number)
 
     def apply_retention(self, epoch: int, history: History) -> None:
@@ -93,12 +93,12 @@ class CheckpointManager:
         If one that the rule keeps could not be written, the newest before it is kept too, to resume from.
         """
         kept = self._find_kept(epoch, history)
-        for each in self.epochs.saved():
+        for each in self.epochs.list_saved():
             if each not in kept:
                 log.info("Removing checkpoint %d", each)
                 self.epochs.delete(each)
-        self.epochs.sweep()
-        self.steps.sweep()
+        self.epochs.remove_partial_files()
+        self.steps.remove_partial_files()
 
     def finish(self) -> None:
         """Raise `CheckpointError` if a checkpoint that belongs to the result could not be written.
@@ -107,11 +107,11 @@ class CheckpointManager:
         """
         if not self._failed:
             return
-        for epoch in self.epochs.saved():
+        for epoch in self.epochs.list_saved():
             if epoch > min(self._failed):
                 self.epochs.delete(epoch)
         if self._failed & self._failed_before_step:
-            for number in self.steps.saved():
+            for number in self.steps.list_saved():
                 self.steps.delete(number)
         raise CheckpointError(
             f"the checkpoint of epoch {', '.join(map(str, sorted(self._failed)))} belongs to the result and "
@@ -121,7 +121,7 @@ class CheckpointManager:
 
     def _find_kept(self, epoch: int, history: History) -> set[int]:
         """Return the epochs to keep after *epoch*, and forget failed ones that the rule does not keep."""
-        saved = self.epochs.saved()
+        saved = self.epochs.list_saved()
         own = sorted({each for each in saved if 0 < each <= epoch} | self._failed)
         kept = self._retention.keep(own, history) | {epoch}
         self._failed &= kept
@@ -186,7 +186,7 @@ def find_newest_checkpoint(
     found, broken = _read_steps(steps, verify_logs)
     found += [
         Candidate((epoch + 1, False, 0), f"epoch {epoch}", partial(epochs.restore, epoch))
-        for epoch in epochs.saved()
+        for epoch in epochs.list_saved()
         if epoch <= last_epoch
     ]
     for candidate in sorted(found, key=lambda each: each.sort_key, reverse=True):
@@ -214,7 +214,7 @@ def _read_steps(
 ) -> tuple[list[Candidate], list[str]]:
     """Return the intact checkpoints within an epoch, and a message for each of the others."""
     found, broken = [], []
-    for number in reversed(steps.saved()):
+    for number in reversed(steps.list_saved()):
         try:
             checkpoint = steps.restore(number)
             position = LoopPosition.from_tree(checkpoint.trainer["place"])

@@ -63,7 +63,7 @@ class Origin:
     @property
     def is_ours(self) -> bool:
         """Whether this project wrote the checkpoints, so that they have trainer records."""
-        return self._path.is_dir() and bool(self._checkpointer.saved())
+        return self._path.is_dir() and bool(self._checkpointer.list_saved())
 
     @property
     def logs_directory(self) -> Path:
@@ -109,7 +109,7 @@ class Origin:
         return found
 
     def _restore(self, epoch: int | None, name: str) -> Checkpoint:
-        saved = self._checkpointer.saved()
+        saved = self._checkpointer.list_saved()
         if epoch is None or epoch not in saved:
             raise CheckpointError(
                 f"build_learner.checkpoint: {name} has no such checkpoint; found those of epoch "
@@ -143,7 +143,7 @@ class Origin:
                 for path in sorted((self.logs_directory / split / f"epoch-{number}").glob("*")):
                     if path.is_file():
                         copy_file(path, target / path.relative_to(self.logs_directory))
-        earlier = self._checkpointer.saved() if self.is_ours else []
+        earlier = self._checkpointer.list_saved() if self.is_ours else []
         for number in earlier:
             if 0 < number < epoch:
                 for path in files_of(self._directory, number):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stages import checkpoints, data, learner, metrics, records
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, saved_epochs
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
 from stages.contracts.events import Renderer
@@ -162,13 +162,13 @@ class FitConfig(Config):
         valid = builder.build(prepared.valid)
         return builder.shuffle(self.seed).build(prepared.train), valid
 
-    def kept_epochs(self, history: History, last_epoch: int, initial: Path) -> set[int]:
+    def epochs_to_keep(self, history: History, last_epoch: int, initial: Path) -> set[int]:
         """Return the epochs whose checkpoints are kept after *last_epoch*.
 
         *initial* is the directory of the initial learner, which has the checkpoints of a run that is resumed.
         """
-        inherited = [epoch for epoch in saved_epochs(initial / CHECKPOINT_FOLDER) if epoch > 0]
-        return checkpoints.kept_epochs(self.keep.rule(), history, inherited, last_epoch)
+        inherited = [epoch for epoch in list_epochs(initial / CHECKPOINT_FOLDER) if epoch > 0]
+        return checkpoints.epochs_to_keep(self.keep.rule(), history, inherited, last_epoch)
 
     def _devices(self) -> tuple[str, ...]:
         return (self.device,) if isinstance(self.device, str) else self.device

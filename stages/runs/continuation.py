@@ -12,8 +12,8 @@ from stages.checkpoints.file_names import (
     STEP_FOLDER,
     TRAINER,
     CheckpointFileName,
+    list_epochs,
     parse_name,
-    saved_epochs,
 )
 from stages.contracts.files import copy_file, md5, sync_directory
 from stages.runs.manifest import LogLedger, files_below
@@ -104,7 +104,7 @@ class Continuation:
             LogLedger(self._store.path).add(epoch)
 
     def _saved(self) -> list[int]:
-        return saved_epochs(self._store.path / CHECKPOINT_FOLDER)
+        return list_epochs(self._store.path / CHECKPOINT_FOLDER)
 
 
 def first_epoch(names: Iterable[str]) -> int | None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, saved_epochs
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.contracts.file_lock import is_locked, lock_holder
 from stages.contracts.processes import ProcessIdentity
 from stages.runs.heartbeat import Beat, read_beat
@@ -72,7 +72,7 @@ class Run:
     @cached_property
     def epochs(self) -> int:
         """The last epoch that has a checkpoint; 0 where none has."""
-        return max(saved_epochs(self.path / CHECKPOINT_FOLDER), default=0)
+        return max(list_epochs(self.path / CHECKPOINT_FOLDER), default=0)
 
     @cached_property
     def size(self) -> int:

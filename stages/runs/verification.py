@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stages import checkpoints
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, saved_epochs, trainer_name
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs, trainer_name
 from stages.contracts.errors import CheckpointError
 from stages.contracts.files import damage
 from stages.runs.manifest import UNREADABLE, LogLedger, Manifest
@@ -27,7 +27,7 @@ def results_manifest(store_path: Path, last_epoch: int, kept: Iterable[int]) -> 
     """
     found = dict(LogLedger(store_path).read(last_epoch))
     directory = store_path / CHECKPOINT_FOLDER
-    for epoch in {*saved_epochs(directory), *kept}:
+    for epoch in {*list_epochs(directory), *kept}:
         try:
             files = checkpoints.read_manifest(directory, epoch)
         except CheckpointError:

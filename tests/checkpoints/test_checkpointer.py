@@ -32,8 +32,8 @@ def test_a_checkpoint_comes_back_as_it_was(checkpointer):
 def test_a_checkpoint_exists_only_with_its_trainer_record(checkpointer):
     (checkpointer.directory / "trainer-2.mpk.gz").unlink()
 
-    assert checkpointer.saved() == []
-    with pytest.raises(CheckpointError, match="no checkpoint of epoch 2; there: none"):
+    assert checkpointer.list_saved() == []
+    with pytest.raises(CheckpointError, match="no checkpoint of epoch 2; found: none"):
         checkpointer.restore(2)
 
 
@@ -71,7 +71,9 @@ def test_a_valid_record_of_the_same_size_that_was_not_saved_is_refused(part, oth
     checkpointer.recorder.record(other, path.with_suffix(""))
 
     assert path.stat().st_size == size
-    with pytest.raises(CheckpointError, match=f"{part}-2.* is not as it was written"):
+    with pytest.raises(
+        CheckpointError, match=f"{part}-2.* has another size or sha256 than when it was written"
+    ):
         checkpointer.restore(2)
 
 
@@ -79,7 +81,7 @@ def test_deleting_leaves_the_other_epochs(checkpointer):
     checkpointer.save(3, CHECKPOINT)
     checkpointer.delete(2)
 
-    assert checkpointer.saved() == [3]
+    assert checkpointer.list_saved() == [3]
     assert len(list(checkpointer.directory.iterdir())) == 4
 
 
@@ -96,20 +98,20 @@ def test_a_checkpoint_that_is_half_written_over_another_does_not_exist(checkpoin
     with pytest.raises(OSError, match="killed"):
         FileCheckpointer(checkpointer.directory, FailingRecorder()).save(2, CHECKPOINT)
 
-    assert checkpointer.saved() == []
+    assert checkpointer.list_saved() == []
 
 
 def test_a_checkpoint_is_written_over_another(checkpointer):
     checkpointer.save(2, Checkpoint({"w": torch.zeros(3)}, {}, {}))
 
-    assert checkpointer.saved() == [2]
+    assert checkpointer.list_saved() == [2]
     assert torch.equal(checkpointer.restore(2).model["w"], torch.zeros(3))
 
 
 def test_restoring_a_missing_checkpoint_lists_those_that_exist(checkpointer):
     checkpointer.save(10, CHECKPOINT)
 
-    with pytest.raises(CheckpointError, match="no checkpoint of epoch 3; there: 2, 10$"):
+    with pytest.raises(CheckpointError, match="no checkpoint of epoch 3; found: 2, 10$"):
         checkpointer.restore(3)
 
 
@@ -142,7 +144,7 @@ def test_sweeping_removes_only_the_files_of_unfinished_checkpoints(checkpointer)
     for name in (".model-4.mpk.gz.tmp", "trainer-5.x", "notes-3.txt", "notes"):
         (checkpointer.directory / name).touch()
 
-    checkpointer.sweep()
+    checkpointer.remove_partial_files()
 
     left = {
         f"{part}-{epoch}.mpk.gz" for part in ("model", "optim", "scheduler", "trainer") for epoch in (2, 4)
@@ -153,6 +155,6 @@ def test_sweeping_removes_only_the_files_of_unfinished_checkpoints(checkpointer)
 def test_a_directory_that_does_not_exist_has_no_checkpoints(tmp_path):
     checkpointer = FileCheckpointer(tmp_path / "missing", NamedMpkGzFileRecorder())
 
-    checkpointer.sweep()
+    checkpointer.remove_partial_files()
 
-    assert checkpointer.saved() == []
+    assert checkpointer.list_saved() == []

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from stages.checkpoints import AnyOf, KeepBest, KeepLast, default_retention, kept_epochs
-from stages.checkpoints.retention import Best, Keep
+from stages.checkpoints import AnyOf, KeepBest, KeepLast, default_retention, epochs_to_keep
+from stages.checkpoints.retention import Keep
 from stages.contracts.history import Direction, History, Split, Value
 
 
@@ -35,7 +35,7 @@ def test_the_checkpoints_of_a_run_follow_from_its_history(taken_over, kept):
     losses = enumerate([4, 5, 1, 3, 1, 2], start=1)
     values = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in losses)
 
-    assert kept_epochs(default_retention(), values, taken_over, 6) == kept
+    assert epochs_to_keep(default_retention(), values, taken_over, 6) == kept
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_checkpoints_of_a_run_follow_from_its_history(taken_over, kept):
 def test_every_epoch_from_the_first_to_the_last_counts(losses, taken_over, kept):
     values = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in enumerate(losses, start=1))
 
-    assert kept_epochs(default_retention(), values, taken_over, len(losses)) == kept
+    assert epochs_to_keep(default_retention(), values, taken_over, len(losses)) == kept
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_every_epoch_from_the_first_to_the_last_counts(losses, taken_over, kept)
         (KeepBest("Accuracy", Split.TRAIN, Direction.HIGHEST), {2}),
         (KeepBest("Accuracy", Split.TRAIN), {1}),
         (KeepBest("Accuracy", Split.VALID, Direction.HIGHEST), {3}),
-        (Keep(last=1, best=(Best(metric="Accuracy", direction=Direction.HIGHEST),)).rule(), {3}),
-        (Keep(last=1, best=(Best(metric="Accuracy", split=Split.TRAIN),)).rule(), {1, 3}),
+        (Keep(last=1, best=(BestConfig(metric="Accuracy", direction=Direction.HIGHEST),)).rule(), {3}),
+        (Keep(last=1, best=(BestConfig(metric="Accuracy", split=Split.TRAIN),)).rule(), {1, 3}),
         (Keep(last=2, best=()).rule(), {2, 3}),
     ],
 )
@@ -90,4 +90,4 @@ def test_a_composed_rule_needs_what_its_parts_need():
 
 def test_the_number_of_checkpoints_is_bounded_by_the_last_and_the_best():
     assert Keep().most == 3
-    assert Keep(last=4, best=(Best(), Best(metric="Accuracy"))).most == 6
+    assert Keep(last=4, best=(BestConfig(), BestConfig(metric="Accuracy"))).most == 6

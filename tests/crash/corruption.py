@@ -13,7 +13,7 @@ from stages.checkpoints.file_names import (
     STEP_FOLDER,
     TRAINER,
     files_of,
-    saved_epochs,
+    list_epochs,
 )
 from stages.contracts.interrupter import Interrupter
 from stages.fit import fit
@@ -41,7 +41,7 @@ class Corruption:
         code, _, text = run_in_child(self._stop)
         assert code == 1, text
         folders = {kind: self.run.store() / kind for kind in STEPS}
-        files = {kind: list(files_of(folder, saved_epochs(folder)[-1])) for kind, folder in folders.items()}
+        files = {kind: list(files_of(folder, list_epochs(folder)[-1])) for kind, folder in folders.items()}
         self.bytes = [
             (kind, path.name, offset)
             for kind, paths in files.items()
@@ -95,7 +95,7 @@ class Corruption:
         broken = [
             path
             for part, folder in folders.items()
-            for epoch in saved_epochs(folder)
+            for epoch in list_epochs(folder)
             for path in files_of(folder, epoch, part=part)
         ]
         for path in broken:

@@ -15,7 +15,7 @@ from itertools import count
 from projects import COMMANDS, templates
 from report import Row
 
-from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, saved_epochs
+from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, list_epochs
 from stages.runs.layout import FINISHED_FILE
 
 FINISHED = re.compile(r"^save-model: [a-z -]+\s*$", re.MULTILINE)
@@ -188,7 +188,7 @@ class Trials:
             return f"it did not report the signal: {text[-300:]}"
         if "stopped after epoch" not in text:
             return ""
-        saved = [*saved_epochs(store / STEP_FOLDER), *filter(None, saved_epochs(store / CHECKPOINT_FOLDER))]
+        saved = [*list_epochs(store / STEP_FOLDER), *filter(None, list_epochs(store / CHECKPOINT_FOLDER))]
         log = (store / "experiment.log").read_text()
         if not saved:
             return "no checkpoint"

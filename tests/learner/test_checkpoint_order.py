@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.checkpoints import FileCheckpointer, kept_epochs
+from stages.checkpoints import FileCheckpointer, epochs_to_keep
 from stages.contracts.history import History
 from stages.learner import LearnerBuilder
 from stages.loggers import InMemoryMetricLogger
@@ -58,12 +58,12 @@ def test_only_the_newest_of_the_checkpoints_that_the_rule_drops_is_kept(train, t
     train(tmp_path, epochs=3, change=lambda builder: builder.with_checkpointing_strategy(rule))
 
     assert rule.asked == [[1], [1, 2], [2, 3]]
-    assert FileCheckpointer(tmp_path / "checkpoint", DefaultRecorder()).saved() == [3]
+    assert FileCheckpointer(tmp_path / "checkpoint", DefaultRecorder()).list_saved() == [3]
 
 
 @pytest.mark.parametrize("last_epoch", [1, 4])
 def test_only_the_newest_is_expected_of_a_finished_run_whose_rule_drops_all(last_epoch):
-    assert kept_epochs(KeepNone(), History(), [], last_epoch) == {last_epoch}
+    assert epochs_to_keep(KeepNone(), History(), [], last_epoch) == {last_epoch}
 
 
 def test_logs_are_flushed_before_the_ledger_and_the_checkpoint_that_rely_on_them(tiny, tmp_path):

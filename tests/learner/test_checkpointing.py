@@ -130,7 +130,7 @@ def test_a_run_whose_result_lacks_a_checkpoint_fails_and_resumes_before_it(
     else:
         saver.finish()
 
-    assert saver.epochs.saved() == left
+    assert saver.epochs.list_saved() == left
 
 
 def test_an_epoch_that_is_saved_by_a_later_attempt_is_not_lost(build, disk):
@@ -141,7 +141,7 @@ def test_an_epoch_that_is_saved_by_a_later_attempt_is_not_lost(build, disk):
 
     saver.finish()
 
-    assert saver.epochs.saved() == [1]
+    assert saver.epochs.list_saved() == [1]
 
 
 @pytest.mark.parametrize(("lost", "left"), [({2}, [1]), ({1, 2}, [])])
@@ -157,4 +157,4 @@ def test_a_run_resumes_from_no_step_after_a_lost_epoch(lost, left, build, disk):
     with pytest.raises(CheckpointError):
         saver.finish()
 
-    assert saver.steps.saved() == left
+    assert saver.steps.list_saved() == left

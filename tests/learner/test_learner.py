@@ -293,7 +293,7 @@ def test_a_builder_that_cannot_work_says_so(tmp_path, mistake, words):
 
 
 def test_a_checkpoint_that_is_not_there_is_an_error_at_build(start, tmp_path):
-    with pytest.raises(CheckpointError, match="no checkpoint of epoch 5; there: none"):
+    with pytest.raises(CheckpointError, match="no checkpoint of epoch 5; found: none"):
         start(tmp_path).checkpoint(5).build(_classes(), Adam())
 
 
