@@ -1,4 +1,4 @@
-"""create-artifact-dir: the directory that all outputs go to, with the configuration that makes them."""
+"""create-artifact-dir: prepare the directory of all outputs, and write the configuration that makes them."""
 
 import shutil
 from collections.abc import Mapping
@@ -37,27 +37,27 @@ class CreateArtifactDirConfig(Config):
     """The section ``create_artifact_dir``."""
 
     keep: tuple[FileName, ...] = ()
-    """Names in the artifact directory that are left alone although no stage makes them."""
+    """Names in the artifact directory that are not removed although no stage writes them."""
 
 
 @dataclass(frozen=True)
 class CreateArtifactDirPaths:
-    """What the stage writes, and every path that a stage owns."""
+    """The paths that the stage writes, and those that all stages own."""
 
     artifacts: Path
     config: Path
     layout: Path
     owned: Mapping[str, Path]
-    """A path for each of `ENTRIES`."""
+    """A path for each name in `ENTRIES`."""
 
 
 def create_artifact_dir(
     config: CreateArtifactDirConfig, paths: CreateArtifactDirPaths, resolved: Mapping[str, Any]
 ) -> None:
-    """Write config.json (*resolved*, all sections) and layout.json; remove what no stage owns.
+    """Write config.json (*resolved*, all sections) and layout.json, and remove files that no stage owns.
 
-    layout.json changes with VERSION and with the paths only, so what depends on it for its order is not
-    rerun by a param.
+    layout.json changes only with VERSION and the paths, so a changed param does not rerun a stage that
+    depends on it for the order. Raises `ParamsError` if the artifact directory contains the project.
     """
     entries = {paths.owned[name].name: meaning for name, meaning in ENTRIES.items()} | UNTRACKED
     _clear(paths.artifacts, {*entries, *config.keep, ".gitignore"})
@@ -66,12 +66,13 @@ def create_artifact_dir(
 
 
 def _clear(directory: Path, kept: set[str]) -> None:
+    """Remove everything in *directory* except the names *kept*."""
     if not directory.is_dir():
         return
     if directory.resolve() in {Path.cwd(), *Path.cwd().parents}:
         raise ParamsError(
-            f"dvc.yaml: paths.artifacts is {str(directory)!r}, which holds the project itself; "
-            "the artifact directory must be one of its own, as what no stage owns in it is removed"
+            f"dvc.yaml: paths.artifacts is {str(directory)!r}, which contains the project. Set it to another "
+            "directory: files in it that no stage owns are removed"
         )
     for path in directory.iterdir():
         if path.name in kept:

@@ -1,4 +1,4 @@
-"""load-data: convert a source to tensors on disk, with the description that later stages need."""
+"""load-data: write the data of a source as tensors, with the description that later stages need."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,9 @@ class LoadDataConfig(Config):
     * ``npz``: ``path``, a file
     """
     valid_fraction: Share = 0.2
-    """The share of the samples that becomes the valid split, if the source has none of its own."""
+    """Share of the samples for the valid split, if the source has no valid split."""
     seed: Annotated[int, integer(0, 2**32 - 1)] = 42
-    """Seed of that split. NumPy takes no other."""
+    """Seed of that split; NumPy accepts 0 to 2³² - 1."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class LoadDataPaths:
 
 
 def load_data(config: LoadDataConfig, paths: LoadDataPaths) -> None:
-    """Load the source, check it, split it if it is not split, and write it block by block.
+    """Load the source, check it, split it if it has no valid split, and write it block by block.
 
-    The memory it needs is that of the source's arrays and a few megabytes. Raises `DataError` for data
-    that cannot be trained on, and `PluginError` for a source that cannot be found.
+    It needs the memory of the source's arrays and a few megabytes. Raises `DataError` if the data cannot be
+    trained on, and `PluginError` if the source cannot be found.
     """
     loaded = data.load_source(config.source)
     if isinstance(loaded, data.Arrays):

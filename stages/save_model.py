@@ -1,4 +1,4 @@
-"""save-model: one epoch's weights, as the files that leave the project."""
+"""save-model: write the weights of one epoch as the model, and in the requested export formats."""
 
 import json
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ VERSION = "3"
 SUFFIXES = {"safetensors": ".safetensors", "burnpack": ".bpk"}
 
 MANIFEST = "manifest.json"
-"""The epoch of the exported weights, and size and sha256 of each export: a directory that is never empty."""
+"""The epoch of the exported weights, and size and sha256 of each export; without exports, the only file."""
 
 
 class SaveModelConfig(Config):
     """The section ``save_model``."""
 
     recorder: RecorderConfig = RecorderConfig()
-    """Burn's: ``default`` keeps every bit of floats of 32 bits, ``compact`` halves them to 16."""
+    """Burn's format of the model: ``default`` keeps 32-bit floats, ``compact`` rounds them to 16 bits."""
     exports: tuple[Literal["safetensors", "burnpack"], ...] = ()
-    """Other forms of the same weights: safetensors with PyTorch's names and axes, burnpack with Burn's."""
+    """Further formats of the weights: safetensors with PyTorch's names and axes, burnpack with Burn's."""
     epoch: Literal["last", "best"] = "last"
-    """The last one, or the one with the lowest validation loss."""
+    """``last``, or ``best``: the epoch with the lowest validation loss."""
 
 
 @dataclass(frozen=True)
 class SaveModelPaths:
-    """What the stage reads and writes."""
+    """The paths that the stage reads and writes."""
 
     checkpoint: Path
     config: Path
@@ -42,19 +42,21 @@ class SaveModelPaths:
 
 
 def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
-    """Write the model of the last or the best epoch; config.json beside it tells how it was made.
+    """Write the model of the last or the best epoch, and its exports with their manifest.
 
-    Raises `CheckpointError` where that epoch's checkpoint is not there or not whole, and `StageError`
-    where config.json is not the one of this run, and `ParamsError` where dvc.yaml names another kind of file.
+    Raises `CheckpointError` if the checkpoint of that epoch is missing or corrupt, `StageError` if
+    config.json is that of another run, and `ParamsError` if the model has another suffix in dvc.yaml.
     """
     if json.loads(paths.config.read_bytes())["save_model"] != config.model_dump(mode="json"):
         raise StageError(
-            f"{paths.config} is of another run, and would stand beside this model: "
-            "run create-artifact-dir first"
+            f"{paths.config} has another save_model section than this run, whose model it would describe. "
+            "Run create-artifact-dir first"
         )
     check_suffix(config, paths.model)
     recorder = records.build_recorder(config.recorder)
-    chosen = _chosen(config, checkpoints.FileCheckpointer(paths.checkpoint, records.DefaultRecorder()))
+    chosen = _choose_checkpoint(
+        config, checkpoints.FileCheckpointer(paths.checkpoint, records.DefaultRecorder())
+    )
     recorder.record(chosen.model, paths.model)
     paths.exports.mkdir(parents=True, exist_ok=True)
     files = [paths.exports / f"model{SUFFIXES[name]}" for name in config.exports]
@@ -81,12 +83,12 @@ def _stem(path: Path) -> str:
     return path.name.removesuffix(matching[0]) if matching else path.stem
 
 
-def _chosen(
+def _choose_checkpoint(
     config: SaveModelConfig, checkpointer: "checkpoints.FileCheckpointer"
 ) -> "checkpoints.Checkpoint":
     saved = checkpointer.list_saved()
     if not saved:
-        raise CheckpointError(f"{checkpointer.directory} has no checkpoint: run fit first")
+        raise CheckpointError(f"{checkpointer.directory} has no checkpoint. Run fit first")
     last = checkpointer.restore(saved[-1])
     epoch = saved[-1] if config.epoch == "last" else learner.best_epoch(last)
     return last if epoch == saved[-1] else checkpointer.restore(epoch)

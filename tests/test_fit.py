@@ -130,7 +130,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_training(finished, monkeypa
     from stages.contracts.errors import StageError
     from stages.runs import check_space
 
-    with pytest.raises(StageError, match="make space, or keep fewer"):
+    with pytest.raises(StageError, match="Make space, or keep fewer"):
         check_space(tmp_path, 10**18)
 
 

@@ -26,7 +26,7 @@ from stages.runs.overview import runs as all_runs
 from stages.runs.pruning import prune as prune_finished
 from stages.runs.pruning import prune_unfinished
 from stages.runs.store import read_json
-from stages.runs.verification import damaged
+from stages.runs.verification import find_damage
 
 app = typer.Typer(
     name="runs",
@@ -145,7 +145,7 @@ def _verify_run(run: Run) -> list[tuple[str, str | None]]:
         return [(FINISHED_FILE, "is corrupt. Run fit again to rewrite it"), *_verify_checkpoints(run)]
     recorded = finished.files if finished else None
     manifest = LogLedger(run.path).read(run.epochs) if recorded is None else recorded
-    found = damaged(run.path, manifest)
+    found = find_damage(run.path, manifest)
     count = f"{len(manifest) - len(found)} files with a recorded hash"
     return [*_verify_checkpoints(run), *found.items(), *([(count, None)] if manifest else [])]
 

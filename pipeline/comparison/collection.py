@@ -11,7 +11,7 @@ from pipeline.project import runs_root
 from pipeline.revisions.files import RevisionFiles, read_revisions
 from stages.contracts.errors import StageError
 from stages.contracts.files import md5
-from stages.runs.durations import read_durations, worked_seconds_of
+from stages.runs.durations import read_durations, working_seconds_of
 from stages.runs.layout import stores
 
 PARAMS = "params.yaml"
@@ -56,7 +56,7 @@ class Durations:
             found.setdefault(metrics, {}).update(seconds)
         for runs in found.values():
             for key in [key for key, seconds in runs.items() if seconds is None]:
-                runs[key] = worked_seconds_of(self._root / key)
+                runs[key] = working_seconds_of(self._root / key)
         return found
 
 

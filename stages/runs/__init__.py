@@ -1,4 +1,4 @@
-"""Where a run works until its results are published: its store, who works in it, and what is left of it."""
+"""Run stores: the directories in which runs work, resume and finish until their results are published."""
 
 import lazy_loader
 

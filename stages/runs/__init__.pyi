@@ -19,6 +19,6 @@ from .space import check_space as check_space
 from .store import RunStore as RunStore
 from .store import explain_disk_errors as explain_disk_errors
 from .store import open_store as open_store
-from .verification import damaged as damaged
+from .verification import find_damage as find_damage
 from .verification import publish_results as publish_results
 from .verification import results_manifest as results_manifest

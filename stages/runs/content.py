@@ -1,4 +1,4 @@
-"""What a file or a directory holds, as one hash that does not depend on how it came there."""
+"""A hash of the content of a file or a directory, independent of how it was created."""
 
 import hashlib
 import os
@@ -10,10 +10,10 @@ from stages.contracts.files import sha256
 
 
 def content_hash(path: Path) -> str:
-    """The sha256 of a file's bytes, or of the names and bytes of all files below a directory.
+    """Return the sha256 of a file's bytes, or of the names and bytes of all files below a directory.
 
-    Times, owners, permissions and the order of creation do not count; a link is what it leads to, and an
-    empty directory is nothing, as it is to git and DVC. Raises `DataError` for what cannot be read.
+    Times, owners, permissions and the order of creation have no effect. Links are followed, and empty
+    directories are ignored, as git and DVC ignore them. Raises `DataError` if a file cannot be read.
     """
     try:
         if not path.is_dir():
@@ -27,10 +27,10 @@ def content_hash(path: Path) -> str:
 
 
 def _files(directory: Path, prefix: bytes, above: frozenset[Path]) -> Iterator[tuple[bytes, Path]]:
-    """The name below the top, and the path, of every file."""
+    """Yield the name relative to the top, and the path, of every file."""
     real = directory.resolve()
     if real in above:
-        raise DataError(f"{directory} leads back to a directory that it lies in: remove that link")
+        raise DataError(f"{directory} is a link to a directory that contains it. Remove the link")
     with os.scandir(directory) as entries:
         for entry in entries:
             name = prefix + os.fsencode(entry.name)
@@ -42,5 +42,5 @@ def _files(directory: Path, prefix: bytes, above: frozenset[Path]) -> Iterator[t
 
 def _file(path: Path) -> Path:
     if path.exists() and not path.is_file():
-        raise DataError(f"{path} is neither a file nor a directory (a pipe, a socket or a device): remove it")
+        raise DataError(f"{path} is neither a file nor a directory (a pipe, a socket or a device). Remove it")
     return path

@@ -18,7 +18,7 @@ from stages.checkpoints.file_names import (
 from stages.contracts.files import copy_file, md5, sync_directory
 from stages.runs.manifest import LogLedger, files_below
 from stages.runs.store import RunStore
-from stages.runs.verification import damaged
+from stages.runs.verification import find_damage
 
 _LOG = re.compile(r"(?:train|valid)/epoch-(\d+)/.+")
 
@@ -49,7 +49,7 @@ class Continuation:
         store = self._store
         done = store.finished
         if done and done["num_epochs"] < num_epochs:
-            if problems := damaged(store.path, store.manifest):
+            if problems := find_damage(store.path, store.manifest):
                 self.repair(problems)
             store.reopen()
         elif done and done["num_epochs"] == num_epochs and md5(store.path / "metrics.json") != recorded:
@@ -88,7 +88,7 @@ class Continuation:
         store = self._store
         if store.discard_corrupt_finish():
             log.warning("removed the corrupt finished.json of %s: it is written again", store.path)
-        if problems := damaged(store.path, LogLedger(store.path).read(max(self._saved(), default=0))):
+        if problems := find_damage(store.path, LogLedger(store.path).read(max(self._saved(), default=0))):
             self.repair(problems)
 
     def _can_resume(self) -> bool:

@@ -1,4 +1,4 @@
-"""Many files brought to disk with one call."""
+"""Synchronization of many files to disk with one system call."""
 
 import ctypes
 import os
@@ -10,13 +10,13 @@ from pathlib import Path
 from stages.contracts.files import sync_directory
 
 FEW_FILES = 32
-"""Files up to which each is synced by itself, so that other programs' data need not be written too."""
+"""Most files that are synced one by one, so that the data of other programs is not written too."""
 SYNCFS_REPORTS = (5, 8)
-"""The first version of Linux whose syncfs reports failed writes."""
+"""First version of Linux whose syncfs reports failed writes."""
 
 
 def sync_trees(paths: Iterable[Path]) -> None:
-    """Have the files and directories *paths*, and everything below them, on disk when this returns.
+    """Write the files and directories *paths*, and everything below them, to disk.
 
     More than `FEW_FILES` of them are synced with one call for each file system, if the kernel has one that
     reports failed writes. Raises `OSError` if something cannot be written.

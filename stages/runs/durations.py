@@ -1,4 +1,4 @@
-"""The time that finished runs took, in ``durations/<md5 of metrics.json>-<key>.json`` beside the run stores.
+"""Durations of finished runs, in ``durations/<md5 of metrics.json>-<key>.json`` next to the run stores.
 
 The records are a few bytes for each run. They stay when a store is pruned, restarted or trained further.
 """
@@ -17,7 +17,7 @@ from stages.runs.store import read_json
 
 _RECORD = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{{KEY_LENGTH}}})\.json")
 _RESUMED = ("Restoring checkpoint ", "Passing over ")
-"""The first words of a process that resumes a run: nobody worked in the time before that line."""
+"""Beginnings of the first log line of a process that resumes a run: the time before it is a pause."""
 
 
 def read_durations(root: Path) -> dict[str, dict[str, float]]:
@@ -36,21 +36,21 @@ def record_duration(store_path: Path) -> None:
     No error is raised if it cannot be written, for example on a full disk: only `learner compare` reads it.
     """
     with suppress(OSError):
-        metrics, seconds = md5(store_path / "metrics.json"), worked_seconds_of(store_path)
+        metrics, seconds = md5(store_path / "metrics.json"), working_seconds_of(store_path)
         if metrics and seconds is not None:
             path = store_path.parent / DURATIONS_FOLDER / f"{metrics}-{store_path.name}.json"
             write_text(path, to_json({"seconds": seconds}) + "\n")
 
 
-def worked_seconds_of(store_path: Path) -> float | None:
+def working_seconds_of(store_path: Path) -> float | None:
     """Return how long the run in *store_path* took; None if its log has no times."""
     path = store_path / "experiment.log"
     if not path.exists():
         return None
-    return worked_seconds(path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return working_seconds(path.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
-def worked_seconds(lines: Iterable[str]) -> float | None:
+def working_seconds(lines: Iterable[str]) -> float | None:
     """Return the time from the first of the *lines* of an experiment.log to the last, without pauses."""
     total, before = 0.0, None
     for line in lines:

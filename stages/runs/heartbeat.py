@@ -1,4 +1,4 @@
-"""The heartbeat of a run: a small file that says how far it is, for those who look at it from outside."""
+"""The heartbeat of a run: a small file with its progress, which other processes read."""
 
 import json
 import os
@@ -19,33 +19,33 @@ from stages.runs.store import RunStore, read_json
 
 @dataclass(frozen=True)
 class Beat:
-    """How far a run was when it last said so."""
+    """The progress of a run at its last heartbeat."""
 
     owner: ProcessIdentity
     epoch: int
-    """From 1; 0 before the first."""
+    """Counts from 1; 0 before the first."""
     epochs: int
     split: str
     step: int
-    """Batches done of this epoch and split."""
+    """Finished batches of this epoch and split."""
     steps: int
     time: datetime
 
 
-def _nothing() -> None:
+def _skip_check() -> None:
     """Do nothing."""
 
 
-def _ignored(epoch: int) -> None:
+def _ignore_epoch(epoch: int) -> None:
     """Do nothing with *epoch*."""
 
 
 class HeartbeatRenderer:
     """Writes ``heartbeat.json`` at the start, after each epoch, at the end, and every *interval_seconds*.
 
-    A file that cannot be written is left out, since a watcher changes nothing. It is not synced: after a
-    power cut nobody needs it. Whenever one is due, *check* is called, which may end the run by raising;
-    *epoch_ended* is called with the number of each finished epoch.
+    If the file cannot be written, the run continues without it. It is not synced, because it has no use after
+    a power failure. *check* is called before each write, and ends the run if it raises; *epoch_ended* is
+    called with the number of each finished epoch.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class HeartbeatRenderer:
         store_path: Path,
         interval_seconds: float = 2.0,
         *,
-        check: Callable[[], None] = _nothing,
-        epoch_ended: Callable[[int], None] = _ignored,
+        check: Callable[[], None] = _skip_check,
+        epoch_ended: Callable[[int], None] = _ignore_epoch,
     ) -> None:
         self._path = store_path / HEARTBEAT_FILE
         self._part = store_path / f".{HEARTBEAT_FILE}.part"
@@ -65,28 +65,28 @@ class HeartbeatRenderer:
         self._progress: Progress | None = None
 
     def start(self, progress: Progress) -> None:
-        """The first beat."""
+        """Write the first heartbeat."""
         self._progress = progress
         self._check()
         self._beat(progress)
 
     def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Not told."""
+        """Ignore the value."""
 
     def step(self, progress: Progress) -> None:
-        """A beat, where the last one is long enough ago."""
+        """Write a heartbeat if the interval has passed."""
         if time.monotonic() >= self._due:
             self._check()
             self._beat(progress)
 
     def epoch_end(self, progress: Progress, history: History) -> None:  # noqa: ARG002  the protocol's
-        """A beat."""
+        """Write a heartbeat, and report the finished epoch."""
         self._check()
         self._epoch_ended(progress.epoch)
         self._beat(progress)
 
     def close(self) -> None:
-        """The last beat, where there was a first one."""
+        """Write the last heartbeat if there was a first one."""
         if self._progress:
             self._beat(self._progress)
 
@@ -112,7 +112,7 @@ def heartbeat_of(store: RunStore) -> HeartbeatRenderer:
 
 
 def read_beat(store_path: Path) -> Beat | None:
-    """The last beat in the store *store_path*; None where there is none."""
+    """Return the last heartbeat in the store *store_path*; None if there is none."""
     content = read_json(store_path / HEARTBEAT_FILE)
     if content is None:
         return None

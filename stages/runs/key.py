@@ -1,4 +1,4 @@
-"""The key of a run: a hash of everything that can change a number in it, and what two of them differ in."""
+"""The key of a run, a hash of everything that can change a number in it, and the differences of two keys."""
 
 import hashlib
 import json
@@ -9,27 +9,27 @@ from typing import Any
 KEY_LENGTH = 16
 KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 _HASH = re.compile(r"[0-9a-f]{32,}")
-_SHOWN_HASH = 12
-"""Characters of a hash that are shown."""
-_SHOWN_VALUE = 60
-"""Characters of any other value."""
+_MAX_HASH_LENGTH = 12
+"""Most characters of a hash that are printed."""
+_MAX_VALUE_LENGTH = 60
+"""Most characters of any other value."""
 
 
 def run_key(entries: Mapping[str, Any]) -> str:
-    """16 characters that another version, another param or another input changes.
+    """Return the key of a run, 16 hexadecimal digits: the hash of *entries*.
 
-    *entries* are plain values: what JSON has. The order of their keys does not matter.
+    *entries* are values that JSON has. The order of their keys has no effect.
     """
     return hashlib.sha256(_canonical(entries).encode()).hexdigest()[:KEY_LENGTH]
 
 
 def plain(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """*entries* as they come back from JSON: lists for tuples, texts for keys."""
+    """Return *entries* as JSON reads them back: tuples as lists, keys as strings."""
     return dict(json.loads(_canonical(entries)))
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """A line like ``params.batch_size: 32 → 64`` for each entry that is not the same in both, sorted."""
+    """Return a line such as ``params.batch_size: 32 → 64`` for each entry that differs, sorted."""
     before, after = leaves(old), leaves(new)
     changed = [
         name
@@ -40,16 +40,16 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def leaves(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted name to value, as in ``params.metrics[1].kind``; an empty map or list is a value too."""
+    """Return dotted name to value, as ``params.metrics[1].kind``; empty maps and lists are values."""
     return dict(_leaves("", plain(entries)))
 
 
 def shown(value: Any) -> str:
-    """*value* for people: as JSON, and short."""
+    """Return *value* as JSON for messages; hashes and long values are shortened."""
     if isinstance(value, str) and _HASH.fullmatch(value):
-        return f"{value[:_SHOWN_HASH]}…"
+        return f"{value[:_MAX_HASH_LENGTH]}…"
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN_VALUE else f"{text[: _SHOWN_VALUE - 1]}…"
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 1]}…"
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:

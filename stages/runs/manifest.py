@@ -43,13 +43,13 @@ class Finished:
     """None for a run that an older version finished."""
 
 
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+def add_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return *content* with a checksum."""
     return {**content, _CHECKSUM: _checksum(content)}
 
 
-def unsealed(content: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return what `sealed` was called with; None if a value has changed since."""
+def verify_checksum(content: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what `add_checksum` was called with; None if a value has changed since."""
     rest = {key: value for key, value in (content or {}).items() if key != _CHECKSUM}
     return rest if content and content.get(_CHECKSUM) == _checksum(rest) else None
 
@@ -60,7 +60,7 @@ def read_finished(content: Mapping[str, Any] | None) -> Finished | None:
         return None
     if not {_CHECKSUM, "files"} & content.keys():
         return Finished(dict(content), None)
-    intact = unsealed(content)
+    intact = verify_checksum(content)
     return None if intact is None else Finished(intact, intact.pop("files", {}))
 
 
@@ -109,7 +109,7 @@ class LogLedger:
         with suppress(FileNotFoundError):
             for line in self._path.read_bytes().splitlines():
                 with suppress(ValueError, TypeError, AttributeError):
-                    if content := unsealed(json.loads(line)):
+                    if content := verify_checksum(json.loads(line)):
                         found[content["epoch"]] = content["files"]
         return found
 
@@ -123,7 +123,7 @@ class LogLedger:
         try:
             paths = self._logs(epoch)
             files = {path.relative_to(self._store_path).as_posix(): describe(path) for path in paths}
-            line = json.dumps(sealed({"epoch": epoch, "files": files}), sort_keys=True)
+            line = json.dumps(add_checksum({"epoch": epoch, "files": files}), sort_keys=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"\n{line}\n")  # the line before may be incomplete after a kill
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What is in the run stores, for people: which runs are there, which are at work, how far each one is."""
+"""Overview of the run stores: the state and the progress of each run."""
 
 import time
 from contextlib import suppress
@@ -18,23 +18,23 @@ from stages.runs.manifest import read_finished
 from stages.runs.store import read_json
 
 STALLED_SECONDS = 60.0
-"""A run at work that has not said anything for so long may hang."""
+"""Time without a heartbeat after which a running run may hang."""
 
 
 class State(StrEnum):
-    """What a run store is in."""
+    """The state of a run store."""
 
     RUNNING = "running"
-    """Somebody holds its lock; the clock decides nothing."""
+    """A process holds its lock, however old the heartbeat is."""
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
-    """It is not done, and who worked in it left in good order."""
+    """It is not finished, and its last process released the lock."""
     DEAD = "dead"
-    """It is not done, and who worked in it was killed."""
+    """It is not finished, and its last process was killed."""
 
 
 def state_of(store_path: Path) -> State:
-    """What the store *store_path* is in now."""
+    """Return the current state of the store *store_path*."""
     lock = lock_of(store_path)
     if is_locked(lock):
         return State.RUNNING
@@ -45,22 +45,22 @@ def state_of(store_path: Path) -> State:
 
 @dataclass(frozen=True)
 class Run:
-    """One store, as it was when it was looked at."""
+    """A run store at the moment at which it was read."""
 
     path: Path
     state: State
     owner: ProcessIdentity | None
-    """Who works in it, or died in it."""
+    """The process that works in it, or that was killed in it."""
     beat: Beat | None
 
     @property
     def key(self) -> str:
-        """The name of its directory."""
+        """The key of the run, the name of its directory."""
         return self.path.name
 
     @cached_property
     def entries(self) -> dict[str, Any]:
-        """What the key was made of; empty where that cannot be read."""
+        """The entries of the key; empty if they cannot be read."""
         return read_json(self.path / KEY_FILE) or {}
 
     @cached_property
@@ -71,32 +71,32 @@ class Run:
 
     @cached_property
     def epochs(self) -> int:
-        """The last epoch that has a checkpoint; 0 where none has."""
+        """The last epoch that has a checkpoint; 0 if there is none."""
         return max(list_epochs(self.path / CHECKPOINT_FOLDER), default=0)
 
     @cached_property
     def size(self) -> int:
-        """Bytes of all its files."""
+        """The size of all files in bytes."""
         return sum(_size(path) for path in self.path.rglob("*"))
 
     @cached_property
     def changed(self) -> float:
-        """When it last showed life, in seconds as `time.time` counts."""
+        """The time of the last sign of progress, in seconds since the epoch."""
         return max(_time(self.path / name) for name in (KEY_FILE, HEARTBEAT_FILE, FINISHED_FILE, "."))
 
     @property
     def started(self) -> bool:
-        """Whether the last beat is of the process at work, and not of one before it."""
+        """Whether the last heartbeat is that of the current process, and not of an earlier one."""
         return self.beat is not None and self.beat.owner == self.owner
 
     @property
     def stalled(self) -> bool:
-        """Whether it is at work, and has not said anything for a minute."""
+        """Whether it is running without a heartbeat for `STALLED_SECONDS`."""
         return self.state is State.RUNNING and time.time() - self.changed > STALLED_SECONDS
 
     @property
     def place(self) -> str:
-        """How far it said it was: ``epoch 3 step 120``; empty where it said nothing yet."""
+        """The progress, such as ``epoch 3 step 120``; empty before the first heartbeat."""
         if self.beat is None:
             return ""
         split = "" if self.beat.split == "train" else f" {self.beat.split}"
@@ -104,24 +104,24 @@ class Run:
 
     @property
     def time(self) -> datetime:
-        """When it last showed life, in local time."""
+        """The time of the last sign of progress, in local time."""
         return datetime.fromtimestamp(self.changed).astimezone()
 
 
-def look_at(store_path: Path) -> Run:
-    """The store *store_path* as it is now."""
+def read_run(store_path: Path) -> Run:
+    """Read the store *store_path*."""
     state = state_of(store_path)
     owner = lock_holder(lock_of(store_path)) if state in (State.RUNNING, State.DEAD) else None
     return Run(store_path, state, owner, read_beat(store_path))
 
 
 def runs(root: Path) -> list[Run]:
-    """Every run below *root*, the one that showed life last first."""
-    return sorted(map(look_at, stores(root)), key=lambda run: (-run.changed, run.key))
+    """Return all runs below *root*, the most recently active one first."""
+    return sorted(map(read_run, stores(root)), key=lambda run: (-run.changed, run.key))
 
 
 def _size(path: Path) -> int:
-    """0 for what has just been removed: a run may be at work there."""
+    """Return the size of a file; 0 if a running run has just removed it."""
     with suppress(FileNotFoundError):
         return 0 if path.is_dir() else path.stat().st_size
     return 0

@@ -1,4 +1,4 @@
-"""Run stores that are not needed any more. The duration of a finished run stays known."""
+"""Removal of run stores that are no longer needed; the record of a finished run's duration stays."""
 
 import shutil
 from collections.abc import Iterable
@@ -8,16 +8,16 @@ from stages.contracts.errors import RunInUseError
 from stages.contracts.file_lock import hold_lock
 from stages.runs.durations import record_duration
 from stages.runs.layout import FINISHED_FILE, lock_of, locks, stores, trash
-from stages.runs.store import set_aside
+from stages.runs.store import move_to_trash
 
 
 def prune(root: Path, keep: int = 3, *, current: str | None = None) -> list[str]:
     """Remove all finished stores below *root* but the newest *keep*; return the keys of those removed.
 
-    The store with the key *current* counts as the newest, whatever the clock was. Stores that are not
-    finished or in use stay. Killed at any moment, it leaves complete stores and can be called again.
+    The store with the key *current* counts as the newest, whatever its time. Unfinished stores and stores in
+    use stay. If the process is killed, complete stores remain, and the next call removes the rest.
     """
-    finished = {path: _finished_at(path) for path in stores(root)}
+    finished = {path: _finish_time(path) for path in stores(root)}
     newest = sorted(
         (path for path, time in finished.items() if time),
         key=lambda path: (path.name != current, -finished[path], path),
@@ -26,30 +26,30 @@ def prune(root: Path, keep: int = 3, *, current: str | None = None) -> list[str]
 
 
 def prune_unfinished(root: Path) -> list[str]:
-    """Remove all stores below *root* that are not finished and that nobody works in; their keys."""
-    return _remove(root, [path for path in stores(root) if not _finished_at(path)], finished=False)
+    """Remove all unfinished stores below *root* that no process works in; return their keys."""
+    return _remove(root, [path for path in stores(root) if not _finish_time(path)], finished=False)
 
 
 def _remove(root: Path, candidates: Iterable[Path], *, finished: bool) -> list[str]:
-    """Those *candidates* that are still *finished*, or still not, and free."""
+    """Remove the *candidates* that no process works in, unless their state has changed; return their keys."""
     removed = []
     for path in candidates:
         try:
             with hold_lock(lock_of(path)):
-                if path.is_dir() and bool(_finished_at(path)) == finished:
+                if path.is_dir() and bool(_finish_time(path)) == finished:
                     if finished:
                         record_duration(path)
-                    set_aside(path)
+                    move_to_trash(path)
                     lock_of(path).unlink()
                     removed.append(path.name)
         except RunInUseError:
             continue
-    _sweep(root)
+    _empty_trash(root)
     return removed
 
 
-def _sweep(root: Path) -> None:
-    """Clear away what was set aside, now or by one who was killed, and locks of stores that are gone."""
+def _empty_trash(root: Path) -> None:
+    """Delete the trash, also of killed processes, and the lock files of removed stores."""
     for path in trash(root):
         shutil.rmtree(path, ignore_errors=True)
     for lock in locks(root):
@@ -64,8 +64,8 @@ def _sweep(root: Path) -> None:
             continue
 
 
-def _finished_at(path: Path) -> int:
-    """When the store *path* was finished, 0 where it is not."""
+def _finish_time(path: Path) -> int:
+    """Return when the store *path* was finished, in nanoseconds; 0 if it is not."""
     try:
         return (path / FINISHED_FILE).stat().st_mtime_ns
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""From a run store to the place of the outputs: copied beside and verified, then renamed into place.
+"""Publication of results: copy files from a run store next to the outputs, verify them, and rename them.
 
 Published files share their blocks with the store if the file system can clone them (btrfs, XFS, bcachefs): to
 edit one of the two leaves the other as it is. Otherwise they are copied. They are never hard links to the
@@ -27,15 +27,15 @@ CLONE = 0x40049409
 
 
 def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict[str, str]:
-    """Replace each target of *made* (from, to) by a copy; a target whose source is missing is removed.
+    """Replace each target of *made* (source to target) by a copy; remove a target without a source.
 
-    All are copied before the first is renamed. Files that *expected* (by path of the source) describes are
-    verified while they are copied. Returns what is wrong with each that is missing or damaged; if there is
-    one, no target is changed. Killed at any moment, it can be called again.
+    All files are copied before the first is renamed. The files in *expected*, by path of the source, are
+    verified while they are copied. Returns what is wrong with each file that is missing or damaged; if there
+    is one, no target is changed. If the process is killed, call it again.
     """
     parts = {target: target.with_name(f".{target.name}.part") for target in made.values()}
     try:
-        found = _copied({source: parts[target] for source, target in made.items()})
+        found = _copy_all({source: parts[target] for source, target in made.items()})
         wrong = {name: _problem(found.get(name), written) for name, written in (expected or {}).items()}
         damaged = {name: problem for name, problem in wrong.items() if problem}
     except OSError:
@@ -54,8 +54,8 @@ def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict
     return {}
 
 
-def _copied(made: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:
-    """Copy each source of *made* that exists, to disk; return size and sha256 of what each file had."""
+def _copy_all(made: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:
+    """Copy each source of *made* that exists, and return the size and sha256 of each file."""
     found: dict[str, dict[str, Any]] = {}
     _remove_all(made.values())
     present = {source: part for source, part in made.items() if source.exists()}

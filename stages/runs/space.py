@@ -1,4 +1,4 @@
-"""Whether there is room for what a run will write."""
+"""Free disk space for the checkpoints of a run."""
 
 import shutil
 from pathlib import Path
@@ -7,12 +7,12 @@ from stages.contracts.errors import StageError
 
 
 def check_space(path: Path, needed_bytes: int) -> None:
-    """Raises `StageError` where the disk of *path* has less than *needed_bytes* free."""
+    """Raise `StageError` if the disk of *path* has less than *needed_bytes* free."""
     free = shutil.disk_usage(path).free
     if free < needed_bytes:
         raise StageError(
-            f"{path} is on a disk with {_megabytes(free)} free, and the checkpoints to keep, and one more, "
-            f"take up to {_megabytes(needed_bytes)}: make space, or keep fewer (fit.keep)"
+            f"the disk of {path} has {_megabytes(free)} free, but the checkpoints to keep and one more "
+            f"take up to {_megabytes(needed_bytes)}. Make space, or keep fewer (fit.keep)"
         )
 
 

@@ -1,11 +1,6 @@
-"""A run store: the directory in which one run works until it is done, by however many processes in turn.
+"""A run store: the directory in which one run works until it is finished, in one process after another.
 
-<root>/3f2a…/           what the run made so far: checkpoints, logs
-<root>/3f2a…/key.json   what the key was made of
-<root>/3f2a…/finished.json, logs.jsonl   sizes and hashes of its files
-<root>/3f2a…/heartbeat.json
-<root>/3f2a….lock       who works in it
-<root>/.trash-…         what is being removed; whoever removes next clears it away
+`stages.runs.layout` lists its files.
 """
 
 import json
@@ -22,11 +17,11 @@ from stages.contracts.files import sync_directory, write_text
 from stages.contracts.user_code import user_frames
 from stages.runs.key import plain, run_key
 from stages.runs.layout import FINISHED_FILE, KEY_FILE, lock_of, new_trash_path
-from stages.runs.manifest import Manifest, describe_store, read_finished, sealed
+from stages.runs.manifest import Manifest, add_checksum, describe_store, read_finished
 
 
 class DirectoryHandle:
-    """An open directory: as long as it is open, no other directory can be taken for it."""
+    """An open directory, which detects that the directory at its path was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -50,7 +45,7 @@ class DirectoryHandle:
 
 
 class RunStore:
-    """A store that this process has to itself; made by `open_store`."""
+    """A store that this process holds the lock of; `open_store` creates it."""
 
     def __init__(self, path: Path, entries: dict[str, Any], handle: "DirectoryHandle") -> None:
         self._handle = handle
@@ -65,26 +60,26 @@ class RunStore:
 
     @property
     def finished(self) -> dict[str, Any] | None:
-        """The facts that `finish` was called with; None while the run is not finished."""
+        """The values that `finish` was called with; None if the run is not finished."""
         found = read_finished(read_json(self.path / FINISHED_FILE))
         return None if found is None or found.files is None else found.facts
 
     @property
     def manifest(self) -> Manifest:
-        """Size and sha256 of each file of a finished run; empty while the run is not finished."""
+        """Size and sha256 of each file of a finished run; empty if the run is not finished."""
         found = read_finished(read_json(self.path / FINISHED_FILE))
         return (found and found.files) or {}
 
     def finish(self, facts: Mapping[str, Any], known: Manifest | None = None) -> None:
         """Record that the run is finished, with *facts* (plain values) and the manifest of its files.
 
-        *known* has sizes and hashes from when files were written; the other files are read now.
+        *known* has the sizes and hashes recorded when files were written; the other files are read now.
         Raises `StageError` if the store was removed.
         """
-        with _told(self.path):
+        with _explain_errors(self.path):
             self.check_exists()
             files = describe_store(self.path, known or {})
-            write_text(self.path / FINISHED_FILE, _text(sealed({**facts, "files": files})))
+            write_text(self.path / FINISHED_FILE, _text(add_checksum({**facts, "files": files})))
 
     def check_exists(self) -> None:
         """Raise `StageError` if the directory that was opened is no longer there under its name."""
@@ -104,7 +99,7 @@ class RunStore:
             raise
 
     def reopen(self) -> None:
-        """A finished run goes on, for example for more epochs: it is not done any more."""
+        """Mark a finished run as unfinished, for example to train more epochs."""
         (self.path / FINISHED_FILE).unlink(missing_ok=True)
         sync_directory(self.path)
 
@@ -116,26 +111,26 @@ class RunStore:
         return True
 
     def restart(self) -> None:
-        """Remove all that the run made: it begins anew.
+        """Remove everything that the run wrote, so that it starts over.
 
-        Killed at any moment, it leaves the store as it was, or empty.
+        If the process is killed, the store is unchanged or empty.
         """
-        with _told(self.path):
-            shutil.rmtree(set_aside(self.path), ignore_errors=True)
+        with _explain_errors(self.path):
+            shutil.rmtree(move_to_trash(self.path), ignore_errors=True)
             _make(self.path, self.entries)
             self._handle.reopen(self.path)
 
 
 @contextmanager
 def open_store(root: Path, entries: Mapping[str, Any]) -> Iterator[RunStore]:
-    """The store of the run that *entries* make up, below *root*; nobody else has it until the block ends.
+    """Open the store, below *root*, of the run with the key *entries*, and hold its lock in the block.
 
-    Raises `RunInUseError` where somebody has it now, `StageError` where it cannot be made or is not what its
-    name says.
+    Raises `RunInUseError` if another process or thread holds it, and `StageError` if the store cannot be
+    created or is that of another run.
     """
     path = root.resolve() / run_key(entries)
     with ExitStack() as stack:
-        with _told(path):
+        with _explain_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(hold_lock(lock_of(path)))
             _make(path, plain(entries))
@@ -161,8 +156,8 @@ def explain_disk_errors(root: Path) -> Iterator[None]:
         ) from error
 
 
-def set_aside(path: Path) -> Path:
-    """Take the store *path* away in one step; where what is left of it waits to be removed."""
+def move_to_trash(path: Path) -> Path:
+    """Rename the store *path*, which removes it atomically, and return the new path for its deletion."""
     trash = new_trash_path(path)
     path.rename(trash)
     sync_directory(path.parent)
@@ -170,7 +165,7 @@ def set_aside(path: Path) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The map in *path*; None where there is no such file, or something else in it."""
+    """Return the JSON object in *path*; None if the file is missing or has other content."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -180,13 +175,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def _make(path: Path, entries: dict[str, Any]) -> None:
     path.mkdir(exist_ok=True)
-    there = read_json(path / KEY_FILE)
-    if there == entries:
+    found = read_json(path / KEY_FILE)
+    if found == entries:
         return
-    if there is not None and run_key(there) != path.name:
+    if found is not None and run_key(found) != path.name:
         raise StageError(
-            f"{path / KEY_FILE} says that this is the store of run {run_key(there)}, not of {path.name}: "
-            f"it was moved or edited. Rename it, or remove {path}"
+            f"{path / KEY_FILE} is the key of run {run_key(found)}, not of {path.name}: the store "
+            f"was moved or edited. Rename {path}, or remove it"
         )
     write_text(path / KEY_FILE, _text(entries))
     sync_directory(path.parent)
@@ -197,12 +192,11 @@ def _text(content: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """A full disk or a missing permission, told as what it is about."""
+def _explain_errors(path: Path) -> Iterator[None]:
+    """Raise `StageError` for an `OSError` in the block, such as a full disk or a missing permission."""
     try:
         yield
     except OSError as error:
         raise StageError(
-            f"the run store {path} cannot be used: {error.strerror}. "
-            "See that there is space and that it may be written to"
+            f"the run store {path} cannot be used: {error.strerror}. Check the free space and the permissions"
         ) from error

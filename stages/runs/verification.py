@@ -13,7 +13,7 @@ from stages.runs.publishing import publish
 from stages.runs.store import RunStore
 
 
-def damaged(store_path: Path, manifest: Manifest) -> dict[str, str]:
+def find_damage(store_path: Path, manifest: Manifest) -> dict[str, str]:
     """Return the files of *manifest* that are not intact, and what is wrong with each."""
     found = ((name, damage(store_path / name, written)) for name, written in manifest.items())
     return {name: problem for name, problem in found if problem}

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from stages.checkpoints import AnyOf, KeepBest, KeepLast, default_retention, epochs_to_keep
-from stages.checkpoints.retention import Keep
+from stages.checkpoints.retention import BestConfig, Keep
 from stages.contracts.history import Direction, History, Split, Value
 
 

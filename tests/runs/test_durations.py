@@ -7,7 +7,7 @@ import pytest
 from pipeline.comparison.collection import Durations
 from stages.contracts.files import md5
 from stages.runs import open_store, prune
-from stages.runs.durations import record_duration, worked_seconds
+from stages.runs.durations import record_duration, working_seconds
 
 LINES = [
     "2026-01-01T00:00:00.000000Z  INFO stages::learner::loop: Executing training step for epoch 1",
@@ -28,8 +28,8 @@ def finish(root, number, metrics):
 
 
 def test_pauses_are_not_counted():
-    assert worked_seconds(LINES) == 12.5
-    assert worked_seconds([]) is None
+    assert working_seconds(LINES) == 12.5
+    assert working_seconds([]) is None
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded by fit", "of an older version"])

@@ -7,8 +7,15 @@ import pytest
 
 from stages.contracts.files import describe
 from stages.runs.continuation import first_epoch, remove_epochs_after
-from stages.runs.manifest import UNREADABLE, LogLedger, describe_store, read_finished, sealed, unsealed
-from stages.runs.verification import damaged
+from stages.runs.manifest import (
+    UNREADABLE,
+    LogLedger,
+    add_checksum,
+    describe_store,
+    read_finished,
+    verify_checksum,
+)
+from stages.runs.verification import find_damage
 
 FILES = [
     "key.json",
@@ -50,22 +57,28 @@ def names(store):
 def test_a_sealed_value_is_read_back_and_a_changed_one_is_not():
     content = {"epoch": 3, "files": {"a": 1}}
 
-    assert unsealed(sealed(content)) == content
-    for changed in ({**sealed(content), "epoch": 4}, {**sealed(content), "more": 1}, content, {}, None):
-        assert unsealed(changed) is None
+    assert verify_checksum(add_checksum(content)) == content
+    for changed in (
+        {**add_checksum(content), "epoch": 4},
+        {**add_checksum(content), "more": 1},
+        content,
+        {},
+        None,
+    ):
+        assert verify_checksum(changed) is None
 
 
 def test_a_finished_file_is_read_in_every_version_and_refused_if_it_is_corrupt():
-    found = read_finished(sealed({"epoch": 3, "files": {"a": {"size": 1}}}))
+    found = read_finished(add_checksum({"epoch": 3, "files": {"a": {"size": 1}}}))
     assert (found.facts, found.files) == ({"epoch": 3}, {"a": {"size": 1}})
-    without = read_finished(sealed({"epoch": 3}))
+    without = read_finished(add_checksum({"epoch": 3}))
     assert (without.facts, without.files) == ({"epoch": 3}, {})
     old = read_finished({"epoch": 3})
     assert (old.facts, old.files) == ({"epoch": 3}, None)
 
     assert read_finished(None) is None
     assert read_finished({"epoch": 3, "files": {}}) is None
-    assert read_finished({**sealed({"epoch": 3}), "epoch": 4}) is None
+    assert read_finished({**add_checksum({"epoch": 3}), "epoch": 4}) is None
 
 
 def test_a_manifest_has_every_file_that_a_run_publishes(store):
@@ -86,11 +99,11 @@ def test_what_is_known_of_a_file_is_kept(store):
 
 def test_damaged_files_are_named_with_the_problem(store):
     manifest = describe_store(store, {})
-    assert damaged(store, manifest) == {}
+    assert find_damage(store, manifest) == {}
     (store / "key.json").unlink()
     (store / "experiment.log").write_text("content of experiment.lot")
 
-    found = damaged(store, manifest)
+    found = find_damage(store, manifest)
 
     assert set(found) == {"key.json", "experiment.log"}
     assert "missing" in found["key.json"]
@@ -136,10 +149,10 @@ def test_the_ledger_has_the_logs_of_each_epoch_as_they_were(store):
         name for name in FILES if name.endswith((".log",)) and "epoch-" in name and "epoch-10" not in name
     ]
     assert set(found) == set(logs)
-    assert damaged(store, found).keys() == {"train/epoch-1/Loss.log"}
+    assert find_damage(store, found).keys() == {"train/epoch-1/Loss.log"}
     assert set(ledger.read(1)) == {"train/epoch-1/Loss.log", "valid/epoch-1/Accuracy.log"}
     ledger.add(1)
-    assert damaged(store, ledger.read(2)) == {}
+    assert find_damage(store, ledger.read(2)) == {}
 
 
 def test_an_epoch_without_a_line_must_have_the_logs_of_the_newest(store):

@@ -75,7 +75,7 @@ def test_a_store_that_was_moved_to_another_name_is_refused(root):
     other = {**ENTRIES, "version": "2"}
     store.path.rename(root / run_key(other))
 
-    with pytest.raises(StageError, match=f"is the store of run {store.key}, not of {run_key(other)}"):
+    with pytest.raises(StageError, match=f"is the key of run {store.key}, not of {run_key(other)}"):
         open_store(root, other).__enter__()
     with open_store(root, ENTRIES):  # and the lock is free again
         pass
