@@ -1,4 +1,4 @@
-"""The layout of the design: who may import whom, and what dvc.yaml must know."""
+"""The architecture: the tables of permitted imports, and the entries that dvc.yaml must contain."""
 
 import ast
 import subprocess
@@ -15,11 +15,11 @@ LEAVES = {"records", "metrics", "models", "optim", "loggers", "renderers"}
 MAY_IMPORT = {
     "contracts": set(),
     **{part: {"contracts"} for part in LEAVES},
-    "runs": {"contracts", "checkpoints"},  # a store has checkpoints in it, whose names have one owner
+    "runs": {"contracts", "checkpoints"},  # checkpoints own the names of the files in a store
     "data": {"contracts", "records"},
     "checkpoints": {"contracts", "records"},
     "learner": {"contracts", "records", "checkpoints", "metrics", "models", "optim"},
-    "params": LEAVES | {"contracts", "data", "checkpoints", "learner"},  # what they configure
+    "params": LEAVES | {"contracts", "data", "checkpoints", "learner"},  # the parts that params configure
 }
 
 PIPELINE_LAYERS = {
@@ -35,7 +35,7 @@ ENTRY_POINTS = {"cli", "__main__"}
 
 
 def imports(path):
-    """Every module that *path* imports, in full."""
+    """Yield the full name of every module that *path* imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -52,14 +52,14 @@ def sources(folder):
 
 
 @pytest.mark.parametrize("part", sorted(MAY_IMPORT))
-def test_a_part_imports_only_what_lies_below_it(part):
+def test_part_imports_only_lower_parts(part):
     for path in sources(f"stages/{part}"):
         used = {name.split(".")[1] for name in imports(path) if name.startswith("stages.")}
 
         assert used <= MAY_IMPORT[part] | {part}, path
 
 
-def test_every_part_has_its_row_in_the_table():
+def test_every_part_is_in_the_import_table():
     folders = {path.name for path in (ROOT / "stages").iterdir() if (path / "__init__.py").exists()}
 
     assert folders == set(MAY_IMPORT)
@@ -79,7 +79,7 @@ def test_modules_beside_the_packages_import_no_package():
 
 
 def test_only_one_module_of_the_pipeline_calls_git():
-    """Commands are lists; a list with one element is something else."""
+    """A command is a list of several strings; a list with one element is something else."""
     for path in sources("pipeline"):
         calls = [
             node
@@ -104,7 +104,7 @@ def pipeline_packages(path):
     return {name for name in names if name in ENTRY_POINTS or (ROOT / "pipeline" / name).is_dir()}
 
 
-def test_a_stage_imports_no_other_stage():
+def test_stage_imports_no_other_stage():
     for stage in STAGES:
         used = {
             name.split(".")[1] for name in imports(ROOT / f"stages/{stage}.py") if name.startswith("stages.")
@@ -113,13 +113,13 @@ def test_a_stage_imports_no_other_stage():
         assert not used & set(STAGES), stage
 
 
-def test_nothing_in_stages_knows_prefect_dvc_or_the_pipeline():
+def test_stages_import_neither_prefect_nor_dvc_nor_pipeline():
     for path in sources("stages"):
         assert not {name.split(".")[0] for name in imports(path)} & {"prefect", "dvc", "pipeline"}, path
 
 
-def test_only_the_command_line_imports_inside_functions():
-    """So that a light command stays light."""
+def test_only_commands_import_inside_functions():
+    """Elsewhere a late import would hide a dependency; commands import late so that others start fast."""
     for path in sources("stages") + sources("pipeline"):
         if path.name in ("cli.py", "__main__.py") or path.parent.name == "commands":
             continue
@@ -134,7 +134,7 @@ def test_only_the_command_line_imports_inside_functions():
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_version_of_a_stage_is_a_literal_that_dvc_tracks(stage):
+def test_version_of_a_stage_is_a_literal_that_dvc_tracks(stage):
     tree = ast.parse((ROOT / f"stages/{stage}.py").read_text())
     values = [
         node.value
@@ -149,7 +149,7 @@ def test_the_version_of_a_stage_is_a_literal_that_dvc_tracks(stage):
     assert (stage if stage != "create_artifact_dir" else {"params.yaml": None}) in definition["params"]
 
 
-def test_every_path_in_dvc_yaml_is_written_once():
+def test_every_path_in_dvc_yaml_is_a_reference():
     for stage in dvc_yaml()["stages"].values():
         for path in stage["outs"] + [dep for dep in stage.get("deps", []) if not dep.startswith("stages")]:
             assert path.startswith("${paths."), path
@@ -167,7 +167,7 @@ def test_importing_does_not_load_torch_prefect_or_dvc(module):
 
 
 @pytest.mark.parametrize("command", [["--help"], ["check"], ["status"], ["compare"]])
-def test_a_light_command_loads_neither_torch_nor_prefect(command, project):
+def test_light_command_loads_neither_torch_nor_prefect(command, project):
     log = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", *command).err
     loaded = {line.rsplit("|", 1)[1].strip() for line in log.splitlines() if line.startswith("import time:")}
 
@@ -175,8 +175,8 @@ def test_a_light_command_loads_neither_torch_nor_prefect(command, project):
     assert not loaded & {"torch", "prefect"}
 
 
-def test_help_builds_no_model_of_the_params(project):
-    """The config classes and the library that they are built with are most of the time of a start."""
+def test_help_does_not_load_the_config_classes(project):
+    """Importing the config classes and pydantic would take most of the time of `learner --help`."""
     log = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", "--help").err
     loaded = {line.rsplit("|", 1)[1].strip() for line in log.splitlines() if line.startswith("import time:")}
 

@@ -1,6 +1,6 @@
-"""Whoever changes what a stage computes raises its VERSION; these numbers tell when that was forgotten.
+"""Numbers that each stage computes, which may change only if its VERSION is raised.
 
-They are rounded, so that another processor's last bits do not matter.
+They are rounded, so that the last bits of another processor do not matter.
 """
 
 import json
@@ -11,19 +11,19 @@ from stages import build_learner, create_artifact_dir, fit, load_data, save_mode
 from stages.records import from_plain, read_item, state_of
 
 
-def of_layout(folder):
+def layout_entries(folder):
     return dict.fromkeys(json.loads((folder / "artifacts/layout.json").read_text())["entries"], 1)
 
 
-def of_data(folder):
+def data_hash(folder):
     return {json.loads((folder / "data/prepared/dataset.json").read_text())["sha256"]: 1}
 
 
-def of_record(name, beside):
-    """The weights of a record, by the layout in the trainer's record of a checkpoint *beside* it."""
+def weight_norms(name, trainer):
+    """Return a function that computes the norms of the weights in a record, with the layout in *trainer*."""
 
     def norms(folder):
-        layout = from_plain(read_item(folder / beside)["layout"], beside)
+        layout = from_plain(read_item(folder / trainer)["layout"], trainer)
         read = state_of(read_item(folder / name), layout, name)
         assert read.fits
         return {key: tensor.norm().item() for key, tensor in read.state.items()}
@@ -31,7 +31,7 @@ def of_record(name, beside):
     return norms
 
 
-def of_metrics(folder):
+def final_metrics(folder):
     metrics = json.loads((folder / "artifacts/metrics.json").read_text())
     return {
         f"{split} {name}": value for split in ("train", "valid") for name, value in metrics[split].items()
@@ -42,15 +42,15 @@ START = "artifacts/learner/checkpoint/{}-0.mpk.gz"
 FOLDERS = ("checkpoint", "exports", "learner", "plots", "telemetry", "test", "train", "valid")
 STORED = {
     create_artifact_dir: (
-        of_layout,
+        layout_entries,
         "4",
         dict.fromkeys(
             ("config.json", "layout.json", "metrics.json", "model.mpk.gz", *FOLDERS, "experiment.log"), 1
         ),
     ),
-    load_data: (of_data, "3", {"2d82a683a43249b4af007e671daf3619753a3748ed7eec61790618259107a274": 1}),
+    load_data: (data_hash, "3", {"2d82a683a43249b4af007e671daf3619753a3748ed7eec61790618259107a274": 1}),
     build_learner: (
-        of_record(START.format("model"), START.format("trainer")),
+        weight_norms(START.format("model"), START.format("trainer")),
         "4",
         {
             "conv1.weight": 1.6,
@@ -64,12 +64,12 @@ STORED = {
         },
     ),
     fit: (
-        of_metrics,
+        final_metrics,
         "7",
         {"train Accuracy": 74.8, "train Loss": 0.718, "valid Accuracy": 93.0, "valid Loss": 0.2537},
     ),
     save_model: (
-        of_record("artifacts/model.mpk.gz", START.format("trainer")),
+        weight_norms("artifacts/model.mpk.gz", START.format("trainer")),
         "3",
         {
             "conv1.weight": 1.71,
@@ -86,7 +86,7 @@ STORED = {
 
 
 @pytest.mark.parametrize("stage", STORED, ids=lambda stage: stage.__name__)
-def test_the_numbers_move_only_with_the_version(stage, finished):
+def test_numbers_change_only_with_the_version(stage, finished):
     measure, version, numbers = STORED[stage]
 
     assert version == stage.VERSION
