@@ -17,7 +17,7 @@ from pathlib import Path
 from stages.contracts.errors import StageError
 from stages.contracts.file_lock import try_lock
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 PAUSE_SECONDS = 0.2
 _DEVICE_LINE = re.compile(r"^( *)(?:GPU|MIG) .*UUID: ((?:GPU|MIG)-[^)]+)\)", re.MULTILINE)
 
@@ -28,10 +28,10 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
     They are those in ``CUDA_VISIBLE_DEVICES`` up to the first invalid one, as CUDA reads it. If it is not
     set, they are those that nvidia-smi lists; empty if nvidia-smi is not installed.
     """
-    if VISIBLE not in environment:
+    if VISIBLE_DEVICES_VARIABLE not in environment:
         return parse_devices(_nvidia_smi())
     found: list[str] = []
-    for name in environment[VISIBLE].split(","):
+    for name in environment[VISIBLE_DEVICES_VARIABLE].split(","):
         if not re.fullmatch(r"\d+|(GPU|MIG)-\S+", name.strip()):
             break
         found.append(name.strip())

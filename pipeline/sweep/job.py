@@ -19,13 +19,13 @@ from typing import Any
 
 from pipeline.engine.frozen_inputs import FrozenProject
 from pipeline.engine.project_copy import COPY_SUFFIX, fetch_experiment, temporary_copy
-from pipeline.sweep.devices import VISIBLE, claim_device, visible_devices
+from pipeline.sweep.devices import VISIBLE_DEVICES_VARIABLE, claim_device, visible_devices
 from pipeline.sweep.results import is_result
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
 from stages.contracts.file_lock import hold_lock, is_locked, try_lock, wait_for_lock
 from stages.runs.layout import SWEEP_FOLDER
 
-SWEEP = ".sweep"
+SWEEP_LOCK_SUFFIX = ".sweep"
 """Suffix of the lock file of a sweep."""
 PAUSE_SECONDS = 0.2
 SAVE_TIMEOUT_SECONDS = 120.0
@@ -42,7 +42,7 @@ class Job:
     """Its arguments for `dvc exp run`."""
     params: Mapping[str, Any]
     """The contents of the params files for this point, by file name."""
-    sweep: Path
+    sweep_lock: Path
     """The lock file of the sweep, which is held while the sweep needs the point."""
     gpu: bool
     """Whether it claims a GPU for itself, if a GPU is visible."""
@@ -55,13 +55,13 @@ class Job:
         return self.base.root / SWEEP_FOLDER / f"{self.name}.log"
 
     @property
-    def place(self) -> Path:
+    def copy_folder(self) -> Path:
         """The folder of its copy of the project."""
         return self.log.with_suffix(COPY_SUFFIX)
 
     def is_wanted(self) -> bool:
         """Return whether the sweep still runs."""
-        return is_locked(self.sweep)
+        return is_locked(self.sweep_lock)
 
 
 def run_job(job: Job) -> None:
@@ -70,16 +70,16 @@ def run_job(job: Job) -> None:
     Raises `StageFailedError` if the point fails, or if the sweep ends before the point does.
     """
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(job):
+    with _lock_point(job):
         if _is_done(job):
             return
         with ExitStack() as stack:
             environment, stdin = _environment(job, stack)
-            folder = stack.enter_context(temporary_copy(job.base, job.place))
+            folder = stack.enter_context(temporary_copy(job.base, job.copy_folder))
             start = job.log.stat().st_size
             code = _run_dvc(job, folder, environment, stdin)
             if code == 0:
-                fetch_experiment(job.base, job.place, job.name)
+                fetch_experiment(job.base, job.copy_folder, job.name)
             elif job.is_wanted():
                 log = job.log.relative_to(job.base.root)
                 raise StageFailedError(f"{_reason(job.log, start) or f'exit code {code}'}\n  log: {log}")
@@ -107,7 +107,7 @@ def _is_done(job: Job) -> bool:
 
 
 @contextmanager
-def _exclusive(job: Job) -> Iterator[None]:
+def _lock_point(job: Job) -> Iterator[None]:
     """Wait until no other sweep, and no process of a killed one, works on the point, and lock it."""
     with ExitStack() as stack:
         while True:
@@ -137,7 +137,7 @@ def _environment(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
     if not devices:
         return os.environ, subprocess.DEVNULL
     device, handle = stack.enter_context(claim_device(devices, job.is_wanted))
-    return {**os.environ, VISIBLE: device}, handle
+    return {**os.environ, VISIBLE_DEVICES_VARIABLE: device}, handle
 
 
 def _run_dvc(job: Job, folder: Path, environment: Mapping[str, str], stdin: int) -> int:
@@ -185,7 +185,7 @@ def remove_leftovers(folder: Path) -> None:
     for place in folder.glob(f"*{COPY_SUFFIX}"):
         if is_unlocked(place.with_suffix(".log")) and not is_locked(place.with_suffix(".lock")):
             shutil.rmtree(place, ignore_errors=True)
-    for lock in folder.glob(f"*{SWEEP}"):
+    for lock in folder.glob(f"*{SWEEP_LOCK_SUFFIX}"):
         if not is_locked(lock):
             lock.unlink(missing_ok=True)
 

@@ -36,7 +36,7 @@ def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) ->
     finished: SimpleQueue[tuple[Job, Future]] = SimpleQueue()
     waiting, active = list(jobs), list[Job]()
     try:
-        with hold_lock(jobs[0].sweep):
+        with hold_lock(jobs[0].sweep_lock):
             while waiting or active:
                 while len(active) < width and (job := _next(waiting, active)):
                     waiting.remove(job)
@@ -51,7 +51,7 @@ def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) ->
                 time.sleep(PAUSE_SECONDS)
         raise
     finally:
-        jobs[0].sweep.unlink(missing_ok=True)
+        jobs[0].sweep_lock.unlink(missing_ok=True)
 
 
 def _next(waiting: Sequence[Job], active: Sequence[Job]) -> Job | None:

@@ -13,7 +13,7 @@ from pipeline.comparison.tables import text_table
 from pipeline.engine.cache_content import remove_damaged_outputs
 from pipeline.engine.frozen_inputs import FrozenProject, find_untracked_code, freeze
 from pipeline.sweep.executors import Executor
-from pipeline.sweep.job import SWEEP, Job, remove_leftovers
+from pipeline.sweep.job import SWEEP_LOCK_SUFFIX, Job, remove_leftovers
 from pipeline.sweep.plan import PlannedPoint, plan_points
 from pipeline.sweep.points import Point
 from pipeline.sweep.scheduler import Report, run_jobs
@@ -101,7 +101,7 @@ def _jobs(base: FrozenProject, planned: Sequence[PlannedPoint], *, share_gpus: b
     folder = base.root / SWEEP_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
-    sweep_lock = folder / f"{secrets.token_hex(4)}{SWEEP}"
+    sweep_lock = folder / f"{secrets.token_hex(4)}{SWEEP_LOCK_SUFFIX}"
     return [
         Job(
             base,
