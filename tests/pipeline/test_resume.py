@@ -155,4 +155,4 @@ def test_checkpoint_path_must_be_a_dependency_and_not_an_output(finished):
     assert "starting after epoch 1 of old" in finished.learner("stage", "build-learner").out
 
     finished.edit("params.yaml", "path: old", "path: artifacts/checkpoint")
-    assert "which is an output of this pipeline" in finished.learner("stage", "build-learner").err
+    assert "an output of this pipeline, which DVC removes" in finished.learner("stage", "build-learner").err
