@@ -82,8 +82,8 @@ def verify(
 
     Example: learner records verify artifacts/checkpoint
     """
+    from stages.checkpoints.verification import verify_path
     from stages.records.tools.listing import escape
-    from stages.records.tools.verification import verify_path
 
     wrong = 0
     for path in paths:

@@ -152,7 +152,7 @@ def _verify_run(run: Run) -> list[tuple[str, str | None]]:
 
 def _verify_checkpoints(run: Run) -> list[tuple[str, str | None]]:
     """Return the name and problem of each checkpoint, except for those that a running run has removed."""
-    from stages.records.tools.verification import verify_checkpoint
+    from stages.checkpoints.verification import verify_checkpoint
 
     found: list[tuple[str, str | None]] = []
     folders = (run.path / CHECKPOINT_FOLDER, run.path / STEP_FOLDER)

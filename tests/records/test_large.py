@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from stages.checkpoints import Checkpoint, FileCheckpointer
+from stages.checkpoints.verification import verify_path
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.records import (
     BinBytesRecorder,
@@ -23,7 +24,6 @@ from stages.records import (
 from stages.records.gzip_stream.writer import GzipWriter
 from stages.records.limits import LEAST_LIMIT, LIMIT_RATIO
 from stages.records.recorder import PRECISIONS, RECORDERS
-from stages.records.tools.verification import verify_path
 
 SHAPE = (4250, 4000)
 """17 million elements: 68 MB of float32."""

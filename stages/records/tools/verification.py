@@ -1,21 +1,17 @@
-"""Verification of records and checkpoints: reads every byte, without keeping tensors in memory."""
+"""Verification of records: reads every byte, without keeping tensors in memory."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from isal import igzip, isal_zlib
 
 from stages.contracts.errors import RecordError
-from stages.contracts.files import damage
 from stages.records.formats import FORMATS, find_format, read, read_metadata
-from stages.records.limits import TRAINER_LIMIT, verified_limit
 from stages.records.record_tree import Record
 from stages.records.tools.listing import list_entries, totals
 
-_TRAINER = re.compile(r"trainer-(\d+)\.mpk\.gz")
 _SHARED = {
     ".json": re.compile(rb'\s*\{\s*"(metadata|item)"\s*:'),
     ".bin": re.compile(rb"(\x03f32|\x03f64|\x15half::binary16::f16)\x03i"),
@@ -37,42 +33,11 @@ class Verdict:
     """The epoch of a checkpoint; None for a file."""
 
 
-def verify_path(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
-    """Yield the verdict on the file *path*, or on each record and each checkpoint in the directory *path*.
-
-    In a directory, ``.json`` and ``.bin`` files are verified only if they start like a record, because other
-    programs use these suffixes too. *limit* is the largest number of bytes of content, if more than by
-    default.
-
-    Raises:
-        RecordError: If *path* does not exist, or if the directory has no record.
-    """
-    if path.is_file():
-        yield verify_file(path, limit=limit)
-        return
-    if not path.is_dir():
-        raise RecordError(f"no such file or directory: {path}")
-    found = list(find_records(path))
-    if not found:
-        suffixes = ", ".join(form.suffix for form in FORMATS.values())
-        raise RecordError(f"found no record in {path}: no file name ends in one of {suffixes}")
-    problems: dict[Path, str | None] = {}
-    manifests = dict(_manifests(found))
-    for one in found:
-        verdict = verify_file(one, limit=limit)
-        if verdict.problem and one in manifests and _problem(one, manifests[one]) is None:
-            verdict = verify_file(one, limit=max(limit or 0, verified_limit(one.stat().st_size)))
-        problems[one] = verdict.problem
-        yield verdict
-    for one in found:
-        if match := _TRAINER.fullmatch(one.name):
-            yield verify_checkpoint(one, int(match[1]), problems)
-
-
 def verify_file(path: Path, *, limit: int | None = None) -> Verdict:
-    """Read the record at *path* without its tensors and report whether it is intact."""
-    if _TRAINER.fullmatch(path.name):
-        limit = max(limit or 0, TRAINER_LIMIT)
+    """Read the record at *path* without keeping its tensors and return whether it is intact.
+
+    *limit* is the largest number of bytes of content, if more than by default.
+    """
     try:
         form = find_format(path)
         if not form.has_names:
@@ -87,39 +52,6 @@ def verify_file(path: Path, *, limit: int | None = None) -> Verdict:
         return Verdict(str(path), str(error))
 
 
-def verify_checkpoint(trainer: Path, epoch: int, problems: Mapping[Path, str | None]) -> Verdict:
-    """Return whether all files in the manifest *trainer* are intact.
-
-    *problems* has the verdicts on the files.
-    """
-    name = f"checkpoint {epoch} in {trainer.parent}"
-    if problem := problems.get(trainer):
-        return Verdict(name, problem, epoch=epoch)
-    item = read(trainer, keep_data=False, limit=TRAINER_LIMIT).item
-    files = item.get("files") if isinstance(item, dict) else None
-    if not isinstance(files, dict) or not files:
-        return Verdict(name, f"{trainer} does not list the files of the checkpoint", epoch=epoch)
-    for file, written in files.items():
-        path = trainer.parent / Path(file).name
-        if problem := problems.get(path) or _problem(path, written):
-            return Verdict(name, problem, epoch=epoch)
-    return Verdict(name, None, f"{len(files) + 1} files", epoch)
-
-
-def _manifests(found: list[Path]) -> Iterator[tuple[Path, Any]]:
-    """Yield the files that the intact trainer records in *found* list, with their sizes and hashes."""
-    for trainer in found:
-        if not _TRAINER.fullmatch(trainer.name):
-            continue
-        try:
-            item = read(trainer, keep_data=False, limit=TRAINER_LIMIT).item
-        except (RecordError, OSError):
-            continue  # the verdict on this file reports the problem
-        files = item.get("files") if isinstance(item, dict) else None
-        for file, written in files.items() if isinstance(files, dict) else ():
-            yield trainer.parent / Path(file).name, written
-
-
 def find_records(directory: Path) -> Iterator[Path]:
     """Yield every record in *directory* and its subdirectories, sorted by path."""
     for path in sorted(directory.rglob("*")):
@@ -132,13 +64,6 @@ def _note(record: Record) -> str:
     sums = totals(list_entries(record.item))
     version = f"Burn {record.metadata.version}, " if record.metadata else ""
     return f"{version}{sums.tensors} tensors, {sums.nbytes:,} bytes"
-
-
-def _problem(path: Path, written: Any) -> str | None:
-    if path.is_file() and not (isinstance(written, dict) and {"size", "sha256"} <= written.keys()):
-        return f"the trainer record has no size and sha256 of {path}"
-    found = damage(path, written)
-    return f"{path} {found}" if found else None
 
 
 def _is_record(path: Path) -> bool:
