@@ -1,4 +1,4 @@
-"""LearnerBuilder: every part of a run, by Burn's names."""
+"""The builder of a learner, with the method names of Burn."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ AnyMetric = Metric | StepMetric
 
 
 class LearnerBuilder:
-    """Puts a `Learner` together; everything it writes goes under *directory*::
+    """Builder of a `Learner`, which writes everything below *directory*::
 
     learner = (
         LearnerBuilder("artifacts")
@@ -61,15 +61,15 @@ class LearnerBuilder:
         return self._register(Split.VALID, RegisteredMetric(metric, numeric=False))
 
     def metric_train_numeric(self, metric: AnyMetric) -> Self:
-        """Follow *metric* on the train split: logs, curve and summary."""
+        """Log *metric* on the train split, with a curve and a row in the summary."""
         return self._register(Split.TRAIN, RegisteredMetric(metric, numeric=True))
 
     def metric_valid_numeric(self, metric: AnyMetric) -> Self:
-        """Follow *metric* on the valid split: logs, curve and summary."""
+        """Log *metric* on the valid split, with a curve and a row in the summary."""
         return self._register(Split.VALID, RegisteredMetric(metric, numeric=True))
 
     def metrics(self, *metrics: AnyMetric) -> Self:
-        """Follow *metrics* on both splits, or in training only if they have ``train_only``."""
+        """Log *metrics* as numbers on both splits, or in training only if they have ``train_only``."""
         for metric in metrics:
             self.metric_train_numeric(metric)
             if not getattr(metric, "train_only", False):
@@ -85,48 +85,51 @@ class LearnerBuilder:
         return self
 
     def metric_loggers(self, train: MetricLogger, valid: MetricLogger) -> Self:
-        """Log to these instead of to ``<directory>/train`` and ``<directory>/valid``."""
+        """Log to *train* and *valid* instead of ``<directory>/train`` and ``<directory>/valid``."""
         return self._set(loggers={Split.TRAIN: [train], Split.VALID: [valid]})
 
     def renderer(self, renderer: Renderer) -> Self:
-        """Show the run with *renderer*. Default: a live view on a terminal, a line an epoch elsewhere."""
+        """Show the run with *renderer*. Default: a live view on a terminal, otherwise a line per epoch."""
         return self._set(renderer=renderer)
 
     def with_progress_logger(self, logger: Renderer) -> Self:
-        """Tell *logger* of the progress too, beside the renderer."""
+        """Report the progress to *logger* in addition to the renderer. Default: none."""
         return self._set(progress_loggers=(*self._options.progress_loggers, logger))
 
     def with_application_logger(self, installer: Callable[[], AbstractContextManager[object]] | None) -> Self:
-        """Enter what *installer* returns for as long as the run lasts; None leaves `logging` alone.
+        """Enter the context that *installer* returns for the duration of the run; None changes no logging.
 
-        Default: all records from INFO on go to ``<directory>/experiment.log``.
+        Default: log records of level INFO and above are appended to ``<directory>/experiment.log``.
         """
         return self._set(application_log=installer or nullcontext)
 
     def num_epochs(self, num_epochs: int) -> Self:
-        """How many epochs the run has in all, those before a resume included. Default 1."""
+        """Train for *num_epochs* in total, including those before a resume. Default: 1."""
         if num_epochs < 1:
-            raise BuilderError(f"num_epochs({num_epochs}): a run has at least one epoch")
+            raise BuilderError(f"num_epochs({num_epochs}): a run needs at least one epoch; pass 1 or more")
         return self._set(num_epochs=num_epochs)
 
     def devices(self, devices: Sequence[str | torch.device]) -> Self:
-        """Train on these: ``auto`` (the default, the best there is), ``cpu``, ``cuda:0``, ``mps``.
+        """Train on *devices*: ``auto`` (the default, the fastest available), ``cpu``, ``cuda:0`` or ``mps``.
 
-        With more than one, each has a batch at a time and all of them make one update, as if they were
-        accumulated. The model and the validation are on the first.
+        Several devices compute a batch each, and make one update for all, as if the batches were accumulated.
+        The model and the validation are on the first.
         """
         if isinstance(devices, str) or not devices:
-            raise BuilderError(f"devices({devices!r}): a list of devices, as in ['cuda:0']")
+            raise BuilderError(f"devices({devices!r}): pass a list of devices, for example ['cuda:0']")
         return self._set(devices=devices)
 
     def grads_accumulation(self, batches: int, *, reduction: str = "mean", leftover: str = "flush") -> Self:
-        """One step of the optimizer for this many *batches*, as if they were one. Default 1.
+        """Accumulate the gradients of *batches* batches for one step of the optimizer. Default: 1.
 
-        With ``mean`` every sample weighs the same; Burn's ``sum`` adds up the batches' means. What is left
-        at the end of an epoch is applied (``flush``), dropped as in Burn (``drop``), or carried over.
+        With the *reduction* ``mean`` every sample has the same weight; Burn's ``sum`` adds the means of the
+        batches. *leftover* decides about an incomplete window at the end of an epoch: it is applied
+        (``flush``), dropped as in Burn (``drop``), or continued in the next epoch (``carry``).
         """
         if batches < 1:
-            raise BuilderError(f"grads_accumulation({batches}): at least one batch a step")
+            raise BuilderError(
+                f"grads_accumulation({batches}): a step needs at least one batch; pass 1 or more"
+            )
         return self._set(
             accumulation=Accumulation.model_validate(
                 {"batches": batches, "reduction": reduction, "leftover": leftover}
@@ -134,78 +137,81 @@ class LearnerBuilder:
         )
 
     def non_finite(self, rule: NonFinite) -> Self:
-        """What to do about NaN or infinity in loss or gradients. Default: stop before the weights change."""
+        """Handle NaN or infinity in loss or gradients by *rule*. Default: stop before the weights change."""
         return self._set(non_finite=rule)
 
     def grad_clipping(self, clipping: Clipping) -> Self:
-        """Keep gradients small: each tensor by value or norm, as Burn does, or all by their common norm.
+        """Clip gradients: each tensor by value or norm, as in Burn, or all by their global norm.
 
-        Default: what the optimizer's config says.
+        Default: the clipping of the optimizer's config.
         """
         return self._set(clipping=clipping)
 
     def gradient_checkpointing(self) -> Self:
-        """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+        """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
         return self._set(gradient_checkpointing=True)
 
     def with_file_checkpointer(self, recorder: Recorder) -> Self:
-        """Write a checkpoint of every epoch to ``<directory>/checkpoint``. Default: none."""
+        """Write a checkpoint of every epoch to ``<directory>/checkpoint``. Default: no checkpoints."""
         if recorder.precision is HalfPrecision:
-            log.warning("checkpoints in half precision: a resumed run will not equal an unbroken one")
+            log.warning(
+                "checkpoints in half precision: a resumed run will not equal an uninterrupted one. Use a "
+                "recorder of full precision to resume exactly"
+            )
         return self._set(recorder=recorder)
 
     def checkpoint_every(self, *, steps: int | None = None, seconds: float | None = None) -> Self:
-        """Write a checkpoint in the middle of an epoch too, of which the newest stays. Default: none.
+        """Write checkpoints within an epoch too, and keep the newest of them. Default: none.
 
-        A run that is asked to stop writes one in any case, if it has a checkpointer.
+        An interrupted run with a checkpointer always writes one.
         """
         interval = replace(self._options.interval, every_steps=steps, every_seconds=seconds)
         return self._set(interval=interval)
 
     def max_unsaved(self, seconds: float) -> Self:
-        """End a run whose checkpoints cannot be written for longer than this. Default: never."""
+        """Fail if no checkpoint can be written for more than *seconds*. Default: never."""
         return self._set(interval=replace(self._options.interval, max_unsaved_seconds=seconds))
 
     def identity(self, identity: str) -> Self:
-        """Have checkpoints carry *identity*, and refuse to go on from those that carry another."""
+        """Store *identity* in checkpoints, and refuse to resume from those with another. Default: none."""
         return self._set(identity=identity)
 
     def with_checkpointing_strategy(self, strategy: Retention) -> Self:
-        """Which checkpoints stay beside the newest. Default: the last two and the best by validation loss."""
+        """Keep checkpoints by *strategy*. Default: the last two and the best by validation loss."""
         return self._set(retention=strategy)
 
     def early_stopping(self, strategy: EarlyStopping) -> Self:
-        """Stop when *strategy* says so. Default: never."""
+        """Stop the run early by *strategy*. Default: never."""
         return self._set(early_stopping=strategy)
 
     def interrupter(self) -> Interrupter:
-        """The handle that stops this run after the step it is in, from any thread."""
+        """Return a handle that stops the run after the current step, from any thread."""
         interrupter = self._options.interrupter or Interrupter()
         self._set(interrupter=interrupter)
         return interrupter
 
     def with_interrupter(self, interrupter: Interrupter) -> Self:
-        """Listen to a handle that exists already."""
+        """Use an existing handle to stop the run."""
         return self._set(interrupter=interrupter)
 
     def checkpoint(self, epoch: int | Literal["auto"]) -> Self:
-        """Go on after *epoch*, from its checkpoint in ``<directory>/checkpoint``.
+        """Resume after *epoch*, from its checkpoint in ``<directory>/checkpoint``. Default: start a new run.
 
-        Checkpoints and logs of later epochs are of another run then, and go when the next epoch is done.
-        ``"auto"`` goes on from the newest checkpoint that is whole, in the middle of an epoch too, and
-        starts where there is none yet.
+        Checkpoints and logs of later epochs then belong to another run, and are removed when the next epoch
+        is finished. ``"auto"`` resumes from the newest intact checkpoint, also within an epoch, and starts a
+        new run if there is none.
         """
         return self._set(checkpoint=epoch)
 
     def seed(self, seed: int) -> Self:
-        """What the random state of each epoch is derived from.
+        """Derive the random state of each epoch from *seed*.
 
-        Default: that of the checkpoint, or else ``torch.initial_seed()`` when the run begins.
+        Default: the seed in the checkpoint, or else ``torch.initial_seed()`` at the start of the run.
         """
         return self._set(seed=seed)
 
     def summary(self) -> Self:
-        """Print the table of lowest and highest values at the end."""
+        """Print the table of lowest and highest values after the run. Default: no."""
         return self._set(summary=True)
 
     def build(
@@ -214,13 +220,15 @@ class LearnerBuilder:
         optimizer: torch.optim.Optimizer | OptimizerConfig,
         lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> Learner:
-        """Return the learner, its model on the device and, if a checkpoint is named, restored from it.
+        """Return the learner, with its model on the device and restored from the checkpoint, if any.
 
         *model* may be the result of `torch.compile`: its ``forward`` then runs compiled, and the learner's
-        model is the one inside. *optimizer* is torch's own over the model's parameters, or a config; *lr* is
-        a rate, a scheduler (ours or torch's), or None for the rates of the optimizer's groups, which may
-        change during training; a checkpoint restores them. Raises `BuilderError` or `CheckpointError` if the
-        learner cannot work.
+        model is the wrapped one. *optimizer* is an optimizer of torch over the model's parameters, or a
+        config. *lr* is a rate, a scheduler (of `stages.optim` or of torch), or None for the rates of the
+        optimizer's groups, which may change during training and are restored from a checkpoint.
+
+        Raises `BuilderError` for options that cannot work together, and `CheckpointError` if the checkpoint
+        is missing, corrupt or of another model.
         """
         return Learner(assemble(self._options, model, optimizer, lr))
 

@@ -1,4 +1,4 @@
-"""What cannot work, told when the learner is built and not in epoch 3."""
+"""Checks of a model, an optimizer and metrics when the learner is built, before any training."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def check_model(model: Any) -> None:
-    """A model has steps. Raises `BuilderError`."""
+    """Raise `BuilderError` if *model* lacks ``train_step`` or ``valid_step``."""
     missing = [name for name in ("train_step", "valid_step") if not callable(getattr(model, name, None))]
     if missing:
         raise BuilderError(
@@ -38,12 +38,12 @@ def check_trainable(model: torch.nn.Module) -> None:
         if lazy:
             raise BuilderError(
                 f"{name}: the parameter {f'{path}.{lazy[0]}'.lstrip('.')} of a "
-                f"{type(module).__name__} is not initialized. Give the module its size, or call the model "
-                "once with an example batch before it is trained, for example at the end of __init__"
+                f"{type(module).__name__} is not initialized. Pass the size to the module, or call the model "
+                "once with an example batch before training, for example at the end of __init__"
             )
     if next(model.parameters(), None) is None:
         raise BuilderError(
-            f"{name} has no parameters, so nothing can be trained. Assign layers to attributes of the "
+            f"{name} has no parameters to train. Assign layers to attributes of the "
             "module, and keep lists of layers in nn.ModuleList and dicts in nn.ModuleDict"
         )
 
@@ -58,21 +58,23 @@ def check_recordable_state(model: torch.nn.Module) -> None:
         raise BuilderError(str(error)) from None
 
 
-def check_unique_name(registered: RegisteredMetric, others: Iterable[RegisteredMetric], where: str) -> None:
-    """No two metrics of one place share a name, and so a log. Raises `BuilderError`."""
+def check_unique_name(registered: RegisteredMetric, others: Iterable[RegisteredMetric], owner: str) -> None:
+    """Raise `BuilderError` if one of *others*, the metrics of *owner*, has the same name and thus log."""
     if registered.metric.name in [each.metric.name for each in others]:
-        raise BuilderError(f"two metrics of {where} are called {registered.metric.name!r}")
+        raise BuilderError(
+            f"two metrics of {owner} have the name {registered.metric.name!r}: remove one of them"
+        )
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, batches_per_step: int) -> None:
-    """*optimizer* updates this *model*, and in a way that the loop can drive. Raises `BuilderError`."""
+    """Raise `BuilderError` if *optimizer* updates other parameters, or L-BFGS cannot be used as asked."""
     own = {id(parameter) for parameter in model.parameters()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     foreign = sum(id(parameter) not in own for parameter in held)
     if foreign:
         raise BuilderError(
             f"{foreign} of the {len(held)} parameters of the {type(optimizer).__name__} are not the model's: "
-            "make it with model.parameters() of the model that is trained"
+            "create it with model.parameters() of the model that is trained"
         )
     if not isinstance(optimizer, torch.optim.LBFGS):
         return
@@ -82,16 +84,19 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, ba
             "use one device, no accumulation, and a larger batch"
         )
     if hasattr(model, "optimize"):
-        raise BuilderError("a model with a method optimize does its own step, which L-BFGS cannot drive")
+        raise BuilderError(
+            f"{type(model).__name__} updates itself in its method optimize, which L-BFGS cannot evaluate: "
+            "use another optimizer, or remove the method"
+        )
 
 
 def has_gradients(step: TrainOutput[Any]) -> bool:
-    """Return whether *step* can change a weight; a step of no samples counts as one."""
+    """Return whether *step* has a gradient; a step without samples counts as having one."""
     return step.item.size == 0 or any(gradient is not None for gradient in step.gradients)
 
 
 def missing_gradients(model: Any, gradients: Gradients, *, location: str) -> BuilderError:
-    """Return the error for a first update, at *location*, without a gradient for any parameter."""
+    """Return the error for a first update, at *location*, in which no parameter has a gradient."""
     return BuilderError(
         f"{location}: no parameter of {type(model).__name__} would be trained, because all {len(gradients)} "
         "gradients are None. The loss must depend on the model's own parameters: compute it without "
@@ -100,10 +105,10 @@ def missing_gradients(model: Any, gradients: Gradients, *, location: str) -> Bui
 
 
 def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[RegisteredMetric]]) -> None:
-    """Check that what *rule* decides by is measured, as a number that a resumed run has too.
+    """Check that the metrics that *rule* reads are registered as numbers and are not telemetry.
 
-    Of a composed rule each part is checked. Raises `BuilderError`, also for a schedule that takes the worst
-    values of its metric for the best.
+    Each part of a composed rule is checked. Raises `BuilderError`, also for a schedule that treats the worst
+    values of its metric as the best. Logs a warning for any other rule that does.
     """
     for part in getattr(rule, "rules", ()):
         check_monitored_metrics(part, metrics)
@@ -118,33 +123,31 @@ def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[Register
     name = type(getattr(rule, "scheduler", rule)).__name__
     for split, metric in sorted(getattr(rule, "needs", set())):
         if (split, metric) not in known:
-            there = ", ".join(f"{split} {metric}" for split, metric in sorted(known)) or "none"
+            names = ", ".join(f"{split} {metric}" for split, metric in sorted(known)) or "none"
             raise BuilderError(
-                f"{name} decides by the {split} {metric!r}, which is not registered as a number; there: "
-                f"{there}. Register it (metric_{split}_numeric, or fit.metrics in params.yaml), or decide "
-                "by another (fit.keep and fit.early_stopping there)"
+                f"{name} uses the {split} {metric!r}, which is not registered as a number; registered: "
+                f"{names}. Register it (metric_{split}_numeric, or fit.metrics in params.yaml), or set the "
+                "rule to another metric (fit.keep and fit.early_stopping in params.yaml)"
             )
         _check_direction(rule, name, f"{split} {metric!r}", getattr(known[split, metric], "better", None))
 
 
 def _check_direction(rule: Any, name: str, metric: str, better: Any) -> None:
-    """Refuse a schedule that takes the worst values of *metric* for the best; warn of any other rule."""
+    """Raise `BuilderError` for a schedule with the wrong direction; log a warning for any other rule."""
     direction = getattr(rule, "direction", None)
     if None in (better, direction) or better == direction:
         return
-    message = (
-        f"{name} takes the {direction} value for the best, but of the {metric} the {better} is the best: "
-    )
+    message = f"{name} treats the {direction} value as the best, but the best {metric} is the {better}: "
     if hasattr(rule, "monitored"):
         mode = "min" if better is Direction.LOWEST else "max"
-        raise BuilderError(f"{message}make it with mode={mode!r}, or monitor another metric")
+        raise BuilderError(f"{message}create it with mode={mode!r}, or monitor another metric")
     log.warning("%sset its direction to %s", message, better)
 
 
 def check_metric_inputs(model: Any, metrics: Mapping[Split, Iterable[RegisteredMetric]]) -> None:
-    """Each metric measures what the model's step says it returns; silent where a step says nothing.
+    """Raise `BuilderError` if a metric cannot measure the output that a step of *model* is annotated with.
 
-    Raises `BuilderError`.
+    Steps without annotations are not checked.
     """
     for split, step in ((Split.TRAIN, "train_step"), (Split.VALID, "valid_step")):
         returned = _item_type(getattr(model, step))
@@ -158,10 +161,10 @@ def check_metric_inputs(model: Any, metrics: Mapping[Split, Iterable[RegisteredM
 
 
 def _item_type(step: Any) -> type | None:
-    """The item of a step by its annotation: ``-> Item``, or ``-> TrainOutput[Item]``."""
+    """Return the item type of a step's annotation: ``-> Item``, or ``-> TrainOutput[Item]``."""
     try:
         returned = get_type_hints(step).get("return")
-    except Exception:  # noqa: BLE001  a user's annotation may name what is not there
+    except Exception:  # noqa: BLE001  a user's annotation may have an unknown name
         return None
     arguments = get_args(returned)
     item = arguments[0] if arguments else returned

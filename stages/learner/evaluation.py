@@ -1,4 +1,4 @@
-"""EvaluatorBuilder and Evaluator: a trained model measured on data sets by name. Burn's of the same names."""
+"""Evaluation of a trained model: metrics on named data sets, as in Burn, and the confusion matrix."""
 
 import logging
 import re
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class EvaluatorBuilder:
-    """Puts an `Evaluator` together; its logs go to ``<directory>/test/<name>``::
+    """Builder of an `Evaluator`, which writes its logs to ``<directory>/test/<name>``::
 
     evaluator = EvaluatorBuilder("artifacts").metrics(AccuracyMetric()).summary().build(model)
     values = evaluator.eval("mnist", loader)
@@ -60,22 +60,22 @@ class EvaluatorBuilder:
         return self
 
     def renderer(self, renderer: Renderer) -> Self:
-        """Show the run with *renderer*."""
+        """Show the evaluation with *renderer*. Default: as in `LearnerBuilder.renderer`."""
         self._renderer = renderer
         return self
 
     def device(self, device: str | torch.device) -> Self:
-        """Measure on this one. Default: the best there is."""
+        """Evaluate on *device*. Default: the fastest available."""
         self._device = device
         return self
 
     def summary(self) -> Self:
-        """Print the table after each evaluation."""
+        """Print the table after each evaluation. Default: no."""
         self._summary = True
         return self
 
     def build(self, model: Any) -> "Evaluator":
-        """Return the evaluator. Raises `BuilderError` for what could not work."""
+        """Return the evaluator. Raises `BuilderError` for a model or a metric that cannot work."""
         model, compilers = unwrap_compiled(model)
         check_model(model)
         check_metric_inputs(model, {Split.TRAIN: [], Split.VALID: self._metrics})
@@ -88,7 +88,7 @@ class EvaluatorBuilder:
 
 
 class Evaluator:
-    """Measures a model; changes nothing in it."""
+    """Measures a model on data sets, and does not change it."""
 
     def __init__(
         self, directory: Path, model: Any, metrics: Sequence[RegisteredMetric], renderer: Renderer
@@ -98,21 +98,24 @@ class Evaluator:
         self._metrics = metrics
         self._renderer = renderer
         self.device = torch.device("cpu")
-        """Where the model is."""
+        """The device of the model."""
         self.summary = False
-        """Whether the table is printed after each evaluation."""
+        """True to print the table after each evaluation."""
         self.tests: dict[str, dict[str, float]] = {}
-        """Name to metric to value, of every evaluation so far."""
+        """The value of each metric by its name, for every finished evaluation by its name."""
 
     @torch.no_grad()
     def eval(self, name: str, loader: Loader) -> dict[str, float]:
-        """Every numeric metric over *loader*, logged under ``test/<name>`` (lower case, spaces as ``-``).
+        """Return the value of every numeric metric over *loader*.
 
-        Raises `BuilderError` for a loader with no batches and for a name that is none.
+        The logs are in ``test/<name>``, in lower case and with ``-`` for spaces. Raises `BuilderError` for a
+        loader without batches and for a name that cannot name a directory.
         """
         tag = _tag(name)
         if not len(loader):
-            raise BuilderError(f"eval({name!r}): the loader has no batches")
+            raise BuilderError(
+                f"eval({name!r}): the loader has no batches; pass one with at least one sample"
+            )
         logger = default_test_logger(self._directory / "test" / tag)
         meter = Meter([(each, [logger]) for each in self._metrics], self._renderer, Split.VALID, 1)
         shown = {each.metric.name: each.shown for each in self._metrics}
@@ -143,7 +146,9 @@ class Evaluator:
 def _tag(name: str) -> str:
     tag = re.sub(r"\s+", "-", name.strip().lower())
     if not tag or tag.startswith(".") or "/" in tag or "\0" in tag:
-        raise BuilderError(f"eval({name!r}): a name of letters and digits is needed, as it names a folder")
+        raise BuilderError(
+            f"eval({name!r}): the name is also that of a folder; use letters and digits, without /"
+        )
     return tag
 
 
@@ -166,9 +171,10 @@ def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int,
 def confusion_matrix(
     model: Any, loader: Loader, *, seed: int, should_stop: Callable[[], bool]
 ) -> ConfusionMatrix | None:
-    """That of *model* over *loader*; None where it does not say one class a sample, or where it was stopped.
+    """Return the confusion matrix of *model* over *loader*.
 
-    A model that draws random numbers draws them from *seed*, whatever was trained before.
+    Return None if the model does not predict one class per sample, or if *should_stop* returns True. Random
+    numbers that the model draws depend on *seed* alone.
     """
     seed_generators(seed)
     device = next((each.device for each in model.parameters()), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Checks of what a model's steps return, so that a mistake in a step is explained and names the step."""
+"""Checks of the return values of a model's steps, with errors that name the step and its line."""
 
 import operator
 from typing import Any
@@ -22,7 +22,7 @@ SPARSE = "Create the layer with sparse=False, or use adagrad without weight deca
 
 
 class StepChecks:
-    """Checks the steps of *model*, whose gradients go to *optimizer*.
+    """Checks of the steps of *model*, whose gradients update it through *optimizer*.
 
     Each method raises `BuilderError`, which names the step with its file and line.
     """
@@ -31,10 +31,10 @@ class StepChecks:
         self._model = model
         self._optimizer = None if hasattr(model, "optimize") else optimizer
         self._parameters = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
-        self._looked_at_gradients = False
+        self._has_checked_gradients = False
 
     def check_train_step(self, step: Any) -> TrainOutput[Any]:
-        """Return *step* if it is a training step; its gradients are looked at once, their number always."""
+        """Return *step* if it is valid. The number of gradients is checked each time, their shapes once."""
         if type(step) is not TrainOutput:
             self._check_kind(step)
         gradients = step.gradients
@@ -44,24 +44,26 @@ class StepChecks:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             self._check_loss(step.item, loss)
         self._check_size("train_step", step.item)
-        if not self._looked_at_gradients:
+        if not self._has_checked_gradients:
             self._check_gradients(gradients)
-            self._looked_at_gradients = True
+            self._has_checked_gradients = True
         checked: TrainOutput[Any] = step
         return checked
 
     def check_valid_step(self, item: Any) -> Any:
-        """Return *item* if it is the item of a validation step."""
+        """Return *item* if it is valid as the output of a validation step."""
         self._check_size("valid_step", item)
         return item
 
     def _check_kind(self, step: Any) -> None:
         if not (hasattr(step, "gradients") and hasattr(step, "item")):
-            raise self._error("train_step", f"returned {_named(step)}: {RETURN}")
+            raise self._error("train_step", f"returned {_describe(step)}: {RETURN}")
 
     def _count_of(self, gradients: Any) -> str:
         if not isinstance(gradients, list | tuple):
-            return f"returned {_named(gradients)} as gradients; it must be a list: use backward(self, loss)"
+            return (
+                f"returned {_describe(gradients)} as gradients; it must be a list: use backward(self, loss)"
+            )
         return (
             f"returned {len(gradients)} gradients for {len(self._parameters)} parameters: return one for "
             "each of self.parameters(), in that order, None for a frozen one, as backward(self, loss) does"
@@ -69,9 +71,9 @@ class StepChecks:
 
     def _check_loss(self, item: Any, loss: Any) -> None:
         if loss is None:
-            raise self._error("train_step", f"returned {_named(item)} without a loss as item: {ITEM}")
+            raise self._error("train_step", f"returned {_describe(item)} without a loss as item: {ITEM}")
         if not isinstance(loss, Tensor):
-            raise self._error("train_step", f"returned {_named(loss)} as loss, which must be a tensor")
+            raise self._error("train_step", f"returned {_describe(loss)} as loss, which must be a tensor")
         raise self._error(
             "train_step", f"returned a loss of shape {tuple(loss.shape)}: reduce it, for example loss.mean()"
         )
@@ -81,21 +83,21 @@ class StepChecks:
             size = item.size
         except Exception as error:
             if not hasattr(type(item), "size"):
-                raise self._error(step, f"returned {_named(item)} without a size: {ITEM}") from None
+                raise self._error(step, f"returned {_describe(item)} without a size: {ITEM}") from None
             raise self._error(
-                step, f"returned {_named(item)}, of which size cannot be read: {error}"
+                step, f"returned {_describe(item)}, whose size cannot be read: {error}. {ITEM}"
             ) from error
         if type(size) is int and size >= 0:
             return
         if isinstance(item, Tensor | dict):
-            raise self._error(step, f"returned {_named(item)}: {ITEM}")
+            raise self._error(step, f"returned {_describe(item)}: {ITEM}")
         if callable(size):
             raise self._error(
-                step, f"returned {_named(item)}, of which size is a method: make it a @property"
+                step, f"returned {_describe(item)}, whose size is a method: make it a @property"
             )
         if isinstance(size, bool) or not _is_count(size):
             raise self._error(
-                step, f"returned {_named(item)}, of which size is {size!r}: the number of samples is needed"
+                step, f"returned {_describe(item)}, whose size is {size!r}: return the number of samples"
             )
 
     def _check_gradients(self, gradients: Any) -> None:
@@ -103,7 +105,7 @@ class StepChecks:
             if gradient is None:
                 continue
             if not isinstance(gradient, Tensor):
-                raise self._error("train_step", f"returned {_named(gradient)} as gradient of {name}")
+                raise self._error("train_step", f"returned {_describe(gradient)} as gradient of {name}")
             if gradient.shape != parameter.shape:
                 raise self._error(
                     "train_step",
@@ -116,8 +118,8 @@ class StepChecks:
                     f"options does not support. {SPARSE}"
                 )
 
-    def _error(self, step: str, what: str) -> BuilderError:
-        return BuilderError(f"{step_name(self._model, step)} {what}")
+    def _error(self, step: str, problem: str) -> BuilderError:
+        return BuilderError(f"{step_name(self._model, step)} {problem}")
 
 
 def step_name(model: Any, step: str) -> str:
@@ -127,9 +129,9 @@ def step_name(model: Any, step: str) -> str:
 
 
 def takes_sparse(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Return whether *optimizer* updates from sparse gradients, and a checkpoint holds its state.
+    """Return whether *optimizer* supports sparse gradients and a checkpoint can hold its state.
 
-    An optimizer that is not of torch is assumed to.
+    An optimizer from outside torch is assumed to.
     """
     if isinstance(optimizer, torch.optim.SGD):
         return not any(g["fused"] or g["momentum"] or g["weight_decay"] for g in optimizer.param_groups)
@@ -147,7 +149,7 @@ def _is_count(size: Any) -> bool:
         return False
 
 
-def _named(value: Any) -> str:
+def _describe(value: Any) -> str:
     if value is None:
         return "None"
     name = type(value).__name__

@@ -36,5 +36,5 @@ def test_logs_go_to_a_folder_of_the_name_without_epochs(evaluator, tiny, tmp_pat
 
 @pytest.mark.parametrize("name", ["", "..", "a/b"])
 def test_a_name_that_is_no_folder_is_refused(evaluator, tiny, name):
-    with pytest.raises(BuilderError, match="names a folder"):
+    with pytest.raises(BuilderError, match="is also that of a folder"):
         evaluator[0].eval(name, tiny[1]()[1])

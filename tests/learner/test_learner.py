@@ -266,7 +266,7 @@ def test_without_a_rate_the_optimizers_own_is_used(start, tiny, tmp_path):
 def test_half_precision_checkpoints_come_with_a_warning(tmp_path, caplog):
     LearnerBuilder(tmp_path).with_file_checkpointer(NamedMpkGzFileRecorder(HalfPrecision))
 
-    assert "will not equal an unbroken one" in caplog.text
+    assert "will not equal an uninterrupted one" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -274,8 +274,8 @@ def test_half_precision_checkpoints_come_with_a_warning(tmp_path, caplog):
     [
         (lambda b: b.num_epochs(0), "at least one epoch"),
         (lambda b: b.grads_accumulation(0), "at least one batch"),
-        (lambda b: b.devices("cpu"), "a list of devices, as in"),
-        (lambda b: b.devices([]), "a list of devices, as in"),
+        (lambda b: b.devices("cpu"), "pass a list of devices"),
+        (lambda b: b.devices([]), "pass a list of devices"),
         (
             lambda b: b.devices(["gpu"]).build(_net(), Adam()),
             "unknown device 'gpu': use one of this machine: auto",

@@ -65,7 +65,7 @@ def monitoring(optimizer, monitor, **options):
         (partial(plain, **UP), "mode='max'.*validation loss.*monitor='Accuracy'"),
         (partial(monitoring, monitor="Loss", **UP), "highest.*valid 'Loss'.*lowest"),
         (partial(monitoring, monitor="Accuracy", **DOWN), "lowest.*valid 'Accuracy'.*highest"),
-        (partial(monitoring, monitor="Acuracy", **UP), "ReduceLROnPlateau decides by the valid 'Acuracy'"),
+        (partial(monitoring, monitor="Acuracy", **UP), "ReduceLROnPlateau uses the valid 'Acuracy'"),
         (partial(monitoring, monitor="test Loss", **DOWN), "valid 'test Loss'.*not registered"),
         (
             lambda optimizer: TorchScheduler(StepLR(optimizer, 1), monitor="Loss"),
@@ -92,8 +92,8 @@ def test_a_rule_in_the_wrong_direction_is_warned_about(tmp_path, choose, name, c
 
     choose(builder).build(model, torch.optim.SGD(model.parameters()), 0.1)
 
-    assert f"{name} takes the lowest value for the best" in caplog.text
-    assert "of the valid 'Accuracy' the highest is" in caplog.text
+    assert f"{name} treats the lowest value as the best" in caplog.text
+    assert "the best valid 'Accuracy' is the highest" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_rule_in_the_wrong_direction_is_warned_about(tmp_path, choose, name, c
 def test_a_missing_metric_is_reported_with_the_rule_that_decides_by_it(tmp_path, rule):
     builder = LearnerBuilder(tmp_path).devices(["cpu"]).metrics(AccuracyMetric())
 
-    with pytest.raises(BuilderError, match="^KeepBest decides by the valid 'Loss'"):
+    with pytest.raises(BuilderError, match="^KeepBest uses the valid 'Loss'"):
         builder.with_checkpointing_strategy(rule).build(net(), torch.optim.SGD(net().parameters()), 0.1)
 
 

@@ -194,11 +194,11 @@ def test_telemetry_stays_out_of_history_and_tracked_files(start, tiny, tmp_path)
     [
         (
             lambda b: b.early_stopping(MetricEarlyStopping(n_epochs=2)),
-            "MetricEarlyStopping decides by the valid 'Loss'.*there: none",
+            "MetricEarlyStopping uses the valid 'Loss'.*registered: none",
         ),
         (
             lambda b: b.metrics(AccuracyMetric()).with_checkpointing_strategy(KeepBest()),
-            "KeepBest decides by the valid 'Loss'.*there: train Accuracy, valid Accuracy",
+            "KeepBest uses the valid 'Loss'.*registered: train Accuracy, valid Accuracy",
         ),
         (
             lambda b: b.metrics_text(LossMetric()).early_stopping(MetricEarlyStopping(n_epochs=2)),

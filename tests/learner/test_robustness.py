@@ -303,7 +303,7 @@ class Renamed(LossMetric):
         (lambda b, m: b.devices(["cpu", "cpu"]).build(m, Lbfgs(kind="lbfgs")), "cannot accumulate over 2"),
         (
             lambda b, m: b.build(m, sgd := torch.optim.SGD(m.parameters()), plateau(sgd)),
-            "decides by the valid 'Loss'",
+            "uses the valid 'Loss'",
         ),
         (
             lambda b, m: EvaluatorBuilder("x").metrics(AccuracyMetric()).metrics_text(AccuracyMetric()),

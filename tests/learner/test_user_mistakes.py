@@ -160,7 +160,7 @@ TRAIN_STEPS = {
     "negative": (lambda loss, gradients, item: (None, gradients, Item(loss, -1)), "size is -1"),
     "failing size": (
         lambda loss, gradients, item: (None, gradients, ClassificationOutput(loss, None, [1, 2])),
-        "of which size cannot be read: 'list' object has no attribute 'shape'",
+        "whose size cannot be read: 'list' object has no attribute 'shape'",
     ),
 }
 DEVICES = {"one device": ["cpu"], "two devices": ["cpu", "cpu"]}
