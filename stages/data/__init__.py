@@ -1,4 +1,4 @@
-"""Sources, data sets, batchers, loaders."""
+"""Data sources, datasets, batchers and loaders."""
 
 import lazy_loader
 

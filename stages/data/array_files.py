@@ -1,4 +1,4 @@
-"""Readers of array files: NumPy archives, and IDX files, gzipped or not."""
+"""Readers of array files: NumPy archives and IDX files, optionally compressed with gzip."""
 
 import gzip
 import math
@@ -14,9 +14,9 @@ from stages.contracts.errors import DataError
 from stages.data.checks import check_type
 
 CHUNK_BYTES = 1 << 20
-"""Bytes that are read from a file at a time."""
+"""The number of bytes read at a time."""
 MAX_DEFLATE_RATIO = 1032
-"""The most bytes that one byte of a gzip file can expand to."""
+"""The maximum number of bytes to which one byte of a gzip file can expand."""
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _UNREADABLE = (EOFError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
@@ -29,18 +29,18 @@ def read_npz(path: Path, *choices: tuple[str, ...]) -> dict[str, np.ndarray]:
     of every choice.
     """
     if not path.is_file():
-        raise DataError(f"load_data.source.path: there is no file {str(path)!r}; correct the path")
+        raise DataError(f"load_data.source.path: there is no file {str(path)!r}. Correct the path")
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name.removesuffix(".npy"): name for name in archive.namelist()}
             for names in choices:
                 if set(names) <= members.keys():
-                    return {name: _member(archive, members[name], f"{path}: {name}") for name in names}
+                    return {name: _read_member(archive, members[name], f"{path}: {name}") for name in names}
     except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} {_mistake(path, error)}") from error
+        raise DataError(f"{path} {_describe_mistake(path, error)}") from error
     raise DataError(
         f"{path} must hold {', or '.join(', '.join(names) for names in choices)}; "
-        f"found {', '.join(sorted(members)) or 'nothing'}; save it with np.savez under these names"
+        f"found {', '.join(sorted(members)) or 'no array'}. Save it with np.savez under these names"
     )
 
 
@@ -60,80 +60,80 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
                 or start[3] != dimensions
             ):
                 raise DataError(
-                    f"{path} is not an IDX file of {dimensions} dimensions; it begins with {start[:4]!r}; "
-                    "download it again"
+                    f"{path} is not an IDX file of {dimensions} dimensions; it begins with {start[:4]!r}. "
+                    "Download it again"
                 )
             shape = tuple(np.frombuffer(start, ">u4", dimensions, 4).tolist())
             dtype = np.dtype(_IDX_TYPES[start[2]])
             limit = path.stat().st_size * (MAX_DEFLATE_RATIO if path.suffix == ".gz" else 1)
-            array = _filled(file, shape, dtype, limit=limit, name=str(path))
+            array = _read_array(file, shape, dtype, limit=limit, name=str(path))
     except (EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{path} is truncated or corrupt ({error}); download it again") from error
+        raise DataError(f"{path} is truncated or corrupt ({error}). Download it again") from error
     return array.byteswap(inplace=True).view(dtype.newbyteorder("="))  # IDX numbers are big-endian
 
 
-def _member(archive: zipfile.ZipFile, member: str, name: str) -> np.ndarray:
+def _read_member(archive: zipfile.ZipFile, member: str, name: str) -> np.ndarray:
     try:
         with archive.open(member) as file:
-            shape, is_fortran, dtype = _npy_header(file, name)
-            check_type(dtype, name)  # before it is read: objects would have to be unpickled
+            shape, is_fortran, dtype = _read_npy_header(file, name)
+            check_type(dtype, name)  # before reading, since objects would have to be unpickled
             limit = archive.getinfo(member).file_size
-            array = _filled(file, shape[::-1] if is_fortran else shape, dtype, limit=limit, name=name)
+            array = _read_array(file, shape[::-1] if is_fortran else shape, dtype, limit=limit, name=name)
             return array.T if is_fortran else array
     except _UNREADABLE as error:
-        raise DataError(f"{name} is truncated or corrupt ({error}); save the archive again") from error
+        raise DataError(f"{name} is truncated or corrupt ({error}). Save the archive again") from error
 
 
-def _npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the header of a .npy file; numpy's own messages, which advise to load pickles, are dropped."""
+def _read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of a .npy file, without numpy's messages, which recommend to load pickles."""
     try:
         version = npy.read_magic(file)
         if version == (3, 0):  # only for names of fields beyond Latin-1
             raise DataError(
-                f"{name} must be numbers of at most 64 bits; found a structured array; "
-                "save each field as an array"
+                f"{name} must be numbers of at most 64 bits; found a structured array. "
+                "Save each field as an array"
             )
         return _NPY_HEADERS[version](file)
     except (ValueError, KeyError, SyntaxError, TypeError):
         raise DataError(
-            f"{name} is not a NumPy array: its header is invalid; save it with np.savez"
+            f"{name} is not a NumPy array: its header is invalid. Save it with np.savez"
         ) from None
 
 
-def _filled(
+def _read_array(
     file: IO[bytes] | gzip.GzipFile, shape: tuple[int, ...], dtype: np.dtype[Any], *, limit: int, name: str
 ) -> np.ndarray:
     """Return an array of *shape* read from the rest of *file*, which has *limit* bytes at most."""
     size = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or size > limit:
-        raise DataError(_wrong_size(name, shape, size, f"at most {limit}"))
+        raise DataError(_describe_size(name, shape, size, f"at most {limit}"))
     try:
         content = np.empty(size, np.uint8)
     except MemoryError as error:
-        raise DataError(f"{name} takes {size:,} bytes, more than can be allocated; use less data") from error
+        raise DataError(f"{name} takes {size:,} bytes, more than can be allocated. Use less data") from error
     position = 0
     while chunk := file.read(CHUNK_BYTES):
         if position + len(chunk) > size:
-            raise DataError(_wrong_size(name, shape, size, "more"))
+            raise DataError(_describe_size(name, shape, size, "more"))
         content[position : position + len(chunk)] = np.frombuffer(chunk, np.uint8)
         position += len(chunk)
     if position < size:
-        raise DataError(_wrong_size(name, shape, size, str(position)))
+        raise DataError(_describe_size(name, shape, size, str(position)))
     return content.view(dtype).reshape(shape)
 
 
-def _wrong_size(name: str, shape: tuple[int, ...], size: int, found: str) -> str:
+def _describe_size(name: str, shape: tuple[int, ...], size: int, found: str) -> str:
     return (
-        f"{name} is truncated or corrupt: shape {shape} takes {size} bytes; found {found}; "
-        "download or save the file again"
+        f"{name} is truncated or corrupt: shape {shape} takes {size} bytes; found {found}. "
+        "Download or save the file again"
     )
 
 
-def _mistake(path: Path, error: Exception) -> str:
-    """Return how *path*, which is not a zip file, has to be written instead."""
-    again = "save both arrays in one file with np.savez(path, inputs=…, targets=…)"
+def _describe_mistake(path: Path, error: Exception) -> str:
+    """Return what is wrong with *path*, which is not a zip file, and how to write it."""
+    advice = "Save both arrays in one file with np.savez(path, inputs=…, targets=…)"
     if isinstance(error, zipfile.BadZipFile):
         with path.open("rb") as file:
             if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
-                return f"is a single array (.npy); {again}"
-    return f"is not a readable NumPy archive ({error}); {again}"
+                return f"is a single array (.npy). {advice}"
+    return f"is not a readable NumPy archive ({error}). {advice}"

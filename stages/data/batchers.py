@@ -1,4 +1,4 @@
-"""Batchers: several samples to one batch, as the model takes it."""
+"""Batchers, which combine samples to the batch that a model receives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import BuilderError, PluginError
 from stages.data.config import BATCHERS
 from stages.data.datasets import Samples
-from stages.data.prepared import Normalization
+from stages.data.storage import Normalization
 
 
 class Batch(NamedTuple):
-    """What the shipped models take, of *B* samples; unpacks as ``inputs, targets``."""
+    """The input of the built-in models for *B* samples; unpacks as ``inputs, targets``."""
 
     inputs: Tensor
     """(B, …), float32."""
@@ -26,21 +26,21 @@ class Batch(NamedTuple):
 
 
 class Batcher(Protocol):
-    """Burn's `Batcher`: makes a batch of the samples a data set gave."""
+    """A function from samples to a batch. Burn's `Batcher`."""
 
     def batch(self, items: Sequence[Any]) -> Any:
-        """One batch of *items*, on the CPU."""
+        """Return one batch of *items*, on the CPU."""
 
 
 class NormalizeBatcher:
-    """Inputs to float32, with the mean taken away and divided by the standard deviation."""
+    """A batcher that converts inputs to float32, subtracts *mean* and divides by *std*."""
 
     def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
         self._scale = 1.0 / std
         self._offset = torch.tensor(-mean / std)
 
     def batch(self, items: Sequence[tuple[Tensor, Tensor]]) -> Batch:
-        """Inputs as (B, …) float32, targets as they are."""
+        """Return the inputs as (B, …) float32, with unchanged targets."""
         samples = Samples.of(items)
         inputs = samples.inputs.to(torch.float32, copy=True)
         torch.add(self._offset, inputs, alpha=self._scale, out=inputs)  # one pass
@@ -49,21 +49,26 @@ class NormalizeBatcher:
 
 @dataclass(frozen=True)
 class FunctionBatcher:
-    """A batcher that calls *function* with the items of each batch, as torch calls a ``collate_fn``."""
+    """A batcher that calls *function* with the items of each batch, as PyTorch calls a ``collate_fn``."""
 
     function: Callable[[Sequence[Any]], Any]
 
     def batch(self, items: Sequence[Any]) -> Any:
-        """Return what the function makes of *items*."""
+        """Return the result of the function for *items*."""
         return self.function(items)
 
 
 def as_batcher(batcher: Batcher | Callable[[Sequence[Any]], Any]) -> Batcher:
-    """Return *batcher*, or a batcher that calls it if it is a function. Raises `BuilderError`."""
+    """Return *batcher*, or a batcher that calls it if it is a function.
+
+    Raises `BuilderError` if it is neither.
+    """
     if isinstance(batcher, type):
-        raise BuilderError(f"the batcher is the class {batcher.__name__}: pass an instance of it")
+        raise BuilderError(
+            f"the batcher must be an instance; found the class {batcher.__name__}. Pass an instance of it"
+        )
     if callable(getattr(batcher, "batch", None)):
-        return batcher  # type: ignore[return-value]  # it has the method
+        return batcher  # type: ignore[return-value]  # checked above
     if callable(batcher):
         return FunctionBatcher(batcher)
     raise BuilderError(
@@ -76,7 +81,7 @@ def build_batcher(use: Use, normalization: Normalization) -> Batcher:
     """Return the batcher that *use* names: an instance of a class, or a function of the items of a batch.
 
     A class is built with the arguments in *use*, and with ``mean`` and ``std`` of *normalization* if it takes
-    them; a function gets the arguments at each call. Raises `PluginError`.
+    them; a function receives the arguments at each call. Raises `PluginError` if it cannot be built.
     """
     found = plugins.find("batcher", use.kind, BATCHERS)
     arguments = arguments_of(use)

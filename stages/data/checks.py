@@ -1,4 +1,4 @@
-"""Checks of raw arrays: the shapes, types and values that can be trained on."""
+"""Checks of the shapes, types and values of raw arrays."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,11 +10,11 @@ from stages.data.splits import Arrays
 
 MAX_CLASSES = 10_000_000
 BLOCK_BYTES = 1 << 22
-"""Memory that one block of rows takes in a pass over an array."""
+"""Memory of one block of rows in a pass over an array."""
 
 
 def check(arrays: Arrays, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs and targets of *arrays*, which fit into their stored types.
+    """Return inputs and targets of *arrays*, which can be stored without loss of their meaning.
 
     *where* names the arrays in errors if they have no names of their own. Raises `DataError` if an array
     is not numeric, has a wrong shape, is empty, or has a value that cannot be stored.
@@ -26,7 +26,7 @@ def check(arrays: Arrays, where: str) -> tuple[np.ndarray, np.ndarray]:
     if len(inputs) != len(targets):
         raise DataError(
             f"{names[0]} and {names[1]} must have the same number of samples; "
-            f"found {len(inputs)} and {len(targets)}; remove the samples that lack a partner"
+            f"found {len(inputs)} and {len(targets)}. Remove the samples without a partner"
         )
     for array, name in zip((inputs, targets), names, strict=True):
         _check_values(array, name)
@@ -39,17 +39,17 @@ def check_type(dtype: np.dtype[Any], name: str) -> None:
     """Raise `DataError` if an array of *dtype* cannot be converted to a tensor."""
     if dtype.kind not in "buif" or dtype.itemsize > 8:
         raise DataError(
-            f"{name} must be numbers of at most 64 bits; found {dtype}; "
-            "convert the array to float32, or to integers"
+            f"{name} must be numbers of at most 64 bits; found {dtype}. "
+            "Convert the array to float32, or to integers"
         )
 
 
-def stored_inputs(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def input_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type in which inputs of *dtype* are stored: float32 for floats, else their own type."""
     return np.dtype(np.float32) if dtype.kind == "f" else dtype.newbyteorder("=")
 
 
-def stored_targets(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def target_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type in which targets of *dtype* are stored: float32 for floats, int64 for classes."""
     return np.dtype(np.float32 if dtype.kind == "f" else np.int64)
 
@@ -63,20 +63,20 @@ def row_blocks(rows: int, row_bytes: int) -> Iterator[slice]:
 
 def _array(value: Any, name: str) -> np.ndarray:
     if isinstance(value, np.ma.MaskedArray):
-        raise DataError(f"{name} must not be a masked array; found one; fill it or remove the masked samples")
+        raise DataError(f"{name} must not be a masked array; found one. Fill it or remove the masked samples")
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} cannot be converted to an array: {error}") from error
     check_type(array.dtype, name)
     if not array.ndim:
-        raise DataError(f"{name} must have one row per sample; found shape (); save an array of shape (N, …)")
+        raise DataError(f"{name} must have one row per sample; found shape (). Save an array of shape (N, …)")
     if not len(array):
-        raise DataError(f"{name} must have at least one sample; found shape {array.shape}; add samples")
+        raise DataError(f"{name} must have at least one sample; found shape {array.shape}. Add samples")
     if 0 in array.shape:
         raise DataError(
-            f"{name} must have at least one value per sample; found shape {array.shape}; "
-            "check the axes of the array"
+            f"{name} must have at least one value per sample; found shape {array.shape}. "
+            "Check the axes of the array"
         )
     return array
 
@@ -84,33 +84,33 @@ def _array(value: Any, name: str) -> np.ndarray:
 def _check_values(array: np.ndarray, name: str) -> None:
     """Raise `DataError` if *array* has a value that is not finite, or not of its stored type."""
     if array.dtype.kind == "f":
-        found = _first(array, lambda block: ~np.isfinite(block))
+        found = _find_first(array, lambda block: ~np.isfinite(block))
         if found:
-            raise DataError(f"{name} must be finite; found {found}; correct or remove the sample")
+            raise DataError(f"{name} must be finite; found {found}. Correct or remove the sample")
     if array.dtype.kind == "f" and array.dtype.itemsize == 8:
-        found = _first(array, _exceeds_float32)
+        found = _find_first(array, _exceeds_float32)
         if found:
-            raise DataError(f"{name} must fit into float32; found {found}; scale the values")
+            raise DataError(f"{name} must fit into float32; found {found}. Scale the values")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
-        found = _first(array, lambda block: block > np.iinfo(np.int64).max)
+        found = _find_first(array, lambda block: block > np.iinfo(np.int64).max)
         if found:
-            raise DataError(f"{name} must fit into int64; found {found}; scale the values or renumber them")
+            raise DataError(f"{name} must fit into int64; found {found}. Scale the values or renumber them")
 
 
 def _check_classes(targets: np.ndarray, name: str) -> None:
     if targets.ndim != 1:
         raise DataError(
-            f"{name}: class targets must have shape (N,); found shape {targets.shape}; "
-            "save one integer per sample, or floats for regression"
+            f"{name}: class targets must have shape (N,); found shape {targets.shape}. "
+            "Save one integer per sample, or floats for regression"
         )
-    if found := _first(targets, lambda block: block < 0):
+    if found := _find_first(targets, lambda block: block < 0):
         raise DataError(
-            f"{name}: class targets must be non-negative; found {found}; number the classes from 0, "
+            f"{name}: class targets must be non-negative; found {found}. Number the classes from 0, "
             "or save floats for regression"
         )
-    if found := _first(targets, lambda block: block >= MAX_CLASSES):
+    if found := _find_first(targets, lambda block: block >= MAX_CLASSES):
         raise DataError(
-            f"{name}: class targets must be below {MAX_CLASSES:,}; found {found}; number the classes from 0, "
+            f"{name}: class targets must be below {MAX_CLASSES:,}; found {found}. Number the classes from 0, "
             "or save floats for regression"
         )
 
@@ -120,7 +120,7 @@ def _exceeds_float32(block: np.ndarray) -> np.ndarray:
         return np.isinf(block.astype(np.float32))
 
 
-def _first(array: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) -> str | None:
+def _find_first(array: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) -> str | None:
     """Return the first wrong value of *array* and its sample as text, or None if every value is right."""
     for rows in row_blocks(len(array), array.nbytes // len(array)):
         block = array[rows]

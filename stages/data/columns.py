@@ -1,4 +1,4 @@
-"""Columns: the arrays of a split, selected and converted block by block."""
+"""The arrays of a split, whose rows are selected and converted block by block."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -6,13 +6,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from stages.data.checks import check, row_blocks, stored_inputs, stored_targets
+from stages.data.checks import check, input_type, row_blocks, target_type
 from stages.data.splits import Arrays, divide
 
 
 @dataclass(frozen=True)
 class Column:
-    """An array and the type in which it is stored; only the rows that are read take memory."""
+    """An array with the type in which it is stored; memory is used only for the rows that are read."""
 
     array: np.ndarray
     dtype: np.dtype[Any]
@@ -52,7 +52,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Columns:
-    """The two columns of a split, of one length."""
+    """The two columns of a split, which have the same length."""
 
     inputs: Column
     targets: Column
@@ -61,7 +61,7 @@ class Columns:
         return len(self.inputs)
 
     def select(self, rows: np.ndarray) -> Self:
-        """Return the samples at *rows*, of columns that have all of theirs."""
+        """Return the samples at *rows*; the columns must have all of their rows."""
         return replace(self, inputs=replace(self.inputs, rows=rows), targets=replace(self.targets, rows=rows))
 
 
@@ -72,9 +72,7 @@ def to_columns(arrays: Arrays, where: str) -> Columns:
     `DataError` as `stages.data.checks.check` does.
     """
     inputs, targets = check(arrays, where)
-    return Columns(
-        Column(inputs, stored_inputs(inputs.dtype)), Column(targets, stored_targets(targets.dtype))
-    )
+    return Columns(Column(inputs, input_type(inputs.dtype)), Column(targets, target_type(targets.dtype)))
 
 
 def split_columns(columns: Columns, valid_fraction: float, seed: int) -> tuple[Columns, Columns]:

@@ -1,4 +1,4 @@
-"""Where the data comes from, as params say it."""
+"""Configuration of data sources and batchers."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,27 +19,27 @@ BATCHERS = {"normalize": "stages.data.batchers:NormalizeBatcher"}
 
 
 class Digits(Config):
-    """The 1,797 handwritten digits of 8×8 pixels that scikit-learn carries (UCI, 1998)."""
+    """The 1,797 handwritten digits of 8×8 pixels in scikit-learn (UCI, 1998)."""
 
     kind: Literal["digits"] = "digits"
     path: None = None
-    """None: they come with scikit-learn. The key is here so that ``-S load_data.source.path=…`` finds it."""
+    """Always None; the key exists so that ``-S load_data.source.path=…`` can set it for another kind."""
 
 
 class Idx(Config):
-    """A folder with the four IDX files of MNIST, gzipped or not; the test files are the valid split."""
+    """A folder with the four IDX files of MNIST, optionally gzipped; the test files are the valid split."""
 
     kind: Literal["idx"]
     path: Text
-    """The folder, from the project's root or absolute."""
+    """The folder, relative to the root of the project or absolute."""
 
 
 class Npz(Config):
-    """A NumPy archive: ``x_train, y_train, x_test, y_test``, or ``inputs, targets`` to be split here."""
+    """A NumPy archive: ``x_train, y_train, x_test, y_test``, or ``inputs, targets``, which is split."""
 
     kind: Literal["npz"]
     path: Text
-    """The file, from the project's root or absolute."""
+    """The file, relative to the root of the project or absolute."""
 
 
 def _tag(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Data sets: samples by index."""
+"""Datasets: samples by index."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 class Dataset(Protocol):
-    """What a loader reads from: PyTorch's map-style data set. Burn's `Dataset`."""
+    """A map-style dataset of PyTorch. Burn's `Dataset`."""
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
 
     def __getitem__(self, index: int) -> Any:
-        """One sample."""
+        """Return one sample."""
 
 
 @dataclass(frozen=True)
 class Samples(Sequence[tuple[Tensor, Tensor]]):
-    """Several samples: a sequence of (input, target) pairs that is kept as two tensors."""
+    """Several samples: a sequence of (input, target) pairs, stored as two tensors."""
 
     inputs: Tensor
     """(N, …)"""
@@ -44,7 +44,7 @@ class Samples(Sequence[tuple[Tensor, Tensor]]):
 
     @classmethod
     def of(cls, items: Sequence[tuple[Tensor, Tensor]]) -> "Samples":
-        """*items* as two tensors; what is so already is returned as it is."""
+        """Return *items* as two tensors; an instance of this class is returned unchanged."""
         if isinstance(items, Samples):
             return items
         inputs, targets = zip(*items, strict=True)
@@ -52,11 +52,13 @@ class Samples(Sequence[tuple[Tensor, Tensor]]):
 
 
 class TensorDataset:
-    """Samples in memory. A batch is gathered with one call a tensor, which no worker process can beat."""
+    """Samples in memory. A batch is gathered with one call per tensor, faster than by worker processes."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         if len(inputs) != len(targets):
-            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets do not match")
+            raise ValueError(
+                f"inputs and targets must have the same length; found {len(inputs)} and {len(targets)}"
+            )
         self.inputs = inputs
         self.targets = targets
 
@@ -67,6 +69,6 @@ class TensorDataset:
         return self.inputs[index], self.targets[index]
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
-        """The samples at *indices*, in that order."""
+        """Return the samples at *indices*, in that order."""
         chosen = torch.as_tensor(indices)
         return Samples(self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen))

@@ -7,10 +7,10 @@ import numpy as np
 
 from stages.contracts.errors import DataError
 from stages.data.columns import Column, Columns
-from stages.data.prepared import DatasetInfo, Normalization
+from stages.data.storage import DatasetInfo, Normalization
 
 SUM_VALUES = 1 << 20
-"""Values that are added at a time: a multiple of 8192, the block in which NumPy converts them."""
+"""The number of values added at a time: a multiple of 8192, NumPy's block size for conversions."""
 
 
 def describe(train: Columns, valid: Columns) -> DatasetInfo:
@@ -38,8 +38,8 @@ def _check_match(train: Column, valid: Column, name: str) -> None:
     if train.shape[1:] != valid.shape[1:] or train.dtype != valid.dtype:
         raise DataError(
             f"{name} of both splits must have the same type and shape per sample; found {train.dtype} of "
-            f"shape {train.shape[1:]} in train and {valid.dtype} of shape {valid.shape[1:]} in valid; "
-            "convert one of them"
+            f"shape {train.shape[1:]} in train and {valid.dtype} of shape {valid.shape[1:]} in valid. "
+            "Convert one of them"
         )
 
 
@@ -52,8 +52,8 @@ def _class_counts(train: Column, valid: Column) -> dict[str, list[int]]:
     )
     if np.count_nonzero(in_train) == 1:
         raise DataError(
-            f"the train split must have at least two classes; found one class only ({in_train.argmax()}); "
-            "add samples of other classes, or save float targets for regression"
+            f"the train split must have at least two classes; found one class only ({in_train.argmax()}). "
+            "Add samples of other classes, or save float targets for regression"
         )
     return {"train": in_train.tolist(), "valid": in_valid.tolist()}
 

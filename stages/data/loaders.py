@@ -1,4 +1,4 @@
-"""Loaders: batches that depend on the seed and the epoch, and on nothing else."""
+"""Loaders, whose batches depend only on the seed and the epoch."""
 
 import logging
 import math
@@ -16,27 +16,27 @@ from stages.contracts.seeds import derive_seed
 from stages.contracts.worker_signals import RESET, block_signals, prepare_worker
 from stages.data.batchers import Batcher, as_batcher
 from stages.data.datasets import Dataset
-from stages.data.fetching import Fetcher
+from stages.data.fetcher import Fetcher
 
 CPU = torch.device("cpu")
-SPLIT_AT_ONCE = 1024
-"""Batches whose indices are split off with one call: fast, and without the memory of a whole epoch."""
+MAX_SPLIT_BATCHES = 1024
+"""The number of batches whose indices are split with one call, which bounds the memory."""
 
 
 MAX_WORKERS_PER_CPU = 8
-"""More processes only wait for each other, also if they wait for a disk most of the time."""
+"""More processes only wait for each other, even if they mostly wait for a disk."""
 
 log = logging.getLogger(__name__)
 
 
 class DataLoaderBuilder:
-    """Burn's builder of the same name::
+    """A builder of loaders. Burn's builder of the same name::
 
     loader = DataLoaderBuilder(batcher).batch_size(64).shuffle(42).num_workers(4).build(dataset)
     """
 
     def __init__(self, batcher: Batcher | Callable[[Sequence[Any]], Any]) -> None:
-        """Take *batcher*, or a function of the items of a batch, as torch's ``collate_fn``."""
+        """Use *batcher*, or a function of the items of a batch such as PyTorch's ``collate_fn``."""
         self._batcher = as_batcher(batcher)
         self._batch_size = 1
         self._seed: int | None = None
@@ -44,36 +44,36 @@ class DataLoaderBuilder:
         self._device = CPU
 
     def batch_size(self, batch_size: int) -> Self:
-        """How many samples a batch has; the last of an epoch has what is left. Default 1."""
+        """Set the number of samples in a batch; the last batch of an epoch may be smaller. Default: 1."""
         if batch_size < 1:
-            raise ValueError(f"a batch of {batch_size} samples: it must be 1 or more")
+            raise ValueError(f"batch_size must be at least 1; found {batch_size}")
         self._batch_size = batch_size
         return self
 
     def shuffle(self, seed: int) -> Self:
-        """A new order every epoch, a function of *seed* and the epoch. Default: the data set's own order."""
+        """Shuffle each epoch, depending on *seed* and the epoch. Default: the order of the dataset."""
         self._seed = seed
         return self
 
     def num_workers(self, num_workers: int) -> Self:
-        """How many processes prepare batches; 0, the default, means this one. The batches are the same.
+        """Set the number of worker processes, which do not change the batches. Default: 0, this process.
 
-        At most `MAX_WORKERS_PER_CPU` for each CPU, and no more than there are batches, are started.
+        At most `MAX_WORKERS_PER_CPU` processes for each CPU, and one for each batch, are started.
         """
         if num_workers < 0:
-            raise ValueError(f"{num_workers} workers: it must be 0 or more")
+            raise ValueError(f"num_workers must be at least 0; found {num_workers}")
         self._workers = num_workers
         return self
 
     def set_device(self, device: torch.device | str) -> Self:
-        """Where the batches go. Default: the learner's device."""
+        """Set the device of the batches. Default: the device of the learner."""
         self._device = torch.device(device)
         return self
 
     def build(self, dataset: Dataset) -> "DataLoader":
-        """A loader of *dataset*."""
+        """Return a loader of *dataset*."""
         order = Order(len(dataset), self._batch_size, self._seed)
-        return DataLoader(dataset, self._batcher, order, _limited(self._workers), self._device)
+        return DataLoader(dataset, self._batcher, order, _limit_workers(self._workers), self._device)
 
 
 class Order:
@@ -94,12 +94,14 @@ class Order:
         else:
             generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
             order = torch.randperm(self.samples, generator=generator)
-        for start in range(first * self.batch_size, self.samples, SPLIT_AT_ONCE * self.batch_size):
-            yield from torch.split(order[start : start + SPLIT_AT_ONCE * self.batch_size], self.batch_size)
+        for start in range(first * self.batch_size, self.samples, MAX_SPLIT_BATCHES * self.batch_size):
+            yield from torch.split(
+                order[start : start + MAX_SPLIT_BATCHES * self.batch_size], self.batch_size
+            )
 
 
 class DataLoader:
-    """Iterates over the batches of one epoch; `set_epoch` says which."""
+    """An iterable over the batches of one epoch, which `set_epoch` selects."""
 
     def __init__(
         self, dataset: Dataset, batcher: Batcher, order: Order, workers: int, device: torch.device
@@ -113,28 +115,28 @@ class DataLoader:
         self._first = 0
 
     def __len__(self) -> int:
-        """The number of batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return len(self.order)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is that of *epoch*, from 1."""
+        """Select *epoch*, counted from 1, for the next iteration."""
         self.epoch = epoch
 
     def set_position(self, batch: int) -> None:
-        """The next iteration, and only that, begins at *batch*, from 0; nothing before it is fetched.
+        """Start only the next iteration at *batch*, counted from 0, without loading earlier batches.
 
-        What comes is what an unbroken iteration ends with: nothing where *batch* is the number of batches.
-        Raises `CheckpointError` beyond that.
+        The batches are the last ones of a complete iteration; none if *batch* is the number of batches.
+        Raises `CheckpointError` if *batch* is larger.
         """
         if not 0 <= batch <= len(self):
             raise CheckpointError(
-                f"an epoch of this loader has {len(self)} batches, so none can go on after {batch} of them: "
-                "the checkpoint is of other data, or of another batch size"
+                f"cannot resume after batch {batch}: an epoch of this loader has {len(self)} batches. Use "
+                "the data and the batch size of the checkpoint"
             )
         self._first = batch
 
     def set_device(self, device: torch.device) -> None:
-        """Batches go to *device* from now on."""
+        """Move all following batches to *device*."""
         self.device = device
 
     def __iter__(self) -> Iterator[Any]:
@@ -144,12 +146,12 @@ class DataLoader:
         return batches if self.device == CPU else (move(batch, self.device) for batch in batches)
 
     def _from_workers(self, places: Iterable[tuple[int, torch.Tensor]]) -> Iterator[Any]:
-        """Yield the same batches, made by worker processes that leave torch's global generator alone."""
+        """Yield the same batches from worker processes, which do not use torch's global generator."""
         loader: TorchDataLoader[Any] = TorchDataLoader(
-            self._fetcher(),  # type: ignore[arg-type]  # a data set of batches, by structure
+            self._fetcher(),  # type: ignore[arg-type]  # structurally a dataset of batches
             batch_size=None,
             sampler=((position, indices.tolist()) for position, indices in places),
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             num_workers=min(self.workers, len(self)),
             generator=torch.Generator().manual_seed(derive_seed(self.order.seed or 0, self.epoch)),
             worker_init_fn=prepare_worker,
@@ -161,14 +163,14 @@ class DataLoader:
         return Fetcher(self.dataset, self.batcher, self.order.seed or 0, self.epoch)
 
 
-def _limited(workers: int) -> int:
-    """Return *workers*, or the largest useful number of them, with a warning."""
+def _limit_workers(workers: int) -> int:
+    """Return *workers*, or the largest useful number with a warning."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = MAX_WORKERS_PER_CPU * cpus
     if workers <= limit:
         return workers
     log.warning(
-        "num_workers is %d, more than %d for each of %d CPUs: %d are used, which gives the same batches",
+        "num_workers is %d, more than %d for each of %d CPUs; using %d workers, which gives the same batches",
         workers,
         MAX_WORKERS_PER_CPU,
         cpus,
@@ -177,5 +179,5 @@ def _limited(workers: int) -> int:
     return limit
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

@@ -19,24 +19,24 @@ def load_source(config: Digits | Idx | Npz | Use) -> Arrays | Splits:
     loaded = plugins.build("source", config.kind, source, arguments_of(config))
     if not isinstance(loaded, Arrays | Splits):
         raise PluginError(
-            f"source {config.kind!r} returned a {type(loaded).__name__}; it must return "
-            "stages.data.Arrays(inputs, targets), or Splits(train, valid) of two such"
+            f"source {config.kind!r} must return stages.data.Arrays(inputs, targets), or Splits(train, "
+            f"valid) of two such; found {type(loaded).__name__}"
         )
     return loaded
 
 
 def digits() -> Arrays:
-    """Return scikit-learn's 1,797 digits: inputs (1797, 1, 8, 8) of 0…16 as uint8, ten classes."""
-    datasets = import_module("sklearn.datasets")  # it loads SciPy, which no other source needs
+    """Return scikit-learn's 1,797 digits: inputs (1797, 1, 8, 8), uint8 from 0 to 16, in ten classes."""
+    datasets = import_module("sklearn.datasets")  # loads SciPy, which no other source needs
     images, classes = datasets.load_digits(return_X_y=True)
     return Arrays(images.astype(np.uint8).reshape(-1, 1, 8, 8), classes.astype(np.int64))
 
 
 def idx(path: str) -> Splits:
-    """Return MNIST as published: images (N, 1, height, width) of uint8 from the four files in *path*."""
+    """Return MNIST from the four published files in *path*: images (N, 1, height, width), uint8."""
     folder = Path(path)
     if not folder.is_dir():
-        raise DataError(f"load_data.source.path: there is no folder {path!r}")
+        raise DataError(f"load_data.source.path: there is no folder {path!r}. Correct the path")
     return Splits(train=_idx_pair(folder, "train"), valid=_idx_pair(folder, "t10k"))
 
 
@@ -68,5 +68,7 @@ def _idx_path(folder: Path, stem: str) -> Path:
     candidates = [folder / f"{stem}-ubyte{suffix}" for suffix in (".gz", "")]
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
-        raise DataError(f"{folder} has no {candidates[1].name} and no {candidates[0].name}")
+        raise DataError(
+            f"{folder} contains neither {candidates[1].name} nor {candidates[0].name}. Add one of them"
+        )
     return path

@@ -1,4 +1,4 @@
-"""Raw data before it is prepared, and its division into two splits."""
+"""Raw data, and its division into two splits."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +8,12 @@ import numpy as np
 from stages.contracts.errors import DataError
 
 CHUNK_ROWS = 1 << 18
-"""Targets that are counted or sorted at a time."""
+"""The number of targets counted or sorted at a time."""
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Inputs and their targets, of one length. What a data source returns for `split` to divide."""
+    """Inputs and their targets, which have the same length; a data source returns them."""
 
     inputs: np.ndarray
     """(N, …), of any numeric type."""
@@ -28,17 +28,17 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a data source returns if it has a valid split of its own."""
+    """A train and a valid split; a data source with its own valid split returns them."""
 
     train: Arrays
     valid: Arrays
 
 
 def split(arrays: Arrays, valid_fraction: float, seed: int) -> Splits:
-    """Divide *arrays* at random by *seed*, with every class in both parts in its proportion.
+    """Divide *arrays* at random by *seed*, with the same proportion of every class in both parts.
 
-    Regression targets are divided without strata. Raises `DataError` if a part would be empty, or would
-    lack a class.
+    Regression targets are divided without strata. Raises `DataError` if a part would be empty or would
+    miss a class.
     """
     train, valid = divide(arrays.targets, valid_fraction, seed)
     return Splits(
@@ -56,7 +56,7 @@ def divide(targets: np.ndarray, valid_fraction: float, seed: int) -> tuple[np.nd
     if not 0 < valid < count:
         raise DataError(
             f"an empty split: valid_fraction {valid_fraction} of {count} samples leaves "
-            f"{count - valid} for train and {valid} for valid; change load_data.valid_fraction"
+            f"{count - valid} for train and {valid} for valid. Change load_data.valid_fraction"
         )
     generator = np.random.RandomState(seed)
     if targets.dtype.kind in "bui" and targets.ndim == 1:
@@ -75,7 +75,7 @@ def _divide_classes(
         raise DataError(
             f"{len(targets)} samples cannot be divided so that every class is in both splits: "
             f"class {classes[counts.argmin()]} has {counts.min()}, and {len(classes)} classes share {train} "
-            f"samples in train and {valid} in valid; add samples, or change load_data.valid_fraction"
+            f"samples in train and {valid} in valid. Add samples, or change load_data.valid_fraction"
         )
     rows = _sort_by_class(targets, classes, counts)
     chosen = np.empty(valid, rows.dtype)
@@ -107,7 +107,7 @@ def _count_classes(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _sort_by_class(targets: np.ndarray, classes: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return ``targets.argsort(kind="stable")`` in the smallest index type, sorted chunk by chunk."""
     rows = np.empty(len(targets), _index_type(len(targets)))
-    ends = counts.cumsum() - counts  # of what is placed so far, by class
+    ends = counts.cumsum() - counts  # of the placed rows of each class
     for start in range(0, len(targets), CHUNK_ROWS):
         chunk = np.searchsorted(classes, targets[start : start + CHUNK_ROWS])
         order = chunk.argsort(kind="stable")
@@ -138,5 +138,5 @@ def _shares(counts: np.ndarray, draws: int, generator: np.random.RandomState) ->
 
 
 def _index_type(count: int) -> type[np.signedinteger[Any]]:
-    """Return the smaller type that indexes *count* samples: the indices stay in memory."""
+    """Return the smallest integer type that can index *count* samples."""
     return np.int32 if count <= np.iinfo(np.int32).max else np.int64

@@ -1,4 +1,4 @@
-"""Data sets made of other data sets, by the names of Burn; each reads only what is asked for."""
+"""Datasets built from other datasets, with the names of Burn; a sample is read when it is requested."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from stages.data.datasets import Dataset
 
 
 class SelectionDataset:
-    """The samples of *dataset* at *indices*, in that order."""
+    """A dataset of the samples of *dataset* at *indices*, in that order."""
 
     def __init__(self, dataset: Dataset, indices: Sequence[int]) -> None:
         self.dataset = dataset
@@ -26,14 +26,14 @@ class SelectionDataset:
 
 
 class PartialDataset(SelectionDataset):
-    """The samples of *dataset* from *start* up to, and without, *end*."""
+    """A dataset of the samples of *dataset* from *start* to *end*, excluding *end*."""
 
     def __init__(self, dataset: Dataset, start: int, end: int) -> None:
         super().__init__(dataset, range(len(dataset))[start:end])
 
 
 class ShuffledDataset(SelectionDataset):
-    """The samples of *dataset* in one order, drawn by *seed*. (A new one every epoch is the loader's.)"""
+    """A dataset in one random order, drawn by *seed*. (The loader shuffles each epoch.)"""
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         generator = torch.Generator().manual_seed(derive_seed(seed, "shuffled"))
@@ -41,12 +41,14 @@ class ShuffledDataset(SelectionDataset):
 
 
 class SamplerDataset(SelectionDataset):
-    """*size* samples of *dataset*, drawn by *seed*; with *replacement* one may come again."""
+    """A dataset of *size* samples of *dataset*, drawn by *seed* with or without *replacement*."""
 
     def __init__(self, dataset: Dataset, size: int, seed: int, *, replacement: bool = True) -> None:
         count = len(dataset)
         if not replacement and size > count:
-            raise ValueError(f"{size} samples without replacement of a data set that has {count}")
+            raise ValueError(
+                f"size must be at most {count}, the length of the dataset, without replacement; found {size}"
+            )
         generator = torch.Generator().manual_seed(derive_seed(seed, "sampler"))
         if replacement:
             drawn = torch.randint(count, (size,), generator=generator)
@@ -56,7 +58,7 @@ class SamplerDataset(SelectionDataset):
 
 
 class MapperDataset:
-    """*mapper* of each sample of *dataset*, when it is asked for."""
+    """A dataset that applies *mapper* to each sample of *dataset* when it is requested."""
 
     def __init__(self, dataset: Dataset, mapper: Callable[[Any], Any]) -> None:
         self.dataset = dataset
@@ -70,7 +72,7 @@ class MapperDataset:
 
 
 class ComposedDataset:
-    """The samples of all *datasets*, one after another."""
+    """A concatenation of *datasets*."""
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = datasets
@@ -86,11 +88,11 @@ class ComposedDataset:
 
 
 class WindowsDataset:
-    """Every run of *size* neighbouring samples of *dataset*, as a list."""
+    """A dataset of all windows of *size* consecutive samples of *dataset*, each a list."""
 
     def __init__(self, dataset: Dataset, size: int) -> None:
         if size < 1:
-            raise ValueError(f"windows of {size} samples: at least 1")
+            raise ValueError(f"the size of a window must be at least 1; found {size}")
         self.dataset = dataset
         self.size = size
 

@@ -70,7 +70,7 @@ def builder():
 
 @pytest.mark.parametrize("dataset", [IN_MEMORY, Ordinary(), Rows()], ids=["in memory", "ordinary", "rows"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(dataset, workers):
+def test_workers_do_not_change_the_batches(dataset, workers):
     alone = builder().shuffle(7).build(dataset)
     helped = builder().shuffle(7).num_workers(workers).build(dataset)
     torch.manual_seed(0)
@@ -89,7 +89,7 @@ NOISY = {
 
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize(("dataset", "batcher"), NOISY.values(), ids=NOISY)
-def test_workers_change_nothing_that_is_drawn_at_random(dataset, batcher, seed):
+def test_workers_do_not_change_random_numbers(dataset, batcher, seed):
     def inputs(epoch, workers):
         made = DataLoaderBuilder(batcher).batch_size(4).num_workers(workers)
         loader = (made if seed is None else made.shuffle(seed)).build(dataset)
@@ -106,7 +106,7 @@ def test_workers_change_nothing_that_is_drawn_at_random(dataset, batcher, seed):
     assert len({str(batch) for batch in first}) == 3
 
 
-def test_what_a_sample_draws_depends_on_the_seed_the_epoch_and_its_index():
+def test_random_numbers_of_a_sample_depend_on_seed_epoch_and_index():
     """Not on the batch it comes in."""
 
     def drawn(batch_size):
@@ -117,7 +117,7 @@ def test_what_a_sample_draws_depends_on_the_seed_the_epoch_and_its_index():
     assert len(set(map(str, drawn(4).values()))) == 10
 
 
-def test_an_epoch_has_the_same_order_whatever_came_before():
+def test_order_of_an_epoch_does_not_depend_on_earlier_epochs():
     walked, jumped = builder().shuffle(7).build(IN_MEMORY), builder().shuffle(7).build(IN_MEMORY)
     for epoch in (1, 2):
         order(walked, epoch)
@@ -126,7 +126,7 @@ def test_an_epoch_has_the_same_order_whatever_came_before():
     assert order(jumped, 3) != order(jumped, 4)
 
 
-def test_every_sample_comes_once_and_the_last_batch_has_what_is_left():
+def test_every_sample_occurs_once_and_the_last_batch_may_be_smaller():
     batches = order(builder().shuffle(7).build(IN_MEMORY), 1)
 
     assert [len(batch) for batch in batches] == [4, 4, 2]
@@ -134,11 +134,11 @@ def test_every_sample_comes_once_and_the_last_batch_has_what_is_left():
     assert len(builder().build(IN_MEMORY)) == 3
 
 
-def test_without_a_seed_the_order_is_the_data_sets():
+def test_order_without_a_seed_is_that_of_the_dataset():
     assert order(builder().build(IN_MEMORY), 5) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_the_batcher_normalises_and_leaves_the_data_alone():
+def test_batcher_normalizes_without_changing_the_data():
     dataset = TensorDataset(torch.tensor([[0], [255]], dtype=torch.uint8), torch.tensor([0, 1]))
     loader = DataLoaderBuilder(NormalizeBatcher(mean=127.5, std=127.5)).batch_size(2).build(dataset)
 
@@ -149,12 +149,12 @@ def test_the_batcher_normalises_and_leaves_the_data_alone():
 
 
 @pytest.mark.parametrize("option", [lambda b: b.batch_size(0), lambda b: b.num_workers(-1)])
-def test_an_impossible_option_is_refused(option):
+def test_invalid_option_is_rejected(option):
     with pytest.raises(ValueError, match="must be"):
         option(builder())
 
 
-def test_batches_go_to_the_device():
+def test_batches_are_moved_to_the_device():
     """``meta`` is a device that every machine has and that is not the CPU."""
     for workers in (0, 1):
         (batch,) = builder().batch_size(10).num_workers(workers).set_device("meta").build(IN_MEMORY)
@@ -183,7 +183,7 @@ def at(loader, epoch, position):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize(("dataset", "batcher"), NOISY.values(), ids=NOISY)
-def test_a_loader_that_begins_in_the_middle_gives_the_tail_of_the_epoch(dataset, batcher, seed, workers):
+def test_loader_with_a_position_yields_the_rest_of_the_epoch(dataset, batcher, seed, workers):
     made = DataLoaderBuilder(batcher).batch_size(3).num_workers(workers)
     loader = (made if seed is None else made.shuffle(seed)).build(dataset)
     whole = at(loader, 2, 0)
@@ -193,7 +193,7 @@ def test_a_loader_that_begins_in_the_middle_gives_the_tail_of_the_epoch(dataset,
         assert len(loader) == 4
 
 
-def test_the_position_is_that_of_the_next_iteration_only():
+def test_position_applies_to_the_next_iteration_only():
     loader = builder().shuffle(7).build(IN_MEMORY)
     whole = order(loader, 1)
 
@@ -204,7 +204,7 @@ def test_the_position_is_that_of_the_next_iteration_only():
     assert [batch.targets.tolist() for batch in first] == whole[2:]
 
 
-def test_nothing_is_fetched_that_was_skipped():
+def test_skipped_samples_are_not_loaded():
     dataset = Counted()
     loader = builder().build(dataset)
 
@@ -213,14 +213,16 @@ def test_nothing_is_fetched_that_was_skipped():
 
 
 @pytest.mark.parametrize("position", [-1, 4])
-def test_a_position_beyond_the_end_is_refused(position):
-    with pytest.raises(CheckpointError, match=f"has 3 batches, so none can go on after {position}"):
+def test_position_after_the_end_is_rejected(position):
+    with pytest.raises(
+        CheckpointError, match=f"cannot resume after batch {position}: an epoch of this loader has 3 batches"
+    ):
         builder().build(IN_MEMORY).set_position(position)
 
 
 @pytest.mark.parametrize(("seed", "first"), [(None, 0), (None, 3), (7, 0), (7, 1), (7, 5_000), (7, 10_000)])
 @pytest.mark.parametrize("batch_size", [1, 3, 4096])
-def test_the_batches_divide_the_permutation_of_the_seed_and_the_epoch(seed, first, batch_size):
+def test_batches_divide_the_permutation_of_seed_and_epoch(seed, first, batch_size):
     samples = 9_001
     generator = torch.Generator().manual_seed(derive_seed(seed or 0, 2))
     permuted = range(samples) if seed is None else torch.randperm(samples, generator=generator).tolist()
@@ -233,7 +235,7 @@ def test_the_batches_divide_the_permutation_of_the_seed_and_the_epoch(seed, firs
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("seed", [None, 7])
-def test_the_memory_of_an_epoch_does_not_grow_with_its_batches(workers, seed):
+def test_memory_of_an_epoch_does_not_grow_with_its_batches(workers, seed):
     """The permutation is one tensor; tracemalloc counts the Python objects beside it."""
     made = DataLoaderBuilder(NormalizeBatcher()).num_workers(workers)
     dataset = TensorDataset(torch.zeros(200_000, 1), torch.zeros(200_000))

@@ -17,7 +17,7 @@ from stages import data
 from stages.contracts.errors import DataError
 from stages.data import splits
 from stages.data.config import Npz
-from stages.data.prepared import DatasetInfo
+from stages.data.storage import DatasetInfo
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 
 MEASURE = """
@@ -75,7 +75,7 @@ def base_bytes(tmp_path_factory):
     ("kind", "write", "count"),
     [("idx", write_idx, 6000), ("npz", write_one_set, 12_000), ("npz", write_two_sets, 12_000)],
 )
-def test_the_memory_of_load_data_is_at_most_1_2_times_the_data(tmp_path, base_bytes, kind, write, count):
+def test_memory_of_load_data_is_at_most_1_2_times_the_data(tmp_path, base_bytes, kind, write, count):
     write(tmp_path / "data", count, 100)
     size = count * 100 * 100 * (2 if kind == "idx" else 1)
 
@@ -101,7 +101,7 @@ STORED = {
 
 
 @pytest.mark.parametrize(("inputs", "targets"), STORED.values(), ids=STORED)
-def test_blocks_change_no_byte_of_the_prepared_data(tmp_path, inputs, targets):
+def test_blocks_do_not_change_the_prepared_data(tmp_path, inputs, targets):
     """The split is scikit-learn's, the normalization NumPy's, the file that of safetensors."""
     np.savez(tmp_path / "data.npz", inputs=inputs, targets=targets)
     inputs = inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs
@@ -132,7 +132,7 @@ def test_blocks_change_no_byte_of_the_prepared_data(tmp_path, inputs, targets):
     ],
     ids=["float32", "zeros", "int64 of more than 53 bits", "equal in float64"],
 )
-def test_inputs_that_are_all_equal_have_a_standard_deviation_of_1(inputs):
+def test_constant_inputs_have_a_standard_deviation_of_1(inputs):
     """Theirs is 0, or a rounding error if 64-bit integers are added, and no input can be divided by it."""
     arrays = data.Arrays(inputs, np.arange(len(inputs)) % 3)
 
@@ -152,7 +152,7 @@ def test_nearly_equal_inputs_keep_their_standard_deviation():
     assert normalization.std == inputs.std(dtype=np.float64) > 0
 
 
-def test_a_class_that_occurs_in_the_valid_split_only_is_a_class():
+def test_class_in_the_valid_split_only_is_counted():
     """The model needs an output for it."""
     train = data.Arrays(np.zeros((4, 2)), np.array([0, 1, 0, 1]))
     valid = data.Arrays(np.zeros((3, 2)), np.array([0, 3, 3]))
@@ -163,7 +163,7 @@ def test_a_class_that_occurs_in_the_valid_split_only_is_a_class():
     assert info.class_counts == {"train": [2, 2, 0, 0], "valid": [1, 0, 0, 2]}
 
 
-def test_the_order_of_axes_in_memory_changes_no_byte(tmp_path):
+def test_memory_order_of_axes_does_not_change_the_prepared_data(tmp_path):
     inputs, targets = normal((50_000, 33)).astype(np.float32), np.arange(50_000) % 3
 
     for name, array in (("C", inputs), ("F", np.asfortranarray(inputs))):
@@ -177,7 +177,7 @@ def test_the_order_of_axes_in_memory_changes_no_byte(tmp_path):
     ]
 
 
-def test_prepared_data_is_the_same_in_memory_as_on_disk(tmp_path):
+def test_prepared_data_in_memory_equals_that_on_disk(tmp_path):
     arrays = data.Arrays(*STORED["float64 regression"])
     made = data.prepare(data.split(arrays, 0.2, 42))
 
@@ -193,9 +193,7 @@ def test_prepared_data_is_the_same_in_memory_as_on_disk(tmp_path):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("fraction", [0.1, 0.37, 0.5])
 @pytest.mark.parametrize("counts", [(2, 2), (10, 11, 12, 13), (500, 3, 40), (7,) * 9, (0, 50, 0, 51)])
-def test_a_split_has_the_samples_of_scikit_learn_in_its_order(
-    seed, fraction, counts, chunk_rows, monkeypatch
-):
+def test_split_equals_that_of_scikit_learn(seed, fraction, counts, chunk_rows, monkeypatch):
     monkeypatch.setattr(splits, "CHUNK_ROWS", chunk_rows)
     classes = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     for targets, strata in ((classes, classes), (classes.astype(np.float32), None)):
@@ -229,7 +227,7 @@ def test_only_the_digits_need_scikit_learn(tmp_path):
 @pytest.mark.parametrize(
     ("num_classes", "target_shape", "outputs"), [(None, (), 1), (None, (2, 3, 4), 24), (7, (), 7)]
 )
-def test_a_model_predicts_a_value_for_each_class_or_target(num_classes, target_shape, outputs):
+def test_number_of_outputs_is_that_of_classes_or_targets(num_classes, target_shape, outputs):
     info = DatasetInfo(
         task="regression",
         input_shape=(4,),

@@ -31,7 +31,7 @@ def write_idx(folder, *, zipped=False, images=30, labels=30, valid=12):
     return Idx(kind="idx", path=str(folder))
 
 
-def test_digits_are_real_and_split_by_class():
+def test_digits_are_split_by_class():
     splits = data.split(data.load_source(Digits()), 0.2, seed=42)
 
     assert (len(splits.train), len(splits.valid)) == (1438, 359)
@@ -39,7 +39,7 @@ def test_digits_are_real_and_split_by_class():
     assert set(np.bincount(splits.valid.targets)) <= {35, 36, 37}
 
 
-def test_a_split_is_a_function_of_its_seed():
+def test_split_depends_on_its_seed_only():
     digits = data.load_source(Digits())
     one, same, other = (data.split(digits, 0.2, seed).valid.inputs for seed in (1, 1, 2))
 
@@ -48,14 +48,14 @@ def test_a_split_is_a_function_of_its_seed():
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_idx_files_are_read_gzipped_or_not(tmp_path, zipped):
+def test_idx_files_are_read_with_and_without_gzip(tmp_path, zipped):
     splits = data.load_source(write_idx(tmp_path, zipped=zipped))
 
     assert splits.train.inputs.shape == (30, 1, 6, 5)
     assert splits.valid.targets.tolist() == [0, 1, 2] * 4
 
 
-def test_npz_takes_both_forms(tmp_path):
+def test_npz_accepts_both_sets_of_names(tmp_path):
     x, y = np.zeros((9, 4), np.float32), np.arange(9) % 3
     np.savez(tmp_path / "one.npz", inputs=x, targets=y)
     np.savez(tmp_path / "two.npz", x_train=x, y_train=y, x_test=x[:3], y_test=y[:3])
@@ -64,7 +64,7 @@ def test_npz_takes_both_forms(tmp_path):
     assert len(data.load_source(Npz(kind="npz", path=str(tmp_path / "two.npz"))).valid) == 3
 
 
-def test_prepared_data_comes_back_in_its_own_type(tmp_path):
+def test_prepared_data_keeps_its_type(tmp_path):
     data.write(tmp_path, data.prepare(data.split(data.load_source(Digits()), 0.2, 42)))
 
     prepared = data.read(tmp_path)
@@ -77,7 +77,7 @@ def test_prepared_data_comes_back_in_its_own_type(tmp_path):
     assert prepared.info.normalization.mean == pytest.approx(prepared.train.inputs.double().mean().item())
 
 
-def test_numbers_as_targets_are_regression():
+def test_float_targets_are_regression():
     x, y = np.random.default_rng(0).normal(size=(20, 3)), np.ones((20, 2))
 
     info = data.prepare(data.split(data.Arrays(x, y), 0.25, 0)).info
@@ -118,11 +118,15 @@ def cut_gzip(folder):
         ({"labels": 29}, lambda _: None, "must have the same number of samples; found 30 and 29"),
         ({}, cut, "is truncated or corrupt: shape \\(30, 6, 5\\) takes 900 bytes; found"),
         ({}, cut_gzip, "is truncated or corrupt"),
-        ({}, lambda folder: (folder / "t10k-labels-idx1-ubyte").unlink(), "has no t10k-labels-idx1-ubyte"),
+        (
+            {},
+            lambda folder: (folder / "t10k-labels-idx1-ubyte").unlink(),
+            "contains neither t10k-labels-idx1-ubyte",
+        ),
         ({}, lambda folder: (folder / "t10k-labels-idx1-ubyte").write_bytes(b"hello"), "is not an IDX file"),
     ],
 )
-def test_idx_files_that_are_not_intact_are_refused(tmp_path, sizes, harm, words):
+def test_damaged_idx_files_are_rejected(tmp_path, sizes, harm, words):
     source = write_idx(tmp_path, **sizes)
     harm(tmp_path)
 
@@ -159,17 +163,17 @@ def arrays(count=10, classes=2, **changes):
         (arrays(targets=np.array(["a"] * 10)), arrays(), "must be numbers"),
     ],
 )
-def test_data_that_cannot_be_trained_on_is_refused(train, valid, words):
+def test_unusable_data_is_rejected(train, valid, words):
     with pytest.raises(DataError, match=words):
         data.prepare(data.Splits(train, valid))
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.999])
-def test_an_empty_split_is_refused(fraction):
+def test_empty_split_is_rejected(fraction):
     with pytest.raises(DataError, match="an empty split"):
         data.split(arrays(), fraction, 0)
 
 
-def test_a_source_that_returns_something_else_is_told_what_to_return():
-    with pytest.raises(PluginError, match="returned a dict; it must return stages.data.Arrays"):
+def test_source_that_returns_another_type_is_rejected():
+    with pytest.raises(PluginError, match="must return stages.data.Arrays.*; found dict"):
         data.load_source(Use(kind="builtins:dict"))

@@ -28,7 +28,7 @@ LETTERS = "abcdef"
         (WindowsDataset(LETTERS, 7), []),
     ],
 )
-def test_a_transform_has_these_samples(dataset, items):
+def test_transform_has_the_expected_samples(dataset, items):
     assert [dataset[index] for index in range(len(dataset))] == items
     if items:
         assert dataset[-1] == items[-1]
@@ -36,19 +36,19 @@ def test_a_transform_has_these_samples(dataset, items):
         dataset[len(items)]
 
 
-def test_a_shuffled_set_has_every_sample_once_in_an_order_of_its_seed():
+def test_shuffled_dataset_has_every_sample_once_in_an_order_given_by_its_seed():
     one, same, other = (list(ShuffledDataset(range(50), seed)) for seed in (1, 1, 2))
 
     assert one == same != other
     assert sorted(one) == list(range(50))
 
 
-def test_samples_come_again_only_with_replacement():
+def test_samples_repeat_only_with_replacement():
     drawn = [SamplerDataset(range(9), 9, 1, replacement=False)[i] for i in range(9)]
     again = [SamplerDataset(range(9), 99, 1)[i] for i in range(99)]
 
     assert sorted(drawn) == list(range(9))
     assert len(again) == 99
     assert set(again) == set(range(9))
-    with pytest.raises(ValueError, match="10 samples without replacement of a data set that has 9"):
+    with pytest.raises(ValueError, match="size must be at most 9"):
         SamplerDataset(range(9), 10, 1, replacement=False)

@@ -1,21 +1,24 @@
-"""From the indices of a batch to the batch, the same in whichever process."""
+"""The batches of an epoch, made of sample indices with random numbers that depend only on seeds."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from stages.contracts.seeds import derive_seed
 from stages.data.batchers import Batcher, NormalizeBatcher
 from stages.data.datasets import Dataset, TensorDataset
-from stages.data.randomness import random_state_kept, seed_random_state
 
 
 class Fetcher:
-    """Makes the batches of one epoch, here or, pickled, in a worker.
+    """A source of the batches of one epoch, in this process or, pickled, in a worker.
 
-    What a sample draws at random depends on (seed, epoch, index); what ``__getitems__`` and the batcher
-    draw depends on (seed, epoch, position of the batch).
+    The random numbers that a sample draws depend on (seed, epoch, index); those of ``__getitems__`` and of
+    the batcher depend on (seed, epoch, position of the batch).
     """
 
     def __init__(self, dataset: Dataset, batcher: Batcher, seed: int, epoch: int) -> None:
@@ -24,7 +27,7 @@ class Fetcher:
         self._path = seed, epoch
 
     def __getitem__(self, place: tuple[int, Sequence[int] | Tensor]) -> Any:
-        """Return the batch at a position in the epoch, made of the samples at these indices.
+        """Return the batch of a position in the epoch and the indices of its samples.
 
         Raises `RuntimeError` if the dataset or the batcher raises StopIteration, which would end the epoch,
         or SystemExit, which would end a worker without a message.
@@ -38,17 +41,17 @@ class Fetcher:
 
     def _batch(self, position: int, indices: Sequence[int] | Tensor) -> Any:
         if type(self._dataset) is not TensorDataset:
-            with random_state_kept():
-                items = self._drawn(position, torch.as_tensor(indices).tolist())
+            with preserve_random_state():
+                items = self._draw(position, torch.as_tensor(indices).tolist())
         else:
             items = self._dataset.__getitems__(indices)
         if type(self._batcher) is NormalizeBatcher:
             return self._batcher.batch(items)
-        with random_state_kept():
+        with preserve_random_state():
             seed_random_state(*self._path, "batcher", position)
             return self._batcher.batch(items)
 
-    def _drawn(self, position: int, indices: list[int]) -> Any:
+    def _draw(self, position: int, indices: list[int]) -> Any:
         fetch = getattr(self._dataset, "__getitems__", None)
         if fetch is None:
             return [self._sample(index) for index in indices]
@@ -58,3 +61,23 @@ class Fetcher:
     def _sample(self, index: int) -> Any:
         seed_random_state(*self._path, index)
         return self._dataset[index]
+
+
+@contextmanager
+def preserve_random_state() -> Iterator[None]:
+    """Restore the random state of torch on the CPU, of Python and of NumPy at the end of the block."""
+    state, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def seed_random_state(seed: int, *path: int | str) -> None:
+    """Seed torch on the CPU, Python and NumPy from *seed* and *path*. Generators of devices are unchanged."""
+    derived = derive_seed(seed, *path)
+    torch.default_generator.manual_seed(derived)  # torch.manual_seed would also seed CUDA
+    random.seed(derived)
+    np.random.seed(derived % 2**32)

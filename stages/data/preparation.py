@@ -12,8 +12,8 @@ from stages.contracts.errors import DataError
 from stages.data.columns import Column, Columns, to_columns
 from stages.data.datasets import TensorDataset
 from stages.data.description import describe
-from stages.data.prepared import DatasetInfo, read_info, write_columns
 from stages.data.splits import Splits
+from stages.data.storage import DatasetInfo, read_info, write_columns
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def prepare(splits: Splits) -> Prepared:
 
 
 def dataset(columns: Columns) -> TensorDataset:
-    """Return *columns* as a data set; it shares their memory if that is writable and needs no conversion."""
+    """Return *columns* as a dataset; it shares their memory if that is writable and needs no conversion."""
     return TensorDataset(_tensor(columns.inputs), _tensor(columns.targets))
 
 
@@ -64,4 +64,4 @@ def _read_split(directory: Path, name: str) -> TensorDataset:
         tensors = load_file(path)
         return TensorDataset(tensors["inputs"], tensors["targets"])
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): run load-data again") from error
+        raise DataError(f"{path} cannot be read ({error}). Run load-data again") from error

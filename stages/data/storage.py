@@ -1,4 +1,4 @@
-"""Prepared data on disk: one safetensors file per split, and ``dataset.json``, which describes them."""
+"""Prepared data on disk: one safetensors file for each split, and ``dataset.json``, which describes them."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ _TYPES = {
 
 
 class Normalization(Config):
-    """The batcher's arithmetic on inputs, ``(x - mean) / std``; both are taken over the train split."""
+    """The normalization of inputs, ``(x - mean) / std``; both values are computed over the train split."""
 
     mean: float
     std: float
@@ -42,19 +42,19 @@ class DatasetInfo(Config):
 
     task: Literal["classification", "regression"]
     input_shape: tuple[int, ...]
-    """Of one sample."""
+    """The shape of one sample."""
     input_dtype: str
     target_shape: tuple[int, ...]
-    """Of one sample; empty for a single number or class."""
+    """The shape of one target; empty for a single number or class."""
     num_classes: int | None
     """None for regression."""
     counts: dict[str, int]
-    """Samples in each split."""
+    """The number of samples in each split."""
     class_counts: dict[str, list[int]] | None
-    """Samples of each class in each split; None for regression."""
+    """The number of samples of each class in each split; None for regression."""
     normalization: Normalization
     sha256: str = ""
-    """Of the split files' content, train first."""
+    """The SHA-256 of the content of the split files, train first."""
 
     @property
     def num_outputs(self) -> int:
@@ -72,7 +72,7 @@ def write_columns(directory: Path, info: DatasetInfo, train: Columns, valid: Col
     digest = hashlib.sha256()
     for name, split in (("train", train), ("valid", valid)):
         with open_atomic(directory / f"{name}.safetensors") as file:
-            for chunk in _encoded({"inputs": split.inputs, "targets": split.targets}):
+            for chunk in _encode({"inputs": split.inputs, "targets": split.targets}):
                 digest.update(chunk)
                 file.write(chunk)
     info = info.model_copy(update={"sha256": digest.hexdigest()})
@@ -84,12 +84,14 @@ def read_info(path: Path) -> DatasetInfo:
     try:
         return DatasetInfo.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}): run load-data first") from error
+        raise DataError(f"{path} cannot be read ({error.strerror}). Run load-data first") from error
     except ValidationError as error:
-        raise DataError(f"{path} is not what load-data writes: {error.errors()[0]['msg']}") from error
+        raise DataError(
+            f"{path} was not written by load-data: {error.errors()[0]['msg']}. Run load-data again"
+        ) from error
 
 
-def _encoded(columns: Mapping[str, Column]) -> Iterator[bytes | memoryview]:
+def _encode(columns: Mapping[str, Column]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a safetensors file, as the reference implementation writes them."""
     ranks = list(_TYPES)
     names = sorted(columns, key=lambda name: (ranks.index(str(columns[name].dtype)), name))
