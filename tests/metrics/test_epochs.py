@@ -272,7 +272,7 @@ def test_empty_batch_is_nan_and_adds_no_weight(case):
 
 
 @pytest.mark.parametrize("metric", [AccuracyMetric, PerplexityMetric, CharErrorRate, WordErrorRate])
-def test_padding_is_not_count_score(metric):
+def test_padding_is_not_counted(metric):
     targets = torch.tensor([[0, 1, PAD, PAD], [PAD] * 4])
     output = SequenceOutput(torch.tensor(0.0), torch.zeros(2, 4, 3), None, targets)
 
