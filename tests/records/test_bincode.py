@@ -93,7 +93,7 @@ ITEMS = st.dictionaries(KEYS, TREES, min_size=1, max_size=5)
 
 @given(ITEMS)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_tree_comes_back_as_it_was_when_it_is_its_own_example(item):
+def test_tree_is_restored_with_itself_as_example(item):
     record = read(written(item), item)
 
     assert comparable(record.item) == comparable(item)
@@ -102,7 +102,7 @@ def test_a_tree_comes_back_as_it_was_when_it_is_its_own_example(item):
 
 @given(ITEMS, st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_an_altered_file_is_refused_or_read(item, data):
+def test_corrupt_file_is_refused_or_read(item, data):
     content = bytearray(written(item))
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -135,15 +135,15 @@ def test_an_altered_file_is_refused_or_read(item, data):
         (tensor("F32", (1,), 0), "0400000000010101"),
     ],
 )
-def test_a_value_is_written_as_bincode_says(node, data):
+def test_value_is_encoded_as_bincode_specifies(node, data):
     assert after_metadata(written({"field": node})).hex() == data
 
 
-def test_the_metadata_stands_first_as_five_texts():
+def test_file_begins_with_five_metadata_texts():
     assert written(None).startswith(b"\x03f32\x03i32\x28burn_core::")
 
 
-def test_a_constant_learning_rate_takes_no_byte():
+def test_constant_learning_rate_takes_no_bytes():
     assert after_metadata(written(None)) == b""
     assert read(written(None), ()).item is None
 
@@ -164,7 +164,7 @@ def test_a_constant_learning_rate_takes_no_byte():
         ("0.16.0", "Flex32", "01"),
     ],
 )
-def test_a_dtype_has_the_number_that_its_version_gave_it(version, dtype, code):
+def test_dtype_has_the_number_of_its_version(version, dtype, code):
     data = written({"field": tensor(dtype, (), 1)}, version)
 
     assert after_metadata(data, version)[1 + ITEM_SIZES[dtype] :].hex() == "00" + code
@@ -173,33 +173,33 @@ def test_a_dtype_has_the_number_that_its_version_gave_it(version, dtype, code):
 
 @pytest.mark.parametrize("version", ["0.14.0", "0.16.0", "0.17.0", "0.21.0-pre.2"])
 @pytest.mark.parametrize("dtype", sorted(set(ITEM_SIZES) - {"Flex32", "U16"}))
-def test_every_dtype_of_every_version_comes_back(version, dtype):
+def test_every_dtype_of_every_version_is_restored(version, dtype):
     item = {"field": tensor(dtype, (2, 3))}
 
     assert comparable(read(written(item, version), item).item) == comparable(item)
 
 
-def test_shapes_and_dtypes_of_the_example_do_not_matter():
+def test_example_shapes_and_dtypes_have_no_effect():
     item = {"weight": {"id": "a", "param": tensor("F16", (2, 3))}}
 
     like = {"weight": {"id": "", "param": tensor("F32", (7,))}}
     assert comparable(read(written(item), like).item) == comparable(item)
 
 
-def test_elements_that_take_no_byte_are_counted_all_the_same():
+def test_elements_without_bytes_are_counted():
     item = {"field": [(), {}, ()]}
 
     assert read(written(item), item).item == item
 
 
-def test_an_option_that_may_be_either_is_read_as_what_it_is():
+def test_optional_value_is_read_as_present_or_absent():
     like = {"bias": Some(tensor("F32")), "last": Some(1)}
 
     found = read(written({"bias": None, "last": Some(4)}), like).item
     assert found == {"bias": None, "last": Some(4)}
 
 
-def test_the_states_of_an_optimizer_are_found_whatever_their_ids_and_order():
+def test_optimizer_states_are_found_in_any_order_and_with_any_ids():
     def state(rank, *shape):
         return Variant("V1", 0, Variant(f"Rank{rank}", rank, {"time": 3, "sum": tensor("F32", shape)}))
 
@@ -209,7 +209,7 @@ def test_the_states_of_an_optimizer_are_found_whatever_their_ids_and_order():
     assert comparable(read(written(item), like).item) == comparable(item)
 
 
-def test_a_bool_stored_in_words_becomes_bytes():
+def test_bool_stored_in_words_is_converted_to_bytes():
     data = written({"field": None})[:-1] + b"\x08" + bytes([1, 0, 0, 0, 0, 0, 0, 0]) + b"\x01\x02\x0d\x02"
 
     assert bytes(read(data, {"field": tensor("Bool")}).item["field"].data()) == b"\x01\x00"
@@ -226,7 +226,7 @@ def test_a_bool_stored_in_words_becomes_bytes():
         ("f32", "i32", "Bool", b"\x00\x01", "Bool", [False, True]),
     ],
 )
-def test_tensors_of_0_13_are_read_by_their_metadata(floats, ints, like, data, dtype, values):
+def test_tensors_of_0_13_are_read_with_types_from_metadata(floats, ints, like, data, dtype, values):
     head = b"".join(encode(Record(None, metadata("0.13.2", floats=floats, ints=ints)), dtype_table=WITH_U16))
     example = {"field": tensor(like), "last": 1}
 
@@ -238,7 +238,7 @@ def test_tensors_of_0_13_are_read_by_their_metadata(floats, ints, like, data, dt
     assert bare["field"].shape == (2,)
 
 
-def test_many_old_half_floats_are_read_across_chunks():
+def test_half_floats_of_0_13_are_read_across_chunks():
     bits = np.random.default_rng(0).integers(0, 2**16, 100_000, dtype=np.uint16)
     bits[::3] %= 300
     old = metadata("0.9.0", floats="half::binary16::f16")
@@ -250,7 +250,7 @@ def test_many_old_half_floats_are_read_across_chunks():
     assert bytes(found.data()) == bits.tobytes()
 
 
-def test_without_its_data_a_tensor_has_a_shape_and_says_why_it_has_no_more():
+def test_tensor_read_without_data_raises_when_data_is_requested():
     item = {"field": tensor("F32", (2, 3)), "last": 1}
     found = read(written(item), item, keep_data=False).item
 
@@ -285,7 +285,7 @@ def test_without_its_data_a_tensor_has_a_shape_and_says_why_it_has_no_more():
         (b"\x00\x28" + b"\x00" * 50, tensor("F32"), "at most 32"),
     ],
 )
-def test_what_no_such_record_holds_is_refused(data, like, message):
+def test_bytes_that_do_not_match_the_example_are_refused(data, like, message):
     with pytest.raises(RecordError, match=".") as raised:
         read(written({"field": None})[:-1] + data, {"field": like})
 
@@ -293,7 +293,7 @@ def test_what_no_such_record_holds_is_refused(data, like, message):
 
 
 @pytest.mark.parametrize("version", ["", "main", "0", "v0.21.0", "0.21x"])
-def test_a_version_that_is_none_of_burns_is_refused(version):
+def test_unknown_burn_version_is_refused(version):
     with pytest.raises(RecordError, match="the numbers of its dtypes"):
         written({"field": tensor("F32")}, version)
 
@@ -313,17 +313,17 @@ def test_a_version_that_is_none_of_burns_is_refused(version):
         ),
     ],
 )
-def test_what_cannot_be_written_is_refused(record, message):
+def test_unsupported_value_is_refused_on_write(record, message):
     with pytest.raises(RecordError, match=message):
         b"".join(encode(record))
 
 
-def test_without_an_example_it_says_what_to_give():
+def test_missing_example_is_explained():
     with pytest.raises(RecordError, match="stores no names; provide an example"):
         read(written({"a": 1}), None)
 
 
-def test_a_file_cut_anywhere_is_refused():
+def test_truncated_file_is_refused_at_every_length():
     item = {"a": tensor("F16"), "b": Map(x=Variant("V", 0, [1, 300])), "c": Some("text"), "d": (None, 1.5)}
     data = written(item)
 
@@ -332,7 +332,7 @@ def test_a_file_cut_anywhere_is_refused():
             read(data[:end], item)
 
 
-def test_a_tree_deeper_than_128_levels_is_refused():
+def test_tree_deeper_than_128_levels_is_refused():
     item = {}
     for _ in range(200):
         item = {"a": item}

@@ -101,11 +101,11 @@ RECORDS = st.builds(
 )
 
 
-def test_a_file_of_burn_comes_back_byte_for_byte(burns_own):
+def test_burn_file_is_rewritten_byte_for_byte(burns_own):
     assert written(read(burns_own)) == burns_own
 
 
-def test_a_file_of_burn_is_the_tree_of_its_modules_with_the_ids_of_its_parameters(burns_own):
+def test_burn_file_is_read_as_module_tree_with_parameter_ids(burns_own):
     item = read(burns_own).item
 
     assert list(item) == ["conv1", "conv2", "fc1", "fc2", "fc3"]
@@ -113,7 +113,7 @@ def test_a_file_of_burn_is_the_tree_of_its_modules_with_the_ids_of_its_parameter
     assert len(item["fc1"]["weight"]["id"]) == 13
 
 
-def test_a_file_of_burn_cut_anywhere_is_refused(burns_own):
+def test_truncated_burn_file_is_refused_at_every_length(burns_own):
     for end in [*range(2000), *range(2000, len(burns_own), 9973), len(burns_own) - 1]:
         with pytest.raises(RecordError):
             read(burns_own[:end])
@@ -121,7 +121,7 @@ def test_a_file_of_burn_cut_anywhere_is_refused(burns_own):
 
 @given(RECORDS)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_tree_comes_back_with_its_ids_numbers_and_texts(record):
+def test_tree_is_restored_with_ids_numbers_and_texts(record):
     found = read(written(record))
 
     assert comparable(found.item) == comparable(record.item)
@@ -132,7 +132,7 @@ def test_a_tree_comes_back_with_its_ids_numbers_and_texts(record):
 
 @given(RECORDS, st.data())
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_an_altered_file_is_refused_or_read(record, data):
+def test_corrupt_file_is_refused_or_read(record, data):
     content = bytearray(written(record))
     size = int.from_bytes(content[6:10], "little") + 10
     for _ in range(data.draw(st.integers(1, 3))):
@@ -142,7 +142,7 @@ def test_an_altered_file_is_refused_or_read(record, data):
         read(bytes(content))
 
 
-def test_a_small_file_cut_anywhere_is_refused():
+def test_truncated_small_file_is_refused_at_every_length():
     item = {
         "a": [tensor("F16"), tensor("Bool")],
         "b": {"id": encode_param_id(7), "param": tensor()},
@@ -156,7 +156,7 @@ def test_a_small_file_cut_anywhere_is_refused():
             read(data[:end])
 
 
-def test_tensors_lie_at_multiples_of_256_in_the_order_of_the_tree_and_are_named_in_order():
+def test_tensors_are_aligned_to_256_in_tree_order_and_named_in_sorted_order():
     data = written(Record({"z": tensor("U8", (3,), 7), "a": tensor("U8", (2,), 9)}))
 
     assert data[256:259] == b"\7\7\7"
@@ -165,7 +165,7 @@ def test_tensors_lie_at_multiples_of_256_in_the_order_of_the_tree_and_are_named_
     assert data.index(b"\x61a\xa3") < data.index(b"\x61z\xa3")
 
 
-def test_an_empty_record_is_padded_to_where_its_data_would_begin():
+def test_empty_record_is_padded_to_the_data_section():
     assert written(Record({})) == b"NRUB\x01\x00\x0a\x00\x00\x00\xa1\x67tensors\xa0" + bytes(236)
     assert read(written(Record({}))).item == {}
 
@@ -193,32 +193,32 @@ def test_an_empty_record_is_padded_to_where_its_data_would_begin():
         ({"a": 1}, "a1616101"),
     ],
 )
-def test_cbor_is_written_in_its_shortest_form(value, data):
+def test_cbor_is_written_in_shortest_form(value, data):
     assert b"".join(cbor.encode(value)).hex() == data
 
 
-def test_what_only_bincode_needs_is_gone_and_nil_is_left_out():
+def test_type_hints_are_stripped_and_nil_is_omitted():
     item = {"a": Some(tensor()), "b": None, "c": (1, 2), "d": Map(x=Variant("V1", 0, 3.0))}
 
     found = read(written(Record(item))).item
     assert comparable(found) == comparable({"a": tensor(), "c": [1, 2], "d": {"x": {"V1": 3.0}}})
 
 
-def test_keys_that_run_from_zero_are_a_list_in_the_order_of_their_numbers():
+def test_consecutive_keys_from_zero_become_a_list_in_numeric_order():
     names = {f"layers.{index}.w": index for index in reversed(range(12))}
     found = read(described(tensors={}, scalars={name: {"UInt": i} for name, i in names.items()})[:-2048]).item
 
     assert found == {"layers": [{"w": index} for index in range(12)]}
 
 
-def test_keys_with_a_hole_or_a_leading_zero_are_no_list():
+def test_keys_with_a_gap_or_leading_zero_stay_a_dict():
     scalars = {"a.1": {"UInt": 1}, "b.00": {"UInt": 1}, "c.0": {"UInt": 1}, "c.2": {"UInt": 1}}
 
     found = read(described(tensors={}, scalars=scalars)[:-2048]).item
     assert found == {"a": {"1": 1}, "b": {"00": 1}, "c": {"0": 1, "2": 1}}
 
 
-def test_a_file_of_burn_0_19_has_its_tensors_without_gaps():
+def test_burn_0_19_file_without_padding_is_read():
     tensors = {"a": at(0, 4), "b": at(4, 6, dtype="F16"), "c": at(6, 1006, dtype="U8", shape=(1000,))}
     metadata = b"".join(cbor.encode({"tensors": tensors}))
     content = bytes(range(6)) + b"\7" * 1000
@@ -232,7 +232,7 @@ def test_a_file_of_burn_0_19_has_its_tensors_without_gaps():
             read(data[:end])
 
 
-def test_a_file_that_lost_as_much_as_its_padding_is_not_taken_for_one_of_0_19():
+def test_file_truncated_by_its_padding_is_not_read_as_0_19():
     data = written(Record({"a": tensor("U8", (1000,))}))
     padding = 256 - len(data[:256].rstrip(b"\0"))
 
@@ -241,19 +241,19 @@ def test_a_file_that_lost_as_much_as_its_padding_is_not_taken_for_one_of_0_19():
 
 
 @pytest.mark.parametrize("dtype", ["Bool", {"Bool": "Native"}, {"Bool": "U8"}])
-def test_every_form_of_bool_is_read(dtype):
+def test_every_bool_storage_is_read(dtype):
     data = described(tensors={"a": at(0, 2048, dtype=dtype, shape=(2048,))})
 
     assert read(data).item["a"].dtype == "Bool"
 
 
-def test_a_bool_in_words_becomes_bytes():
+def test_bool_stored_in_words_is_converted_to_bytes():
     data = described(tensors={"a": at(0, 8, dtype={"Bool": "U32"}, shape=(2,))})[:-2048] + b"\1\0\0\0\0\0\0\0"
 
     assert bytes(read(data).item["a"].data()) == b"\1\0"
 
 
-def test_a_hole_and_what_a_later_burn_may_add_are_gone_past():
+def test_gaps_and_unknown_entries_are_skipped():
     data = described(
         tensors={"a": at(1024, 2048, shape=(256,), later=[1, {"x": [-1, 2.5]}, "text", True])}, later={"x": 1}
     )
@@ -261,7 +261,7 @@ def test_a_hole_and_what_a_later_burn_may_add_are_gone_past():
     assert read(data).item["a"].shape == (256,)
 
 
-def test_without_its_data_a_tensor_has_a_shape_only(burns_own):
+def test_tensor_read_without_data_has_only_a_shape(burns_own):
     weight = read(burns_own, keep_data=False).item["fc1"]["weight"]["param"]
 
     assert weight.shape == (1600, 128)
@@ -311,7 +311,7 @@ def test_without_its_data_a_tensor_has_a_shape_only(burns_own):
         ({"tensors": []}, "expected a map"),
     ],
 )
-def test_what_burn_would_not_write_is_refused(parts, message):
+def test_content_that_burn_would_not_write_is_refused(parts, message):
     with pytest.raises(RecordError) as raised:
         read(described(**parts))
 
@@ -338,7 +338,7 @@ TWICE = b"\xa1\x67scalars\xa2\x61a\xa1\x63Int\x01\x61a\xa1\x63Int\x01"
         (b"\xa2\x67tensors\xa0\x67tensors\xa0", "duplicate"),
     ],
 )
-def test_metadata_that_is_not_whole_cbor_is_refused(metadata, message):
+def test_invalid_cbor_metadata_is_refused(metadata, message):
     with pytest.raises(RecordError) as raised:
         read(with_metadata(metadata))
 
@@ -357,7 +357,7 @@ def test_metadata_that_is_not_whole_cbor_is_refused(metadata, message):
         (written(Record({})) + b"\0", "after the end of the record"),
     ],
 )
-def test_a_header_that_says_too_much_is_refused(data, message):
+def test_invalid_header_is_refused(data, message):
     with pytest.raises(RecordError, match=message):
         read(data)
 
@@ -375,14 +375,14 @@ def test_a_header_that_says_too_much_is_refused(data, message):
         ({"a": 2**64}, "64 bits"),
     ],
 )
-def test_what_burnpack_cannot_hold_is_refused_with_its_place(item, message):
+def test_unsupported_value_is_refused_with_its_path(item, message):
     with pytest.raises(RecordError) as raised:
         written(Record(item))
 
     assert message in str(raised.value)
 
 
-def test_short_names_cannot_ask_for_a_large_tree():
+def test_short_names_cannot_create_a_large_tree():
     scalars = {f"{index}." + ".".join("a" * 100): {"UInt": 1} for index in range(1100)}
 
     with pytest.raises(RecordError, match="more than 100000 nodes"):

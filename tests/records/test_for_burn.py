@@ -139,7 +139,7 @@ class Net(ClassificationStep, nn.Sequential):
 
 @pytest.mark.parametrize("recorder", RECORDERS.values(), ids=RECORDERS)
 @pytest.mark.parametrize(("make", "struct"), MODULES.values(), ids=MODULES)
-def test_a_modules_record_is_that_of_burns_module(make, struct, recorder, tmp_path):
+def test_module_record_equals_that_of_burn_module(make, struct, recorder, tmp_path):
     path = recorder.record(record_of(make()), tmp_path / "model")
 
     serde.read(path, struct)
@@ -167,7 +167,7 @@ def checkpoint(directory, model, optimizer, schedule=None):
     ],
     ids=lambda each: getattr(each, "kind", each),
 )
-def test_an_optimizers_record_is_burns_and_belongs_to_the_models(optimizer, kind, tmp_path):
+def test_optimizer_record_has_burn_layout_and_model_ids(optimizer, kind, tmp_path):
     model = Net(nn.Flatten(), nn.Linear(64, 3))
 
     folder = checkpoint(tmp_path, model, optimizer)
@@ -191,13 +191,13 @@ def test_an_optimizers_record_is_burns_and_belongs_to_the_models(optimizer, kind
     ],
     ids=["constant", "linear", "cosine", "exponential", "composed"],
 )
-def test_a_schedulers_record_is_burns(schedule, struct, tmp_path):
+def test_scheduler_record_has_burn_layout(schedule, struct, tmp_path):
     folder = checkpoint(tmp_path, Net(nn.Flatten(), nn.Linear(64, 3)), Sgd(), schedule)
 
     serde.read(folder / "scheduler-1.mpk.gz", struct)
 
 
-def test_the_guides_model_is_the_one_of_the_burn_book(tmp_path):
+def test_guide_model_record_has_the_fields_of_the_burn_book(tmp_path):
     folder = checkpoint(tmp_path, Cnn((1, 8, 8), 3), Adam())
 
     record = serde.read(folder / "model-1.mpk.gz", CNN)
@@ -205,7 +205,7 @@ def test_the_guides_model_is_the_one_of_the_burn_book(tmp_path):
     assert record["linear1"]["weight"].tensor.shape == (16 * 8 * 8, 512)
 
 
-def test_muons_record_is_burns_and_has_the_matrices_only(tmp_path):
+def test_muon_record_has_burn_layout_and_only_matrices(tmp_path):
     folder = checkpoint(tmp_path, Net(nn.Flatten(), nn.Linear(64, 3)), Muon())
 
     layers = serde.read(folder / "model-1.mpk.gz", serde.Tuple(CONSTANT, LINEAR))
@@ -213,7 +213,7 @@ def test_muons_record_is_burns_and_has_the_matrices_only(tmp_path):
     assert states.keys() == {layers[1]["weight"].id}
 
 
-def test_the_record_of_lbfgs_is_burns(tmp_path):
+def test_lbfgs_record_has_burn_layout(tmp_path):
     folder = checkpoint(tmp_path, Net(nn.Flatten(), nn.Linear(64, 3)), Lbfgs())
     vectors = serde.Vec(Tensor(1))
     state = Struct(
@@ -229,7 +229,7 @@ def test_the_record_of_lbfgs_is_burns(tmp_path):
     assert serde.read(folder / "optim-1.mpk.gz", state)["d"].shape == (64 * 3 + 3,)
 
 
-def test_a_checkpointer_warns_of_fields_that_burn_cannot_load(tmp_path, caplog):
+def test_checkpointer_warns_about_fields_that_burn_cannot_load(tmp_path, caplog):
     model = Net(nn.LayerNorm((8, 8)), nn.Flatten(), nn.Linear(64, 3))
 
     checkpoint(tmp_path, model, Sgd())

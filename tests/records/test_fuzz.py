@@ -11,7 +11,7 @@ def fuzz(*arguments):
     return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_spoilt_files_are_refused_or_load_right():
+def test_corrupt_files_are_refused_or_load_correctly():
     done = fuzz("--count", "1500", "--seed", "7")
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -21,7 +21,7 @@ def test_spoilt_files_are_refused_or_load_right():
     assert all(int(row[2]) and int(row[3]) for row in rows), "every form is refused and loaded"
 
 
-def test_one_file_can_be_made_again():
+def test_single_corrupt_file_can_be_reproduced():
     first, again = (fuzz("--seed", "7", "--replay", "11") for _ in range(2))
 
     assert first.returncode == 0

@@ -58,7 +58,7 @@ CONTENTS = {
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
-def test_what_is_written_is_read_by_everybody(content, level, path):
+def test_written_file_is_read_by_other_gzip_readers(content, level, path):
     data = zipped(content, level)
     path.write_bytes(data)
     member = zlib.decompressobj(31)
@@ -75,7 +75,7 @@ def test_what_is_written_is_read_by_everybody(content, level, path):
 @pytest.mark.parametrize(
     "content", [FLOATS, CONTENTS["floats and zeros"]], ids=["floats", "floats and zeros"]
 )
-def test_the_bytes_depend_neither_on_threads_nor_on_the_pieces(content, level):
+def test_bytes_do_not_depend_on_threads_or_pieces(content, level):
     once = zipped(content, level, 1)
 
     assert zipped(content, level, 2) == once
@@ -84,12 +84,12 @@ def test_the_bytes_depend_neither_on_threads_nor_on_the_pieces(content, level):
     assert zipped(content, level, 2, step=3 * CHUNK) == once
 
 
-def test_the_header_is_that_of_flate2_without_name_and_time():
+def test_header_equals_that_of_flate2_without_name_and_time():
     assert zipped(b"abc")[:10] == b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_a_piece_may_change_once_it_is_written(level):
+def test_piece_can_be_modified_after_write(level):
     piece = bytearray(FLOATS)
     file = io.BytesIO()
 
@@ -101,7 +101,7 @@ def test_a_piece_may_change_once_it_is_written(level):
     assert gzip.decompress(file.getvalue()) == FLOATS + FLOATS[: 2 * CHUNK]
 
 
-def test_a_writer_left_by_an_error_ends_no_member(path):
+def test_writer_exited_by_an_error_completes_no_member(path):
     file = io.BytesIO()
 
     with pytest.raises(KeyError), GzipWriter(file, threads=2) as writer:
@@ -122,7 +122,7 @@ def test_a_writer_left_by_an_error_ends_no_member(path):
     flush=st.sampled_from([zlib.Z_NO_FLUSH, zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH]),
     steps=st.lists(st.integers(1, 100_000), min_size=1, max_size=5),
 )
-def test_what_zlib_writes_is_read_in_steps_of_any_size(level, parts, flush, steps, tmp_path_factory):
+def test_zlib_output_is_read_in_steps_of_any_size(level, parts, flush, steps, tmp_path_factory):
     path = tmp_path_factory.mktemp("gzip") / "file"
     kinds = {"noise": NOISE, "zeros": ZEROS, "text": b"a text that comes again and again, and " * 6000}
     stream = zlib.compressobj(level, zlib.DEFLATED, 31)
@@ -141,7 +141,7 @@ def test_what_zlib_writes_is_read_in_steps_of_any_size(level, parts, flush, step
     assert got == content
 
 
-def test_flushed_chunks_that_refer_back_are_read_right(path):
+def test_flushed_chunks_with_back_references_are_read_correctly(path):
     """As pigz writes them: on whole bytes, but not alone."""
     stream = zlib.compressobj(6, zlib.DEFLATED, 31)
     pieces = [NOISE[:5000] + FLOATS[number : CHUNK - 5000 + number] for number in range(5)]
@@ -151,7 +151,7 @@ def test_flushed_chunks_that_refer_back_are_read_right(path):
     assert read(path, threads=2) == b"".join(pieces)
 
 
-def test_the_mark_of_a_flush_inside_a_block_misleads_nobody(path):
+def test_flush_mark_inside_a_block_does_not_split_it(path):
     marks = b"\0\0\xff\xff" * 1000 + RANDOM.randbytes(CHUNK - 4000)
     content = FLOATS[:CHUNK] + marks * 4 + FLOATS
     path.write_bytes(zipped(content))
@@ -208,7 +208,7 @@ def end(declared, content=b"content"):
         ),
     ],
 )
-def test_what_is_no_single_whole_member_is_refused(data, message, path):
+def test_input_that_is_not_one_complete_member_is_refused(data, message, path):
     path.write_bytes(data)
 
     with pytest.raises(RecordError) as error:
@@ -219,7 +219,7 @@ def test_what_is_no_single_whole_member_is_refused(data, message, path):
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_a_file_cut_or_longer_anywhere_is_refused(level, path):
+def test_truncated_or_extended_file_is_refused(level, path):
     data = zipped(b"content " * 9 + NOISE[:50], level)
 
     for length in range(len(data)):
@@ -232,7 +232,7 @@ def test_a_file_cut_or_longer_anywhere_is_refused(level, path):
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_a_bit_flipped_is_refused_or_changes_nothing(level, path):
+def test_flipped_bit_is_refused_or_has_no_effect(level, path):
     content = b"content " * 9 + NOISE[:50]
     data = zipped(content, level)
 
@@ -246,7 +246,7 @@ def test_a_bit_flipped_is_refused_or_changes_nothing(level, path):
             continue
 
 
-def test_a_large_file_cut_in_its_chunks_is_refused(path):
+def test_truncated_large_file_is_refused(path):
     data = zipped(FLOATS)
 
     for length in range(CHUNK // 2, len(data), CHUNK // 3):
@@ -255,7 +255,7 @@ def test_a_large_file_cut_in_its_chunks_is_refused(path):
             read(path, threads=2)
 
 
-def test_a_bomb_beyond_the_limit_is_refused_unread(path):
+def test_bomb_beyond_the_limit_is_refused_unread(path):
     path.write_bytes(gzip.compress(bytes(80 * 2**20)))
 
     with pytest.raises(RecordError, match="set a higher limit"):
@@ -263,7 +263,7 @@ def test_a_bomb_beyond_the_limit_is_refused_unread(path):
     assert len(read(path, limit=2**27)) == 80 * 2**20
 
 
-def test_a_bomb_that_lies_about_its_length_is_stopped_where_it_said_it_ends(path):
+def test_bomb_with_false_length_is_stopped_at_its_declared_length(path):
     path.write_bytes(gzip.compress(bytes(80 * 2**20))[:-8] + end(1000, bytes(1000)))
 
     with GzipReader(path) as source:
@@ -274,7 +274,7 @@ def test_a_bomb_that_lies_about_its_length_is_stopped_where_it_said_it_ends(path
             source.finish()
 
 
-def test_what_is_passed_over_counts_for_the_checksum(path):
+def test_skipped_content_is_included_in_the_checksum(path):
     path.write_bytes(zipped(FLOATS))
 
     with GzipReader(path) as source:
@@ -312,7 +312,7 @@ print(peak() - before)
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_neither_way_needs_more_than_the_state_and_32_mb(level, path):
+def test_reading_and_writing_need_at_most_32_mb_beyond_the_state(level, path):
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, str(path), str(level)], capture_output=True, text=True, check=True
     )

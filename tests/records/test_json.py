@@ -54,13 +54,13 @@ def read(text, **options):
     return decode(PlainReader.of_bytes(data), **options)
 
 
-def test_the_pretty_text_has_an_element_a_line():
+def test_pretty_text_has_one_element_per_line():
     text = b"".join(encode_pretty(TREE)).decode()
 
     assert text == PRETTY
 
 
-def test_the_compact_text_has_no_space_and_the_same_content():
+def test_compact_text_has_no_whitespace_and_equal_content():
     text = b"".join(encode(TREE)).decode()
 
     assert text == json.dumps(json.loads(PRETTY), separators=(",", ":"), ensure_ascii=False)
@@ -83,13 +83,13 @@ def test_the_compact_text_has_no_space_and_the_same_content():
         (float("-inf"), "null"),
     ],
 )
-def test_a_float_is_written_as_serde_json_does(number, text):
+def test_float_is_written_as_serde_json_writes_it(number, text):
     assert b"".join(encode(number)).decode() == text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 @settings(deadline=None, max_examples=300)
-def test_every_finite_float_comes_back_with_all_its_bits(number):
+def test_every_finite_float_is_restored_bit_for_bit(number):
     back = read(b"".join(encode([number])))[0]
 
     assert isinstance(back, float)
@@ -98,7 +98,7 @@ def test_every_finite_float_comes_back_with_all_its_bits(number):
 
 @pytest.mark.parametrize("write", [encode, encode_pretty])
 @pytest.mark.parametrize("size", [0, 1, 1025, 70_000, 200_001])
-def test_bytes_of_any_length_come_back_whatever_pieces_they_were_in(write, size):
+def test_bytes_of_any_length_are_restored_from_any_pieces(write, size):
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     halves = (memoryview(data[: size // 3]), memoryview(data[size // 3 :]))
 
@@ -109,7 +109,7 @@ def test_bytes_of_any_length_come_back_whatever_pieces_they_were_in(write, size)
     assert not size or read(text, keep_data=False)["p"]["bytes"].size == size
 
 
-def test_long_lists_of_numbers_are_arrays_and_short_ones_are_lists():
+def test_long_number_lists_are_arrays_and_short_ones_are_lists():
     assert read("[1, 2.5, null, true]") == [1, 2.5, None, True]
     assert read(json.dumps([0.5] * 5000)).dtype == np.float64
     assert read(json.dumps([7] * 5000)).dtype == np.int16
@@ -120,7 +120,7 @@ def test_long_lists_of_numbers_are_arrays_and_short_ones_are_lists():
     assert read(json.dumps([True] * 5000)).dtype == np.bool_
 
 
-def test_a_long_list_is_read_right_across_the_places_where_it_is_cut():
+def test_long_list_is_read_correctly_across_slices():
     numbers = np.random.default_rng(0).integers(-(2**40), 2**40, 100_000)
 
     back = read(json.dumps(numbers.tolist()))
@@ -128,7 +128,7 @@ def test_a_long_list_is_read_right_across_the_places_where_it_is_cut():
     assert np.array_equal(back, numbers)
 
 
-def test_space_may_stand_wherever_json_allows_it():
+def test_whitespace_is_accepted_wherever_json_allows_it():
     assert read(' \n{ "a" : [ 1 ,2 ] ,\t"b":{ }}\r\n') == {"a": [1, 2], "b": {}}
 
 
@@ -192,14 +192,14 @@ def test_space_may_stand_wherever_json_allows_it():
         '"' + "a" * (2 << 20) + '"',
     ],
 )
-def test_what_is_no_json_of_a_record_is_refused_with_file_and_offset(text):
+def test_invalid_json_is_refused_with_file_and_offset(text):
     with pytest.raises(RecordError, match="the record in memory, offset"):
         read(text)
 
 
 @given(st.data())
 @settings(deadline=None, max_examples=400)
-def test_an_altered_file_is_refused_or_read_as_python_reads_it(data):
+def test_corrupt_file_is_refused_or_read_as_python_reads_it(data):
     text = bytearray(PRETTY.encode())
     for _ in range(data.draw(st.integers(1, 3))):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
@@ -219,7 +219,7 @@ def as_lists(node):
     return [as_lists(value) for value in node] if isinstance(node, list) else node
 
 
-def test_reading_takes_a_few_times_the_file_at_most():
+def test_reading_needs_at_most_a_few_times_the_file_size():
     """A list of the shortest numbers, which as Python's own would be objects of 32 bytes each."""
     text = ('{"value":[' + "0.5," * 500_000 + "1]}").encode()
     source = PlainReader.of_bytes(text)
@@ -233,7 +233,7 @@ def test_reading_takes_a_few_times_the_file_at_most():
     assert peak < 6 * len(text)
 
 
-def test_writing_refuses_what_could_not_be_read_back():
+def test_writer_refuses_values_that_could_not_be_read_back():
     loop: list[object] = []
     loop.append(loop)
 

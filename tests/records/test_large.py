@@ -36,7 +36,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "precision"), CASES)
-def test_a_recorder_reads_the_zeros_that_it_wrote(kind, precision, tmp_path):
+def test_recorder_reads_zeros_that_it_wrote(kind, precision, tmp_path):
     item = {"weight": {"id": "0" * 13, "param": torch.zeros(SHAPE)}, "beta": None}
     recorder = RECORDERS[kind](PRECISIONS[precision])
 
@@ -48,14 +48,14 @@ def test_a_recorder_reads_the_zeros_that_it_wrote(kind, precision, tmp_path):
 
 
 @pytest.mark.parametrize("make", [NamedMpkBytesRecorder, BinBytesRecorder])
-def test_a_recorder_in_memory_reads_the_zeros_that_it_wrote(make):
+def test_bytes_recorder_reads_zeros_that_it_wrote(make):
     item = {"weight": torch.zeros(SHAPE)}
     recorder = make()
 
     assert not recorder.load(recorder.record(item), example_of(item))["weight"].any()
 
 
-def test_a_checkpoint_of_a_sparsely_trained_embedding_is_restored(tmp_path):
+def test_checkpoint_of_sparsely_trained_embedding_is_restored(tmp_path):
     """Adam's moments of rows that no batch contained are zero: 154 MB that compress 1000 to 1."""
     model = nn.Embedding(300_000, 64)
     optimizer = torch.optim.Adam(model.parameters())
@@ -80,7 +80,7 @@ def test_a_checkpoint_of_a_sparsely_trained_embedding_is_restored(tmp_path):
         pytest.param("bin_gz", 8_000, marks=pytest.mark.long),
     ],
 )
-def test_a_recorder_reads_the_small_values_that_it_wrote(kind, rows, tmp_path):
+def test_recorder_reads_small_values_that_it_wrote(kind, rows, tmp_path):
     item = {"options": [[None] * 100] * rows}
     recorder = RECORDERS[kind]()
 
@@ -102,14 +102,14 @@ def test_a_recorder_reads_the_small_values_that_it_wrote(kind, rows, tmp_path):
         ("safetensors", {"order": [1] * 300_000}, "250000 can be read back"),
     ],
 )
-def test_a_recorder_refuses_to_write_what_it_could_not_read(kind, item, message, tmp_path):
+def test_recorder_refuses_to_write_values_that_it_could_not_read(kind, item, message, tmp_path):
     with pytest.raises(RecordError, match=message):
         RECORDERS[kind]().record(item, tmp_path / "item")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long
-def test_a_trainer_record_with_a_history_of_200_000_numbers_is_restored(tmp_path):
+def test_trainer_record_with_history_of_200_000_numbers_is_restored(tmp_path):
     history = [[row // 200, "train", f"metric {row % 200}", 1 / (row + 1)] for row in range(200_000)]
     checkpointer = FileCheckpointer(tmp_path, DefaultRecorder())
 
@@ -120,7 +120,7 @@ def test_a_trainer_record_with_a_history_of_200_000_numbers_is_restored(tmp_path
 
 
 @pytest.mark.parametrize("size", [LEAST_LIMIT, LEAST_LIMIT + 1, 2 * LEAST_LIMIT + 12_345])
-def test_a_written_member_is_never_smaller_than_its_readers_allow(size):
+def test_written_member_is_never_smaller_than_readers_require(size):
     file = io.BytesIO()
     with GzipWriter(file, threads=1) as writer:
         writer.write(bytes(size))
@@ -144,14 +144,14 @@ def bomb(tmp_path):
     return path
 
 
-def test_a_foreign_file_that_inflates_too_far_is_refused_unless_the_limit_allows_it(bomb):
+def test_foreign_file_beyond_the_ratio_requires_a_higher_limit(bomb):
     with pytest.raises(RecordError, match=r"set a higher limit"):
         DefaultRecorder().load(bomb)
     assert DefaultRecorder().load(bomb, limit=70_000_000)["weight"].shape == SHAPE
     assert read_item(bomb, limit=1 << 40)["weight"].shape == SHAPE
 
 
-def test_a_verified_checkpoint_is_restored_whatever_its_ratio(bomb, tmp_path):
+def test_verified_checkpoint_is_restored_at_any_ratio(bomb, tmp_path):
     """Checkpoints that earlier versions wrote may inflate further than a file of unknown origin may."""
     checkpointer = FileCheckpointer(tmp_path / "checkpoint", DefaultRecorder())
     checkpointer.save(1, Checkpoint({}, {}, None))

@@ -63,12 +63,12 @@ def plain(node):
 
 
 @given(tree=trees)
-def test_the_bytes_are_those_of_msgpack(tree):
+def test_bytes_equal_those_of_msgpack(tree):
     assert packed(tree) == msgpack.packb(tree, use_bin_type=True)
 
 
 @given(tree=trees | number_lists)
-def test_every_tree_comes_back_and_is_the_same_bytes_again(tree):
+def test_every_tree_is_restored_and_rewritten_byte_for_byte(tree):
     data = packed(tree)
 
     back = unpacked(data)
@@ -79,7 +79,7 @@ def test_every_tree_comes_back_and_is_the_same_bytes_again(tree):
 
 @settings(deadline=None, max_examples=20)
 @given(numbers=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50), times=st.integers(400, 4000))
-def test_long_lists_of_numbers_of_any_width_come_as_arrays(numbers, times):
+def test_long_number_lists_of_any_width_are_read_as_arrays(numbers, times):
     numbers = numbers * times
 
     back = unpacked(packed(numbers))
@@ -102,20 +102,20 @@ def test_floats_keep_their_width(code, marker):
     assert packed(back) == data
 
 
-def test_a_list_that_stops_being_numbers_is_a_list():
+def test_list_that_mixes_numbers_and_text_is_a_list():
     numbers = [*range(70_000), "text", None, 0.5, b"data", {"a": [1]}, 2**64 - 1, -1]
 
     assert plain(unpacked(packed(numbers))) == numbers
 
 
-def test_what_only_bincode_needs_is_gone():
+def test_type_hints_are_stripped():
     tree = {"a": Some(3), "b": Variant("Linear", 1, Signed(-4)), "c": (1, Some(None))}
 
     assert msgpack.unpackb(packed(tree)) == {"a": 3, "b": {"Linear": -4}, "c": [1, None]}
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (7,), (2, 3)])
-def test_a_tensor_is_a_map_in_burns_order_and_its_memory_is_not_copied(shape):
+def test_tensor_is_a_map_in_burn_order_and_its_memory_is_not_copied(shape):
     data = np.arange(4 * math.prod(shape), dtype=np.uint8)
 
     pieces = list(encode({"t": RawTensor.of("F32", shape, data)}))
@@ -125,7 +125,7 @@ def test_a_tensor_is_a_map_in_burns_order_and_its_memory_is_not_copied(shape):
     assert not len(data) or any(np.shares_memory(np.frombuffer(piece, np.uint8), data) for piece in pieces)
 
 
-def test_data_that_is_not_wanted_is_passed_over():
+def test_tensor_data_is_skipped_on_request():
     tree = {"a": b"x" * 70_000, "b": [b"", 1], "c": [1] * 16 + [b"yz"]}
 
     back = unpacked(packed(tree), keep_data=False)
@@ -151,19 +151,19 @@ def test_data_that_is_not_wanted_is_passed_over():
         ),
     ],
 )
-def test_what_cannot_be_recorded_is_named_by_its_place(node, message):
+def test_unsupported_value_is_refused_with_its_path(node, message):
     with pytest.raises(RecordError) as error:
         packed(node)
 
     assert message in str(error.value)
 
 
-def test_a_tensor_too_large_points_to_the_formats_that_take_it():
+def test_too_large_tensor_error_names_other_formats():
     with pytest.raises(RecordError, match="safetensors or burnpack"):
         packed(RawTensor("F32", (2**30,), tuple))
 
 
-def test_a_tree_too_deep_or_endless_is_not_written():
+def test_too_deep_or_cyclic_tree_is_not_written():
     endless = []
     endless.append(endless)
 
@@ -191,18 +191,18 @@ def test_a_tree_too_deep_or_endless_is_not_written():
         (b"\x01\x02", "has 1 surplus bytes after the end"),
     ],
 )
-def test_what_no_record_holds_is_refused(data, message):
+def test_invalid_bytes_are_refused(data, message):
     with pytest.raises(RecordError) as error:
         unpacked(data)
 
     assert message in str(error.value)
 
 
-def test_nesting_of_128_is_read():
+def test_nesting_of_128_levels_is_read():
     assert packed(unpacked(b"\x91" * 128 + b"\x01")) == b"\x91" * 128 + b"\x01"
 
 
-def test_what_follows_a_value_is_left_in_the_source():
+def test_bytes_after_a_value_are_not_read():
     source = PlainReader.of_bytes(packed([*range(20), *repeat(300, 20), "a", 1]) + b"\x07")
 
     decode(source)
@@ -213,7 +213,7 @@ def test_what_follows_a_value_is_left_in_the_source():
 @pytest.mark.parametrize(
     "tree", [{"a": [1.5] * 20, "b": [300] * 9 + [2] * 9, "c": b"data", "d": ["text", {}]}]
 )
-def test_a_file_cut_anywhere_is_refused(tree):
+def test_truncated_file_is_refused_at_every_length(tree):
     data = packed(tree)
 
     for end in range(len(data)):
@@ -242,7 +242,7 @@ except RecordError as error:
 
 
 @pytest.mark.parametrize("filler", [b"\x80", b"\xc0", b"\xc4\x00", b"\x81\xa0\x80", b"\x91\x80"])
-def test_a_file_of_small_values_does_not_take_many_times_its_length(filler):
+def test_small_values_cannot_use_many_times_the_file_size(filler):
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, filler.hex()], capture_output=True, text=True, check=True
     )
@@ -252,7 +252,7 @@ def test_a_file_of_small_values_does_not_take_many_times_its_length(filler):
     assert "small values need more memory" in message
 
 
-def test_reading_takes_the_memory_of_the_value_alone():
+def test_reading_needs_only_the_memory_of_the_value():
     data = packed({"bytes": bytes(30_000_000), "value": np.full(2_000_000, 300)})
     tracemalloc.start()
 
@@ -264,7 +264,7 @@ def test_reading_takes_the_memory_of_the_value_alone():
 
 
 @pytest.mark.skipif(not (BURN / "model.mpk").is_file(), reason="the file that Burn wrote is not here")
-def test_a_file_that_burn_wrote_is_the_same_bytes_again():
+def test_burn_file_is_rewritten_byte_for_byte():
     data = (BURN / "model.mpk").read_bytes()
 
     assert packed(unpacked(data)) == data

@@ -21,7 +21,7 @@ def weights(model):
 
 
 @pytest.mark.parametrize("kind", RECORDERS)
-def test_a_saved_model_is_loaded_bit_for_bit(kind, tmp_path):
+def test_saved_model_is_loaded_bit_for_bit(kind, tmp_path):
     model, recorder = made(), RECORDERS[kind]()
 
     path = save_file(model, tmp_path / "new" / "folder" / "model", recorder)
@@ -32,7 +32,7 @@ def test_a_saved_model_is_loaded_bit_for_bit(kind, tmp_path):
 
 
 @pytest.mark.parametrize("given", ["model", "model.mpk.gz", "model.mpk", "model.pt"])
-def test_the_recorders_extension_is_set_on_the_path(given, tmp_path):
+def test_path_gets_the_extension_of_the_recorder(given, tmp_path):
     names = {"model.mpk": "model.mpk.gz", "model.pt": "model.mpk.gz"}
     path = save_file(made(), str(tmp_path / given), DefaultRecorder())
 
@@ -40,7 +40,7 @@ def test_the_recorders_extension_is_set_on_the_path(given, tmp_path):
     load_file(made(), str(tmp_path / given), DefaultRecorder())
 
 
-def test_a_file_of_any_precision_fits(tmp_path):
+def test_file_of_any_precision_is_loaded(tmp_path):
     model = made()
     save_file(model, tmp_path / "model", CompactRecorder())
 
@@ -49,7 +49,7 @@ def test_a_file_of_any_precision_fits(tmp_path):
     torch.testing.assert_close(weights(loaded), weights(model), rtol=1e-3, atol=1e-3)
 
 
-def test_a_saved_file_is_the_record_that_burn_loads(tmp_path):
+def test_saved_file_is_the_record_that_burn_loads(tmp_path):
     item = read_item(save_file(nn.Linear(3, 2), tmp_path / "model", DefaultRecorder()))
 
     assert set(item) == {"weight", "bias"}
@@ -58,7 +58,7 @@ def test_a_saved_file_is_the_record_that_burn_loads(tmp_path):
     load_into(nn.Linear(3, 2), item, layout="burn")
 
 
-def test_another_models_file_is_refused_and_changes_nothing(tmp_path):
+def test_file_of_another_model_is_refused_without_changes(tmp_path):
     save_file(nn.Linear(3, 2), tmp_path / "model", DefaultRecorder())
     model = made()
     before = copy.deepcopy(model.state_dict())

@@ -13,7 +13,7 @@ REAL = Path(__file__).parents[3] / "shared" / "burn" / "model.mpk"
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"the real record {REAL} is not here")
-def test_every_id_of_the_real_file_comes_back_from_its_number():
+def test_every_id_of_a_burn_file_is_restored_from_its_number():
     def ids(node):
         if isinstance(node, dict):
             yield from [node["id"]] if "id" in node else [i for value in node.values() for i in ids(value)]
@@ -26,7 +26,7 @@ def test_every_id_of_the_real_file_comes_back_from_its_number():
     assert [encode_param_id(decode_param_id(text)) for text in found] == found
 
 
-def test_an_id_is_eight_little_endian_bytes_in_base32():
+def test_id_is_eight_little_endian_bytes_in_base32():
     assert encode_param_id(0) == "0" * 13
     assert encode_param_id(1) == "0400000000000"
     assert encode_param_id(2**64 - 1) == "vvvvvvvvvvvvu"
@@ -37,7 +37,7 @@ def test_an_id_is_eight_little_endian_bytes_in_base32():
     assert len(derive_param_id("")) == 13
 
 
-def test_ids_of_older_burns_are_numbers_too():
+def test_ids_of_older_burn_versions_are_decoded():
     """Six bytes fill the low end, as in Burn's own test; UUIDs stay apart from each other."""
     assert decode_param_id("5kmiqb9d5k"[:10]) < 2**48
     assert decode_param_id(encode_param_id(int.from_bytes(bytes([45] * 6), "little"))) == int.from_bytes(
@@ -52,6 +52,6 @@ def test_ids_of_older_burns_are_numbers_too():
     "text",
     ["w" * 13, "invalid_id", "1", "vvvvvvvvvvvvv", "0" * 16, "30b82c23-788d-4d63-ada258d5f13c", "é" * 13],
 )
-def test_text_that_is_no_id_is_refused(text):
+def test_invalid_id_is_refused(text):
     with pytest.raises(RecordError, match="is not a parameter id"):
         decode_param_id(text)

@@ -51,7 +51,7 @@ def floats_of_every_kind():
     return numbers
 
 
-def test_half_precision_is_numpys_bit_for_bit_for_floats_of_every_kind():
+def test_half_precision_equals_numpy_bit_for_bit():
     numbers = floats_of_every_kind()
     with np.errstate(all="ignore"):
         expected = numbers.astype(np.float16)
@@ -62,7 +62,7 @@ def test_half_precision_is_numpys_bit_for_bit_for_floats_of_every_kind():
     assert np.array_equal(values(tensor).view(np.uint16), expected.view(np.uint16))
 
 
-def test_half_precision_rounds_to_the_nearest_and_ties_to_even():
+def test_half_precision_rounds_to_nearest_ties_to_even():
     """Against the standard library, whose ``e`` is IEEE's rounding written a third time."""
     numbers = floats_of_every_kind()[::17]
 
@@ -78,7 +78,7 @@ def test_half_precision_rounds_to_the_nearest_and_ties_to_even():
             assert struct.pack("<e", number) == half.to_bytes(2, "little")
 
 
-def test_a_double_becomes_a_half_in_one_rounding():
+def test_double_is_rounded_to_half_once():
     """Through a float, 1 + 2**-11 + 2**-30 would become a tie first, and then 1."""
     number = 1 + 2.0**-11 + 2.0**-30
 
@@ -87,7 +87,7 @@ def test_a_double_becomes_a_half_in_one_rounding():
 
 
 @pytest.mark.parametrize("target", ["F64", "F32", "F16"])
-def test_bf16_is_read_for_what_it_is(target):
+def test_bf16_is_converted_by_value(target):
     import torch
 
     numbers = torch.randn(3, 5).to(torch.bfloat16)
@@ -100,7 +100,7 @@ def test_bf16_is_read_for_what_it_is(target):
 
 
 @pytest.mark.parametrize("cut", [1, 3, 7, 4096, 999_999])
-def test_the_borders_of_pieces_change_nothing(cut):
+def test_piece_boundaries_do_not_affect_values(cut):
     numbers = floats_of_every_kind()[:50_000]
     data = memoryview(numbers).cast("B")
     cuts = sorted({0, cut, cut + 1, cut + 2, cut + 2, len(data)} & set(range(len(data) + 1)))
@@ -111,7 +111,7 @@ def test_the_borders_of_pieces_change_nothing(cut):
     assert split.data() == HalfPrecision.convert(raw(numbers, "F32")).data()
 
 
-def test_a_tensor_is_converted_in_small_pieces_each_time_anew():
+def test_tensor_is_converted_in_small_pieces_on_each_request():
     numbers = np.ones(3_000_000, np.float32)
 
     tensor = DoublePrecision.convert(raw(numbers, "F32"))
@@ -136,14 +136,14 @@ def test_a_tensor_is_converted_in_small_pieces_each_time_anew():
         (DoublePrecision, "U64", [2**63 - 1], "I64"),
     ],
 )
-def test_integers_keep_their_type_where_one_would_not_fit(precision, dtype, numbers, expected):
+def test_integers_keep_their_type_if_one_does_not_fit(precision, dtype, numbers, expected):
     tensor = precision.convert(raw(numbers, dtype))
 
     assert tensor.dtype == expected
     assert values(tensor).tolist() == numbers
 
 
-def test_what_is_right_already_and_bools_are_left_alone():
+def test_matching_tensors_and_bools_are_unchanged():
     floats, bools = raw([1.0], "F32"), RawTensor.of("Bool", (1,), b"\x01")
     long = raw([2**40], "I64")
 
@@ -153,7 +153,7 @@ def test_what_is_right_already_and_bools_are_left_alone():
     assert OriginalPrecision.convert(half := raw([1.0], "F16")) is half
 
 
-def test_an_empty_tensor_and_one_with_no_dimension_are_converted():
+def test_empty_and_scalar_tensors_are_converted():
     empty, scalar = np.empty((0, 3), np.float32), np.float32(1.5)
 
     assert HalfPrecision.convert(raw(empty, "F32")).data() == b""

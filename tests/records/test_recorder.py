@@ -55,7 +55,7 @@ MODULES = {
 
 @settings(max_examples=50)
 @given(tree=trees)
-def test_every_tree_comes_back(tree, tmp_path_factory):
+def test_every_tree_is_restored(tree, tmp_path_factory):
     path = tmp_path_factory.mktemp("record") / "item"
 
     NamedMpkGzFileRecorder().record(tree, path)
@@ -65,7 +65,7 @@ def test_every_tree_comes_back(tree, tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=TORCH_DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 4)])
-def test_every_tensor_comes_back_bit_for_bit(dtype, shape, tmp_path):
+def test_every_tensor_is_restored_bit_for_bit(dtype, shape, tmp_path):
     tensor = torch.randint(0, 2, shape).to(dtype)
 
     NamedMpkGzFileRecorder(OriginalPrecision).record({"t": tensor}, tmp_path / "item")
@@ -79,7 +79,7 @@ def test_every_tensor_comes_back_bit_for_bit(dtype, shape, tmp_path):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", RECORDERS)
 @pytest.mark.parametrize("dtype", TORCH_DTYPES.values(), ids=TORCH_DTYPES)
-def test_every_recorder_writes_its_precision_and_reads_it_back(kind, precision, dtype, tmp_path):
+def test_every_recorder_writes_and_reads_its_precision(kind, precision, dtype, tmp_path):
     tensor = torch.randint(0, 2, (2, 3)).to(dtype)
     item = {"weight": tensor, "list": [tensor, tensor]}
     recorder = RECORDERS[kind](PRECISIONS[precision])
@@ -118,7 +118,7 @@ def test_any_file_loads_into_a_module_of_any_dtype(make, kind, precision, dtype,
             assert torch.equal(each, written[name].to(each.dtype)), name
 
 
-def test_full_precision_and_what_stands_beside_bring_back_every_bit(tmp_path):
+def test_full_precision_and_supplement_restore_every_bit(tmp_path):
     module = nn.Sequential(nn.Linear(3, 2).double(), nn.BatchNorm1d(2), nn.Linear(2, 2).bfloat16())
     module.register_buffer("big", torch.tensor([2**40]))
     path = DefaultRecorder().record(record_of(module), tmp_path / "model")
@@ -133,7 +133,7 @@ def test_full_precision_and_what_stands_beside_bring_back_every_bit(tmp_path):
         assert torch.equal(other.state_dict()[name], each), name
 
 
-def test_the_same_tree_is_the_same_bytes_with_no_time_in_them(tmp_path):
+def test_equal_trees_are_written_as_equal_bytes(tmp_path):
     first = NamedMpkGzFileRecorder().record({"a": torch.ones(9)}, tmp_path / "one").read_bytes()
     second = NamedMpkGzFileRecorder().record({"a": torch.ones(9)}, tmp_path / "other").read_bytes()
 
@@ -142,7 +142,7 @@ def test_the_same_tree_is_the_same_bytes_with_no_time_in_them(tmp_path):
 
 
 @pytest.mark.parametrize("recorder", [NamedMpkBytesRecorder(), BinBytesRecorder(HalfPrecision)])
-def test_a_record_in_memory_comes_back(recorder):
+def test_record_in_memory_is_restored(recorder):
     item = {"weight": torch.ones(2, 3), "count": 7}
 
     back = recorder.load(recorder.record(item), from_plain(to_plain(item), "the example"))
@@ -168,27 +168,27 @@ def test_bytes_after_a_record_in_memory_are_refused():
         ({"kind": "default", "precision": "half"}, "named_mpk_gz", HalfPrecision),
     ],
 )
-def test_params_name_a_recorder(value, kind, precision):
+def test_params_select_a_recorder(value, kind, precision):
     recorder = build_recorder(RecorderConfig.model_validate(value))
 
     assert (recorder.form.name, recorder.precision) == (kind, precision)
 
 
-def test_an_unknown_recorder_is_refused():
+def test_unknown_recorder_is_refused():
     with pytest.raises(ValidationError):
         RecorderConfig.model_validate("pickle")
 
 
-def test_a_recorders_config_has_the_suffix_of_its_files():
+def test_config_has_the_suffix_of_its_recorder():
     assert {name: form.suffix for name, form in FORMATS.items()} == SUFFIXES
 
 
-def test_burns_names_for_recorders_are_there():
+def test_burn_names_of_recorders_are_available():
     assert DefaultRecorder().suffix == ".mpk.gz"
     assert CompactRecorder().precision is HalfPrecision
 
 
-def test_a_state_dict_for_pytorch_is_read_by_safetensors_and_by_us(tmp_path):
+def test_exported_state_dict_is_read_by_safetensors_and_read_item(tmp_path):
     from safetensors.torch import load_file
 
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
@@ -205,7 +205,7 @@ def test_a_state_dict_for_pytorch_is_read_by_safetensors_and_by_us(tmp_path):
         assert torch.equal(ours.state_dict()[name], each)
 
 
-def test_a_skeleton_is_kept_as_plain_values():
+def test_skeleton_is_stored_as_plain_values():
     tree = skeleton_of(nn.LSTM(2, 3))
 
     assert from_plain(to_plain(tree), "here") == tree

@@ -120,7 +120,7 @@ RECORDS = st.builds(
 
 @given(RECORDS)
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_record_comes_back_whole(record):
+def test_record_is_restored_completely(record):
     found = read(written(record))
 
     assert comparable(found.item) == comparable(record.item)
@@ -130,7 +130,7 @@ def test_a_record_comes_back_whole(record):
 
 @given(RECORDS, st.data())
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_an_altered_file_is_refused_or_read(record, data):
+def test_corrupt_file_is_refused_or_read(record, data):
     content = bytearray(written(record))
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -140,7 +140,7 @@ def test_an_altered_file_is_refused_or_read(record, data):
 
 
 @pytest.mark.parametrize("dtype", sorted(TORCH))
-def test_the_reference_reads_what_we_write(dtype, tmp_path):
+def test_reference_implementation_reads_written_file(dtype, tmp_path):
     item = {
         "fc": {"weight": {"id": "x", "param": tensor(dtype, (2, 3))}, "bias": None},
         "list": [tensor(dtype, ())],
@@ -156,7 +156,7 @@ def test_the_reference_reads_what_we_write(dtype, tmp_path):
         assert file.metadata()["format"] == "pt"
 
 
-def test_numpy_of_the_reference_reads_what_we_write():
+def test_reference_numpy_loader_reads_written_file():
     data = written(
         Record({"a": RawTensor.of("F32", (2,), struct.pack("<2f", 1, 2)), "b": tensor("Bool", (0, 3))})
     )
@@ -175,7 +175,7 @@ def test_numpy_of_the_reference_reads_what_we_write():
     st.dictionaries(KEYS.filter(lambda key: key != "burn"), st.text(max_size=5), max_size=2),
 )
 @settings(max_examples=100, deadline=None)
-def test_we_read_what_the_reference_writes(named, texts):
+def test_file_of_reference_implementation_is_read(named, texts):
     tensors = {name: torch.ones(shape).to(TORCH[dtype]) for name, (dtype, shape) in named.items()}
 
     record = read(safetensors.torch.save(tensors, texts or None))
@@ -188,7 +188,7 @@ def test_we_read_what_the_reference_writes(named, texts):
     }
 
 
-def test_the_bytes_are_those_of_the_reference():
+def test_bytes_equal_those_of_the_reference_implementation():
     item = {f"é{name}": tensor(name, (1,)) for name in TORCH} | {"b": tensor(), "a\n": tensor()}
     ours = written(Record(item))
 
@@ -199,7 +199,7 @@ def test_the_bytes_are_those_of_the_reference():
     assert ours == safetensors.torch.save(tensors, kept)
 
 
-def test_dotted_names_of_another_origin_become_a_tree():
+def test_dotted_names_of_other_programs_become_a_tree():
     data = safetensors.torch.save(
         {"layers.1.w": torch.ones(1), "layers.0.w": torch.ones(2), "b": torch.ones(3)}
     )
@@ -209,17 +209,17 @@ def test_dotted_names_of_another_origin_become_a_tree():
     assert item["b"].shape == (3,)
 
 
-def test_a_parameter_is_named_by_its_path_alone():
+def test_parameter_is_named_by_its_path():
     data = written(Record({"fc": {"weight": {"id": "abc", "param": tensor()}}}, METADATA))
 
     assert safetensors.torch.load(data).keys() == {"fc.weight"}
 
 
-def test_flex32_is_kept_as_f32():
+def test_flex32_is_stored_as_f32():
     assert read(written(Record({"a": tensor("Flex32")}))).item["a"].dtype == "F32"
 
 
-def test_without_its_data_a_tensor_has_a_shape_only():
+def test_tensor_read_without_data_has_only_a_shape():
     found = read(written(Record({"a": tensor("F32", (2, 3))})), keep_data=False).item["a"]
 
     assert found.shape == (2, 3)
@@ -227,7 +227,7 @@ def test_without_its_data_a_tensor_has_a_shape_only():
         found.data()
 
 
-def test_a_file_cut_anywhere_is_refused():
+def test_truncated_file_is_refused_at_every_length():
     record = Record({"a": tensor("F16"), "b": [None, 1.5, tensor("Bool")], "c": "x"}, METADATA, {"k": "v"})
     for data in (written(record), safetensors.torch.save({"a": torch.ones(2), "b.c": torch.ones(1)})):
         for end in range(len(data)):
@@ -281,14 +281,14 @@ def test_a_file_cut_anywhere_is_refused():
         (b'{"a":' + b"[],[" * 600_000, b"", "at most 650000"),
     ],
 )
-def test_what_the_reference_would_not_write_is_refused(header, data, message):
+def test_content_that_the_reference_would_not_write_is_refused(header, data, message):
     with pytest.raises(RecordError) as raised:
         read(file_of(header, data))
 
     assert message in str(raised.value)
 
 
-def test_a_header_beyond_the_limit_is_refused_before_it_is_read():
+def test_header_beyond_the_limit_is_refused_unread():
     with pytest.raises(RecordError, match="at most 100000000"):
         read((100_000_001).to_bytes(8, "little") + b"{}")
     with pytest.raises(RecordError, match="255 bytes are declared"):
@@ -331,7 +331,7 @@ def kept(item, metadata=None):
         ('{"metadata":null,"item":1,"item":2}', "duplicate key"),
     ],
 )
-def test_a_tree_that_does_not_fit_its_tensors_is_refused(text, message):
+def test_skeleton_that_does_not_match_its_tensors_is_refused(text, message):
     header = {"__metadata__": {"burn": text}, "a": at(0, 4)}
 
     with pytest.raises(RecordError) as raised:
@@ -353,14 +353,14 @@ def test_a_tree_that_does_not_fit_its_tensors_is_refused(text, message):
         (Record({"a": Some(tensor()), "b": RawTensor("F32", (1,), lambda: ())}), "provided 0 bytes"),
     ],
 )
-def test_what_safetensors_cannot_hold_is_refused(record, message):
+def test_unsupported_value_is_refused_on_write(record, message):
     with pytest.raises(RecordError) as raised:
         written(record)
 
     assert message in str(raised.value)
 
 
-def test_a_tree_deeper_than_128_levels_is_refused():
+def test_tree_deeper_than_128_levels_is_refused():
     item = {"a": None}
     for _ in range(flat.MAX_DEPTH):
         item = {"a": item}

@@ -67,7 +67,7 @@ def file(tmp_path):
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"the real record {REAL} is not here")
-def test_a_real_file_of_burn_is_read():
+def test_burn_file_is_read():
     model = serde.read(REAL, MODEL)
 
     assert len(model["stacked_lstm"]["layers"]) == len(model["reverse_lstm"]["layers"]) == 2
@@ -77,7 +77,7 @@ def test_a_real_file_of_burn_is_read():
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"the real record {REAL} is not here")
-def test_a_real_file_is_not_read_as_another_module():
+def test_burn_file_is_not_read_as_another_module():
     with pytest.raises(serde.SerdeError, match="missing field `record.item.fc.scale`"):
         serde.read(REAL, Struct(fc=Struct(scale=Param(1))))
     with pytest.raises(serde.SerdeError, match="expected 1 dimensions"):
@@ -146,14 +146,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 @pytest.mark.parametrize("suffix", [".mpk", ".mpk.gz"])
-def test_what_burn_accepts_is_read(name, suffix, file):
+def test_content_that_burn_accepts_is_read(name, suffix, file):
     assert serde.read(file(ACCEPTED[name](small()), f"model{suffix}"), SMALL)["fc"][
         "weight"
     ].tensor.shape == (2, 3)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_burn_refuses_is_refused(name, file):
+def test_content_that_burn_refuses_is_refused(name, file):
     with pytest.raises(serde.SerdeError):
         serde.read(file(REFUSED[name](small())), SMALL)
 
@@ -168,7 +168,7 @@ def test_json_is_read_by_the_same_rules(file):
     assert serde.read(file(json.dumps(tree).encode(), "model.json.gz"), SMALL)["dropout"] is None
 
 
-def test_an_optimizers_states_are_read_by_the_parameters_ids(file):
+def test_optimizer_states_are_read_by_parameter_id(file):
     """An int stands for a float, and never the other way."""
     momentum = {"time": 3, "moment_1": tensor(2, 3), "moment_2": tensor(2, 3)}
     tree = small()

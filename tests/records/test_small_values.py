@@ -45,7 +45,7 @@ def bincode(unit, count):
         ("bin_gz", bincode(b"", MANY), [[{}]]),
     ],
 )
-def test_a_file_may_have_a_value_for_each_of_its_bytes(form, content, like, tmp_path):
+def test_file_may_have_one_value_per_byte(form, content, like, tmp_path):
     path = tmp_path / f"bomb{FORMATS[form].suffix}"
     path.write_bytes(gzip.compress(content, 9))
     allowed = LEAST_VALUES + path.stat().st_size
@@ -62,7 +62,7 @@ def test_a_file_may_have_a_value_for_each_of_its_bytes(form, content, like, tmp_
         ("json_gz", text(b"1.5", MANY // 2)),
     ],
 )
-def test_lists_of_numbers_that_are_not_tensors_are_bounded(form, content, tmp_path):
+def test_number_lists_outside_tensors_are_limited(form, content, tmp_path):
     path = tmp_path / f"bomb{FORMATS[form].suffix}"
     path.write_bytes(gzip.compress(content, 9))
 

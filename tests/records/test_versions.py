@@ -50,7 +50,7 @@ def read(node, metadata=FULL):
         ("F64", b"", [3, 0], "F64"),
     ],
 )
-def test_a_tensor_of_0_14_and_later_is_read_in_every_dtype(dtype, data, shape, expected):
+def test_tensor_of_0_14_and_later_is_read_in_every_dtype(dtype, data, shape, expected):
     for form in (blob(data), data, list(data), np.frombuffer(data, np.uint8).astype(np.int64)):
         tensor = read(data_map(form, shape, dtype))
 
@@ -74,9 +74,7 @@ def test_a_tensor_of_0_14_and_later_is_read_in_every_dtype(dtype, data, shape, e
         (FULL, np.array([True, False]), "Bool", "u1", [1, 0]),
     ],
 )
-def test_the_numbers_of_0_13_and_before_are_what_the_metadata_calls_them(
-    metadata, values, dtype, layout, expected
-):
+def test_numbers_of_0_13_and_earlier_have_the_type_in_the_metadata(metadata, values, dtype, layout, expected):
     tensor = read({"value": values, "shape": [2]}, metadata)
 
     assert tensor.dtype == dtype
@@ -123,13 +121,13 @@ def test_bf16_of_0_13_and_empty_tensors_are_read():
         ({"a\0": 1}, "a name must be text without NUL"),
     ],
 )
-def test_a_tensor_whose_parts_do_not_fit_is_refused_with_its_path(node, what):
+def test_inconsistent_tensor_is_refused_with_its_path(node, what):
     with pytest.raises(RecordError, match=f"^model.mpk, layer.weight: .*{what}"):
         read(node)
 
 
 @pytest.mark.parametrize(("float_type", "int_type"), [("f8", "i32"), ("f32", "i7")])
-def test_numbers_whose_kind_the_metadata_does_not_say_are_refused(float_type, int_type):
+def test_numbers_without_a_type_in_the_metadata_are_refused(float_type, int_type):
     metadata = Metadata(float_type, int_type, "", "", "")
     values = [1.5] if float_type == "f8" else [1]
 
@@ -137,14 +135,14 @@ def test_numbers_whose_kind_the_metadata_does_not_say_are_refused(float_type, in
         read({"value": values, "shape": [1]}, metadata)
 
 
-def test_a_struct_with_fields_named_like_a_tensors_stays_a_struct():
+def test_struct_with_field_names_of_a_tensor_stays_a_struct():
     node = {"value": None, "shape": [1]}
 
     assert read(node) == node
     assert read({"value": [1], "shape": ["a"]}) == {"value": [1], "shape": ["a"]}
 
 
-def test_what_looks_like_an_old_tensor_is_a_struct_in_a_file_of_a_version_that_had_none():
+def test_map_with_value_and_shape_is_a_struct_in_later_versions():
     node = {"value": [1.0], "shape": [1]}
 
     for version in ("0.15.0", "0.21.0", "1.0.0"):
@@ -153,11 +151,11 @@ def test_what_looks_like_an_old_tensor_is_a_struct_in_a_file_of_a_version_that_h
         assert read(node, Metadata("f32", "i32", "", version, "")).dtype == "F32"
 
 
-def test_numbers_that_are_no_tensor_are_a_list_again_and_blobs_bytes():
+def test_numbers_outside_tensors_become_lists_and_blobs_become_bytes():
     assert read([np.arange(20), blob(b"ab")]) == [list(range(20)), b"ab"]
 
 
-def test_a_tensor_that_was_not_kept_says_so_when_its_data_is_asked_for():
+def test_tensor_read_without_data_raises_when_data_is_requested():
     tensor = read(data_map(NotKept(8), [2], "F32"))
 
     assert (tensor.dtype, tensor.shape, tensor.nbytes) == ("F32", (2,), 8)
@@ -165,7 +163,7 @@ def test_a_tensor_that_was_not_kept_says_so_when_its_data_is_asked_for():
         list(tensor.pieces())
 
 
-def test_a_tree_without_end_is_refused():
+def test_cyclic_tree_is_refused():
     node = {}
     for _ in range(500):
         node = {"a": node}
@@ -181,7 +179,7 @@ def container(**changes):
 
 
 @pytest.mark.parametrize("marker", [[], (), None, "missing"])
-def test_a_record_is_read_with_its_marker_in_each_form_and_without_it(marker):
+def test_record_is_read_with_each_form_of_its_marker_and_without(marker):
     assert unpack_record(container(_b=marker), "f").item == {"a": 1}
 
 
@@ -198,12 +196,12 @@ def test_a_record_is_read_with_its_marker_in_each_form_and_without_it(marker):
         (container(metadata={**container()["metadata"], "int": 32}), "int must be text"),
     ],
 )
-def test_what_is_no_record_is_refused_with_what_is_there(tree, what):
+def test_content_that_is_not_a_record_is_refused_with_the_keys_found(tree, what):
     with pytest.raises(RecordError, match=f"^model.mpk.*{what}"):
         unpack_record(tree, "model.mpk")
 
 
-def test_a_record_is_written_in_burns_order_with_nothing_of_bincodes():
+def test_record_is_written_in_burn_order_without_type_hints():
     item = {"b": Some(1), "a": (None, None), "c": Variant("Rank1", 1, {"x": 2})}
 
     tree = pack_record(Record(item, build_metadata("NamedMpkGzFileRecorder", FullPrecision)))
@@ -216,7 +214,7 @@ def test_a_record_is_written_in_burns_order_with_nothing_of_bincodes():
         pack_record(Record(item))
 
 
-def test_the_metadata_is_what_burn_writes():
+def test_metadata_equals_that_of_burn():
     half = build_metadata("NamedMpkFileRecorder", HalfPrecision)
 
     assert half.float == "half::binary16::f16"
@@ -233,7 +231,7 @@ def test_the_metadata_is_what_burn_writes():
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"the real record {REAL} is not here")
-def test_the_real_file_is_read_and_written_again_to_the_same_bytes():
+def test_burn_file_is_read_and_rewritten_byte_for_byte():
     data = REAL.read_bytes()
     record = unpack_record(msgpack.unpackb(data), "model.mpk")
     wanted = build_metadata("NamedMpkFileRecorder", HalfPrecision)
