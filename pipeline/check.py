@@ -1,4 +1,4 @@
-"""Checks of params against the rest of the project: sections and ``deps`` in dvc.yaml, and data."""
+"""Checks of params against the rest of the project: the sections and ``deps`` in dvc.yaml, and the data."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -6,29 +6,32 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.params import Params, not_valid
-from pipeline.project import paths_in
+from pipeline.params import Params, build_params_error
+from pipeline.project import parse_paths
 from pipeline.snapshot import interpolate, read_variables
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 from stages.save_model import check_suffix
 
 PARAMS = Path("params.yaml")
-CODE_OF = {
+SECTIONS_BY_STAGE = {
     "load-data": ("load_data",),
     "build-learner": ("build_learner",),
     "fit": ("build_learner", "fit"),
 }
+"""The sections of params.yaml that name the code that a stage runs."""
 
 
 def check_params(params: Params) -> None:
-    """Raise `ParamsError` with a line for each mistake that would end a run after its first stage."""
-    if mistakes := late_mistakes(params, read_yaml(PARAMS), read_yaml(Path("dvc.yaml"))):
-        raise not_valid(PARAMS, mistakes)
+    """Raise `ParamsError` with a line for each mistake that would fail a run after its first stage."""
+    if mistakes := find_late_mistakes(params, read_yaml(PARAMS), read_yaml(Path("dvc.yaml"))):
+        raise build_params_error(PARAMS, mistakes)
 
 
-def late_mistakes(params: Params, content: Mapping[str, Any], definition: Mapping[str, Any]) -> list[str]:
-    """Return a line for each mistake that the first stages would not notice.
+def find_late_mistakes(
+    params: Params, content: Mapping[str, Any], definition: Mapping[str, Any]
+) -> list[str]:
+    """Return a line for each mistake that the first stages would not detect.
 
     *content* is that of params.yaml, from which *params* were read, and *definition* that of dvc.yaml.
     """
@@ -38,7 +41,7 @@ def late_mistakes(params: Params, content: Mapping[str, Any], definition: Mappin
         + ("the key" if "." in key else f"'{key}: {{}}' for its defaults")
         for stage, key in missing
     ]
-    model = paths_in(definition, "dvc.yaml").get("model")
+    model = parse_paths(definition, "dvc.yaml").get("model")
     try:
         if model is not None:
             check_suffix(params.save_model, model)
@@ -47,28 +50,28 @@ def late_mistakes(params: Params, content: Mapping[str, Any], definition: Mappin
     return lines
 
 
-def missing_data(params: Params, root: Path = Path()) -> list[str]:
-    """Return a line for each data path in *params* that does not exist and that no stage will make."""
+def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
+    """Return a line for each data path in *params* that does not exist and that no stage writes."""
     definition = read_yaml(root / "dvc.yaml")
     entries = [each.get("outs") or [] for each in (definition.get("stages") or {}).values()]
     outputs = [
         root / _plain(each) for outs in entries for each in interpolate(outs, read_variables(definition))
     ]
     return [
-        f"{key}: there is no file or folder {str(path)!r}. {_advice(root / path)}"
+        f"{key}: the file or folder {str(path)!r} does not exist. {_advice(root / path)}"
         for key, path in _paths(params, "")
         if not (root / path).exists() and not any(_overlap(root / path, each) for each in outputs)
     ]
 
 
-def missing_deps(params: Params, root: Path = Path()) -> list[str]:
-    """A line for each file below *root* that a stage uses by name and does not have among its ``deps``."""
+def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
+    """Return a line for each file below *root* that a stage uses and that its ``deps`` lack."""
     stages = read_yaml(root / "dvc.yaml").get("stages", {})
     lines = []
-    for stage, sections in CODE_OF.items():
+    for stage, sections in SECTIONS_BY_STAGE.items():
         deps = [root / str(dep) for dep in stages.get(stage, {}).get("deps", [])]
-        used = {path for section in sections for path in modules(getattr(params, section), root)}
-        used |= set(data_files(getattr(params, stage.replace("-", "_"))))
+        used = {path for section in sections for path in find_modules(getattr(params, section), root)}
+        used |= set(find_data_files(getattr(params, stage.replace("-", "_"))))
         lines += [
             f"dvc.yaml: an edit of {path} would not rerun {stage}; add to its deps:\n      - {path}"
             for path in sorted(used)
@@ -77,34 +80,34 @@ def missing_deps(params: Params, root: Path = Path()) -> list[str]:
     return lines
 
 
-def modules(config: BaseModel, root: Path) -> Iterator[Path]:
-    """The modules below *root* that *config*, or anything in it, names."""
-    for name, value in texts(config):
+def find_modules(config: BaseModel, root: Path) -> Iterator[Path]:
+    """Yield the modules below *root* that *config* names at any depth."""
+    for name, value in list_strings(config):
         if name.rpartition(".")[2] == "kind" and ":" in value:
             yield from _module(value.partition(":")[0], root)
 
 
-def data_files(config: BaseModel) -> Iterator[Path]:
-    """The files and directories of the project that *config*, or anything in it, names."""
+def find_data_files(config: BaseModel) -> Iterator[Path]:
+    """Yield the files and directories of the project that *config* names at any depth."""
     for _, path in _paths(config, ""):
         if not path.is_absolute():
             yield path
 
 
-def texts(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
+def list_strings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield every string in *config* with its key, which begins with *prefix*."""
     for name, value in [*config, *(config.model_extra or {}).items()]:
         key = f"{prefix}{name}"
         for each in value if isinstance(value, tuple | list) else [value]:
             if isinstance(each, BaseModel):
-                yield from texts(each, f"{key}.")
+                yield from list_strings(each, f"{key}.")
             elif isinstance(each, str):
                 yield key, each
 
 
 def _paths(config: BaseModel, prefix: str) -> Iterator[tuple[str, Path]]:
-    """Yield every path to data in *config* with its key; a URL is none."""
-    for key, value in texts(config, prefix):
+    """Yield every path to data in *config* with its key, except for URLs."""
+    for key, value in list_strings(config, prefix):
         if key.rpartition(".")[2] == "path" and "://" not in value:
             yield key, Path(value)
 
@@ -142,7 +145,7 @@ def _advice(path: Path) -> str:
 
 
 def _module(name: str, root: Path) -> Iterator[Path]:
-    """The file of module *name*, where it lies below *root*; nothing is imported for the answer."""
+    """Yield the file or package of the module *name* if it is below *root*, without importing it."""
     base = root.joinpath(*name.split("."))
     for path in (base.with_suffix(".py"), base):
         if path.exists():

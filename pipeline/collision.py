@@ -1,7 +1,7 @@
 """Packages and modules of a user's project that have the name of one of this project's packages.
 
-Python imports only one package of a name, so the other one is hidden. This module imports nothing of
-`stages`, because a user's package may hide it.
+Python imports only one package of a name, so the other one is hidden. This module imports nothing from
+`stages`, which a user's package may hide.
 """
 
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ from pathlib import Path
 
 NAMES = ("pipeline", "stages")
 ROOT = Path(__file__).resolve().parents[1]
-"""The folder that this project's packages are imported from."""
+"""Folder from which this project's packages are imported."""
 PROJECT_FILES = ("params.yaml", "dvc.yaml")
 
 
 @dataclass(frozen=True)
 class Collision:
-    """Files or folders that Python may import instead of our packages, or that ours hide."""
+    """Files or folders that hide our packages, or that our packages hide."""
 
     paths: tuple[Path, ...]
 
     @property
     def problem(self) -> str:
-        """What is wrong, and where."""
+        """Return a message with the paths."""
         return (
             f"{' and '.join(map(str, self.paths))}: learner-pipeline has a package of this name, and Python "
             "imports only one package of a name"
@@ -31,7 +31,7 @@ class Collision:
 
     @property
     def remedy(self) -> str:
-        """What to do."""
+        """Return what the user can do."""
         return (
             f"rename your own, for example to my_{self.paths[0].stem}, and change the imports, the import "
             "paths in params.yaml and the deps in dvc.yaml that name it"
@@ -45,7 +45,7 @@ def find_collision(folder: Path) -> Collision | None:
     """Return the packages and modules in *folder* that have the name of one of ours; None if there are none.
 
     A folder with Python files counts as a package with or without ``__init__.py``. A checkout of this project
-    has no collision, because the packages there are ours.
+    has no collision, because its packages are ours.
     """
     folder = folder.resolve()
     if (folder / "pipeline/cli.py").is_file() and (folder / "stages/contracts/errors.py").is_file():
@@ -55,7 +55,7 @@ def find_collision(folder: Path) -> Collision | None:
 
 
 def find_collision_in_project(folder: Path) -> Collision | None:
-    """Return `find_collision` if *folder* is a project, that is, has a params.yaml or a dvc.yaml."""
+    """Return the collision in the project *folder*; None if it has neither a params.yaml nor a dvc.yaml."""
     is_project = any((folder / name).is_file() for name in PROJECT_FILES)
     return find_collision(folder) if is_project else None
 

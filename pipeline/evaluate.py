@@ -1,4 +1,4 @@
-"""A saved model measured on data: the project's own splits, or another source."""
+"""Evaluation of a saved model on a split of the project or on another source."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +12,11 @@ SPLITS = ("train", "valid")
 
 
 def evaluate(params: Params, paths: Mapping[str, Path], model_path: Path, source: str) -> dict[str, float]:
-    """Every metric of ``fit.metrics`` of the model at *model_path* over *source*, logged and printed.
+    """Compute, log, print and return the metrics in ``fit.metrics`` of the model at *model_path*.
 
-    *source* is ``train`` or ``valid`` of the prepared data, or ``KIND:PATH`` (``idx:folder``,
-    ``npz:file``) or an import path, of which the valid split is taken where it has one, and else all.
+    *source* is ``train`` or ``valid`` for a split of the prepared data, ``digits``, ``idx:FOLDER``,
+    ``npz:FILE``, or an import path. If another source has a valid split, only that is used. Raises
+    `ParamsError` for any other text.
     """
     learner.set_num_threads(params.fit.num_threads)
     info = data.read_info(paths["dataset"])
@@ -60,5 +61,6 @@ def parse_source(text: str) -> "data.Idx | data.Npz | data.Digits | Use":
         case _ if path:
             return Use(kind=text)
     raise ParamsError(
-        f"--source {text!r}: say train, valid, digits, idx:FOLDER, npz:FILE, or package.module:function"
+        f"--source {text!r} names no data. Use train, valid, digits, idx:FOLDER, npz:FILE, or "
+        "package.module:function"
     )

@@ -1,4 +1,4 @@
-"""Where pip finds this package again, as it was installed."""
+"""The installation of this package, as a requirement that pip can repeat."""
 
 import json
 import sys
@@ -10,32 +10,34 @@ from urllib.parse import unquote, urlparse
 from stages.contracts.errors import StageError
 
 ORIGIN = "direct_url.json"
-"""What pip leaves of where a package came from; nothing where that was an index."""
+"""File in which pip records the source of a package, unless that is an index."""
 
 
 @dataclass(frozen=True)
 class Installation:
-    """What a project that depends on this package tells pip."""
+    """The files with which a project makes pip install this package."""
 
     requirement: str
-    """A line of requirements.txt: the same on every machine."""
+    """Line for requirements.txt, the same on every machine."""
     local: str | None = None
-    """What local.mk says, which is this machine's own; None where the requirement is enough."""
+    """Content of local.mk, which is specific to this machine; None if the requirement is sufficient."""
 
 
-def this_package(name: str = "learner-pipeline") -> Distribution:
-    """The distribution that this is, as installed; what a checkout notes of itself is not meant.
+def find_this_package(name: str = "learner-pipeline") -> Distribution:
+    """Return the installed distribution *name*, rather than the metadata in a checkout of it.
 
-    Raises `StageError` where it is not installed.
+    Raises `StageError` if it is not installed.
     """
     found = list(distributions(name=name))
     if not found:
-        raise StageError(f"{name} is not installed, only started: `pip install` it first")
+        raise StageError(
+            f"{name} runs from a folder in which it is not installed. Install it with `pip install`"
+        )
     return next((each for each in found if each.read_text("RECORD")), found[0])
 
 
-def installation(package: Distribution) -> Installation:
-    """How *package* was installed: by name from an index, from a URL, or from a folder of this machine."""
+def find_installation(package: Distribution) -> Installation:
+    """Return how to repeat the installation of *package*: from an index, a URL, or a folder."""
     origin = json.loads(package.read_text(ORIGIN) or "{}")
     url = str(origin.get("url", ""))
     name = package.metadata["Name"]
@@ -63,5 +65,5 @@ def make_value(text: str) -> str:
 
 
 def _for_make(path: str) -> str:
-    """*path* as a variable of make that the shell sees as one word."""
+    """Return *path* as the value of a variable in a makefile that is one word in the shell."""
     return make_value("'" + path.replace("'", "'\\''") + "'")

@@ -1,4 +1,4 @@
-"""params.yaml as one model: a section a stage, and the checks that span two of them."""
+"""params.yaml as one model: a section for each stage, and the checks across sections."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +18,7 @@ from stages.save_model import SaveModelConfig
 
 
 class Params(Config):
-    """The whole of params.yaml. What it does not say has its default."""
+    """The content of params.yaml. A missing key has its default."""
 
     create_artifact_dir: CreateArtifactDirConfig = CreateArtifactDirConfig()
     load_data: LoadDataConfig = LoadDataConfig()
@@ -29,7 +29,9 @@ class Params(Config):
     @model_validator(mode="after")
     def _best_needs_loss(self) -> Self:
         if self.save_model.epoch == "best" and "loss" not in {use.kind for use in self.fit.metrics}:
-            raise ValueError("save_model.epoch is 'best', so fit.metrics must have 'loss'")
+            raise ValueError(
+                "save_model.epoch is 'best', but fit.metrics has no 'loss'. Add loss to fit.metrics"
+            )
         return self
 
     @model_validator(mode="after")
@@ -37,8 +39,8 @@ class Params(Config):
         checkpoint = self.build_learner.checkpoint
         if checkpoint and checkpoint.epoch and checkpoint.epoch >= self.fit.num_epochs:
             raise ValueError(
-                f"build_learner.checkpoint.epoch is {checkpoint.epoch}, and fit.num_epochs, which counts "
-                f"the epochs before it too, is {self.fit.num_epochs}: it must be more"
+                f"build_learner.checkpoint.epoch is {checkpoint.epoch}, but fit.num_epochs, which includes "
+                f"the epochs before the checkpoint, is {self.fit.num_epochs}. Set it to a larger number"
             )
         return self
 
@@ -55,10 +57,10 @@ def read_params(path: Path = Path("params.yaml")) -> Params:
     try:
         return Params.model_validate(sections)
     except ValidationError as error:
-        raise not_valid(path, describe_errors(error, Params)) from error
+        raise build_params_error(path, describe_errors(error, Params)) from error
 
 
-def not_valid(path: Path, mistakes: Iterable[str]) -> ParamsError:
+def build_params_error(path: Path, mistakes: Iterable[str]) -> ParamsError:
     """Return the error for the *mistakes* in *path*; further lines of a mistake are indented."""
     lines = ["\n    ".join(map(str.strip, mistake.splitlines())) for mistake in mistakes]
     return ParamsError("\n  ".join([f"{path} is not valid:", *lines]))

@@ -1,4 +1,4 @@
-"""params.yaml with some values set as by DVC's ``-S``: its comments and its form stay."""
+"""Edits of params.yaml with the syntax of DVC's ``-S`` that keep its comments and formatting."""
 
 import io
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -12,22 +12,22 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.util import load_yaml_guess_indent
 
-from pipeline.check import late_mistakes
-from pipeline.params import not_valid, read_params
+from pipeline.check import find_late_mistakes
+from pipeline.params import build_params_error, read_params
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 
 PARAMS = Path("params.yaml")
 NO_KEY = "Could not override"
-"""Begins the message about a key that the file does not have."""
+"""Beginning of the message about a key that the file does not have."""
 
 Edit = Callable[[dict[str, Any]], None]
 
 
-def overridden(overrides: Sequence[str], edit: Edit | None = None) -> str:
-    """What params.yaml says after *edit* of its content and with *overrides*, as of DVC's -S.
+def override_params(overrides: Sequence[str], edit: Edit | None = None) -> str:
+    """Return the text of params.yaml after *edit* and with *overrides*, in the syntax of DVC's -S.
 
-    Nothing is written. Raises `ParamsError` where the params would not be valid.
+    Nothing is written. Raises `ParamsError` if the params would not be valid.
     """
     with TemporaryDirectory() as folder:
         draft = Path(folder) / PARAMS.name
@@ -38,12 +38,12 @@ def overridden(overrides: Sequence[str], edit: Edit | None = None) -> str:
         try:
             check_draft(draft, read_yaml(Path("dvc.yaml")))
         except ParamsError as error:
-            raise ParamsError(str(error).replace(str(draft), f"{PARAMS}, which stays as it is,")) from error
+            raise ParamsError(str(error).replace(str(draft), f"{PARAMS} (unchanged)")) from error
         return _edited(PARAMS.read_text(encoding="utf-8"), read_yaml(draft))
 
 
 def apply(overrides: Sequence[str], draft: Path) -> None:
-    """Set *overrides*, as of DVC's -S, in the file *draft*. Raises `ParamsError` if that is impossible."""
+    """Set *overrides*, in the syntax of DVC's -S, in the file *draft*. Raises `ParamsError` if DVC cannot."""
     try:
         apply_overrides(draft, list(overrides))
     except Exception as error:  # DVC wraps some errors of Hydra and OmegaConf, which have no common class
@@ -57,23 +57,25 @@ def apply(overrides: Sequence[str], draft: Path) -> None:
 def check_draft(draft: Path, definition: Mapping[str, Any]) -> None:
     """Raise `ParamsError` if a run with the params in *draft* and the dvc.yaml *definition* cannot finish."""
     params = read_params(draft)
-    if mistakes := late_mistakes(params, read_yaml(draft), definition):
-        raise not_valid(draft, mistakes)
+    if mistakes := find_late_mistakes(params, read_yaml(draft), definition):
+        raise build_params_error(draft, mistakes)
 
 
 def _write_draft(draft: Path, content: dict[str, Any], overrides: Sequence[str]) -> None:
-    """What params.yaml is to say, with neither its comments nor its form."""
+    """Write *content* with *overrides* to the file *draft*, without comments and formatting."""
     with draft.open("w", encoding="utf-8") as file:
         YAML().dump(content, file)
     by_file = to_path_overrides(overrides)
     if others := by_file.keys() - {PARAMS.name}:
-        raise ParamsError(f"-S sets params of {PARAMS}, not of {', '.join(sorted(others))}")
+        raise ParamsError(
+            f"-S names {', '.join(sorted(others))}, but sets params of {PARAMS} only. Remove the file name"
+        )
     for mine in by_file.values():
         apply(mine, draft)
 
 
 def _edited(text: str, wanted: Any) -> str:
-    """The YAML *text*, with its comments and its form, changed where it does not say what is *wanted*."""
+    """Return the YAML *text* with the values of *wanted*, and with its comments and formatting."""
     yaml = YAML()
     yaml.Representer = _Representer
     yaml.width = 1 << 16
@@ -98,13 +100,13 @@ def _merge(content: MutableMapping[str, Any], wanted: MutableMapping[str, Any]) 
         if isinstance(there, MutableMapping) and isinstance(value, MutableMapping):
             _merge(there, value)
         elif key not in content and hasattr(content, "insert"):
-            content.insert(0, key, value)  # last, it would come after the blank line that ends a section
+            content.insert(0, key, value)  # appended, it would follow the blank line that ends a section
         elif there != value or isinstance(there, bool) != isinstance(value, bool):
             content[key] = value
 
 
 class _Representer(RoundTripRepresenter):
-    """Writes null where ruamel writes nothing."""
+    """A representer that writes null, for which ruamel.yaml writes an empty value."""
 
 
 _Representer.add_representer(

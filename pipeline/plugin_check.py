@@ -1,8 +1,8 @@
-"""Parts and devices that params name, tried out in a process of their own.
+"""Check of the parts and devices that params name, in a process of its own.
 
 Only an import shows whether a module can be imported. A user's module may load torch, print, exit or crash,
-so it is imported in another process, and only if params name something that is not built in: `learner check`
-itself stays light.
+so it is imported in another process, and only if params name a part that is not built in: `learner check`
+itself imports none of them.
 """
 
 import json
@@ -34,11 +34,11 @@ OFFERED = {
     "model": ("input_shape", "num_classes", "num_outputs"),  # by build-learner
     "batcher": ("mean", "std"),  # by fit
 }
-"""Arguments that a stage offers to a part beside those in params."""
+"""Arguments that a stage passes to a part in addition to those in params, if it accepts them."""
 NEEDS_EXTRA = "stages.metrics.from_torchmetrics:"
-"""Begins the import path of a metric that needs torchmetrics, which may not be installed."""
+"""Beginning of the import path of a metric that needs torchmetrics, which may not be installed."""
 END = ["", ""]
-"""The last line of a result. A process that fails after it does so when it exits, which hurts no run."""
+"""Last line of a result. A failure after it occurs at exit, and does not affect a run."""
 PROGRAM = """
 import sys
 sys.path[:] = [sys.argv[1], *filter(None, sys.path)]  # not another "pipeline" in this folder
@@ -47,7 +47,7 @@ main(sys.argv[2])
 """
 
 
-def plugin_mistakes(params: Params) -> list[str]:
+def find_plugin_mistakes(params: Params) -> list[str]:
     """Return a line for each part and device in *params* that cannot be used on this machine."""
     if not any(_is_uncertain(part, use) for _, part, use in _parts(params)) and not _named_devices(params):
         return []
@@ -67,12 +67,15 @@ def plugin_mistakes(params: Params) -> list[str]:
         return mistakes
     where = entries[-1][0] if entries else "the parts"
     last = done.stderr.strip().rpartition("\n")[2]
-    return [*mistakes, f"{where}: the import ended its process with exit code {done.returncode}: {last}"]
+    return [
+        *mistakes,
+        f"{where}: the import ended its process with exit code {done.returncode}: {last}",
+    ]
 
 
 def main(result: str) -> None:
-    """Try out what params.yaml names, and write a line to the file *result* before and after each try."""
-    sys.path.insert(0, str(Path.cwd()))  # a user's own modules lie beside params.yaml
+    """Try each part that params.yaml names, and write a line to the file *result* before and after it."""
+    sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
     params = read_params()
     with Path(result).open("w", encoding="utf-8") as file:
 
@@ -125,7 +128,7 @@ def _mistake(part: str, use: Use) -> str:
 
 
 def _try_out(part: str, use: Use) -> None:
-    """Import *use*, and build it if its arguments are all in params: a metric is."""
+    """Import *use* and check its arguments; build it if it is a metric, whose arguments are all in params."""
     if part == "metric":
         import_module("stages.metrics.registry").build_metric(use)
         return

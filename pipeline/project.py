@@ -1,4 +1,4 @@
-"""Where everything lies: the one place is ``vars`` in dvc.yaml."""
+"""Paths of the project, all of which are defined in ``vars`` of dvc.yaml."""
 
 import os
 from collections.abc import Mapping
@@ -15,27 +15,27 @@ StagePaths = TypeVar("StagePaths")
 
 
 def read_paths(path: Path = Path("dvc.yaml")) -> dict[str, Path]:
-    """Name to path, as ``vars: [{paths: …}]`` in *path* has them.
+    """Return the paths in ``vars: [{paths: …}]`` of the file *path*, by name.
 
-    Raises `ParamsError` where that is missing.
+    Raises `ParamsError` if they are missing.
     """
-    return paths_in(read_yaml(path), path)
+    return parse_paths(read_yaml(path), path)
 
 
-def paths_in(content: Mapping[str, Any], source: Path | str) -> dict[str, Path]:
-    """The same of *content*, which was read from *source*."""
+def parse_paths(content: Mapping[str, Any], source: Path | str) -> dict[str, Path]:
+    """Return the paths in *content*, read from *source*. Raises `ParamsError` if they are missing."""
     found = [each["paths"] for each in content.get("vars", []) if "paths" in each]
     if not found:
-        raise ParamsError(f"{source} has no vars: [{{paths: …}}], from which the stages take their paths")
+        raise ParamsError(f"{source} has no vars: [{{paths: …}}], from which stages read their paths. Add it")
     return {name: Path(value) for name, value in found[0].items()}
 
 
 def runs_root() -> Path:
-    """Where the run stores are: in the user's own project, also in `dvc exp run --temp` and the queue."""
+    """Return the folder of the run stores: in the user's project, even in `dvc exp run --temp`."""
     return Path(os.environ.get("DVC_ROOT") or ".") / RUNS_FOLDER
 
 
-def recorded_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
+def find_output_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
     """Return the md5 of the file *output* that *path* has recorded; None if it has none."""
     for entry in (read_lockfile(path).get("stages") or {}).values():
         for out in entry.get("outs", []):
@@ -44,10 +44,10 @@ def recorded_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
     return None
 
 
-def paths_of(kind: type[StagePaths], paths: dict[str, Path], **more: Any) -> StagePaths:
-    """A stage's own ``Paths``, filled by name. Raises `ParamsError` for a name that dvc.yaml lacks."""
+def build_stage_paths(kind: type[StagePaths], paths: dict[str, Path], **more: Any) -> StagePaths:
+    """Return the ``Paths`` of a stage. Raises `ParamsError` if dvc.yaml lacks one of their names."""
     names = [each.name for each in fields(kind) if each.name not in more]  # type: ignore[arg-type]
     missing = [name for name in names if name not in paths]
     if missing:
-        raise ParamsError(f"dvc.yaml: vars.paths has no {', '.join(missing)}")
+        raise ParamsError(f"dvc.yaml: vars.paths has no {', '.join(missing)}. Add it")
     return kind(**{name: paths[name] for name in names}, **more)

@@ -1,8 +1,8 @@
-"""versions.yaml: which stages are installed, for a project that does not have their files.
+"""versions.yaml, which lists the installed stages in a project without their files.
 
-There DVC cannot read the VERSION of ``stages/fit.py``; it reads this file instead, which is written from what
-is installed. A raised VERSION reruns that stage there too, once this file says so; until then the stage says
-that it does not.
+In such a project DVC cannot read the VERSION of ``stages/fit.py``. It reads this file instead, which is
+written from the installed package. After an upgrade, `learner versions` updates it, and DVC reruns the stages
+whose VERSION changed; until then those stages fail.
 """
 
 import hashlib
@@ -21,71 +21,73 @@ HEAD = "# Which stages of learner-pipeline are installed. `learner versions` wri
 PREFIX = f"{PATH}: "
 STAGES = (create_artifact_dir, load_data, build_learner, fit, save_model)
 CODE = {"models": "models/**/*.py", "sources": "data/sources.py"}
-"""What a user of this project itself has in ``deps``: shipped parts that are told apart by their content."""
+"""Shipped code that is a dependency by content; a checkout of this project has it in ``deps``."""
 
 
-def installed() -> dict[str, str]:
-    """The version of each stage as it is installed, and a hash of each part in `CODE`."""
+def read_installed_versions() -> dict[str, str]:
+    """Return the version of each installed stage, and a hash of each entry of `CODE`."""
     versions = {stage.__name__.rpartition(".")[2]: stage.VERSION for stage in STAGES}
     return versions | {name: _digest(pattern) for name, pattern in CODE.items()}
 
 
 def text() -> str:
-    """What versions.yaml must say now."""
-    return HEAD + "".join(f'{name}: "{version}"\n' for name, version in installed().items())
+    """Return the content of versions.yaml for the installed stages."""
+    return HEAD + "".join(f'{name}: "{version}"\n' for name, version in read_installed_versions().items())
 
 
 def is_used(root: Path = Path()) -> bool:
-    """Whether a stage in *root*'s dvc.yaml has parameters in versions.yaml."""
+    """Return whether a stage in the dvc.yaml of *root* has parameters in versions.yaml."""
     stages = (read_yaml(root / "dvc.yaml").get("stages") or {}).values()
     entries = [entry for stage in stages for entry in stage.get("params") or []]
     return any(isinstance(entry, Mapping) and str(PATH) in entry for entry in entries)
 
 
-def stale(root: Path = Path()) -> list[str]:
-    """A line for each entry of *root*'s versions.yaml, where it is used, that is not what is installed."""
+def find_stale_versions(root: Path = Path()) -> list[str]:
+    """Return a line for each entry of the versions.yaml of *root* that differs from the installed stages."""
     if not is_used(root):
         return []
     path = root / PATH
     written = read_yaml(path) if path.exists() else {}
     return [
-        f"{PATH}: {name} is {written.get(name, 'missing')}, and installed is {version}: `learner versions` "
-        "writes it anew, and `dvc repro` runs what depends on it"
-        for name, version in installed().items()
+        f"{PATH}: {name} is {written.get(name, 'missing')}, but {version} is installed. "
+        "Run `learner versions`, and then `dvc repro`, which runs the stages that depend on it"
+        for name, version in read_installed_versions().items()
         if written.get(name) != version
     ]
 
 
-def refresh(root: Path = Path()) -> list[str]:
-    """Write *root*'s versions.yaml anew where it is `stale`, and say what was; nothing where it was not.
+def update_versions(root: Path = Path()) -> list[str]:
+    """Rewrite the versions.yaml of *root* if it is out of date, and return a line for each changed entry.
 
-    Raises `ParamsError` where dvc.yaml has no use for it.
+    Raises `ParamsError` if dvc.yaml does not use it.
     """
     if not is_used(root):
-        raise ParamsError(f"no stage in dvc.yaml has params in {PATH}: DVC reads the stages' own files here")
-    lines = stale(root)
+        raise ParamsError(
+            f"no stage in dvc.yaml has params in {PATH}, so DVC reads the stages themselves. Run `dvc repro`"
+        )
+    lines = find_stale_versions(root)
     if lines:
         write_text(root / PATH, text())
-    return [line.partition(": `")[0] for line in lines]
+    return [line.partition(". Run `")[0] for line in lines]
 
 
-def check_written(before: Snapshot) -> None:
-    """Raise `StageError` where versions.yaml does not say what is installed of the stage *before* is of.
+def check_versions(before: Snapshot) -> None:
+    """Raise `StageError` if a version in the snapshot *before* of a stage is not the installed one.
 
-    What it makes would else be recorded as made by another version.
+    DVC would otherwise record the outputs with another version.
     """
-    now = installed()
+    now = read_installed_versions()
     for key, written in before.params.items():
         name = key.removeprefix(PREFIX)
         if key.startswith(PREFIX) and written != now.get(name, written):
             raise StageError(
-                f"{PATH} says that {name} is {written}, and installed is {now[name]}: `learner versions` "
-                "writes it anew, and the same command runs what depends on it"
+                f"{PATH}: {name} is {written}, but {now[name]} is installed. Run `learner versions`, and "
+                "then the same command again"
             )
 
 
-def shipped_code(params: Mapping[str, Any]) -> dict[str, str | None]:
-    """Of the *params* of a stage those that are a hash of code, by their names: a run depends on them."""
+def read_code_hashes(params: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the *params* of a stage that are hashes of code, by name: they are part of the key of a run."""
     return {key: str(params[key]) for key in (f"{PREFIX}{name}" for name in CODE) if key in params}
 
 

@@ -1,4 +1,4 @@
-"""YAML files, read as DVC reads them; needs no config class, so that light commands start fast."""
+"""YAML files, read as DVC reads them, without the config classes, which take long to import."""
 
 import re
 from functools import cache, lru_cache
@@ -19,12 +19,12 @@ _NATIVE: Any = getattr(ruamel.yaml, "CBaseLoader", None)
 _PLAIN, _QUOTED, _COLLECTION = Tag(suffix="plain"), Tag(suffix="quoted"), Tag(suffix="collection")
 """Tags of nodes without an explicit tag, compared by identity."""
 _TYPED = frozenset("-+0123456789.tTfFnN~<=")
-"""First characters of the plain scalars that YAML 1.2 can read as something else than a string."""
+"""First characters of the plain scalars that YAML 1.2 may read as another type than a string."""
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _HASH = re.compile(r"[0-9be]*[acdf][0-9a-f]*(\.dir)?")
 """Hashes as DVC writes them; one with only digits, b and e could be a number."""
 TAG = "could not determine a constructor for the tag "
-"""Begins ruamel's message about a tag that is not YAML's own."""
+"""Beginning of ruamel.yaml's message about an unsupported tag."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -36,7 +36,7 @@ def read_yaml(path: Path) -> Any:
         return parse_yaml(path.read_text(encoding="utf-8"), path)
     except OSError as error:
         raise ParamsError(
-            f"{path} cannot be read ({error.strerror}): start in the folder that has it"
+            f"{path} cannot be read ({error.strerror}). Run the command in the folder that has it"
         ) from error
     except UnicodeDecodeError as error:
         raise ParamsError(f"{path} is not valid YAML: {error}") from error
@@ -64,7 +64,7 @@ def load_yaml(text: str) -> Any:
             pass  # ruamel.yaml reads it, or reports the error
     try:
         return YAML(typ="safe").load(text)
-    except (ValueError, KeyError) as error:  # a scalar that is not of the type that its form or tag says
+    except (ValueError, KeyError) as error:  # a scalar without the type of its form or tag
         raise YAMLError(f"a value cannot be read: {error}") from error
     except RecursionError as error:
         raise YAMLError("it is nested too deeply") from error
@@ -94,7 +94,7 @@ def _root(text: str) -> Any:
 
 
 def _value(node: Any, seen: set[int]) -> Any:
-    """Return the plain data of *node*; *seen* has the collections so far, so that an alias is found.
+    """Return the plain data of *node*; *seen* has the ids of earlier collections, to detect an alias.
 
     Raises `_UnusualError` if only ruamel.yaml can read it.
     """
@@ -145,7 +145,7 @@ def _scalar_reader() -> YAML:
 
 
 def _problem(error: YAMLError) -> str:
-    """Return what is wrong in one line, with the line and column of the file."""
+    """Return the message of *error* in one line, with the line and column in the file."""
     if not isinstance(error, MarkedYAMLError):
         return " ".join(str(error).split())
     mark = error.problem_mark or error.context_mark

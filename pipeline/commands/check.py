@@ -12,23 +12,23 @@ def check() -> None:
 
     Example: learner check
     """
-    from pipeline.check import PARAMS, late_mistakes, missing_data, missing_deps
-    from pipeline.params import not_valid, read_params
-    from pipeline.plugin_check import plugin_mistakes
-    from pipeline.versions import stale
+    from pipeline.check import PARAMS, find_late_mistakes, find_missing_data, find_missing_deps
+    from pipeline.params import build_params_error, read_params
+    from pipeline.plugin_check import find_plugin_mistakes
+    from pipeline.versions import find_stale_versions
     from pipeline.yaml_files import read_yaml
 
     params = read_params()
     mistakes = [
-        *late_mistakes(params, read_yaml(PARAMS), read_yaml(Path("dvc.yaml"))),
-        *missing_data(params),
-        *plugin_mistakes(params),
+        *find_late_mistakes(params, read_yaml(PARAMS), read_yaml(Path("dvc.yaml"))),
+        *find_missing_data(params),
+        *find_plugin_mistakes(params),
     ]
-    missing = [*missing_deps(params), *stale()]
+    missing = [*find_missing_deps(params), *find_stale_versions()]
     for line in missing:
         typer.echo(line)
     if mistakes:
-        raise not_valid(PARAMS, mistakes)
+        raise build_params_error(PARAMS, mistakes)
     if missing:
         raise typer.Exit(1)
     typer.echo("params.yaml is valid")

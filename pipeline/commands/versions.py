@@ -11,7 +11,7 @@ def versions() -> None:
 
     Example: learner versions
     """
-    from pipeline.versions import refresh
+    from pipeline.versions import update_versions
 
-    for line in refresh() or ["versions.yaml is up to date"]:
+    for line in update_versions() or ["versions.yaml is up to date"]:
         typer.echo(line)

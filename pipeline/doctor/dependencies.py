@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.check import data_files, missing_deps, modules
+from pipeline.check import find_data_files, find_missing_deps, find_modules
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.engine.git import try_git
 from pipeline.params import Params, read_params
-from pipeline.versions import stale
+from pipeline.versions import find_stale_versions
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import StageError
 
@@ -23,11 +23,11 @@ def check_project() -> Iterator[Diagnostic]:
 
     Raises `ParamsError` if params.yaml is not valid.
     """
-    for line in missing_deps(read_params()):
+    for line in find_missing_deps(read_params()):
         message, _, entry = line.partition("; add to its deps:")
         stage = message.rpartition(" rerun ")[2]
         yield problem("deps", message, f"add to deps of {stage} in dvc.yaml:{entry}")
-    for line in stale():
+    for line in find_stale_versions():
         message, _, remedy = line.removeprefix("versions.yaml: ").partition(". ")
         yield problem("versions", message, remedy)
     yield ok("params", "params.yaml is valid")
@@ -72,7 +72,7 @@ def _used_files(params: Params) -> set[Path]:
     )
     used = {dep for dep in deps if not any(dep.is_relative_to(each) for each in outputs)}
     for section in (params.load_data, params.build_learner, params.fit):
-        used |= {*modules(section, Path()), *data_files(section)}
+        used |= {*find_modules(section, Path()), *find_data_files(section)}
     return {path for path in used if not path.is_absolute()}
 
 

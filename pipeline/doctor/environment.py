@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.flows import prefect_api
-from pipeline.installation import this_package
+from pipeline.installation import find_this_package
 from pipeline.params import read_params
 from pipeline.project import read_paths, runs_root
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, parse_name
@@ -33,7 +33,7 @@ DEVICE_PROGRAM = (
 
 def check_packages() -> Iterator[Diagnostic]:
     """Check that the requirements of this package are installed, and list the extras that are."""
-    package = this_package()
+    package = find_this_package()
     requirements = [Requirement(each) for each in package.requires or []]
     unmet = [
         each

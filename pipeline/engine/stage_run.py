@@ -11,11 +11,11 @@ from pipeline.engine.checkpoint_source import open_checkpoint
 from pipeline.engine.edit_guard import check_loaded, check_unchanged
 from pipeline.engine.signals import defer_signals
 from pipeline.params import Params, read_params
-from pipeline.project import paths_of, read_paths, recorded_md5, runs_root
+from pipeline.project import build_stage_paths, find_output_md5, read_paths, runs_root
 from pipeline.snapshot import take_snapshot
 from pipeline.stage_registry import version_of
 from pipeline.user_errors import explain_user_errors
-from pipeline.versions import check_written, shipped_code
+from pipeline.versions import check_versions, read_code_hashes
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER
 from stages.contracts.events import Renderer
@@ -28,25 +28,25 @@ def _create_artifact_dir(params: Params, paths: dict[str, Path]) -> None:
     check_params(params)  # in the first stage of `dvc repro`
     create_artifact_dir.create_artifact_dir(
         params.create_artifact_dir,
-        paths_of(create_artifact_dir.CreateArtifactDirPaths, paths, owned=paths),
+        build_stage_paths(create_artifact_dir.CreateArtifactDirPaths, paths, owned=paths),
         params.model_dump(mode="json"),
     )
 
 
 def _load_data(params: Params, paths: dict[str, Path]) -> None:
-    load_data.load_data(params.load_data, paths_of(load_data.LoadDataPaths, paths))
+    load_data.load_data(params.load_data, build_stage_paths(load_data.LoadDataPaths, paths))
 
 
 def _build_learner(params: Params, paths: dict[str, Path]) -> None:
-    own = paths_of(BuildLearnerPaths, paths)
+    own = build_stage_paths(BuildLearnerPaths, paths)
     with open_checkpoint(params.build_learner.checkpoint, paths) as directory:
         build_learner.build_learner(params.build_learner, own, directory)
 
 
 def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = None) -> None:
-    own = paths_of(FitPaths, paths, runs=runs_root())
+    own = build_stage_paths(FitPaths, paths, runs=runs_root())
     interrupter = Interrupter()
-    context = FitContext(_code(own), recorded_md5(own.metrics), renderer, interrupter)
+    context = FitContext(_code(own), find_output_md5(own.metrics), renderer, interrupter)
     with defer_signals(interrupter):
         store = fit.fit(params.fit, own, context)
         if objects := local_objects(Path(".dvc")):
@@ -57,7 +57,7 @@ def _code(paths: FitPaths) -> dict[str, str | None]:
     """Return path to digest of the code that a run depends on, including the user's own models."""
     snapshot = take_snapshot("fit")
     inputs = (paths.learner, paths.data)
-    return shipped_code(snapshot.params) | {
+    return read_code_hashes(snapshot.params) | {
         path.as_posix(): state.digest
         for path, state in sorted(snapshot.files.items())
         if not any(path.is_relative_to(each) for each in inputs)
@@ -66,12 +66,12 @@ def _code(paths: FitPaths) -> dict[str, str | None]:
 
 def read_key_entries() -> dict[str, Any]:
     """Return the entries from which the key of a run would be computed now."""
-    own = paths_of(FitPaths, read_paths(), runs=runs_root())
+    own = build_stage_paths(FitPaths, read_paths(), runs=runs_root())
     return fit.key_entries(read_params().fit, own, _code(own))
 
 
 def _save_model(params: Params, paths: dict[str, Path]) -> None:
-    save_model.save_model(params.save_model, paths_of(save_model.SaveModelPaths, paths))
+    save_model.save_model(params.save_model, build_stage_paths(save_model.SaveModelPaths, paths))
 
 
 BODIES: dict[str, Callable[[Params, dict[str, Path]], None]] = {
@@ -92,7 +92,7 @@ def run_stage(name: str, renderer: Renderer | None = None) -> None:
     version = version_of(name)
     before = take_snapshot(name)  # first, so that a later change of the files read below is detected
     check_loaded(before, version)
-    check_written(before)
+    check_versions(before)
     body = BODIES[name] if renderer is None or name != "fit" else partial(_fit, renderer=renderer)
     params, paths = read_params(), read_paths()
     with explain_user_errors(name):

@@ -43,7 +43,7 @@ from pipeline.flows.server_outage import (
 from pipeline.flows.task_run import run_recorded
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.flows.timeouts import deadline_after, has_passed, read_seconds, seconds_left
-from pipeline.params_edit import overridden
+from pipeline.params_edit import override_params
 from pipeline.revisions.results import Results, read_results
 from pipeline.stage_registry import VERSIONS, version_of
 from stages.contracts.errors import StageError, StageFailedError
@@ -200,7 +200,7 @@ def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
     restore_idle_params(get_run_logger().warning)
-    overridden(request.overrides)
+    override_params(request.overrides)
     select_stages(request.targets)
     if push:
         check_remotes(experiment=experiment)
@@ -218,7 +218,7 @@ def _workspace(request: _Request) -> Iterator[_Workspace]:
     start_watchdog(os.getpid())
     with project_lock(timeout_seconds=wait_seconds if left is None else min(wait_seconds, left)):
         restore_params(logger.warning)  # again, because a run may have been killed while this one waited
-        with edit_params(overridden(request.overrides)) if request.overrides else nullcontext():
+        with edit_params(override_params(request.overrides)) if request.overrides else nullcontext():
             yield _Workspace(lambda name, outcome: logger.info("%s: %s", name, outcome), read_results)
 
 

@@ -27,7 +27,7 @@ from pipeline.flows.flow import learner, select_stages
 from pipeline.flows.push import check_remotes
 from pipeline.flows.run_registry import report_abandoned_submissions, report_killed_runs
 from pipeline.flows.server_outage import exit_if_unreachable, outage_seconds
-from pipeline.params_edit import overridden
+from pipeline.params_edit import override_params
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 
 
@@ -79,7 +79,7 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
             "no Prefect server is configured, and a schedule needs one. Run `prefect server start`, and "
             "`prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
         )
-    overridden(parameters["overrides"])
+    override_params(parameters["overrides"])
     select_stages(parameters["targets"])
     if parameters["push"]:
         check_remotes(experiment=parameters["experiment"])

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.engine.cache_content import DIRECTORY_SUFFIX
 from pipeline.engine.git import commit_time, read_objects
 from pipeline.lockfile import parse_lockfile
-from pipeline.project import paths_in
+from pipeline.project import parse_paths
 from pipeline.revisions.names import experiments_on_head, open_project, read_commits, resolve_all
 from pipeline.yaml_files import parse_yaml
 from stages.contracts.errors import ParamsError, StageError
@@ -233,5 +233,5 @@ def _parse_tracked(text: str, name: str) -> Any:
 def _parse_paths(text: str) -> dict[str, Path]:
     with suppress(ParamsError):
         content = parse_yaml(text, "dvc.yaml")
-        return paths_in(content, "dvc.yaml") if isinstance(content, dict) else {}
+        return parse_paths(content, "dvc.yaml") if isinstance(content, dict) else {}
     return {}

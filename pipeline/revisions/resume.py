@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.params_edit import PARAMS, overridden
+from pipeline.params_edit import PARAMS, override_params
 from pipeline.revisions.names import resolve
 from pipeline.revisions.revision import Revision
 from stages.contracts.files import open_atomic, write_text
@@ -53,5 +53,5 @@ def set_checkpoint(name: str, epoch: int, *, weights_only: bool, overrides: Sequ
     def add_checkpoint(content: dict[str, Any]) -> None:
         content["build_learner"] = {**(content.get("build_learner") or {}), "checkpoint": checkpoint}
 
-    write_text(PARAMS, overridden(overrides, add_checkpoint))
+    write_text(PARAMS, override_params(overrides, add_checkpoint))
     return rev

@@ -11,7 +11,13 @@ from pathlib import Path
 from pipeline import versions
 from pipeline.collision import find_collision
 from pipeline.engine.git import run_git, try_git
-from pipeline.installation import Installation, environment_bin, installation, make_value, this_package
+from pipeline.installation import (
+    Installation,
+    environment_bin,
+    find_installation,
+    find_this_package,
+    make_value,
+)
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
 
@@ -42,7 +48,7 @@ def make_project(directory: Path) -> Iterator[str]:
     if collision:
         raise ParamsError(str(collision))
     bin_folder = environment_bin()
-    texts = project_files(installation(this_package()), bin_folder)
+    texts = project_files(find_installation(find_this_package()), bin_folder)
     plot = texts.pop(PLOT)
     there = _written(directory, texts)
     added = [PLOT, *(name for name in texts if name not in (LOCAL, *there)), *_git_and_dvc(directory)]

@@ -82,17 +82,17 @@ MISTAKES = {
     "data that is missing": (
         SOURCE,
         "kind: npz\n    path: no/such.npz",
-        "load_data.source.path: there is no file or folder 'no/such.npz'. Correct the path",
+        "load_data.source.path: the file or folder 'no/such.npz' does not exist. Correct the path",
     ),
     "data that DVC tracks": (
         SOURCE,
         "kind: npz\n    path: raw/digits.npz",
-        "load_data.source.path: there is no file or folder 'raw/digits.npz'. Run `dvc pull raw.dvc`",
+        "load_data.source.path: the file or folder 'raw/digits.npz' does not exist. Run `dvc pull raw.dvc`",
     ),
     "checkpoint that is missing": (
         "build_learner:\n",
         "build_learner:\n  checkpoint: {path: old, epoch: 1}\n",
-        "build_learner.checkpoint.path: there is no file or folder 'old'. Correct the path",
+        "build_learner.checkpoint.path: the file or folder 'old' does not exist. Correct the path",
     ),
     "recorder of another kind of file": (
         "recorder: default",

@@ -52,7 +52,7 @@ def test_evaluate_takes_another_source_and_says_what_it_does_not_take(finished):
     assert "Test (digits)" in finished.learner("evaluate", "--source", "digits").out
 
     for source, words in (
-        ("nowhere", "say train, valid, digits"),
+        ("nowhere", "Use train, valid, digits"),
         ("idx:nowhere", "there is no folder 'nowhere'"),
     ):
         refused = finished.learner("evaluate", "--source", source)

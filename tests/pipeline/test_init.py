@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from pipeline.installation import Installation, installation, this_package
+from pipeline.installation import Installation, find_installation, find_this_package
 from pipeline.scaffold.new_project import PLOT, project_files
 from stages import fit
 from stages.contracts.errors import StageError
@@ -61,16 +61,13 @@ def test_an_edit_of_the_own_model_reruns_what_is_built_of_it_and_a_new_version_i
     package.edit("stages/models/steps.py", "F.cross_entropy(logits, targets)", "F.nll_loss(logits, targets)")
     old = own.learner("check")
     assert old.code == 1
-    assert (
-        f"versions.yaml: fit is {fit.VERSION}, and installed is new: `learner versions` writes it anew"
-        in old.out
-    )
+    assert f"versions.yaml: fit is {fit.VERSION}, but new is installed. Run `learner versions`" in old.out
     refused = own.learner("stage", "fit")
     assert (refused.code, "Traceback" in refused.err) == (1, False)
-    assert f"versions.yaml says that fit is {fit.VERSION}, and installed is new" in refused.err
+    assert f"versions.yaml: fit is {fit.VERSION}, but new is installed" in refused.err
     told = own.learner("versions").out
     assert told.startswith(
-        f"versions.yaml: fit is {fit.VERSION}, and installed is new\nversions.yaml: models is "
+        f"versions.yaml: fit is {fit.VERSION}, but new is installed\nversions.yaml: models is "
     )
     assert own.learner("versions").out == "versions.yaml is up to date\n"
     assert set(json.loads(own.ok("dvc", "status", "--json"))) == {"build-learner", "fit"}
@@ -305,7 +302,7 @@ GIT = {
 def test_a_project_names_this_package_as_it_was_installed_and_no_machines_path(origin, requirement, local):
     package = Installed(origin and json.dumps(origin))
 
-    assert installation(package) == Installation(requirement, local)
+    assert find_installation(package) == Installation(requirement, local)
 
 
 def test_the_environment_of_a_project_is_a_value_that_make_reads_back(tmp_path):
@@ -322,4 +319,4 @@ def test_the_environment_of_a_project_is_a_value_that_make_reads_back(tmp_path):
 
 def test_what_is_not_installed_cannot_be_named():
     with pytest.raises(StageError, match="no-such-package is not installed, only started"):
-        this_package("no-such-package")
+        find_this_package("no-such-package")

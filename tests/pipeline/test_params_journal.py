@@ -7,10 +7,10 @@ import pytest
 KILLED = """
 import os, signal
 from pipeline.engine.lock import project_lock
-from pipeline.params_edit import overridden
+from pipeline.params_edit import override_params
 from pipeline.engine.params_journal import edit_params
 
-with project_lock(), edit_params(overridden(["fit.num_epochs=9"])):
+with project_lock(), edit_params(override_params(["fit.num_epochs=9"])):
     {action}
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from pipeline.evaluate import parse_source
 from pipeline.flows.timeouts import read_seconds
 from pipeline.params import Params, read_params
-from pipeline.params_edit import overridden
+from pipeline.params_edit import override_params
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError, StageError
 from stages.data import load_source
@@ -546,7 +546,7 @@ def test_an_override_is_checked_as_params_are(override, message, monkeypatch):
     monkeypatch.chdir(ROOT)
 
     with pytest.raises(ParamsError) as caught:
-        overridden([override])
+        override_params([override])
 
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 2
