@@ -44,8 +44,9 @@ def doctor(
 ) -> None:
     """Check the environment and this project, and print a remedy for each problem.
 
-    The checks cover packages, devices, disk space, remotes, Prefect, dvc.yaml, git, and files that
-    killed processes left. Exit with code 1 if there is a problem.
+    The checks cover packages, private names of other packages that this project replaces, devices, disk
+    space, remotes, Prefect, dvc.yaml, git, and files that killed processes left. Exit with code 1 if there is a
+    problem.
 
     Example: learner doctor --fix
     """
@@ -80,6 +81,7 @@ def _list_checks() -> "dict[str, Check]":
         raise StageError(f"{error}. Reinstall learner-pipeline with its requirements") from error
     return {
         "packages": environment.check_packages,
+        "patches": environment.check_patches,
         "params": dependencies.check_project,
         "devices": environment.check_devices,
         "disk": environment.check_disk,

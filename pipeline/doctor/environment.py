@@ -1,4 +1,4 @@
-"""Checks of this machine: packages, devices, free disk space, and the Prefect API."""
+"""Checks of this machine: packages, replaced private names, devices, free disk space, and the Prefect API."""
 
 import json
 import shutil
@@ -26,6 +26,18 @@ LISTED_PACKAGES = ("torch", "prefect", "dvc")
 """Packages whose versions are printed."""
 PREFECT_TIMEOUT_SECONDS = 5.0
 DEVICE_TIMEOUT_SECONDS = 30.0
+PATCH_TIMEOUT_SECONDS = 30.0
+PATCH_MODULES = (
+    "pipeline.engine.dvc_patches",
+    "pipeline.flows.prefect_patches",
+    "stages.optim.fast_path.patches",
+)
+PATCH_PROGRAM = """
+import importlib, json, sys
+modules = [importlib.import_module(name) for name in sys.argv[1:]]
+problems = [line for each in modules for line in each.problems()]
+print(json.dumps({"count": sum(len(each.PATCHES) for each in modules), "problems": problems}))
+"""
 DEVICE_PROGRAM = (
     "import json; from stages.learner.devices import list_devices; print(json.dumps(list_devices()))"
 )
@@ -76,6 +88,33 @@ def check_requirement(requirement: Requirement) -> Iterator[Diagnostic]:
     if not requirement.specifier.contains(installed, prereleases=True):
         message = f"{requirement.name} is {installed}; required is {requirement.specifier}"
         yield problem("packages", message, command)
+
+
+def check_patches() -> Iterator[Diagnostic]:
+    """Check that the private names that this project replaces in DVC, Prefect and torch are as expected.
+
+    The names are looked up in another process, because that imports all three packages.
+    """
+    command = [sys.executable, "-c", PATCH_PROGRAM, *PATCH_MODULES]
+    try:
+        done = subprocess.run(  # noqa: S603  fixed
+            command, capture_output=True, text=True, timeout=PATCH_TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        message = f"replaced private names: not checked within {PATCH_TIMEOUT_SECONDS:g} seconds"
+        yield warning("patches", message, "Run `learner doctor` again")
+        return
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}, no message"])[-1]
+        message = f"replaced private names: cannot be checked: {last}"
+        yield problem("patches", message, "Reinstall learner-pipeline with its requirements")
+        return
+    result = json.loads(done.stdout)
+    for line in result["problems"]:
+        message, _, remedy = line.rpartition(". ")
+        yield problem("patches", message, remedy)
+    if not result["problems"]:
+        yield ok("patches", f"replaced private names: {result['count']}, all as expected")
 
 
 def check_devices() -> Iterator[Diagnostic]:

@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from waiting import wait_until
 
+from pipeline.doctor import environment
 from pipeline.doctor.diagnostics import Level, drop_duplicates, ok, run_checks
 from pipeline.doctor.environment import check_free_space, check_prefect, check_requirement
 from pipeline.doctor.stale_files import check_experiments, check_locks
@@ -53,10 +54,11 @@ def test_healthy_project_has_no_problem_and_exits_with_0(finished, tmp_path, ser
 
     assert done.code == 0, done.text
     levels = {line.split()[1]: line.split()[0] for line in done.out.splitlines() if line[0] != " "}
-    abouts = "packages extras params devices disk prefect remote untracked git locks experiments runs"
+    abouts = "packages extras patches params devices disk prefect remote untracked git locks experiments runs"
     assert levels == dict.fromkeys(abouts.split(), "ok")
     assert re.search(r"prefect  +http://127.0.0.1:\d+/api answers; its version is 3\.", done.out)
     assert re.search(r"a checkpoint takes [\d.]+ MB: training with 3 and one more", done.out)
+    assert re.search(r"patches +replaced private names: \d+, all as expected", done.out)
     assert "devices      " in done.out
     assert "cpu" in done.out
     assert "1 finished" in done.out
@@ -292,3 +294,19 @@ def test_check_that_fails_or_hangs_hides_no_other():
         ("c", Level.WARNING, "no answer within 2 seconds"),
         ("d", Level.OK, "fine"),
     ]
+
+
+def test_private_name_that_changed_is_a_problem_with_the_supported_version(tmp_path, monkeypatch):
+    (tmp_path / "changed_patches.py").write_text(
+        "from stages.contracts.patches import Patch, find_problems\n"
+        'PATCHES = (Patch("json:dumps", "an example", "(value)", "1.0"),)\n'
+        "def problems():\n    return find_problems(PATCHES)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(environment, "PATCH_MODULES", ("changed_patches",))
+
+    (found,) = environment.check_patches()
+
+    assert found.level is Level.PROBLEM
+    assert "json.dumps has the signature" in found.message
+    assert found.remedy == "Install json 1.0"

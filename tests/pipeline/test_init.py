@@ -50,7 +50,7 @@ def test_an_edit_of_the_own_model_reruns_what_is_built_of_it_and_a_new_version_i
     assert ran(own.ok("dvc", "repro")) == ["create-artifact-dir", "load-data", *AFTER_BUILD]
     made = own.files("artifacts/model.mpk.gz")
 
-    package.edit("stages/learner/loop.py", '"""The loop.', '"""The loop, commented.')
+    package.edit("stages/learner/loop.py", '"""The ', '"""The commented ')
     assert ran(own.ok("dvc", "repro")) == []
 
     own.edit("model.py", "nn.ReLU()", "nn.Tanh()")
