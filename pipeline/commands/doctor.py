@@ -45,8 +45,8 @@ def doctor(
     """Check the environment and this project, and print a remedy for each problem.
 
     The checks cover packages, private names of other packages that this project replaces, devices, disk
-    space, remotes, Prefect, dvc.yaml, git, and files that killed processes left. Exit with code 1 if there is a
-    problem.
+    space, remotes, Prefect, dvc.yaml, git, and files that killed processes left. Exit with code 1 if there
+    is a problem.
 
     Example: learner doctor --fix
     """

@@ -121,7 +121,7 @@ def test_where_the_environment_is_missing_make_says_so_and_on_another_machine_in
     own, _ = installed
     python = tmp_path / "python3"
     (tmp_path / "venv").rename(tmp_path / "moved")
-    assert f"there is no learner in {tmp_path / 'venv/bin'}" in own.run("make", "test").text
+    assert f"learner is not installed in {tmp_path / 'venv/bin'}" in own.run("make", "test").text
 
     own.ok("git", "clone", "-q", ".", str(tmp_path / "clone"))
     clone = type(own)(tmp_path / "clone", own.environment["PREFECT_HOME"])
@@ -196,7 +196,7 @@ def test_nothing_that_is_there_is_overwritten(project, tmp_path):
     refused = project.learner("init", str(folder))
 
     assert (refused.code, "Traceback" in refused.err) == (2, False)
-    assert f"{folder} has model.py already, and nothing is overwritten" in refused.err
+    assert f"{folder} already has model.py, which are never overwritten" in refused.err
     assert [path.name for path in folder.iterdir()] == ["model.py"]
 
 
@@ -214,7 +214,7 @@ def test_in_a_repository_of_gits_a_folder_becomes_a_project_of_its_own(project, 
 
     told = own.ok(sys.executable, "-m", "pipeline", "init", ".")
 
-    assert ".gitignore was there; add to it:\n  __pycache__/\n" in told
+    assert ".gitignore exists. Add these lines to it:\n  __pycache__/\n" in told
     assert "README" not in told
     assert (own.folder / ".gitignore").read_text() == "/data/\n"
     assert (own.folder / "README.md").read_text() == "mine\n"

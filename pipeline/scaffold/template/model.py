@@ -1,4 +1,4 @@
-"""The model: edit it, and `dvc repro` builds and trains it anew."""
+"""The model. After an edit, `dvc repro` builds and trains it again."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from stages.models import ClassificationStep
 
 
 class Net(ClassificationStep, nn.Sequential):
-    """One hidden layer. The shape of an input and the number of classes are filled in from the data."""
+    """A network with one hidden layer. The shape of an input and the number of classes come from the data."""
 
     def __init__(self, input_shape: Sequence[int], num_classes: int, width: int = 64) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""The data: edit it, and `dvc repro` loads it anew, and does again what follows from it."""
+"""The data. After an edit, `dvc repro` loads it again, and runs the stages that depend on it."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from stages.data import Arrays
 
 
 def spirals(samples: int = 900, seed: int = 0) -> Arrays:
-    """Points on three arms of a spiral: inputs (samples, 2), and which arm each is on."""
+    """Return points on three arms of a spiral: inputs (samples, 2), and the arm of each as its target."""
     generator = np.random.default_rng(seed)
     arm = np.arange(samples) % 3
     radius = generator.uniform(0.1, 1.0, samples)

@@ -1,4 +1,4 @@
-"""What must hold of the model and the data before it is worth to train: seconds, not hours."""
+"""Quick tests of the model and the data, to run before a long training."""
 
 import torch
 
@@ -6,16 +6,16 @@ from model import Net
 from source import spirals
 
 
-def test_the_data_has_every_class_and_no_gap() -> None:
-    """Every class is there, and every number is one."""
+def test_data_has_every_class_and_finite_inputs() -> None:
+    """Every class occurs, and no input is infinite or NaN."""
     arrays = spirals(samples=90)
 
     assert sorted(set(arrays.targets.tolist())) == [0, 1, 2]
     assert bool(torch.from_numpy(arrays.inputs).isfinite().all())
 
 
-def test_the_model_learns_a_batch_by_heart() -> None:
-    """Shapes, loss and gradients fit together: on one batch, again and again, the loss falls."""
+def test_model_overfits_one_batch() -> None:
+    """Fifty steps on one batch halve the loss."""
     torch.manual_seed(0)
     arrays = spirals(samples=90)
     batch = torch.from_numpy(arrays.inputs), torch.from_numpy(arrays.targets)
