@@ -81,7 +81,7 @@ class Disks:
         run.begin()
         assert run_in_child(run.fit)[0] == 0
         self.reference = run.outputs()
-        self.kib = _required_kib(run.folder)
+        self.kib = _size_in_kib(run.folder)
         self.templates = templates(folder.parent) if commands else None
 
     def _check_permitted(self):
@@ -151,7 +151,7 @@ class Disks:
         return {"ended": code, "wrong": "; ".join(filter(None, wrong))}
 
 
-def _required_kib(folder):
+def _size_in_kib(folder):
     """Return the KiB that the files in *folder* need on a disk, with a page for each file."""
     return sum(4 + path.lstat().st_size // KIB for path in folder.rglob("*"))
 

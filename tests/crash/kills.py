@@ -57,7 +57,7 @@ def plan(seed, index, attempt, *, short=False):
     """Return trial *index*; each *attempt* has its own moment."""
     draw = random.Random(f"{seed} {index}")  # noqa: S311  no secret
     command = draw.choices(list(COMMANDS), (45, 40, 15))[0]
-    start = draw.choices(("training", "nothing"), (4, 1))[0]
+    start = draw.choices(("training", "empty"), (4, 1))[0]
     kind = draw.choices(("KILL", "TERM", "INT", "HUP"), (85, 5, 5, 5))[0]
     one = command == "dvc repro" and kind == "KILL"  # DVC ignores a SIGINT that its stage receives too
     target = draw.choice(("group", "stage", "dvc") if one else ("group",))

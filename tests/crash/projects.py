@@ -46,11 +46,11 @@ class Templates:
         self.folder = folder
         home = folder / "prefect"
         home.mkdir(parents=True)
-        self.nothing = TrialProject(fresh(folder / "nothing", home))
+        self.empty = TrialProject(fresh(folder / "empty", home))
         for old, new in PARAMS:
-            self.nothing.project.edit("params.yaml", old, new)
-        self.nothing.ok("git", "commit", "-qam", "A short run")
-        self.training = self.nothing.copied_to(folder / "training")
+            self.empty.project.edit("params.yaml", old, new)
+        self.empty.ok("git", "commit", "-qam", "A short run")
+        self.training = self.empty.copied_to(folder / "training")
         self.training.ok("dvc", "repro", "build-learner")
         self.training.ok("git", "add", "-A")
         self.training.ok("git", "commit", "-qm", "All but the training")
@@ -62,7 +62,7 @@ class Templates:
         """The seconds that an untouched `dvc repro` of the training takes."""
         self.reference = self.done.result()
         """The files that every trial must produce."""
-        self.results = {name: getattr(self, name).result() for name in ("nothing", "training")}
+        self.results = {name: getattr(self, name).result() for name in ("empty", "training")}
 
     @functools.cached_property
     def other(self):
@@ -73,7 +73,7 @@ class Templates:
         return project
 
     def start(self, name, folder, prefix=None):
-        """Return a new project: with no stage run (``nothing``), or with all but the ``training``."""
+        """Return a new project: with no stage run (``empty``), or with all but the ``training``."""
         return getattr(self, name).copied_to(folder, prefix)
 
     def wrong(self, project, command, start):
