@@ -1,6 +1,6 @@
 """Values that metrics accumulate over an epoch: they add, and a checkpoint can hold them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -110,17 +110,23 @@ class Chunks(Generic[T]):
 
 
 def save_state(value: MetricState, metric: str) -> dict[str, Any]:
-    """Return the state dict of *value*, which shares its tensors.
+    """Return the state dict of *value*, whose tensors are detached and share its memory.
 
     Raises `TypeError`, which names the *metric*, if *value* has no `state_dict` and is not a frozen dataclass
     of tensors and numbers, or if its state dict contains an object that no checkpoint can hold.
     """
-    state = value.state_dict() if hasattr(value, "state_dict") else _save_fields(value, metric)
-    path = f"{type(value).__name__}.state_dict()"
-    if type(state) is not dict:
-        raise TypeError(f"metric {metric!r}: {path} is a {type(state).__name__}: return a dict")
-    _check_plain(state, metric, path)
-    return state
+    methods = [name for name in ("state_dict", "load_state_dict") if hasattr(value, name)]
+    kind = type(value).__name__
+    if len(methods) == 1:
+        raise TypeError(
+            f"metric {metric!r} accumulates {kind}, which has only the method {methods[0]}: {ADVICE}"
+        )
+    state = value.state_dict() if methods else _save_fields(value, metric)  # type: ignore[attr-defined]
+    if not isinstance(state, dict):
+        raise TypeError(f"metric {metric!r}: {kind}.state_dict() is a {type(state).__name__}: return a dict")
+    _check_plain(state, metric, f"{kind}.state_dict()")
+    detached: dict[str, Any] = _map_tensors(state, Tensor.detach)
+    return detached
 
 
 def load_state(state: Any, value: S, metric: str) -> S:
@@ -133,10 +139,12 @@ def load_state(state: Any, value: S, metric: str) -> S:
     try:
         if not isinstance(state, dict):
             raise TypeError(f"found a {type(state).__name__}, expected a dict")
-        moved = _move(state, device)
+        moved = _map_tensors(state, lambda tensor: tensor.to(device))
         loaded: S = (
             value.load_state_dict(moved) if hasattr(value, "load_state_dict") else _load_fields(moved, value)
         )
+        if type(loaded) is not type(value):
+            raise TypeError(f"load_state_dict returned {type(loaded).__name__}, not {type(value).__name__}")
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError) as error:
         raise CheckpointError(
             f"the state of metric {metric!r} in the checkpoint does not belong to the {type(value).__name__} "
@@ -166,7 +174,7 @@ def _save_field(value: Any, metric: str, path: str) -> Any:
     if value is None or type(value) in (bool, int, float, str) or isinstance(value, Tensor):
         return value
     if is_dataclass(value):
-        return _save_fields(value, metric)
+        return value.state_dict() if hasattr(value, "state_dict") else _save_fields(value, metric)
     raise TypeError(
         f"metric {metric!r} accumulates {type(value).__name__} in {path}, which cannot be saved in the "
         f"middle of an epoch: {ADVICE}"
@@ -185,7 +193,8 @@ def _load_fields(state: Any, value: Any) -> Any:
 
 def _load_field(saved: Any, value: Any) -> Any:
     if is_dataclass(value) and isinstance(saved, dict):
-        return _load_fields(saved, value)
+        load = getattr(value, "load_state_dict", None)
+        return load(saved) if load else _load_fields(saved, value)
     is_text = isinstance(saved, str | bytes) and not isinstance(value, str | None)
     if is_dataclass(value) or isinstance(saved, dict | list) or is_text:
         raise ValueError(f"found a {type(saved).__name__}, expected a {type(value).__name__}")
@@ -212,7 +221,7 @@ def _problem_with(node: Any) -> str:
         return "" if is_plain else f"a tensor of {node.dtype}, {node.layout}"
     if type(node) is int:
         return "" if -(2**63) <= node < 2**63 else f"the integer {node}"
-    if type(node) is dict:
+    if isinstance(node, dict):
         wrong = [key for key in node if type(key) is not str]
         return f"a dict with the key {wrong[0]!r}" if wrong else ""
     is_plain = node is None or type(node) in (bool, float, str, bytes, list)
@@ -222,15 +231,15 @@ def _problem_with(node: Any) -> str:
 def _tensors(node: Any) -> Iterator[Tensor]:
     if isinstance(node, Tensor):
         yield node
-    elif isinstance(node, Mapping | list):
-        for each in node.values() if isinstance(node, Mapping) else node:
+    elif isinstance(node, dict | list):
+        for each in node.values() if isinstance(node, dict) else node:
             yield from _tensors(each)
 
 
-def _move(node: Any, device: torch.device) -> Any:
-    """Return a copy of *node* with its tensors on *device*."""
+def _map_tensors(node: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a copy of *node* in dicts and lists, with *change* applied to its tensors."""
     if isinstance(node, Tensor):
-        return node.to(device)
-    if isinstance(node, Mapping):
-        return {key: _move(each, device) for key, each in node.items()}
-    return [_move(each, device) for each in node] if isinstance(node, list) else node
+        return change(node)
+    if isinstance(node, dict):
+        return {key: _map_tensors(each, change) for key, each in node.items()}
+    return [_map_tensors(each, change) for each in node] if isinstance(node, list) else node

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
@@ -26,6 +27,7 @@ from stages.contracts.outputs import (
     SequenceOutput,
 )
 from stages.metrics import Mean, MetricAdapter, TorchMetric, build_metric
+from stages.metrics.precision_recall import ClassCounts
 from stages.metrics.registry import BUILT_IN
 from stages.metrics.state import load_state, save_state
 
@@ -241,6 +243,17 @@ def test_frozen_dataclass_of_tensors_and_numbers_needs_no_methods():
     assert type(loaded.numpy) is np.float32
 
 
+def test_saved_tensors_are_detached_and_of_the_base_class():
+    parameter = torch.nn.Parameter(torch.tensor([0.1, 0.2]))
+
+    state = save_state(OwnState(OrderedDict(a=parameter, b=[parameter * 2])), "Mine")
+
+    assert type(state) is dict
+    assert [type(tensor) for tensor in (state["a"], *state["b"])] == [torch.Tensor] * 2
+    assert not state["a"].requires_grad
+    assert not state["b"][0].requires_grad
+
+
 @dataclass(frozen=True)
 class WithPostInit:
     """Computes an attribute from its fields."""
@@ -257,6 +270,27 @@ class WithPostInit:
     @property
     def value(self):
         return self.next
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Holds a value with methods for its state beside one without."""
+
+    counts: ClassCounts
+    mean: Mean
+    count: int = 1
+
+    def __add__(self, other):
+        return Pair(self.counts + other.counts, self.mean + other.mean)
+
+    @property
+    def value(self):
+        return self.counts.value + self.mean.value
+
+
+def pair(size):
+    torch.manual_seed(size)
+    return Pair(CASES["recall"][0].measure(classes(size)), Mean(float(size), size))
 
 
 class WordCounts:
@@ -312,8 +346,9 @@ class NamedMean(NamedTuple):
         (WordCounts({3: 0.1, 1: 2.5}, {"x", "y"}), WordCounts({1: 0.2}, set())),
         (NamedMean(0.1, 2), NamedMean(0.2, 1)),
         (WithPostInit(0.1), WithPostInit(0.2)),
+        (pair(5), pair(7)),
     ],
-    ids=["own methods", "named tuple", "post init"],
+    ids=["own methods", "named tuple", "post init", "pair"],
 )
 def test_users_own_class_is_saved_and_loaded(a, b):
     loaded = save_and_load(a, b)
@@ -350,6 +385,26 @@ class OwnState:
     def state_dict(self):
         return self.state
 
+    def load_state_dict(self, state):
+        return OwnState(state)
+
+
+class InPlace(OwnState):
+    """A class that loads its state in place, as a module does."""
+
+    def __init__(self):
+        super().__init__({})
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+class HalfState:
+    """A class that can be saved and not loaded."""
+
+    def state_dict(self):
+        return {}
+
 
 @pytest.mark.parametrize(
     ("value", "found"),
@@ -360,6 +415,7 @@ class OwnState:
         (Holder(math.sqrt), "accumulates builtin_function_or_method in Holder.held"),
         (Holder({"a": 1}), "accumulates dict in Holder.held"),
         (Holder((1, 2)), "accumulates tuple in Holder.held"),
+        (HalfState(), "accumulates HalfState, which has only the method state_dict"),
         (Holder(np.zeros(2)), "accumulates ndarray in Holder.held"),
     ],
 )
@@ -406,6 +462,7 @@ MEAN = {"total": 1.0, "weight": 1}
         ({"total": {}, "weight": 1}, Mean(0.0, 0), "found a dict, expected a float"),
         ({"total": [1.0], "weight": 1}, Mean(0.0, 0), "found a list, expected a float"),
         ({"total": "1", "weight": 1}, Mean(0.0, 0), "found a str, expected a float"),
+        ({}, InPlace(), "load_state_dict returned NoneType, not InPlace"),
         ({}, Mean(0.0, 0), "state of metric 'Loss' in the checkpoint does not belong to the Mean"),
         (None, Mean(0.0, 0), "found a NoneType, expected a dict"),
         ([1.0], Mean(0.0, 0), "found a list, expected a dict"),
