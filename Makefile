@@ -32,8 +32,8 @@ sweep-proof: .venv/installed-test
 	pytest -s tests/pipeline/sweep/proof.py
 
 flows: .venv/installed-test
-	LEARNER_TEST_LONG=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_doors.py
-	LEARNER_TEST_LONG=1 LEARNER_TEST_POSTGRES=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_doors.py
+	LEARNER_TEST_LONG=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_entry_points.py
+	LEARNER_TEST_LONG=1 LEARNER_TEST_POSTGRES=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_entry_points.py
 
 long: .venv/installed-test
 	LEARNER_TEST_LONG=1 pytest -m long

@@ -1,6 +1,6 @@
-"""A deployment: what its runs do with a workspace, what they show, and how they end.
+"""Deployments: the effect of their runs on a workspace, their artifacts, and their ends.
 
-The model waits where a file says so, so that a test knows what a run is at; every wait is for a state.
+The model waits while a file exists, so that a test can act during a run; every wait is for a state.
 """
 
 import json
@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.flows.flow import select_stages
@@ -55,7 +56,7 @@ class Waiting(ClassificationStep, nn.Sequential):
 
 
 class Api:
-    """What a user sees in the UI, from where the UI has it."""
+    """The API of the Prefect server, from which the UI reads too."""
 
     def __init__(self, address):
         self.address = address
@@ -71,7 +72,7 @@ class Api:
 
     @staticmethod
     def _ask(request):
-        """As Prefect's own client: a server on SQLite that is busy says 503, and is asked again."""
+        """Send *request*, and again after HTTP 503, which a busy server on SQLite returns."""
 
         def answered():
             try:
@@ -99,7 +100,7 @@ class Api:
         return self.get(f"flow_runs/{run}")["state_name"]
 
     def wait(self, run, *states):
-        """Until *run* is in one of *states*, or at its end."""
+        """Wait until *run* is in one of *states*, by default a final one, and return the state."""
 
         def reached():
             state = self.state(run)
@@ -119,11 +120,11 @@ class Api:
         return [each["message"] for each in self.post("logs/filter", wanted)]
 
     def logged(self, run, text):
-        """Until a line of *run* has *text* in it; logs come some seconds late."""
+        """Wait until a log line of *run* contains *text*; logs arrive some seconds late."""
         return wait_until(lambda: any(text in line for line in self.logs(run)), lambda: self.logs(run))
 
     def tasks(self, run, count):
-        """The tasks of *run*, in order, once there are *count*: they come through a queue."""
+        """Return the tasks of *run*, in order, once *count* have arrived through a queue."""
 
         def arrived():
             found = self.of("task_runs", run, sort="EXPECTED_START_TIME_ASC")
@@ -138,7 +139,7 @@ class Api:
 
 
 class Served:
-    """A project whose model waits, with `learner serve` at work in it."""
+    """A project whose model waits, and a process of `learner serve` in it."""
 
     def __init__(self, project, address, *arguments, **environment):
         self.project = project
@@ -173,7 +174,7 @@ class Served:
         wait_until((self.folder / "held").exists, lambda: self.said)
 
     def wait_until_signalled(self):
-        """Until the run that is held has received a signal."""
+        """Wait until the run in progress has received a signal."""
         wait_until((self.folder / "signalled").exists, lambda: self.said)
 
     def release(self):
@@ -186,7 +187,7 @@ class Served:
 
 
 def waiting(project):
-    """*project* with the model that waits; what steers it is no part of the project."""
+    """Return *project* with the model that waits; git ignores the files that control it."""
     (project.folder / "waiting.py").write_text(MODEL)
     (project.folder / ".git/info/exclude").write_text("hold\nheld\nfail\nsignalled\n")
     project.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "waiting:Waiting"')
@@ -197,7 +198,7 @@ def waiting(project):
 
 @pytest.fixture
 def serve(project, server):
-    """Start `learner serve` in the project; what is left of it at the end of the test is ended."""
+    """Start `learner serve` in the project, and end it after the test."""
     started = []
 
     def start(*arguments, address=server, **environment):
@@ -214,100 +215,157 @@ def serve(project, server):
             os.killpg(each.process.pid, signal.SIGKILL)
 
 
-def of_fit(project):
-    return read_yaml(project.folder / "dvc.lock")["stages"]["fit"]
+STAGES = ["create-artifact-dir", "load-data", "build-learner", "fit", "save-model"]
+WORKSPACE = ("params.yaml", "dvc.lock", "artifacts/checkpoint", "artifacts/metrics.json")
 
 
-def test_runs_in_the_workspace_wait_are_cancelled_retried_and_shown(serve, project):
-    """One deployment through a day: a collision, a cancel, a failure; the workspace is whole after each."""
-    served = serve("--workspace", "--name", "daily")
-    api = served.api
+class Daily:
+    """A deployment in a workspace, after two runs of which the second waited for the first."""
 
-    served.hold()
-    first = api.start("daily")
-    served.wait_until_held()
-    second = api.start("daily")
-    assert api.wait(second, "AwaitingConcurrencySlot") == "AwaitingConcurrencySlot"
-    refused = project.learner("run")
-    assert refused.code == 1
-    assert "this project is in use by pid" in refused.err
-    served.release()
-    assert api.wait(first) == "Completed"
-    assert api.wait(second) == "Completed"
-    stages = ["create-artifact-dir", "load-data", "build-learner", "fit", "save-model"]
-    assert api.tasks(first, 5) == [(name, "Completed") for name in stages]
-    assert api.tasks(second, 5) == [(name, "Cached") for name in stages]
-    assert "up to date" in project.ok("dvc", "status")
-    assert api.logged(first, "= Learner Summary =")
-    assert api.logged(first, "epoch 2/2 | train: Accuracy")
-    check_artifacts(api, first, second, project)
+    def __init__(self, project, address):
+        self.project = project
+        self.served = Served(project, address, "--workspace", "--name", "daily")
+        self.api = self.served.api
+        self.served.hold()
+        self.first = self.api.start("daily")
+        self.served.wait_until_held()
+        self.second = self.api.start("daily")
+        self.second_while_first_runs = self.api.wait(self.second, "AwaitingConcurrencySlot")
+        self.command_while_first_runs = project.learner("run")
+        self.served.release()
+        self.ends = [self.api.wait(self.first), self.api.wait(self.second)]
+        self.status = project.ok("dvc", "status")
+        self.model = (project.folder / "artifacts/checkpoint/model-2.mpk.gz").read_bytes()
 
-    before = project.files("params.yaml", "artifacts/checkpoint", "artifacts/metrics.json")
-    recorded = of_fit(project)
-    served.hold()
-    longer = ["fit.num_epochs=9", "fit.batch_size=16"]
-    cancelled = api.start("daily", overrides=longer)
-    served.wait_until_held()
-    api.cancel(cancelled)
-    served.wait_until_signalled()
-    served.release()
-    assert api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
-    assert "Crashed" not in history(api, cancelled)
-    assert project.files("params.yaml", "artifacts/checkpoint", "artifacts/metrics.json") == before
-    assert of_fit(project) == recorded
-    assert (project.folder / ".dvc/tmp/rwlock").read_text() == "{}"
 
-    (project.folder / "fail").touch()
-    retried = api.start("daily", overrides=longer)
-    assert api.wait(retried) == "Completed"
-    assert api.logged(retried, "resuming run")
-    assert api.logged(retried, "RuntimeError: bad luck")
-    assert not (project.folder / "fail").exists()
-    fit = next(each for each in api.of("task_runs", retried) if each["name"].startswith("fit"))
+@pytest.fixture(scope="module")
+def daily(checked_out, server, tmp_path_factory):
+    """The deployment that the tests of runs in the workspace share; none of them depends on another."""
+    project = checked_out(tmp_path_factory.mktemp("daily") / "project")
+    project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
+    made = Daily(waiting(project), server)
+    yield made
+    made.served.end()
+
+
+def test_second_run_of_a_deployment_waits_for_the_first(daily):
+    assert daily.second_while_first_runs == "AwaitingConcurrencySlot"
+    assert daily.ends == ["Completed", "Completed"]
+
+
+def test_command_is_refused_while_a_run_uses_the_workspace(daily):
+    assert daily.command_while_first_runs.code == 1
+    assert "this project is in use by pid" in daily.command_while_first_runs.err
+
+
+def test_each_stage_is_a_task_run_that_is_cached_if_it_is_up_to_date(daily):
+    assert daily.api.tasks(daily.first, 5) == [(name, "Completed") for name in STAGES]
+    assert daily.api.tasks(daily.second, 5) == [(name, "Cached") for name in STAGES]
+    assert "up to date" in daily.status
+
+
+def test_run_logs_its_epochs_and_its_summary(daily):
+    assert daily.api.logged(daily.first, "epoch 2/2 | train: Accuracy")
+    assert daily.api.logged(daily.first, "= Learner Summary =")
+
+
+def test_run_has_artifacts_for_progress_summary_and_curves(daily):
+    found = daily.api.artifacts(daily.first)
+
+    assert found["fit-progress"]["data"] == 100
+    assert found["fit-progress"]["description"].startswith("epoch 2/2 | train: Accuracy")
+    rows = json.loads(found["daily-summary"]["data"])
+    assert [row["Metric"] for row in rows] == ["Accuracy", "Loss"] * 2
+    assert found["daily-curves"]["data"].startswith("data:image/png;base64,iVBOR")
+
+
+def test_checkpoint_artifact_links_to_the_model_in_the_cache(daily):
+    found = daily.api.artifacts(daily.first)["daily-checkpoint"]["data"]
+
+    link = Path(found.split("file://")[1].split(")")[0])
+    assert link.is_relative_to(daily.project.folder)
+    assert link.read_bytes() == daily.model
+
+
+def test_run_is_compared_with_the_previous_run_of_the_deployment(daily):
+    first, second = (daily.api.artifacts(run)["daily-comparison"] for run in (daily.first, daily.second))
+
+    name = daily.api.get(f"flow_runs/{daily.first}")["name"]
+    assert first["description"] == "The first run of this deployment"
+    assert second["description"] == f"Compared with {name}, the previous run of this deployment"
+    rows = json.loads(second["data"])
+    assert {"epoch", "valid.Accuracy"} <= {row["name"] for row in rows}
+    assert {row["difference"] for row in rows} == {"+0"}
+
+
+def test_cancelled_run_ends_as_cancelled_and_leaves_the_workspace_unchanged(daily):
+    before = daily.project.files(*WORKSPACE)
+    daily.served.hold()
+    cancelled = daily.api.start("daily", overrides=["fit.num_epochs=9", "fit.batch_size=16"])
+    daily.served.wait_until_held()
+
+    daily.api.cancel(cancelled)
+    daily.served.wait_until_signalled()
+    daily.served.release()
+
+    assert daily.api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
+    assert "Crashed" not in history(daily.api, cancelled)
+    after = daily.project.files(*WORKSPACE)
+    fit = [fit_record(files.pop("dvc.lock")) for files in (before, after)]
+    assert after == before
+    assert fit[0] == fit[1]
+    assert (daily.project.folder / ".dvc/tmp/rwlock").read_text() == "{}"
+
+
+def fit_record(lock):
+    return YAML(typ="safe").load(lock)["stages"]["fit"]
+
+
+def test_failed_fit_is_retried_and_resumes(daily):
+    """The model fails at step 50, in the second of three epochs; params stay as the run had set them."""
+    (daily.project.folder / "fail").touch()
+
+    retried = daily.api.start("daily", overrides=["fit.num_epochs=3", "fit.batch_size=32", "fit.seed=7"])
+
+    assert daily.api.wait(retried) == "Completed"
+    assert daily.api.logged(retried, "RuntimeError: bad luck")
+    assert daily.api.logged(retried, "resuming run")
+    fit = next(each for each in daily.api.of("task_runs", retried) if each["name"].startswith("fit"))
     assert fit["run_count"] == 2
-    assert read_yaml(project.folder / "params.yaml")["fit"]["num_epochs"] == 9
-    assert "up to date" in project.ok("dvc", "status")
+    assert read_yaml(daily.project.folder / "params.yaml")["fit"]["num_epochs"] == 3
+    assert "up to date" in daily.project.ok("dvc", "status")
 
-    timed = api.start("daily", timeout_seconds=0.05)
-    assert api.wait(timed) == "TimedOut"
-    message = api.get(f"flow_runs/{timed}")["state"]["message"]
+
+def test_run_that_exceeds_its_timeout_ends_as_timed_out(daily):
+    timed = daily.api.start("daily", timeout_seconds=0.05)
+
+    assert daily.api.wait(timed) == "TimedOut"
+    message = daily.api.get(f"flow_runs/{timed}")["state"]["message"]
     assert message.startswith(
         "timed out after 0.05 s (timeout_seconds): create-artifact-dir was interrupted."
     )
     assert message.endswith("Run the deployment again with the same params to resume")
 
-    failed = api.start("daily", overrides=["fit.num_epochz=3"])
-    assert api.wait(failed) == "Failed"
-    assert api.logged(failed, "-S fit.num_epochz=3: ")
-    assert not any("Traceback" in line for line in api.logs(failed))
+
+def test_invalid_override_fails_the_run_without_a_traceback(daily):
+    failed = daily.api.start("daily", overrides=["fit.num_epochz=3"])
+
+    assert daily.api.wait(failed) == "Failed"
+    assert daily.api.logged(failed, "-S fit.num_epochz=3: ")
+    assert not any("Traceback" in line for line in daily.api.logs(failed))
+
+
+def test_stopped_serve_pauses_the_schedule_and_exits_with_the_signal(serve):
+    served = serve("--workspace", "--name", "paused")
+    served.api.wait(served.api.start("paused", overrides=["fit.num_epochz=3"]))  # the runner has started
 
     assert served.end() == 143
     assert "SIGTERM: the schedule is paused" in served.said
-    assert api.deployment("daily")["paused"]
+    assert served.api.deployment("paused")["paused"]
 
 
-def check_artifacts(api, first, second, project):
-    found = api.artifacts(first)
-    assert found["fit-progress"]["data"] == 100
-    assert found["fit-progress"]["description"].startswith("epoch 2/2 | train: Accuracy")
-    rows = json.loads(found["daily-summary"]["data"])
-    assert [row["Metric"] for row in rows] == ["Accuracy", "Loss"] * 2
-    link = found["daily-checkpoint"]["data"].split("file://")[1].split(")")[0]
-    assert link.startswith(str(project.folder))
-    with open(link, "rb") as cached:  # noqa: PTH123  an address
-        assert cached.read() == (project.folder / "artifacts/checkpoint/model-2.mpk.gz").read_bytes()
-    assert found["daily-curves"]["data"].startswith("data:image/png;base64,iVBOR")
-    assert found["daily-comparison"]["description"] == "The first run of this deployment"
-    name = api.get(f"flow_runs/{first}")["name"]
-    compared = api.artifacts(second)["daily-comparison"]
-    assert compared["description"] == f"Compared with {name}, the previous run of this deployment"
-    rows = json.loads(compared["data"])
-    assert {"epoch", "valid.Accuracy"} <= {row["name"] for row in rows}
-    assert {row["difference"] for row in rows} == {"+0"}
-
-
-def test_scheduled_runs_are_experiments_that_leave_the_workspace_alone(serve, project, tmp_path):
-    """An interval's second run collides with the first, and is cancelled; the first is pushed."""
+def test_scheduled_runs_are_experiments_that_leave_the_workspace_unchanged(serve, project, tmp_path):
+    """The second run of an interval collides with the first, and is cancelled; the first is pushed."""
     for remote, command in (("git", ["git", "init", "-q", "--bare"]), ("dvc", ["mkdir"])):
         project.ok(*command, str(tmp_path / remote))
     project.ok("git", "remote", "add", "origin", str(tmp_path / "git"))
@@ -338,7 +396,7 @@ def test_scheduled_runs_are_experiments_that_leave_the_workspace_alone(serve, pr
     assert name in api.artifacts(first["id"])["often-checkpoint"]["data"]
 
 
-def test_a_run_outlives_its_server_and_ends(project, mortal_server):
+def test_run_completes_and_exits_if_its_server_is_killed(project, mortal_server):
     waiting(project)
     (project.folder / "hold").touch()
     running = subprocess.Popen(
@@ -364,7 +422,7 @@ def test_a_run_outlives_its_server_and_ends(project, mortal_server):
 
 
 def history(api, run):
-    """The names of the states of *run*, oldest first."""
+    """Return the names of the states of *run*, oldest first."""
     return [each["name"] for each in api.get(f"flow_run_states/?flow_run_id={run}")]
 
 
@@ -390,7 +448,7 @@ def test_params_and_slot_are_restored_after_serve_and_its_run_are_killed(serve, 
 
 
 @pytest.mark.long
-def test_a_run_saves_and_reports_its_end_if_only_the_serving_process_is_killed(serve, project):
+def test_run_saves_and_reports_its_end_if_only_serve_is_killed(serve, project):
     served = serve("--workspace", "--name", "orphan")
     before = project.files("params.yaml")
     served.hold()
@@ -409,7 +467,7 @@ def test_a_run_saves_and_reports_its_end_if_only_the_serving_process_is_killed(s
 
 
 @pytest.mark.long
-def test_learner_run_reports_the_one_that_was_killed_before_it(project, server):
+def test_learner_run_reports_a_killed_run_as_crashed(project, server):
     waiting(project)
     (project.folder / "hold").touch()
     environment = project.environment | {"PREFECT_API_URL": server}
@@ -450,7 +508,7 @@ with gpu_slots(logging.getLogger(), 3):
 """
 
 
-def test_a_training_holds_as_many_slots_as_it_uses_gpus(project, server):
+def test_training_holds_one_slot_for_each_gpu(project, server):
     project.edit("params.yaml", "device: auto", "device: cpu")
 
     done = project.run(sys.executable, "-c", SLOTS, PREFECT_API_URL=server)
@@ -467,12 +525,12 @@ def test_a_training_holds_as_many_slots_as_it_uses_gpus(project, server):
         (Plan("n", cron="0 3 * * *", interval=60.0), "exclude each other"),
     ],
 )
-def test_a_schedule_that_means_nothing_is_refused(plan, message):
+def test_invalid_schedule_is_refused(plan, message):
     with pytest.raises(ParamsError, match=message.replace("*", r"\*")):
         plan.schedule()
 
 
-def test_what_could_not_be_served_is_told_at_once(project, monkeypatch):
+def test_serve_refuses_a_deployment_whose_runs_cannot_succeed(project, monkeypatch):
     refused = project.learner("serve", "--cron", "0 3 * * *")
     assert refused.code == 2
     assert "no Prefect server is configured" in refused.err
@@ -493,20 +551,20 @@ prefect_patches.apply()
 
 with prefect.flow_engine.maintain_concurrency_lease(uuid.uuid4(), 300, raise_on_lease_renewal_failure=True):
     time.sleep(10)
-    print("goes on")
+    print("continued")
 """
 
 
 @pytest.mark.long
-def test_a_run_goes_on_where_its_place_in_the_limit_is_lost(project, server):
+def test_run_continues_without_its_concurrency_slot(project, server):
     done = project.run(sys.executable, "-c", LEASE, PREFECT_API_URL=server)
 
     assert "slots are no longer reserved" in done.err
-    assert done.out == "goes on\n"
+    assert done.out == "continued\n"
 
 
 @pytest.mark.long
-def test_a_time_out_saves_and_the_next_run_goes_on(serve, project):
+def test_timeout_saves_and_the_next_run_resumes(serve, project):
     for mode in ("--workspace", "--experiment"):
         served = serve(mode, "--name", f"timed{mode}", "-S", f"fit.seed={len(mode)}")
         before = project.files("params.yaml", "dvc.yaml")
@@ -527,7 +585,7 @@ def test_a_time_out_saves_and_the_next_run_goes_on(serve, project):
 
 
 @pytest.mark.long
-def test_an_experiment_is_cancelled_and_the_next_goes_on(serve, project):
+def test_experiment_after_a_cancelled_one_resumes(serve, project):
     served = serve("--name", "apart")
     served.hold()
     cancelled = served.api.start("apart")
@@ -546,7 +604,7 @@ def test_an_experiment_is_cancelled_and_the_next_goes_on(serve, project):
 
 
 @pytest.mark.long
-def test_a_served_experiment_outlives_its_server_and_ends(serve, project, mortal_server):
+def test_served_experiment_completes_and_exits_if_its_server_is_killed(serve, project, mortal_server):
     served = serve("--name", "alone", address=mortal_server.address, LEARNER_GOODBYE_SECONDS="3")
     served.hold()
     run = served.api.start("alone")

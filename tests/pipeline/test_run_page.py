@@ -10,8 +10,8 @@ from pipeline.revisions.results import Results
 from stages.contracts.history import History
 
 
-def test_an_image_that_cannot_be_drawn_is_a_warning(caplog):
-    """A history without values is an image without a size."""
+def test_failed_image_is_a_warning(caplog):
+    """A history without values gives an image without a size."""
     pytest.importorskip("vl_convert")
     results = Results(None, History(), epochs=1, params={}, metrics={}, checkpoint=None)
 

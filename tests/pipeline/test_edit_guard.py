@@ -1,4 +1,4 @@
-"""What a stage depends on, edited while it runs, is not recorded with what the stage made of it before."""
+"""An edit of a dependency while a stage runs is not recorded with the outputs of the previous content."""
 
 import os
 import time
@@ -40,7 +40,7 @@ def editing(finished):
     return finished
 
 
-DOORS = {"process": ("dvc", "repro", "load-data"), "in this process": ("python", "-m", "pipeline", "run")}
+COMMANDS = {"process": ("dvc", "repro", "load-data"), "in this process": ("python", "-m", "pipeline", "run")}
 
 
 EDITS = {
@@ -54,12 +54,12 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_an_edit_meanwhile_is_not_recorded_and_is_named(editing, door):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_edit_during_a_stage_is_reported_and_not_recorded(editing, command):
     editing.ok("dvc", "repro", "create-artifact-dir")
     before = editing.files("data", "dvc.lock")
 
-    done = editing.run(*DOORS[door], EDIT="\n".join(EDITS.values()))
+    done = editing.run(*COMMANDS[command], EDIT="\n".join(EDITS.values()))
 
     assert done.code != 0
     assert all(told in done.err for told in EDITS)
@@ -68,7 +68,7 @@ def test_an_edit_meanwhile_is_not_recorded_and_is_named(editing, door):
     assert "load-data" in editing.ok("dvc", "status", "load-data")
 
 
-def test_an_edit_that_the_stage_does_not_depend_on_is_no_reason(editing):
+def test_edit_of_another_file_during_a_stage_has_no_effect(editing):
     of_another_stage = "params.yaml|num_epochs: 2|num_epochs: 3"
     no_version = "stages/load_data.py|import|import "
     same_content = "stages/data/sources.py|no such text|"
@@ -78,7 +78,7 @@ def test_an_edit_that_the_stage_does_not_depend_on_is_no_reason(editing):
     assert "up to date" in editing.ok("dvc", "status", "load-data")
 
 
-def test_a_flow_does_not_run_code_that_was_edited_after_it_had_loaded_it(editing):
+def test_flow_does_not_run_code_that_was_edited_after_its_import(editing):
     edit = 'stages/build_learner.py|VERSION = "|VERSION = "9'
 
     done = editing.learner("run", EDIT=edit)
@@ -90,7 +90,7 @@ def test_a_flow_does_not_run_code_that_was_edited_after_it_had_loaded_it(editing
 
 
 @pytest.mark.parametrize("command", [("dvc", "repro"), ("python", "-m", "pipeline", "run")])
-def test_sources_with_a_time_in_the_future_are_no_reason_to_refuse(command, finished):
+def test_sources_with_a_time_in_the_future_are_accepted(command, finished):
     """As in a file from another machine, or if the clock was set back."""
     for path in (finished.folder / "stages").rglob("*.py"):
         os.utime(path, (time.time() + 86_400,) * 2)
@@ -99,7 +99,7 @@ def test_sources_with_a_time_in_the_future_are_no_reason_to_refuse(command, fini
     finished.ok(*command)
 
 
-def test_a_flow_does_not_run_a_source_that_was_edited_after_it_had_loaded_it_whatever_its_time(editing):
+def test_flow_does_not_run_an_edited_source_whatever_its_time(editing):
     path = editing.folder / "editing.py"
     path.write_text(path.read_text() + AN_HOUR_AGO)
     edit = 'stages/models/config.py|"""|""" '

@@ -1,4 +1,4 @@
-"""The same run is the same bytes, by whatever door."""
+"""A run produces byte-identical outputs however it is started."""
 
 import json
 import sys
@@ -9,8 +9,8 @@ from waiting import wait_until
 from pipeline.stage_registry import VERSIONS
 
 
-def test_dvc_repro_and_the_flow_leave_the_same_lock_and_cache(finished, project):
-    """Each under a hash seed of its own, so that the order of a set shows in no output."""
+def test_dvc_repro_and_the_flow_produce_the_same_lock_and_cache(finished, project):
+    """Each runs with a different hash seed, so that the order of a set cannot affect an output."""
     flow = project.learner("run", PYTHONHASHSEED="2")
 
     assert flow.code == 0, flow.text
@@ -30,7 +30,7 @@ def test_without_an_api_the_flow_neither_starts_a_server_nor_imports_prefect(pro
     assert "prefect" not in imported
 
 
-def test_the_flow_says_what_happened_to_each_stage(finished):
+def test_flow_prints_the_outcome_of_each_stage(finished):
     assert finished.learner("run").out.splitlines()[-1] == "save-model: unchanged"
 
     finished.edit("params.yaml", "recorder: default", "recorder: compact")
@@ -49,7 +49,7 @@ def ask(address, path):
 
 
 def recorded(address, flow_runs):
-    """All runs, once as many flows and all their tasks have arrived: task runs come through a queue."""
+    """Return all runs, once *flow_runs* flows and their tasks have arrived through a queue."""
 
     def arrived():
         flows, tasks = ask(address, "flow_runs"), ask(address, "task_runs")
@@ -60,7 +60,7 @@ def recorded(address, flow_runs):
     return wait_until(arrived)
 
 
-def test_with_an_api_the_flow_and_its_five_versioned_tasks_are_recorded(project, server):
+def test_flow_and_its_five_versioned_tasks_are_recorded_with_an_api(project, server):
     stages = ["create-artifact-dir", "load-data", "build-learner", "fit", "save-model"]
 
     assert project.learner("run", PREFECT_API_URL=server).code == 0
