@@ -1,4 +1,4 @@
-"""build-learner where it goes on from another run: what `fit` then comes to."""
+"""Warm starts by build-learner, and the results of `fit` after them."""
 
 import shutil
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ LEARNER = {
     "schedule": {"kind": "cosine", "num_iters": 40},
 }
 RUN = {"batch_size": 512, "num_workers": 0, "keep": {"last": 1, "best": [{"metric": "Accuracy"}]}}
-"""The best is the lowest accuracy, so that it is an epoch that only the first run had."""
+"""The lowest accuracy counts as the best, so that the best epoch is one of the first run."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train(dataset, tmp_path_factory):
-    """A function that builds a learner, fits it, and gives what came of it."""
+    """A function that builds a learner, trains it, and returns its artifact directory."""
 
     def trained(epochs, origin=None, *, learner=None, **changes):
         folder = tmp_path_factory.mktemp("run") / "artifacts"
@@ -86,7 +86,7 @@ def three(train):
     return train(3)
 
 
-def test_three_epochs_and_a_resume_to_five_equal_five(three, train):
+def test_three_epochs_resumed_to_five_equal_five_uninterrupted_epochs(three, train):
     straight = train(5)
 
     resumed = train(5, three.folder, learner=from_epoch(3, three.folder))
@@ -100,7 +100,7 @@ def test_three_epochs_and_a_resume_to_five_equal_five(three, train):
     assert {key for key in old if str(old[key]) != str(new[key])} == {"identity"}
 
 
-def test_other_options_count_from_where_the_run_goes_on(three, train):
+def test_changed_options_apply_from_the_epoch_of_the_warm_start(three, train):
     changed = {"optimizer": {"kind": "adam", "learning_rate": 0.1, "weight_decay": 0.5}}
 
     resumed = train(4, three.folder, learner=from_epoch(3, three.folder) | changed, batch_size=256)
@@ -112,7 +112,7 @@ def test_other_options_count_from_where_the_run_goes_on(three, train):
     assert {name: data for name, data in resumed.files("train", "valid").items() if name in old} == old
 
 
-def test_the_weights_alone_go_on_with_another_optimizer(three, train, dataset, tmp_path):
+def test_weights_only_allows_another_optimizer(three, train, dataset, tmp_path):
     sgd = {"optimizer": {"kind": "sgd", "learning_rate": 0.1}}
     with pytest.raises(CheckpointError, match="that of Adam, and the optimizer is a SGD.*weights_only: true"):
         build(dataset, tmp_path / "learner", three.folder, **sgd, **from_epoch(3, three.folder))
@@ -135,17 +135,17 @@ def test_the_weights_alone_go_on_with_another_optimizer(three, train, dataset, t
         (from_epoch(2, "old"), ["epoch 2 of old has no such checkpoint; found those of epoch 1, 3"]),
     ],
 )
-def test_what_does_not_fit_is_named(three, dataset, tmp_path, changes, words):
-    with pytest.raises(CheckpointError) as told:
+def test_checkpoint_that_does_not_fit_is_an_error_with_its_reason(three, dataset, tmp_path, changes, words):
+    with pytest.raises(CheckpointError) as error:
         build(dataset, tmp_path / "learner", three.folder, **from_epoch(3, "old") | changes)
 
     for each in words:
-        assert each in str(told.value)
+        assert each in str(error.value)
 
 
 @pytest.fixture
 def burns(three, tmp_path):
-    """What Burn would have left: no file of ours."""
+    """A directory such as Burn writes, without trainer records."""
     folder = tmp_path / "burns"
     shutil.copytree(three.folder, folder)
     for path in (folder / "checkpoint").glob("trainer-*"):
@@ -153,20 +153,20 @@ def burns(three, tmp_path):
     return folder
 
 
-def test_a_directory_of_burns_gives_weights_moments_and_logs(three, burns, dataset, tmp_path, capsys):
+def test_directory_that_burn_wrote_restores_weights_moments_and_logs(three, burns, dataset, tmp_path, capsys):
     start = Trained(build(dataset, tmp_path / "learner", burns, **from_epoch(3, burns)))
 
     assert start.files("train", "valid") == three.files("train", "valid")
     for part in ("model", "optim"):
         name = f"checkpoint/{part}-3.mpk.gz"
         assert start.files(name) == three.files(name)
-    said = capsys.readouterr().out
-    assert "model-3.mpk.gz: its weights; the optimizer resumes from optim-3.mpk.gz; the schedule" in said
+    output = capsys.readouterr().out
+    assert "model-3.mpk.gz: its weights; the optimizer resumes from optim-3.mpk.gz; the schedule" in output
     assert len(history_of(start.checkpoint(3))) == 3 * 4
 
 
 @pytest.mark.parametrize("epoch", [None, 3])
-def test_a_record_alone_gives_its_weights(three, burns, dataset, tmp_path, capsys, train, epoch):
+def test_single_record_restores_its_weights(three, burns, dataset, tmp_path, capsys, train, epoch):
     record = burns / "checkpoint/model-3.mpk.gz"
     (burns / "checkpoint/optim-3.mpk.gz").unlink()
     wanted = from_epoch(epoch, record)
@@ -183,7 +183,7 @@ def test_a_record_alone_gives_its_weights(three, burns, dataset, tmp_path, capsy
     assert len(list((done.folder / "train").iterdir())) == 4
 
 
-def test_a_directory_without_the_epoch_says_what_is_there(burns, dataset, tmp_path):
+def test_missing_epoch_is_an_error_that_lists_the_records_found(burns, dataset, tmp_path):
     with pytest.raises(CheckpointError, match=r"found: model-1.mpk.gz, model-3.mpk.gz"):
         build(dataset, tmp_path / "learner", burns, **from_epoch(2, burns))
     with pytest.raises(CheckpointError, match="nowhere does not exist"):

@@ -1,4 +1,4 @@
-"""fit and its run store: what is taken up, what is begun anew, and what is told."""
+"""The stage fit: resume, start over, and published results."""
 
 import json
 import shutil
@@ -52,11 +52,11 @@ def fitted(folder, model, **config):
 
 
 def trained(project, *options):
-    """`dvc repro` with *options*; what it printed."""
+    """Run `dvc repro` with *options*; return its output."""
     return project.ok("dvc", "repro", *options)
 
 
-def test_more_epochs_go_on_and_equal_a_run_that_had_them_from_the_start(finished, tmp_path):
+def test_run_with_more_epochs_resumes_and_equals_uninterrupted_run(finished, tmp_path):
     """In the workspace and in an isolated copy."""
     straight, isolated = (finished.copied_to(tmp_path / name) for name in ("straight", "isolated"))
     shutil.rmtree(straight.folder / ".runs")
@@ -74,39 +74,39 @@ def test_more_epochs_go_on_and_equal_a_run_that_had_them_from_the_start(finished
     assert isolated.ok("git", "show", f"{ref}:dvc.lock") == (straight.folder / "dvc.lock").read_text()
 
 
-def test_a_forced_rerun_of_a_finished_run_trains_again_from_the_start(finished):
+def test_forced_rerun_of_finished_run_starts_over(finished):
     before = finished.files("artifacts/checkpoint", "artifacts/train", "dvc.lock")
 
-    said = trained(finished, "-f", "-s", "fit")
+    output = trained(finished, "-f", "-s", "fit")
 
-    assert "epoch 1/2" in said
-    assert "resuming" not in said
+    assert "epoch 1/2" in output
+    assert "resuming" not in output
     assert finished.files("artifacts/checkpoint", "artifacts/train", "dvc.lock") == before
 
 
-def test_a_run_that_was_done_but_not_recorded_is_not_done_again(finished):
-    """As after a kill between the end of the training and DVC's record of it."""
+def test_finished_run_that_dvc_has_not_recorded_is_not_trained_again(finished):
+    """DVC was killed between the end of the training and the update of dvc.lock."""
     before = finished.files("artifacts/checkpoint", "dvc.lock")
     shutil.rmtree(finished.folder / ".dvc/cache/runs")
     shutil.rmtree(finished.folder / "artifacts/checkpoint")
     (finished.folder / "dvc.lock").unlink()
 
-    said = trained(finished)
+    output = trained(finished)
 
-    assert "is already finished" in said
+    assert "is already finished" in output
     assert finished.files("artifacts/checkpoint", "dvc.lock") == before
 
 
-def test_fewer_epochs_are_trained_anew(finished):
+def test_run_with_fewer_epochs_starts_over(finished):
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
 
-    said = trained(finished)
+    output = trained(finished)
 
-    assert "epoch 1/1" in said
+    assert "epoch 1/1" in output
     assert [path.name for path in (finished.folder / "artifacts/train").iterdir()] == ["epoch-1"]
 
 
-def test_another_param_is_another_run_and_the_key_says_which(finished, monkeypatch):
+def test_changed_param_changes_the_key_and_is_reported(finished, monkeypatch):
     finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
     monkeypatch.chdir(finished.folder)
     [run] = runs(finished.folder / ".runs")
@@ -118,7 +118,7 @@ def test_another_param_is_another_run_and_the_key_says_which(finished, monkeypat
 @pytest.mark.parametrize(
     ("old", "new"), [("num_workers: 0", "num_workers: 1"), ("device: auto", "device: cpu")], ids=str
 )
-def test_what_changes_no_number_is_the_same_run(old, new, finished, monkeypatch):
+def test_param_that_changes_no_number_keeps_the_key(old, new, finished, monkeypatch):
     finished.edit("params.yaml", old, new)
     monkeypatch.chdir(finished.folder)
     [run] = runs(finished.folder / ".runs")
@@ -126,7 +126,7 @@ def test_what_changes_no_number_is_the_same_run(old, new, finished, monkeypatch)
     assert differences(run.entries, read_key_entries()) == []
 
 
-def test_a_disk_that_is_too_small_is_told_before_the_training(finished, monkeypatch, tmp_path):
+def test_full_disk_is_an_error_before_the_training(finished, monkeypatch, tmp_path):
     from stages.contracts.errors import StageError
     from stages.runs import check_space
 
@@ -134,7 +134,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_training(finished, monkeypa
         check_space(tmp_path, 10**18)
 
 
-def test_keeping_more_checkpoints_than_epochs_needs_no_more_room(finished):
+def test_required_space_is_limited_by_the_number_of_epochs(finished):
     finished.edit("params.yaml", "save_model:", "  keep: {last: 1000000000}\nsave_model:")
 
     finished.ok("dvc", "repro", "fit")
@@ -142,11 +142,11 @@ def test_keeping_more_checkpoints_than_epochs_needs_no_more_room(finished):
     assert (finished.folder / "artifacts/checkpoint/trainer-1.mpk.gz").exists()
 
 
-def test_the_status_tells_of_the_run(finished):
+def test_status_prints_the_state_of_the_run(finished):
     assert "finished" in finished.ok("learner", "status")
 
 
-def test_the_confusion_matrix_is_that_of_the_last_validation(finished):
+def test_confusion_matrix_is_that_of_the_last_validation(finished):
     lines = (finished.folder / "artifacts/plots/confusion.tsv").read_text().splitlines()
     header, *cells = [line.split("\t") for line in lines]
     accuracy = json.loads((finished.folder / "artifacts/metrics.json").read_text())["valid"]["Accuracy"]
@@ -157,7 +157,7 @@ def test_the_confusion_matrix_is_that_of_the_last_validation(finished):
     assert (samples, 100 * hits / samples) == (359, pytest.approx(accuracy))
 
 
-def test_a_confusion_matrix_that_cannot_be_computed_is_a_warning_and_the_run_is_published(tmp_path, caplog):
+def test_failed_confusion_matrix_is_a_warning_and_the_run_is_published(tmp_path, caplog):
     artifacts = fitted(tmp_path, f"{__name__}:OutOfMemory")
 
     assert json.loads((artifacts / "metrics.json").read_text())["epoch"] == 2
@@ -165,9 +165,7 @@ def test_a_confusion_matrix_that_cannot_be_computed_is_a_warning_and_the_run_is_
     assert "the confusion matrix cannot be computed: MemoryError('50000 x 50000')" in caplog.text
 
 
-def test_a_metric_without_batch_values_has_epoch_values_and_empty_curves_of_its_batches(
-    tmp_path, monkeypatch
-):
+def test_metric_without_batch_values_has_epoch_values_and_empty_batch_curves(tmp_path, monkeypatch):
     monkeypatch.setattr(areas, "MAX_BATCH_CLASSES", 2)
 
     artifacts = fitted(tmp_path, "mlp", metrics=({"kind": "loss"}, {"kind": "auroc"}), batch_size=4)
@@ -178,7 +176,7 @@ def test_a_metric_without_batch_values_has_epoch_values_and_empty_curves_of_its_
     assert (artifacts / "plots/iterations/valid/AUROC_[Macro].tsv").read_text() == "step\tepoch\tvalue\n"
 
 
-def test_a_run_with_no_classes_has_an_empty_confusion_matrix(project):
+def test_regression_has_an_empty_confusion_matrix(project):
     inputs = np.linspace(0, 1, 64, dtype=np.float32)[:, None]
     np.savez(project.folder / "line.npz", inputs=inputs, targets=2 * inputs)
     project.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: line.npz")

@@ -1,4 +1,4 @@
-"""save-model: what leaves the project."""
+"""The stage save-model: the model and its exports."""
 
 import json
 
@@ -9,7 +9,7 @@ from stages.contracts.files import describe
 from stages.save_model import SaveModelConfig, SaveModelPaths, save_model
 
 
-def test_no_output_of_a_default_run_is_an_empty_directory(finished):
+def test_default_run_has_no_empty_output_directory(finished):
     stages = YAML(typ="safe").load(finished.folder / "dvc.lock")["stages"]
     outputs = [finished.folder / out["path"] for stage in stages.values() for out in stage["outs"]]
 
@@ -19,7 +19,7 @@ def test_no_output_of_a_default_run_is_an_empty_directory(finished):
 @pytest.mark.parametrize(
     ("exports", "names"), [((), []), (("safetensors", "burnpack"), ["model.safetensors", "model.bpk"])]
 )
-def test_the_manifest_describes_the_exports(finished, tmp_path, exports, names):
+def test_manifest_has_size_and_hash_of_each_export(finished, tmp_path, exports, names):
     config = SaveModelConfig(exports=exports, epoch="best")
     (tmp_path / "config.json").write_text(json.dumps({"save_model": config.model_dump(mode="json")}))
     paths = (tmp_path / "config.json", tmp_path / "model.mpk.gz", tmp_path / "exports")

@@ -55,7 +55,7 @@ class Continuation:
         elif done and done["num_epochs"] == num_epochs and md5(store.path / "metrics.json") != recorded:
             sys.stdout.write(f"run {store.key} is already finished: publishing its results\n")
             return
-        elif done or min(self._saved(), default=0) > num_epochs:
+        elif done or min(self._list_saved(), default=0) > num_epochs:
             store.restart()
         else:
             self._check_logs()
@@ -74,7 +74,7 @@ class Continuation:
         for name, problem in sorted(problems.items()):
             log.warning("%s %s", store.path / name, problem)
         first = first_epoch(problems)
-        before = [epoch for epoch in self._saved() if first is None or epoch < first]
+        before = [epoch for epoch in self._list_saved() if first is None or epoch < first]
         if before and (store.path / self._marker).exists():
             remove_epochs_after(store.path, before[-1])
             store.reopen()
@@ -88,11 +88,13 @@ class Continuation:
         store = self._store
         if store.discard_corrupt_finish():
             log.warning("removed the corrupt finished.json of %s: it is written again", store.path)
-        if problems := find_damage(store.path, LogLedger(store.path).read(max(self._saved(), default=0))):
+        if problems := find_damage(
+            store.path, LogLedger(store.path).read(max(self._list_saved(), default=0))
+        ):
             self.repair(problems)
 
     def _can_resume(self) -> bool:
-        return bool(self._saved()) and (self._store.path / self._marker).exists()
+        return bool(self._list_saved()) and (self._store.path / self._marker).exists()
 
     def _start_over(self) -> None:
         """Empty the store and copy the initial learner to it, its marker last."""
@@ -100,10 +102,10 @@ class Continuation:
         files = [path for path in sorted(self._initial.rglob("*")) if path.is_file()]
         for path in sorted(files, key=lambda each: each.name == self._marker):
             copy_file(path, self._store.path / path.relative_to(self._initial))
-        for epoch in range(1, max(self._saved(), default=0) + 1):
+        for epoch in range(1, max(self._list_saved(), default=0) + 1):
             LogLedger(self._store.path).add(epoch)
 
-    def _saved(self) -> list[int]:
+    def _list_saved(self) -> list[int]:
         return list_epochs(self._store.path / CHECKPOINT_FOLDER)
 
 

@@ -64,7 +64,7 @@ def stores(root: Path) -> list[Path]:
 
 
 def lock_of(store_path: Path) -> Path:
-    """Return the lock file of a store, which is not in it, so that the store can be renamed as a whole."""
+    """Return the lock file of a store, which is not in it, so that renaming the store does not move it."""
     return store_path.with_name(f"{store_path.name}{LOCK_SUFFIX}")
 
 

@@ -91,7 +91,7 @@ class LogLedger:
         An epoch without an intact line must have the logs that the newest epoch has; those that are missing
         are `UNREADABLE`, and the others are left out.
         """
-        noted = self._noted()
+        noted = self._read_lines()
         newest = {path.relative_to(self._store_path) for path in self._logs(last_epoch)}
         found: dict[str, Mapping[str, Any]] = {}
         for epoch in range(1, last_epoch + 1):
@@ -103,7 +103,7 @@ class LogLedger:
             found |= dict.fromkeys(sorted(lost), UNREADABLE)
         return found
 
-    def _noted(self) -> dict[int, Manifest]:
+    def _read_lines(self) -> dict[int, Manifest]:
         """Return epoch to manifest from the intact lines of the file."""
         found: dict[int, Manifest] = {}
         with suppress(FileNotFoundError):

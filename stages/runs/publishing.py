@@ -1,10 +1,10 @@
 """Publication of results: copy files from a run store next to the outputs, verify them, and rename them.
 
-Published files share their blocks with the store if the file system can clone them (btrfs, XFS, bcachefs): to
-edit one of the two leaves the other as it is. Otherwise they are copied. They are never hard links to the
+Published files share their blocks with the store if the file system can clone them (btrfs, XFS, bcachefs): an
+edit of one does not change the other. Otherwise they are copied. They are never hard links to the
 store: users may edit an output in place, which would change the store too, and DVC replaces a hard link with
 a copy unless ``cache.type`` is ``hardlink``. `pipeline.engine.cache_links` lets the store and the cache of
-DVC, which nobody edits, share one inode instead.
+DVC share one inode instead, because users edit neither of them.
 """
 
 import fcntl
