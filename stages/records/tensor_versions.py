@@ -198,7 +198,7 @@ def decode_values(values: Tree, metadata: Metadata) -> tuple[str, Array]:
     if kind == "int" and float_type in _HALVES and _smallest(values) >= 0:
         return _HALVES[float_type], _to_integers(values, "u16")
     if kind == "int":
-        return _declared_integers(values, metadata.int)
+        return _convert_integers(values, metadata.int)
     if float_type in _FLOATS:
         dtype, layout = _FLOATS[float_type]
         return dtype, _to_floats(values, layout)
@@ -234,7 +234,7 @@ def _to_floats(values: Tree, layout: str) -> Array:
         raise RecordError(f"one of its values is too large for a float: {error}") from error
 
 
-def _declared_integers(values: Tree, name: str) -> tuple[str, Array]:
+def _convert_integers(values: Tree, name: str) -> tuple[str, Array]:
     if name not in _INTEGERS:
         raise RecordError(f"its values are integers, but the metadata declares integers as {name!r:.200}")
     return _INTEGERS[name], _to_integers(values, name)

@@ -1,11 +1,11 @@
-"""Reads spoilt files of every form, and reports each that does more harm than a `RecordError`.
+"""Fuzzer that reads corrupt files of every format and reports each one that does not fail cleanly.
 
     python tests/records/fuzz.py --count 200000 --seed 0 --jobs 2 --out /tmp/findings
     python tests/records/fuzz.py --seed 0 --replay 1234 --out /tmp/findings
 
-A file must be refused with a `RecordError`, or load and come back equal after it is encoded again. Reading
-must not take more memory than twice the file's honest size (its own, or what it inflates to) and 64 MB, nor
-more than 5 seconds. Each job is a child that goes on until a file kills it; then a new one goes on.
+A file must be refused with a `RecordError`, or load and be restored equal after it is encoded again. Reading
+must not need more memory than twice the file's actual size (its own, or its inflated content) and 64 MB, nor
+more than 5 seconds. Each job is a child process; if a file terminates it, a new process continues.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from fuzz_mutations import LARGE_EVERY, case
 
 @dataclass
 class Tally:
-    """What was seen of one form."""
+    """The results of one format."""
 
     files: int = 0
     refused: int = 0
@@ -34,7 +34,7 @@ class Tally:
     findings: list = field(default_factory=list)
 
     def add(self, row):
-        """Count one file's *row*."""
+        """Add the *row* of one file."""
         self.files += 1
         self.refused += row["outcome"] == "refused"
         self.loaded += row["outcome"] == "loaded"
@@ -45,7 +45,7 @@ class Tally:
 
 
 def main():
-    """Run the job that the command line asks for; exit code 1 where there are findings."""
+    """Run the job of the command line and return the exit code: 1 if there are findings."""
     asked = arguments()
     if asked.child is not None:
         run_cases(asked, sys.stdout)
@@ -63,16 +63,18 @@ def main():
 
 
 def arguments():
-    """What is asked for."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--large-every", type=int, default=LARGE_EVERY, help="one file in so many is large")
+    parser.add_argument(
+        "--large-every", type=int, default=LARGE_EVERY, help="make one of this many files large"
+    )
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--replay", type=int, help="the index of one file, which is read alone")
-    parser.add_argument("--out", type=Path, help="a folder for the files that were found harmful")
+    parser.add_argument("--replay", type=int, help="read only the file with this index")
+    parser.add_argument("--out", type=Path, help="save the files of findings in this folder")
     parser.add_argument(
         "--child", type=lambda text: [int(part) for part in text.split(",")], help=argparse.SUPPRESS
     )
@@ -80,14 +82,14 @@ def arguments():
 
 
 def job(asked, indices):
-    """The rows of all *indices*, whatever becomes of the children that read them."""
+    """Return the rows of all *indices*, even if child processes terminate."""
     rows = []
     while len(rows) < len(indices):
         rest = indices[len(rows) :]
         step = rest[1] - rest[0] if len(rest) > 1 else 1
         got, ending = child(asked, [rest[0], rest[-1] + 1, step])
         rows += got
-        if len(rows) < len(indices):  # the child is dead, by the file that comes after its last row
+        if len(rows) < len(indices):  # the file after the last row terminated the child
             index = indices[len(rows)]
             form = case(asked.seed, index, asked.large_every).form.name
             rows.append(
@@ -97,43 +99,43 @@ def job(asked, indices):
                     "outcome": "died",
                     "seconds": 0.0,
                     "grown": 0,
-                    "finding": f"the reader died or hung: {ending}",
+                    "finding": f"the reader crashed or timed out: {ending}",
                 }
             )
     return rows
 
 
 def child(asked, span):
-    """The rows that one child gives before its end, and its last words."""
+    """Return the rows that one child process printed, and its exit code and errors."""
     series = ["--seed", str(asked.seed), "--large-every", str(asked.large_every)]
     command = [sys.executable, __file__, *series, "--child", ",".join(map(str, span))]
-    # large blocks go back to the system at once, so that what a file needs is seen in full
+    # large blocks are returned to the system at once, so that the memory of each file is measured in full
     environment = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "2", "PYTHONHASHSEED": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.endswith("}")]
     return rows, f"exit {done.returncode}: {done.stderr[-2000:]}"
 
 
-def say(line):
+def print_line(line):
     """Print *line*."""
     sys.stdout.write(line + "\n")
 
 
 def report(tallies, asked):
-    """Print a line for each form, then each finding, and save its file under ``--out``."""
+    """Print one line per format, then each finding, and save its file under ``--out``."""
     head = ("form", "files", "refused", "loaded", "findings", "slowest s", "highest MB")
-    say("{:<14}{:>9}{:>9}{:>9}{:>10}{:>11}{:>12}".format(*head))
+    print_line("{:<14}{:>9}{:>9}{:>9}{:>10}{:>11}{:>12}".format(*head))
     for name, one in sorted(tallies.items()):
         numbers = f"{one.files:>9}{one.refused:>9}{one.loaded:>9}{len(one.findings):>10}"
-        say(f"{name:<14}{numbers}{one.slowest:>11.2f}{one.highest / 1e6:>12.1f}")
+        print_line(f"{name:<14}{numbers}{one.slowest:>11.2f}{one.highest / 1e6:>12.1f}")
     series = f"--seed {asked.seed} --large-every {asked.large_every}"
     found = [(name, row) for name, one in sorted(tallies.items()) for row in one.findings]
     for name, row in found:
-        say(f"\n{series} --replay {row['index']} ({name}): {row['finding']}")
+        print_line(f"\n{series} --replay {row['index']} ({name}): {row['finding']}")
         if asked.out:
             asked.out.mkdir(parents=True, exist_ok=True)
-            spoilt = case(asked.seed, row["index"], asked.large_every)
-            (asked.out / f"{asked.seed}-{row['index']}{spoilt.form.suffix}").write_bytes(spoilt.data)
+            corrupt = case(asked.seed, row["index"], asked.large_every)
+            (asked.out / f"{asked.seed}-{row['index']}{corrupt.form.suffix}").write_bytes(corrupt.data)
     return 1 if found else 0
 
 

@@ -18,7 +18,7 @@ def test_corrupt_files_are_refused_or_load_correctly():
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
     assert len(rows) == 8
     assert sum(int(row[1]) for row in rows) == 1500
-    assert all(int(row[2]) and int(row[3]) for row in rows), "every form is refused and loaded"
+    assert all(int(row[2]) and int(row[3]) for row in rows), "files of every format are refused and loaded"
 
 
 def test_single_corrupt_file_can_be_reproduced():

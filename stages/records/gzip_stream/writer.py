@@ -135,7 +135,7 @@ class _StoredBody:
         self.written = 0
         self._file = file
         self._blocks = np.empty((_BLOCKS_TOGETHER, 5 + BLOCK), np.uint8)
-        self._blocks[:, :5] = np.frombuffer(_stored_header(BLOCK), np.uint8)
+        self._blocks[:, :5] = np.frombuffer(_block_header(BLOCK), np.uint8)
 
     def add(self, chunk: memoryview) -> None:
         self.checksum = isal_zlib.crc32(chunk, self.checksum)
@@ -146,7 +146,7 @@ class _StoredBody:
             return
         for start in range(0, chunk.nbytes, BLOCK):
             block = chunk[start : start + BLOCK]
-            self._file.write(_stored_header(block.nbytes))
+            self._file.write(_block_header(block.nbytes))
             self._file.write(block)
 
     def add_all(self, chunks: memoryview) -> None:
@@ -229,5 +229,5 @@ def _deflate(chunk: memoryview, level: int) -> tuple[bytes, int]:
     return data, isal_zlib.crc32(chunk)
 
 
-def _stored_header(size: int) -> bytes:
+def _block_header(size: int) -> bytes:
     return struct.pack("<BHH", 0, size, size ^ 0xFFFF)

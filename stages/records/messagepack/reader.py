@@ -84,10 +84,10 @@ class _MessagePackParser:
         if marker in _BINARIES:
             return self._blob(self._unpack(_BINARIES[marker]))
         if marker < 0xC0 or marker in _LENGTHS:
-            return self._sized_value(marker, depth)
+            return self._text_or_container(marker, depth)
         raise self._error(f"unexpected byte {marker:#04x}, which starts no value that a record can have")
 
-    def _sized_value(self, marker: int, depth: int) -> Tree:
+    def _text_or_container(self, marker: int, depth: int) -> Tree:
         """Return a text, an array or a map, each of which can have a short length encoded in *marker*."""
         size = self._unpack(_LENGTHS[marker]) if marker in _LENGTHS else marker & 0x0F
         if marker < 0x90 or marker >= 0xDE:
