@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.comparison.collection import collect_runs
-from pipeline.engine.git import commit_time, read_objects
-from pipeline.revisions.files import MAX_VERIFIED_BYTES, LocalCache, read_revisions
+from pipeline.revisions.files import read_revisions
 from stages.contracts.errors import StageError
 
 ROOT = Path(__file__).parents[3]
@@ -105,41 +104,3 @@ def test_run_without_a_pipeline_has_no_values(head):
         False,
         ("nothing was run: there is no dvc.lock with params",),
     )
-
-
-def test_git_objects_are_in_the_order_of_their_names(head):
-    prefix = git("rev-parse", "--show-prefix")
-    names = [
-        f"{head}:{prefix}params.yaml",
-        f"{head}:nothing",
-        head,
-        f"{head}:{prefix}params.yaml",
-        "no such name",
-    ]
-
-    params, missing, found, again, unknown = read_objects(Path.cwd(), names)
-
-    assert params.content == Path("params.yaml").read_bytes()
-    assert (missing, unknown, again) == (None, None, params)
-    assert (found.sha, found.kind, commit_time(found).isoformat()) == (
-        head,
-        "commit",
-        "2026-03-04T05:06:07+05:30",
-    )
-
-
-def test_folder_that_is_not_a_repository_is_an_error_with_the_message_of_git(tmp_path):
-    with pytest.raises(StageError, match="git cannot read .*not a git repository"):
-        read_objects(tmp_path, ["HEAD"])
-
-
-def test_cached_file_is_intact_missing_or_damaged(tmp_path):
-    cases = {"d41d8cd98f00b204e9800998ecf8427e": b"", "0" * 32: b"x", "1" * 32: bytes(MAX_VERIFIED_BYTES + 1)}
-    for md5, content in cases.items():
-        (tmp_path / md5[:2]).mkdir()
-        (tmp_path / md5[:2] / md5[2:]).write_bytes(content)
-    cache = LocalCache(tmp_path)
-
-    states = [(cache.is_intact(md5), cache.is_damaged(md5)) for md5 in (*cases, "f" * 32)]
-    assert states == [(True, False), (False, True), (True, False), (False, False)]
-    assert [cache.read(md5) for md5 in (*cases, "f" * 32)] == [b"", None, None, None]

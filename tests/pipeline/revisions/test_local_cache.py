@@ -1,0 +1,15 @@
+"""DVC's local cache is read with each object verified."""
+
+from pipeline.revisions.files import MAX_VERIFIED_BYTES, LocalCache
+
+
+def test_cached_file_is_intact_missing_or_damaged(tmp_path):
+    cases = {"d41d8cd98f00b204e9800998ecf8427e": b"", "0" * 32: b"x", "1" * 32: bytes(MAX_VERIFIED_BYTES + 1)}
+    for md5, content in cases.items():
+        (tmp_path / md5[:2]).mkdir()
+        (tmp_path / md5[:2] / md5[2:]).write_bytes(content)
+    cache = LocalCache(tmp_path)
+
+    states = [(cache.is_intact(md5), cache.is_damaged(md5)) for md5 in (*cases, "f" * 32)]
+    assert states == [(True, False), (False, True), (True, False), (False, False)]
+    assert [cache.read(md5) for md5 in (*cases, "f" * 32)] == [b"", None, None, None]
