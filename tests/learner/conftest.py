@@ -1,4 +1,4 @@
-"""A model of a few weights with all that can go wrong: dropout, shuffling, a last uneven batch."""
+"""A model of a few weights with dropout, shuffling, and a smaller last batch."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def loaders(batch_size=8, workers=0):
 
 @pytest.fixture
 def start():
-    """A builder over *directory*, with both metrics on both splits and checkpoints."""
+    """Return a function that returns a builder with two metrics on both splits, and checkpoints."""
 
     def start(directory, epochs=3):
         builder = LearnerBuilder(directory).num_epochs(epochs).seed(1).devices(["cpu"])
@@ -49,7 +49,7 @@ def start():
 
 @pytest.fixture
 def train(start):
-    """Train *epochs* in *directory*, going on after *checkpoint* where one is named; the learner."""
+    """Return a function that trains in a directory, after *checkpoint* if given, and returns the learner."""
 
     def train(directory, epochs=3, checkpoint=None, optimizer=None, lr=0.05, change=lambda b: b, **loading):
         builder = change(start(directory, epochs))
@@ -65,5 +65,5 @@ def train(start):
 
 @pytest.fixture
 def tiny():
-    """The model and the loaders, for a test that puts them together itself."""
+    """Return the functions that build the model and the loaders."""
     return net, loaders

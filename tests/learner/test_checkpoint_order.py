@@ -13,7 +13,7 @@ from stages.renderers import NoRenderer
 
 
 class KeepNone:
-    """Drops every checkpoint; notes those that existed when it was asked."""
+    """A rule that drops every checkpoint, and records those that existed at each call."""
 
     def __init__(self):
         self.asked = []
@@ -24,7 +24,7 @@ class KeepNone:
 
 
 class Flushed(InMemoryMetricLogger):
-    """Counts the rows that `flush` has not handed on yet."""
+    """A logger that counts the rows since the last `flush`."""
 
     unflushed = 0
 
@@ -37,7 +37,7 @@ class Flushed(InMemoryMetricLogger):
 
 
 class Noted(NamedMpkGzFileRecorder, NoRenderer):
-    """Notes how many rows are not flushed when an epoch ends, and when each record is written."""
+    """Records the number of rows not flushed at the end of an epoch and at each write."""
 
     def __init__(self, loggers):
         super().__init__()
@@ -52,7 +52,7 @@ class Noted(NamedMpkGzFileRecorder, NoRenderer):
         return super().record(item, path)
 
 
-def test_only_the_newest_of_the_checkpoints_that_the_rule_drops_is_kept(train, tmp_path):
+def test_newest_checkpoint_is_kept_if_the_rule_drops_all(train, tmp_path):
     rule = KeepNone()
 
     train(tmp_path, epochs=3, change=lambda builder: builder.with_checkpointing_strategy(rule))
@@ -62,11 +62,11 @@ def test_only_the_newest_of_the_checkpoints_that_the_rule_drops_is_kept(train, t
 
 
 @pytest.mark.parametrize("last_epoch", [1, 4])
-def test_only_the_newest_is_expected_of_a_finished_run_whose_rule_drops_all(last_epoch):
+def test_finished_run_whose_rule_drops_all_keeps_the_last_epoch(last_epoch):
     assert epochs_to_keep(KeepNone(), History(), [], last_epoch) == {last_epoch}
 
 
-def test_logs_are_flushed_before_the_ledger_and_the_checkpoint_that_rely_on_them(tiny, tmp_path):
+def test_logs_are_flushed_before_the_ledger_and_the_checkpoint(tiny, tmp_path):
     net, loaders = tiny
     loggers = Flushed(), Flushed()
     noted = Noted(loggers)

@@ -89,7 +89,9 @@ SAVES = {
 
 @pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
 @pytest.mark.parametrize("written", [None, 50.0], ids=["never saved", "saved"])
-def test_a_run_ends_if_nothing_was_written_for_max_unsaved_seconds(written, save, build, disk, clock):
+def test_run_fails_if_no_checkpoint_could_be_written_for_max_unsaved_seconds(
+    written, save, build, disk, clock
+):
     saver = build(max_unsaved_seconds=100)
     if written is not None:
         clock.now = written
@@ -133,7 +135,7 @@ def test_a_run_whose_result_lacks_a_checkpoint_fails_and_resumes_before_it(
     assert saver.epochs.list_saved() == left
 
 
-def test_an_epoch_that_is_saved_by_a_later_attempt_is_not_lost(build, disk):
+def test_epoch_saved_by_a_later_attempt_counts_as_saved(build, disk):
     saver = build()
     for is_full in (True, False):
         disk.is_full = is_full
@@ -145,7 +147,7 @@ def test_an_epoch_that_is_saved_by_a_later_attempt_is_not_lost(build, disk):
 
 
 @pytest.mark.parametrize(("lost", "left"), [({2}, [1]), ({1, 2}, [])])
-def test_a_run_resumes_from_no_step_after_a_lost_epoch(lost, left, build, disk):
+def test_run_does_not_resume_from_a_step_after_a_failed_epoch(lost, left, build, disk):
     saver = build()
     for epoch in (1, 2):
         disk.is_full = epoch in lost

@@ -149,12 +149,12 @@ def test_an_evaluator_evaluates_a_compiled_model_compiled(tmp_path):
     assert backend.calls == 3
 
 
-def test_a_compiled_model_without_steps_is_refused_by_its_own_name(tmp_path):
+def test_compiled_model_without_steps_is_rejected_by_its_own_name(tmp_path):
     with pytest.raises(BuilderError, match="Linear has no train_step"):
         LearnerBuilder(tmp_path).build(torch.compile(nn.Linear(1, 1)), Adam())
 
 
-def test_compile_in_place_without_effect_is_warned_of(tmp_path, caplog):
+def test_compile_in_place_without_effect_logs_a_warning(tmp_path, caplog):
     class Plain(ClassificationStep, nn.Sequential):
         pass
 
@@ -167,7 +167,7 @@ def test_compile_in_place_without_effect_is_warned_of(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
-def test_gradient_checkpointing_of_a_compiled_model_is_refused_at_build(make, tmp_path):
+def test_gradient_checkpointing_of_a_compiled_model_is_rejected_at_build(make, tmp_path):
     builder = LearnerBuilder(tmp_path).devices(["cpu"]).gradient_checkpointing()
 
     with pytest.raises(BuilderError, match="cannot be combined with torch.compile, and Net is compiled"):

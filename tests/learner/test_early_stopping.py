@@ -36,7 +36,7 @@ def test_a_run_stops_after_the_epochs_without_a_better_value(rule, values, epoch
     assert stopped_after(rule, values) == epoch
 
 
-def test_a_resumed_run_stops_where_an_unbroken_one_does(train, tmp_path):
+def test_resumed_run_stops_at_the_epoch_of_an_uninterrupted_one(train, tmp_path):
     rule = MetricEarlyStopping(n_epochs=2, direction=Direction.HIGHEST)
 
     unbroken = train(tmp_path / "unbroken", epochs=9, change=lambda b: b.early_stopping(rule))

@@ -1,4 +1,4 @@
-"""A trained model measured on data sets by name."""
+"""The evaluation of a trained model on named data sets."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def evaluator(train, tmp_path):
     return builder.renderer(PlainRenderer()).summary().build(learner.model), learner
 
 
-def test_an_evaluation_gives_what_validation_gave(evaluator, tiny):
+def test_evaluation_returns_the_values_of_validation(evaluator, tiny):
     made, learner = evaluator
 
     values = made.eval("Valid set", tiny[1]()[1])
@@ -35,6 +35,6 @@ def test_logs_go_to_a_folder_of_the_name_without_epochs(evaluator, tiny, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b"])
-def test_a_name_that_is_no_folder_is_refused(evaluator, tiny, name):
+def test_name_that_cannot_be_a_folder_is_rejected(evaluator, tiny, name):
     with pytest.raises(BuilderError, match="is also that of a folder"):
         evaluator[0].eval(name, tiny[1]()[1])

@@ -136,7 +136,7 @@ class Counting(OwnBackward):
         return super().loss(logits, targets) * (torch.inf if self.steps == 2 else 1.0)
 
 
-def test_a_skipped_batch_leaves_nothing_in_grad(tmp_path):
+def test_grad_is_none_after_a_skipped_batch(tmp_path):
     def skip(builder):
         return builder.non_finite(NonFinite(kind="skip"))
 
@@ -154,7 +154,7 @@ class Optimizing(OwnBackward):
         optimizer.step()
 
 
-def test_gradients_that_optimize_leaves_do_not_accumulate(tmp_path):
+def test_gradients_from_optimize_do_not_accumulate(tmp_path):
     make = OPTIMIZERS["sgd"]
 
     assert_close(fit(tmp_path, net(Optimizing), make), textbook(make, KINDS["plain"][1]))
@@ -198,7 +198,7 @@ class Detached(Net):
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
-def test_a_first_step_without_gradients_is_refused(accumulated, tmp_path):
+def test_first_step_without_gradients_is_rejected(accumulated, tmp_path):
     with pytest.raises(BuilderError, match=r"epoch 1, batch \d: .*Detached.*all 2 gradients are None"):
         fit(
             tmp_path,

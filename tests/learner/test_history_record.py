@@ -36,13 +36,13 @@ def checkpoint(history):
         [*losses([1.0, 2.0]), Value(2, Split.TRAIN, "Accuracy", 97.5)],
     ],
 )
-def test_a_history_comes_back_from_a_record_bit_for_bit(values):
+def test_history_is_restored_from_a_record_bit_for_bit(values):
     tree = BYTES.load(BYTES.record({"history": history_tree(History(values))}))["history"]
 
     assert list(history_of(checkpoint(tree))) == values
 
 
-def test_a_checkpoint_with_rows_is_read():
+def test_checkpoint_with_a_history_of_rows_is_read():
     read = history_of(checkpoint(OLD_ROWS))
 
     assert read.series(Split.TRAIN, "Loss") == {1: 0.5, 2: 0.25}
@@ -63,7 +63,7 @@ def test_a_checkpoint_with_rows_is_read():
         None,
     ],
 )
-def test_what_is_not_a_history_is_refused(wrong):
+def test_invalid_history_is_rejected(wrong):
     with pytest.raises(CheckpointError, match="cannot read the history in the checkpoint"):
         history_of(checkpoint(wrong))
 
@@ -76,7 +76,7 @@ def test_a_value_takes_eight_bytes():
     assert long - short == 8 * 1000
 
 
-def test_a_run_resumes_from_a_checkpoint_with_rows_as_if_it_had_columns(train, tmp_path):
+def test_resume_from_rows_equals_resume_from_columns(train, tmp_path):
     uninterrupted = train(tmp_path / "uninterrupted", epochs=4)
     train(tmp_path / "old", epochs=2)
     saved = FileCheckpointer(tmp_path / "old/checkpoint", DefaultRecorder())

@@ -47,7 +47,7 @@ def content(directory):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_resumed_run_equals_an_unbroken_one_byte_for_byte(train, tmp_path, optimizer):
+def test_resumed_run_equals_uninterrupted_run(train, tmp_path, optimizer):
     def schedule():
         return Scheduler(0.05, Cosine(kind="cosine", num_iters=7))
 
@@ -61,7 +61,7 @@ def test_a_resumed_run_equals_an_unbroken_one_byte_for_byte(train, tmp_path, opt
 
 
 @pytest.mark.parametrize("leftover", ["flush", "drop", "carry"])
-def test_a_resumed_run_knows_what_was_left_in_the_window(train, tmp_path, leftover):
+def test_resumed_run_restores_the_accumulation_window(train, tmp_path, leftover):
     """30 samples are 4 batches; a window of 3 leaves one at the end of the first epoch."""
 
     def change(builder):
@@ -96,7 +96,7 @@ def test_nan_can_be_skipped(start, tiny, tmp_path):
     assert all(parameter.isfinite().all() for parameter in learner.fit(train, valid).parameters())
 
 
-def test_clipping_is_taken_from_the_optimizers_config_or_the_builder(start, tiny, tmp_path):
+def test_clipping_comes_from_the_optimizers_config_or_the_builder(start, tiny, tmp_path):
     net, loaders = tiny
     tight = ClipByGlobalNorm(max_norm=1e-3)
 
@@ -158,7 +158,7 @@ def test_workers_change_no_byte(train, tmp_path):
     assert content(tmp_path / "alone") == content(tmp_path / "helped")
 
 
-def test_watchers_change_nothing(train, tmp_path):
+def test_loggers_and_renderers_change_no_weight(train, tmp_path):
     class Silent:
         def __getattr__(self, name):
             return lambda *_: None
@@ -174,7 +174,7 @@ def test_watchers_change_nothing(train, tmp_path):
     assert not (tmp_path / "unwatched" / "train").exists()
 
 
-def test_the_tree_is_burns(train, tmp_path):
+def test_artifact_tree_equals_that_of_burn(train, tmp_path):
     train(tmp_path, epochs=1)
 
     assert sorted(content(tmp_path)) == [
@@ -191,7 +191,7 @@ def test_the_tree_is_burns(train, tmp_path):
     assert [line.split(",")[1] for line in lines] == ["8", "3"]
 
 
-def test_the_last_two_and_the_best_checkpoint_stay(train, tmp_path):
+def test_last_two_and_best_checkpoint_are_kept(train, tmp_path):
     learner = train(tmp_path, epochs=6, lr=0.5)
 
     losses = learner.history.series(Split.VALID, "Loss")
@@ -200,7 +200,7 @@ def test_the_last_two_and_the_best_checkpoint_stay(train, tmp_path):
     assert there == {5, 6, best}
 
 
-def test_another_retention_rule_is_followed(train, tmp_path):
+def test_given_retention_rule_is_applied(train, tmp_path):
     train(tmp_path, epochs=3, change=lambda builder: builder.with_checkpointing_strategy(KeepLast(1)))
 
     assert len(list((tmp_path / "checkpoint").iterdir())) == 4
@@ -242,7 +242,7 @@ def test_the_summary_is_printed_when_asked_for(train, tmp_path, capsys):
     assert "Learner Summary" not in capsys.readouterr().out
 
 
-def test_torch_loaders_will_do(start, tiny, tmp_path):
+def test_loader_of_torch_works(start, tiny, tmp_path):
     net, _ = tiny
     samples = [(torch.randn(4), torch.tensor(i % 3)) for i in range(9)]
     loader = torch.utils.data.DataLoader(samples, batch_size=4, shuffle=True)
@@ -287,12 +287,12 @@ def test_half_precision_checkpoints_come_with_a_warning(tmp_path, caplog):
         (lambda b: b.build(_net(), Adam()).save(), "save\\(\\) needs a checkpointer"),
     ],
 )
-def test_a_builder_that_cannot_work_says_so(tmp_path, mistake, words):
+def test_invalid_builder_is_rejected_with_the_reason(tmp_path, mistake, words):
     with pytest.raises(BuilderError, match=words):
         mistake(LearnerBuilder(tmp_path))
 
 
-def test_a_checkpoint_that_is_not_there_is_an_error_at_build(start, tmp_path):
+def test_missing_checkpoint_is_an_error_at_build(start, tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint of epoch 5; found: none"):
         start(tmp_path).checkpoint(5).build(_classes(), Adam())
 
@@ -304,7 +304,7 @@ def test_a_checkpoint_of_another_model_is_an_error(train, start, tmp_path):
         start(tmp_path).checkpoint(1).build(_classes(), Adam())
 
 
-def test_a_metric_that_an_unannotated_step_cannot_feed_is_named_at_the_first_batch(tmp_path):
+def test_metric_that_cannot_measure_an_unannotated_step_fails_at_the_first_batch(tmp_path):
     class Silent(MlpRegressor):
         def train_step(self, batch):
             return super().train_step(batch)

@@ -1,4 +1,4 @@
-"""A run that was stopped between two batches goes on as if nothing had been."""
+"""A run that was stopped between two batches resumes to the same bytes as an uninterrupted one."""
 
 import errno
 import random
@@ -62,7 +62,7 @@ def loaders(workers):
 
 
 def run(directory, stop_after=None, workers=0, change=lambda builder: builder):
-    """Train in *directory* from wherever it can be taken up; the learner."""
+    """Train in *directory* from the newest checkpoint, if any; return the learner."""
     torch.manual_seed(3)
     model = Net(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
     builder = LearnerBuilder(directory).num_epochs(MOST_EPOCHS).seed(1).devices(["cpu"])
@@ -77,7 +77,7 @@ def run(directory, stop_after=None, workers=0, change=lambda builder: builder):
 
 
 def files(directory):
-    """Everything a run leaves, but for what has a clock in it."""
+    """Return the content of every file of a run, except for the log with times."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
@@ -86,8 +86,8 @@ def files(directory):
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("unbroken")
+def uninterrupted(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("uninterrupted")
     learner = run(directory)
     assert (learner.epoch, learner.interrupted) == (EPOCHS, False)
     return files(directory)
@@ -95,20 +95,18 @@ def unbroken(tmp_path_factory):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop_after", STEPS)
-def test_stopped_at_any_step_twice_and_taken_up_it_leaves_the_same_bytes(
-    stop_after, workers, unbroken, tmp_path
-):
+def test_run_stopped_twice_at_any_step_equals_uninterrupted_run(stop_after, workers, uninterrupted, tmp_path):
     first = run(tmp_path, stop_after, workers)
     second = run(tmp_path, stop_after=1, workers=workers)
     run(tmp_path, workers=workers)
 
     assert first.interrupted
     assert second.resumed
-    assert files(tmp_path) == unbroken
+    assert files(tmp_path) == uninterrupted
 
 
 class Drifting(nn.Module):
-    """Does something else each time it is called, as a buffer of its own counts."""
+    """A module whose output depends on the number of its calls, which a buffer counts."""
 
     def __init__(self):
         super().__init__()
@@ -119,7 +117,7 @@ class Drifting(nn.Module):
         return inputs * (1 + self.calls.clone())
 
 
-def test_what_each_of_several_devices_has_of_its_own_comes_back(tmp_path):
+def test_buffers_of_each_device_are_restored(tmp_path):
     def fit(directory, stop_after=None):
         torch.manual_seed(3)
         builder = (
@@ -130,29 +128,29 @@ def test_what_each_of_several_devices_has_of_its_own_comes_back(tmp_path):
         model = Net(nn.Linear(4, 8), Drifting(), nn.Linear(8, 3))
         builder.build(model, Adam(), 0.05).fit(*loaders(0))
 
-    fit(tmp_path / "unbroken")
+    fit(tmp_path / "uninterrupted")
     fit(tmp_path / "broken", stop_after=2)
     fit(tmp_path / "broken")
 
-    assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
+    assert files(tmp_path / "broken") == files(tmp_path / "uninterrupted")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
-def test_on_cuda_too_under_the_deterministic_switch(tmp_path):
+def test_resumed_run_on_cuda_equals_uninterrupted_run_if_deterministic(tmp_path):
     set_deterministic()
 
     def on_cuda(builder):
         return builder.devices(["cuda:0"])
 
-    run(tmp_path / "unbroken", change=on_cuda)
+    run(tmp_path / "uninterrupted", change=on_cuda)
     for stop_after in (3, 1, 5):
         run(tmp_path / "broken", stop_after, change=on_cuda)
     run(tmp_path / "broken", change=on_cuda)
 
-    assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
+    assert files(tmp_path / "broken") == files(tmp_path / "uninterrupted")
 
 
-def test_a_loader_of_torch_is_skipped_to_its_place(tmp_path):
+def test_loader_of_torch_resumes_at_the_right_batch(tmp_path):
     def fit(directory, stop_after=None):
         torch.manual_seed(3)
         builder = LearnerBuilder(directory).num_epochs(2).seed(1).devices(["cpu"]).metrics(LossMetric())
@@ -163,12 +161,12 @@ def test_a_loader_of_torch_is_skipped_to_its_place(tmp_path):
         loader = torch.utils.data.DataLoader(dataset(30), 8, shuffle=True, collate_fn=collate)
         builder.build(model, Adam(), 0.01).fit(loader, loader)
 
-    fit(tmp_path / "unbroken")
+    fit(tmp_path / "uninterrupted")
     for stop_after in (2, 3, 2):
         fit(tmp_path / "broken", stop_after)
     fit(tmp_path / "broken")
 
-    assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
+    assert files(tmp_path / "broken") == files(tmp_path / "uninterrupted")
 
 
 class Augmented(torch.utils.data.Dataset):
@@ -239,7 +237,7 @@ class CrashIn(NoRenderer):
     ],
 )
 def test_a_crash_costs_no_more_than_the_interval_between_checkpoints(
-    every, crash, resumed, unbroken, tmp_path
+    every, crash, resumed, uninterrupted, tmp_path
 ):
     def crashing(builder):
         return builder.checkpoint_every(**every).renderer(CrashIn(crash))
@@ -249,7 +247,7 @@ def test_a_crash_costs_no_more_than_the_interval_between_checkpoints(
     learner = run(tmp_path)
 
     assert learner.resumed == resumed
-    assert files(tmp_path) == unbroken
+    assert files(tmp_path) == uninterrupted
 
 
 class StepCheckpoints(NoRenderer):
@@ -263,17 +261,17 @@ class StepCheckpoints(NoRenderer):
         self.counts.append(len(list(self.directory.glob("steps/trainer-*"))))
 
 
-def test_of_the_steps_only_the_newest_stays_and_none_after_the_epoch(tmp_path, unbroken):
+def test_only_the_newest_step_is_kept_and_none_after_the_epoch(tmp_path, uninterrupted):
     seen = StepCheckpoints(tmp_path)
 
     run(tmp_path, change=lambda builder: builder.checkpoint_every(steps=1).renderer(seen))
 
     assert seen.counts == [0, *[1] * (TRAIN_BATCHES + VALID_BATCHES - 1)] * EPOCHS
-    assert files(tmp_path) == unbroken
+    assert files(tmp_path) == uninterrupted
 
 
 @pytest.mark.parametrize("broken", ["model", "optim", "scheduler", "trainer"])
-def test_a_broken_step_is_passed_over_for_the_epoch_before(broken, tmp_path, unbroken, caplog):
+def test_corrupt_step_is_skipped_for_the_previous_epoch(broken, tmp_path, uninterrupted, caplog):
     run(tmp_path, stop_after=TRAIN_BATCHES + VALID_BATCHES + 2)
     for path in (tmp_path / "steps").glob(f"{broken}-*"):
         path.write_bytes(path.read_bytes()[:-9])
@@ -282,7 +280,7 @@ def test_a_broken_step_is_passed_over_for_the_epoch_before(broken, tmp_path, unb
 
     assert learner.epoch == EPOCHS
     assert "Passing over" in caplog.text
-    assert files(tmp_path) == unbroken
+    assert files(tmp_path) == uninterrupted
 
 
 class FullDisk(NamedMpkGzFileRecorder):
@@ -299,17 +297,17 @@ class FullDisk(NamedMpkGzFileRecorder):
 
 
 @pytest.mark.parametrize("lost", [EPOCHS - 1, EPOCHS])
-def test_a_run_that_lacks_a_checkpoint_fails_and_the_next_one_completes_it(lost, tmp_path, unbroken):
+def test_a_run_that_lacks_a_checkpoint_fails_and_the_next_one_completes_it(lost, tmp_path, uninterrupted):
     with pytest.raises(CheckpointError, match=f"of epoch {lost} belongs to the result"):
         run(tmp_path, change=lambda builder: builder.with_file_checkpointer(FullDisk(lost)))
 
     learner = run(tmp_path)
 
     assert learner.resumed == f"after epoch {lost - 1}"
-    assert files(tmp_path) == unbroken
+    assert files(tmp_path) == uninterrupted
 
 
-def test_where_none_is_whole_it_does_not_start_again(tmp_path):
+def test_run_without_an_intact_checkpoint_does_not_start_over(tmp_path):
     run(tmp_path, stop_after=TRAIN_BATCHES + VALID_BATCHES + 2)
     for path in tmp_path.rglob("model-*"):
         path.write_bytes(b"")
@@ -318,7 +316,7 @@ def test_where_none_is_whole_it_does_not_start_again(tmp_path):
         run(tmp_path)
 
 
-def test_more_epochs_go_on_from_the_last(tmp_path):
+def test_run_with_more_epochs_resumes_from_the_last(tmp_path):
     def epochs(number):
         return lambda builder: builder.num_epochs(number).with_checkpointing_strategy(KeepLast(2))
 
@@ -330,17 +328,17 @@ def test_more_epochs_go_on_from_the_last(tmp_path):
     assert files(tmp_path / "two") == files(tmp_path / "three")
 
 
-def test_what_a_kill_left_of_a_checkpoint_goes(tmp_path, unbroken):
+def test_incomplete_checkpoint_of_a_killed_run_is_removed(tmp_path, uninterrupted):
     run(tmp_path)
     (tmp_path / "checkpoint" / "model-9.mpk.gz").write_bytes(b"half")
     (tmp_path / "checkpoint" / ".optim-3.mpk.gz.part").write_bytes(b"half")
 
     run(tmp_path)
 
-    assert files(tmp_path) == unbroken
+    assert files(tmp_path) == uninterrupted
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+def test_checkpoint_of_another_run_is_rejected(tmp_path):
     run(tmp_path, change=lambda builder: builder.identity("one"))
 
     with pytest.raises(CheckpointError, match="belongs to run one, but this is run other"):

@@ -73,7 +73,7 @@ def monitoring(optimizer, monitor, **options):
         ),
     ],
 )
-def test_a_plateau_that_would_follow_the_wrong_numbers_is_refused(tmp_path, scheduler, words):
+def test_plateau_over_unsuitable_values_is_rejected(tmp_path, scheduler, words):
     with pytest.raises(BuilderError, match=words):
         build(tmp_path, scheduler, LossMetric(), AccuracyMetric())
 
@@ -86,7 +86,7 @@ RULES = [
 
 
 @pytest.mark.parametrize(("choose", "name"), RULES)
-def test_a_rule_in_the_wrong_direction_is_warned_about(tmp_path, choose, name, caplog):
+def test_rule_in_the_wrong_direction_logs_a_warning(tmp_path, choose, name, caplog):
     builder = LearnerBuilder(tmp_path).devices(["cpu"]).metrics(AccuracyMetric(), LossMetric())
     model = net()
 
@@ -99,14 +99,14 @@ def test_a_rule_in_the_wrong_direction_is_warned_about(tmp_path, choose, name, c
 @pytest.mark.parametrize(
     "rule", [KeepBest(), AnyOf((KeepLast(1), KeepBest())), AnyOf((AnyOf((KeepBest(),)), KeepLast(2)))]
 )
-def test_a_missing_metric_is_reported_with_the_rule_that_decides_by_it(tmp_path, rule):
+def test_missing_metric_is_reported_with_the_rule_that_uses_it(tmp_path, rule):
     builder = LearnerBuilder(tmp_path).devices(["cpu"]).metrics(AccuracyMetric())
 
     with pytest.raises(BuilderError, match="^KeepBest uses the valid 'Loss'"):
         builder.with_checkpointing_strategy(rule).build(net(), torch.optim.SGD(net().parameters()), 0.1)
 
 
-def test_a_metric_without_a_direction_may_be_followed_in_either(tmp_path):
+def test_metric_without_a_direction_may_be_monitored_in_either(tmp_path):
     class Plain(LossMetric):
         name = "Plain"
         better = None

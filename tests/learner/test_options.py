@@ -35,7 +35,7 @@ class Watching(NoRenderer):
             self.then()
 
 
-def test_asked_to_stop_in_training_the_run_ends_after_that_batch_and_saves_no_half_epoch(train, tmp_path):
+def test_run_interrupted_in_training_stops_after_the_batch_and_saves_no_epoch(train, tmp_path):
     interrupter = Interrupter()
     renderer = Watching(2, Split.TRAIN, 3, lambda: interrupter.stop("enough"))
 
@@ -48,7 +48,7 @@ def test_asked_to_stop_in_training_the_run_ends_after_that_batch_and_saves_no_ha
     assert interrupter.message == "enough"
 
 
-def test_asked_to_stop_in_validation_the_run_ends_there_and_can_go_on(train, tmp_path):
+def test_run_interrupted_in_validation_stops_and_can_resume(train, tmp_path):
     interrupter = Interrupter()
     renderer = Watching(2, Split.VALID, 1, interrupter.stop)
 
@@ -59,7 +59,7 @@ def test_asked_to_stop_in_validation_the_run_ends_there_and_can_go_on(train, tmp
     assert resumed.resumed == "in epoch 2, after batch 1 of validation"
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bytes(train, tmp_path):
+def test_interrupted_run_resumes_to_the_same_bytes(train, tmp_path):
     interrupter = Interrupter()
     renderer = Watching(2, Split.TRAIN, 2, interrupter.stop)
     unbroken = train(tmp_path / "unbroken")
@@ -78,7 +78,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(train, tmp_path):
     assert files[0] == files[1]
 
 
-def test_the_builders_own_handle_stops_from_another_thread(start, tiny, tmp_path):
+def test_interrupter_of_the_builder_stops_from_another_thread(start, tiny, tmp_path):
     net, loaders = tiny
     builder = start(tmp_path, epochs=10_000)
     handle = builder.interrupter()
@@ -113,7 +113,7 @@ def test_gradient_checkpointing_changes_no_number(train, tmp_path):
     assert same(kept, recomputed)
 
 
-def test_a_model_may_do_the_optimizer_step_itself(start, tiny, tmp_path):
+def test_model_may_update_itself(start, tiny, tmp_path):
     net, loaders = tiny
     rates = []
     model = net()
@@ -127,7 +127,7 @@ def test_a_model_may_do_the_optimizer_step_itself(start, tiny, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), net().parameters(), strict=True))
 
 
-def test_a_model_that_does_the_step_itself_gets_clipped_gradients(start, tiny, tmp_path):
+def test_model_that_updates_itself_receives_clipped_gradients(start, tiny, tmp_path):
     net, loaders = tiny
     largest = []
     model = net()
@@ -149,7 +149,7 @@ def test_metrics_registers_for_both_splits_and_text_metrics_have_no_curve(tiny, 
     assert {path.name for path in tmp_path.rglob("*.log")} == {"Loss.log", "Accuracy.log", "experiment.log"}
 
 
-def test_progress_loggers_hear_what_the_renderer_hears(train, tmp_path):
+def test_progress_loggers_receive_the_events_of_the_renderer(train, tmp_path):
     heard = []
     logger = Watching(1, Split.VALID, 2, lambda: heard.append("logger"))
 
@@ -158,7 +158,7 @@ def test_progress_loggers_hear_what_the_renderer_hears(train, tmp_path):
     assert heard == ["logger"]
 
 
-def test_the_experiment_log_has_the_users_own_records_and_can_be_left_out(train, tmp_path):
+def test_experiment_log_has_the_users_records_and_can_be_turned_off(train, tmp_path):
     class Talking(NoRenderer):
         def epoch_end(self, progress, history):
             logging.getLogger("my.lab").warning("hello")
@@ -206,14 +206,14 @@ def test_telemetry_stays_out_of_history_and_tracked_files(start, tiny, tmp_path)
         ),
     ],
 )
-def test_a_rule_that_decides_by_nothing_is_refused_at_build(tmp_path, tiny, mistake, words):
+def test_rule_over_an_unregistered_metric_is_rejected_at_build(tmp_path, tiny, mistake, words):
     net, _ = tiny
 
     with pytest.raises(BuilderError, match=words):
         mistake(LearnerBuilder(tmp_path)).build(net(), Adam())
 
 
-def test_a_metric_that_the_model_cannot_feed_is_refused_at_build(tmp_path):
+def test_metric_that_cannot_measure_the_model_is_rejected_at_build(tmp_path):
     builder = LearnerBuilder(tmp_path).metrics(AccuracyMetric())
 
     with pytest.raises(
@@ -222,7 +222,7 @@ def test_a_metric_that_the_model_cannot_feed_is_refused_at_build(tmp_path):
         builder.build(MlpRegressor((3,), 1), Adam())
 
 
-def test_the_parts_work_without_the_learner(tiny):
+def test_components_work_in_a_custom_loop(tiny):
     """A loop of one's own, as the Burn book's custom training loop."""
     net, loaders = tiny
     model = net()

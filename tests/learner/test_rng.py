@@ -20,7 +20,7 @@ from stages.learner.rng import describe_device_mismatch, get_rng_state, match_de
         ([], ["cuda:0"], {}),
     ],
 )
-def test_the_state_of_each_device_is_that_of_the_device_in_its_place(saved, devices, matched):
+def test_state_of_each_device_is_matched_by_position(saved, devices, matched):
     states = {name: torch.tensor(number) for number, name in enumerate(saved)}
 
     assert match_devices(states, devices) == {new: states[old] for new, old in matched.items()}

@@ -53,7 +53,7 @@ class Stopping(NoRenderer):
             progress.interrupter.stop()
 
 
-def test_a_shorter_run_in_the_same_directory_leaves_nothing_of_the_longer_one(train, tmp_path):
+def test_shorter_run_removes_the_output_of_a_longer_one(train, tmp_path):
     train(tmp_path, epochs=6)
     train(tmp_path, epochs=3)
 
@@ -61,7 +61,7 @@ def test_a_shorter_run_in_the_same_directory_leaves_nothing_of_the_longer_one(tr
     assert read_history(tmp_path).epochs == 3
 
 
-def test_without_a_named_seed_a_resumed_run_goes_on_with_the_first_ones(tiny, tmp_path):
+def test_resumed_run_without_a_seed_uses_that_of_the_checkpoint(tiny, tmp_path):
     net, loaders = tiny
 
     def run(name, epochs, resumed=None):
@@ -79,7 +79,7 @@ def test_without_a_named_seed_a_resumed_run_goes_on_with_the_first_ones(tiny, tm
     assert equal(state(unbroken), state(run("broken", 4, resumed=2)))
 
 
-def test_recomputing_leaves_running_statistics_as_they_were(start, tiny, tmp_path):
+def test_gradient_checkpointing_does_not_change_running_statistics(start, tiny, tmp_path):
     _, loaders = tiny
     kept, recomputed = normed(), normed()
 
@@ -125,7 +125,7 @@ def test_a_sum_of_finite_gradients_that_overflows_does_not_reach_the_weights(
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_half_an_epoch_is_neither_saved_nor_gone_on_from(start, tiny, tmp_path):
+def test_incomplete_epoch_is_neither_saved_nor_resumed(start, tiny, tmp_path):
     net, loaders = tiny
     learner = (
         start(tmp_path, 3).renderer(Stopping()).with_interrupter(Interrupter()).build(net(), Adam(), 0.05)
@@ -137,7 +137,7 @@ def test_half_an_epoch_is_neither_saved_nor_gone_on_from(start, tiny, tmp_path):
             go_on()
 
 
-def test_a_run_that_had_stopped_early_does_not_go_on_when_it_is_resumed(train, tmp_path):
+def test_resumed_run_that_had_stopped_early_does_not_continue(train, tmp_path):
     def change(builder):
         return builder.early_stopping(MetricEarlyStopping(n_epochs=1, min_delta=9.0))
 
@@ -147,7 +147,7 @@ def test_a_run_that_had_stopped_early_does_not_go_on_when_it_is_resumed(train, t
     assert resumed.epoch == stopped.epoch < 9
 
 
-def test_what_a_model_keeps_from_validation_it_may_use_in_training(start, tiny, tmp_path):
+def test_tensors_kept_from_validation_can_be_used_in_training(start, tiny, tmp_path):
     class Caching(Normed):
         scale = None
 
@@ -190,7 +190,7 @@ def test_every_batch_before_the_one_that_ended_the_run_is_in_the_log(start, tiny
     assert len((tmp_path / "train/epoch-1/Loss.log").read_text().splitlines()) == len(train) - 1
 
 
-def test_lbfgs_leaves_the_weights_alone_where_an_evaluation_is_not_finite(start, tiny, tmp_path):
+def test_lbfgs_keeps_the_weights_if_an_evaluation_is_not_finite(start, tiny, tmp_path):
     class Breaking(Normed):
         calls = 0
 
@@ -223,7 +223,7 @@ class Breaking(Normed):
 
 @pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
 @pytest.mark.parametrize("evaluation", [1, 2, 4])
-def test_a_skipped_step_of_lbfgs_leaves_weights_buffers_and_optimizer_as_they_were(
+def test_skipped_step_of_lbfgs_restores_weights_buffers_and_optimizer(
     evaluation, line_search, start, tiny, tmp_path
 ):
     def train(name, epochs, broken=None):
@@ -311,7 +311,7 @@ class Renamed(LossMetric):
         ),
     ],
 )
-def test_what_would_train_wrongly_is_refused_at_build(tmp_path, make, words):
+def test_wrong_combination_is_rejected_at_build(tmp_path, make, words):
     with pytest.raises(BuilderError, match=words):
         make(LearnerBuilder(tmp_path).devices(["cpu"]), normed())
 

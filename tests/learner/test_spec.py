@@ -1,4 +1,4 @@
-"""The model that build-learner describes, and the device that it is trained on."""
+"""The specification of a learner, and the device that it is trained on."""
 
 import pytest
 import torch
@@ -29,6 +29,6 @@ def test_the_seed_decides_the_initial_weights():
     assert not torch.equal(first, other)
 
 
-def test_an_unknown_device_is_refused_with_those_that_exist():
+def test_unknown_device_is_rejected_with_a_list_of_devices():
     with pytest.raises(StageError, match=r"auto, cpu"):
         find_device("gpu")

@@ -20,7 +20,7 @@ def history(split=Split.VALID, **series):
     )
 
 
-def test_the_table_is_burns():
+def test_table_equals_that_of_burn():
     both = History(
         [*history(Loss=[1.5, 0.009876, 0.25], Accuracy=[90.0, 98.5, 98.5]), *history(Split.TRAIN, Loss=[3.0])]
     )
@@ -38,7 +38,7 @@ def test_the_table_is_burns():
     )
 
 
-def test_columns_are_as_wide_as_their_header_and_what_is_in_them():
+def test_columns_are_as_wide_as_their_header_and_content():
     tests = {"": {"F": 0.5}, "mnist c": {"F": 12345.678, "Hamming Score @ Threshold(0.5)": 1.0}}
 
     assert summary_text(History(), tests={"": {"F": 0.5}}).splitlines()[4:] == [
@@ -67,7 +67,7 @@ def test_columns_are_as_wide_as_their_header_and_what_is_in_them():
         ([0.00999, 1e-12], ["1.000e-12", "2", "9.990e-3", "1"]),
     ],
 )
-def test_of_equals_the_first_is_lowest_and_the_last_is_highest_and_nan_is_largest(values, cells):
+def test_minimum_has_the_first_equal_epoch_maximum_the_last_and_nan_is_largest(values, cells):
     row = summary_text(history(Loss=values)).splitlines()[-1]
 
     assert [cell.strip() for cell in row.split("|")[3:7]] == cells
@@ -121,7 +121,7 @@ def test_logs_alone_give_the_table_and_count_epochs_without_values(tmp_path):
     ]
 
 
-def test_a_metric_that_is_no_mean_has_its_final_value(tmp_path):
+def test_metric_that_is_not_a_mean_has_its_final_value(tmp_path):
     logger = FileMetricLogger(tmp_path / "valid")
     logger.log(1, "AUROC", 9.0, 1)
     logger.log_final(1, "AUROC", 0.5)
@@ -130,7 +130,7 @@ def test_a_metric_that_is_no_mean_has_its_final_value(tmp_path):
     assert "| Valid | AUROC  | 0.500    | 1        |" in summary_text(read_history(tmp_path))
 
 
-def test_json_says_the_same_and_is_json_whatever_the_values():
+def test_json_has_the_content_of_the_table_and_is_valid_for_all_values():
     text = summary_json(history(Loss=[1.5, math.nan]), {"c": {"Loss": math.inf}}, epochs=3)
 
     assert json.loads(text, parse_constant=pytest.fail) == {

@@ -123,7 +123,7 @@ def same(one, other):
     return type(one) is type(other) and one == other
 
 
-def test_any_nesting_of_plain_values_and_tensors_returns_from_a_file(tmp_path):
+def test_nested_values_and_tensors_are_restored_from_a_file(tmp_path):
     saved, loaded = nn.Sequential(Stateful()), nn.Sequential(Stateful())
     saved[0].state = STATE
     recorder = NamedMpkGzFileRecorder(OriginalPrecision)
@@ -134,7 +134,7 @@ def test_any_nesting_of_plain_values_and_tensors_returns_from_a_file(tmp_path):
     assert same(STATE, loaded[0].state)
 
 
-def test_a_value_that_a_checkpoint_cannot_hold_is_named():
+def test_value_that_a_checkpoint_cannot_hold_is_reported():
     model = Stateful()
     model.state = {"a": [object()]}
 
@@ -159,7 +159,7 @@ def in_scheduler(model):
 
 
 @pytest.mark.parametrize("hold", [in_attribute, in_containers, in_submodule, in_scheduler])
-def test_an_optimizer_in_a_model_without_training_state_is_warned_of_at_build(hold, tmp_path, caplog):
+def test_optimizer_in_a_model_without_training_state_logs_a_warning_at_build(hold, tmp_path, caplog):
     for kind, warned in ((Forgetful, True), (Gan, False)):
         caplog.clear()
         model = kind()
@@ -173,7 +173,7 @@ def test_an_optimizer_in_a_model_without_training_state_is_warned_of_at_build(ho
         assert ("SGD in 'held" in caplog.text) == warned
 
 
-def test_the_learners_own_optimizer_is_not_warned_of(tmp_path, caplog):
+def test_optimizer_of_the_learner_logs_no_warning(tmp_path, caplog):
     model = Forgetful()
 
     builder_in(tmp_path).build(model, model.critic_optimizer)
@@ -181,7 +181,7 @@ def test_the_learners_own_optimizer_is_not_warned_of(tmp_path, caplog):
     assert not caplog.text
 
 
-def test_half_of_the_two_methods_is_refused(tmp_path):
+def test_module_with_one_of_the_two_methods_is_rejected(tmp_path):
     class Half(Forgetful):
         def training_state(self):
             return {}

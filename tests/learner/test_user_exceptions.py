@@ -159,7 +159,7 @@ def test_an_epoch_of_a_loader_that_ends_early_is_complete(start, tiny, tmp_path)
     assert learner.epoch == 2
 
 
-def test_a_loader_shorter_than_the_checkpoints_position_is_refused(start, tiny, tmp_path):
+def test_loader_shorter_than_the_checkpoints_position_is_rejected(start, tiny, tmp_path):
     train, valid = tiny[1]()
 
     class Stopping(NoRenderer):

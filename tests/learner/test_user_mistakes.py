@@ -82,7 +82,7 @@ UNTRAINABLE = {
 
 
 @pytest.mark.parametrize(("make", "message"), UNTRAINABLE.values(), ids=UNTRAINABLE)
-def test_a_model_that_cannot_be_trained_is_refused_by_build(make, message, start, tmp_path):
+def test_model_that_cannot_be_trained_is_rejected_by_build(make, message, start, tmp_path):
     with pytest.raises(BuilderError, match=message):
         start(tmp_path).build(make(), Adam(), 0.1)
 
@@ -168,7 +168,7 @@ DEVICES = {"one device": ["cpu"], "two devices": ["cpu", "cpu"]}
 
 @pytest.mark.parametrize("devices", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize(("returned", "message"), TRAIN_STEPS.values(), ids=TRAIN_STEPS)
-def test_a_training_step_that_returns_something_else_is_named(returned, message, devices, start, tmp_path):
+def test_wrong_return_value_of_a_training_step_is_reported(returned, message, devices, start, tmp_path):
     class Wrong(Net):
         def train_step(self, batch):
             found = returned(*parts(self, batch))
@@ -199,7 +199,7 @@ VALID_STEPS = {
 
 
 @pytest.mark.parametrize(("returned", "message"), VALID_STEPS.values(), ids=VALID_STEPS)
-def test_a_validation_step_that_returns_something_else_is_named(returned, message, start, tmp_path):
+def test_wrong_return_value_of_a_validation_step_is_reported(returned, message, start, tmp_path):
     class Wrong(Net):
         def valid_step(self, batch):
             return returned(super().valid_step(batch))
@@ -219,7 +219,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize(("loss", "message"), LOSSES.values(), ids=LOSSES)
-def test_a_loss_without_a_gradient_or_with_several_values_is_named(loss, message):
+def test_loss_without_a_gradient_or_with_several_values_is_reported(loss, message):
     class Wrong(Net):
         def loss(self, logits, targets):
             return loss(logits)
@@ -284,7 +284,7 @@ def train_on_words(optimizer, directory, start, *, sparse=True):
 
 
 @pytest.mark.parametrize("optimizer", REFUSED.values(), ids=REFUSED)
-def test_an_optimizer_that_cannot_use_sparse_gradients_says_so_at_the_first_step(optimizer, start, tmp_path):
+def test_optimizer_without_sparse_support_fails_at_the_first_step(optimizer, start, tmp_path):
     with pytest.raises(BuilderError, match=r"gradient of table.weight is sparse, which .*sparse=False"):
         train_on_words(optimizer, tmp_path, start)
 
@@ -325,7 +325,7 @@ def test_a_function_is_a_batcher(function, workers, tiny):
     ("batcher", "message"),
     [(NormalizeBatcher, "the class NormalizeBatcher: pass an instance"), (3, "found the type int")],
 )
-def test_what_is_no_batcher_is_refused(batcher, message):
+def test_invalid_batcher_is_rejected(batcher, message):
     with pytest.raises(BuilderError, match=message):
         DataLoaderBuilder(batcher)
 
