@@ -94,7 +94,8 @@ def _write_files(directory: Path, texts: Mapping[str, str]) -> dict[str, list[st
     taken = sorted(name for name in texts if (directory / name).exists() and name not in MAY_EXIST)
     if taken:
         raise ParamsError(
-            f"{directory} already has {', '.join(taken)}, which are never overwritten. Pass another folder"
+            f"{directory} already has {', '.join(taken)}; existing files are never overwritten. "
+            "Pass another folder"
         )
     lacking = {}
     for name, text in texts.items():

@@ -125,7 +125,7 @@ def project(checkout):
 
 
 @pytest.mark.parametrize(("old", "new", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_check_finds_what_would_end_a_run_later(old, new, message, project):
+def test_check_reports_mistakes_that_would_fail_a_run_later(old, new, message, project):
     project.edit("params.yaml", old, new)
 
     refused = project.learner("check")
@@ -165,7 +165,7 @@ def test_check_accepts(old, new, project):
     assert done.code == (1 if "would not rerun" in done.out else 0), done.text
 
 
-def test_check_loads_no_torch_for_a_users_own_model(project):
+def test_check_does_not_load_torch_for_a_model_of_the_user(project):
     project.edit("params.yaml", MODEL, 'kind: "mine:Net"\n    width: 3')
 
     log = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", "check").err

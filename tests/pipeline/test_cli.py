@@ -7,7 +7,7 @@ from stages.learner import summary_text
 from stages.loggers import read_history
 
 
-def test_the_version_is_that_of_the_package(project):
+def test_version_option_prints_the_version_of_the_package(project):
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", project.learner("--version").out)
 
 
@@ -32,14 +32,14 @@ def test_summary_reads_a_tree_that_burn_wrote_in_every_line_form(project):
     assert (round(row["max"], 6), row["max_epoch"]) == (0.65, 2)
 
 
-def test_summary_of_a_folder_without_logs_says_so(project):
+def test_summary_of_a_folder_without_logs_is_refused(project):
     refused = project.learner("summary", "stages")
 
     assert refused.code == 1
     assert "stages has no logs" in refused.err
 
 
-def test_evaluate_measures_the_saved_model_as_validation_did(finished):
+def test_evaluate_equals_the_validation_of_the_saved_epoch(finished):
     assert finished.learner("evaluate").code == 0
 
     metrics = json.loads((finished.folder / "artifacts/metrics.json").read_text())["valid"]
@@ -48,7 +48,7 @@ def test_evaluate_measures_the_saved_model_as_validation_did(finished):
     assert measured == metrics
 
 
-def test_evaluate_takes_another_source_and_says_what_it_does_not_take(finished):
+def test_evaluate_accepts_other_sources_and_refuses_unknown_ones(finished):
     assert "Test (digits)" in finished.learner("evaluate", "--source", "digits").out
 
     for source, words in (
@@ -71,7 +71,7 @@ def test_status_names_what_changed(finished):
     assert re.fullmatch(r"run \w{16}: finished, 2 epochs, [\d:]+", lines[-1])
 
 
-def test_metrics_of_the_clock_are_kept_out_of_what_dvc_tracks(finished):
+def test_metrics_that_depend_on_the_clock_are_not_dvc_outputs(finished):
     before = finished.files("artifacts/train", "artifacts/valid", "artifacts/metrics.json", "artifacts/plots")
     finished.edit("params.yaml", "[loss, accuracy]", "[loss, accuracy, iteration_speed, cpu_use]")
 

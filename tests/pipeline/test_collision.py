@@ -69,7 +69,7 @@ def test_every_command_explains_a_collision_in_one_message(command, own):
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_a_collision_is_found_in_each_form_that_python_imports(place, own):
+def test_collision_is_found_in_each_form_that_python_imports(place, own):
     path = put(own, place)
     programs = [["learner"], [sys.executable, "-m", "pipeline"]]
 
@@ -81,7 +81,7 @@ def test_a_collision_is_found_in_each_form_that_python_imports(place, own):
 
 
 @pytest.mark.parametrize("name", ["stages", "pipeline"])
-def test_a_folder_of_that_name_without_python_files_is_no_collision(name, own):
+def test_folder_of_that_name_without_python_files_is_allowed(name, own):
     (own.folder / name).mkdir()
     (own.folder / name / "notes.txt").touch()
 
@@ -102,7 +102,7 @@ def test_init_writes_nothing_into_a_folder_with_a_collision(place, project, tmp_
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_package_on_pythonpath_that_hides_ours_is_named(own, tmp_path):
+def test_package_on_pythonpath_that_hides_ours_is_reported(own, tmp_path):
     shutil.copytree(own.folder, tmp_path / "elsewhere")
     path = put(type(own)(tmp_path / "elsewhere", own.environment["PREFECT_HOME"]), "stages/__init__.py")
 
@@ -112,7 +112,7 @@ def test_a_package_on_pythonpath_that_hides_ours_is_named(own, tmp_path):
     assert refused.err.startswith(f"error: {path}: {MESSAGE}")
 
 
-def test_outside_a_project_and_for_help_the_names_are_not_checked(own, tmp_path):
+def test_names_are_not_checked_outside_a_project_and_for_help(own, tmp_path):
     put(own, "stages.py")
     (tmp_path / "stages.py").touch()
 

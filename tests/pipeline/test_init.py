@@ -46,7 +46,7 @@ def own(package, tmp_path):
     return made
 
 
-def test_an_edit_of_the_own_model_reruns_what_is_built_of_it_and_a_new_version_its_stage(own, package):
+def test_edited_model_and_new_version_rerun_the_stages_that_depend_on_them(own, package):
     assert ran(own.ok("dvc", "repro")) == ["create-artifact-dir", "load-data", *AFTER_BUILD]
     made = own.files("artifacts/model.mpk.gz")
 
@@ -86,7 +86,7 @@ def installed(package, tmp_path):
     return own, own.ok(str(tmp_path / "venv/bin/learner"), "init", ".")
 
 
-def test_an_empty_folder_becomes_a_project_whose_make_repro_trains(installed, tmp_path):
+def test_new_project_trains_with_make_repro(installed, tmp_path):
     """`make` uses the environment that `learner init` ran in."""
     own, told = installed
 
@@ -104,7 +104,7 @@ def test_an_empty_folder_becomes_a_project_whose_make_repro_trains(installed, tm
     assert not (own.folder / ".venv").exists()
 
 
-def test_the_printed_commands_activate_the_environment_train_and_compare(installed):
+def test_printed_commands_activate_the_environment_train_and_compare(installed):
     own, told = installed
     commands = re.findall(r"^(?:next|then): (.*)$", told, re.MULTILINE)
     assert len(commands) == 2
@@ -115,9 +115,7 @@ def test_the_printed_commands_activate_the_environment_train_and_compare(install
     assert re.search(rf"^workspace .*\n{name} .* yes$", text, re.MULTILINE)
 
 
-def test_where_the_environment_is_missing_make_says_so_and_on_another_machine_installs_one(
-    installed, package, tmp_path
-):
+def test_make_reports_a_missing_environment_and_installs_one_on_another_machine(installed, package, tmp_path):
     own, _ = installed
     python = tmp_path / "python3"
     (tmp_path / "venv").rename(tmp_path / "moved")
@@ -132,7 +130,7 @@ def test_where_the_environment_is_missing_make_says_so_and_on_another_machine_in
     assert path.read_text().strip() == str(package.folder)  # not an import hook, so type checkers follow it
 
 
-def test_an_experiment_and_compare_work_right_after_init(package, tmp_path):
+def test_experiment_and_compare_work_right_after_init(package, tmp_path):
     told = package.learner("init", str(tmp_path / "own")).out
     [command] = re.findall(r"^next: (.*)$", told, re.MULTILINE)
 
@@ -143,7 +141,7 @@ def test_an_experiment_and_compare_work_right_after_init(package, tmp_path):
     assert re.search(rf"^workspace .*\n{name} .* yes$", text, re.MULTILINE)
 
 
-def test_every_command_of_the_new_projects_readme_runs(own):
+def test_every_command_in_the_readme_of_a_new_project_runs(own):
     own.ok("git", "commit", "-qam", "Train for two epochs")
     readme = (own.folder / "README.md").read_text()
     commands = re.findall(r"^\$ (.*?)(?: +#.*)?$", readme, re.MULTILINE)
@@ -155,7 +153,7 @@ def test_every_command_of_the_new_projects_readme_runs(own):
     assert "dvc.lock" in own.ok("git", "show", "--stat", "HEAD")
 
 
-def test_without_a_name_for_git_init_prints_the_commands_that_commit(package, tmp_path):
+def test_init_prints_the_commit_commands_if_git_has_no_identity(package, tmp_path):
     for name in [name for name in package.environment if name.startswith("GIT_")]:
         del package.environment[name]
     package.environment["GIT_CONFIG_GLOBAL"] = str(tmp_path / "gitconfig")
@@ -188,7 +186,7 @@ def _lending_python(folder):
     return script
 
 
-def test_nothing_that_is_there_is_overwritten(project, tmp_path):
+def test_existing_files_are_never_overwritten(project, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "model.py").write_text("mine\n")
@@ -196,11 +194,11 @@ def test_nothing_that_is_there_is_overwritten(project, tmp_path):
     refused = project.learner("init", str(folder))
 
     assert (refused.code, "Traceback" in refused.err) == (2, False)
-    assert f"{folder} already has model.py, which are never overwritten" in refused.err
+    assert f"{folder} already has model.py; existing files are never overwritten" in refused.err
     assert [path.name for path in folder.iterdir()] == ["model.py"]
 
 
-def test_in_a_repository_of_gits_a_folder_becomes_a_project_of_its_own(project, tmp_path):
+def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(project, tmp_path):
     """With its own .gitignore, which is left as it is; what it lacks is said."""
     (tmp_path / "repository/mine").mkdir(parents=True)
     subprocess.run(["git", "init", "-q", tmp_path / "repository"], check=True)
@@ -228,7 +226,7 @@ def test_in_a_repository_of_gits_a_folder_becomes_a_project_of_its_own(project, 
     assert own.learner("check").out == "params.yaml is valid\n"
 
 
-def test_if_git_refuses_the_commit_init_prints_its_reason_and_the_command(package, tmp_path):
+def test_init_prints_the_reason_and_the_command_if_git_refuses_the_commit(package, tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path / "own"], check=True)
     hook = tmp_path / "own/.git/hooks/pre-commit"
     hook.parent.mkdir(exist_ok=True)
@@ -245,7 +243,7 @@ def test_if_git_refuses_the_commit_init_prints_its_reason_and_the_command(packag
     assert package.ok("git", "-C", str(tmp_path / "own"), "status", "--short") == ""
 
 
-def test_a_new_project_has_the_pipeline_of_this_one():
+def test_new_project_has_the_same_pipeline_as_this_one():
     """Its dvc.yaml differs in what belongs to the user, and in where the versions come from."""
 
     def pipeline(text):
@@ -299,13 +297,13 @@ GIT = {
         ({"url": "file:///a$b", "dir_info": {}}, COMMENT, "LEARNER := '/a$$b'\n"),
     ],
 )
-def test_a_project_names_this_package_as_it_was_installed_and_no_machines_path(origin, requirement, local):
+def test_requirement_repeats_the_installation_without_a_path_of_this_machine(origin, requirement, local):
     package = Installed(origin and json.dumps(origin))
 
     assert find_installation(package) == Installation(requirement, local)
 
 
-def test_the_environment_of_a_project_is_a_value_that_make_reads_back(tmp_path):
+def test_path_of_the_environment_is_quoted_for_make(tmp_path):
     folder = tmp_path / "a $b #c"
     text = project_files(Installation("learner-pipeline==1"), folder)["local.mk"]
     (tmp_path / "Makefile").write_text(f"{text}export LEARNER_BIN\nshown:\n\t@printenv LEARNER_BIN\n")
@@ -317,6 +315,6 @@ def test_the_environment_of_a_project_is_a_value_that_make_reads_back(tmp_path):
     assert f"{folder}\n" in shown.stdout
 
 
-def test_what_is_not_installed_cannot_be_named():
-    with pytest.raises(StageError, match="no-such-package is not installed, only started"):
+def test_package_that_is_not_installed_is_refused():
+    with pytest.raises(StageError, match="in which it is not installed. Install it with `pip install`"):
         find_this_package("no-such-package")

@@ -36,7 +36,7 @@ def at_work(project):
     return None
 
 
-def test_killed_in_the_queue_and_queued_again_it_goes_on_to_the_same_lock(queue, tmp_path):
+def test_experiment_killed_in_the_queue_resumes_to_the_same_lockfile(queue, tmp_path):
     straight = queue.copied_to(tmp_path / "straight")
     straight.ok("dvc", "exp", "run", "--temp", "-n", "straight", *CHANGE)
     shutil.rmtree(queue.folder / ".runs")

@@ -14,7 +14,7 @@ def ran(text):
 
 
 @pytest.mark.long  # `make test` trains as many epochs in test_readme.py, without DVC
-def test_a_fresh_clone_trains_the_digits_to_97_per_cent(project):
+def test_fresh_clone_trains_the_digits_to_97_percent(project):
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 20")
 
     text = project.ok("dvc", "repro")
@@ -28,7 +28,7 @@ def test_a_fresh_clone_trains_the_digits_to_97_per_cent(project):
     )
 
 
-def test_nothing_runs_a_second_time(finished):
+def test_second_repro_runs_no_stage(finished):
     text = finished.ok("dvc", "repro")
 
     assert ran(text) == []
@@ -36,7 +36,7 @@ def test_nothing_runs_a_second_time(finished):
     assert finished.ok("git", "status", "--short") == ""
 
 
-def test_the_graph_has_the_five_in_a_row_with_the_data_feeding_two(finished):
+def test_graph_orders_the_five_stages(finished):
     edges = {
         tuple(line.strip().rstrip(";").replace('"', "").split(" -> "))
         for line in finished.ok("dvc", "dag", "--dot").splitlines()
@@ -63,7 +63,7 @@ def test_the_graph_has_the_five_in_a_row_with_the_data_feeding_two(finished):
         ("stages/models/cnn.py", "nn.ReLU()", "nn.Tanh()", ["build-learner", "fit", "save-model"]),
     ],
 )
-def test_an_edit_reruns_what_depends_on_it_and_nothing_else(finished, name, old, new, stages):
+def test_edit_reruns_only_the_stages_that_depend_on_it(finished, name, old, new, stages):
     before = finished.files("artifacts", "data")
 
     finished.edit(name, old, new)
@@ -77,7 +77,7 @@ def test_an_edit_reruns_what_depends_on_it_and_nothing_else(finished, name, old,
     assert finished.files("artifacts", "data") == before
 
 
-def test_two_runs_leave_the_same_lock_and_the_same_files(finished, other_project):
+def test_two_runs_write_the_same_lockfile_and_the_same_files(finished, other_project):
     text = other_project.ok("dvc", "repro")
 
     assert ran(text) == list(ALL)
@@ -87,7 +87,7 @@ def test_two_runs_leave_the_same_lock_and_the_same_files(finished, other_project
     )
 
 
-def test_what_no_stage_owns_is_cleared_unless_it_is_to_be_kept(finished):
+def test_files_that_no_stage_owns_are_removed_unless_kept_in_params(finished):
     for name in ("old", "mine"):
         (finished.folder / "artifacts" / name).mkdir()
     finished.edit("params.yaml", "keep: []", "keep: [mine]")
@@ -99,13 +99,13 @@ def test_what_no_stage_owns_is_cleared_unless_it_is_to_be_kept(finished):
     assert (finished.folder / "artifacts/checkpoint/trainer-2.mpk.gz").exists()
 
 
-def test_the_layout_names_every_entry_there_is(finished):
+def test_layout_names_every_entry_of_the_artifact_directory(finished):
     layout = json.loads((finished.folder / "artifacts/layout.json").read_text())
 
     assert {path.name for path in (finished.folder / "artifacts").iterdir()} <= set(layout["entries"])
 
 
-def test_the_best_epoch_can_be_saved_instead_of_the_last(finished):
+def test_best_epoch_can_be_saved_instead_of_the_last(finished):
     finished.edit("params.yaml", "epoch: last", "epoch: best")
     finished.edit("params.yaml", "learning_rate: 0.001", "learning_rate: 0.9")
 

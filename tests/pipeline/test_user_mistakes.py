@@ -168,7 +168,7 @@ def expected(words):
 
 
 @pytest.mark.parametrize(("code", "words"), OF_BUILD.values(), ids=OF_BUILD)
-def test_a_mistake_in_a_model_is_explained_before_training(code, words, project, monkeypatch, capfd):
+def test_mistake_in_a_model_is_explained_before_training(code, words, project, monkeypatch, capfd):
     project.write(code, model=MODEL)
     before = project.files()
 
@@ -310,7 +310,7 @@ OF_STEPS = {
 
 
 @pytest.mark.parametrize(("code", "words"), OF_STEPS.values(), ids=OF_STEPS)
-def test_a_mistake_in_a_step_names_the_step_and_loses_nothing(code, words, project, monkeypatch, capfd):
+def test_mistake_in_a_step_names_the_step_and_loses_no_progress(code, words, project, monkeypatch, capfd):
     project.write(code, model=MODEL)
     run_stage("build-learner")
     before = project.files()
@@ -377,7 +377,9 @@ OF_PARTS = {
 
 
 @pytest.mark.parametrize(("stage", "code", "params", "words"), OF_PARTS.values(), ids=OF_PARTS)
-def test_a_mistake_in_a_part_names_its_line(stage, code, params, words, project, monkeypatch, capfd, request):
+def test_mistake_in_a_part_is_reported_with_its_line(
+    stage, code, params, words, project, monkeypatch, capfd, request
+):
     project.write(code, **params)
     before = project.files()
 
@@ -389,7 +391,7 @@ def test_a_mistake_in_a_part_names_its_line(stage, code, params, words, project,
     assert project.files() == before
 
 
-def test_a_function_is_a_batcher_by_its_name_in_params(project):
+def test_params_can_name_a_function_as_batcher(project):
     project.write(
         "def mine(items, scale):\n    return items.inputs.float() * scale, items.targets\n",
         batcher="{kind: 'mine:mine', scale: 0.5}",
@@ -413,7 +415,7 @@ def test_evaluate_explains_a_mistake(body, project, monkeypatch, capfd):
     assert "Traceback" not in said
 
 
-def test_the_full_traceback_is_printed_on_request(project, monkeypatch, capfd):
+def test_full_traceback_is_printed_on_request(project, monkeypatch, capfd):
     project.write("def load():\n    return 1 / 0\n", source="{kind: 'mine:load'}")
     monkeypatch.setenv("LEARNER_TRACEBACK", "1")
 
@@ -428,7 +430,7 @@ class Killing(NoRenderer):
         raise KilledError
 
 
-def test_the_key_to_kill_ends_a_stage_with_code_130(project):
+def test_kill_key_ends_a_stage_with_code_130(project):
     before = project.files()
     project.write(metrics="[loss, accuracy]")
 
@@ -439,7 +441,7 @@ def test_the_key_to_kill_ends_a_stage_with_code_130(project):
     assert project.files() == before
 
 
-def test_the_error_keeps_its_cause(project):
+def test_error_keeps_its_cause(project):
     project.write("def load():\n    return 1 / 0\n", source="{kind: 'mine:load'}")
 
     with pytest.raises(UserCodeError) as raised:
@@ -474,7 +476,7 @@ def test_sys_exit_in_a_step_fails_the_command_and_records_nothing(command, finis
     assert recorded_fit(finished) == recorded
 
 
-def test_a_recorded_flow_explains_the_mistake_once(finished, server):
+def test_recorded_flow_explains_the_mistake_once(finished, server):
     (finished.folder / "mine.py").write_text(UNDEFINED)
     finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
     finished.edit("params.yaml", "    dropout: 0.5\n", "")

@@ -34,7 +34,7 @@ BAD_PARAMS = {
 
 
 @pytest.mark.parametrize(("old", "new", "words"), BAD_PARAMS.values(), ids=BAD_PARAMS)
-def test_bad_params_end_every_command_with_exit_2_and_change_nothing(finished, old, new, words):
+def test_invalid_params_exit_with_2_and_change_nothing(finished, old, new, words):
     before = finished.files("artifacts", "data", "dvc.lock")
     finished.edit("params.yaml", old, new)
 
@@ -78,7 +78,7 @@ BAD_DATA = {
 
 
 @pytest.mark.parametrize(("make", "words"), BAD_DATA.values(), ids=BAD_DATA)
-def test_bad_data_is_told_and_the_old_outputs_stay(finished, make, words):
+def test_invalid_data_is_reported_and_the_previous_outputs_stay(finished, make, words):
     make(finished.folder)
     before = finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "data")
     finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: data.npz")
@@ -99,7 +99,7 @@ def test_bad_data_is_told_and_the_old_outputs_stay(finished, make, words):
         ("kind: cnn", "kind: cnn\n    kernel_size: 7", "13×13 pixels or more"),
     ],
 )
-def test_what_is_found_out_later_is_told_as_clearly(finished, old, new, words):
+def test_mistake_found_by_a_later_stage_is_reported_in_one_message(finished, old, new, words):
     before = finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "artifacts/learner", "data")
     finished.edit("params.yaml", old, new)
 
@@ -137,7 +137,7 @@ def test_stop_iteration_in_a_users_step_shows_its_frame_and_records_nothing(fini
         assert finished.files("artifacts", "data", "dvc.lock") == before
 
 
-def test_a_folder_without_a_project_is_told_so(project, tmp_path):
+def test_folder_without_a_project_is_refused(project, tmp_path):
     project.folder = tmp_path
 
     refused = project.learner("check", PYTHONPATH=str(tmp_path / "project"))

@@ -270,7 +270,7 @@ def test_each_param_refuses_each_wrong_value_with_one_message(path, base, key, s
 
 
 @pytest.mark.parametrize("name", ["unknown", "kid"])
-def test_an_unknown_key_is_answered_with_the_keys_of_its_own_section(name, tmp_path):
+def test_unknown_key_is_refused_with_the_keys_of_its_section(name, tmp_path):
     for path, base, keys in PARAMS:
         wrong = written(tmp_path, content_with(path, base | {name: 1}))
 
@@ -442,7 +442,7 @@ def params_with(folder, old, new):
 
 
 @pytest.mark.parametrize(("old", "new", "message"), WORDS.values(), ids=WORDS)
-def test_a_mistake_is_reported_with_its_place_the_value_found_and_advice(old, new, message, tmp_path):
+def test_mistake_is_reported_with_its_key_the_value_found_and_advice(old, new, message, tmp_path):
     (line,) = mistakes_in(params_with(tmp_path, old, new))
 
     assert line.startswith(f"  {message}")
@@ -463,7 +463,7 @@ NOT_YAML = {
 
 
 @pytest.mark.parametrize(("new", "message"), NOT_YAML.items(), ids=range(len(NOT_YAML)))
-def test_what_is_not_yaml_is_reported_in_one_line(new, message, tmp_path):
+def test_invalid_yaml_is_reported_in_one_line(new, message, tmp_path):
     path = params_with(tmp_path, "num_epochs: 20", new)
 
     with pytest.raises(ParamsError) as caught:
@@ -486,7 +486,7 @@ def test_what_is_not_yaml_is_reported_in_one_line(new, message, tmp_path):
         ("fit\n", "must have a section for each stage; found 'fit'"),
     ],
 )
-def test_a_file_without_sections_is_refused(text, message, tmp_path):
+def test_file_without_sections_is_refused(text, message, tmp_path):
     path = tmp_path / "params.yaml"
     path.write_text(text)
 
@@ -502,7 +502,7 @@ LATE = {
 
 
 @pytest.mark.parametrize(("old", "new", "message"), LATE.values(), ids=LATE)
-def test_what_the_last_stage_would_refuse_is_refused_before_the_first_one(old, new, message, finished):
+def test_params_that_the_last_stage_refuses_are_refused_before_the_first(old, new, message, finished):
     before = finished.files("artifacts", "data", "dvc.lock")
     path = finished.folder / "params.yaml"
     text = path.read_text()
@@ -542,7 +542,7 @@ OVERRIDES = {
 
 
 @pytest.mark.parametrize(("override", "message"), OVERRIDES.items())
-def test_an_override_is_checked_as_params_are(override, message, monkeypatch):
+def test_overrides_are_validated_as_params_are(override, message, monkeypatch):
     monkeypatch.chdir(ROOT)
 
     with pytest.raises(ParamsError) as caught:
@@ -553,7 +553,7 @@ def test_an_override_is_checked_as_params_are(override, message, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["abc", "nan", "inf", "-1", "1e10"])
-def test_a_duration_in_the_environment_is_a_finite_number(text, monkeypatch):
+def test_duration_in_an_environment_variable_must_be_finite(text, monkeypatch):
     monkeypatch.setenv("LEARNER_WAIT_SECONDS", text)
 
     with pytest.raises(ParamsError, match=f"LEARNER_WAIT_SECONDS is '{text}'. Set it to a number of seconds"):
@@ -561,7 +561,7 @@ def test_a_duration_in_the_environment_is_a_finite_number(text, monkeypatch):
 
 
 @pytest.mark.parametrize("option", ["--interval=inf", "--timeout=inf"])
-def test_a_duration_in_an_option_is_finite(option, project):
+def test_duration_in_an_option_must_be_finite(option, project):
     refused = project.learner("serve", option)
 
     assert (refused.code, "Traceback" in refused.err) == (2, False)
@@ -569,13 +569,13 @@ def test_a_duration_in_an_option_is_finite(option, project):
 
 
 @pytest.mark.parametrize("source", ["", "idx", "npz:", "idx: ", ":x", "a b:c"])
-def test_a_source_of_data_that_cannot_be_meant_is_refused(source):
+def test_unknown_source_of_evaluate_is_refused(source):
     with pytest.raises(StageError, match="--source|is not an import path"):
         load_source(parse_source(source))
 
 
 @pytest.mark.parametrize("variable", ["LEARNER_RENDERER", "LEARNER_PREFECT"])
-def test_a_wrong_variable_is_reported_before_the_first_stage(variable, project):
+def test_wrong_environment_variable_is_reported_before_the_first_stage(variable, project):
     refused = project.learner("run", **{variable: "x"})
 
     assert (refused.code, refused.out) == (2, "")

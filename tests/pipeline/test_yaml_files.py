@@ -85,14 +85,14 @@ def safe(text):
 
 @pytest.mark.parametrize("text", SCALARS)
 @pytest.mark.parametrize("form", ["{}\n", "a: {}\n", "- {}\n", "[{}]\n", "{}: 1\n", "a: {{b: {}}}\n"])
-def test_a_scalar_is_read_as_yaml_1_2(text, form):
+def test_scalar_is_read_as_yaml_1_2(text, form):
     document = form.format(text)
 
     assert outcome(load_yaml, document) == outcome(safe, document)
 
 
 @pytest.mark.parametrize("text", DOCUMENTS)
-def test_a_document_is_read_as_dvc_reads_it(text):
+def test_document_is_read_as_dvc_reads_it(text):
     assert outcome(load_yaml, text) == outcome(safe, text)
 
 
@@ -115,7 +115,7 @@ TREES = st.recursive(
 
 
 @given(TREES)
-def test_what_dvc_writes_is_read_as_dvc_reads_it(tmp_path_factory, tree):
+def test_files_that_dvc_writes_are_read_as_dvc_reads_them(tmp_path_factory, tree):
     path = tmp_path_factory.getbasetemp() / "written.yaml"
     writer = YAML()
     writer.default_flow_style = False
@@ -126,6 +126,6 @@ def test_what_dvc_writes_is_read_as_dvc_reads_it(tmp_path_factory, tree):
 
 
 @pytest.mark.parametrize("value", ["2026-13-01", "0b_"])
-def test_a_value_that_cannot_be_made_is_refused_and_the_file_named(value):
+def test_value_of_a_wrong_type_is_refused_with_the_file(value):
     with pytest.raises(ParamsError, match="^params.yaml is not valid YAML: "):
         parse_yaml(f"date: {value}\n", "params.yaml")
