@@ -377,9 +377,7 @@ OF_PARTS = {
 
 
 @pytest.mark.parametrize(("stage", "code", "params", "words"), OF_PARTS.values(), ids=OF_PARTS)
-def test_mistake_in_a_part_is_reported_with_its_line(
-    stage, code, params, words, project, monkeypatch, capfd, request
-):
+def test_mistake_in_a_part_names_its_line(stage, code, params, words, project, monkeypatch, capfd, request):
     project.write(code, **params)
     before = project.files()
 
