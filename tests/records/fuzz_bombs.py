@@ -1,4 +1,4 @@
-"""Large files that are right, or nearly: much structure in few bytes, more so after gzip."""
+"""Large files, correct or nearly correct, that encode much structure in few bytes, even fewer after gzip."""
 
 import json
 import struct
@@ -58,14 +58,14 @@ TEXT_UNITS = [
 
 
 def bomb(rng, form, size):
-    """A whole file before gzip of about *size* bytes, and the example by which to read it."""
+    """Return a complete file of about *size* bytes before gzip, and the example for reading it."""
     if form.name in MAKERS:
         return MAKERS[form.name](rng, size), None
     return bincode(rng, size)
 
 
 def packed(rng, size):
-    """MessagePack."""
+    """Return a MessagePack file."""
     kind = rng.randrange(6)
     unit = rng.choice(PACKED_UNITS)
     count = size // len(unit)
@@ -88,7 +88,7 @@ def packed(rng, size):
 
 
 def text(rng, size):
-    """JSON."""
+    """Return a JSON file."""
     kind = rng.randrange(7)
     unit = rng.choice(TEXT_UNITS)
     count = max(size // (len(unit) + 1), 1)
@@ -111,7 +111,7 @@ def text(rng, size):
 
 
 def safetensors(rng, size):
-    """Safetensors: many names, long texts, a large skeleton."""
+    """Return a safetensors file: many names, long texts, a large skeleton."""
     kind = rng.randrange(6)
     data = b""
     if kind == 0:
@@ -137,7 +137,7 @@ def safetensors(rng, size):
 
 
 def burnpack(rng, size):
-    """Burnpack: many tensors, scalars or texts."""
+    """Return a burnpack file: many tensors, scalars or texts."""
     kind = rng.randrange(5)
     entry = b"\xa3\x65dtype\x63F32\x65shape\x81\x00\x6cdata_offsets\x82\x00\x00"
     if kind == 0:
@@ -168,7 +168,7 @@ def burnpack(rng, size):
 
 
 def bincode(rng, size):
-    """Bincode, and its example: long vectors, maps, texts, tensors."""
+    """Return a bincode file and its example: long vectors, maps, texts, tensors."""
     texts = b"".join(
         bytes([len(one.encode())]) + one.encode() for one in (FULL | {"version": "0.20.0"}).values()
     )
@@ -199,7 +199,7 @@ def bincode(rng, size):
 
 
 def as_gzip(rng, payload, *, honest=False):
-    """*payload* as a gzip member; at times with a name or a comment, or with a lie at its end."""
+    """Return *payload* as a gzip member, sometimes with a name or comment, or with a false trailer."""
     packer = isal_zlib.compressobj(rng.choice((0, 1, 2)), isal_zlib.DEFLATED, -15)
     body = packer.compress(payload) + packer.flush()
     flags = 0 if honest else rng.choice((0, 0, 0, 8, 16, 2, 4, 31, 0xE0))

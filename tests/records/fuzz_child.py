@@ -1,4 +1,4 @@
-"""The child of the fuzzer: reads one file after the other, and measures what that takes."""
+"""Child process of the fuzzer, which reads files and measures the time and memory of each."""
 
 import faulthandler
 import gc
@@ -24,9 +24,9 @@ SECONDS = 5.0
 HANG_SECONDS = 60
 SLACK = 64 << 20
 ADDRESS_SPACE = 6 << 30
-"""What asks for more gets a MemoryError, which is a finding, also where the memory would never be touched."""
+"""Address space limit; a larger allocation raises MemoryError, a finding even if unused."""
 MEMORY = Path("/dev/shm")  # noqa: S108  only in a folder of our own
-"""Where files cost no disk."""
+"""Folder in memory."""
 EMPTY = {"outcome": "refused", "seconds": 0.0, "grown": 0, "finding": None}
 
 
@@ -36,11 +36,11 @@ def run_cases(asked, out):
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         for index in range(*asked.child):
             faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-            spoilt = case(asked.seed, index, asked.large_every)
-            path = Path(folder) / f"{index}{spoilt.form.suffix}"
-            path.write_bytes(spoilt.data)
+            broken = case(asked.seed, index, asked.large_every)
+            path = Path(folder) / f"{index}{broken.form.suffix}"
+            path.write_bytes(broken.data)
             row = (
-                EMPTY | {"index": index, "form": spoilt.form.name} | measured(path, spoilt.form, spoilt.like)
+                EMPTY | {"index": index, "form": broken.form.name} | measured(path, broken.form, broken.like)
             )
             path.unlink()
             out.write(json.dumps(row) + "\n")
@@ -48,7 +48,7 @@ def run_cases(asked, out):
 
 
 def measured(path, form, like):
-    """How reading *path* ended, and what it took."""
+    """Return the outcome, time and memory of reading *path*."""
     row = {}
     before = _reset_peak()
     begin = time.process_time()
@@ -76,7 +76,7 @@ def measured(path, form, like):
 
 
 def same(first, second):
-    """Whether two trees are equal, with their kinds and the order of their keys; NaN equals NaN."""
+    """Return True if two trees are equal, including types and key order; NaN equals NaN."""
     if type(first) is not type(second):
         return False
     if isinstance(first, RawTensor):
@@ -95,9 +95,9 @@ def same(first, second):
 
 
 def _differs(record, form, like):
-    """What is wrong with *record*, that loaded: it must be written, and read again, as it is."""
+    """Return what differs after writing the loaded *record* and reading it again; None if equal."""
     try:
-        if not form.has_names:  # which is not written any more as before 0.14
+        if not form.has_names:  # the layout before 0.14 is no longer written
             record = convert_record(record, form)
         source = PlainReader.of_bytes(b"".join(form.encode(record)))
         again = form.decode(source, record.item if like is not None else None, True)
@@ -110,7 +110,7 @@ def _differs(record, form, like):
 
 
 def _honest_size(path, form):
-    """The file's size, or what it inflates to, as far as a reader lets it."""
+    """Return the file's size, or that of its inflated content up to the reader's limit."""
     size = path.stat().st_size
     if not form.gzipped:
         return size
@@ -128,7 +128,7 @@ def _honest_size(path, form):
 
 
 def _reset_peak():
-    """Bytes in memory now, from where the peak is counted."""
+    """Return the bytes in memory now, the base of the peak."""
     Path("/proc/self/clear_refs").write_text("5")
     return _memory("VmRSS")
 

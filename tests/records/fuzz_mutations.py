@@ -1,4 +1,4 @@
-"""How a whole file is spoilt: a function of (seed, index) alone, so that one case can be made again."""
+"""Mutations of complete files; a case depends only on (seed, index), so that it can be reproduced."""
 
 import random
 import re
@@ -39,11 +39,11 @@ UNITS = [
     *(b"\x00", b"\xc0", b"\x80", b"\x90", b"\xa0", b"\xa1a", b"\x93\x01\x02\x03", b"\xcb" + b"\x01" * 8),
     *(b"0,", b"[],", b"{},", b'"",', b" ", b"1", b"[1.5,2.5],", b'{"a":0},', b"\\u0000", b"\xa1\x61a\x00"),
 ]
-"""What a file is blown up with: much structure in few bytes."""
+"""Fillers that encode much structure in few bytes."""
 LARGE = 1 << 20
 HUGE = 100 << 20
 LARGE_EVERY = 400
-"""One case in so many is a large one."""
+"""One of this many cases is large."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Case:
 
 
 def case(seed, index, large_every=LARGE_EVERY):
-    """The file number *index* of the series *seed*, one in *large_every* of which is a large one."""
+    """Return file *index* of the series *seed*; one of *large_every* is large."""
     rng = random.Random(f"{seed}-{index}")  # noqa: S311  no secret
     chosen = rng.choice(BY_FORM[rng.choice(list(BY_FORM))])
     if rng.randrange(large_every) == 0:
@@ -67,7 +67,7 @@ def case(seed, index, large_every=LARGE_EVERY):
 
 
 def large(rng, chosen):
-    """A file of much structure: right, or with a length that lies, or altered somewhere."""
+    """Return a file with much structure: correct, with a false length, or mutated."""
     gzipped = chosen.form.gzipped
     size = int(LARGE * (HUGE / LARGE) ** rng.random()) if gzipped else rng.randrange(LARGE, 4 * LARGE)
     if rng.random() < 0.3:
@@ -90,7 +90,7 @@ def _gzipped(rng, payload):
 
 
 def mutated(rng, data):
-    """*data* after one to some six alterations."""
+    """Return *data* after one to about six mutations."""
     while True:
         data = rng.choice(MUTATIONS)(rng, data)
         if rng.random() < 0.55:
@@ -164,7 +164,7 @@ def digits(rng, data):
 
 
 def word(rng, data):
-    """Another text of the file, or a dangerous one, in place of a text."""
+    """Replace a text by another text of the file or by a dangerous one."""
     found = list(re.finditer(rb"[A-Za-z_0-9]{2,20}", data))
     if not found:
         return change(rng, data)
@@ -203,7 +203,7 @@ MUTATIONS = (
 
 
 def blown_up(rng, data, size):
-    """*data* with a piece of much structure repeated in it, behind a length that is true, a lie or none."""
+    """Return *data* with a repeated filler, preceded by a correct, false or missing length."""
     unit = rng.choice(UNITS)
     count = size // len(unit)
     declared = rng.choice((count, count, size, 2**31, 2**32 - 1))

@@ -1,4 +1,4 @@
-"""Small whole files of every form, ours and of older versions of Burn: what the fuzzer alters."""
+"""Small complete files of every format, also of older Burn versions, which the fuzzer mutates."""
 
 import json
 import struct
@@ -23,16 +23,16 @@ FULL = HALF | {"float": "f32", "int": "i32", "settings": "FullPrecisionSettings"
 
 @dataclass(frozen=True)
 class Seed:
-    """A whole file before gzip."""
+    """A complete file before gzip."""
 
     form: Format
     payload: bytes
     like: Any = field(default=None, repr=False)
-    """The example by which bincode is read."""
+    """Example for reading bincode."""
 
 
 def tensor(dtype, *shape, fill=None):
-    """A tensor of *dtype* with bytes that are all different, or all *fill*."""
+    """Return a tensor of *dtype* with distinct bytes, or with all bytes *fill*."""
     size = ITEM_SIZES[dtype]
     for n in shape:
         size *= n
@@ -57,7 +57,7 @@ def module():
 
 
 def state():
-    """What only named forms hold: numbers, texts, all dtypes, empty things."""
+    """Return values that only formats with names store: numbers, texts, all dtypes, empty containers."""
     return {
         "dtypes": {name: tensor(name, 3, 2) for name in ITEM_SIZES if name != "Flex32"},
         "scalar": tensor("F32"),
@@ -72,7 +72,7 @@ def state():
 
 
 def typed():
-    """What only bincode tells apart: maps, vectors, options, enums, numbers with a sign."""
+    """Return values that only bincode distinguishes: maps, vectors, options, enums, signed numbers."""
     state = {"time": 3, "sum": tensor("F32", 4), "more": Some(tensor("F16", 2)), "less": None}
     kinds = {
         "rate": 0.5,
@@ -87,7 +87,7 @@ def typed():
 
 
 def old_bincode(form):
-    """Burn 0.13's bincode: numbers one by one, and no dtype. Nobody writes it any more."""
+    """Return bincode of Burn 0.13: single numbers and no dtype."""
     texts = [text.encode() for text in FULL.values()]
     numbers = struct.pack("<6f", 1, 0.5, -2, 0, 1e30, 7)
     like = {"weight": {"id": "", "param": tensor("F32", 2, 3)}, "bias": None}
@@ -96,7 +96,7 @@ def old_bincode(form):
 
 
 def old(metadata, *, boxed):
-    """A record of Burn 0.9 to 0.13: values as numbers, ids as UUIDs, no dtype, at first no ``_b``."""
+    """Return a record of Burn 0.9 to 0.13: values as numbers, ids as UUIDs, no dtype, at first no ``_b``."""
     values = [15360, 0, 31744, 48128] if metadata is HALF else [1.0, 0.5, -2.25, 0.0]
     weight = {"id": "0b64ba4d-a1e4-4de2-a5a4-7c0a7a1d3a0e", "param": {"value": values, "shape": [2, 2]}}
     made = {"metadata": metadata, "item": {"linear": {"weight": weight, "bias": None}}}
@@ -104,7 +104,7 @@ def old(metadata, *, boxed):
 
 
 def newest():
-    """Burn 0.21's forms of a Bool and of a quantized tensor (which is refused)."""
+    """Return Burn 0.21's forms of a Bool and of a quantized tensor (which is refused)."""
     bools = {"bytes": b"\x00\x01", "shape": [2], "dtype": {"Bool": "Native"}}
     quantized = {"bytes": b"\x00\x01", "shape": [2], "dtype": {"QFloat": {"level": "Tensor"}}}
     for tensors in ({"mask": bools}, {"mask": bools, "weight": quantized}):
@@ -112,14 +112,14 @@ def newest():
 
 
 def older_payloads():
-    """The same in MessagePack and JSON, as (payload, payload)."""
+    """Return older records in MessagePack and JSON, as (payload, payload)."""
     records = [old(FULL, boxed=False), old(FULL, boxed=True), old(HALF, boxed=True), *newest()]
     for record in records:
         yield msgpack.packb(record), json.dumps(record, default=list).encode()
 
 
 def seeds():
-    """All of them, always in the same order."""
+    """Return all seeds, always in the same order."""
     metadata = Metadata("f32", "i32", "burn_core::record::file::…", "0.21.0", "FullPrecisionSettings")
     found = []
     for form in FORMATS.values():
@@ -140,7 +140,7 @@ def seeds():
 
 
 def length_fields():
-    """Encoded lengths from absurd to nearly true, in every way a form writes one."""
+    """Return encoded lengths, from absurd to nearly correct, in every encoding of the format."""
     for size in (2**63, 2**63 - 1, 2**62, 2**40, 2**32, 2**32 - 1, 2**31, 2**31 - 1, 2**24, 65535, 256, 1, 0):
         yield struct.pack("<Q", size)
         yield struct.pack("<BQ", 253, size)  # bincode

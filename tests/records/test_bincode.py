@@ -31,7 +31,7 @@ def tensor(dtype, shape=(2,), fill=1):
 
 
 def comparable(node):
-    """*node* with what equality can see: types, and tensors by their bytes."""
+    """Return *node* in a comparable form, with types and tensor bytes."""
     if isinstance(node, RawTensor):
         return ("tensor", node.dtype, node.shape, node.data().tobytes())
     if isinstance(node, Some | Variant):

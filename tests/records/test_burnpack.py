@@ -1,4 +1,4 @@
-"""Burnpack, checked against a file that Burn wrote and against hand-made ones."""
+"""Burnpack, compared with a file that Burn wrote and with constructed files."""
 
 import contextlib
 import struct
@@ -28,7 +28,7 @@ def tensor(dtype="F32", shape=(2,), fill=1):
 
 
 def comparable(node):
-    """*node* with what equality can see: types, and tensors by their bytes; the order of keys is not seen."""
+    """Return *node* in a comparable form, with types and tensor bytes; key order is ignored."""
     if isinstance(node, RawTensor):
         return ("tensor", node.dtype, node.shape, node.data().tobytes())
     if isinstance(node, dict):
@@ -50,7 +50,7 @@ def read(data, **options):
 
 
 def described(**parts):
-    """A file with these CBOR parts, and 2,048 bytes of data."""
+    """Return a file with these CBOR parts and 2,048 bytes of data."""
     metadata = b"".join(cbor.encode(parts))
     return with_metadata(metadata)
 
@@ -67,7 +67,7 @@ def at(start, end, *, dtype="F32", shape=(1,), **more):
 @pytest.fixture(scope="module")
 def burns_own():
     if not BURNS_OWN.is_file():
-        pytest.skip(f"there is no {BURNS_OWN}: a file that Burn wrote")
+        pytest.skip(f"{BURNS_OWN}, a file that Burn wrote, is missing")
     return BURNS_OWN.read_bytes()
 
 

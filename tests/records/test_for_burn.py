@@ -1,4 +1,4 @@
-"""Every file that we write is one that Burn loads: a reader made from the specification alone judges."""
+"""Burn can load every written file, as checked by a reader built from the specification alone."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""gzip: one member that everybody reads, the same bytes on every run, and no file believed."""
+"""Gzip: one member that every reader accepts, reproducible bytes, and checks of untrusted files."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""JSON: the text that serde_json writes, and a reader that a stranger's file cannot harm."""
+"""JSON: the text that serde_json writes, and a reader that is safe for untrusted files."""
 
 import json
 import tracemalloc

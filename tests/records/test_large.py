@@ -1,4 +1,4 @@
-"""A recorder reads back whatever it wrote, however far that compresses, and refuses what others inflate."""
+"""A recorder reads every file that it wrote at any compression ratio, and refuses decompression bombs."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""MessagePack: the bytes are msgpack's and Burn's, and a file from a stranger is read or refused."""
+"""MessagePack: the bytes of msgpack and Burn, and safe reading of untrusted files."""
 
 import math
 import struct

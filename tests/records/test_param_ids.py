@@ -1,4 +1,4 @@
-"""Ids of parameters: the ones that Burn wrote, and our own."""
+"""Ids of parameters, of Burn files and derived from paths."""
 
 import uuid
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Precision: rounded once and as IEEE says, in pieces, and nothing lost where a number does not fit."""
+"""Precision: one rounding as IEEE 754 defines it, in pieces, and no loss if a number does not fit."""
 
 import math
 import struct

@@ -1,4 +1,4 @@
-"""State as files: every recorder, precision and dtype, and any file into any module."""
+"""Files of state: every recorder, precision and dtype, and loading any file into any module."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Safetensors, against the reference implementation both ways."""
+"""Safetensors, compared with the reference implementation in both directions."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def tensor(dtype="F32", shape=(2,), fill=1):
 
 
 def comparable(node):
-    """*node* with what equality can see: types, and tensors by their bytes."""
+    """Return *node* in a comparable form, with types and tensor bytes."""
     if isinstance(node, RawTensor):
         return ("tensor", node.dtype, node.shape, node.data().tobytes())
     if isinstance(node, Some | Variant):

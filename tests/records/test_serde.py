@@ -1,4 +1,4 @@
-"""The reader that judges our files is right itself: on a real file of Burn, and on what Burn refuses."""
+"""The reference reader is correct: on a Burn file, and on content that Burn refuses."""
 
 import copy
 import gzip
@@ -129,9 +129,9 @@ REFUSED = {
     "a missing parameter": change(item__fc__weight=serde.MISSING),
     "nil for a parameter": change(item__fc__weight=None),
     "a parameter without id": change(item__fc__weight__id=serde.MISSING),
-    "an id that is none": change(item__fc__weight__id="no id"),
+    "an invalid id": change(item__fc__weight__id="no id"),
     "a tensor without dtype": change(item__fc__weight__param__dtype=serde.MISSING),
-    "a dtype that is none": change(item__fc__weight__param__dtype="float32"),
+    "an invalid dtype": change(item__fc__weight__param__dtype="float32"),
     "a bool for floats": change(item__fc__weight__param=tensor(2, 3, dtype="Bool", size=1)),
     "too few bytes": change(item__fc__weight__param__bytes=bytes(23)),
     "another rank": change(item__fc__weight__param__shape=[6]),

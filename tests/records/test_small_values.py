@@ -1,4 +1,4 @@
-"""A small file that holds millions of small values is refused after as many as its size allows."""
+"""A small file with millions of small values is refused after the number that its size allows."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Named records of every Burn from 0.9 to 0.21, as trees that a reader of MessagePack or JSON left."""
+"""Records of every Burn from 0.9 to 0.21, as trees that the MessagePack or JSON reader returns."""
 
 from dataclasses import dataclass
 from pathlib import Path
