@@ -90,3 +90,29 @@ def test_flow_and_its_five_versioned_tasks_are_recorded_with_an_api(project, ser
 
     wait_until(lambda: len(by_process()) >= 2, by_process)
     assert by_process() == {"create-artifact-dir", "save-model"}
+
+
+STACK = """
+import traceback
+from pathlib import Path
+from stages.data import Digits, load_source
+
+def load():
+    names = [each.name for each in traceback.extract_stack() if "/pipeline/" in each.filename]
+    Path("stack.txt").write_text(" ".join(names))
+    return load_source(Digits())
+"""
+
+
+def test_command_reaches_the_body_of_a_stage_in_ten_calls(project, server):
+    """The calls go down one layer each: command, flow, task, engine, stage."""
+    (project.folder / "stack.py").write_text(STACK)
+    project.edit("params.yaml", "    kind: digits\n    path: null", '    kind: "stack:load"')
+
+    project.learner("run", PREFECT_API_URL=server)
+
+    calls = (project.folder / "stack.txt").read_text().split()
+    assert calls[calls.index("run") :] == [
+        *("run", "run_stages", "learner", "load_data_task", "reproduce", "cmd_run"),
+        *("run_recorded", "run_stage", "_load_data"),
+    ]
