@@ -44,7 +44,7 @@ class CheckpointManager:
 
     @property
     def saves_within_epochs(self) -> bool:
-        """Whether checkpoints are written within an epoch, and not only when the run is interrupted."""
+        """True if checkpoints are written within an epoch also when the run is not interrupted."""
         return self._interval.every_steps is not None or self._interval.every_seconds is not None
 
     def is_due(self, *, can_save_next: bool = True) -> bool:

@@ -1,4 +1,4 @@
-"""When checkpoints are written, and the result of saves that fail."""
+"""Checkpoints are written at their interval, and a failed write is handled."""
 
 import errno
 
@@ -27,7 +27,7 @@ class Disk(NamedMpkGzFileRecorder):
 
 
 class Clock:
-    """Seconds that a test sets."""
+    """A clock whose seconds a test sets."""
 
     now = 0.0
 

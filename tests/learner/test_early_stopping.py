@@ -1,4 +1,4 @@
-"""When a run stops early."""
+"""Early stopping."""
 
 import math
 
@@ -9,7 +9,7 @@ from stages.learner import MetricEarlyStopping
 
 
 def stopped_after(rule, values):
-    """The epoch after which *rule* ends a run with these validation losses; None where it never does."""
+    """Return the epoch after which *rule* ends a run with these validation losses; None if it does not."""
     history = History()
     for epoch, value in enumerate(values, start=1):
         history.add(Value(epoch, Split.VALID, "Loss", value))
@@ -39,8 +39,8 @@ def test_a_run_stops_after_the_epochs_without_a_better_value(rule, values, epoch
 def test_resumed_run_stops_at_the_epoch_of_an_uninterrupted_one(train, tmp_path):
     rule = MetricEarlyStopping(n_epochs=2, direction=Direction.HIGHEST)
 
-    unbroken = train(tmp_path / "unbroken", epochs=9, change=lambda b: b.early_stopping(rule))
-    train(tmp_path / "broken", epochs=2, change=lambda b: b.early_stopping(rule))
-    resumed = train(tmp_path / "broken", epochs=9, checkpoint=2, change=lambda b: b.early_stopping(rule))
+    uninterrupted = train(tmp_path / "uninterrupted", epochs=9, change=lambda b: b.early_stopping(rule))
+    train(tmp_path / "interrupted", epochs=2, change=lambda b: b.early_stopping(rule))
+    resumed = train(tmp_path / "interrupted", epochs=9, checkpoint=2, change=lambda b: b.early_stopping(rule))
 
-    assert unbroken.epoch == resumed.epoch < 9
+    assert uninterrupted.epoch == resumed.epoch < 9

@@ -13,7 +13,7 @@ from stages.records import BytesRecorder, DefaultRecorder, OriginalPrecision
 from stages.records.formats import FORMATS
 
 OLD_ROWS = [[1, "train", "Loss", 0.5], [1, "valid", "Loss", math.inf], [2, "train", "Loss", 0.25]]
-"""What a checkpoint held before there were columns."""
+"""The history in checkpoints of older versions."""
 COLUMN = {"split": "valid", "metric": "Loss", "epochs": 1, "values": torch.zeros(3, dtype=torch.float64)}
 BYTES = BytesRecorder(FORMATS["named_mpk"], OriginalPrecision)
 

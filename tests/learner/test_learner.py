@@ -51,13 +51,13 @@ def test_resumed_run_equals_uninterrupted_run(train, tmp_path, optimizer):
     def schedule():
         return Scheduler(0.05, Cosine(kind="cosine", num_iters=7))
 
-    train(tmp_path / "unbroken", epochs=4, optimizer=optimizer, lr=schedule())
+    train(tmp_path / "uninterrupted", epochs=4, optimizer=optimizer, lr=schedule())
 
-    train(tmp_path / "broken", epochs=2, optimizer=optimizer, lr=schedule())
-    train(tmp_path / "broken", epochs=3, checkpoint=2, optimizer=optimizer, lr=schedule())
-    train(tmp_path / "broken", epochs=4, checkpoint=3, optimizer=optimizer, lr=schedule())
+    train(tmp_path / "interrupted", epochs=2, optimizer=optimizer, lr=schedule())
+    train(tmp_path / "interrupted", epochs=3, checkpoint=2, optimizer=optimizer, lr=schedule())
+    train(tmp_path / "interrupted", epochs=4, checkpoint=3, optimizer=optimizer, lr=schedule())
 
-    assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
+    assert content(tmp_path / "interrupted") == content(tmp_path / "uninterrupted")
 
 
 @pytest.mark.parametrize("leftover", ["flush", "drop", "carry"])
@@ -67,11 +67,11 @@ def test_resumed_run_restores_the_accumulation_window(train, tmp_path, leftover)
     def change(builder):
         return builder.grads_accumulation(3, leftover=leftover)
 
-    unbroken = train(tmp_path / "unbroken", change=change)
-    train(tmp_path / "broken", epochs=1, change=change)
-    resumed = train(tmp_path / "broken", checkpoint=1, change=change)
+    uninterrupted = train(tmp_path / "uninterrupted", change=change)
+    train(tmp_path / "interrupted", epochs=1, change=change)
+    resumed = train(tmp_path / "interrupted", checkpoint=1, change=change)
 
-    assert same(unbroken, resumed)
+    assert same(uninterrupted, resumed)
 
 
 def test_nan_stops_the_run_before_it_reaches_the_weights(start, tiny, tmp_path):
@@ -136,10 +136,10 @@ def test_torchs_own_scheduler_works_and_resumes(start, tiny, tmp_path):
         assert optimizer.param_groups[0]["lr"] == 0.05 * 0.5 ** ((4 * epochs - 1) // 3)
         return learner
 
-    unbroken = run(tmp_path / "unbroken", 3)
-    run(tmp_path / "broken", 2)
+    uninterrupted = run(tmp_path / "uninterrupted", 3)
+    run(tmp_path / "interrupted", 2)
 
-    assert same(unbroken, run(tmp_path / "broken", 3, checkpoint=2))
+    assert same(uninterrupted, run(tmp_path / "interrupted", 3, checkpoint=2))
 
 
 def test_two_runs_are_the_same_and_another_seed_is_not(train, tmp_path):

@@ -1,4 +1,4 @@
-"""What a run costs that has many epochs, counted in calls of functions, as a busy machine's clock varies."""
+"""The cost of an epoch in a long run, counted in function calls because times vary on a busy machine."""
 
 import sys
 from statistics import median

@@ -34,7 +34,7 @@ def test_a_metric_of_few_classes_has_a_value_for_each_batch():
 
 
 def test_a_metric_of_many_classes_has_a_value_for_the_epoch_only():
-    """Not even for a small last batch, so that the number of lines does not depend on batch sizes."""
+    """A small last batch has no value either, so the number of lines does not depend on the batch size."""
     logger, meter = metered(classes=101)
 
     assert meter.latest() == {"Accuracy": 100.0}

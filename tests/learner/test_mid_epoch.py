@@ -129,10 +129,10 @@ def test_buffers_of_each_device_are_restored(tmp_path):
         builder.build(model, Adam(), 0.05).fit(*loaders(0))
 
     fit(tmp_path / "uninterrupted")
-    fit(tmp_path / "broken", stop_after=2)
-    fit(tmp_path / "broken")
+    fit(tmp_path / "interrupted", stop_after=2)
+    fit(tmp_path / "interrupted")
 
-    assert files(tmp_path / "broken") == files(tmp_path / "uninterrupted")
+    assert files(tmp_path / "interrupted") == files(tmp_path / "uninterrupted")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
@@ -144,10 +144,10 @@ def test_resumed_run_on_cuda_equals_uninterrupted_run_if_deterministic(tmp_path)
 
     run(tmp_path / "uninterrupted", change=on_cuda)
     for stop_after in (3, 1, 5):
-        run(tmp_path / "broken", stop_after, change=on_cuda)
-    run(tmp_path / "broken", change=on_cuda)
+        run(tmp_path / "interrupted", stop_after, change=on_cuda)
+    run(tmp_path / "interrupted", change=on_cuda)
 
-    assert files(tmp_path / "broken") == files(tmp_path / "uninterrupted")
+    assert files(tmp_path / "interrupted") == files(tmp_path / "uninterrupted")
 
 
 def test_loader_of_torch_resumes_at_the_right_batch(tmp_path):
@@ -163,10 +163,10 @@ def test_loader_of_torch_resumes_at_the_right_batch(tmp_path):
 
     fit(tmp_path / "uninterrupted")
     for stop_after in (2, 3, 2):
-        fit(tmp_path / "broken", stop_after)
-    fit(tmp_path / "broken")
+        fit(tmp_path / "interrupted", stop_after)
+    fit(tmp_path / "interrupted")
 
-    assert files(tmp_path / "broken") == files(tmp_path / "uninterrupted")
+    assert files(tmp_path / "interrupted") == files(tmp_path / "uninterrupted")
 
 
 class Augmented(torch.utils.data.Dataset):

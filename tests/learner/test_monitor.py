@@ -1,4 +1,4 @@
-"""Rules that decide by a metric: which one, and in which direction."""
+"""The metric and the direction of rules that monitor a metric."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Options of the builder beyond the plain run."""
+"""The optional settings of the builder."""
 
 import logging
 import threading
@@ -62,18 +62,18 @@ def test_run_interrupted_in_validation_stops_and_can_resume(train, tmp_path):
 def test_interrupted_run_resumes_to_the_same_bytes(train, tmp_path):
     interrupter = Interrupter()
     renderer = Watching(2, Split.TRAIN, 2, interrupter.stop)
-    unbroken = train(tmp_path / "unbroken")
+    uninterrupted = train(tmp_path / "uninterrupted")
 
-    train(tmp_path / "broken", change=lambda b: b.renderer(renderer).with_interrupter(interrupter))
-    resumed = train(tmp_path / "broken", checkpoint=1)
+    train(tmp_path / "interrupted", change=lambda b: b.renderer(renderer).with_interrupter(interrupter))
+    resumed = train(tmp_path / "interrupted", checkpoint=1)
 
-    assert same(unbroken, resumed)
+    assert same(uninterrupted, resumed)
     files = [
         {
             str(p.relative_to(tmp_path / name)): p.read_bytes()
             for p in (tmp_path / name / "train").rglob("*.log")
         }
-        for name in ("unbroken", "broken")
+        for name in ("uninterrupted", "interrupted")
     ]
     assert files[0] == files[1]
 

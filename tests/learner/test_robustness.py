@@ -1,4 +1,4 @@
-"""What goes wrong in a training, and what may not come of it."""
+"""Failures during training must not damage weights, checkpoints or logs."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ from stages.renderers import NoRenderer
 
 
 class Normed(ClassificationStep, nn.Sequential):
-    """With running statistics."""
+    """A model with running statistics."""
 
 
 def normed():
@@ -73,10 +73,10 @@ def test_resumed_run_without_a_seed_uses_that_of_the_checkpoint(tiny, tmp_path):
         torch.manual_seed(77 if resumed is None else 5)
         return builder.build(model, Adam(), 0.05).fit(*loaders())
 
-    unbroken = run("unbroken", 4)
-    run("broken", 2)
+    uninterrupted = run("uninterrupted", 4)
+    run("interrupted", 2)
 
-    assert equal(state(unbroken), state(run("broken", 4, resumed=2)))
+    assert equal(state(uninterrupted), state(run("interrupted", 4, resumed=2)))
 
 
 def test_gradient_checkpointing_does_not_change_running_statistics(start, tiny, tmp_path):
@@ -269,10 +269,10 @@ def test_torch_loaders_with_generators_of_their_own_resume_exactly(options, star
         learner = (builder.checkpoint(resumed) if resumed else builder).build(model, Adam(), 0.05)
         return learner.fit(loader, loader)
 
-    unbroken = run("unbroken", 3)
-    run("broken", 1)
+    uninterrupted = run("uninterrupted", 3)
+    run("interrupted", 1)
 
-    assert equal(state(unbroken), state(run("broken", 3, resumed=1)))
+    assert equal(state(uninterrupted), state(run("interrupted", 3, resumed=1)))
 
 
 def test_a_builder_may_be_used_again(start, tiny, tmp_path):
