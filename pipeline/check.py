@@ -35,7 +35,7 @@ def find_late_mistakes(
 
     *content* is that of params.yaml, from which *params* were read, and *definition* that of dvc.yaml.
     """
-    missing = [each for each in _tracked(definition) if not _has(content, each[1])]
+    missing = [each for each in _list_tracked_keys(definition) if not _has(content, each[1])]
     lines = [
         f"{key}: the key is missing, and the stage {stage} in dvc.yaml tracks it. Add "
         + ("the key" if "." in key else f"'{key}: {{}}' for its defaults")
@@ -112,7 +112,7 @@ def _paths(config: BaseModel, prefix: str) -> Iterator[tuple[str, Path]]:
             yield key, Path(value)
 
 
-def _tracked(definition: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_tracked_keys(definition: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each stage of dvc.yaml with each key of params.yaml that it tracks."""
     for stage, entry in (definition.get("stages") or {}).items():
         for each in entry.get("params") or []:

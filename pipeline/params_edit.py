@@ -39,7 +39,7 @@ def override_params(overrides: Sequence[str], edit: Edit | None = None) -> str:
             check_draft(draft, read_yaml(Path("dvc.yaml")))
         except ParamsError as error:
             raise ParamsError(str(error).replace(str(draft), f"{PARAMS} (unchanged)")) from error
-        return _edited(PARAMS.read_text(encoding="utf-8"), read_yaml(draft))
+        return _merge_into_text(PARAMS.read_text(encoding="utf-8"), read_yaml(draft))
 
 
 def apply(overrides: Sequence[str], draft: Path) -> None:
@@ -74,7 +74,7 @@ def _write_draft(draft: Path, content: dict[str, Any], overrides: Sequence[str])
         apply(mine, draft)
 
 
-def _edited(text: str, wanted: Any) -> str:
+def _merge_into_text(text: str, wanted: Any) -> str:
     """Return the YAML *text* with the values of *wanted*, and with its comments and formatting."""
     yaml = YAML()
     yaml.Representer = _Representer

@@ -49,7 +49,9 @@ main(sys.argv[2])
 
 def find_plugin_mistakes(params: Params) -> list[str]:
     """Return a line for each part and device in *params* that cannot be used on this machine."""
-    if not any(_is_uncertain(part, use) for _, part, use in _parts(params)) and not _named_devices(params):
+    if not any(_is_uncertain(part, use) for _, part, use in _parts(params)) and not _list_special_devices(
+        params
+    ):
         return []
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result"
@@ -86,7 +88,7 @@ def main(result: str) -> None:
         for where, part, use in _parts(params):
             note(where, "")
             note(where, _mistake(part, use))
-        for name in _named_devices(params):
+        for name in _list_special_devices(params):
             note("fit.device", _device_mistake(name))
         note(*END)
 
@@ -108,7 +110,7 @@ def _is_uncertain(part: str, use: Use) -> bool:
     return not path or path.startswith(NEEDS_EXTRA) or bool(arguments_of(use))
 
 
-def _named_devices(params: Params) -> list[str]:
+def _list_special_devices(params: Params) -> list[str]:
     """Return the devices in *params* that not every machine has."""
     device = params.fit.device
     names = [device] if isinstance(device, str) else device

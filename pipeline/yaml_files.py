@@ -128,11 +128,11 @@ def _plain(text: str) -> Any:
     """Return the value of the plain scalar *text*."""
     if text and (text[0] not in _TYPED or _HASH.fullmatch(text)):
         return text
-    return int(text) if _INTEGER.fullmatch(text) else _typed(text)
+    return int(text) if _INTEGER.fullmatch(text) else _parse_typed(text)
 
 
 @lru_cache(maxsize=4096)
-def _typed(text: str) -> Any:
+def _parse_typed(text: str) -> Any:
     """Return the value that ruamel.yaml gives the plain scalar *text*."""
     reader = _scalar_reader()
     tag = reader.resolver.resolve(ScalarNode, text, (True, False))

@@ -1,4 +1,4 @@
-"""What the tests share: a project of its own for every test that needs one, and the real programs."""
+"""Fixtures of all tests: separate projects, and commands that run the real programs in them."""
 
 import fcntl
 import os
@@ -45,7 +45,7 @@ class Finished:
 
 
 class Project:
-    """A project in a folder of its own, and commands in it as a user types them."""
+    """A project in a separate folder, in which tests run commands as a user does."""
 
     def __init__(self, folder, home):
         self.folder = folder
@@ -110,7 +110,7 @@ class Project:
 
 
 def fresh(folder, home):
-    """The project as it is checked out, with nothing made yet."""
+    """Return a fresh checkout of the project in *folder*, without outputs."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -144,7 +144,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def checked_out(home):
-    """What makes a fresh project in a folder."""
+    """Return a function that creates a fresh project in a folder."""
     return lambda folder: fresh(folder, home)
 
 
@@ -187,7 +187,7 @@ def finish(folder, home):
 
 @pytest.fixture(scope="session")
 def worker_count():
-    """How many processes run tests."""
+    """Return the number of processes that run tests."""
     return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 

@@ -40,7 +40,7 @@ def check_untracked_files() -> Iterator[Diagnostic]:
         message = "this folder is not a git repository, and DVC stores experiments as git commits"
         yield problem("untracked", message, "git init")
         return
-    used = sorted(_used_files(read_params()))
+    used = sorted(_find_used_files(read_params()))
     missing = [path for path in used if _is_inside(path) and path.exists() and not _is_tracked(path)]
     for path in missing:
         message = (
@@ -63,7 +63,7 @@ def check_untracked_files() -> Iterator[Diagnostic]:
         yield ok("untracked", "git or DVC tracks every file that `dvc exp run --temp` needs")
 
 
-def _used_files(params: Params) -> set[Path]:
+def _find_used_files(params: Params) -> set[Path]:
     """Return the code and data that *params* and dvc.yaml name, except for outputs of stages."""
     stages = list((read_yaml(Path("dvc.yaml")).get("stages") or {}).values())
     deps, outputs = (

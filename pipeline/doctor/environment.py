@@ -214,7 +214,7 @@ def check_prefect() -> Iterator[Diagnostic]:
     try:
         server = json.loads(prefect_api.request("admin/version", PREFECT_TIMEOUT_SECONDS))
     except urllib.error.HTTPError as error:
-        yield _refused(url, error.code)
+        yield _describe_refusal(url, error.code)
     except (OSError, ValueError) as error:
         yield problem(
             "prefect",
@@ -232,7 +232,7 @@ def check_prefect() -> Iterator[Diagnostic]:
             yield ok("prefect", f"{url} answers; its version is {server}")
 
 
-def _refused(url: str, code: int) -> Diagnostic:
+def _describe_refusal(url: str, code: int) -> Diagnostic:
     if code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         remedy = "Set PREFECT_API_KEY (Prefect Cloud) or PREFECT_API_AUTH_STRING (your own server)"
         return problem("prefect", f"{url} denies access: HTTP {code}", remedy)

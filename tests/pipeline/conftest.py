@@ -1,4 +1,4 @@
-"""A Prefect server, for the tests of what it is told; on SQLite, or on PostgreSQL where that is asked for."""
+"""A Prefect server for the tests, on SQLite, or on PostgreSQL if LEARNER_TEST_POSTGRES is set."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def free_port():
 
 
 def program(name):
-    """Where PostgreSQL's *name* is; skips the test where it is not."""
+    """Return the path of PostgreSQL's program *name*; skip the test if it is not installed."""
     installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
     found = shutil.which(name) or (str(installed[-1]) if installed else None)
     if found is None:
@@ -32,7 +32,7 @@ def program(name):
 
 @pytest.fixture(scope="session")
 def database():
-    """The address of a database in a PostgreSQL cluster of its own; None for SQLite, without the variable."""
+    """Yield the address of a database in a new PostgreSQL cluster; None for SQLite."""
     if not os.environ.get("LEARNER_TEST_POSTGRES"):
         yield None
         return
@@ -77,7 +77,7 @@ class Server:
             )
 
     def wait(self):
-        """Until it answers."""
+        """Wait until it answers."""
         wait_until(self._answers, self.log.read_text, self.process)
 
     def _answers(self):
@@ -101,14 +101,14 @@ def running_server(home, database):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, database):
-    """The address of a server that all tests of a module share."""
+    """Yield the address of a server that all tests of a module share."""
     with running_server(tmp_path_factory.mktemp("server"), database) as made:
         yield made.address
 
 
 @pytest.fixture
 def mortal_server(tmp_path, database):
-    """One that a test may end."""
+    """Yield a server that a test may end."""
     home = tmp_path / "server"
     home.mkdir()
     with running_server(home, database) as made:

@@ -37,8 +37,8 @@ def _made(tmp_path_factory, checked_out):
     """A project that `learner init` made."""
     folder = tmp_path_factory.mktemp("made")
     package = checked_out(folder / "package")
-    told = package.learner("init", str(folder / "own"))
-    assert told.code == 0, told.text
+    made = package.learner("init", str(folder / "own"))
+    assert made.code == 0, made.text
     return type(package)(folder / "own", package.environment["PREFECT_HOME"])
 
 

@@ -38,8 +38,8 @@ def package(project, tmp_path):
 @pytest.fixture
 def own(package, tmp_path):
     """A project that `learner init` made, with a run of two epochs ahead; it uses the copy of this one."""
-    told = package.learner("init", str(tmp_path / "own"))
-    assert told.code == 0, told.text
+    printed = package.learner("init", str(tmp_path / "own"))
+    assert printed.code == 0, printed.text
     made = type(package)(tmp_path / "own", package.environment["PREFECT_HOME"])
     made.environment["PYTHONPATH"] = str(package.folder)
     made.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
@@ -65,8 +65,8 @@ def test_edited_model_and_new_version_rerun_the_stages_that_depend_on_them(own, 
     refused = own.learner("stage", "fit")
     assert (refused.code, "Traceback" in refused.err) == (1, False)
     assert f"versions.yaml: fit is {fit.VERSION}, but new is installed" in refused.err
-    told = own.learner("versions").out
-    assert told.startswith(
+    printed = own.learner("versions").out
+    assert printed.startswith(
         f"versions.yaml: fit is {fit.VERSION}, but new is installed\nversions.yaml: models is "
     )
     assert own.learner("versions").out == "versions.yaml is up to date\n"
@@ -88,9 +88,9 @@ def installed(package, tmp_path):
 
 def test_new_project_trains_with_make_repro(installed, tmp_path):
     """`make` uses the environment that `learner init` ran in."""
-    own, told = installed
+    own, printed = installed
 
-    assert f"environment: {tmp_path / 'venv'}, from local.mk" in told
+    assert f"environment: {tmp_path / 'venv'}, from local.mk" in printed
     assert {path.name for path in own.folder.iterdir()} == FILES | {"local.mk"}
     own.edit("params.yaml", "num_epochs: 20", "num_epochs: 3")
     assert ran(own.ok("make", "repro")) == ["create-artifact-dir", "load-data", *AFTER_BUILD]
@@ -105,8 +105,8 @@ def test_new_project_trains_with_make_repro(installed, tmp_path):
 
 
 def test_printed_commands_activate_the_environment_train_and_compare(installed):
-    own, told = installed
-    commands = re.findall(r"^(?:next|then): (.*)$", told, re.MULTILINE)
+    own, printed = installed
+    commands = re.findall(r"^(?:next|then): (.*)$", printed, re.MULTILINE)
     assert len(commands) == 2
 
     text = own.ok("bash", "-c", "\n".join(["set -e", *commands]))
@@ -131,12 +131,12 @@ def test_make_reports_a_missing_environment_and_installs_one_on_another_machine(
 
 
 def test_experiment_and_compare_work_right_after_init(package, tmp_path):
-    told = package.learner("init", str(tmp_path / "own")).out
-    [command] = re.findall(r"^next: (.*)$", told, re.MULTILINE)
+    printed = package.learner("init", str(tmp_path / "own")).out
+    [command] = re.findall(r"^next: (.*)$", printed, re.MULTILINE)
 
     text = package.ok("bash", "-c", command, PYTHONPATH=str(package.folder))
 
-    assert "committed as" in told
+    assert "committed as" in printed
     name = re.search(r"Ran experiment\(s\): (\S+)", text)[1]
     assert re.search(rf"^workspace .*\n{name} .* yes$", text, re.MULTILINE)
 
@@ -159,11 +159,11 @@ def test_init_prints_the_commit_commands_if_git_has_no_identity(package, tmp_pat
     package.environment["GIT_CONFIG_GLOBAL"] = str(tmp_path / "gitconfig")
     package.environment["GIT_CONFIG_NOSYSTEM"] = "1"
 
-    told = package.learner("init", str(tmp_path / "own"))
+    printed = package.learner("init", str(tmp_path / "own"))
 
-    assert told.code == 0
-    assert "not committed: git has no name and email for you" in told.out
-    commands = re.findall(r"^  (.*git .*)$", told.out, re.MULTILINE)
+    assert printed.code == 0
+    assert "not committed: git has no name and email for you" in printed.out
+    commands = re.findall(r"^  (.*git .*)$", printed.out, re.MULTILINE)
     assert len(commands) == 3
     package.ok("bash", "-c", "\n".join(["set -e", *commands]))
     made = package.ok("git", "-C", str(tmp_path / "own"), "ls-files").split()
@@ -199,7 +199,7 @@ def test_existing_files_are_never_overwritten(project, tmp_path):
 
 
 def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(project, tmp_path):
-    """With its own .gitignore, which is left as it is; what it lacks is said."""
+    """Its .gitignore is not changed; the missing lines are printed."""
     (tmp_path / "repository/mine").mkdir(parents=True)
     subprocess.run(["git", "init", "-q", tmp_path / "repository"], check=True)
     own = type(project)(tmp_path / "repository/mine", project.environment["PREFECT_HOME"])
@@ -210,10 +210,10 @@ def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(project, tmp_
     (own.folder.parent / "other").touch()
     own.ok("git", "add", "../other")
 
-    told = own.ok(sys.executable, "-m", "pipeline", "init", ".")
+    printed = own.ok(sys.executable, "-m", "pipeline", "init", ".")
 
-    assert ".gitignore exists. Add these lines to it:\n  __pycache__/\n" in told
-    assert "README" not in told
+    assert ".gitignore exists. Add these lines to it:\n  __pycache__/\n" in printed
+    assert "README" not in printed
     assert (own.folder / ".gitignore").read_text() == "/data/\n"
     assert (own.folder / "README.md").read_text() == "mine\n"
     assert not (own.folder / ".git").exists()
@@ -233,18 +233,18 @@ def test_init_prints_the_reason_and_the_command_if_git_refuses_the_commit(packag
     hook.write_text("#!/bin/sh\necho the linter is missing >&2\nexit 1\n")
     hook.chmod(0o755)
 
-    told = package.learner("init", str(tmp_path / "own"))
+    printed = package.learner("init", str(tmp_path / "own"))
 
-    assert told.code == 0
-    assert "not committed: `git commit` exited with 1:\n  the linter is missing\n" in told.out
+    assert printed.code == 0
+    assert "not committed: `git commit` exited with 1:\n  the linter is missing\n" in printed.out
     hook.unlink()
-    [command] = re.findall(r"run:\n  (.*)$", told.out, re.MULTILINE)
+    [command] = re.findall(r"run:\n  (.*)$", printed.out, re.MULTILINE)
     package.ok("bash", "-c", command)
     assert package.ok("git", "-C", str(tmp_path / "own"), "status", "--short") == ""
 
 
 def test_new_project_has_the_same_pipeline_as_this_one():
-    """Its dvc.yaml differs in what belongs to the user, and in where the versions come from."""
+    """Its dvc.yaml differs in the code of the user, and in the file with the versions."""
 
     def pipeline(text):
         content = YAML(typ="safe").load(text)

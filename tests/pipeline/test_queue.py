@@ -21,13 +21,13 @@ def queue(finished):
 
 
 def lock_of(project, name):
-    """The dvc.lock of experiment *name*; nothing where there is none yet."""
+    """Return the dvc.lock of experiment *name*; empty if it has not finished."""
     refs = project.ok("git", "for-each-ref", "--format=%(refname)", f"refs/exps/**/{name}").split()
     return project.ok("git", "show", f"{refs[0]}:dvc.lock") if refs else ""
 
 
 def at_work(project):
-    """How far the run is that trains, as its heartbeat says; nothing where none does."""
+    """Return the progress of the run that trains, from its heartbeat; empty if no run trains."""
     for path in project.folder.glob(".runs/*/heartbeat.json"):
         with suppress(ValueError, OSError):
             beat = json.loads(path.read_text())

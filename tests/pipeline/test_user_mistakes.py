@@ -172,11 +172,11 @@ def test_mistake_in_a_model_is_explained_before_training(code, words, project, m
     project.write(code, model=MODEL)
     before = project.files()
 
-    exit_code, said = run("build-learner", monkeypatch, capfd)
+    exit_code, printed = run("build-learner", monkeypatch, capfd)
 
-    assert exit_code == 1, said
-    assert all(word in said for word in expected(words)), said
-    assert len(said.splitlines()) < 8, said
+    assert exit_code == 1, printed
+    assert all(word in printed for word in expected(words)), printed
+    assert len(printed.splitlines()) < 8, printed
     assert project.files() == before
 
 
@@ -316,11 +316,11 @@ def test_mistake_in_a_step_names_the_step_and_loses_no_progress(code, words, pro
     before = project.files()
     capfd.readouterr()
 
-    exit_code, said = run("fit", monkeypatch, capfd)
+    exit_code, printed = run("fit", monkeypatch, capfd)
 
     assert exit_code == 1
-    assert all(word in said for word in expected(words)), said
-    assert len(said.splitlines()) < 35, said
+    assert all(word in printed for word in expected(words)), printed
+    assert len(printed.splitlines()) < 35, printed
     assert project.files() == before
 
 
@@ -381,11 +381,11 @@ def test_mistake_in_a_part_names_its_line(stage, code, params, words, project, m
     project.write(code, **params)
     before = project.files()
 
-    exit_code, said = run(stage, monkeypatch, capfd)
+    exit_code, printed = run(stage, monkeypatch, capfd)
 
     assert exit_code == (130 if "interrupt" in request.node.callspec.id else 1)
-    assert all(word in said for word in expected([words])), said
-    assert "Traceback" not in said
+    assert all(word in printed for word in expected([words])), printed
+    assert "Traceback" not in printed
     assert project.files() == before
 
 
@@ -406,21 +406,21 @@ def test_evaluate_explains_a_mistake(body, project, monkeypatch, capfd):
     code = f"class Mine(LossMetric):\n    name = 'Mine'\n\n    def measure(self, item):\n        {body}\n"
     project.write(code, metrics="[loss, 'mine:Mine']")
 
-    exit_code, said = run_command(["evaluate"], monkeypatch, capfd)
+    exit_code, printed = run_command(["evaluate"], monkeypatch, capfd)
 
     assert exit_code == 1
-    assert f"mine.py, line {FIRST + 4}, in measure: {body}" in said
-    assert "Traceback" not in said
+    assert f"mine.py, line {FIRST + 4}, in measure: {body}" in printed
+    assert "Traceback" not in printed
 
 
 def test_full_traceback_is_printed_on_request(project, monkeypatch, capfd):
     project.write("def load():\n    return 1 / 0\n", source="{kind: 'mine:load'}")
     monkeypatch.setenv("LEARNER_TRACEBACK", "1")
 
-    _, said = run("load-data", monkeypatch, capfd)
+    _, printed = run("load-data", monkeypatch, capfd)
 
-    assert "Traceback (most recent call last)" in said
-    assert "pipeline/engine/stage_run.py" in said
+    assert "Traceback (most recent call last)" in printed
+    assert "pipeline/engine/stage_run.py" in printed
 
 
 class Killing(NoRenderer):

@@ -72,7 +72,7 @@ DOCUMENTS = [
 
 
 def outcome(read, text):
-    """What *read* gives for *text*, with its types, or the error."""
+    """Return the result of *read* for *text* with its types, or the error."""
     try:
         return repr(read(text))
     except (YAMLError, ValueError, RecursionError) as error:
