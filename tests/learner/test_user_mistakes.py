@@ -323,7 +323,7 @@ def test_a_function_is_a_batcher(function, workers, tiny):
 
 @pytest.mark.parametrize(
     ("batcher", "message"),
-    [(NormalizeBatcher, "the class NormalizeBatcher: pass an instance"), (3, "found the type int")],
+    [(NormalizeBatcher, "found the class NormalizeBatcher. Pass an instance"), (3, "found the type int")],
 )
 def test_invalid_batcher_is_rejected(batcher, message):
     with pytest.raises(BuilderError, match=message):
