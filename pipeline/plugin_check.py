@@ -20,6 +20,7 @@ from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import StageError
 from stages.data import config as sources
+from stages.loggers import config as loggers
 from stages.metrics import registry as metrics
 from stages.models import config as models
 
@@ -28,11 +29,13 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "model": models.BUILT_IN,
     "batcher": sources.BATCHERS,
     "metric": metrics.BUILT_IN,
+    "logger": loggers.BUILT_IN,
 }
 OFFERED = {
     "source": (),
     "model": ("input_shape", "num_classes", "num_outputs"),  # by build-learner
     "batcher": ("mean", "std"),  # by fit
+    "logger": loggers.PLACES,  # by fit
 }
 """Arguments that a stage passes to a part in addition to those in params, if it accepts them."""
 NEEDS_EXTRA = "stages.metrics.from_torchmetrics:"
@@ -102,6 +105,8 @@ def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
     yield "fit.batcher", "batcher", params.fit.batcher
     for number, metric in enumerate(params.fit.metrics):
         yield f"fit.metrics.{number}", "metric", metric
+    for number, logger in enumerate(params.fit.loggers):
+        yield f"fit.loggers.{number}", "logger", logger
 
 
 def _is_uncertain(part: str, use: Use) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from pipeline.engine.stage_run import read_key_entries
 from stages import data
 from stages.build_learner import build_learner
+from stages.contracts.errors import PluginError
 from stages.fit import fit
 from stages.metrics import areas
 from stages.models import Mlp
@@ -189,3 +190,51 @@ def test_regression_has_an_empty_confusion_matrix(project):
     shown = json.loads(project.run("dvc", "plots", "show", "--json").out)
     assert "errors" not in shown
     assert "artifacts/plots/iterations/valid/Loss.tsv" in shown["data"]
+
+
+def test_additional_loggers_write_untracked_files_and_change_no_number(tmp_path):
+    plain = fitted(tmp_path / "plain", "mlp")
+
+    logged = fitted(tmp_path / "logged", "mlp", loggers=("tsv", "json_lines"))
+
+    rows = (logged / "telemetry/tsv/train.tsv").read_text().splitlines()
+    assert rows[0] == "epoch\titeration\tname\tvalue\tcount"
+    assert [row.split("\t")[:3] for row in rows[1:3]] == [["1", "1", "Loss"], ["1", "1", "Accuracy"]]
+    assert len((logged / "telemetry/json_lines/valid.jsonl").read_text().splitlines()) == 4
+    for name in ("metrics.json", "train/epoch-2/Loss.log", "checkpoint/model-2.mpk.gz"):
+        assert (logged / name).read_bytes() == (plain / name).read_bytes()
+    assert not (plain / "telemetry/tsv").exists()
+
+
+def test_logger_by_import_path_receives_its_place_and_its_arguments(tmp_path):
+    path = f"{__name__}:LastValue"
+
+    logged = fitted(tmp_path, "mlp", loggers=({"kind": path, "digits": 2},))
+
+    assert (logged / "telemetry/LastValue/valid").read_text().startswith("Accuracy ")
+
+
+def test_object_without_the_methods_of_a_logger_is_rejected(tmp_path):
+    with pytest.raises(
+        PluginError, match="'builtins:dict' must have the methods of MetricLogger; found a dict"
+    ):
+        fitted(tmp_path, "mlp", loggers=("builtins:dict",))
+
+
+class LastValue:
+    """A user's logger, which writes the last value that it receives."""
+
+    def __init__(self, path, digits=3):
+        self.path, self.digits = path, digits
+
+    def log(self, epoch, name, value, count):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(f"{name} {value:.{self.digits}f}")
+
+    def log_final(self, epoch, name, value):
+        self.log(epoch, name, value, 0)
+
+    def flush(self):
+        """Nothing is buffered."""
+
+    close = flush

@@ -126,6 +126,7 @@ def _build_observers(options: LearnerOptions) -> Observers:
         metrics=options.metrics,
         loggers=options.loggers or default_metric_loggers(options.directory),
         telemetry=options.loggers or default_metric_loggers(options.directory / "telemetry"),
+        additional=options.additional_loggers,
         renderer=Renderers([renderer, *options.progress_loggers]) if options.progress_loggers else renderer,
     )
 

@@ -52,6 +52,11 @@ class LearnerBuilder:
     def __init__(self, directory: Path | str) -> None:
         self._options = LearnerOptions(Path(directory))
 
+    @property
+    def directory(self) -> Path:
+        """The artifact directory."""
+        return self._options.directory
+
     def metric_train(self, metric: AnyMetric) -> Self:
         """Show and log *metric* on the train split, without a curve or a row in the summary."""
         return self._register(Split.TRAIN, RegisteredMetric(metric, numeric=False))
@@ -87,6 +92,12 @@ class LearnerBuilder:
     def metric_loggers(self, train: MetricLogger, valid: MetricLogger) -> Self:
         """Log to *train* and *valid* instead of ``<directory>/train`` and ``<directory>/valid``."""
         return self._set(loggers={Split.TRAIN: [train], Split.VALID: [valid]})
+
+    def add_metric_loggers(self, train: MetricLogger, valid: MetricLogger) -> Self:
+        """Log to *train* and *valid* in addition to the other loggers, also metrics of the machine."""
+        before = self._options.additional_loggers
+        added = {Split.TRAIN: train, Split.VALID: valid}
+        return self._set(additional_loggers={split: (*before[split], added[split]) for split in Split})
 
     def renderer(self, renderer: Renderer) -> Self:
         """Show the run with *renderer*. Default: a live view on a terminal, otherwise a line per epoch."""

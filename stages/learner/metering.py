@@ -146,12 +146,14 @@ class Observers:
     loggers: Mapping[Split, Sequence[MetricLogger]]
     telemetry: Mapping[Split, Sequence[MetricLogger]]
     """The loggers of metrics that depend on the clock or the machine."""
+    additional: Mapping[Split, Sequence[MetricLogger]]
+    """Loggers of all metrics."""
     renderer: Renderer
 
     def meter(self, split: Split, epoch: int) -> Meter:
         """Return the meter of *split* in *epoch*."""
         metrics = [
-            (each, (self.telemetry if each.telemetry else self.loggers)[split])
+            (each, [*(self.telemetry if each.telemetry else self.loggers)[split], *self.additional[split]])
             for each in self.metrics[split]
         ]
         return Meter(metrics, self.renderer, split, epoch)
@@ -197,13 +199,21 @@ class Observers:
             stack.callback(self.renderer.close)
 
     def _loggers(self) -> dict[str, MetricLogger]:
-        kinds = {"": self.loggers, "telemetry-": self.telemetry}
-        return {
+        """Return every logger by the name of its position in a checkpoint.
+
+        The name of an additional logger contains its class, so that a run can resume with other ones.
+        """
+        named = {
             f"{kind}{split}-{number}": logger
-            for kind, loggers in kinds.items()
+            for kind, loggers in {"": self.loggers, "telemetry-": self.telemetry}.items()
             for split in Split
             for number, logger in enumerate(loggers[split])
         }
+        for split in Split:
+            for logger in self.additional[split]:
+                name = f"{type(logger).__qualname__}-{split}"
+                named[f"{name}-{sum(each.startswith(f'{name}-') for each in named)}"] = logger
+        return named
 
 
 def _has_batch_value(measured: MetricState) -> bool:

@@ -51,6 +51,9 @@ class LearnerOptions:
     )
     loggers: Mapping[Split, Sequence[MetricLogger]] | None = None
     """None for log files in the directory."""
+    additional_loggers: Mapping[Split, Sequence[MetricLogger]] = field(
+        default_factory=lambda: dict.fromkeys(Split, ())
+    )
     application_log: Callable[[], AbstractContextManager[object]] | None = None
     """Entered for the duration of the run; None for ``experiment.log`` in the directory."""
     renderer: Renderer | None = None

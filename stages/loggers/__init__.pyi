@@ -1,3 +1,4 @@
+from .config import build_loggers as build_loggers
 from .curves import write_curves as write_curves
 from .curves import write_metrics as write_metrics
 from .experiment import ExperimentLog as ExperimentLog
@@ -12,6 +13,5 @@ from .plots import write_results as write_results
 from .reading import count_epochs as count_epochs
 from .reading import read_history as read_history
 from .reading import read_tests as read_tests
-from .several import SeveralLoggers as SeveralLoggers
 from .tensorboard import TensorBoardMetricLogger as TensorBoardMetricLogger
 from .tsv import TsvMetricLogger as TsvMetricLogger

@@ -14,6 +14,8 @@ class JsonLinesMetricLogger(RowLogger):
     run goes on with the file of the one before.
     """
 
+    suffix = ".jsonl"
+
     def __init__(self, path: Path | str, flush_seconds: float = 1.0) -> None:
         super().__init__(RowFile(Path(path), _epoch, flush_seconds=flush_seconds))
         self._names: dict[str, str] = {}

@@ -1,15 +1,21 @@
 """Batches and epochs as curves in TensorBoard. Needs the extra ``tensorboard``."""
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.contracts.extras import load_extra
+from stages.contracts.files import write_text
 from stages.loggers.cutting import part_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+
+ENDS_FILE = "epochs.json"
+"""The name of the file with the number of batches until the end of each epoch."""
 
 
 class TensorBoardMetricLogger:
@@ -33,8 +39,8 @@ class TensorBoardMetricLogger:
         self.directory = Path(directory)
         self._steps: dict[str, int] = {}
         self._first_step = first_step
-        self._ends = {0: 0}
-        """Epoch to the batches done by its end, as far as this logger saw them."""
+        self._ends = {0: first_step} | _read_ends(self.directory)
+        """Epoch to the number of batches until its end; stored in a file for a resumed run."""
         self._purge_step: int | None = None
         self._stopped = False
         self._epoch = 0
@@ -122,7 +128,15 @@ class TensorBoardMetricLogger:
             if weight:
                 writer.add_scalar(f"{name} (epoch)", total / weight, self._epoch)
         self._ends[self._epoch] = max(self._steps.values(), default=0)
+        write_text(self.directory / ENDS_FILE, json.dumps(self._ends))
         self._sums.clear()
+
+
+def _read_ends(directory: Path) -> dict[int, int]:
+    try:
+        return {int(epoch): steps for epoch, steps in json.loads((directory / ENDS_FILE).read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
 
 
 def _wait_for_a_later_name(directory: Path) -> None:

@@ -16,6 +16,8 @@ class TsvMetricLogger(RowLogger):
     file of the one before.
     """
 
+    suffix = ".tsv"
+
     def __init__(self, path: Path | str, flush_seconds: float = 1.0) -> None:
         super().__init__(RowFile(Path(path), _epoch, header=_HEADER, flush_seconds=flush_seconds))
 

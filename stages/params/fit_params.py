@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages import checkpoints, data, learner, metrics, records
+from stages import checkpoints, data, learner, loggers, metrics, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
 from stages.contracts.events import Renderer
 from stages.contracts.fields import Count, Devices, Flag, Seconds, Seed, Steps, Threads, Workers
-from stages.contracts.history import History
+from stages.contracts.history import History, Split
 from stages.contracts.interrupter import Interrupter
 from stages.data.config import BatcherConfig
 from stages.learner.early_stopping import MetricEarlyStopping
+from stages.loggers.config import LoggerConfig
 from stages.metrics.registry import MetricConfig
 from stages.optim.config import NonFinite
 from stages.optim.gradients import Accumulation
@@ -28,6 +29,7 @@ CHANGES_NO_NUMBER = {
     "checkpoint_every_steps",
     "checkpoint_every_seconds",
     "max_unsaved_seconds",
+    "loggers",
 }
 """Params that are not part of a run's key: a run resumes with other values of them.
 
@@ -110,6 +112,16 @@ class FitConfig(Config):
     * ``top_k``: ``k``, ``pad_token: null``
     * ``wer``: ``pad_token: null``
     """
+    loggers: tuple[LoggerConfig, ...] = ()
+    """Loggers in addition to Burn's log files: kinds, or import paths of your own classes. Each writes to
+    ``telemetry/<kind>/train`` and ``valid`` in the artifact directory, which DVC does not track. Arguments:
+
+    * ``json_lines``: ``flush_seconds: 1.0``
+    * ``tensorboard``: no arguments
+    * ``tsv``: ``flush_seconds: 1.0``
+
+    They change no number, so a run resumes with other loggers.
+    """
 
     def key_params(self) -> dict[str, Any]:
         """Return the params that can change a number, as plain values.
@@ -148,6 +160,9 @@ class FitConfig(Config):
             .checkpoint_every(steps=self.checkpoint_every_steps, seconds=self.checkpoint_every_seconds)
             .max_unsaved(self.max_unsaved_seconds)
         )
+        for each in self.loggers:
+            added = loggers.build_loggers(each, builder.directory / "telemetry")
+            builder.add_metric_loggers(added[Split.TRAIN], added[Split.VALID])
         if self.early_stopping:
             builder.early_stopping(self.early_stopping)
         return builder.gradient_checkpointing() if self.gradient_checkpointing else builder

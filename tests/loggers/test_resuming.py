@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from stages.contracts.errors import BuilderError, CheckpointError
-from stages.contracts.events import Resumable
 from stages.loggers import (
     FileMetricLogger,
     InMemoryMetricLogger,
     JsonLinesMetricLogger,
-    SeveralLoggers,
     TsvMetricLogger,
 )
 from stages.loggers.lines import LineFile
@@ -39,17 +37,6 @@ def calls():
 
 
 CALLS = list(calls())
-
-
-def several(folder):
-    return SeveralLoggers(
-        (
-            FileMetricLogger(folder / "files"),
-            TsvMetricLogger(folder / "a.tsv"),
-            SeveralLoggers([JsonLinesMetricLogger(folder / "a.jsonl")]),
-            Plain(),
-        )
-    )
 
 
 class Plain:
@@ -74,7 +61,6 @@ LOGGERS = {
     "files, written at once": lambda folder: FileMetricLogger(folder / "train", flush_seconds=0),
     "table": lambda folder: TsvMetricLogger(folder / "train.tsv", flush_seconds=60),
     "json": lambda folder: JsonLinesMetricLogger(folder / "logs/train.jsonl", flush_seconds=60),
-    "several": several,
 }
 every_logger = pytest.mark.parametrize("make", LOGGERS.values(), ids=LOGGERS)
 
@@ -250,8 +236,7 @@ def test_a_file_that_lost_something_is_told_and_nothing_is_changed(make, harm, t
     with pytest.raises(CheckpointError, match=f"{victim.name} (is missing|has 3 bytes), and had \\d+ bytes"):
         make(tmp_path).resume(1, position)
 
-    if make is not several:
-        assert files(tmp_path) == before
+    assert files(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["../a.log", "/etc/a.log", "epoch-1/../../a.log", "a\\b", "", "."])
@@ -324,26 +309,6 @@ def test_memory_of_a_new_process_counts_on_from_nothing():
     fresh.log(1, "Loss", 1.0, 1)
 
     assert [row.iteration for row in fresh.rows] == [3]
-
-
-def test_a_users_logger_need_not_be_resumable():
-    assert not isinstance(Plain(), Resumable)
-    assert isinstance(several(Path()), Resumable)
-    own = Plain()
-    logger = SeveralLoggers([own])
-    logger.cut(0)
-    tell(logger, CALLS[:2])
-    logger.resume(1, logger.position())
-    tell(logger, CALLS[2:])
-
-    assert len(own.lines) == len(CALLS)
-
-
-def test_other_loggers_than_the_runs_are_refused(tmp_path):
-    position = SeveralLoggers([Plain(), Plain()]).position()
-
-    with pytest.raises(CheckpointError, match="of 2 loggers together, and here are 1"):
-        SeveralLoggers([Plain()]).resume(1, position)
 
 
 class Full:

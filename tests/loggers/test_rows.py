@@ -7,11 +7,9 @@ import pytest
 
 from stages.contracts.errors import BuilderError
 from stages.loggers import (
-    FileMetricLogger,
     InMemoryMetricLogger,
     JsonLinesMetricLogger,
     Row,
-    SeveralLoggers,
     TsvMetricLogger,
 )
 
@@ -116,47 +114,3 @@ def test_a_file_of_something_else_is_not_written_over(kind, tmp_path):
 def test_a_name_that_no_table_holds_is_refused(tmp_path):
     with pytest.raises(BuilderError, match=r"'a\\tb', and that is no name for a file"):
         TsvMetricLogger(tmp_path / "a.tsv").log(1, "a\tb", 1.0, 1)
-
-
-class Printed:
-    """A user's own logger: it has the methods, and no base class."""
-
-    def __init__(self):
-        self.lines = []
-        self.closed = False
-
-    def log(self, epoch, name, value, count):
-        self.lines.append((epoch, name, value, count))
-
-    def log_final(self, epoch, name, value):
-        self.lines.append((epoch, name, value))
-
-    def flush(self):
-        self.lines.append("flush")
-
-    def close(self):
-        self.closed = True
-
-
-def test_several_loggers_are_told_the_same(tmp_path):
-    memory, own = InMemoryMetricLogger(), Printed()
-    drive(SeveralLoggers((FileMetricLogger(tmp_path), memory, own)), epochs=(1,))
-
-    assert (tmp_path / "epoch-1/Loss.log").read_text() == "0.3333333333333333,64\n0.0000001,4\n"
-    assert [row.name for row in memory.rows] == ["Loss", "Top-K Accuracy", "Loss", "AUROC"]
-    assert own.lines[0] == (1, "Loss", 1 / 3, 64)
-    assert own.lines[-1] == "flush"
-
-
-def test_one_that_cannot_be_closed_keeps_no_other_open():
-    class Stuck(Printed):
-        def close(self):
-            raise OSError("disk full")
-
-    before, after = Printed(), Printed()
-
-    with pytest.raises(OSError, match="disk full"):
-        SeveralLoggers((before, Stuck(), after)).close()
-
-    assert before.closed
-    assert after.closed

@@ -129,3 +129,18 @@ def test_the_last_epoch_has_its_point_though_its_position_was_asked_for(tmp_path
     logger.close()
 
     assert curves(tmp_path)["Loss (epoch)"] == [(1, 2.5)]
+
+
+def test_run_resumed_after_an_epoch_continues_the_curves(tmp_path):
+    before = TensorBoardMetricLogger(tmp_path)
+    before.log(1, "Loss", 1.0, 1)
+    before.log(1, "Loss", 0.5, 1)
+    before.log(2, "Loss", 9.0, 1)
+    before.close()
+
+    resumed = TensorBoardMetricLogger(tmp_path)
+    resumed.cut(1)
+    resumed.log(2, "Loss", 0.25, 1)
+    resumed.close()
+
+    assert curves(tmp_path)["Loss"] == [(1, 1.0), (2, 0.5), (3, 0.25)]
