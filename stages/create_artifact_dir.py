@@ -12,7 +12,7 @@ from stages.contracts.fields import FileName
 from stages.contracts.files import write_text
 from stages.contracts.text import to_json
 
-VERSION = "4"
+VERSION = "5"
 
 ENTRIES = {
     "config": "the whole resolved configuration",

@@ -43,7 +43,7 @@ FOLDERS = ("checkpoint", "exports", "learner", "plots", "telemetry", "test", "tr
 STORED = {
     create_artifact_dir: (
         layout_entries,
-        "4",
+        "5",
         dict.fromkeys(
             ("config.json", "layout.json", "metrics.json", "model.mpk.gz", *FOLDERS, "experiment.log"), 1
         ),

@@ -197,6 +197,7 @@ PARAMS = [
             "checkpoint_every_seconds": "seconds or null",
             "max_unsaved_seconds": "seconds",
             "metrics": "parts",
+            "loggers": "parts",
         },
     ),
     ("fit.grads_accumulation", {}, {"batches": "count", "reduction": "choice", "leftover": "choice"}),
