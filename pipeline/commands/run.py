@@ -32,10 +32,10 @@ def run_stages(report: "Callable[[str, Outcome], None]") -> None:
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows import prefect_api
     from pipeline.params import read_params
-    from stages.renderers.choice import renderer_name
+    from stages.renderers.choice import read_renderer_name
 
     check_params(read_params())  # before a process is started or an output removed
-    renderer_name()
+    read_renderer_name()
     is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_warning)
     with project_lock():
         fork_watchdog(os.getpid())

@@ -20,7 +20,7 @@ from pipeline.revisions.files import read_revisions
 from stages.contracts.errors import StageError
 from stages.contracts.files import open_atomic
 from stages.contracts.text import replace_unprintable
-from stages.renderers.chart import chart
+from stages.renderers.chart import draw_chart
 
 RENDERERS = {"svg": plot_images.svg, "png": plot_images.png}
 CHART_ROWS = 16
@@ -92,7 +92,7 @@ def _terminal_charts(curves: Curves, runs: Sequence[str], width: int) -> Text:
             run: [point for point in points if not math.isnan(point[1])] for run, points in by_run.items()
         }
         text.append(f"{title}\n", style="bold")
-        text.append(chart(drawn, width, CHART_ROWS, colours=colors))
+        text.append(draw_chart(drawn, width, CHART_ROWS, colors=colors))
         text.append("\n")
         for name in (name for name in runs if drawn.get(name)):
             text.append(f"{LEGEND_MARK} ", style=f"color({colors[name]})")

@@ -8,7 +8,7 @@ from uuid import UUID
 from pipeline.flows.artifacts import Artifacts
 from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
-from stages.renderers.plain import epoch_line
+from stages.renderers.plain import format_epoch
 
 INTERVAL_SECONDS = 5.0
 FINAL_UPDATE_SECONDS = 5.0
@@ -51,7 +51,7 @@ class ProgressRenderer:
 
     def epoch_end(self, progress: Progress, history: History) -> None:
         """Record the progress and the values of the epoch."""
-        self._line = epoch_line(progress, history)
+        self._line = format_epoch(progress, history)
         self._now = (100.0 * progress.epoch / progress.epochs, self._line)
 
     def close(self) -> None:

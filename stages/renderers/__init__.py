@@ -1,4 +1,4 @@
-"""Where a run is shown. Renderers change nothing."""
+"""Displays of a run: a live view, a line per epoch, log records. Renderers change no number of a run."""
 
 import lazy_loader
 

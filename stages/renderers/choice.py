@@ -1,19 +1,19 @@
-"""Which renderer fits where the output goes."""
+"""The renderer that `LEARNER_RENDERER` names, or the default for standard output."""
 
 import os
 import sys
 
-from stages import renderers  # its names are loaded when asked for: a run in a pipe loads no plots
+from stages import renderers  # loads its names on first access: a run in a pipe imports no plotext
 from stages.contracts.errors import ParamsError
 from stages.contracts.events import Renderer
 
 VARIABLE = "LEARNER_RENDERER"
-NAMES = ("live", "plain", "none")
+RENDERER_NAMES = ("live", "plain", "none")
 
 
 def default_renderer() -> Renderer:
-    """Return the renderer that `renderer_name` names."""
-    match renderer_name():
+    """Return a new renderer of the kind that `read_renderer_name` returns."""
+    match read_renderer_name():
         case "live":
             return renderers.LiveRenderer()
         case "plain":
@@ -22,18 +22,18 @@ def default_renderer() -> Renderer:
             return renderers.NoRenderer()
 
 
-def renderer_name() -> str:
+def read_renderer_name() -> str:
     """Return the value of ``LEARNER_RENDERER``: ``live``, ``plain`` or ``none``.
 
-    If it is not set, the name is ``live`` on a terminal and ``plain`` elsewhere. Raises `ParamsError` for any
-    other value.
+    If it is not set or empty, the name is ``live`` on a terminal and ``plain`` elsewhere. Raises
+    `ParamsError` for any other value.
     """
     name = os.environ.get(VARIABLE) or ("live" if _can_draw() else "plain")
-    if name not in NAMES:
-        raise ParamsError(f"{VARIABLE} is {name!r}: set it to live, plain or none, or not at all")
+    if name not in RENDERER_NAMES:
+        raise ParamsError(f"{VARIABLE} is {name!r}. Set it to live, plain or none, or unset it")
     return name
 
 
 def _can_draw() -> bool:
-    """Whether standard output is a terminal that can move its cursor."""
+    """Return whether standard output is a terminal that can move its cursor."""
     return os.name == "posix" and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"

@@ -1,4 +1,4 @@
-"""The whole run on a terminal: numbers, curves, how long it takes, and keys to steer by."""
+"""The live view of a run in a terminal: metrics, curves, remaining time, and keys that control the run."""
 
 import atexit
 import contextlib
@@ -13,106 +13,103 @@ from rich.text import Text
 from stages.contracts.errors import KilledError
 from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
-from stages.renderers.chart import chart
-from stages.renderers.curves import FULL, Curve, Point, reduced
-from stages.renderers.frame import Frames, plot_size
-from stages.renderers.keyboard import Key, Keyboard
-from stages.renderers.panes import Scene
-from stages.renderers.plain import epoch_line
-from stages.renderers.readings import Readings
-from stages.renderers.remaining import Pace
-from stages.renderers.screen import Screen
-from stages.renderers.selection import Selection, View
+from stages.renderers.chart import MAX_POINTS, Curve, Point, draw_chart, reduce_points
+from stages.renderers.frame import FrameBuilder, compute_plot_size
+from stages.renderers.plain import format_epoch
+from stages.renderers.remaining_time import RemainingTime
+from stages.renderers.scene import MetricValues, Scene, Selection, View
+from stages.renderers.terminal import Key, Keyboard, Screen
 
 INTERVAL_SECONDS = 0.1
-"""Between two looks at the keyboard, and at least between two frames."""
-LARGEST_SHARE = 0.05
-"""Of the time that goes into frames: where one takes longer, they become rarer."""
+"""Time between two reads of the keyboard, and minimum time between two frames."""
+MAX_DRAWING_SHARE = 0.05
+"""Maximum share of the time spent on frames: if a frame takes longer to draw, frames become rarer."""
 
 
 class LiveRenderer:
-    """Draws from the training thread, between two steps: a thread of its own would fight for the interpreter.
+    """A live view of the run on the alternate screen of the terminal.
 
-    So keys are heard once a step. The other screen of the terminal is used, and the line of every epoch is
-    printed on the normal one at the end; where standard output is no terminal, as soon as the epoch is over.
-    What others print meanwhile is drawn over.
+    It draws in the training thread between two steps, because a second thread would compete for the
+    interpreter. A key therefore takes effect after the current step. `close` prints the lines of all epochs
+    on the normal screen. If standard output is not a terminal, each line is printed at the end of its epoch.
+    A frame overwrites whatever other code prints during the run.
 
-    The terminal is as before after `close`, which who drives a renderer calls in any case: so after an
-    exception too, after Ctrl-C, and after a SIGTERM that a handler turns into either. Where nobody does, it
-    is at the interpreter's exit. This class installs no handler: a process that a signal kills on the spot
-    leaves the terminal as it is (``reset`` mends it).
+    `close` restores the terminal. The learner calls it in all cases: after an exception, after Ctrl-C, and
+    after a SIGTERM whose handler raises an exception. If it was never called, it runs when the interpreter
+    exits. This class installs no signal handler, so a process that is killed by a signal does not restore the
+    terminal. Run ``reset`` to repair it.
     """
 
     def __init__(self) -> None:
         self._screen = Screen()
         self._keyboard = Keyboard()
-        self._frames = Frames()
+        self._frames = FrameBuilder()
         self._curves: dict[str, Curve] = defaultdict(Curve)
-        self._readings = Readings()
+        self._values = MetricValues()
         self._selection = Selection()
         self._history = History()
         self._lines: list[str] = []
-        self._pace = Pace(time.monotonic())
+        self._remaining = RemainingTime(time.monotonic())
         self._chart: tuple[object, Text] = (None, Text())
-        self._next_look = self._next_frame = 0.0
-        self._cost = 0.0
+        self._next_read = self._next_frame = 0.0
+        self._drawing_seconds = 0.0
 
     def start(self, progress: Progress) -> None:
-        """Change to the view."""
+        """Open the view and draw the first frame."""
         atexit.register(self.close)
-        self._pace = Pace(time.monotonic())
+        self._remaining = RemainingTime(time.monotonic())
         self._screen.open()
         if self._screen.is_open:
             self._keyboard.open()
-        self._show(progress)
+        self._draw_safely(progress)
 
-    def log(self, split: Split, epoch: int, name: str, value: float) -> None:  # noqa: ARG002  the protocol's
-        """Note a point of a curve."""
+    def log(self, split: Split, epoch: int, name: str, value: float) -> None:  # noqa: ARG002  required by the protocol
+        """Add a point to the curve of metric *name*."""
         self._curves[name].add(split, value)
 
     def step(self, progress: Progress) -> None:
-        """Listen and draw, if the last time is long enough ago.
+        """Read the keyboard and draw a frame, if the last time is long enough ago.
 
-        Raises `KilledError` if the key to kill was pressed.
+        Raises `KilledError` if the kill key was pressed in the quit dialog.
         """
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_read:
             return
-        self._next_look = now + INTERVAL_SECONDS
+        self._next_read = now + INTERVAL_SECONDS
         keys = self._keyboard.read()
         for key in keys:
-            self._obey(key, progress)
+            self._handle_key(key, progress)
         if keys or now >= self._next_frame:
-            self._show(progress)
-        elif self._next_frame < self._next_look:
-            self._next_look = self._next_frame
+            self._draw_safely(progress)
+        elif self._next_frame < self._next_read:
+            self._next_read = self._next_frame
 
     def epoch_end(self, progress: Progress, history: History) -> None:
-        """Keep the epoch's line for the end, and its values for the plot of epochs."""
+        """Keep the line of the epoch for `close`, and the history for the view of epochs."""
         self._history = history
-        self._lines.append(epoch_line(progress, history))
+        self._lines.append(format_epoch(progress, history))
         if not self._screen.is_open:
-            self._print()
+            self._print_lines()
 
     def close(self) -> None:
-        """Leave the view; print every epoch's line."""
+        """Restore the terminal and print the line of each epoch. A second call has no effect."""
         atexit.unregister(self.close)
         self._keyboard.close()
         self._screen.close()
-        self._print()
+        self._print_lines()
 
-    def _print(self) -> None:
-        with contextlib.suppress(OSError):  # the terminal is gone
+    def _print_lines(self) -> None:
+        with contextlib.suppress(OSError):  # the terminal was closed
             sys.stdout.writelines(f"{line}\n" for line in self._lines)
             sys.stdout.flush()
         self._lines.clear()
 
-    def _obey(self, key: Key, progress: Progress) -> None:
-        asked = self._selection.asking
-        self._selection = self._selection.after(key, len(self._plotted(progress)))
-        if asked and key is Key.STOP:
+    def _handle_key(self, key: Key, progress: Progress) -> None:
+        was_quitting = self._selection.is_quitting
+        self._selection = self._selection.apply(key, len(self._list_metrics(progress)))
+        if was_quitting and key is Key.STOP:
             progress.interrupter.stop("the key to stop was pressed")
-        if asked and key is Key.KILL:
+        if was_quitting and key is Key.KILL:
             error = KilledError()
             self._lines.append(str(error))
             raise error
@@ -120,63 +117,67 @@ class LiveRenderer:
             self._suspend()
 
     def _suspend(self) -> None:
-        """Stop as Ctrl-Z does, workers and all, with the terminal as it was; go on from here."""
+        """Restore the terminal, stop the process group as Ctrl-Z does, and reopen the view after a resume."""
         self._keyboard.close()
         self._screen.close()
         os.kill(0, signal.SIGTSTP)
         self._screen.open()
         self._keyboard.open()
 
-    def _show(self, progress: Progress) -> None:
-        """Draw a frame; where that fails the view ends, and the run goes on."""
+    def _draw_safely(self, progress: Progress) -> None:
+        """Draw a frame, if the terminal is ready. An exception closes the view, and the run continues."""
         if not self._screen.is_ready:
             return
-        began = time.monotonic()
+        start = time.monotonic()
         try:
-            self._draw(progress, began)
-        except Exception as error:  # noqa: BLE001  whatever it is, no training ends because of its picture
+            self._draw(progress, start)
+        except Exception as error:  # noqa: BLE001  no error of the view may end the training
             self._lines.append(f"the live view ended: {error!r}")
             self.close()
-        ended = time.monotonic()
-        last, self._cost = self._cost, ended - began
-        self._next_frame = ended + max(INTERVAL_SECONDS, min(last, self._cost) / LARGEST_SHARE)
+        end = time.monotonic()
+        previous, self._drawing_seconds = self._drawing_seconds, end - start
+        pause = min(previous, self._drawing_seconds) / MAX_DRAWING_SHARE
+        self._next_frame = end + max(INTERVAL_SECONDS, pause)
 
     def _draw(self, progress: Progress, now: float) -> None:
         size = self._screen.size
-        self._readings.take(progress)
-        plotted = self._plotted(progress)
+        self._values.update(progress)
+        metrics = self._list_metrics(progress)
         scene = Scene(
             progress=progress,
-            readings=self._readings,
+            values=self._values,
             selection=self._selection,
-            curves=plotted,
-            chart=self._drawn_chart(plotted, plot_size(size)),
-            left=self._pace.left(progress, now),
+            metric_names=metrics,
+            chart=self._update_chart(metrics, compute_plot_size(size)),
+            remaining=self._remaining.estimate(progress, now),
             has_keys=self._keyboard.is_open,
         )
-        self._screen.draw(self._frames.draw(scene, size), size)
+        self._screen.draw(self._frames.build(scene, size), size)
 
-    def _plotted(self, progress: Progress) -> list[str]:
-        """The metrics with curves, in the order of the Metrics pane."""
-        shown = [name for name, how in progress.shown.items() if how.numeric]
-        return shown or list(self._curves)
+    def _list_metrics(self, progress: Progress) -> list[str]:
+        """Return the metrics with curves, in the order of the Metrics pane."""
+        numeric = [name for name, options in progress.shown.items() if options.numeric]
+        return numeric or list(self._curves)
 
-    def _drawn_chart(self, plotted: list[str], size: tuple[int, int] | None) -> Text:
-        """The chart of what is chosen, drawn anew only where it would be another."""
-        if not plotted or size is None:
+    def _update_chart(self, metrics: list[str], size: tuple[int, int] | None) -> Text:
+        """Return the chart of the selection, drawn again only after a change of points, size or selection."""
+        if not metrics or size is None:
             return Text()
-        view, name = self._selection.view, plotted[self._selection.metric % len(plotted)]
-        state = (name, view, size, len(self._history) if view is View.EPOCHS else len(self._curves[name]))
+        view, name = self._selection.view, metrics[self._selection.metric % len(metrics)]
+        count = len(self._history) if view is View.EPOCHS else len(self._curves[name])
+        state = (name, view, size, count)
         if state != self._chart[0]:
-            self._chart = state, chart(self._points(name, view), *size)
+            self._chart = state, draw_chart(self._read_points(name, view), *size)
         return self._chart[1]
 
-    def _points(self, name: str, view: View) -> dict[Split, list[Point]]:
+    def _read_points(self, name: str, view: View) -> dict[Split, list[Point]]:
         match view:
             case View.FULL:
-                return self._curves[name].full()
+                return self._curves[name].sample_all()
             case View.RECENT:
-                return self._curves[name].recent()
+                return self._curves[name].sample_recent()
             case View.EPOCHS:
                 series = {split: self._history.series(split, name) for split in Split}
-                return {split: reduced(list(values.items()), FULL) for split, values in series.items()}
+                return {
+                    split: reduce_points(list(values.items()), MAX_POINTS) for split, values in series.items()
+                }

@@ -1,50 +1,25 @@
-"""What stands in each pane of the live view."""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
+"""The text of each pane of the live view."""
 
 from rich.text import Text
 
-from stages.contracts.events import Progress, Shown
+from stages.contracts.events import Shown
 from stages.contracts.history import Split
-from stages.renderers.chart import COLOURS
-from stages.renderers.plain import value_text
-from stages.renderers.readings import Reading, Readings
-from stages.renderers.remaining import run_share, split_share
-from stages.renderers.selection import VIEWS, Selection
+from stages.renderers.chart import SPLIT_COLORS
+from stages.renderers.plain import format_metric
+from stages.renderers.remaining_time import compute_run_share, compute_split_share
+from stages.renderers.scene import VIEWS, MetricValue, Scene
 
 MODES = {Split.TRAIN: "Training", Split.VALID: "Validating"}
-STYLES = {split: f"color({colour})" for split, colour in COLOURS.items()}
-QUESTION = (("s", "stop after this step"), ("k", "kill at once"), ("c", "cancel: go on"))
+SPLIT_STYLES = {split: f"color({color})" for split, color in SPLIT_COLORS.items()}
+QUIT_OPTIONS = (("s", "stop after this step"), ("k", "kill at once"), ("c", "cancel: go on"))
 
 
-@dataclass(frozen=True)
-class Scene:
-    """All that one frame is drawn from."""
-
-    progress: Progress
-    readings: Readings
-    selection: Selection
-    curves: Sequence[str]
-    """The names of the metrics that have curves."""
-    chart: Text
-    """Of the chosen metric and view."""
-    left: tuple[str, str]
-    """The time left of the split, and of the run."""
-    has_keys: bool
-
-    @property
-    def chosen(self) -> str | None:
-        """The metric that is plotted; None where there is none."""
-        return self.curves[self.selection.metric % len(self.curves)] if self.curves else None
-
-
-def metrics_text(scene: Scene, width: int, height: int) -> Text:
-    """Every metric on both splits, as many as fit, the chosen one among them."""
-    names = list(dict.fromkeys([*scene.progress.shown, *scene.readings.metrics()]))
-    blocks = [_metric_lines(scene, name, width) for name in names]
+def draw_metrics(scene: Scene, width: int, height: int) -> Text:
+    """Return the values of each metric on both splits: as many metrics as fit, including the selected one."""
+    names = list(dict.fromkeys([*scene.progress.shown, *scene.values.metric_names()]))
+    blocks = [_draw_metric(scene, name, width) for name in names]
     first = 0
-    last = names.index(scene.chosen) if scene.chosen in names else 0
+    last = names.index(scene.metric) if scene.metric in names else 0
     while first < last and sum(map(len, blocks[first : last + 1])) > height:
         first += 1
     lines = [line for block in blocks[first:] for line in block]
@@ -53,29 +28,29 @@ def metrics_text(scene: Scene, width: int, height: int) -> Text:
     return Text("\n").join(lines)
 
 
-def _metric_lines(scene: Scene, name: str, width: int) -> list[Text]:
-    how = scene.progress.shown.get(name, Shown())
-    lines = [Text(name, style="bold underline" if name == scene.chosen else "bold")]
+def _draw_metric(scene: Scene, name: str, width: int) -> list[Text]:
+    options = scene.progress.shown.get(name, Shown())
+    lines = [Text(name, style="bold underline" if name == scene.metric else "bold")]
     for split in Split:
-        reading = scene.readings.of(split, name)
-        if reading is not None:
-            lines += _reading_lines(split, reading, how, width)
+        value = scene.values.get(split, name)
+        if value is not None:
+            lines += _draw_value(split, value, options, width)
     return lines
 
 
-def _reading_lines(split: Split, reading: Reading, how: Shown, width: int) -> list[Text]:
-    """``train epoch 97.25 % - batch 96.88 %``, on two lines where it is too long for one."""
-    running = f"epoch {value_text(reading.running, how)}"
-    head = Text.assemble((f"{split} ", STYLES[split]), running)
-    if reading.latest is None:
-        return [head]
-    latest = f"batch {value_text(reading.latest, how)}"
-    whole = head.copy().append(f" - {latest}")
-    return [whole] if whole.cell_len <= width else [head, Text(" " * (len(split) + 1) + latest)]
+def _draw_value(split: Split, value: MetricValue, options: Shown, width: int) -> list[Text]:
+    """Return ``train epoch 97.25 % - batch 96.88 %``, on two lines if one is too long."""
+    running = f"epoch {format_metric(value.running, options)}"
+    start = Text.assemble((f"{split} ", SPLIT_STYLES[split]), running)
+    if value.latest is None:
+        return [start]
+    latest = f"batch {format_metric(value.latest, options)}"
+    line = start.copy().append(f" - {latest}")
+    return [line] if line.cell_len <= width else [start, Text(" " * (len(split) + 1) + latest)]
 
 
-def status_text(scene: Scene) -> Text:
-    """The mode, the epoch, the iteration and the items."""
+def draw_status(scene: Scene) -> Text:
+    """Return the mode, the epoch, the iteration and the items."""
     progress = scene.progress
     mode = MODES[progress.split] if progress.epoch else "Starting"
     if progress.interrupter.should_stop():
@@ -91,48 +66,49 @@ def status_text(scene: Scene) -> Text:
     return text
 
 
-def controls_text(scene: Scene) -> Text:
-    """Which keys do what."""
+def draw_controls(scene: Scene) -> Text:
+    """Return the keys and their effects."""
     if not scene.has_keys:
         return Text("no keys: standard input\nis not this terminal", style="dim")
     view = VIEWS.index(scene.selection.view) + 1
-    metric = scene.selection.metric % len(scene.curves) + 1 if scene.curves else 0
+    count = len(scene.metric_names)
+    metric = scene.selection.metric % count + 1 if count else 0
     text = Text()
-    for keys, use in (
-        ("← →", f" metric {metric}/{len(scene.curves)}  "),
+    for keys, effect in (
+        ("← →", f" metric {metric}/{count}  "),
         ("↑ ↓", f" view {view}/{len(VIEWS)}\n"),
         ("q", "   quit …"),
     ):
-        text.append(keys, style="bold").append(use)
+        text.append(keys, style="bold").append(effect)
     return text
 
 
-def progress_text(scene: Scene, width: int) -> Text:
-    """Two bars: the split of this epoch, and the run."""
+def draw_progress(scene: Scene, width: int) -> Text:
+    """Return two bars: the progress of the current split, and of the run."""
     progress = scene.progress
     bars = (
-        ("Epoch", split_share(progress), scene.left[0], STYLES[progress.split]),
-        ("Run", run_share(progress), scene.left[1], "green"),
+        ("Epoch", compute_split_share(progress), scene.remaining[0], SPLIT_STYLES[progress.split]),
+        ("Run", compute_run_share(progress), scene.remaining[1], "green"),
     )
     lines = []
-    for name, share, left, style in bars:
-        tail = f" {100 * share:>3.0f} % {left:>8}"
-        room = max(0, width - 6 - len(tail))
+    for name, share, remaining, style in bars:
+        end = f" {100 * share:>3.0f} % {remaining:>8}"
+        room = max(0, width - 6 - len(end))
         full = int(share * room)
-        lines.append(Text.assemble(f"{name:<6}", ("━" * full, style), ("─" * (room - full), "dim"), tail))
+        lines.append(Text.assemble(f"{name:<6}", ("━" * full, style), ("─" * (room - full), "dim"), end))
     return Text("\n").join(lines)
 
 
-def plot_title(scene: Scene) -> Text:
-    """The metric and the view."""
-    return Text(f"{scene.chosen} · {scene.selection.view}" if scene.chosen else "Plot")
+def draw_plot_title(scene: Scene) -> Text:
+    """Return the selected metric and view."""
+    return Text(f"{scene.metric} · {scene.selection.view}" if scene.metric else "Plot")
 
 
-def legend_text() -> Text:
-    """Which colour is which split."""
-    return Text("  ").join(Text(f"━━ {split}", style=STYLES[split]) for split in Split)
+def draw_legend() -> Text:
+    """Return the names of the splits in the colors of their curves."""
+    return Text("  ").join(Text(f"━━ {split}", style=SPLIT_STYLES[split]) for split in Split)
 
 
-def question_text() -> Text:
-    """What `q` leads to."""
-    return Text("\n").join(Text.assemble((key, "bold"), f"  {meaning}") for key, meaning in QUESTION)
+def draw_quit_options() -> Text:
+    """Return the keys of the quit dialog and their effects."""
+    return Text("\n").join(Text.assemble((key, "bold"), f"  {effect}") for key, effect in QUIT_OPTIONS)

@@ -1,5 +1,6 @@
-"""One line an epoch: for files, pipes and CI."""
+"""Renderers that need no terminal: a line per epoch on standard output or in a log, or no output."""
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -9,74 +10,120 @@ from stages.contracts.history import History, Split
 from stages.contracts.text import format_rounded
 
 INTERVAL_SECONDS = 30.0
+"""Default time between two lines within an epoch."""
 
 
 class PlainRenderer:
-    """Prints a line to standard output when an epoch ends, and where one is long, a line an interval."""
+    """A renderer that prints a line after each epoch, and a line per interval within a long epoch.
+
+    Example:
+        >>> from stages.contracts.events import Progress
+        >>> from stages.contracts.history import History, Split, Value
+        >>> history = History([Value(1, Split.TRAIN, "Loss", 0.5)])
+        >>> PlainRenderer().epoch_end(Progress(epochs=20, epoch=1), history)
+        epoch  1/20 | train: Loss 0.50
+    """
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._interval = interval_seconds
-        self._next = 0.0
+        self._next_line = 0.0
 
     def write(self, line: str) -> None:
-        """Print *line*, at once."""
+        """Print *line* and flush standard output."""
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    def start(self, progress: Progress) -> None:  # noqa: ARG002  the protocol's
-        """Nothing to show yet."""
-        self._next = time.monotonic() + self._interval
+    def start(self, progress: Progress) -> None:  # noqa: ARG002  required by the protocol
+        """Start the first interval."""
+        self._next_line = time.monotonic() + self._interval
 
     def log(self, split: Split, epoch: int, name: str, value: float) -> None:
-        """Draws no curve."""
+        """Do nothing: lines contain the means of the epoch, not the values of single batches."""
 
     def step(self, progress: Progress) -> None:
-        """Print how far the epoch is, if nothing was printed for an interval."""
+        """Print the progress of the epoch, if the last line is an interval old."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next_line:
             return
-        self._next = now + self._interval
-        self.write(step_line(progress))
+        self._next_line = now + self._interval
+        self.write(format_step(progress))
 
     def epoch_end(self, progress: Progress, history: History) -> None:
-        """Print the epoch's values."""
-        self.write(epoch_line(progress, history))
-        self._next = time.monotonic() + self._interval
+        """Print the values of the epoch."""
+        self.write(format_epoch(progress, history))
+        self._next_line = time.monotonic() + self._interval
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no resource to release."""
 
 
-def epoch_line(progress: Progress, history: History) -> str:
-    """``epoch 3/10 | train: Accuracy 97.25 %, Loss 9.23e-2 | valid: …``."""
+class LogRenderer(PlainRenderer):
+    """A `PlainRenderer` that logs each line as a record of level INFO instead of printing it."""
+
+    def __init__(
+        self,
+        logger: logging.Logger | logging.LoggerAdapter[logging.Logger],
+        interval_seconds: float = INTERVAL_SECONDS,
+    ) -> None:
+        super().__init__(interval_seconds)
+        self._logger = logger
+
+    def write(self, line: str) -> None:
+        """Log *line*."""
+        self._logger.info("%s", line)
+
+
+class NoRenderer:
+    """A renderer without output."""
+
+    def start(self, progress: Progress) -> None:
+        """Do nothing."""
+
+    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
+        """Do nothing."""
+
+    def step(self, progress: Progress) -> None:
+        """Do nothing."""
+
+    def epoch_end(self, progress: Progress, history: History) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def format_epoch(progress: Progress, history: History) -> str:
+    """Return the line of an epoch, such as ``epoch 3/10 | train: Accuracy 97.25 %, Loss 0.50 | valid: …``."""
     found = sorted((v.metric, v.split, v.value) for v in history.at(progress.epoch))
-    parts = [_epoch(progress)]
+    parts = [_format_epoch_number(progress)]
     for split in Split:
         values = {metric: value for metric, its_split, value in found if its_split is split}
         if values:
-            parts.append(f"{split}: {values_text(values, progress.shown)}")
+            parts.append(f"{split}: {format_metrics(values, progress.shown)}")
     return " | ".join(parts)
 
 
-def step_line(progress: Progress) -> str:
-    """``epoch 3/10 | train 120/938 | Accuracy 97.25 %, Loss 9.23e-2``: the epoch so far."""
-    values = values_text(progress.running(), progress.shown)
-    return " | ".join(
-        filter(None, [_epoch(progress), f"{progress.split} {progress.batch}/{progress.batches}", values])
-    )
+def format_step(progress: Progress) -> str:
+    """Return the line of an epoch in progress, such as ``epoch 3/10 | train 120/938 | Accuracy 97.25 %``.
+
+    The values are those of the processed part of the epoch.
+    """
+    batch = f"{progress.split} {progress.batch}/{progress.batches}"
+    values = format_metrics(progress.running(), progress.shown)
+    return " | ".join(filter(None, [_format_epoch_number(progress), batch, values]))
 
 
-def values_text(values: Mapping[str, float], shown: Mapping[str, Shown]) -> str:
-    """``Accuracy 97.25 %, Loss 9.23e-2``."""
+def format_metrics(values: Mapping[str, float], shown: Mapping[str, Shown]) -> str:
+    """Return *values* by metric as text, such as ``Accuracy 97.25 %, Loss 9.23e-2``."""
     return ", ".join(
-        f"{name} {value_text(value, shown.get(name, Shown()))}" for name, value in values.items()
+        f"{name} {format_metric(value, shown.get(name, Shown()))}" for name, value in values.items()
     )
 
 
-def value_text(value: float, how: Shown) -> str:
-    """``97.25 %``, ``9.23e-2``."""
-    return f"{format_rounded(value, how.decimals)} {how.unit or ''}".rstrip()
+def format_metric(value: float, options: Shown) -> str:
+    """Return *value* with its unit, such as ``97.25 %`` or ``9.23e-2``."""
+    return f"{format_rounded(value, options.decimals)} {options.unit or ''}".rstrip()
 
 
-def _epoch(progress: Progress) -> str:
+def _format_epoch_number(progress: Progress) -> str:
     return f"epoch {progress.epoch:>{len(str(progress.epochs))}}/{progress.epochs}"

@@ -1,4 +1,4 @@
-"""Showing a run where there is no terminal."""
+"""Renderers without a terminal, and the choice of the default renderer."""
 
 import logging
 import re
@@ -12,7 +12,6 @@ from stages.contracts.errors import ParamsError
 from stages.contracts.events import Progress, Shown
 from stages.contracts.history import History, Split, Value
 from stages.renderers import LiveRenderer, LogRenderer, NoRenderer, PlainRenderer, default_renderer
-from stages.renderers.live import LiveRenderer as Live
 
 HISTORY = History(
     [
@@ -45,14 +44,14 @@ def show(renderer):
         (NoRenderer, []),
     ],
 )
-def test_what_a_renderer_prints_to_a_pipe(make, lines, capsys):
-    """A short epoch has one line; a long one has one an interval besides; the live view needs a terminal."""
+def test_renderer_prints_lines_to_a_pipe(make, lines, capsys):
+    """An epoch has one line, and a long epoch one more per interval. A live view prints lines there too."""
     show(make())
 
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_the_log_renderer_makes_records_of_the_plain_lines(caplog):
+def test_log_renderer_logs_the_lines_of_the_plain_renderer(caplog):
     logger = logging.Logger("run")  # other tests may have configured the loggers of this process
     logger.addHandler(caplog.handler)
 
@@ -64,8 +63,8 @@ def test_the_log_renderer_makes_records_of_the_plain_lines(caplog):
     ]
 
 
-def test_closing_twice_prints_once(capsys):
-    renderer = Live()
+def test_second_close_prints_nothing(capsys):
+    renderer = LiveRenderer()
     renderer.start(PROGRESS)
     renderer.epoch_end(PROGRESS, HISTORY)
 
@@ -76,7 +75,7 @@ def test_closing_twice_prints_once(capsys):
 
 
 @pytest.mark.parametrize(
-    ("named", "is_terminal", "term", "kind"),
+    ("variable", "is_terminal", "term", "kind"),
     [
         (None, True, "xterm", "LiveRenderer"),
         (None, True, "dumb", "PlainRenderer"),
@@ -87,26 +86,24 @@ def test_closing_twice_prints_once(capsys):
         ("", False, "xterm", "PlainRenderer"),
     ],
 )
-def test_the_default_is_what_the_variable_names_or_fits_the_output(
-    named, is_terminal, term, kind, monkeypatch
-):
+def test_variable_or_output_selects_the_default_renderer(variable, is_terminal, term, kind, monkeypatch):
     monkeypatch.setenv("TERM", term)
     monkeypatch.delenv("LEARNER_RENDERER", raising=False)
-    if named is not None:
-        monkeypatch.setenv("LEARNER_RENDERER", named)
+    if variable is not None:
+        monkeypatch.setenv("LEARNER_RENDERER", variable)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
 
     assert type(default_renderer()) is getattr(renderers, kind)
 
 
-def test_an_unknown_name_in_the_variable_is_answered_with_those_there_are(monkeypatch):
+def test_error_for_an_unknown_renderer_lists_the_valid_names(monkeypatch):
     monkeypatch.setenv("LEARNER_RENDERER", "tui")
 
-    with pytest.raises(ParamsError, match="LEARNER_RENDERER is 'tui': set it to live, plain or none"):
+    with pytest.raises(ParamsError, match="LEARNER_RENDERER is 'tui'. Set it to live, plain or none"):
         default_renderer()
 
 
-def test_a_run_in_a_pipe_loads_no_plots():
+def test_run_in_a_pipe_imports_no_terminal_packages():
     code = (
         "import sys; from stages.renderers import default_renderer; default_renderer(); print(*sys.modules)"
     )

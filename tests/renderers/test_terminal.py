@@ -1,4 +1,4 @@
-"""The live view on a real terminal: tmux draws it, types, and tells what it looks like."""
+"""The live view in a real terminal: tmux sends keys to it and returns the content of its screen."""
 
 import os
 import shlex
@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[2]
 PANES = {"Metrics", "Status", "Controls", "Progress"}
 
 pytestmark = pytest.mark.skipif(
-    not shutil.which("tmux"), reason="tmux is not installed: it plays the terminal"
+    not shutil.which("tmux"), reason="tmux, which emulates the terminal, is not installed"
 )
 
 
 class Terminal:
-    """A shell in a terminal of a size, with a tmux server of its own."""
+    """A shell in an emulated terminal of *columns* by *rows*, with its own tmux server at *socket*."""
 
     def __init__(self, socket, columns, rows):
         self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
@@ -36,8 +36,8 @@ class Terminal:
             name: value for name, value in os.environ.items() if name not in {"TMUX", "LEARNER_RENDERER"}
         }
         command = [*self._tmux, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        return done.stdout
+        result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        return result.stdout
 
     def type(self, *keys):
         for key in keys:
@@ -48,28 +48,28 @@ class Terminal:
         self.type("Enter")
 
     def show(self, *options, redirection=""):
-        script = Path(__file__).with_name("show.py")
+        script = Path(__file__).with_name("simulated_run.py")
         self.command(f"{shlex.join([sys.executable, str(script), *options])} {redirection}")
 
     @property
     def lines(self):
-        """What stands on the screen, each line with the spaces at its end."""
+        """The lines on the screen, including their trailing spaces."""
         return self.tmux("capture-pane", "-p", "-N").split("\n")[:-1]
 
     def state(self, name):
         return self.tmux("display-message", "-p", f"#{{{name}}}").strip()
 
     def wait(self, *texts, until=lambda lines: True):
-        """The screen, once all of *texts* stand on it and *until* holds of its lines."""
+        """Wait until all of *texts* are on the screen and ``until(lines)`` is true; return the lines."""
 
         def shown():
             lines = self.lines
             return lines if all(text in "\n".join(lines) for text in texts) and until(lines) else None
 
-        return wait_until(shown, lambda: f"{texts} never came:\n" + "\n".join(self.lines))
+        return wait_until(shown, lambda: f"{texts} did not appear:\n" + "\n".join(self.lines))
 
     def assert_intact(self):
-        """The shell is there, echoes what is typed, and shows its cursor, on the normal screen."""
+        """Check that the shell echoes input, with a cursor and line wrapping, on the normal screen."""
         self.wait("shell> ")
         self.command("echo modes: $(stty -a | grep -ow -e '[-]*icanon' -e '[-]*echo' -e '[-]*icrnl')")
 
@@ -91,8 +91,8 @@ def terminal(tmp_path):
         each.tmux("kill-server")
 
 
-def fills(columns, rows):
-    """Whether every line is as wide as the screen, and begins and ends with a pane's border."""
+def fill(columns, rows):
+    """Return a check that lines fill the screen, and that each starts and ends with the border of a pane."""
 
     def check(lines):
         borders = all(line[:1] in "╭│╰" and line[-1:] in "╮│╯" for line in lines)
@@ -102,13 +102,13 @@ def fills(columns, rows):
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (160, 48)])
-def test_all_panes_fill_the_terminal(columns, rows, terminal):
+def test_panes_fill_the_terminal(columns, rows, terminal):
     screen = terminal(columns, rows)
     screen.show()
 
     lines = screen.wait(*PANES, "Accuracy · Full history", "valid epoch", "Mode Training")
 
-    assert fills(columns, rows)(lines)
+    assert fill(columns, rows)(lines)
     assert (screen.state("cursor_flag"), screen.state("alternate_on")) == ("0", "1")
     for text in (
         "/1000",
@@ -120,7 +120,7 @@ def test_all_panes_fill_the_terminal(columns, rows, terminal):
         assert text in "\n".join(lines), text
 
 
-def test_arrows_change_metric_and_view(terminal):
+def test_arrow_keys_change_metric_and_view(terminal):
     screen = terminal()
     screen.show()
     screen.wait("Accuracy · Full history")
@@ -138,17 +138,17 @@ def test_arrows_change_metric_and_view(terminal):
         screen.wait(title)
 
 
-def test_the_view_follows_the_size_of_the_terminal(terminal):
+def test_view_is_redrawn_after_a_resize(terminal):
     screen = terminal()
     screen.show()
     screen.wait(*PANES)
 
     for columns, rows in ((100, 30), (50, 14), (72, 18)):
         screen.tmux("resize-window", "-x", str(columns), "-y", str(rows))
-        screen.wait("Progress", until=fills(columns, rows))
+        screen.wait("Progress", until=fill(columns, rows))
 
 
-def test_the_question_can_be_cancelled(terminal):
+def test_quit_dialog_can_be_canceled(terminal):
     screen = terminal()
     screen.show()
     screen.wait(*PANES)
@@ -161,7 +161,7 @@ def test_the_question_can_be_cancelled(terminal):
     assert screen.state("alternate_on") == "1"
 
 
-def test_stopping_by_key_ends_the_program_and_leaves_its_lines(terminal):
+def test_stop_key_ends_the_program_and_prints_its_lines(terminal):
     screen = terminal()
     screen.show()
     screen.wait("Epoch 2/")
@@ -173,7 +173,7 @@ def test_stopping_by_key_ends_the_program_and_leaves_its_lines(terminal):
 
 
 @pytest.mark.parametrize(
-    ("options", "keys", "last_words"),
+    ("options", "keys", "last_text"),
     [
         ([], ["q", "k"], "killed by the key k; the last checkpoint remains"),
         ([], ["C-c"], "KeyboardInterrupt"),
@@ -182,18 +182,18 @@ def test_stopping_by_key_ends_the_program_and_leaves_its_lines(terminal):
         (["--epochs", "2"], [], "epoch 2/2 | train: Accuracy"),
     ],
 )
-def test_however_it_ends_the_terminal_is_as_before(options, keys, last_words, terminal):
+def test_terminal_is_restored_at_any_end_of_the_program(options, keys, last_text, terminal):
     screen = terminal(120, 40)
     screen.show(*options)
     if keys:
         screen.wait(*PANES)
     screen.type(*keys)
 
-    screen.wait(last_words)
+    screen.wait(last_text)
     screen.assert_intact()
 
 
-def test_a_signal_that_a_handler_turns_into_an_exception_leaves_the_terminal_as_before(terminal):
+def test_terminal_is_restored_after_a_signal_with_a_handler(terminal):
     screen = terminal()
     screen.show()
     screen.wait(*PANES)
@@ -203,11 +203,11 @@ def test_a_signal_that_a_handler_turns_into_an_exception_leaves_the_terminal_as_
     )
     os.kill(int(child.stdout), signal.SIGTERM)
 
-    screen.wait("asked to end")
+    screen.wait("received SIGTERM")
     screen.assert_intact()
 
 
-def test_a_suspended_view_leaves_the_terminal_to_the_shell_and_comes_back(terminal):
+def test_suspended_view_releases_the_terminal_and_resumes(terminal):
     screen = terminal()
     screen.show()
     screen.wait(*PANES)
@@ -218,10 +218,10 @@ def test_a_suspended_view_leaves_the_terminal_to_the_shell_and_comes_back(termin
     screen.command("fg")
     screen.wait(*PANES)
     screen.type("Right")
-    screen.wait("Loss · Full history", until=fills(80, 24))
+    screen.wait("Loss · Full history", until=fill(80, 24))
 
 
-def test_without_a_keyboard_the_view_says_so(terminal):
+def test_view_without_a_keyboard_shows_a_notice(terminal):
     screen = terminal()
     screen.show("--epochs", "3", redirection="< /dev/null")
 
@@ -230,7 +230,7 @@ def test_without_a_keyboard_the_view_says_so(terminal):
     screen.assert_intact()
 
 
-def test_in_the_background_only_lines_are_printed(terminal):
+def test_background_run_prints_only_lines(terminal):
     screen = terminal()
     screen.show("--epochs", "2", "--batches", "4", redirection="&")
 

@@ -1,4 +1,4 @@
-"""A made-up run for a renderer to show, in a process of its own: ``python show.py --help``."""
+"""A simulated run in the default renderer, for tests in a terminal: ``python simulated_run.py --help``."""
 
 import argparse
 import math
@@ -19,8 +19,8 @@ SHOWN = {
 ITEMS = 64
 
 
-class Run:
-    """Drives a renderer as the loop does."""
+class SimulatedRun:
+    """A loop without training that calls a renderer in the order of the real loop."""
 
     def __init__(self, renderer, arguments):
         self.renderer = renderer
@@ -34,18 +34,18 @@ class Run:
         try:
             for epoch in range(1, self.arguments.epochs + 1):
                 self.progress.epoch = epoch
-                self.split(Split.TRAIN, self.arguments.batches)
-                self.split(Split.VALID, max(1, self.arguments.batches // 4))
+                self.run_split(Split.TRAIN, self.arguments.batches)
+                self.run_split(Split.VALID, max(1, self.arguments.batches // 4))
                 self.renderer.epoch_end(self.progress, self.history)
         finally:
             if not self.arguments.abandon:
                 self.renderer.close()
 
-    def split(self, split, batches):
+    def run_split(self, split, batches):
         self.progress.split, self.progress.batches = split, batches
         for batch in range(1, batches + 1):
             self.steps += 1
-            values = measured(split, self.steps)
+            values = simulate_values(split, self.steps)
             self.progress.batch, self.progress.items = batch, batch * ITEMS
             self.progress.running = self.progress.latest = lambda values=values: values
             for name, value in values.items():
@@ -62,10 +62,10 @@ class Run:
         if self.steps == self.arguments.fail:
             raise RuntimeError("it broke")
         if self.steps == self.arguments.abandon:
-            sys.exit("left without a word")
+            sys.exit("exited without close")
 
 
-def measured(split, step):
+def simulate_values(split, step):
     noise = math.sin(step * step) * 0.1
     loss = math.exp(-step / 300) * (1 + noise) + (0.1 if split is Split.VALID else 0.05)
     return {
@@ -80,8 +80,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=1000)
     parser.add_argument("--batches", type=int, default=40)
-    parser.add_argument("--pause", type=float, default=0.01, help="seconds between two steps")
-    parser.add_argument("--fail", type=int, help="the step that raises an exception")
-    parser.add_argument("--abandon", type=int, help="the step to exit at, with the renderer never closed")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
-    Run(renderers.default_renderer(), parser.parse_args()).run()
+    parser.add_argument("--pause", type=float, default=0.01, help="Seconds between two steps.")
+    parser.add_argument("--fail", type=int, help="Step that raises an exception.")
+    parser.add_argument(
+        "--abandon", type=int, help="Step at which the program exits without closing the renderer."
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("received SIGTERM"))
+    SimulatedRun(renderers.default_renderer(), parser.parse_args()).run()

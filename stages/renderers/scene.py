@@ -1,0 +1,117 @@
+"""The content of a frame: metric values, the selection made with keys, the chart and the remaining time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Self
+
+from rich.text import Text
+
+from stages.contracts.events import Progress
+from stages.contracts.history import Split
+from stages.renderers.terminal import Key
+
+
+class View(StrEnum):
+    """The points of a metric that the chart shows."""
+
+    FULL = "Full history"
+    RECENT = "Recent"
+    EPOCHS = "Epochs"
+
+
+VIEWS = tuple(View)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The metric and view that were selected with keys."""
+
+    metric: int = 0
+    """The index of the metric among those with curves."""
+    view: View = View.FULL
+    is_quitting: bool = False
+    """True while the quit dialog is open."""
+
+    def apply(self, key: Key, metric_count: int) -> Self:
+        """Return the selection after *key*, if *metric_count* metrics have curves."""
+        match key:
+            case Key.LEFT | Key.RIGHT:
+                step = 1 if key is Key.RIGHT else -1
+                return replace(self, metric=(self.metric + step) % max(metric_count, 1))
+            case Key.UP | Key.DOWN:
+                step = 1 if key is Key.DOWN else -1
+                return replace(self, view=VIEWS[(VIEWS.index(self.view) + step) % len(VIEWS)])
+            case Key.QUIT:
+                return replace(self, is_quitting=True)
+            case Key.STOP | Key.KILL | Key.CANCEL:
+                return replace(self, is_quitting=False)
+            case Key.SUSPEND:
+                return self
+
+
+@dataclass(frozen=True)
+class MetricValue:
+    """The two values of a metric on one split."""
+
+    running: float
+    """Over the processed part of the epoch."""
+    latest: float | None
+    """On the last batch; None if the metric has no value per batch."""
+
+
+_Source = tuple[Split, Callable[[], Mapping[str, float]], Callable[[], Mapping[str, float]]]
+
+
+class MetricValues:
+    """The metric values of both splits, read only in `update`, because each read waits for an accelerator."""
+
+    def __init__(self) -> None:
+        self._source: _Source | None = None
+        self._values: dict[Split, dict[str, MetricValue]] = {split: {} for split in Split}
+
+    def update(self, progress: Progress) -> None:
+        """Read the values of the current split, and the final values of a split that has ended meanwhile."""
+        source = (progress.split, progress.running, progress.latest)
+        if self._source is not None and source != self._source:
+            self._read(self._source)
+        self._source = source
+        self._read(source)
+
+    def get(self, split: Split, metric: str) -> MetricValue | None:
+        """Return the last values of *metric* on *split*; None before its first batch."""
+        return self._values[split].get(metric)
+
+    def metric_names(self) -> list[str]:
+        """Return the names of the metrics with values on either split."""
+        return list(dict.fromkeys(name for values in self._values.values() for name in values))
+
+    def _read(self, source: _Source) -> None:
+        split, running, latest = source
+        last = latest()
+        values = {name: MetricValue(value, last.get(name)) for name, value in running().items()}
+        self._values[split] = values or self._values[split]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The content of one frame."""
+
+    progress: Progress
+    values: MetricValues
+    selection: Selection
+    metric_names: Sequence[str]
+    """The metrics with curves."""
+    chart: Text
+    """The chart of the selected metric and view."""
+    remaining: tuple[str, str]
+    """The remaining times of the split and of the run."""
+    has_keys: bool
+    """True if the keyboard is read."""
+
+    @property
+    def metric(self) -> str | None:
+        """The selected metric; None if no metric has a curve."""
+        return (
+            self.metric_names[self.selection.metric % len(self.metric_names)] if self.metric_names else None
+        )
