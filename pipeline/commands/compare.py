@@ -127,10 +127,13 @@ def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path) -> None:
     from pipeline.comparison.page import build_page
     from pipeline.revisions.files import read_revisions
     from stages.contracts.files import write_text
+    from stages.contracts.text import format_megabytes
 
     revisions = read_revisions(revs or None)
     write_text(path, build_page(summarize(revisions), read_plot_data(revisions), view))
-    typer.echo(f"wrote {path}, {path.stat().st_size / 1e6:.1f} MB. It works offline, without any other file")
+    typer.echo(
+        f"wrote {path}, {format_megabytes(path.stat().st_size)}. It works offline, without any other file"
+    )
 
 
 def _open_page(path: Path) -> None:

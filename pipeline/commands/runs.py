@@ -18,6 +18,7 @@ from stages.checkpoints.file_names import (
     trainer_name,
 )
 from stages.contracts.errors import ParamsError, RecordError, StageError
+from stages.contracts.text import format_age, format_size
 from stages.runs.key import differences, leaves, run_key, shown
 from stages.runs.layout import FINISHED_FILE
 from stages.runs.manifest import LogLedger, read_finished
@@ -37,7 +38,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 KEY_HELP = "Key of the run, or the beginning of the key."
 LastRun = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="the latest run")]
 AllRuns = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="all runs")]
-UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def describe_runs(root: Path) -> list[str]:
@@ -80,7 +80,7 @@ def show(key: LastRun = None, *, as_json: AsJson = False) -> None:
         typer.echo(json.dumps({**_summary(run), **more}, indent=2))
         return
     typer.echo(f"run {run.key}: {_describe(run)}")
-    typer.echo(f"in {run.path}, {_format_size(run.size)}")
+    typer.echo(f"in {run.path}, {format_size(run.size)}")
     for name, value in sorted(leaves(run.entries).items()):
         typer.echo(f"  {name}: {shown(value)}")
     for line in _describe_differences(current, changed, reason):
@@ -232,14 +232,14 @@ def _format_time(run: Run) -> str:
 
 
 def _row(run: Run) -> tuple[str, ...]:
-    age = _format_age(max(0.0, time.time() - run.changed))
+    age = format_age(max(0.0, time.time() - run.changed))
     return (
         run.key,
         _format_state(run),
         str(run.epochs),
         run.place or "-",
         _format_time(run),
-        _format_size(run.size),
+        format_size(run.size),
         age,
     )
 
@@ -261,17 +261,3 @@ def _summary(run: Run) -> dict[str, Any]:
         "size": run.size,
         "age_seconds": round(max(0.0, time.time() - run.changed), 1),
     }
-
-
-def _format_size(nbytes: int) -> str:
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-def _format_age(seconds: float) -> str:
-    unit, length = next(((unit, length) for unit, length in UNITS if seconds >= length), UNITS[-1])
-    return f"{seconds // length:.0f} {unit}"

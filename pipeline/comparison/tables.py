@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
 from pipeline.comparison.view import ViewOptions, select_metrics, sort_runs
-from stages.contracts.text import format_rounded, number, replace_unprintable, to_json
+from stages.contracts.text import format_duration, format_rounded, number, replace_unprintable, to_json
 
 ABSENT = "-"
 DEFAULT_VIEW = ViewOptions()
@@ -90,16 +90,6 @@ def json_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
     runs = [_json_run(comparison, run, names) for run in sort_runs(comparison, view)]
     first = comparison.runs[0].name if comparison.runs else None
     return to_json({"first": first, "differing": list(comparison.differing), "runs": runs}) + "\n"
-
-
-def format_duration(seconds: float) -> str:
-    """Return *seconds* as text for people: ``7.2 s``, ``3 min 5 s``, ``2 h 3 min``."""
-    if round(seconds, 1) < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def format_value(value: Any) -> str:

@@ -20,6 +20,7 @@ from pipeline.installation import find_this_package
 from pipeline.params import read_params
 from pipeline.project import read_paths, runs_root
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, parse_name
+from stages.contracts.text import format_megabytes
 from stages.runs.layout import stores
 
 LISTED_PACKAGES = ("torch", "prefect", "dvc")
@@ -162,7 +163,7 @@ def check_disk() -> Iterator[Diagnostic]:
     if not size:
         yield ok(
             "disk",
-            f"{_megabytes(free)} free; the size of a checkpoint is unknown until build-learner has run",
+            f"{format_megabytes(free)} free; the size of a checkpoint is unknown until build-learner has run",
         )
         return
     yield check_free_space(free, size, read_params().fit.keep.most)
@@ -175,9 +176,9 @@ def check_free_space(free: int, size: int, kept: int) -> Diagnostic:
     """
     training, published = size * (kept + 1), 2 * size * kept
     message = (
-        f"{_megabytes(free)} free; a checkpoint takes {_megabytes(size)}: training with {kept} and one more "
-        f"takes {_megabytes(training)}, and the results in artifacts and DVC's cache "
-        f"{_megabytes(published)} more"
+        f"{format_megabytes(free)} free; a checkpoint takes {format_megabytes(size)}: training with {kept} "
+        f"and one more takes {format_megabytes(training)}, and the results in artifacts and DVC's cache "
+        f"{format_megabytes(published)} more"
     )
     remedy = "Run `learner runs prune` or `dvc gc --workspace`, or keep fewer checkpoints with fit.keep"
     if free < training:
@@ -192,10 +193,6 @@ def _newest_size(folder: Path) -> int:
         if parsed := parse_name(path.name):
             sizes[parsed.epoch] = sizes.get(parsed.epoch, 0) + path.stat().st_size
     return sizes[max(sizes)] if sizes else 0
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
 
 
 def check_prefect() -> Iterator[Diagnostic]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+AGE_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 SURELY_EXACT = 16
 """Up to this length, 15 digits and a point, the shortest text of a float cannot end in a tie."""
 
@@ -63,6 +64,37 @@ def fixed(value: float, decimals: int) -> str:
 def scientific(value: float, decimals: int) -> str:
     """Return *value* with one digit before the point and *decimals* after it: ``9.876e-3``, ``0.000e0``."""
     return "NaN" if math.isnan(value) else _short_exponent(f"{value:.{decimals}e}")
+
+
+def format_megabytes(nbytes: int) -> str:
+    """Return *nbytes* in units of 10^6 bytes: ``1,234.5 MB``."""
+    return f"{nbytes / 1e6:,.1f} MB"
+
+
+def format_size(nbytes: int) -> str:
+    """Return *nbytes* in the largest unit of 1024 that fits: ``512 B``, ``1.5 KiB``, ``2.0 GiB``."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def format_age(seconds: float) -> str:
+    """Return *seconds* rounded down to one unit: ``7 s``, ``3 min``, ``2 h``, ``5 d``."""
+    unit, length = next(((unit, length) for unit, length in AGE_UNITS if seconds >= length), AGE_UNITS[-1])
+    return f"{seconds // length:.0f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return *seconds* in at most two units: ``7.2 s``, ``3 min 5 s``, ``2 h 3 min``."""
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def replace_unprintable(text: str) -> str:

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from stages.contracts.errors import StageError
+from stages.contracts.text import format_megabytes
 
 
 def check_space(path: Path, needed_bytes: int) -> None:
@@ -11,10 +12,6 @@ def check_space(path: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(path).free
     if free < needed_bytes:
         raise StageError(
-            f"the disk of {path} has {_megabytes(free)} free, but the checkpoints to keep and one more "
-            f"take up to {_megabytes(needed_bytes)}. Make space, or keep fewer (fit.keep)"
+            f"the disk of {path} has {format_megabytes(free)} free, but the checkpoints to keep and one more "
+            f"take up to {format_megabytes(needed_bytes)}. Make space, or keep fewer (fit.keep)"
         )
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.contracts.text import fixed, format_rounded, json_number, number, scientific, to_json
+from stages.contracts.text import (
+    fixed,
+    format_age,
+    format_duration,
+    format_megabytes,
+    format_rounded,
+    format_size,
+    json_number,
+    number,
+    scientific,
+    to_json,
+)
 
 
 @pytest.mark.parametrize(
@@ -187,3 +198,36 @@ def test_json_keeps_the_order_of_keys():
 )
 def test_json_of_small_things(data, text):
     assert to_json(data) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(7.25, "7.2 s"), (59.99, "1 min 0 s"), (185, "3 min 5 s"), (7380, "2 h 3 min")]
+)
+def test_duration_has_at_most_two_units(seconds, text):
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0 s"), (59.9, "59 s"), (119, "1 min"), (7199, "1 h"), (200_000, "2 d")]
+)
+def test_age_is_rounded_down_to_one_unit(seconds, text):
+    assert format_age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (2**21, "2.0 MiB"),
+        (2**31, "2.0 GiB"),
+        (2**50, "1024.0 TiB"),
+    ],
+)
+def test_size_has_the_largest_unit_that_fits(nbytes, text):
+    assert format_size(nbytes) == text
+
+
+def test_megabytes_are_millions_of_bytes():
+    assert format_megabytes(1_234_500_000) == "1,234.5 MB"

@@ -13,7 +13,6 @@ from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
 from pipeline.comparison.specs import empty_confusion_spec
 from pipeline.comparison.tables import (
     csv_table,
-    format_duration,
     json_table,
     markdown_table,
     short_names,
@@ -144,13 +143,6 @@ def test_page_contains_hostile_names_only_as_data():
     assert text.count("</script>") == 3
     kept = text.partition('id="data">')[2].partition("</script>")[0]
     assert json.loads(kept)["params"] == {"rate": [HOSTILE, "1"]}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(7.25, "7.2 s"), (59.99, "1 min 0 s"), (185, "3 min 5 s"), (7380, "2 h 3 min")]
-)
-def test_duration_has_at_most_two_units(seconds, shown):
-    assert format_duration(seconds) == shown
 
 
 def test_long_curves_keep_the_same_steps_in_all_runs():
