@@ -33,7 +33,14 @@ class Patch:
         return self.name.partition(":")[0].partition(".")[0]
 
     def find(self) -> Any:
-        """Return the object of that name. Raises `ImportError` or `AttributeError` if it is missing."""
+        """Return the object of that name; of an attribute that a class only annotates, the annotation.
+
+        Raises `ImportError` or `AttributeError` if it is missing.
+        """
+        owner, _, attribute = self.name.rpartition(".")
+        if ":" in owner and isinstance(parent := resolve_name(owner), type):
+            annotations = inspect.get_annotations(parent)
+            return annotations[attribute] if attribute in annotations else getattr(parent, attribute)
         return resolve_name(self.name)
 
     def problem(self) -> str | None:
@@ -58,7 +65,7 @@ class Patch:
 
     @property
     def _title(self) -> str:
-        return f"{self.package} {_installed(self.package)}: {self.name.replace(':', '.')}"
+        return f"{self.package} {_find_version(self.package)}: {self.name.replace(':', '.')}"
 
     @property
     def _advice(self) -> str:
@@ -86,7 +93,7 @@ def _plain_signature(function: Any) -> str:
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
 
 
-def _installed(package: str) -> str:
+def _find_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

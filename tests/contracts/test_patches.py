@@ -20,6 +20,10 @@ def test_name_without_an_expected_signature_only_has_to_exist():
     assert Patch("math:pi", "a test", None, "any").problem() is None
 
 
+def test_attribute_that_a_class_only_annotates_exists():
+    assert Patch("torch.nn:Module._buffers", "a test", None, "any").problem() is None
+
+
 @pytest.mark.parametrize(
     ("patch", "words"),
     [

@@ -19,6 +19,11 @@ SGD = (
     "is_first_step, grad_scale, found_inf)"
 )
 FAST = "the public optimizer spends several times the kernel's time in Python"
+HOOKS = "an optimizer with hooks is stepped by its own method; no public function lists the hooks"
+COMPILE = "a model that torch.compile wrapped is compiled in place, as `Module.compile` does"
+
+WRAPPER = Patch("torch._dynamo.eval_frame:OptimizedModule", COMPILE, "(mod, dynamo_ctx)", SUPPORTED)
+"""The wrapper of `torch.compile`. Only `problems` checks it, because its module takes seconds to import."""
 
 PATCHES = (
     Patch("torch:ops.aten._fused_adam_.default", FAST, ADAM, SUPPORTED),
@@ -42,22 +47,24 @@ PATCHES = (
         "(self, epoch=None)",
         SUPPORTED,
     ),
+    Patch("torch.optim.optimizer:_global_optimizer_pre_hooks", HOOKS, None, SUPPORTED),
+    Patch("torch.optim.optimizer:_global_optimizer_post_hooks", HOOKS, None, SUPPORTED),
+    Patch("torch.optim:Optimizer._optimizer_step_pre_hooks", HOOKS, None, SUPPORTED),
+    Patch("torch.optim:Optimizer._optimizer_step_post_hooks", HOOKS, None, SUPPORTED),
+    WRAPPER,
+    Patch("torch.nn:Module._call_impl", COMPILE, "(self, *args, **kwargs)", SUPPORTED),
+    Patch("torch.nn:Module._compiled_call_impl", COMPILE, None, SUPPORTED),
+    Patch("torch.nn:Module._modules", COMPILE, None, SUPPORTED),
     Patch(
-        "torch.optim.optimizer:_global_optimizer_pre_hooks",
-        "an optimizer with hooks is stepped by its own method; no public function lists the hooks",
+        "torch.nn:Module._buffers",
+        "recomputing activations must not change running statistics; no public function swaps buffers",
         None,
         SUPPORTED,
     ),
     Patch(
-        "torch.optim.optimizer:_global_optimizer_post_hooks",
-        "an optimizer with hooks is stepped by its own method; no public function lists the hooks",
+        "torch.utils.data:DataLoader._iterator",
+        "persistent workers are restarted for each epoch; no public function ends them",
         None,
-        SUPPORTED,
-    ),
-    Patch(
-        "torch.nn:Module._call_impl",
-        "a model that torch.compile wrapped is compiled in place, as `Module.compile` does",
-        "(self, *args, **kwargs)",
         SUPPORTED,
     ),
 )
@@ -72,7 +79,7 @@ def problems() -> list[str]:
 @cache
 def check() -> None:
     """Raise `StageError` if a private name is missing or has another signature; check once per process."""
-    check_patches(PATCHES)
+    check_patches(each for each in PATCHES if each is not WRAPPER)
 
 
 @contextmanager
