@@ -4,15 +4,19 @@ import sys
 from statistics import median
 
 from stages.learner import MetricEarlyStopping
+from stages.loggers import FileMetricLogger
 from stages.renderers import PlainRenderer
 from stages.runs import HeartbeatRenderer, LogLedger
+
+NEVER = 1e9
+"""An interval in seconds that excludes calls that depend on the time."""
 
 
 class Calls(PlainRenderer):
     """Counts the calls that each epoch makes, of Python's functions and of C's."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(interval_seconds=NEVER)
         self.count = 0
         self.epochs = []
 
@@ -27,10 +31,11 @@ class Calls(PlainRenderer):
 
 def test_an_epoch_makes_no_more_calls_after_many_epochs(train, tmp_path):
     calls = Calls()
-    ledger = HeartbeatRenderer(tmp_path, epoch_ended=LogLedger(tmp_path).add)
+    ledger = HeartbeatRenderer(tmp_path, NEVER, epoch_ended=LogLedger(tmp_path).add)
+    loggers = [FileMetricLogger(tmp_path / split, flush_seconds=NEVER) for split in ("train", "valid")]
 
     def change(builder):
-        builder.renderer(calls).with_progress_logger(ledger)
+        builder.renderer(calls).with_progress_logger(ledger).metric_loggers(*loggers)
         return builder.early_stopping(MetricEarlyStopping(n_epochs=40))
 
     sys.setprofile(calls.profile)
