@@ -19,7 +19,7 @@ from stages.checkpoints.file_names import (
 )
 from stages.contracts.errors import ParamsError, RecordError, StageError
 from stages.contracts.text import format_age, format_size
-from stages.runs.key import differences, leaves, run_key, shown
+from stages.runs.key import differences, format_value, leaves, run_key
 from stages.runs.layout import FINISHED_FILE
 from stages.runs.manifest import LogLedger, read_finished
 from stages.runs.overview import Run, State
@@ -82,7 +82,7 @@ def show(key: LastRun = None, *, as_json: AsJson = False) -> None:
     typer.echo(f"run {run.key}: {_describe(run)}")
     typer.echo(f"in {run.path}, {format_size(run.size)}")
     for name, value in sorted(leaves(run.entries).items()):
-        typer.echo(f"  {name}: {shown(value)}")
+        typer.echo(f"  {name}: {format_value(value)}")
     for line in _describe_differences(current, changed, reason):
         typer.echo(line)
 

@@ -121,7 +121,9 @@ def _check_experiments(top: Path) -> Iterator[Diagnostic]:
 def _find_interrupted_run(top: Path, temporary: Path) -> _InterruptedRun | None:
     arguments = (temporary / "repro.dat").resolve()
     listed = run_git(top, "ls-files", "-z", "--", str(arguments)) if arguments.is_relative_to(top) else ""
-    times = [each for each in (_written_at(temporary), _modified_at(arguments) if listed else None) if each]
+    writer_time = _read_writer_time(temporary)
+    arguments_time = _read_modification_time(arguments) if listed else None
+    times = [each for each in (writer_time, arguments_time) if each]
     if not times:
         return None
     stash, branch = _find_stash(top, max(times)), _find_branch(top)
@@ -138,8 +140,11 @@ def _is_stored(top: Path, name: str) -> bool:
     return hashed.returncode == 0 and try_git(top, "cat-file", "-e", hashed.stdout.strip()).returncode == 0
 
 
-def _written_at(temporary: Path) -> float | None:
-    """Return when DVC listed itself as the writer of the checkout; None if that process still runs."""
+def _read_writer_time(temporary: Path) -> float | None:
+    """Return when a DVC that has ended listed itself as the writer of the checkout.
+
+    Return None if that process is running, or if the list has no writer.
+    """
     path = temporary / "exps/rwlock"
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         writer = json.loads(path.read_text())["write"]["workspace"]
@@ -147,7 +152,8 @@ def _written_at(temporary: Path) -> float | None:
     return None
 
 
-def _modified_at(path: Path) -> float | None:
+def _read_modification_time(path: Path) -> float | None:
+    """Return when *path* was last modified, in seconds since the epoch; None if it is missing."""
     with suppress(OSError):
         return path.stat().st_mtime
     return None
@@ -253,7 +259,7 @@ def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
 
 def _age(path: Path) -> float:
     """Return the seconds since *path* was modified; 0 if it is missing."""
-    return time.time() - (_modified_at(path) or time.time())
+    return time.time() - (_read_modification_time(path) or time.time())
 
 
 def _remove_temporary_files(top: Path, paths: list[Path]) -> None:

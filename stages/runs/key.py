@@ -44,7 +44,7 @@ def leaves(entries: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_leaves("", plain(entries)))
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return *value* as JSON for messages; hashes and long values are shortened."""
     if isinstance(value, str) and _HASH.fullmatch(value):
         return f"{value[:_MAX_HASH_LENGTH]}…"
@@ -64,7 +64,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _side(values: Mapping[str, Any], name: str) -> str:
-    return shown(values[name]) if name in values else "absent"
+    return format_value(values[name]) if name in values else "absent"
 
 
 def _canonical(entries: Mapping[str, Any]) -> str:

@@ -25,12 +25,12 @@ class State(StrEnum):
     """The state of a run store."""
 
     RUNNING = "running"
-    """A process holds its lock, however old the heartbeat is."""
+    """A process holds the lock of the store; the age of its heartbeat has no effect."""
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
-    """It is not finished, and its last process released the lock."""
+    """The run is not finished, and its last process released the lock."""
     DEAD = "dead"
-    """It is not finished, and its last process was killed."""
+    """The run is not finished, and its last process was killed."""
 
 
 def state_of(store_path: Path) -> State:
@@ -50,7 +50,7 @@ class Run:
     path: Path
     state: State
     owner: ProcessIdentity | None
-    """The process that works in it, or that was killed in it."""
+    """The process that works in the store, or that was killed while it did."""
     beat: Beat | None
 
     @property
@@ -86,12 +86,12 @@ class Run:
 
     @property
     def started(self) -> bool:
-        """Whether the last heartbeat is that of the current process, and not of an earlier one."""
+        """True if the last heartbeat is of the process that works in the store now, not of an earlier one."""
         return self.beat is not None and self.beat.owner == self.owner
 
     @property
     def stalled(self) -> bool:
-        """Whether it is running without a heartbeat for `STALLED_SECONDS`."""
+        """True if the run is in progress and has written no heartbeat for `STALLED_SECONDS`."""
         return self.state is State.RUNNING and time.time() - self.changed > STALLED_SECONDS
 
     @property
