@@ -1,14 +1,14 @@
-"""What `learner check` finds beyond the values in params.yaml."""
+"""`learner check` reports mistakes beyond the values in params.yaml."""
 
 import sys
 
 import pytest
 
-PARTS = {
-    "broken.py": "1 / 0",
-    "leaving.py": "import sys\nsys.exit('no licence')",
+USER_FILES = {
+    "failing.py": "1 / 0",
+    "exiting.py": "import sys\nsys.exit('no licence')",
     "crashing.py": "import os\nos._exit(3)",
-    "hollow.py": "x = 1",
+    "values.py": "x = 1",
     "mine.py": """
 def rings(count, *, noise=0, path=None): ...
 
@@ -20,29 +20,29 @@ MODEL = "kind: cnn\n    dropout: 0.5"
 SOURCE = "kind: digits\n    path: null"
 METRICS = "[loss, accuracy]"
 MISTAKES = {
-    "model whose module is missing": (
+    "module of the model is missing": (
         MODEL,
         'kind: "no_such_module:Net"',
         "build_learner.model: model 'no_such_module:Net' cannot be imported",
     ),
-    "model whose class is missing": (
+    "class of the model is missing": (
         MODEL,
         'kind: "mine:Ned"',
         "build_learner.model: model 'mine:Ned' cannot be found: 'mine' imports, but has no 'Ned'. Did you",
     ),
-    "model whose module fails": (MODEL, 'kind: "broken:Net"', "ZeroDivisionError"),
-    "model whose module exits": (MODEL, 'kind: "leaving:Net"', "build_learner.model: "),
-    "model whose module ends the process": (
+    "module of the model raises an exception": (MODEL, 'kind: "failing:Net"', "ZeroDivisionError"),
+    "module of the model calls sys.exit": (MODEL, 'kind: "exiting:Net"', "build_learner.model: "),
+    "module of the model ends the process": (
         MODEL,
         'kind: "crashing:Net"',
         "build_learner.model: the import ended its process with exit code 3",
     ),
-    "model that is no class": (
+    "model is not a class": (
         MODEL,
-        'kind: "hollow:x"',
-        "build_learner.model: model 'hollow:x' must name a class or a function; found int",
+        'kind: "values:x"',
+        "build_learner.model: model 'values:x' must name a class or a function; found int",
     ),
-    "model with an argument that is missing": (
+    "model without a required argument": (
         MODEL,
         'kind: "mine:Net"',
         "build_learner.model: model 'mine:Net' cannot be built: missing a required argument: 'width'",
@@ -52,17 +52,17 @@ MISTAKES = {
         'kind: "mine:rings"\n    count: 3\n    nois: 1',
         "load_data.source: source 'mine:rings' cannot be built: got an unexpected keyword argument 'nois'",
     ),
-    "batcher whose module is missing": (
+    "module of the batcher is missing": (
         "num_epochs:",
         'batcher: "no_such_module:stack"\n  num_epochs:',
         "fit.batcher: batcher 'no_such_module:stack' cannot be imported",
     ),
-    "batcher that is no function": (
+    "batcher is not a function": (
         "num_epochs:",
-        'batcher: "hollow:x"\n  num_epochs:',
+        'batcher: "values:x"\n  num_epochs:',
         "fit.batcher: the batcher must be a function or have a method batch(items); found the type int",
     ),
-    "metric whose module is missing": (
+    "module of the metric is missing": (
         METRICS,
         '[loss, "no_such_module:F1"]',
         "fit.metrics.1: metric 'no_such_module:F1' cannot be imported",
@@ -72,34 +72,42 @@ MISTAKES = {
         "[loss, {kind: top_k, n: 2}]",
         "fit.metrics.1: metric 'top_k' cannot be built: ",
     ),
-    "metric with a wrong argument": (METRICS, "[loss, {kind: top_k, k: 0}]", "fit.metrics.1: top-k accuracy"),
-    "metric that is none": (METRICS, '[loss, "pathlib:Path"]', "fit.metrics.1: metric 'pathlib:Path' is a "),
-    "device that is not here": (
+    "metric with an invalid argument": (
+        METRICS,
+        "[loss, {kind: top_k, k: 0}]",
+        "fit.metrics.1: top-k accuracy",
+    ),
+    "class is not a metric": (
+        METRICS,
+        '[loss, "pathlib:Path"]',
+        "fit.metrics.1: metric 'pathlib:Path' is a ",
+    ),
+    "device is not available": (
         "device: auto",
         "device: cuda:9",
         "fit.device: this machine has no device 'cuda:9': use one of auto",
     ),
-    "data that is missing": (
+    "data is missing": (
         SOURCE,
         "kind: npz\n    path: no/such.npz",
         "load_data.source.path: the file or folder 'no/such.npz' does not exist. Correct the path",
     ),
-    "data that DVC tracks": (
+    "data tracked by DVC is missing": (
         SOURCE,
         "kind: npz\n    path: raw/digits.npz",
         "load_data.source.path: the file or folder 'raw/digits.npz' does not exist. Run `dvc pull raw.dvc`",
     ),
-    "checkpoint that is missing": (
+    "checkpoint is missing": (
         "build_learner:\n",
         "build_learner:\n  checkpoint: {path: old, epoch: 1}\n",
         "build_learner.checkpoint.path: the file or folder 'old' does not exist. Correct the path",
     ),
-    "recorder of another kind of file": (
+    "recorder of another file format": (
         "recorder: default",
         "recorder: pretty_json",
         "save_model.recorder: 'pretty_json' writes files that end in .json; found vars.paths.model: art",
     ),
-    "section that is missing": (
+    "section is missing": (
         "save_model:\n  recorder: default\n  exports: []\n  epoch: last\n",
         "",
         "save_model: the key is missing, and the stage save-model in dvc.yaml tracks it. Add 'save_model:",
@@ -108,24 +116,26 @@ MISTAKES = {
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory, checked_out):
-    made = checked_out(tmp_path_factory.mktemp("checked") / "project")
-    for name, text in PARTS.items():
-        (made.folder / name).write_text(text)
-    (made.folder / "raw.dvc").write_text("outs:\n- path: raw\n")
-    return made
+def checked_out_project(tmp_path_factory, checked_out):
+    """Return a project with modules of a user, and with data that DVC tracks and has not fetched."""
+    project = checked_out(tmp_path_factory.mktemp("checked") / "project")
+    for name, text in USER_FILES.items():
+        (project.folder / name).write_text(text)
+    (project.folder / "raw.dvc").write_text("outs:\n- path: raw\n")
+    return project
 
 
 @pytest.fixture
-def project(checkout):
-    path = checkout.folder / "params.yaml"
+def project(checked_out_project):
+    """Return a project with modules of a user; its params are restored after the test."""
+    path = checked_out_project.folder / "params.yaml"
     before = path.read_text()
-    yield checkout
+    yield checked_out_project
     path.write_text(before)
 
 
 @pytest.mark.parametrize(("old", "new", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_check_reports_mistakes_that_would_fail_a_run_later(old, new, message, project):
+def test_check_reports_a_mistake_that_would_fail_a_run_later(old, new, message, project):
     project.edit("params.yaml", old, new)
 
     refused = project.learner("check")
@@ -142,13 +152,13 @@ VALID = {
     "another stage's output": (SOURCE, "kind: npz\n    path: made/data.npz"),
     "the folder of another stage's output": (SOURCE, "kind: idx\n    path: made"),
     "a URL": (SOURCE, 'kind: "mine:rings"\n    count: 3\n    path: "s3://bucket/data"'),
-    "a user's own parts": (MODEL, 'kind: "mine:Net"\n    width: 3'),
+    "a model of the user": (MODEL, 'kind: "mine:Net"\n    width: 3'),
     "a metric with arguments": (METRICS, "[loss, {kind: top_k, k: 2}]"),
 }
 
 
 @pytest.mark.parametrize(("old", "new"), VALID.values(), ids=VALID)
-def test_check_accepts(old, new, project):
+def test_check_accepts_valid_params(old, new, project):
     project.edit("params.yaml", old, new)
     dvc = project.folder / "dvc.yaml"
     before = dvc.read_text()
@@ -158,11 +168,11 @@ def test_check_accepts(old, new, project):
         "stages:\n  make:\n    cmd: make\n    outs: [{made/data.npz: {cache: false}}]\n\n",
     )
 
-    done = project.learner("check")
+    checked = project.learner("check")
     dvc.write_text(before)
 
-    assert "error" not in done.text
-    assert done.code == (1 if "would not rerun" in done.out else 0), done.text
+    assert "error" not in checked.text
+    assert checked.code == (1 if "would not rerun" in checked.out else 0), checked.text
 
 
 def test_check_does_not_load_torch_for_a_model_of_the_user(project):

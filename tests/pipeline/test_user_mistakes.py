@@ -1,4 +1,4 @@
-"""Mistakes in the user's code: one message with the file and the line, a failure, and untouched results."""
+"""Mistakes in the user's code are reported in one message with file and line, and results do not change."""
 
 import importlib
 import os
@@ -40,25 +40,25 @@ DEFAULTS = {
     "batcher": "normalize",
     "metrics": "[loss]",
 }
-HEAD = """import sys
+MODULE_HEAD = """import sys
 import torch
 from torch import nn
 from stages.contracts.outputs import ClassificationOutput, TrainOutput
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep, Mlp, backward
 """
-FIRST = HEAD.count("\n") + 1
-"""The line of the user's module on which the code of a case begins."""
+FIRST_LINE = MODULE_HEAD.count("\n") + 1
+"""The line of the user's module at which the code of a case begins."""
 
 
-class Results:
+class InProcessProject:
     """A project in the current folder whose stages run in this process."""
 
     def __init__(self, folder):
         self.folder = folder
 
     def write(self, code="", **params):
-        (self.folder / "mine.py").write_text(HEAD + code)
+        (self.folder / "mine.py").write_text(MODULE_HEAD + code)
         (self.folder / "params.yaml").write_text(PARAMS.format(**DEFAULTS | params))
         sys.modules.pop("mine", None)
         importlib.invalidate_caches()
@@ -70,14 +70,14 @@ class Results:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A project in which all stages have run."""
+def trained_folder(tmp_path_factory):
+    """Return the folder of a project in which all stages have run."""
     folder = tmp_path_factory.mktemp("trained")
     for package in ("pipeline", "stages"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "dvc.yaml", folder)
     np.savez(folder / "data.npz", inputs=np.random.default_rng(1).random((20, 4)), targets=np.arange(20) % 3)
-    project = Results(folder)
+    project = InProcessProject(folder)
     project.write()
     before = Path.cwd()
     os.chdir(folder)
@@ -90,41 +90,42 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def project(trained, tmp_path, monkeypatch):
+def project(trained_folder, tmp_path, monkeypatch):
     folder = tmp_path / "project"
-    shutil.copytree(trained, folder)
+    shutil.copytree(trained_folder, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    yield Results(folder)
+    yield InProcessProject(folder)
     sys.modules.pop("mine", None)
 
 
-def run(stage, monkeypatch, capfd):
-    """Run the command ``stage``; its exit code and what it printed to standard error."""
+def run_stage_command(stage, monkeypatch, capfd):
+    """Run the command ``learner stage``; return its exit code and its standard error."""
     return run_command(["stage", stage], monkeypatch, capfd)
 
 
 def run_command(arguments, monkeypatch, capfd):
+    """Run ``learner`` with *arguments* in this process; return its exit code and its standard error."""
     monkeypatch.setattr(sys, "argv", ["learner", *arguments])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exited:
         cli.main()
-    return ended.value.code, capfd.readouterr().err
+    return exited.value.code, capfd.readouterr().err
 
 
 MODEL = "{kind: 'mine:Net'}"
-OF_BUILD = {
+MODEL_MISTAKES = {
     "name error in the module": (
         "x = 1\ny = undefined\n",
         ["NameError: name 'undefined'", "mine.py, line {1}"],
     ),
     "syntax error": ("def f(:\n", ["SyntaxError: invalid syntax", "mine.py, line {0}: def f(:"]),
-    "indentation": ("def f():\nx = 1\n", ["IndentationError", "mine.py, line {1}"]),
+    "missing indentation": ("def f():\nx = 1\n", ["IndentationError", "mine.py, line {1}"]),
     "missing dependency": (
         "import no_such_lab\n",
         ["No module named 'no_such_lab'", "line {0}", "Install 'no_such_lab'"],
     ),
     "missing name of a dependency": ("from math import sinus\n", ["cannot import name 'sinus'", "line {0}"]),
-    "exit on import": ("sys.exit()\n", ["sys.exit()", "mine.py, line {0}"]),
+    "exit during the import": ("sys.exit()\n", ["sys.exit()", "mine.py, line {0}"]),
     "exception in __init__": (
         "class Net(Mlp):\n    def __init__(self, **_):\n        raise ValueError('no width')\n",
         ["ValueError: no width", "mine.py, line {2}, in __init__"],
@@ -133,18 +134,18 @@ OF_BUILD = {
         "class Net(Mlp):\n    def __init__(self, **_):\n        sys.exit(0)\n",
         ["sys.exit(0)", "mine.py, line {2}, in __init__"],
     ),
-    "no parameters": (
+    "model without parameters": (
         "class Net(ClassificationStep, nn.Module):\n    def forward(self, inputs):\n        return inputs\n",
         ["Net (mine.py, line {0}) has no parameters", "nn.ModuleList"],
     ),
-    "lazy module": (
+    "model with a lazy module": (
         (
             "class Net(ClassificationStep, nn.Sequential):\n    def __init__(self):\n"
             "        super().__init__(nn.Flatten(), nn.LazyLinear(3))\n"
         ),
         ["Net (mine.py, line {0}): the parameter 1.weight of a LazyLinear is not initialized"],
     ),
-    "complex parameters": (
+    "model with complex parameters": (
         (
             "class Net(ClassificationStep, nn.Linear):\n    def __init__(self):\n"
             "        super().__init__(4, 3, dtype=torch.complex64)\n"
@@ -152,7 +153,10 @@ OF_BUILD = {
         ["weight of Net (mine.py, line {0})", "complex64 cannot be recorded", "view_as_real"],
     ),
     "missing class": ("class Nett(Mlp):\n    pass\n", ["has no 'Net'", "Did you mean 'Nett'?"]),
-    "not callable": ("Net = 3\n", ["model 'mine:Net' must name a class or a function; found int 3"]),
+    "model that is not callable": (
+        "Net = 3\n",
+        ["model 'mine:Net' must name a class or a function; found int 3"],
+    ),
     "exception in training_state": (
         (
             "class Net(Mlp):\n    def training_state(self):\n        return {}['step']\n\n"
@@ -163,62 +167,76 @@ OF_BUILD = {
 }
 
 
-def expected(words):
-    return [word.format(*range(FIRST, FIRST + 40)) for word in words]
+def fill_in_lines(messages):
+    """Return *messages* with ``{n}`` replaced by the number of line *n* of a case, counted from 0."""
+    return [each.format(*range(FIRST_LINE, FIRST_LINE + 40)) for each in messages]
 
 
-@pytest.mark.parametrize(("code", "words"), OF_BUILD.values(), ids=OF_BUILD)
-def test_mistake_in_a_model_is_explained_before_training(code, words, project, monkeypatch, capfd):
+@pytest.mark.parametrize(("code", "messages"), MODEL_MISTAKES.values(), ids=MODEL_MISTAKES)
+def test_mistake_in_a_model_is_reported_before_training(code, messages, project, monkeypatch, capfd):
     project.write(code, model=MODEL)
     before = project.files()
 
-    exit_code, printed = run("build-learner", monkeypatch, capfd)
+    exit_code, printed = run_stage_command("build-learner", monkeypatch, capfd)
 
     assert exit_code == 1, printed
-    assert all(word in printed for word in expected(words)), printed
+    assert all(each in printed for each in fill_in_lines(messages)), printed
     assert len(printed.splitlines()) < 8, printed
     assert project.files() == before
 
 
-def step(name, *body):
+def build_step(name, *body):
+    """Return the code of a model whose method *name* has the lines *body*."""
     lines = "".join(f"        {line}\n" for line in body)
     return f"class Net(Mlp):\n    def {name}(self, batch):\n{lines}"
 
 
-BODY = ["inputs, targets = batch", "loss = self.loss(self(inputs), targets)"]
-OF_STEPS = {
-    "name error": (step("train_step", "return undefined"), ["NameError", "mine.py, line {2}, in train_step"]),
+COMPUTE_LOSS = ["inputs, targets = batch", "loss = self.loss(self(inputs), targets)"]
+STEP_MISTAKES = {
+    "name error": (
+        build_step("train_step", "return undefined"),
+        ["NameError", "mine.py, line {2}, in train_step"],
+    ),
     "name error in validation": (
-        step("valid_step", "return undefined"),
+        build_step("valid_step", "return undefined"),
         ["NameError", "mine.py, line {2}, in valid_step: return undefined"],
     ),
-    "shapes": (
+    "shapes that do not match": (
         "class Net(Mlp):\n    def forward(self, inputs):\n        return inputs @ torch.zeros(5, 3)\n",
         ["RuntimeError: mat1 and mat2", "mine.py, line {2}, in forward"],
     ),
-    "exit": (step("train_step", "sys.exit(0)"), ["sys.exit(0)", "mine.py, line {2}, in train_step"]),
-    "exit without a code": (step("valid_step", "sys.exit()"), ["sys.exit()", "line {2}, in valid_step"]),
-    "generator exit": (step("train_step", "raise GeneratorExit"), ["GeneratorExit", "line {2}"]),
-    "own base exception": (
-        step("train_step", "raise Stop") + "\n\nclass Stop(BaseException):\n    pass\n",
+    "exit with code 0": (
+        build_step("train_step", "sys.exit(0)"),
+        ["sys.exit(0)", "mine.py, line {2}, in train_step"],
+    ),
+    "exit without a code": (
+        build_step("valid_step", "sys.exit()"),
+        ["sys.exit()", "line {2}, in valid_step"],
+    ),
+    "GeneratorExit": (build_step("train_step", "raise GeneratorExit"), ["GeneratorExit", "line {2}"]),
+    "exception that is not an Exception": (
+        build_step("train_step", "raise Stop") + "\n\nclass Stop(BaseException):\n    pass\n",
         ["mine.Stop", "line {2}, in train_step"],
     ),
-    "empty message": (step("train_step", "raise ValueError"), ["ValueError\n", "line {2}"]),
-    "failing message": (
+    "exception without a message": (
+        build_step("train_step", "raise ValueError"),
+        ["ValueError\n", "line {2}"],
+    ),
+    "exception whose message fails": (
         "class BadError(Exception):\n    def __str__(self):\n        return 1 / 0\n\n\n"
-        + step("train_step", "raise BadError"),
+        + build_step("train_step", "raise BadError"),
         ["BadError: <str() of it failed with ZeroDivisionError>", "line {7}, in train_step"],
     ),
-    "long message": (
-        step("train_step", "raise ValueError('line\\n' * 10_000)"),
+    "exception with a long message": (
+        build_step("train_step", "raise ValueError('line\\n' * 10_000)"),
         ["ValueError: line", "… 9,980 more lines", "line {2}, in train_step"],
     ),
     "deep recursion": (
-        step("train_step", "return self.train_step(batch)"),
+        build_step("train_step", "return self.train_step(batch)"),
         ["RecursionError", "more frames", "line {2}, in train_step"],
     ),
-    "chained": (
-        step(
+    "chained exceptions": (
+        build_step(
             "train_step",
             "try:",
             "    {}['a']",
@@ -228,31 +246,34 @@ OF_STEPS = {
         ["ValueError: b", "line {5}", "caused by KeyError: 'a'", "line {3}"],
     ),
     "missing file": (
-        step("train_step", "open('no_such_file')"),
+        build_step("train_step", "open('no_such_file')"),
         ["FileNotFoundError", "no_such_file", "line {2}, in train_step"],
     ),
     "warning as error": (
-        step("train_step", "import warnings", "warnings.simplefilter('error')", "warnings.warn('odd')"),
+        build_step("train_step", "import warnings", "warnings.simplefilter('error')", "warnings.warn('odd')"),
         ["UserWarning: odd", "line {4}, in train_step"],
     ),
-    "dict": (
-        step("train_step", "return {'loss': 1}"),
+    "step that returns a dict": (
+        build_step("train_step", "return {'loss': 1}"),
         ["Net.train_step (mine.py, line {1}) returned a dict"],
     ),
-    "bare loss": (
-        step("train_step", *BODY, "return loss"),
+    "step that returns a loss only": (
+        build_step("train_step", *COMPUTE_LOSS, "return loss"),
         ["Net.train_step (mine.py, line {1}) returned a tensor of shape ()", "TrainOutput"],
     ),
-    "nothing": (step("train_step", "pass"), ["Net.train_step (mine.py, line {1}) returned None"]),
-    "bare loss in validation": (
-        step("valid_step", *BODY, "return loss"),
+    "step that returns None": (
+        build_step("train_step", "pass"),
+        ["Net.train_step (mine.py, line {1}) returned None"],
+    ),
+    "validation step that returns a loss only": (
+        build_step("valid_step", *COMPUTE_LOSS, "return loss"),
         ["Net.valid_step (mine.py, line {1}) returned a tensor of shape ()"],
     ),
-    "loss per sample": (
+    "loss of each sample": (
         "class Net(Mlp):\n    def loss(self, logits, targets):\n        return logits.sum(1)\n",
         ["Net.loss (mine.py, line {1})", "found shape (4,)", "loss.mean()"],
     ),
-    "loss that is a number": (
+    "loss that is not a tensor": (
         "class Net(Mlp):\n    def loss(self, logits, targets):\n        return logits.sum().item()\n",
         ["Net.loss (mine.py, line {1})", "found the type float"],
     ),
@@ -261,39 +282,39 @@ OF_STEPS = {
         ["Net.loss (mine.py, line {1})", "no gradient"],
     ),
     "too few gradients": (
-        step(
+        build_step(
             "train_step",
-            *BODY,
+            *COMPUTE_LOSS,
             "item = ClassificationOutput(loss, self(inputs), targets)",
             "return TrainOutput(self, backward(self, loss)[1:], item)",
         ),
         ["Net.train_step (mine.py, line {1}) returned 3 gradients for 4 parameters"],
     ),
     "gradients in another order": (
-        step(
+        build_step(
             "train_step",
-            *BODY,
+            *COMPUTE_LOSS,
             "item = ClassificationOutput(loss, self(inputs), targets)",
             "return TrainOutput(self, backward(self, loss)[::-1], item)",
         ),
         ["Net.train_step (mine.py, line {1}) returned a gradient of shape (3,)"],
     ),
     "generator of gradients": (
-        step(
+        build_step(
             "train_step",
-            *BODY,
+            *COMPUTE_LOSS,
             "item = ClassificationOutput(loss, self(inputs), targets)",
             "return TrainOutput(self, (p.grad for p in self.parameters()), item)",
         ),
         ["Net.train_step (mine.py, line {1}) returned a generator as gradients"],
     ),
     "output without a size": (
-        step("train_step", *BODY, "return TrainOutput(self, backward(self, loss), Item(loss))")
+        build_step("train_step", *COMPUTE_LOSS, "return TrainOutput(self, backward(self, loss), Item(loss))")
         + "\n\nclass Item:\n    def __init__(self, loss):\n        self.loss = loss\n",
         ["Net.train_step (mine.py, line {1}) returned an Item without a size"],
     ),
     "size that is a method": (
-        step("train_step", *BODY, "return TrainOutput(self, backward(self, loss), Item(loss))")
+        build_step("train_step", *COMPUTE_LOSS, "return TrainOutput(self, backward(self, loss), Item(loss))")
         + "\n\nclass Item:\n    def __init__(self, loss):\n        self.loss = loss\n\n"
         "    def size(self):\n        return 4\n",
         ["Net.train_step (mine.py, line {1})", "size is a method: make it a @property"],
@@ -309,23 +330,23 @@ OF_STEPS = {
 }
 
 
-@pytest.mark.parametrize(("code", "words"), OF_STEPS.values(), ids=OF_STEPS)
-def test_mistake_in_a_step_names_the_step_and_loses_no_progress(code, words, project, monkeypatch, capfd):
+@pytest.mark.parametrize(("code", "messages"), STEP_MISTAKES.values(), ids=STEP_MISTAKES)
+def test_mistake_in_a_step_names_the_step_and_loses_no_progress(code, messages, project, monkeypatch, capfd):
     project.write(code, model=MODEL)
     run_stage("build-learner")
     before = project.files()
     capfd.readouterr()
 
-    exit_code, printed = run("fit", monkeypatch, capfd)
+    exit_code, printed = run_stage_command("fit", monkeypatch, capfd)
 
     assert exit_code == 1
-    assert all(word in printed for word in expected(words)), printed
+    assert all(each in printed for each in fill_in_lines(messages)), printed
     assert len(printed.splitlines()) < 35, printed
     assert project.files() == before
 
 
-OF_PARTS = {
-    "source": (
+PART_MISTAKES = {
+    "error in a source": (
         "load-data",
         "def load():\n    return 1 / 0\n",
         {"source": "{kind: 'mine:load'}"},
@@ -337,37 +358,37 @@ OF_PARTS = {
         {"source": "{kind: 'mine:load'}"},
         "line {1}, in load: sys.exit(0)",
     ),
-    "metric": (
+    "error in a metric": (
         "fit",
         "class Mine(LossMetric):\n    name = 'Mine'\n\n    def measure(self, item):\n        return 1 / 0\n",
         {"metrics": "[loss, 'mine:Mine']"},
         "line {4}, in measure",
     ),
-    "batcher": (
+    "error in a batcher": (
         "fit",
         "class Mine:\n    def batch(self, items):\n        return 1 / 0\n",
         {"batcher": "{kind: 'mine:Mine'}"},
         "line {2}, in batch",
     ),
-    "batcher in a worker": (
+    "error of a batcher in a worker": (
         "fit",
         "class Mine:\n    def batch(self, items):\n        return 1 / 0\n",
         {"batcher": "{kind: 'mine:Mine'}", "workers": "1"},
         "line {2}, in batch",
     ),
-    "exit in a worker": (
+    "exit of a batcher in a worker": (
         "fit",
         "def mine(items):\n    sys.exit(0)\n",
         {"batcher": "{kind: 'mine:mine'}", "workers": "1"},
         "line {1}, in mine",
     ),
-    "dict batch": (
+    "batcher that returns a dict": (
         "fit",
         "def mine(items):\n    return {'x': items.inputs, 'y': items.targets}\n",
         {"batcher": "{kind: 'mine:mine'}"},
         "forward_classification takes a batch of (inputs, targets); found a dict with the keys 'x', 'y'",
     ),
-    "interrupt": (
+    "interrupt in a batcher": (
         "fit",
         "def mine(items):\n    raise KeyboardInterrupt\n",
         {"batcher": "{kind: 'mine:mine'}"},
@@ -376,15 +397,17 @@ OF_PARTS = {
 }
 
 
-@pytest.mark.parametrize(("stage", "code", "params", "words"), OF_PARTS.values(), ids=OF_PARTS)
-def test_mistake_in_a_part_names_its_line(stage, code, params, words, project, monkeypatch, capfd, request):
+@pytest.mark.parametrize(("stage", "code", "params", "message"), PART_MISTAKES.values(), ids=PART_MISTAKES)
+def test_mistake_in_a_part_is_reported_with_its_line(
+    stage, code, params, message, project, monkeypatch, capfd, request
+):
     project.write(code, **params)
     before = project.files()
 
-    exit_code, printed = run(stage, monkeypatch, capfd)
+    exit_code, printed = run_stage_command(stage, monkeypatch, capfd)
 
     assert exit_code == (130 if "interrupt" in request.node.callspec.id else 1)
-    assert all(word in printed for word in expected([words])), printed
+    assert all(each in printed for each in fill_in_lines([message])), printed
     assert "Traceback" not in printed
     assert project.files() == before
 
@@ -402,38 +425,40 @@ def test_params_can_name_a_function_as_batcher(project):
 
 
 @pytest.mark.parametrize("body", ["return 1 / 0", "sys.exit(0)"])
-def test_evaluate_explains_a_mistake(body, project, monkeypatch, capfd):
+def test_evaluate_reports_a_mistake_with_its_line(body, project, monkeypatch, capfd):
     code = f"class Mine(LossMetric):\n    name = 'Mine'\n\n    def measure(self, item):\n        {body}\n"
     project.write(code, metrics="[loss, 'mine:Mine']")
 
     exit_code, printed = run_command(["evaluate"], monkeypatch, capfd)
 
     assert exit_code == 1
-    assert f"mine.py, line {FIRST + 4}, in measure: {body}" in printed
+    assert f"mine.py, line {FIRST_LINE + 4}, in measure: {body}" in printed
     assert "Traceback" not in printed
 
 
-def test_full_traceback_is_printed_on_request(project, monkeypatch, capfd):
+def test_full_traceback_is_printed_if_the_variable_is_set(project, monkeypatch, capfd):
     project.write("def load():\n    return 1 / 0\n", source="{kind: 'mine:load'}")
     monkeypatch.setenv("LEARNER_TRACEBACK", "1")
 
-    _, printed = run("load-data", monkeypatch, capfd)
+    _, printed = run_stage_command("load-data", monkeypatch, capfd)
 
     assert "Traceback (most recent call last)" in printed
     assert "pipeline/engine/stage_run.py" in printed
 
 
-class Killing(NoRenderer):
+class KillingRenderer(NoRenderer):
+    """A renderer whose user presses the key that kills the run."""
+
     def step(self, progress):
         raise KilledError
 
 
-def test_kill_key_ends_a_stage_with_code_130(project):
+def test_kill_key_stops_a_stage_with_code_130(project):
     before = project.files()
     project.write(metrics="[loss, accuracy]")
 
     with pytest.raises(RunInterruptedError, match="killed by the key k") as raised:
-        run_stage("fit", Killing())
+        run_stage("fit", KillingRenderer())
 
     assert raised.value.exit_code == 130
     assert project.files() == before
@@ -448,34 +473,38 @@ def test_error_keeps_its_cause(project):
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
-EXITING = HEAD + step("train_step", "sys.exit(0)")
-UNDEFINED = HEAD + step("valid_step", "return undefined")
-COMMANDS = {"dvc repro": ("dvc", "repro"), "learner run": (sys.executable, "-m", "pipeline", "run")}
+EXITING_MODULE = MODULE_HEAD + build_step("train_step", "sys.exit(0)")
+FAILING_MODULE = MODULE_HEAD + build_step("valid_step", "return undefined")
+COMMANDS = {
+    "dvc repro": ("dvc", "repro"),
+    "learner run": (sys.executable, "-m", "pipeline", "run"),
+}
 
 
-def recorded_fit(project):
+def read_fit_entry(project):
+    """Return the entry of fit in dvc.lock."""
     return YAML(typ="safe").load((project.folder / "dvc.lock").read_text())["stages"]["fit"]
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_sys_exit_in_a_step_fails_the_command_and_records_nothing(command, finished):
-    (finished.folder / "mine.py").write_text(EXITING)
+    (finished.folder / "mine.py").write_text(EXITING_MODULE)
     finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
     finished.edit("params.yaml", "    dropout: 0.5\n", "")
     before = finished.files("artifacts/model.mpk.gz", "artifacts/metrics.json", "artifacts/checkpoint")
-    recorded = recorded_fit(finished)
+    entry = read_fit_entry(finished)
 
     failed = finished.run(*command)
 
     assert failed.code != 0
-    assert f"mine.py, line {FIRST + 2}, in train_step: sys.exit(0)" in failed.text
+    assert f"mine.py, line {FIRST_LINE + 2}, in train_step: sys.exit(0)" in failed.text
     assert "Traceback" not in failed.text
     assert before.items() <= finished.files("artifacts").items()
-    assert recorded_fit(finished) == recorded
+    assert read_fit_entry(finished) == entry
 
 
-def test_recorded_flow_explains_the_mistake_once(finished, server):
-    (finished.folder / "mine.py").write_text(UNDEFINED)
+def test_recorded_flow_reports_a_mistake_once(finished, server):
+    (finished.folder / "mine.py").write_text(FAILING_MODULE)
     finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
     finished.edit("params.yaml", "    dropout: 0.5\n", "")
 

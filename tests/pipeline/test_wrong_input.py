@@ -1,9 +1,9 @@
-"""Wrong input: one clear message, no traceback, and the previous outputs untouched."""
+"""Wrong input is reported in one message without a traceback, and the previous outputs do not change."""
 
 import numpy as np
 import pytest
 
-BAD_PARAMS = {
+INVALID_PARAMS = {
     "unknown key": (
         "dropout: 0.5",
         "droput: 0.5",
@@ -27,21 +27,29 @@ BAD_PARAMS = {
         "[loss, acuracy]",
         "no metric is named 'acuracy'. Did you mean 'accuracy'?",
     ),
-    "spanning two sections": ("[loss, accuracy]", "[accuracy]\nsave_model_: 1", "save_model_: unknown key"),
-    "no yaml": ("load_data:", "load_data: [", "is not valid YAML"),
-    "path where none belongs": ("path: null", "path: x", "load_data.source.path: must be null; found 'x'"),
+    "unknown section after a valid one": (
+        "[loss, accuracy]",
+        "[accuracy]\nsave_model_: 1",
+        "save_model_: unknown key",
+    ),
+    "invalid YAML": ("load_data:", "load_data: [", "is not valid YAML"),
+    "path for a source without files": (
+        "path: null",
+        "path: x",
+        "load_data.source.path: must be null; found 'x'",
+    ),
 }
 
 
-@pytest.mark.parametrize(("old", "new", "words"), BAD_PARAMS.values(), ids=BAD_PARAMS)
-def test_invalid_params_exit_with_2_and_change_nothing(finished, old, new, words):
+@pytest.mark.parametrize(("old", "new", "message"), INVALID_PARAMS.values(), ids=INVALID_PARAMS)
+def test_invalid_params_exit_with_2_and_change_nothing(finished, old, new, message):
     before = finished.files("artifacts", "data", "dvc.lock")
     finished.edit("params.yaml", old, new)
 
     for command in ("check", "run"):
         refused = finished.learner(command)
         assert refused.code == 2
-        assert words in refused.err
+        assert message in refused.err
         assert "Traceback" not in refused.text
 
     refused = finished.run("dvc", "repro")
@@ -50,48 +58,51 @@ def test_invalid_params_exit_with_2_and_change_nothing(finished, old, new, words
     assert finished.files("artifacts", "data", "dvc.lock") == before
 
 
-def one_class(folder):
+def write_one_class(folder):
     np.savez(folder / "data.npz", inputs=np.zeros((10, 4)), targets=np.zeros(10, int))
 
 
-def no_match(folder):
+def write_unequal_numbers(folder):
     np.savez(folder / "data.npz", inputs=np.zeros((10, 4)), targets=np.arange(9) % 2)
 
 
-def one_sample(folder):
+def write_one_sample(folder):
     np.savez(folder / "data.npz", inputs=np.zeros((1, 4)), targets=np.zeros(1, int))
 
 
-def cut_short(folder):
-    one_class(folder)
+def write_truncated_archive(folder):
+    write_one_class(folder)
     path = folder / "data.npz"
     path.write_bytes(path.read_bytes()[:100])
 
 
-BAD_DATA = {
+INVALID_DATA = {
     "missing file": (lambda folder: None, "there is no file 'data.npz'"),
-    "cut short": (cut_short, "is not a readable NumPy archive"),
-    "no match": (no_match, "must have the same number of samples; found 10 and 9"),
-    "one class": (one_class, "one class only"),
-    "an empty split": (one_sample, "an empty split"),
+    "truncated archive": (write_truncated_archive, "is not a readable NumPy archive"),
+    "different numbers of samples": (
+        write_unequal_numbers,
+        "must have the same number of samples; found 10 and 9",
+    ),
+    "one class": (write_one_class, "one class only"),
+    "an empty split": (write_one_sample, "an empty split"),
 }
 
 
-@pytest.mark.parametrize(("make", "words"), BAD_DATA.values(), ids=BAD_DATA)
-def test_invalid_data_is_reported_and_the_previous_outputs_stay(finished, make, words):
-    make(finished.folder)
+@pytest.mark.parametrize(("write_data", "message"), INVALID_DATA.values(), ids=INVALID_DATA)
+def test_invalid_data_is_reported_and_previous_outputs_do_not_change(finished, write_data, message):
+    write_data(finished.folder)
     before = finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "data")
     finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: data.npz")
 
     for refused in (finished.learner("run"), finished.run("dvc", "repro")):
         assert refused.code != 0
-        assert words in refused.err
+        assert message in refused.err
         assert "Traceback" not in refused.text
         assert finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "data") == before
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
         ("kind: cnn", 'kind: "no_such_module:Net"', "No module named 'no_such_module'"),
         ("kind: cnn", 'kind: "torch.nn:Lineer"', "Did you mean 'Linear'?"),
@@ -99,14 +110,14 @@ def test_invalid_data_is_reported_and_the_previous_outputs_stay(finished, make, 
         ("kind: cnn", "kind: cnn\n    kernel_size: 7", "13×13 pixels or more"),
     ],
 )
-def test_mistake_found_by_a_later_stage_is_reported_in_one_message(finished, old, new, words):
+def test_mistake_found_by_a_later_stage_is_reported_in_one_message(finished, old, new, message):
     before = finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "artifacts/learner", "data")
     finished.edit("params.yaml", old, new)
 
     refused = finished.learner("run")
 
     assert refused.code == 1
-    assert words in refused.err
+    assert message in refused.err
     assert "Traceback" not in refused.text
     assert (
         finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "artifacts/learner", "data")

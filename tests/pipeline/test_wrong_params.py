@@ -1,4 +1,4 @@
-"""Wrong params: one clear message for each mistake, exit code 2, and nothing is lost."""
+"""Wrong params are reported with one message for each mistake and exit code 2, and no output changes."""
 
 import re
 from math import inf, nan
@@ -20,7 +20,7 @@ from stages.data import load_source
 ROOT = Path(__file__).parents[2]
 NOT_A_SCALAR = [[], [1], {"a": 1}]
 NOT_A_NUMBER = [True, "", "12", "many", *NOT_A_SCALAR]
-WRONG = {
+WRONG_VALUES = {
     "count": [*NOT_A_NUMBER, None, -1, 0, 1.5, 1e29, 10**400, inf, nan],
     "count or null": [*NOT_A_NUMBER, -1, 0, 1.5, 1e29, inf, nan],
     "count from 0": [*NOT_A_NUMBER, None, -1, 1.5, 1e29, inf, nan],
@@ -48,7 +48,7 @@ WRONG = {
     "section": [None, True, 0, -1, 1e29, inf, "", "x", [], [1]],
     "section or null": [True, 0, -1, inf, "", "x", [], [1]],
     "part": [None, True, 0, -1, 1e29, inf, "", [], [1], {}, {"kind": ["mlp"]}, {"kind": {"a": "b"}}]
-    + [{"kind": kind} for kind in (None, True, 0, "", ":", ":x", "a:", "a b:c", "a:b:c", "nothing")],
+    + [{"kind": kind} for kind in (None, True, 0, "", ":", ":x", "a:", "a b:c", "a:b:c", "unknown")],
     "device": [
         None,
         True,
@@ -223,17 +223,18 @@ PARAMS = [
 ROWS = [(path, base, key, shape) for path, base, keys in PARAMS for key, shape in keys.items()]
 
 
-def content_with(path, value):
+def build_content(path, value):
     """Return params in which *path* is *value*; a number in it is the index of a list of one item."""
     *outer, last = path.split(".")
     for key in reversed([*outer, last]):
         value = [value] if key.isdigit() else {key: value}
-    if path.startswith("build_learner.optimizer."):  # a kind is needed around it
+    if path.startswith("build_learner.optimizer."):  # these sections are fields of a kind of optimizer
         value["build_learner"]["optimizer"]["kind"] = "muon"
     return value
 
 
-def written(folder, content):
+def write_params(folder, content):
+    """Write *content* to params.yaml in *folder* and return its path."""
     path = folder / "params.yaml"
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
@@ -242,7 +243,7 @@ def written(folder, content):
     return path
 
 
-def mistakes_in(path):
+def read_mistakes(path):
     """Return the first line of each mistake that reading *path* reports."""
     with pytest.raises(ParamsError) as caught:
         read_params(path)
@@ -258,11 +259,11 @@ def mistakes_in(path):
     ids=[f"{row[0]}:{row[1].get('kind', '')}.{row[2]}" for row in ROWS],
 )
 def test_each_param_refuses_each_wrong_value_with_one_message(path, base, key, shape, tmp_path):
-    read_params(written(tmp_path, content_with(path, base)))
+    read_params(write_params(tmp_path, build_content(path, base)))
 
-    for value in WRONG[shape]:
-        wrong = written(tmp_path, content_with(path, base | {key: value}))
-        found = mistakes_in(wrong)
+    for value in WRONG_VALUES[shape]:
+        wrong = write_params(tmp_path, build_content(path, base | {key: value}))
+        found = read_mistakes(wrong)
 
         assert len(found) == 1, (value, found)
         assert f"{path}.{key}" in found[0], (value, found)
@@ -271,37 +272,37 @@ def test_each_param_refuses_each_wrong_value_with_one_message(path, base, key, s
 
 
 @pytest.mark.parametrize("name", ["unknown", "kid"])
-def test_unknown_key_is_refused_with_the_keys_of_its_section(name, tmp_path):
+def test_unknown_key_is_refused_with_the_known_keys_of_its_section(name, tmp_path):
     for path, base, keys in PARAMS:
-        wrong = written(tmp_path, content_with(path, base | {name: 1}))
+        wrong = write_params(tmp_path, build_content(path, base | {name: 1}))
 
-        (line,) = mistakes_in(wrong)
+        (line,) = read_mistakes(wrong)
         assert line.startswith(f"  {path}.{name}: unknown key.")
         assert set(line.partition(" Known: ")[2].split(", ")) >= set(keys)
 
 
-def reachable(annotation):
+def find_config_classes(annotation):
     """Return the config classes in *annotation*, and in their fields."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         fields = [field.annotation for field in annotation.model_fields.values()]
-        return {annotation}.union(*map(reachable, fields))
-    return set().union(*map(reachable, get_args(annotation)))
+        return {annotation}.union(*map(find_config_classes, fields))
+    return set().union(*map(find_config_classes, get_args(annotation)))
 
 
 def test_every_param_of_every_section_is_in_the_table(tmp_path):
     tested = set()
     for path, base, keys in PARAMS:
-        config = read_params(written(tmp_path, content_with(path, base)))
+        config = read_params(write_params(tmp_path, build_content(path, base)))
         for name in path.split("."):
             config = config[int(name)] if name.isdigit() else getattr(config, name)
         tested |= {(type(config), key) for key in keys}
 
-    classes = reachable(Params) - {Params, Use}
+    classes = find_config_classes(Params) - {Params, Use}
     params = {(each, name) for each in classes for name in each.model_fields if name != "kind"}
     assert params <= tested, params - tested
 
 
-ACCEPTED = {
+ACCEPTED_VALUES = {
     "fit.num_epochs": [1e3, 1.0, 10**9],
     "fit.num_workers": [0, 1024],
     "fit.num_threads": [None, 1, 1024],
@@ -313,27 +314,31 @@ ACCEPTED = {
 }
 
 
-@pytest.mark.parametrize("path", ACCEPTED)
+@pytest.mark.parametrize("path", ACCEPTED_VALUES)
 def test_values_within_the_bounds_are_accepted(path, tmp_path):
     section, key = path.split(".")
 
-    for value in ACCEPTED[path]:
-        made = getattr(getattr(read_params(written(tmp_path, content_with(path, value))), section), key)
+    for value in ACCEPTED_VALUES[path]:
+        accepted = getattr(
+            getattr(read_params(write_params(tmp_path, build_content(path, value))), section), key
+        )
 
         if not isinstance(value, dict | str | list):
-            assert made == value
+            assert accepted == value
         if key in ("num_epochs", "num_workers"):
-            assert type(made) is int
+            assert type(accepted) is int
 
 
 MODEL = "  model:\n    kind: cnn\n    dropout: 0.5"
 SCHEDULE = "  schedule:\n    kind: constant"
-PART = "schedule: {kind: sequential, milestones: [3], schedulers: [{kind: linear, final: 0, num_iter: 3}]}"
-KINDS = "'adam', 'adamw', 'sgd', 'rmsprop', 'adagrad', 'muon' or 'lbfgs'"
-UNKNOWN = "unknown key. Did you mean 'num_iters'? Known: initial, per, kind, final, num_iters"
-PLAIN = "must be null, a boolean, a finite number, a string, or a list or a mapping of these"
-PATHS = "Write 'package.module:Name', for example 'my_lab.parts:Name'"
-WORDS = {
+MISSPELLED_SCHEDULE = (
+    "schedule: {kind: sequential, milestones: [3], schedulers: [{kind: linear, final: 0, num_iter: 3}]}"
+)
+OPTIMIZER_KINDS = "'adam', 'adamw', 'sgd', 'rmsprop', 'adagrad', 'muon' or 'lbfgs'"
+UNKNOWN_KEY = "unknown key. Did you mean 'num_iters'? Known: initial, per, kind, final, num_iters"
+PLAIN_VALUE = "must be null, a boolean, a finite number, a string, or a list or a mapping of these"
+IMPORT_PATH_ADVICE = "Write 'package.module:Name', for example 'my_lab.parts:Name'"
+MISTAKES = {
     "kind in a list": (
         "kind: cnn",
         "kind: [mlp]",
@@ -344,47 +349,47 @@ WORDS = {
         "kind: {a: b}",
         "build_learner.model.kind: must be a string that is not empty; found the mapping {'a': 'b'}",
     ),
-    "no module": (
+    "import path without a module": (
         "kind: cnn",
         'kind: ":x"',
-        f"build_learner.model: model ':x' is not an import path. {PATHS}",
+        f"build_learner.model: model ':x' is not an import path. {IMPORT_PATH_ADVICE}",
     ),
-    "no name": (
+    "import path without a name": (
         "metrics: [loss, accuracy]",
         'metrics: ["a.b:"]',
-        f"fit.metrics.0: metric 'a.b:' is not an import path. {PATHS}",
+        f"fit.metrics.0: metric 'a.b:' is not an import path. {IMPORT_PATH_ADVICE}",
     ),
-    "kind that is misspelled": (
+    "misspelled kind": (
         "kind: adam",
         "kind: adm",
-        f"build_learner.optimizer.kind: must be {KINDS}; found 'adm'. Did you mean 'adam'?",
+        f"build_learner.optimizer.kind: must be {OPTIMIZER_KINDS}; found 'adm'. Did you mean 'adam'?",
     ),
-    "kind alone": (
+    "schedule that is not a mapping": (
         SCHEDULE,
         "  schedule: cosin",
         "build_learner.schedule: must be a mapping; found 'cosin'. Write {kind: cosine}",
     ),
-    "model alone": (
+    "model that is not a mapping": (
         MODEL,
         "  model: mlp",
         "build_learner.model: must be a mapping; found 'mlp'. Write {kind: mlp}",
     ),
-    "choice that is misspelled": (
+    "misspelled choice": (
         "epoch: last",
         "epoch: lst",
         "save_model.epoch: must be 'last' or 'best'; found 'lst'. Did you mean 'last'?",
     ),
-    "required key that is misspelled in a nested section": (
+    "misspelled required key in a nested section": (
         SCHEDULE,
-        f"  {PART}",
-        f"build_learner.schedule.schedulers.0.num_iter: {UNKNOWN}",
+        f"  {MISSPELLED_SCHEDULE}",
+        f"build_learner.schedule.schedulers.0.num_iter: {UNKNOWN_KEY}",
     ),
-    "required key that is missing": (
+    "missing required key": (
         "kind: digits\n    path: null",
         "kind: npz",
         "load_data.source.path: the key is missing. Set it",
     ),
-    "null where there is a default": (
+    "null for a key with a default": (
         "num_epochs: 20",
         "num_epochs: null",
         "fit.num_epochs: must be an integer from 1 to 1000000000; found null. Remove the key for its default",
@@ -409,7 +414,7 @@ WORDS = {
         "learning_rate: .inf",
         "build_learner.optimizer.learning_rate: must be a finite number above 0; found .inf",
     ),
-    "list where one name is given": (
+    "name instead of a list": (
         "metrics: [loss, accuracy]",
         "metrics: loss",
         "fit.metrics: must be a list; found 'loss'. Write [loss]",
@@ -419,22 +424,23 @@ WORDS = {
         "device: gpu",
         "fit.device: no device is named 'gpu'. Write auto, cpu, cuda, cuda:N or mps",
     ),
-    "key that is a number": ("num_epochs: 20", "1: 20", "fit: keys must be strings; found 1"),
-    "section that is a number": ("epoch: last", "epoch: last\nfit_: 1", "fit_: unknown key."),
+    "number as a key": ("num_epochs: 20", "1: 20", "fit: keys must be strings; found 1"),
+    "unknown section": ("epoch: last", "epoch: last\nfit_: 1", "fit_: unknown key."),
     "infinity in an argument": (
         "kind: cnn\n    dropout: 0.5",
         'kind: "my_lab:Net"\n    limit: .inf',
-        f"build_learner.model: the argument 'limit' {PLAIN}; found inf",
+        f"build_learner.model: the argument 'limit' {PLAIN_VALUE}; found inf",
     ),
     "argument that contains itself": (
         "kind: cnn\n    dropout: 0.5",
         'kind: "my_lab:Net"\n    self: &me {x: *me}',
-        f"build_learner.model: the argument 'self' {PLAIN}; found {{'x': {{...}}}}",
+        f"build_learner.model: the argument 'self' {PLAIN_VALUE}; found {{'x': {{...}}}}",
     ),
 }
 
 
-def params_with(folder, old, new):
+def write_edited_params(folder, old, new):
+    """Write the params of this repository to *folder*, with *new* instead of *old*, and return the path."""
     text = (ROOT / "params.yaml").read_text()
     assert old in text
     path = folder / "params.yaml"
@@ -442,30 +448,39 @@ def params_with(folder, old, new):
     return path
 
 
-@pytest.mark.parametrize(("old", "new", "message"), WORDS.values(), ids=WORDS)
+@pytest.mark.parametrize(("old", "new", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_mistake_is_reported_with_its_key_the_value_found_and_advice(old, new, message, tmp_path):
-    (line,) = mistakes_in(params_with(tmp_path, old, new))
+    (line,) = read_mistakes(write_edited_params(tmp_path, old, new))
 
     assert line.startswith(f"  {message}")
 
 
-NOT_YAML = {
-    "num_epochs: !foo 20": "line 26, column 15: the tag '!foo' is not supported. Remove it; name a class of",
-    "num_epochs: !!python/object:os.system 20": "line 26, column 15: the tag '!!python/object:os.system' is",
-    "num_epochs: 20\n  num_epochs: 3": 'line 27, column 3: found duplicate key "num_epochs"',
-    "num_epochs: [20": "line 27, column 13: did not find expected",
-    "num_epochs: *x": "line 26, column 15: found undefined alias",
-    "num_epochs: 2026-13-45": "a value cannot be read: month must be in 1..12",
-    "num_epochs: !!int x": "a value cannot be read: invalid literal for int()",
-    "num_epochs: !!bool x": "a value cannot be read: 'x'",
-    "num_epochs: " + "9" * 5000: "a value cannot be read: Exceeds the limit",
-    "num_epochs: \x01": "control characters are not allowed",
+INVALID_YAML = {
+    "unknown tag": (
+        "num_epochs: !foo 20",
+        "line 26, column 15: the tag '!foo' is not supported. Remove it; name a class of",
+    ),
+    "tag of a Python object": (
+        "num_epochs: !!python/object:os.system 20",
+        "line 26, column 15: the tag '!!python/object:os.system' is",
+    ),
+    "duplicate key": (
+        "num_epochs: 20\n  num_epochs: 3",
+        'line 27, column 3: found duplicate key "num_epochs"',
+    ),
+    "unclosed list": ("num_epochs: [20", "line 27, column 13: did not find expected"),
+    "undefined alias": ("num_epochs: *x", "line 26, column 15: found undefined alias"),
+    "impossible date": ("num_epochs: 2026-13-45", "a value cannot be read: month must be in 1..12"),
+    "invalid integer": ("num_epochs: !!int x", "a value cannot be read: invalid literal for int()"),
+    "invalid boolean": ("num_epochs: !!bool x", "a value cannot be read: 'x'"),
+    "too many digits": ("num_epochs: " + "9" * 5000, "a value cannot be read: Exceeds the limit"),
+    "control character": ("num_epochs: \x01", "control characters are not allowed"),
 }
 
 
-@pytest.mark.parametrize(("new", "message"), NOT_YAML.items(), ids=range(len(NOT_YAML)))
+@pytest.mark.parametrize(("new", "message"), INVALID_YAML.values(), ids=INVALID_YAML)
 def test_invalid_yaml_is_reported_in_one_line(new, message, tmp_path):
-    path = params_with(tmp_path, "num_epochs: 20", new)
+    path = write_edited_params(tmp_path, "num_epochs: 20", new)
 
     with pytest.raises(ParamsError) as caught:
         read_params(path)
@@ -495,15 +510,23 @@ def test_file_without_sections_is_refused(text, message, tmp_path):
         read_params(path)
 
 
-LATE = {
-    "only comments": (None, "# nothing\n", "params.yaml has no params. Write a section for each stage: "),
-    "no section": ("  epoch: last\n", "", "save_model: the key is missing, and the stage save-model in"),
-    "another suffix": ("recorder: default", "recorder: bin", "'bin' writes files that end in .bin; found"),
+LATE_MISTAKES = {
+    "file without params": (
+        None,
+        "# a comment\n",
+        "params.yaml has no params. Write a section for each stage: ",
+    ),
+    "missing section": ("  epoch: last\n", "", "save_model: the key is missing, and the stage save-model in"),
+    "suffix of another format": (
+        "recorder: default",
+        "recorder: bin",
+        "'bin' writes files that end in .bin; found",
+    ),
 }
 
 
-@pytest.mark.parametrize(("old", "new", "message"), LATE.values(), ids=LATE)
-def test_params_that_the_last_stage_refuses_are_refused_before_the_first(old, new, message, finished):
+@pytest.mark.parametrize(("old", "new", "message"), LATE_MISTAKES.values(), ids=LATE_MISTAKES)
+def test_params_of_the_last_stage_are_validated_before_the_first_stage_runs(old, new, message, finished):
     before = finished.files("artifacts", "data", "dvc.lock")
     path = finished.folder / "params.yaml"
     text = path.read_text()
@@ -543,7 +566,7 @@ OVERRIDES = {
 
 
 @pytest.mark.parametrize(("override", "message"), OVERRIDES.items())
-def test_overrides_are_validated_as_params_are(override, message, monkeypatch):
+def test_overrides_are_validated_like_params(override, message, monkeypatch):
     monkeypatch.chdir(ROOT)
 
     with pytest.raises(ParamsError) as caught:
