@@ -1,4 +1,4 @@
-"""The commands, as they are typed."""
+"""The commands of `learner`, run as a user types them."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def test_summary_prints_the_table_of_the_finished_run(finished):
     assert "| Valid | Accuracy | " in printed
 
 
-def test_summary_reads_a_tree_that_burn_wrote_in_every_line_form(project):
+def test_summary_reads_logs_of_burn_in_every_line_format(project):
     for epoch, lines in enumerate(["0.5\n0.7\n", "0.5,1\n0.7,3\n", "0.5,1\n0.7,1\n0.25,final\n"], start=1):
         folder = project.folder / f"burn/valid/epoch-{epoch}"
         folder.mkdir(parents=True)
@@ -43,24 +43,24 @@ def test_evaluate_equals_the_validation_of_the_saved_epoch(finished):
     assert finished.learner("evaluate").code == 0
 
     metrics = json.loads((finished.folder / "artifacts/metrics.json").read_text())["valid"]
-    tests = json.loads(finished.learner("summary", "--json").out)["metrics"]
-    measured = {row["metric"]: row["min"] for row in tests if row["split"] == "Test (valid)"}
-    assert measured == metrics
+    metrics_table = json.loads(finished.learner("summary", "--json").out)["metrics"]
+    from_evaluate = {row["metric"]: row["min"] for row in metrics_table if row["split"] == "Test (valid)"}
+    assert from_evaluate == metrics
 
 
 def test_evaluate_accepts_other_sources_and_refuses_unknown_ones(finished):
     assert "Test (digits)" in finished.learner("evaluate", "--source", "digits").out
 
-    for source, words in (
+    for source, message in (
         ("nowhere", "Use train, valid, digits"),
         ("idx:nowhere", "there is no folder 'nowhere'"),
     ):
         refused = finished.learner("evaluate", "--source", source)
         assert refused.code != 0
-        assert words in refused.err
+        assert message in refused.err
 
 
-def test_status_names_what_changed(finished):
+def test_status_reports_the_changed_dependency_of_a_stage(finished):
     assert finished.learner("status").out.count("up to date") == 5
 
     finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
@@ -71,7 +71,7 @@ def test_status_names_what_changed(finished):
     assert re.fullmatch(r"run \w{16}: finished, 2 epochs, [\d:]+", lines[-1])
 
 
-def test_metrics_that_depend_on_the_clock_are_not_dvc_outputs(finished):
+def test_telemetry_metrics_are_not_dvc_outputs(finished):
     before = finished.files("artifacts/train", "artifacts/valid", "artifacts/metrics.json", "artifacts/plots")
     finished.edit("params.yaml", "[loss, accuracy]", "[loss, accuracy, iteration_speed, cpu_use]")
 
@@ -84,7 +84,7 @@ def test_metrics_that_depend_on_the_clock_are_not_dvc_outputs(finished):
     assert (finished.folder / "artifacts/telemetry/train/epoch-2/Iteration_Speed.log").exists()
 
 
-def test_every_part_can_be_named_in_params(finished):
+def test_params_select_optimizer_schedule_metrics_and_early_stopping(finished):
     finished.edit(
         "params.yaml", "kind: adam\n", "kind: muon\n    clipping: {kind: global_norm, max_norm: 1.0}\n"
     )

@@ -1,4 +1,4 @@
-"""`learner doctor`: its diagnostics, their remedies, and what --fix removes."""
+"""The diagnostics of `learner doctor`, their remedies, and the repairs of --fix."""
 
 import fcntl
 import json
@@ -38,7 +38,7 @@ def text_of(found, subject, level):
 
 
 @pytest.fixture
-def silent():
+def silent_port():
     """Yield the port of a server that accepts connections and never answers."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -46,7 +46,7 @@ def silent():
         yield listening.getsockname()[1]
 
 
-def test_healthy_project_has_no_problem_and_exits_with_0(finished, tmp_path, server):
+def test_healthy_project_has_no_problem_and_exit_code_0(finished, tmp_path, server):
     (tmp_path / "store").mkdir()
     finished.ok("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
 
@@ -54,8 +54,10 @@ def test_healthy_project_has_no_problem_and_exits_with_0(finished, tmp_path, ser
 
     assert done.code == 0, done.text
     levels = {line.split()[1]: line.split()[0] for line in done.out.splitlines() if line[0] != " "}
-    abouts = "packages extras patches params devices disk prefect remote untracked git locks experiments runs"
-    assert levels == dict.fromkeys(abouts.split(), "ok")
+    subjects = (
+        "packages extras patches params devices disk prefect remote untracked git locks experiments runs"
+    )
+    assert levels == dict.fromkeys(subjects.split(), "ok")
     assert re.search(r"prefect  +http://127.0.0.1:\d+/api answers; its version is 3\.", done.out)
     assert re.search(r"a checkpoint takes [\d.]+ MB: training with 3 and one more", done.out)
     assert re.search(r"patches +replaced private names: \d+, all as expected", done.out)
@@ -64,7 +66,7 @@ def test_healthy_project_has_no_problem_and_exits_with_0(finished, tmp_path, ser
     assert "1 finished" in done.out
 
 
-def test_each_problem_has_a_remedy_and_the_exit_code_is_1(finished, tmp_path, silent):
+def test_each_problem_has_a_remedy_and_the_exit_code_is_1(finished, tmp_path, silent_port):
     pytest.importorskip("dvc_s3", reason="S3 needs the extra s3")
     (finished.folder / "nets.py").write_text("from stages.models import Mlp as Net\n")
     (finished.folder / "mine.npz").touch()
@@ -75,11 +77,11 @@ def test_each_problem_has_a_remedy_and_the_exit_code_is_1(finished, tmp_path, si
     finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: mine.npz")
     finished.edit("params.yaml", "device: auto", "device: cuda:77")
     finished.ok("dvc", "remote", "add", "far", "s3://bucket/store")
-    finished.ok("dvc", "remote", "modify", "far", "endpointurl", f"http://127.0.0.1:{silent}")
+    finished.ok("dvc", "remote", "modify", "far", "endpointurl", f"http://127.0.0.1:{silent_port}")
     finished.ok("dvc", "remote", "add", "disk", str(tmp_path / "unmounted/store"))
     access = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "NO_PROXY": "127.0.0.1"}
 
-    found, code = diagnose(finished, PREFECT_API_URL=f"http://127.0.0.1:{silent}/api", **access)
+    found, code = diagnose(finished, PREFECT_API_URL=f"http://127.0.0.1:{silent_port}/api", **access)
 
     assert code == 1
     assert "add to deps of fit in dvc.yaml:\n      - nets.py" in text_of(found, "deps", "problem")
@@ -95,7 +97,7 @@ def test_each_problem_has_a_remedy_and_the_exit_code_is_1(finished, tmp_path, si
 
 
 def test_truncated_lock_and_lockfile_are_repaired(finished):
-    """DVC writes its list in place: a kill leaves it empty, and then every DVC command fails."""
+    """DVC writes its lock list in place. A kill can leave it empty, and then every DVC command fails."""
     lock, record = finished.folder / ".dvc/tmp/rwlock", finished.folder / "dvc.lock"
     lock.write_text("")
     assert "structure is corrupted" in finished.run("dvc", "repro", "-f").text
@@ -120,8 +122,11 @@ def test_only_entries_of_ended_processes_are_removed_from_a_lock(finished, monke
     lock = finished.folder / ".dvc/tmp/rwlock"
     ended = subprocess.Popen(["true"])
     ended.wait()
-    old, current = {"pid": ended.pid, "cmd": "dvc repro"}, {"pid": os.getpid(), "cmd": "dvc commit"}
-    lock.write_text(json.dumps({"write": {"a": old, "b": current}, "read": {"c": [old, current]}}))
+    stale, active = (
+        {"pid": ended.pid, "cmd": "dvc repro"},
+        {"pid": os.getpid(), "cmd": "dvc commit"},
+    )
+    lock.write_text(json.dumps({"write": {"a": stale, "b": active}, "read": {"c": [stale, active]}}))
 
     found = list(check_locks())
 
@@ -129,11 +134,11 @@ def test_only_entries_of_ended_processes_are_removed_from_a_lock(finished, monke
     assert found[0].message == f"pid {os.getpid()} is running in this project: dvc commit"
     assert f"names pid {ended.pid}, which has ended" in found[1].message
     found[1].fix()
-    assert json.loads(lock.read_text()) == {"write": {"b": current}, "read": {"c": [current]}}
+    assert json.loads(lock.read_text()) == {"write": {"b": active}, "read": {"c": [active]}}
 
 
 def test_lock_of_a_reused_process_number_is_reported_and_removed(finished, monkeypatch):
-    """DVC takes any process with that number for the one that it listed, and waits forever."""
+    """DVC compares process numbers only, so it would wait forever for the other process."""
     monkeypatch.chdir(finished.folder)
     lock = finished.folder / ".dvc/tmp/rwlock"
     lock.write_text(json.dumps({"write": {"a": {"pid": os.getpid(), "cmd": "dvc repro"}}, "read": {}}))
@@ -147,7 +152,7 @@ def test_lock_of_a_reused_process_number_is_reported_and_removed(finished, monke
     assert [each.message for each in check_locks()] == ["no lock is held"]
 
 
-def test_lock_that_dvc_is_writing_stays(finished, monkeypatch):
+def test_lock_that_dvc_is_writing_is_kept(finished, monkeypatch):
     monkeypatch.chdir(finished.folder)
     (finished.folder / ".dvc/tmp/rwlock").write_text("")
     with (finished.folder / ".dvc/tmp/rwlock.lock").open("a") as guard:
@@ -172,7 +177,7 @@ def test_killed_experiment_is_removed_and_a_running_one_is_not(finished, monkeyp
     )
     try:
         assert any("Running stage" in line for line in running.stdout)
-        (alive,) = [each for each in check_experiments() if each.message.startswith("killed")]
+        (running_experiment,) = [each for each in check_experiments() if each.message.startswith("killed")]
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait()
@@ -180,25 +185,25 @@ def test_killed_experiment_is_removed_and_a_running_one_is_not(finished, monkeyp
     standalone = Path(".dvc/tmp/exps/standalone")
     assert "killed" in finished.ok("dvc", "exp", "show", "--json")
 
-    def removable():  # once the stage has noticed that its DVC has ended
+    def find_removable():  # true when the stage has detected that its DVC has ended
         return next(
             (each for each in check_experiments() if each.message.startswith("killed") and each.fix), None
         )
 
-    dead = wait_until(removable)
+    stale = wait_until(find_removable)
 
-    assert (alive.level, alive.fix) == (Level.OK, None)
-    assert dead.level is Level.WARNING
-    assert "killed is shown as running, but its process, pid" in dead.message
-    assert f"rm -r {standalone.resolve()}/run/" in dead.remedy
-    mended = finished.learner("doctor", "--fix")
-    assert (mended.code, mended.out.startswith("fixed: killed is shown")) == (0, True), mended.text
+    assert (running_experiment.level, running_experiment.fix) == (Level.OK, None)
+    assert stale.level is Level.WARNING
+    assert "killed is shown as running, but its process, pid" in stale.message
+    assert f"rm -r {standalone.resolve()}/run/" in stale.remedy
+    fixed = finished.learner("doctor", "--fix")
+    assert (fixed.code, fixed.out.startswith("fixed: killed is shown")) == (0, True), fixed.text
     assert not list(standalone.glob("tmp*"))
     assert "killed" not in finished.ok("dvc", "exp", "show", "--json")
 
 
-def test_killed_worker_of_the_queue_is_reported_with_the_commands_that_remove_it(finished, monkeypatch):
-    """The files are those that a worker of DVC's queue leaves when it is killed."""
+def test_killed_worker_of_the_queue_is_reported_with_commands_that_remove_its_task(finished, monkeypatch):
+    """The test writes the files that remain after a worker of DVC's queue is killed."""
     monkeypatch.chdir(finished.folder)
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -209,16 +214,19 @@ def test_killed_worker_of_the_queue_is_reported_with_the_commands_that_remove_it
     for pid, code in ((ended.pid, None), (os.getpid(), None), (ended.pid, 0)):
         (task / "cb0d254.json").write_text(json.dumps({"pid": pid, "returncode": code}))
         (found,) = check_experiments()
-        told = (found.level, found.remedy)
-        dead = (Level.WARNING, "dvc queue kill mine && dvc queue remove mine")
-        assert told == (dead if (pid, code) == (ended.pid, None) else (Level.OK, "")), (pid, code)
+        found_state = (found.level, found.remedy)
+        stale = (Level.WARNING, "dvc queue kill mine && dvc queue remove mine")
+        assert found_state == (stale if (pid, code) == (ended.pid, None) else (Level.OK, "")), (pid, code)
 
 
-def test_outside_a_project_each_cause_is_reported_once(tmp_path, project):
-    away = type(project)(tmp_path, project.environment["PREFECT_HOME"])
-    away.environment |= {"PYTHONPATH": str(project.folder), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+def test_each_cause_is_reported_once_outside_a_project(tmp_path, project):
+    elsewhere = type(project)(tmp_path, project.environment["PREFECT_HOME"])
+    elsewhere.environment |= {
+        "PYTHONPATH": str(project.folder),
+        "GIT_CEILING_DIRECTORIES": str(tmp_path.parent),
+    }
 
-    found, code = diagnose(away)
+    found, code = diagnose(elsewhere)
 
     assert code == 1
     problems = [what for (_, level), each in found.items() if level == Level.PROBLEM for what, _ in each]
@@ -227,8 +235,8 @@ def test_outside_a_project_each_cause_is_reported_once(tmp_path, project):
 
 
 @pytest.mark.parametrize(("free", "level"), [(98, "ok"), (97, "warning"), (40, "warning"), (39, "problem")])
-def test_free_space_must_hold_the_checkpoints_of_training_and_of_its_results(free, level):
-    """Three kept checkpoints and one more; then three in artifacts, and three in DVC's cache."""
+def test_free_space_is_compared_with_the_checkpoints_of_training_and_of_its_results(free, level):
+    """A run needs four checkpoints in its store, three in artifacts, and three in DVC's cache."""
     assert check_free_space(free * 10**6, 9_800_000, 3).level == level
 
 
@@ -255,7 +263,7 @@ def test_unmet_requirement_is_reported_with_the_command_that_installs_it(need, e
         (404, "problem", "answers HTTP 404"),
     ],
 )
-def test_prefect_api_of_another_version_or_without_access_is_reported(monkeypatch, status, level, words):
+def test_prefect_api_of_another_version_or_without_access_is_reported(monkeypatch, status, level, message):
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(status if self.path == "/api/admin/version" else 500)
@@ -274,17 +282,22 @@ def test_prefect_api_of_another_version_or_without_access_is_reported(monkeypatc
         server.shutdown()
 
     assert found.level == level
-    assert words in found.message
+    assert message in found.message
 
 
-def test_check_that_fails_or_hangs_hides_no_other():
-    def wrong():
-        raise ParamsError("a mistake\n  and where")
+def test_failing_or_hanging_check_does_not_hide_other_results():
+    def raise_params_error():
+        raise ParamsError("a mistake\n  and its place")
 
-    def broken():
+    def raise_unexpected_error():
         raise RuntimeError("unforeseen")
 
-    checks = {"a": wrong, "b": broken, "c": threading.Event().wait, "d": lambda: [ok("d", "fine")]}
+    checks = {
+        "a": raise_params_error,
+        "b": raise_unexpected_error,
+        "c": threading.Event().wait,
+        "d": lambda: [ok("d", "fine")],
+    }
 
     found = drop_duplicates(run_checks(checks, 2.0))
 
