@@ -1,4 +1,4 @@
-"""A user's project with a package or module that has the name of one of ours."""
+"""A project whose package or module has the name of one of ours is refused."""
 
 import shutil
 import sys
@@ -18,8 +18,14 @@ COMMANDS = {
     "evaluate": ["learner", "evaluate"],
     "versions": ["learner", "versions"],
     "init": ["learner", "init", "."],
-    "stage of the project's dvc.yaml": ["learner", "stage", "create-artifact-dir"],
-    "stage of our dvc.yaml": [sys.executable, "-m", "pipeline", "stage", "create-artifact-dir"],
+    "stage in dvc.yaml of a new project": ["learner", "stage", "create-artifact-dir"],
+    "stage in dvc.yaml of this repository": [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "stage",
+        "create-artifact-dir",
+    ],
     "dvc repro": ["dvc", "repro", "create-artifact-dir"],
 }
 PLACES = {
@@ -33,21 +39,22 @@ PLACES = {
 
 
 @pytest.fixture(scope="module")
-def _made(tmp_path_factory, checked_out):
-    """A project that `learner init` made."""
+def _new_project(tmp_path_factory, checked_out):
+    """Return a project that `learner init` created."""
     folder = tmp_path_factory.mktemp("made")
     package = checked_out(folder / "package")
-    made = package.learner("init", str(folder / "own"))
-    assert made.code == 0, made.text
+    initialized = package.learner("init", str(folder / "own"))
+    assert initialized.code == 0, initialized.text
     return type(package)(folder / "own", package.environment["PREFECT_HOME"])
 
 
 @pytest.fixture
-def own(_made, tmp_path):
-    return _made.copied_to(tmp_path / "own")
+def new_project(_new_project, tmp_path):
+    return _new_project.copied_to(tmp_path / "own")
 
 
-def put(project, place):
+def write_module(project, place):
+    """Write a module to *place*, and return the path of the module or of its top-level package."""
     path = project.folder / place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("class Net: pass\n")
@@ -55,44 +62,47 @@ def put(project, place):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_a_collision_in_one_message(command, own):
-    path = put(own, "stages/__init__.py")
+def test_every_command_reports_a_collision_in_one_message(command, new_project):
+    path = write_module(new_project, "stages/__init__.py")
 
-    refused = own.run(*COMMANDS[command])
+    refused = new_project.run(*COMMANDS[command])
 
     assert refused.code != 0
     assert f"{path}: {MESSAGE}" in refused.text
     assert refused.text.count(MESSAGE) == 1
     assert "ename your own, for example to my_stages" in refused.text
     assert "Traceback" not in refused.text
-    assert not (own.folder / "artifacts").exists()
+    assert not (new_project.folder / "artifacts").exists()
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_collision_is_found_in_each_form_that_python_imports(place, own):
-    path = put(own, place)
+def test_collision_is_found_with_every_kind_of_module_and_package(place, new_project):
+    path = write_module(new_project, place)
     programs = [["learner"], [sys.executable, "-m", "pipeline"]]
 
-    for program in programs[: 1 if path.stem == "pipeline" else 2]:  # else Python starts the user's pipeline
-        refused = own.run(*program, "check")
+    if path.stem == "pipeline":  # python -m pipeline would start the user's own pipeline
+        programs = programs[:1]
+
+    for program in programs:
+        refused = new_project.run(*program, "check")
 
         assert refused.code == 2
         assert f"error: {path}: {MESSAGE}" in refused.err
 
 
 @pytest.mark.parametrize("name", ["stages", "pipeline"])
-def test_folder_of_that_name_without_python_files_is_allowed(name, own):
-    (own.folder / name).mkdir()
-    (own.folder / name / "notes.txt").touch()
+def test_folder_of_the_same_name_without_python_files_is_allowed(name, new_project):
+    (new_project.folder / name).mkdir()
+    (new_project.folder / name / "notes.txt").touch()
 
-    assert own.ok("learner", "check") == "params.yaml is valid\n"
-    assert own.ok(sys.executable, "-m", "pipeline", "check") == "params.yaml is valid\n"
+    assert new_project.ok("learner", "check") == "params.yaml is valid\n"
+    assert new_project.ok(sys.executable, "-m", "pipeline", "check") == "params.yaml is valid\n"
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_init_writes_nothing_into_a_folder_with_a_collision(place, project, tmp_path):
+def test_init_does_not_write_into_a_folder_with_a_collision(place, project, tmp_path):
     folder = tmp_path / "existing"
-    path = put(type(project)(folder, project.environment["PREFECT_HOME"]), place)
+    path = write_module(type(project)(folder, project.environment["PREFECT_HOME"]), place)
     before = sorted(folder.rglob("*"))
 
     refused = project.learner("init", str(folder))
@@ -102,20 +112,22 @@ def test_init_writes_nothing_into_a_folder_with_a_collision(place, project, tmp_
     assert sorted(folder.rglob("*")) == before
 
 
-def test_package_on_pythonpath_that_hides_ours_is_reported(own, tmp_path):
-    shutil.copytree(own.folder, tmp_path / "elsewhere")
-    path = put(type(own)(tmp_path / "elsewhere", own.environment["PREFECT_HOME"]), "stages/__init__.py")
+def test_package_on_pythonpath_that_hides_ours_is_reported(new_project, tmp_path):
+    shutil.copytree(new_project.folder, tmp_path / "elsewhere")
+    other = type(new_project)(tmp_path / "elsewhere", new_project.environment["PREFECT_HOME"])
+    path = write_module(other, "stages/__init__.py")
 
-    refused = own.run("learner", "check", PYTHONPATH=str(tmp_path / "elsewhere"))
+    refused = new_project.run("learner", "check", PYTHONPATH=str(tmp_path / "elsewhere"))
 
     assert refused.code == 2
     assert refused.err.startswith(f"error: {path}: {MESSAGE}")
 
 
-def test_names_are_not_checked_outside_a_project_and_for_help(own, tmp_path):
-    put(own, "stages.py")
+def test_names_are_not_checked_outside_a_project_and_for_help(new_project, tmp_path):
+    write_module(new_project, "stages.py")
     (tmp_path / "stages.py").touch()
 
-    assert "Usage" in own.ok("learner", "check", "--help")
-    assert own.ok("learner", "--version")
-    assert MESSAGE not in type(own)(tmp_path, own.environment["PREFECT_HOME"]).run("learner", "summary").text
+    assert "Usage" in new_project.ok("learner", "check", "--help")
+    assert new_project.ok("learner", "--version")
+    outside = type(new_project)(tmp_path, new_project.environment["PREFECT_HOME"])
+    assert MESSAGE not in outside.run("learner", "summary").text

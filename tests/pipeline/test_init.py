@@ -1,4 +1,4 @@
-"""`learner init`: a project for a user's own model and data."""
+"""`learner init` creates a project for a user's own model and data."""
 
 import json
 import re
@@ -20,24 +20,25 @@ FILES = {
     *(".dvc", ".dvcignore", ".git", ".gitignore", "Makefile", "README.md", "dvc.yaml", "model.py"),
     *("params.yaml", "requirements.txt", "source.py", "test_project.py", "versions.yaml"),
 }
-AFTER_BUILD = ["build-learner", "fit", "save-model"]
-LEAN = {"PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
+MODEL_STAGES = ["build-learner", "fit", "save-model"]
+ALL_STAGES = ["create-artifact-dir", "load-data", *MODEL_STAGES]
+OFFLINE_PIP = {"PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
 
 
-def ran(text):
-    """The stages whose command DVC started."""
+def parse_started_stages(text):
+    """Return the stages whose command DVC started, from its output *text*."""
     return re.findall(r"Running stage '(.*)'", text)
 
 
 @pytest.fixture
 def package(project, tmp_path):
-    """A copy of this project, to install or to start from."""
+    """Return a copy of this repository, to install or to run `learner init` from."""
     return project.copied_to(tmp_path / "package")
 
 
 @pytest.fixture
-def own(package, tmp_path):
-    """A project that `learner init` made, with a run of two epochs ahead; it uses the copy of this one."""
+def new_project(package, tmp_path):
+    """Return a project that `learner init` created from the copy; its params have two epochs."""
     printed = package.learner("init", str(tmp_path / "own"))
     assert printed.code == 0, printed.text
     made = type(package)(tmp_path / "own", package.environment["PREFECT_HOME"])
@@ -46,86 +47,90 @@ def own(package, tmp_path):
     return made
 
 
-def test_edited_model_and_new_version_rerun_the_stages_that_depend_on_them(own, package):
-    assert ran(own.ok("dvc", "repro")) == ["create-artifact-dir", "load-data", *AFTER_BUILD]
-    made = own.files("artifacts/model.mpk.gz")
+def test_edited_model_and_new_version_rerun_the_stages_that_depend_on_them(new_project, package):
+    assert parse_started_stages(new_project.ok("dvc", "repro")) == ALL_STAGES
+    made = new_project.files("artifacts/model.mpk.gz")
 
     package.edit("stages/learner/loop.py", '"""The ', '"""The commented ')
-    assert ran(own.ok("dvc", "repro")) == []
+    assert parse_started_stages(new_project.ok("dvc", "repro")) == []
 
-    own.edit("model.py", "nn.ReLU()", "nn.Tanh()")
-    assert sorted(ran(own.ok("dvc", "repro"))) == AFTER_BUILD
-    assert own.files("artifacts/model.mpk.gz") != made
+    new_project.edit("model.py", "nn.ReLU()", "nn.Tanh()")
+    assert sorted(parse_started_stages(new_project.ok("dvc", "repro"))) == MODEL_STAGES
+    assert new_project.files("artifacts/model.mpk.gz") != made
 
     package.edit("stages/fit.py", f'VERSION = "{fit.VERSION}"', 'VERSION = "new"')
     package.edit("stages/models/steps.py", "F.cross_entropy(logits, targets)", "F.nll_loss(logits, targets)")
-    old = own.learner("check")
+    old = new_project.learner("check")
     assert old.code == 1
     assert f"versions.yaml: fit is {fit.VERSION}, but new is installed. Run `learner versions`" in old.out
-    refused = own.learner("stage", "fit")
+    refused = new_project.learner("stage", "fit")
     assert (refused.code, "Traceback" in refused.err) == (1, False)
     assert f"versions.yaml: fit is {fit.VERSION}, but new is installed" in refused.err
-    printed = own.learner("versions").out
+    printed = new_project.learner("versions").out
     assert printed.startswith(
         f"versions.yaml: fit is {fit.VERSION}, but new is installed\nversions.yaml: models is "
     )
-    assert own.learner("versions").out == "versions.yaml is up to date\n"
-    assert set(json.loads(own.ok("dvc", "status", "--json"))) == {"build-learner", "fit"}
+    assert new_project.learner("versions").out == "versions.yaml is up to date\n"
+    assert set(json.loads(new_project.ok("dvc", "status", "--json"))) == {"build-learner", "fit"}
 
 
 @pytest.fixture
-def installed(package, tmp_path):
-    """A project that `learner init` made, installed in an environment that is not active, and its output.
+def installed_project(package, tmp_path):
+    """Return a project that `learner init` created, and the output of the command.
 
-    All is as a user does it, but for pip: what it would download is lent by this environment.
+    The package is installed in an environment that is not active. A user's pip would download its
+    dependencies; here they are those of the environment of the tests.
     """
-    package.ok(str(_lending_python(tmp_path)), "-m", "venv", str(tmp_path / "venv"))
-    package.ok(str(tmp_path / "venv/bin/python"), "-m", "pip", "install", "-q", str(package.folder), **LEAN)
+    package.ok(str(_write_python_with_packages(tmp_path)), "-m", "venv", str(tmp_path / "venv"))
+    package.ok(
+        str(tmp_path / "venv/bin/python"), "-m", "pip", "install", "-q", str(package.folder), **OFFLINE_PIP
+    )
     (tmp_path / "own").mkdir()
-    own = type(package)(tmp_path / "own", package.environment["PREFECT_HOME"])
-    return own, own.ok(str(tmp_path / "venv/bin/learner"), "init", ".")
+    new_project = type(package)(tmp_path / "own", package.environment["PREFECT_HOME"])
+    return new_project, new_project.ok(str(tmp_path / "venv/bin/learner"), "init", ".")
 
 
-def test_new_project_trains_with_make_repro(installed, tmp_path):
-    """`make` uses the environment that `learner init` ran in."""
-    own, printed = installed
+def test_new_project_trains_with_make_repro(installed_project, tmp_path):
+    """`make` uses the environment in which `learner init` ran."""
+    new_project, printed = installed_project
 
     assert f"environment: {tmp_path / 'venv'}, from local.mk" in printed
-    assert {path.name for path in own.folder.iterdir()} == FILES | {"local.mk"}
-    own.edit("params.yaml", "num_epochs: 20", "num_epochs: 3")
-    assert ran(own.ok("make", "repro")) == ["create-artifact-dir", "load-data", *AFTER_BUILD]
-    metrics = json.loads((own.folder / "artifacts/metrics.json").read_text())
+    assert {path.name for path in new_project.folder.iterdir()} == FILES | {"local.mk"}
+    new_project.edit("params.yaml", "num_epochs: 20", "num_epochs: 3")
+    assert parse_started_stages(new_project.ok("make", "repro")) == ALL_STAGES
+    metrics = json.loads((new_project.folder / "artifacts/metrics.json").read_text())
     assert metrics["valid"]["Accuracy"] > 60
-    assert (own.folder / "artifacts/model.mpk.gz").exists()
-    own.ok("git", "add", "-A")
-    assert str(tmp_path) not in own.ok("git", "show", "HEAD") + own.ok("git", "diff", "--cached")
-    assert ran(own.ok("make", "repro")) == []
-    assert "2 passed" in own.ok("make", "test")
-    assert not (own.folder / ".venv").exists()
+    assert (new_project.folder / "artifacts/model.mpk.gz").exists()
+    new_project.ok("git", "add", "-A")
+    for command in ("show HEAD", "diff --cached"):
+        assert str(tmp_path) not in new_project.ok("git", *command.split())
+    assert parse_started_stages(new_project.ok("make", "repro")) == []
+    assert "2 passed" in new_project.ok("make", "test")
+    assert not (new_project.folder / ".venv").exists()
 
 
-def test_printed_commands_activate_the_environment_train_and_compare(installed):
-    own, printed = installed
+def test_printed_commands_activate_the_environment_train_and_compare(installed_project):
+    new_project, printed = installed_project
     commands = re.findall(r"^(?:next|then): (.*)$", printed, re.MULTILINE)
     assert len(commands) == 2
 
-    text = own.ok("bash", "-c", "\n".join(["set -e", *commands]))
+    text = new_project.ok("bash", "-c", "\n".join(["set -e", *commands]))
 
     name = re.search(r"Ran experiment\(s\): (\S+)", text)[1]
     assert re.search(rf"^workspace .*\n{name} .* yes$", text, re.MULTILINE)
 
 
-def test_make_reports_a_missing_environment_and_installs_one_on_another_machine(installed, package, tmp_path):
-    own, _ = installed
+def test_make_reports_a_missing_environment_and_installs_one_in_a_clone(installed_project, package, tmp_path):
+    new_project, _ = installed_project
     python = tmp_path / "python3"
     (tmp_path / "venv").rename(tmp_path / "moved")
-    assert f"learner is not installed in {tmp_path / 'venv/bin'}" in own.run("make", "test").text
+    assert f"learner is not installed in {tmp_path / 'venv/bin'}" in new_project.run("make", "test").text
 
-    own.ok("git", "clone", "-q", ".", str(tmp_path / "clone"))
-    clone = type(own)(tmp_path / "clone", own.environment["PREFECT_HOME"])
-    where = f"LEARNER=--editable {package.folder}"
+    new_project.ok("git", "clone", "-q", ".", str(tmp_path / "clone"))
+    clone = type(new_project)(tmp_path / "clone", new_project.environment["PREFECT_HOME"])
+    learner_option = f"LEARNER=--editable {package.folder}"
 
-    assert "2 passed" in clone.ok("make", "test", where, f"PYTHON={python}", **LEAN)
+    assert "2 passed" in clone.ok("make", "test", learner_option, f"PYTHON={python}", **OFFLINE_PIP)
     [path] = (clone.folder / ".venv").glob("lib/python3*/site-packages/__editable__*.pth")
     assert path.read_text().strip() == str(package.folder)  # not an import hook, so type checkers follow it
 
@@ -141,16 +146,16 @@ def test_experiment_and_compare_work_right_after_init(package, tmp_path):
     assert re.search(rf"^workspace .*\n{name} .* yes$", text, re.MULTILINE)
 
 
-def test_every_command_in_the_readme_of_a_new_project_runs(own):
-    own.ok("git", "commit", "-qam", "Train for two epochs")
-    readme = (own.folder / "README.md").read_text()
+def test_every_command_in_the_readme_of_a_new_project_runs(new_project):
+    new_project.ok("git", "commit", "-qam", "Train for two epochs")
+    readme = (new_project.folder / "README.md").read_text()
     commands = re.findall(r"^\$ (.*?)(?: +#.*)?$", readme, re.MULTILINE)
     assert len(commands) == 8
 
     for command in commands:
-        own.ok("bash", "-c", command.replace("num_epochs=30", "num_epochs=3"))
+        new_project.ok("bash", "-c", command.replace("num_epochs=30", "num_epochs=3"))
 
-    assert "dvc.lock" in own.ok("git", "show", "--stat", "HEAD")
+    assert "dvc.lock" in new_project.ok("git", "show", "--stat", "HEAD")
 
 
 def test_init_prints_the_commit_commands_if_git_has_no_identity(package, tmp_path):
@@ -170,8 +175,8 @@ def test_init_prints_the_commit_commands_if_git_has_no_identity(package, tmp_pat
     assert {name.split("/")[0] for name in made} == FILES - {".git"}
 
 
-def _lending_python(folder):
-    """A python3 whose virtual environments also see the packages of this one."""
+def _write_python_with_packages(folder):
+    """Write a python3 whose virtual environments can also import the packages of this environment."""
     packages = "\n".join(path for path in sys.path if path.endswith("-packages"))
     script = folder / "python3"
     lines = [
@@ -179,7 +184,7 @@ def _lending_python(folder):
         "import pathlib, subprocess, sys",
         'subprocess.run([sys.executable, *sys.argv[1:], "--without-pip"], check=True)',
         '(site,) = pathlib.Path(sys.argv[-1]).glob("lib/python3*/site-packages")',
-        f"(site / 'lent.pth').write_text({packages!r})",
+        f"(site / 'packages.pth').write_text({packages!r})",
     ]
     script.write_text("\n".join(lines) + "\n")
     script.chmod(0o755)
@@ -199,31 +204,31 @@ def test_existing_files_are_never_overwritten(project, tmp_path):
 
 
 def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(project, tmp_path):
-    """Its .gitignore is not changed; the missing lines are printed."""
+    """The .gitignore of the subfolder is not changed; the missing lines are printed."""
     (tmp_path / "repository/mine").mkdir(parents=True)
     subprocess.run(["git", "init", "-q", tmp_path / "repository"], check=True)
-    own = type(project)(tmp_path / "repository/mine", project.environment["PREFECT_HOME"])
-    own.environment["PYTHONPATH"] = str(project.folder)
-    (own.folder / ".gitignore").write_text("/data/\n")
-    (own.folder / "README.md").write_text("mine\n")
-    (own.folder / "notes").touch()
-    (own.folder.parent / "other").touch()
-    own.ok("git", "add", "../other")
+    new_project = type(project)(tmp_path / "repository/mine", project.environment["PREFECT_HOME"])
+    new_project.environment["PYTHONPATH"] = str(project.folder)
+    (new_project.folder / ".gitignore").write_text("/data/\n")
+    (new_project.folder / "README.md").write_text("mine\n")
+    (new_project.folder / "notes").touch()
+    (new_project.folder.parent / "other").touch()
+    new_project.ok("git", "add", "../other")
 
-    printed = own.ok(sys.executable, "-m", "pipeline", "init", ".")
+    printed = new_project.ok(sys.executable, "-m", "pipeline", "init", ".")
 
     assert ".gitignore exists. Add these lines to it:\n  __pycache__/\n" in printed
     assert "README" not in printed
-    assert (own.folder / ".gitignore").read_text() == "/data/\n"
-    assert (own.folder / "README.md").read_text() == "mine\n"
-    assert not (own.folder / ".git").exists()
-    committed = set(own.ok("git", "ls-tree", "-r", "--name-only", "HEAD").split())
+    assert (new_project.folder / ".gitignore").read_text() == "/data/\n"
+    assert (new_project.folder / "README.md").read_text() == "mine\n"
+    assert not (new_project.folder / ".git").exists()
+    committed = set(new_project.ok("git", "ls-tree", "-r", "--name-only", "HEAD").split())
     made = FILES - {".dvc", ".git", ".gitignore", "README.md"} | {".dvc/config", ".dvc/.gitignore", PLOT}
     assert committed == made
-    assert own.ok("git", "diff", "--cached", "--name-only") == "other\n"
-    assert "subdir" not in (own.folder / ".dvc/config").read_text()
-    assert own.ok("dvc", "root").strip() == "."
-    assert own.learner("check").out == "params.yaml is valid\n"
+    assert new_project.ok("git", "diff", "--cached", "--name-only") == "other\n"
+    assert "subdir" not in (new_project.folder / ".dvc/config").read_text()
+    assert new_project.ok("dvc", "root").strip() == "."
+    assert new_project.learner("check").out == "params.yaml is valid\n"
 
 
 def test_init_prints_the_reason_and_the_command_if_git_refuses_the_commit(package, tmp_path):
@@ -244,14 +249,14 @@ def test_init_prints_the_reason_and_the_command_if_git_refuses_the_commit(packag
 
 
 def test_new_project_has_the_same_pipeline_as_this_one():
-    """Its dvc.yaml differs in the code of the user, and in the file with the versions."""
+    """The two dvc.yaml differ only in the code of the user and in the file with the versions."""
 
-    def pipeline(text):
+    def read_pipeline(text):
         content = YAML(typ="safe").load(text)
         for name, stage in content["stages"].items():
             stage["cmd"] = stage["cmd"].replace("python -m pipeline", "learner")
-            own = {"source.py", "model.py", "stages/models", "stages/data/sources.py"}
-            stage["deps"] = [dep for dep in stage.get("deps", []) if dep not in own]
+            user_code = {"source.py", "model.py", "stages/models", "stages/data/sources.py"}
+            stage["deps"] = [dep for dep in stage.get("deps", []) if dep not in user_code]
             versions = [entry for entry in stage["params"] if isinstance(entry, dict)]
             assert any(name.replace("-", "_") in str(entry) for entry in versions)
             stage["params"] = [entry for entry in stage["params"] if entry not in versions]
@@ -260,13 +265,13 @@ def test_new_project_has_the_same_pipeline_as_this_one():
 
     made = project_files(Installation("learner-pipeline==1"))
 
-    assert pipeline(made["dvc.yaml"]) == pipeline((ROOT / "dvc.yaml").read_text())
+    assert read_pipeline(made["dvc.yaml"]) == read_pipeline((ROOT / "dvc.yaml").read_text())
     assert set(made) == FILES - {".dvc", ".git"} | {PLOT}
     assert made[PLOT] == (ROOT / PLOT).read_text()
 
 
-class Installed(Distribution):
-    """A distribution of which pip left this *origin*."""
+class DistributionWithOrigin(Distribution):
+    """A distribution whose direct_url.json, which pip writes, has the text *origin*."""
 
     def __init__(self, origin):
         self.origin = origin
@@ -297,8 +302,8 @@ GIT = {
         ({"url": "file:///a$b", "dir_info": {}}, COMMENT, "LEARNER := '/a$$b'\n"),
     ],
 )
-def test_requirement_repeats_the_installation_without_a_path_of_this_machine(origin, requirement, local):
-    package = Installed(origin and json.dumps(origin))
+def test_requirement_repeats_the_installation_without_a_local_path(origin, requirement, local):
+    package = DistributionWithOrigin(origin and json.dumps(origin))
 
     assert find_installation(package) == Installation(requirement, local)
 
@@ -306,10 +311,10 @@ def test_requirement_repeats_the_installation_without_a_path_of_this_machine(ori
 def test_path_of_the_environment_is_quoted_for_make(tmp_path):
     folder = tmp_path / "a $b #c"
     text = project_files(Installation("learner-pipeline==1"), folder)["local.mk"]
-    (tmp_path / "Makefile").write_text(f"{text}export LEARNER_BIN\nshown:\n\t@printenv LEARNER_BIN\n")
+    (tmp_path / "Makefile").write_text(f"{text}export LEARNER_BIN\nprint:\n\t@printenv LEARNER_BIN\n")
 
     shown = subprocess.run(
-        ["make", "-C", tmp_path, "-s", "shown"], capture_output=True, text=True, check=True
+        ["make", "-C", tmp_path, "-s", "print"], capture_output=True, text=True, check=True
     )
 
     assert f"{folder}\n" in shown.stdout
