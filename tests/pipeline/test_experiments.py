@@ -1,4 +1,4 @@
-"""Experiments of DVC: run, listed, compared and plotted."""
+"""DVC runs, lists, compares and plots experiments of this pipeline."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The command ``learner records``, on files that Burn wrote and on our own."""
+"""``learner records`` reads files that Burn wrote and files of this package."""
 
 import gzip
 import hashlib
@@ -25,7 +25,7 @@ MPK, BPK = BURN / "model.mpk", BURN / "model.bpk"
 needs_burn = pytest.mark.skipif(
     not MPK.exists(), reason="the files that Burn wrote are not next to this project"
 )
-NAMED = [name for name, form in FORMATS.items() if form.has_names]
+FORMATS_WITH_NAMES = [name for name, form in FORMATS.items() if form.has_names]
 
 
 def learner(*arguments):
@@ -37,7 +37,7 @@ def learner(*arguments):
     return done.exit_code, done.output
 
 
-def record(path, values=(1.0, 2.0, 3.0), **item):
+def write_record(path, values=(1.0, 2.0, 3.0), **item):
     """Write a small record to *path* and return *path*."""
     array = np.array(values, "<f4")
     tree = {"fc": {"weight": {"id": "0" * 13, "param": RawTensor.of("F32", array.shape, array.tobytes())}}}
@@ -46,7 +46,7 @@ def record(path, values=(1.0, 2.0, 3.0), **item):
 
 
 @needs_burn
-def test_show_prints_record_of_burn():
+def test_show_prints_a_record_of_burn():
     code, text = learner("show", MPK)
 
     assert code == 0
@@ -56,7 +56,7 @@ def test_show_prints_record_of_burn():
 
 
 @needs_burn
-def test_show_prints_the_same_as_json():
+def test_show_prints_a_record_as_json():
     output = json.loads(learner("show", BPK, "--json")[1])
 
     assert (output["format"], output["tensors"], output["parameters"]) == ("burnpack", 18, 260_810)
@@ -64,15 +64,15 @@ def test_show_prints_the_same_as_json():
     assert output["entries"][0]["shape"] == [64, 1, 3, 3]
 
 
-def test_show_hides_constants_by_default(tmp_path):
-    path = record(tmp_path / "a.mpk.gz", stride=[None, None], rate=0.5)
+def test_show_hides_constants_without_the_option_all(tmp_path):
+    path = write_record(tmp_path / "a.mpk.gz", stride=[None, None], rate=0.5)
 
     assert "stride" not in learner("show", path)[1]
     assert "rate  0.5" in learner("show", path)[1]
     assert "stride" in learner("show", path, "--all")[1]
 
 
-def test_show_of_format_without_names_prints_metadata_and_remedy(tmp_path):
+def test_show_of_a_format_without_names_prints_metadata_and_advice(tmp_path):
     for form in (FORMATS["bin"], FORMATS["bin_gz"]):
         path = tmp_path / f"a{form.suffix}"
         write(Record({"rate": 0.5}, build_metadata(form.type_name, FullPrecision)), path, form)
@@ -85,15 +85,15 @@ def test_show_of_format_without_names_prints_metadata_and_remedy(tmp_path):
 
 
 @needs_burn
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", FORMATS_WITH_NAMES)
 def test_file_converts_to_every_named_format_and_back(tmp_path, name):
-    there, back = tmp_path / f"a{FORMATS[name].suffix}", tmp_path / "back.mpk"
+    converted, back = tmp_path / f"a{FORMATS[name].suffix}", tmp_path / "back.mpk"
 
-    assert learner("convert", MPK, there) == (0, "")
-    assert learner("convert", there, back) == (0, "")
+    assert learner("convert", MPK, converted) == (0, "")
+    assert learner("convert", converted, back) == (0, "")
 
-    assert learner("diff", MPK, there)[0] == 0
-    assert learner("verify", there)[0] == 0
+    assert learner("diff", MPK, converted)[0] == 0
+    assert learner("verify", converted)[0] == 0
     if name != "burnpack":  # burnpack cannot store nil constants
         assert back.read_bytes() == MPK.read_bytes()
     assert learner("diff", MPK, back, "--ids") == (0, "equal\n")
@@ -101,10 +101,10 @@ def test_file_converts_to_every_named_format_and_back(tmp_path, name):
 
 @needs_burn
 def test_burnpack_converts_to_safetensors_and_back_without_loss(tmp_path):
-    there, back = tmp_path / "a.safetensors", tmp_path / "back.bpk"
+    converted, back = tmp_path / "a.safetensors", tmp_path / "back.bpk"
 
-    learner("convert", BPK, there)
-    learner("convert", there, back)
+    learner("convert", BPK, converted)
+    learner("convert", converted, back)
 
     assert back.read_bytes() == BPK.read_bytes()
 
@@ -117,7 +117,7 @@ def test_recorder_option_sets_format_without_suffix(tmp_path):
 
 
 @needs_burn
-def test_convert_changes_precision_and_warns_of_loss(tmp_path):
+def test_convert_changes_precision_and_warns_about_lost_bits(tmp_path):
     half = tmp_path / "half.bpk"
     code, text = learner("convert", BPK, half, "--precision", "half")
 
@@ -132,7 +132,7 @@ def test_convert_changes_precision_and_warns_of_loss(tmp_path):
 
 
 def test_convert_replaces_existing_file_only_with_force(tmp_path):
-    first, second = record(tmp_path / "a.mpk.gz"), record(tmp_path / "b.mpk.gz", [9.0])
+    first, second = write_record(tmp_path / "a.mpk.gz"), write_record(tmp_path / "b.mpk.gz", [9.0])
 
     code, text = learner("convert", first, second)
     assert (code, "--force" in text) == (1, True)
@@ -154,18 +154,18 @@ def test_convert_replaces_existing_file_only_with_force(tmp_path):
         (("diff", "a.mpk", "b.bin"), 2, "--learner"),
     ],
 )
-def test_mistake_is_reported_with_exit_code(tmp_path, monkeypatch, arguments, code, expected):
+def test_mistake_is_reported_with_its_exit_code(tmp_path, monkeypatch, arguments, code, expected):
     monkeypatch.chdir(tmp_path)
 
-    got, text = learner(*arguments)
+    exit_code, text = learner(*arguments)
 
-    assert got == code
+    assert exit_code == code
     assert expected in text
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data + b"x", lambda data: data[:40]])
-def test_verify_finds_truncated_or_extended_file(tmp_path, damage):
-    intact, damaged = record(tmp_path / "a.mpk.gz"), tmp_path / "b.mpk.gz"
+def test_verify_detects_a_truncated_or_extended_file(tmp_path, damage):
+    intact, damaged = write_record(tmp_path / "a.mpk.gz"), tmp_path / "b.mpk.gz"
     damaged.write_bytes(damage(intact.read_bytes()))
 
     code, text = learner("verify", intact, damaged)
@@ -176,21 +176,23 @@ def test_verify_finds_truncated_or_extended_file(tmp_path, damage):
     assert second.startswith(f"{damaged}: wrong: ")
 
 
-def checkpoint(folder, epoch):
-    """Write the files of a checkpoint, as the checkpointer does."""
-    parts = [record(folder / f"{part}-{epoch}.mpk.gz", [epoch]) for part in ("model", "optim", "scheduler")]
+def write_checkpoint(folder, epoch):
+    """Write the files of a checkpoint with their sizes and hashes, as the checkpointer does."""
+    parts = [
+        write_record(folder / f"{part}-{epoch}.mpk.gz", [epoch]) for part in ("model", "optim", "scheduler")
+    ]
     files = {
         part.name: {"size": part.stat().st_size, "sha256": hashlib.sha256(part.read_bytes()).hexdigest()}
         for part in parts
     }
-    return record(folder / f"trainer-{epoch}.mpk.gz", files=files)
+    return write_record(folder / f"trainer-{epoch}.mpk.gz", files=files)
 
 
 def test_verify_reports_which_checkpoints_are_intact(tmp_path):
     folder = tmp_path / "checkpoint"
     for epoch in (1, 2, 3, 4):
-        checkpoint(folder, epoch)
-    record(folder / "model-2.mpk.gz", [7.0])  # intact, but another file
+        write_checkpoint(folder, epoch)
+    write_record(folder / "model-2.mpk.gz", [7.0])  # intact, but another file
     (folder / "optim-3.mpk.gz").unlink()
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "other.bin").write_bytes(b"no record")
@@ -207,7 +209,7 @@ def test_verify_reports_which_checkpoints_are_intact(tmp_path):
 
 
 def test_show_and_verify_commands_do_not_load_torch(tmp_path):
-    path = record(tmp_path / "a.mpk.gz")
+    path = write_record(tmp_path / "a.mpk.gz")
     program = (
         "import sys\nfrom pipeline.cli import app\n"
         "assert not {'torch', 'numpy', 'prefect'} & sys.modules.keys()\n"
@@ -224,18 +226,18 @@ def test_error_has_no_traceback(project):
     assert (refused.code, refused.err) == (1, "error: no record at nowhere.mpk\n")
 
 
-def test_failed_convert_leaves_no_file(tmp_path):
-    path = record(tmp_path / "a.mpk.gz", text="burnpack holds no text")
+def test_failed_convert_writes_no_file(tmp_path):
+    path = write_record(tmp_path / "a.mpk.gz", text="burnpack holds no text")
 
     code, _ = learner("convert", path, tmp_path / "a.bpk")
 
     assert code == 1
-    assert [one.name for one in tmp_path.iterdir()] == ["a.mpk.gz"]
+    assert [each.name for each in tmp_path.iterdir()] == ["a.mpk.gz"]
     shutil.copy(path, tmp_path / "b.mpk.gz")
     assert len(read(tmp_path / "b.mpk.gz").item) == 2
 
 
-def test_learner_option_supplies_names_of_bin_file(finished):
+def test_learner_option_supplies_the_names_of_a_bin_file(finished):
     model, learner = "artifacts/model.mpk.gz", ("--learner", "artifacts/learner")
 
     for source, target in ((model, "model.bin"), ("model.bin", "back.mpk.gz")):
@@ -247,7 +249,7 @@ def test_learner_option_supplies_names_of_bin_file(finished):
 
 
 @pytest.mark.parametrize("command", ["show", "verify", "convert", "diff"])
-def test_limit_admits_highly_compressed_record(command, tmp_path):
+def test_limit_option_accepts_a_highly_compressed_record(command, tmp_path):
     path = tmp_path / "zeros.mpk.gz"
     zeros = RawTensor.of("U8", (LEAST_LIMIT,), bytes(LEAST_LIMIT))
     content = Record({"weight": zeros}, build_metadata("…", FullPrecision))

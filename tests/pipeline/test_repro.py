@@ -1,15 +1,15 @@
-"""`dvc repro`: what runs, what does not, and what it leaves."""
+"""`dvc repro` runs the stages whose dependencies changed, and no others."""
 
 import gzip
 import json
 
 import pytest
 
-ALL = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model")
+ALL_STAGES = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model")
 
 
-def ran(text):
-    """The stages whose command DVC started."""
+def parse_started_stages(text):
+    """Return the stages whose command DVC started, from its output *text*."""
     return [line.split("'")[1] for line in text.splitlines() if line.startswith("Running stage")]
 
 
@@ -19,7 +19,7 @@ def test_fresh_clone_trains_the_digits_to_97_percent(project):
 
     text = project.ok("dvc", "repro")
 
-    assert ran(text) == list(ALL)
+    assert parse_started_stages(text) == list(ALL_STAGES)
     metrics = json.loads((project.folder / "artifacts/metrics.json").read_text())
     assert metrics["valid"]["Accuracy"] >= 97
     assert "= Learner Summary =" in text
@@ -31,7 +31,7 @@ def test_fresh_clone_trains_the_digits_to_97_percent(project):
 def test_second_repro_runs_no_stage(finished):
     text = finished.ok("dvc", "repro")
 
-    assert ran(text) == []
+    assert parse_started_stages(text) == []
     assert "up to date" in finished.ok("dvc", "status")
     assert finished.ok("git", "status", "--short") == ""
 
@@ -69,25 +69,25 @@ def test_edit_reruns_only_the_stages_that_depend_on_it(finished, name, old, new,
     finished.edit(name, old, new)
     text = finished.ok("dvc", "repro")
 
-    assert sorted(ran(text)) == sorted(stages)
+    assert sorted(parse_started_stages(text)) == sorted(stages)
     finished.edit(name, new, old)
-    back = finished.ok("dvc", "repro")
-    assert ran(back) == []
-    assert ("is cached" in back) == bool(stages)
+    restored = finished.ok("dvc", "repro")
+    assert parse_started_stages(restored) == []
+    assert ("is cached" in restored) == bool(stages)
     assert finished.files("artifacts", "data") == before
 
 
 def test_two_runs_write_the_same_lockfile_and_the_same_files(finished, other_project):
     text = other_project.ok("dvc", "repro")
 
-    assert ran(text) == list(ALL)
+    assert parse_started_stages(text) == list(ALL_STAGES)
     assert "= Learner Summary =" in text
     assert other_project.files("dvc.lock", "artifacts", "data") == finished.files(
         "dvc.lock", "artifacts", "data"
     )
 
 
-def test_files_that_no_stage_owns_are_removed_unless_kept_in_params(finished):
+def test_files_that_belong_to_no_stage_are_removed_unless_params_keep_them(finished):
     for name in ("old", "mine"):
         (finished.folder / "artifacts" / name).mkdir()
     finished.edit("params.yaml", "keep: []", "keep: [mine]")
@@ -99,7 +99,7 @@ def test_files_that_no_stage_owns_are_removed_unless_kept_in_params(finished):
     assert (finished.folder / "artifacts/checkpoint/trainer-2.mpk.gz").exists()
 
 
-def test_layout_names_every_entry_of_the_artifact_directory(finished):
+def test_layout_lists_every_entry_of_the_artifact_directory(finished):
     layout = json.loads((finished.folder / "artifacts/layout.json").read_text())
 
     assert {path.name for path in (finished.folder / "artifacts").iterdir()} <= set(layout["entries"])
@@ -113,5 +113,5 @@ def test_best_epoch_can_be_saved_instead_of_the_last(finished):
 
     best = json.loads((finished.folder / "artifacts/metrics.json").read_text())["best"]["epoch"]
     files = finished.files("artifacts")
-    recorded, saved = files[f"artifacts/checkpoint/model-{best}.mpk.gz"], files["artifacts/model.mpk.gz"]
-    assert recorded == saved
+    checkpoint, saved = files[f"artifacts/checkpoint/model-{best}.mpk.gz"], files["artifacts/model.mpk.gz"]
+    assert checkpoint == saved

@@ -1,32 +1,32 @@
-"""`learner resume` continues from a checkpoint of any run that DVC tracks, by its name."""
+"""`learner resume` continues from a checkpoint of any run that DVC tracks."""
 
 import shutil
 
 import pytest
 from ruamel.yaml import YAML
 
-SAME = [f"artifacts/{name}" for name in ("model.mpk.gz", "metrics.json", "plots", "train", "valid")]
+EQUAL_OUTPUTS = [f"artifacts/{name}" for name in ("model.mpk.gz", "metrics.json", "plots", "train", "valid")]
 
 
 @pytest.fixture(scope="module")
-def _two(_finished, tmp_path_factory):
+def _two_epochs(_finished, tmp_path_factory):
     return _finished.copied_to(tmp_path_factory.mktemp("two") / "project")
 
 
 @pytest.fixture
-def two(_two):
+def two_epochs(_two_epochs):
     """Return a project with a committed run of two epochs; only its params are restored after a test."""
-    before = (_two.folder / "params.yaml").read_bytes()
-    yield _two
-    (_two.folder / "params.yaml").write_bytes(before)
+    before = (_two_epochs.folder / "params.yaml").read_bytes()
+    yield _two_epochs
+    (_two_epochs.folder / "params.yaml").write_bytes(before)
 
 
-def commit(project, name):
+def resolve_commit(project, name):
     return project.ok("git", "rev-parse", name).strip()
 
 
 def output_hashes(lock):
-    """Return path to hash of the outputs of fit and save-model in a dvc.lock."""
+    """Return a map from path to hash of the outputs of fit and save-model in the text of a dvc.lock."""
     stages = YAML(typ="safe").load(lock)["stages"]
     return {out["path"]: out["md5"] for name in ("fit", "save-model") for out in stages[name]["outs"]}
 
@@ -35,12 +35,12 @@ def test_resumed_run_equals_uninterrupted_run_in_the_workspace_and_in_a_copy(fin
     other = finished.copied_to(tmp_path / "other")
     other.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
     other.ok("dvc", "repro")
-    straight = other.files(*SAME)
+    uninterrupted = other.files(*EQUAL_OUTPUTS)
 
     text = finished.learner("resume", "HEAD", "--epoch", "2", "-S", "fit.num_epochs=3").out
 
     assert " after epoch 2" in text
-    assert finished.files(*SAME) == straight
+    assert finished.files(*EQUAL_OUTPUTS) == uninterrupted
     assert not list((finished.folder / ".runs").glob(".resume-*"))
 
     other.ok("git", "checkout", "params.yaml", "dvc.lock")
@@ -54,24 +54,24 @@ def test_resumed_run_equals_uninterrupted_run_in_the_workspace_and_in_a_copy(fin
     )
 
 
-def test_any_name_is_written_as_full_sha_and_comments_are_kept(two):
-    sha = commit(two, "HEAD")
-    two.ok("git", "tag", "good")
-    two.ok("dvc", "exp", "save", "-n", "kept")
-    (kept,) = two.ok("git", "for-each-ref", "--format=%(objectname)", "refs/exps/**/kept").split()
-    before = (two.folder / "params.yaml").read_text()
+def test_resume_writes_the_full_sha_of_any_name_and_keeps_comments(two_epochs):
+    sha = resolve_commit(two_epochs, "HEAD")
+    two_epochs.ok("git", "tag", "good")
+    two_epochs.ok("dvc", "exp", "save", "-n", "kept")
+    (kept,) = two_epochs.ok("git", "for-each-ref", "--format=%(objectname)", "refs/exps/**/kept").split()
+    before = (two_epochs.folder / "params.yaml").read_text()
 
     for name, expected in {"kept": kept, "good": sha, sha[:8]: sha, "HEAD~0": sha}.items():
-        done = two.learner("resume", name, "--epoch", "1", "--no-run", "-S", "fit.num_epochs=9")
+        done = two_epochs.learner("resume", name, "--epoch", "1", "--no-run", "-S", "fit.num_epochs=9")
 
         assert done.out == f"params.yaml: build_learner.checkpoint is epoch 1 of {expected}\n", done.text
     added = f"  checkpoint:\n    rev: {sha}\n    epoch: 1\n"
     edited = before.replace("build_learner:\n", f"build_learner:\n{added}").replace("epochs: 2", "epochs: 9")
-    assert (two.folder / "params.yaml").read_text() == edited
+    assert (two_epochs.folder / "params.yaml").read_text() == edited
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (
             ["nowhere", "--epoch", "1"],
@@ -86,14 +86,14 @@ def test_any_name_is_written_as_full_sha_and_comments_are_kept(two):
         (["HEAD", "--epoch", "1", "-S", "other.yaml:a=1"], 2, "not of other.yaml"),
     ],
 )
-def test_failed_resume_does_not_change_the_params(two, arguments, code, words):
-    before = (two.folder / "params.yaml").read_bytes()
+def test_failed_resume_does_not_change_the_params(two_epochs, arguments, code, message):
+    before = (two_epochs.folder / "params.yaml").read_bytes()
 
-    done = two.learner("resume", *arguments)
+    done = two_epochs.learner("resume", *arguments)
 
     assert (done.code, "Traceback" in done.err) == (code, False)
-    assert words in done.err
-    assert (two.folder / "params.yaml").read_bytes() == before
+    assert message in done.err
+    assert (two_epochs.folder / "params.yaml").read_bytes() == before
 
 
 def test_params_are_restored_if_build_learner_refuses_the_checkpoint(finished):
@@ -108,7 +108,7 @@ def test_params_are_restored_if_build_learner_refuses_the_checkpoint(finished):
     assert (finished.folder / "params.yaml").read_bytes() == before
 
 
-def test_checkpoint_missing_from_the_cache_comes_from_a_remote_or_is_an_error(finished, tmp_path):
+def test_checkpoint_missing_from_the_cache_is_fetched_from_a_remote_or_is_an_error(finished, tmp_path):
     finished.ok("git", "tag", "before")
     finished.ok("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
     finished.ok("dvc", "push", "-q")
@@ -126,19 +126,19 @@ def test_checkpoint_missing_from_the_cache_comes_from_a_remote_or_is_an_error(fi
     assert "`dvc fetch --all-commits`" in done.err
 
 
-def test_name_in_params_is_an_error_that_requires_a_full_sha(two):
-    kept = (two.folder / "params.yaml").read_text()
-    for checkpoint, words in {
+def test_rev_in_params_must_be_a_full_sha_with_an_epoch(two_epochs):
+    kept = (two_epochs.folder / "params.yaml").read_text()
+    for checkpoint, message in {
         "{rev: good, epoch: 1}": "checkpoint.rev: must be a full SHA, since branches and tags move",
         "{epoch: 1}": "checkpoint: set either rev or path",
         f"{{rev: {'a' * 40}}}": "checkpoint: set epoch too: a rev needs one",
     }.items():
-        two.edit("params.yaml", "build_learner:\n", f"build_learner:\n  checkpoint: {checkpoint}\n")
+        two_epochs.edit("params.yaml", "build_learner:\n", f"build_learner:\n  checkpoint: {checkpoint}\n")
 
-        done = two.learner("check")
+        done = two_epochs.learner("check")
 
-        assert (done.code, words in done.err) == (2, True), done.err
-        (two.folder / "params.yaml").write_text(kept)
+        assert (done.code, message in done.err) == (2, True), done.err
+        (two_epochs.folder / "params.yaml").write_text(kept)
 
 
 def test_checkpoint_path_must_be_a_dependency_and_not_an_output(finished):

@@ -1,4 +1,4 @@
-"""``learner runs``: list, show, prune and verify run stores."""
+"""``learner runs`` lists, shows, prunes and verifies run stores."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from stages.records import FullPrecision, NamedMpkGzFileRecorder
 from stages.runs import HeartbeatRenderer, open_store
 
 ENTRIES = {"version": "2", "params": {"batch_size": 32, "seed": 42}, "inputs": {"data": "a" * 64}}
-CURRENT = """
+CURRENT_ENTRIES = """
 
 def read_key_entries():
     return {"version": "2", "params": {"batch_size": 64, "seed": 42}, "inputs": {"data": "b" * 64}}
@@ -27,8 +27,8 @@ def root(project):
     return project.folder / ".runs"
 
 
-def make(root, entries=ENTRIES, *, epochs=2, finished=True):
-    """Create a run with checkpoints of *epochs* epochs, and return its key."""
+def create_run(root, entries=ENTRIES, *, epochs=2, finished=True):
+    """Create a run with a checkpoint after each of *epochs* epochs, and return its key."""
     with open_store(root, entries) as store:
         checkpointer = FileCheckpointer(store.path / "checkpoint", NamedMpkGzFileRecorder(FullPrecision))
         for epoch in range(1, epochs + 1):
@@ -41,8 +41,8 @@ def make(root, entries=ENTRIES, *, epochs=2, finished=True):
 
 def test_list_prints_state_and_progress_of_each_run(project, root):
     assert project.learner("runs", "list").out == "no run in .runs\n"
-    finished = make(root)
-    stopped = make(root, {"version": "3"}, epochs=1, finished=False)
+    finished = create_run(root)
+    interrupted = create_run(root, {"version": "3"}, epochs=1, finished=False)
 
     with open_store(root, {"version": "4"}) as running:
         printed = project.learner("runs", "list").out.splitlines()
@@ -53,17 +53,17 @@ def test_list_prints_state_and_progress_of_each_run(project, root):
     assert re.match(
         rf"{finished}  finished +2  +epoch 2 step 7 +\d\d:\d\d:\d\d .* \d+ (min|s)$", rows[finished]
     )
-    assert re.match(rf"{stopped}  interrupted +1  +epoch 1 step 7 ", rows[stopped])
+    assert re.match(rf"{interrupted}  interrupted +1  +epoch 1 step 7 ", rows[interrupted])
     assert re.match(rf"{running.key}  running +0  +- ", rows[running.key])
     states = {run["key"]: (run["state"], run["epochs"], run["pid"]) for run in content}
     assert states == {
         finished: ("finished", 2, None),
-        stopped: ("interrupted", 1, None),
+        interrupted: ("interrupted", 1, None),
         running.key: ("running", 0, os.getpid()),
     }
 
 
-def test_status_has_one_line_for_each_run(root):
+def test_status_describes_each_run_in_one_line(root):
     assert describe_runs(root) == []
     with open_store(root, ENTRIES) as store:
         assert re.fullmatch(
@@ -75,9 +75,9 @@ def test_status_has_one_line_for_each_run(root):
 
 
 def test_show_prints_the_entries_of_the_key_and_their_differences(project, root):
-    key = make(root)
+    key = create_run(root)
     bodies = project.folder / "pipeline/engine/stage_run.py"
-    bodies.write_text(bodies.read_text() + CURRENT)
+    bodies.write_text(bodies.read_text() + CURRENT_ENTRIES)
 
     printed = project.learner("runs", "show", key[:4]).out
     content = json.loads(project.learner("runs", "show", "--json").out)
@@ -90,8 +90,8 @@ def test_show_prints_the_entries_of_the_key_and_their_differences(project, root)
     assert (content["key"], content["entries"], content["finished"]) == (key, ENTRIES, {"epoch": 2})
 
 
-def test_show_reports_a_current_run_and_why_it_cannot_compare(project, root):
-    make(root)
+def test_show_reports_a_current_run_and_the_reason_if_it_cannot_compare(project, root):
+    create_run(root)
     bodies = project.folder / "pipeline/engine/stage_run.py"
     text = bodies.read_text()
     bodies.write_text(f"{text}\n\ndef read_key_entries():\n    return {ENTRIES!r}\n")
@@ -109,34 +109,34 @@ def test_show_reports_a_current_run_and_why_it_cannot_compare(project, root):
 
 def test_unknown_or_ambiguous_key_is_refused_with_the_existing_keys(project, root):
     assert "there is no run in .runs" in project.learner("runs", "show").err
-    keys = [make(root, {"number": number}, epochs=0) for number in range(20)]
-    twice = next(key[0] for key in keys if sum(other[0] == key[0] for other in keys) > 1)
+    keys = [create_run(root, {"number": number}, epochs=0) for number in range(20)]
+    shared_digit = next(key[0] for key in keys if sum(other[0] == key[0] for other in keys) > 1)
 
     for command in ("show", "verify"):
-        unknown = project.learner("runs", command, "nothing")
+        unknown = project.learner("runs", command, "unknown")
         assert unknown.code == 2
         assert all(key in unknown.err for key in keys)
-        several = project.learner("runs", command, twice)
+        several = project.learner("runs", command, shared_digit)
         assert several.code == 2
         assert "is the beginning of more than one key" in several.err
 
 
 def test_prune_keeps_the_newest_and_asks_before_it_removes_resumable_runs(project, root):
-    finished = [make(root, {"number": number}, epochs=0) for number in range(4)]
-    stopped = make(root, {"version": "3"}, epochs=0, finished=False)
+    finished = [create_run(root, {"number": number}, epochs=0) for number in range(4)]
+    interrupted = create_run(root, {"version": "3"}, epochs=0, finished=False)
 
     assert project.learner("runs", "prune").out == f"removed {finished[0]}\n"
     assert project.learner("runs", "prune").out == "nothing to remove\n"
     refused = project.learner("runs", "prune", "--all")
     assert refused.code == 1
-    assert stopped in refused.out
-    assert (root / stopped).exists()
+    assert interrupted in refused.out
+    assert (root / interrupted).exists()
     removed = project.learner("runs", "prune", "--all", "--yes", "--keep", "1").out.split()
-    assert set(removed) == {"removed", *finished[1:3], stopped}
+    assert set(removed) == {"removed", *finished[1:3], interrupted}
 
 
-def test_verify_reads_every_file_and_names_the_damaged_ones(project, root):
-    key = make(root)
+def test_verify_reads_every_file_and_lists_the_damaged_ones(project, root):
+    key = create_run(root)
     intact = [*(f"checkpoint/trainer-{epoch}" for epoch in (1, 2)), "9 files with a recorded hash"]
     assert project.learner("runs", "verify").out == "".join(f"run {key}: {name}: intact\n" for name in intact)
     path = root / key / "checkpoint/optim-2.mpk.gz"
@@ -154,8 +154,8 @@ def test_verify_reads_every_file_and_names_the_damaged_ones(project, root):
     assert re.search(r"key\.json: is missing\n.*: 6 files with a recorded hash: intact", broken.out)
 
 
-def test_verify_reports_corrupt_results_and_reads_runs_of_an_older_version(project, root):
-    path = root / make(root) / "finished.json"
+def test_verify_reports_corrupt_results_and_accepts_runs_of_an_older_version(project, root):
+    path = root / create_run(root) / "finished.json"
     path.write_text(path.read_text().replace('"epoch": 2', '"epoch": 3'))
     corrupt = project.learner("runs", "verify")
     path.write_text('{"epoch": 2}')
@@ -165,18 +165,18 @@ def test_verify_reports_corrupt_results_and_reads_runs_of_an_older_version(proje
     assert "checkpoint/trainer-2: intact\n" in project.learner("runs", "verify").out
 
 
-def test_light_commands_load_neither_torch_nor_prefect_nor_dvc(project, root):
-    make(root)
+def test_runs_commands_load_neither_torch_nor_prefect_nor_dvc(project, root):
+    create_run(root)
     for command in (["list"], ["show"], ["verify"], ["prune"]):
-        done = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", "runs", *command)
-        loaded = {line.rsplit("|", 1)[1].strip() for line in done.err.splitlines() if "|" in line}
+        finished = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", "runs", *command)
+        loaded = {line.rsplit("|", 1)[1].strip() for line in finished.err.splitlines() if "|" in line}
 
-        assert done.code == 0, done.out
+        assert finished.code == 0, finished.out
         assert "stages.runs.overview" in loaded
         assert not loaded & {"torch", "prefect", "dvc"}, command
 
 
-def test_run_stores_are_in_the_project_of_the_user(monkeypatch, tmp_path):
+def test_run_stores_are_in_the_current_folder_or_in_dvc_root(monkeypatch, tmp_path):
     monkeypatch.delenv("DVC_ROOT", raising=False)
     assert runs_root().resolve() == (Path.cwd() / ".runs").resolve()
 

@@ -1,4 +1,4 @@
-"""`learner push`, `learner pull`, and a model registry, between a project and a fresh clone of it."""
+"""A project shares models and experiments with a fresh clone by `learner push` and `learner pull`."""
 
 import os
 import re
@@ -27,7 +27,7 @@ ACCESS = {
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory):
-    """Yield the address of an S3 server on loopback that has one bucket."""
+    """Yield the address of an S3 server on loopback with one bucket."""
     pytest.importorskip("moto", reason="the S3 server comes with the test extra")
     pytest.importorskip("dvc_s3", reason="S3 needs the extra s3")
     with socket.socket() as probe:
@@ -53,9 +53,9 @@ def ssh(tmp_path):
     pytest.importorskip("dvc_ssh", reason="SSH needs the extra ssh")
     asyncssh = pytest.importorskip("asyncssh")
     key, folder = tmp_path / "key", tmp_path / "far"
-    made = asyncssh.generate_private_key("ssh-ed25519")
-    made.write_private_key(key)
-    made.write_public_key(f"{key}.pub")
+    key_pair = asyncssh.generate_private_key("ssh-ed25519")
+    key_pair.write_private_key(key)
+    key_pair.write_public_key(f"{key}.pub")
     (folder / "srv").mkdir(parents=True)
     command = [sys.executable, Path(__file__).with_name("sftp.py"), folder, key]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -148,7 +148,7 @@ def test_tagged_model_and_a_single_experiment_are_fetched_over_ssh(finished, clo
 
 
 @pytest.mark.parametrize(
-    ("remotes", "name", "experiments", "chosen"),
+    ("remotes", "name", "experiments", "expected"),
     [
         (["origin", "other"], None, (), "origin"),
         (["other"], None, ("one",), "other"),
@@ -157,11 +157,11 @@ def test_tagged_model_and_a_single_experiment_are_fetched_over_ssh(finished, clo
         ([], None, (), None),
     ],
 )
-def test_experiments_go_to_origin_or_the_only_git_remote(remotes, name, experiments, chosen):
-    assert choose_git_remote(remotes, name, experiments) == chosen
+def test_experiments_are_pushed_to_origin_or_to_the_only_git_remote(remotes, name, experiments, expected):
+    assert choose_git_remote(remotes, name, experiments) == expected
 
 
-def test_named_experiments_need_a_git_remote():
+def test_pushing_named_experiments_requires_a_git_remote():
     with pytest.raises(ParamsError, match="found remotes: none. Run `git remote add origin URL`"):
         choose_git_remote([], None, ["one"])
 

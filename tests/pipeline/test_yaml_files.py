@@ -1,4 +1,4 @@
-"""The fast reader of YAML gives what ruamel.yaml's safe reader gives, which is DVC's."""
+"""The fast reader of YAML returns the values of ruamel.yaml's safe reader, which DVC uses."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from ruamel.yaml.error import YAMLError
 from pipeline.yaml_files import load_yaml, parse_yaml
 from stages.contracts.errors import ParamsError
 
-LISTED = r"""
+SCALAR_TEXT = r"""
     yes no on off y n Yes TRUE true tRue True False null Null nULL ~ nan inf .inf -.Inf +.INF .NaN .nan
     010 0o10 0o8 0x1F 0xg 0b101 0b111 089 08 -08 00 0 +1 -0 -1 1_000 1__0 _1 1_ 1:30 1:30:00 1.5:3
     1e-4 1e4 1.e4 .5e3 .5e+3 1.5e+3 12e03 1e400 -1e400 +.5 -.5 0. . .. ... --- -x ~x <x =x = < <<
@@ -19,7 +19,7 @@ LISTED = r"""
     1e100000000000000000000000000000 00000000000000000000000000000000 0b010101010101010101010101010101
     '1' "1" '' "\u263a" "null" 'it''s' !!str_1 !!int_'3' !_12 !own_x !!float_1 a_b a#b -_- é 😀
 """
-SCALARS = LISTED.split() + [each.replace("_", " ") for each in LISTED.split() if "_" in each]
+SCALARS = SCALAR_TEXT.split() + [each.replace("_", " ") for each in SCALAR_TEXT.split() if "_" in each]
 DOCUMENTS = [
     "",
     "\n",
@@ -71,15 +71,16 @@ DOCUMENTS = [
 ]
 
 
-def outcome(read, text):
-    """Return the result of *read* for *text* with its types, or the error."""
+def read_or_error(read, text):
+    """Return the representation of what *read* returns for *text*, or its error."""
     try:
         return repr(read(text))
     except (YAMLError, ValueError, RecursionError) as error:
         return str(error).removeprefix("a value cannot be read: ")
 
 
-def safe(text):
+def read_with_ruamel(text):
+    """Return the value that ruamel.yaml's safe reader returns for *text*."""
     return YAML(typ="safe").load(text)
 
 
@@ -88,20 +89,20 @@ def safe(text):
 def test_scalar_is_read_as_yaml_1_2(text, form):
     document = form.format(text)
 
-    assert outcome(load_yaml, document) == outcome(safe, document)
+    assert read_or_error(load_yaml, document) == read_or_error(read_with_ruamel, document)
 
 
 @pytest.mark.parametrize("text", DOCUMENTS)
 def test_document_is_read_as_dvc_reads_it(text):
-    assert outcome(load_yaml, text) == outcome(safe, text)
+    assert read_or_error(load_yaml, text) == read_or_error(read_with_ruamel, text)
 
 
 @given(st.text(alphabet="ab1e0x-+.:_~<>=!&*?|%'\"#,[]{} \n\t", max_size=40))
 def test_any_text_is_read_as_dvc_reads_it(text):
-    assert outcome(load_yaml, text) == outcome(safe, text)
+    assert read_or_error(load_yaml, text) == read_or_error(read_with_ruamel, text)
 
 
-TREES = st.recursive(
+VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
@@ -114,7 +115,7 @@ TREES = st.recursive(
 )
 
 
-@given(TREES)
+@given(VALUES)
 def test_files_that_dvc_writes_are_read_as_dvc_reads_them(tmp_path_factory, tree):
     path = tmp_path_factory.getbasetemp() / "written.yaml"
     writer = YAML()
@@ -122,7 +123,7 @@ def test_files_that_dvc_writes_are_read_as_dvc_reads_them(tmp_path_factory, tree
     writer.dump({"tree": tree}, path)
     text = path.read_text(encoding="utf-8")
 
-    assert outcome(load_yaml, text) == outcome(safe, text)
+    assert read_or_error(load_yaml, text) == read_or_error(read_with_ruamel, text)
 
 
 @pytest.mark.parametrize("value", ["2026-13-01", "0b_"])
