@@ -256,7 +256,7 @@ def test_unmet_requirement_is_reported_with_the_command_that_installs_it(need, e
 
 
 @pytest.mark.parametrize(
-    ("status", "level", "words"),
+    ("status", "level", "message"),
     [
         (200, "warning", "its version is 2.20.1, that of the client 3"),
         (401, "problem", "denies access: HTTP 401"),
