@@ -21,7 +21,7 @@ FLAGS = (
 )
 
 
-def chromium():
+def find_chromium():
     """Return the path of a Chromium; None if none is installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -47,7 +47,10 @@ class Browser:
             raise
 
     def _page(self, file):
-        wait_until(lambda: len(file.read_text().splitlines()) == 2, lambda: "no port", self._process)
+        """Return the DevTools address of the page; the browser writes its port to *file*."""
+        wait_until(
+            lambda: len(file.read_text().splitlines()) == 2, lambda: "no port was written", self._process
+        )
         port, path = file.read_text().splitlines()
         with connect(f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None) as target:
             target.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
@@ -67,10 +70,10 @@ class Browser:
             self.events.append(message)
 
     def run(self, script):
-        """Return the value of the JavaScript *script*, after its promise is resolved."""
-        done = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in done, done["exceptionDetails"]
-        return done["result"].get("value")
+        """Return the value of the JavaScript expression *script*; wait for it if it is a promise."""
+        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
     def wait(self, script):
         """Wait until *script* is true."""
@@ -81,7 +84,7 @@ class Browser:
         self.call("Page.navigate", url=path.resolve().as_uri())
 
     def events_of(self, method):
-        """Return every event *method* up to now."""
+        """Return the parameters of all events *method* received until now."""
         self.run("1")  # events that were sent before arrive before the result
         return [each["params"] for each in self.events if each.get("method") == method]
 
@@ -95,8 +98,8 @@ class Browser:
 @pytest.fixture
 def browser(tmp_path):
     """Return a browser with an empty page; skip the test if no Chromium is installed."""
-    if chromium() is None:
+    if find_chromium() is None:
         pytest.skip("no chromium is installed")
-    started = Browser(chromium(), tmp_path / "profile")
-    yield started
-    started.close()
+    browser = Browser(find_chromium(), tmp_path / "profile")
+    yield browser
+    browser.close()

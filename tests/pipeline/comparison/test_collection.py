@@ -1,4 +1,4 @@
-"""Runs are read from git and DVC's cache, in any folder of a repository."""
+"""Runs are collected from git and DVC's cache, in any folder of a repository."""
 
 import shutil
 import subprocess
@@ -15,21 +15,22 @@ FILES = ("dvc.yaml", "params.yaml", "dvc.lock", ".dvc/config")
 WHEN = "2026-03-04T05:06:07+0530"
 
 
-def git(*arguments):
+def run_git(*arguments):
+    """Run git in the current folder and return its output."""
     identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
     done = subprocess.run(["git", *identity, *arguments], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
 def commit(name, content=None):
-    """Commit all files, with *content* as params, and return the SHA; with *content*, HEAD does not move."""
+    """Commit all files and return the SHA; with *content* as params, HEAD stays at its commit."""
     if content is not None:
         Path("params.yaml").write_bytes(content)
-    git("add", "-A")
-    git("commit", "-qm", name)
-    sha = git("rev-parse", "HEAD")
+    run_git("add", "-A")
+    run_git("commit", "-qm", name)
+    sha = run_git("rev-parse", "HEAD")
     if content is not None:
-        git("reset", "-q", "--hard", "HEAD~1")
+        run_git("reset", "-q", "--hard", "HEAD~1")
     return sha
 
 
@@ -42,43 +43,45 @@ def head(request, tmp_path, monkeypatch):
     for name in FILES:
         shutil.copy2(ROOT / name, folder / name)
     monkeypatch.chdir(tmp_path)
-    git("init", "-q")
+    run_git("init", "-q")
     if request.param:
         (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")
     monkeypatch.chdir(folder)
     return commit("The project")
 
 
-def experiment(head, name, content):
+def save_experiment(head, name, content):
+    """Save an experiment *name* on *head* with *content* as params, and return its SHA."""
     sha = commit(name, content)
-    git("update-ref", f"refs/exps/{head[:2]}/{head[2:]}/{name}", sha)
+    run_git("update-ref", f"refs/exps/{head[:2]}/{head[2:]}/{name}", sha)
     return sha
 
 
-def test_all_names_resolve_together_as_one_by_one(head):
-    made = {
-        name: experiment(head, name, f"fit: {{seed: {name[-1]}}}\n".encode()) for name in ("exp-1", "exp-2")
+def test_names_resolved_together_equal_names_resolved_one_by_one(head):
+    shas = {
+        name: save_experiment(head, name, f"fit: {{seed: {name[-1]}}}\n".encode())
+        for name in ("exp-1", "exp-2")
     }
-    git("tag", "exp-2", head)  # git's own names come first
+    run_git("tag", "exp-2", head)  # names of git have precedence over experiments
 
     found = read_revisions(["exp-1", "exp-2", "workspace", "HEAD", head[:10]])
 
     assert {name: files.sha for name, files in found.items()} == {
-        "exp-1": made["exp-1"],
+        "exp-1": shas["exp-1"],
         "exp-2": head,
         "workspace": None,
         "HEAD": head,
         head[:10]: head,
     }
-    assert {name: files.sha for name, files in read_revisions().items()} == {"workspace": None, **made}
+    assert {name: files.sha for name, files in read_revisions().items()} == {"workspace": None, **shas}
     assert found["exp-1"].read_tracked("params.yaml") == {"fit": {"seed": 1}}
     assert found["exp-1"].committed.isoformat() == "2026-03-04T05:06:07+05:30"
 
 
-def test_name_of_two_experiments_is_an_error(head):
-    sha = experiment(head, "twice", b"{}\n")
-    git("update-ref", f"refs/exps/{sha[:2]}/{sha[2:]}/twice", sha)
-    git("commit", "-q", "--allow-empty", "-m", "Another baseline")
+def test_ambiguous_experiment_name_is_an_error(head):
+    sha = save_experiment(head, "twice", b"{}\n")
+    run_git("update-ref", f"refs/exps/{sha[:2]}/{sha[2:]}/twice", sha)
+    run_git("commit", "-q", "--allow-empty", "-m", "Another baseline")
 
     with pytest.raises(StageError, match="ambiguous Git revision 'twice'"):
         read_revisions(["HEAD", "twice"])
@@ -88,15 +91,15 @@ def test_name_of_two_experiments_is_an_error(head):
 @pytest.mark.parametrize("content", [b"a: [\n", b"a: \xff\n"])
 def test_error_in_a_file_of_a_commit_names_the_run(head, name, content):
     Path(name).write_bytes(content)
-    sha = commit("Damage")
+    sha = commit("Corrupt a file")
 
     with pytest.raises(StageError, match=f"run {sha[:8]}: {name} is not "):
         collect_runs([sha[:8]])
 
 
-def test_run_without_a_pipeline_has_no_values(head):
-    git("rm", "-q", "dvc.yaml", "dvc.lock")
-    sha = commit("Without a pipeline")
+def test_commit_without_a_pipeline_has_no_metrics_and_a_note(head):
+    run_git("rm", "-q", "dvc.yaml", "dvc.lock")
+    sha = commit("Remove the pipeline")
 
     [run] = collect_runs([sha]).runs
     assert (run.metrics, run.cached, run.notes) == (

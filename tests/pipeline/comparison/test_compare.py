@@ -13,28 +13,28 @@ NAMES = ["workspace", "big", "longer", "<script>broken=1<"]
 
 
 @pytest.fixture(scope="module")
-def three(_finished, tmp_path_factory):
+def with_experiments(_finished, tmp_path_factory):
     """Return a project with three experiments in addition to the run on HEAD."""
-    made = _finished.copied_to(tmp_path_factory.mktemp("three") / "project")
+    project = _finished.copied_to(tmp_path_factory.mktemp("experiments") / "project")
     changes = ("fit.batch_size=64", "fit.num_epochs=3", "fit.seed=7")
     for name, change in zip(NAMES[1:], changes, strict=True):
-        made.ok("dvc", "exp", "run", "-q", "-n", name, "-S", change)
-        made.ok("git", "checkout", "-q", ".")
-    made.ok("dvc", "checkout", "-q")
-    return made
+        project.ok("dvc", "exp", "run", "-q", "-n", name, "-S", change)
+        project.ok("git", "checkout", "-q", ".")
+    project.ok("dvc", "checkout", "-q")
+    return project
 
 
 @pytest.fixture(scope="module")
-def outcomes(three):
-    """Run every `learner` command of the page, which write compare.html and loss.svg; return the outcomes."""
+def outcomes(with_experiments):
+    """Run every `learner` command of the README, and return their outcomes."""
     commands = [each for each in page("pipeline/comparison/README.md").commands() if "learner" in each]
-    return {each: three.learner(*shlex.split(each)[1:], BROWSER="true") for each in commands}
+    return {each: with_experiments.learner(*shlex.split(each)[1:], BROWSER="true") for each in commands}
 
 
 @pytest.fixture
-def opened(outcomes, three, browser):
+def page_browser(outcomes, with_experiments, browser):
     """Return a browser that shows the page of all runs."""
-    browser.open(three.folder / "compare.html")
+    browser.open(with_experiments.folder / "compare.html")
     browser.wait("document.body && document.body.dataset.drawn === '1'")
     return browser
 
@@ -44,11 +44,11 @@ def compare(project, *arguments):
     return json.loads(project.learner("compare", "--json", *arguments).out)
 
 
-def test_every_format_lists_the_workspace_and_all_experiments(three):
-    found = compare(three)
-    text = three.learner("compare").out
-    markdown = three.learner("compare", "--md").out
-    table = list(csv.DictReader(three.learner("compare", "--csv").out.splitlines()))
+def test_every_format_lists_the_workspace_and_all_experiments(with_experiments):
+    found = compare(with_experiments)
+    text = with_experiments.learner("compare").out
+    markdown = with_experiments.learner("compare", "--md").out
+    table = list(csv.DictReader(with_experiments.learner("compare", "--csv").out.splitlines()))
 
     assert [run["name"] for run in found["runs"]] == NAMES
     assert found["differing"] == ["fit.num_epochs", "fit.batch_size", "fit.seed"]
@@ -69,22 +69,24 @@ def test_every_format_lists_the_workspace_and_all_experiments(three):
         assert row["cached"] == "true"
 
 
-def test_values_equal_those_in_metrics_json(three):
-    [run] = compare(three, "workspace")["runs"]
+def test_values_equal_those_in_metrics_json(with_experiments):
+    [run] = compare(with_experiments, "workspace")["runs"]
 
-    written = json.loads((three.folder / "artifacts/metrics.json").read_text())
+    written = json.loads((with_experiments.folder / "artifacts/metrics.json").read_text())
     for name, measured in run["metrics"].items():
         split, metric = name.split("/")
         assert measured["last"] == pytest.approx(written[split][metric])
     assert run["seconds"] is None or run["seconds"] > 0
 
 
-def test_runs_are_named_by_any_revision_and_sorted_by_a_key(three):
-    sha = three.ok("git", "rev-parse", "HEAD").strip()
-    three.ok("git", "tag", "-f", "good")
-    three.ok("git", "branch", "-f", "side")
+def test_compare_accepts_any_revision_and_sorts_by_a_key(with_experiments):
+    sha = with_experiments.ok("git", "rev-parse", "HEAD").strip()
+    with_experiments.ok("git", "tag", "-f", "good")
+    with_experiments.ok("git", "branch", "-f", "side")
 
-    found = compare(three, "side", "good", sha[:9], "longer", "HEAD~1", "--sort", "epochs", "--reverse")
+    found = compare(
+        with_experiments, "side", "good", sha[:9], "longer", "HEAD~1", "--sort", "epochs", "--reverse"
+    )
 
     assert [run["name"] for run in found["runs"]] == ["longer", "side", "good", sha[:9], "HEAD~1"]
     assert {run["sha"] for run in found["runs"][1:4]} == {sha}
@@ -94,7 +96,7 @@ def test_runs_are_named_by_any_revision_and_sorted_by_a_key(three):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["compare", "nowhere"], "'nowhere': not an experiment, tag, branch or commit of this repository"),
         (["compare", "--metric", "valid/Los"], "no run has a metric 'valid/Los'. Did you mean 'valid/Loss'?"),
@@ -108,30 +110,30 @@ def test_runs_are_named_by_any_revision_and_sorted_by_a_key(three):
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )
-def test_unknown_name_is_an_error_that_lists_the_known_ones(three, arguments, words):
-    done = three.learner(*arguments)
+def test_invalid_argument_is_an_error_with_advice(with_experiments, arguments, message):
+    done = with_experiments.learner(*arguments)
 
     assert (done.code, done.out) == (2, "")
-    assert words in done.err
+    assert message in done.err
 
 
-def test_notes_report_missing_outputs_and_edited_params(three, tmp_path):
-    bare = three.copied_to(tmp_path / "bare")
-    shutil.rmtree(bare.folder / ".dvc/cache/files")
-    bare.edit("params.yaml", "batch_size: 32", "batch_size: 16")
+def test_notes_report_missing_outputs_and_edited_params(with_experiments, tmp_path):
+    copy = with_experiments.copied_to(tmp_path / "bare")
+    shutil.rmtree(copy.folder / ".dvc/cache/files")
+    copy.edit("params.yaml", "batch_size: 32", "batch_size: 16")
 
-    done = bare.learner("compare")
+    done = copy.learner("compare")
 
     assert done.code == 0
     assert "workspace: params.yaml was edited since: fit.batch_size" in done.out
     assert "big: not all outputs are in the cache: `dvc fetch --all-commits` or" in done.out
-    first, *_ = compare(bare)["runs"]
+    first, *_ = compare(copy)["runs"]
     assert first["params"]["fit.batch_size"] == 32
     assert not first["cached"]
 
 
-def test_dvc_plots_show_the_batches_and_the_confusion_matrix(three):
-    shown = json.loads(three.run("dvc", "plots", "diff", "big", "longer", "--json").out)
+def test_dvc_plots_include_batch_curves_and_the_confusion_matrix(with_experiments):
+    shown = json.loads(with_experiments.run("dvc", "plots", "diff", "big", "longer", "--json").out)
 
     [curve] = shown["data"]["artifacts/plots/iterations/train/Loss.tsv"]
     assert "errors" not in shown
@@ -140,85 +142,90 @@ def test_dvc_plots_show_the_batches_and_the_confusion_matrix(three):
     assert "share of the class" in json.dumps(shown["data"]["artifacts/plots/confusion.tsv"])
 
 
-def test_curve_is_plotted_in_the_terminal_and_as_an_image(three, outcomes, tmp_path):
-    drawn = outcomes["learner plot Loss"].out
-    batches = three.learner("plot", "valid/Loss", "big", "longer", "--iterations").out
-    three.learner("plot", "valid/Loss", "big", "longer", "--png", str(tmp_path / "loss.png"))
+def test_curve_is_plotted_in_the_terminal_and_as_an_image(with_experiments, outcomes, tmp_path):
+    curves = outcomes["learner plot Loss"].out
+    batches = with_experiments.learner("plot", "valid/Loss", "big", "longer", "--iterations").out
+    with_experiments.learner("plot", "valid/Loss", "big", "longer", "--png", str(tmp_path / "loss.png"))
 
-    assert re.findall(r"^\w+/Loss$", drawn, re.MULTILINE) == ["valid/Loss", "train/Loss"]
-    assert "━━ workspace  ━━ big  ━━ longer  ━━ <script>" in drawn
+    assert re.findall(r"^\w+/Loss$", curves, re.MULTILINE) == ["valid/Loss", "train/Loss"]
+    assert "━━ workspace  ━━ big  ━━ longer  ━━ <script>" in curves
     assert "35" in batches.splitlines()[-3]  # the last step of three epochs of twelve batches
     assert {"HEAD", "big", "step"} <= set(
-        re.findall(r">(\w+)</text>", (three.folder / "loss.svg").read_text())
+        re.findall(r">(\w+)</text>", (with_experiments.folder / "loss.svg").read_text())
     )
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_page_without_vl_convert_is_an_error_with_the_command_to_install_it(three, tmp_path):
+def test_page_without_vl_convert_is_an_error_with_the_command_to_install_it(with_experiments, tmp_path):
     (tmp_path / "vl_convert.py").write_text("raise ImportError\n")
 
-    done = three.learner("compare", "--html", str(tmp_path / "page.html"), PYTHONPATH=str(tmp_path))
+    done = with_experiments.learner(
+        "compare", "--html", str(tmp_path / "page.html"), PYTHONPATH=str(tmp_path)
+    )
 
     assert (done.code, "Traceback" in done.err) == (1, False)
     assert "pip install 'learner-pipeline[page]'" in done.err
     assert not (tmp_path / "page.html").exists()
-    assert three.learner("compare", PYTHONPATH=str(tmp_path)).code == 0
+    assert with_experiments.learner("compare", PYTHONPATH=str(tmp_path)).code == 0
 
 
-def test_every_learner_command_of_the_page_succeeds(outcomes):
+def test_every_learner_command_of_the_readme_succeeds(outcomes):
     assert len(outcomes) >= 5
     assert {command: done.text for command, done in outcomes.items() if done.code} == {}
 
 
-def rows(browser):
-    """Return the names in the table of the page, from the top."""
+def read_row_names(browser):
+    """Return the names in the table of the page, from top to bottom."""
     return browser.run(
         "[...document.querySelectorAll('#runs tbody th')].map(each => each.textContent.trim())"
     )
 
 
-def strokes(browser):
+def read_line_colors(browser):
     """Return the colors of the lines in the first chart."""
     script = """[...document.querySelectorAll('#curves .card:first-child .mark-line path')]
         .map(each => each.getAttribute('stroke'))"""
     return set(browser.run(script))
 
 
-def run_and_wait(browser, script):
+def run_and_wait_for_plots(browser, script):
     """Run *script* and wait until the plots are drawn again."""
     before = browser.run("document.body.dataset.drawn")
     browser.run(script)
     browser.wait(f"document.body.dataset.drawn > {before}")
 
 
-def test_page_sorts_hides_and_switches_views_without_a_request(opened):
-    assert rows(opened) == NAMES
-    assert len(strokes(opened)) == 4
-    assert opened.run("document.querySelectorAll('#confusion .card').length") == 4
-    assert opened.run("document.querySelectorAll('#config tbody tr').length") == 3
+def test_page_sorts_hides_and_switches_views_without_network_requests(page_browser):
+    assert read_row_names(page_browser) == NAMES
+    assert len(read_line_colors(page_browser)) == 4
+    assert page_browser.run("document.querySelectorAll('#confusion .card').length") == 4
+    assert page_browser.run("document.querySelectorAll('#config tbody tr').length") == 3
 
     sort = "[...document.querySelectorAll('#runs th button')].find(each => each.title === 'epochs').click()"
-    run_and_wait(opened, sort)
-    run_and_wait(opened, sort)
-    assert rows(opened) == ["longer", *(name for name in NAMES if name != "longer")]
+    run_and_wait_for_plots(page_browser, sort)
+    run_and_wait_for_plots(page_browser, sort)
+    assert read_row_names(page_browser) == ["longer", *(name for name in NAMES if name != "longer")]
     assert (
-        opened.run("document.querySelector('#runs th[aria-sort]').getAttribute('aria-sort')") == "descending"
+        page_browser.run("document.querySelector('#runs th[aria-sort]').getAttribute('aria-sort')")
+        == "descending"
     )
 
-    run_and_wait(opened, "document.querySelector('#runs input[aria-label=\"show big\"]').click()")
-    assert len(strokes(opened)) == 3
-    assert opened.run("document.querySelectorAll('#confusion .card').length") == 3
-    assert "big" not in opened.run("document.querySelector('#config thead').textContent")
+    run_and_wait_for_plots(
+        page_browser, "document.querySelector('#runs input[aria-label=\"show big\"]').click()"
+    )
+    assert len(read_line_colors(page_browser)) == 3
+    assert page_browser.run("document.querySelectorAll('#confusion .card').length") == 3
+    assert "big" not in page_browser.run("document.querySelector('#config thead').textContent")
 
-    run_and_wait(opened, "document.querySelector('[data-view=iterations]').click()")
-    assert opened.run("document.querySelectorAll('#curves canvas').length") == 4
-    opened.run("document.getElementById('only-differing').click()")
-    assert opened.run("document.querySelectorAll('#config tbody tr').length") > 15
+    run_and_wait_for_plots(page_browser, "document.querySelector('[data-view=iterations]').click()")
+    assert page_browser.run("document.querySelectorAll('#curves canvas').length") == 4
+    page_browser.run("document.getElementById('only-differing').click()")
+    assert page_browser.run("document.querySelectorAll('#config tbody tr').length") > 15
 
-    assert opened.run("typeof broken") == "undefined"
-    assert opened.events_of("Runtime.exceptionThrown") == []
-    assert opened.events_of("Runtime.consoleAPICalled") == []
-    assert opened.events_of("Log.entryAdded") == []
-    [request] = opened.events_of("Network.requestWillBeSent")
+    assert page_browser.run("typeof broken") == "undefined"
+    assert page_browser.events_of("Runtime.exceptionThrown") == []
+    assert page_browser.events_of("Runtime.consoleAPICalled") == []
+    assert page_browser.events_of("Log.entryAdded") == []
+    [request] = page_browser.events_of("Network.requestWillBeSent")
     assert request["request"]["url"].startswith("file:")
-    assert opened.run("document.querySelectorAll('a, link, img, iframe, script[src]').length") == 0
+    assert page_browser.run("document.querySelectorAll('a, link, img, iframe, script[src]').length") == 0

@@ -1,4 +1,4 @@
-"""The curves of a page are thinned, keep their extremes, and are stored as columns."""
+"""The curves of a page are thinned, keep their extremes, and are stored in columns."""
 
 import json
 import math
@@ -13,17 +13,17 @@ from pipeline.comparison.view import ViewOptions
 from stages.contracts.history import Direction
 
 
-def measured(values, split="valid", metric="Loss", better=Direction.LOWEST):
+def build_curve(values, split="valid", metric="Loss", better=Direction.LOWEST):
     return MetricCurve(split, metric, dict(enumerate(values, start=1)), better)
 
 
-def long_run(seed):
+def build_long_run(seed):
     """Return a run of 1,000 epochs with the metrics of the default params."""
     noise = np.random.default_rng(seed)
     names = [(split, metric) for split in ("train", "valid") for metric in ("Loss", "Accuracy")]
-    curves = [measured(noise.random(1000).tolist(), *name) for name in names]
+    curves = [build_curve(noise.random(1000).tolist(), *name) for name in names]
     batches = {each.name: list(enumerate(noise.random(1000).tolist())) for each in curves}
-    rate = measured([0.001] * 1000, "train", "Learning Rate", None)
+    rate = build_curve([0.001] * 1000, "train", "Learning Rate", None)
     confusion = [(str(i), str(j), i * j) for i in range(10) for j in range(10)]
     params = {f"section.param_{number}": float(noise.random()) for number in range(30)}
     run = RunSummary(
@@ -32,42 +32,42 @@ def long_run(seed):
     return run, PlotData(batches, confusion)
 
 
-def page_data(count):
+def build_page_data(count):
     """Return the data in the page of *count* long runs."""
-    runs, drawn = zip(*map(long_run, range(count)), strict=True)
+    runs, plots = zip(*map(build_long_run, range(count)), strict=True)
     names = [run.name for run in runs]
-    text = build_page(Comparison(runs), dict(zip(names, drawn, strict=True)), ViewOptions())
+    text = build_page(Comparison(runs), dict(zip(names, plots, strict=True)), ViewOptions())
     return text.partition('id="data">')[2].partition("</script>")[0]
 
 
 @pytest.mark.parametrize("count", [1, MAX_EPOCHS, MAX_EPOCHS + 1, 1000, 12_345])
-def test_page_has_a_limited_number_of_epochs_and_all_extremes(count):
+def test_page_limits_the_number_of_epochs_and_keeps_all_extremes(count):
     noise = np.random.default_rng(count)
-    curves = [measured(noise.random(count).tolist(), metric=name) for name in ("Loss", "Error")]
+    curves = [build_curve(noise.random(count).tolist(), metric=name) for name in ("Loss", "Error")]
 
-    shown = select_epochs(curves)
+    selected = select_epochs(curves)
 
-    assert shown == sorted(set(shown)) == select_epochs(curves)
-    assert len(shown) <= MAX_EPOCHS + 4 * len(curves)
+    assert selected == sorted(set(selected)) == select_epochs(curves)
+    assert len(selected) <= MAX_EPOCHS + 4 * len(curves)
     for each in curves:
         lowest, highest = min(each.series.values()), max(each.series.values())
-        assert {1, count, each.best_epoch} <= set(shown)
-        assert {lowest, highest} <= {each.series[epoch] for epoch in shown}
+        assert {1, count, each.best_epoch} <= set(selected)
+        assert {lowest, highest} <= {each.series[epoch] for epoch in selected}
 
 
 def test_non_finite_values_are_not_extremes():
     values = [math.inf, *[1.0] * 999, math.nan]
 
-    assert 1001 not in select_epochs([measured(values)])
-    assert {2, 1000} <= set(select_epochs([measured(values)]))
+    assert 1001 not in select_epochs([build_curve(values)])
+    assert {2, 1000} <= set(select_epochs([build_curve(values)]))
 
 
 def test_each_run_of_1000_epochs_adds_at_most_30_kb_to_a_page():
-    assert (len(page_data(5)) - len(page_data(1))) / 4 <= 30_000
+    assert (len(build_page_data(5)) - len(build_page_data(1))) / 4 <= 30_000
 
 
-def test_values_of_a_curve_are_as_many_as_its_steps():
-    data = json.loads(page_data(3))
+def test_each_curve_has_a_value_for_each_of_its_steps():
+    data = json.loads(build_page_data(3))
 
     curves = [curve for charts in data["charts"].values() for chart in charts for curve in chart["curves"]]
     assert {curve["run"] for curve in curves} == {0, 1, 2}
@@ -77,8 +77,8 @@ def test_values_of_a_curve_are_as_many_as_its_steps():
     assert all(len(column["shown"]) == len(column["order"]) == 3 for column in data["columns"])
 
 
-def test_page_has_every_epoch_of_a_short_run():
-    run = RunSummary("a", None, metrics={"valid/Loss": measured([0.3, math.nan, 1 / 3])}, epochs=3)
+def test_page_keeps_every_epoch_of_a_short_run():
+    run = RunSummary("a", None, metrics={"valid/Loss": build_curve([0.3, math.nan, 1 / 3])}, epochs=3)
     text = build_page(Comparison((run,)), {}, ViewOptions())
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
 

@@ -1,4 +1,4 @@
-"""Tables, order and directions of runs, and the data of a page."""
+"""Tables, sort orders and metric directions of runs, and the data of a page."""
 
 import csv
 import json
@@ -25,32 +25,36 @@ from stages.contracts.history import Direction
 from stages.metrics import build_metric
 from stages.metrics.registry import BUILT_IN
 
-HOSTILE = "</script><img src=x onerror=alert(1)>|\x1b[2J\n# no"
+HOSTILE_NAME = "</script><img src=x onerror=alert(1)>|\x1b[2J\n# no"
 
 
-def run(name, losses, **params):
+def build_run(name, losses, **params):
     series = dict(enumerate(losses, start=1))
     metrics = {"valid/Loss": MetricCurve("valid", "Loss", series, Direction.LOWEST)} if losses else {}
     return RunSummary(name=name, sha=None, params=params, metrics=metrics, epochs=len(losses) or None)
 
 
-def names(comparison, **view):
+def sort_names(comparison, **view):
     return [each.name for each in sort_runs(comparison, ViewOptions(**view))]
 
 
-THREE = Comparison(
-    (run("a", [3.0, 1.0], rate=0.1), run("b", [0.5, math.nan], rate=2), run("c", [], rate="x"))
+THREE_RUNS = Comparison(
+    (
+        build_run("a", [3.0, 1.0], rate=0.1),
+        build_run("b", [0.5, math.nan], rate=2),
+        build_run("c", [], rate="x"),
+    )
 )
 
 
 def test_best_value_is_finite_and_delta_is_relative_to_the_first_run():
-    a, b, c = THREE.runs
+    a, b, c = THREE_RUNS.runs
 
     assert (b.metrics["valid/Loss"].best, b.metrics["valid/Loss"].best_epoch) == (0.5, 1)
-    assert [THREE.delta(each, "valid/Loss") for each in (a, b, c)] == [0.0, -0.5, None]
+    assert [THREE_RUNS.delta(each, "valid/Loss") for each in (a, b, c)] == [0.0, -0.5, None]
 
 
-def accuracies(*values):
+def build_accuracy_runs(*values):
     runs = (
         RunSummary(
             f"run-{number}",
@@ -64,8 +68,8 @@ def accuracies(*values):
 
 @pytest.mark.parametrize("better", Direction)
 def test_delta_is_positive_if_a_run_has_the_higher_value(better):
-    """Its sign does not depend on which direction is better, so that the reader can add it to the first."""
-    comparison = accuracies(
+    """The sign does not depend on the better direction, so first value + delta is the value of the run."""
+    comparison = build_accuracy_runs(
         (50.0, better), (75.0, better), (20.5, better), (50.0, better), (math.nan, better)
     )
     deltas = ["0", "+25.000", "-29.500", "0", "NaN"]
@@ -78,7 +82,7 @@ def test_delta_is_positive_if_a_run_has_the_higher_value(better):
     assert [line.split()[4] for line in lines] == deltas
     assert [row.split(" | ")[4] for row in rows] == deltas
     assert [row["valid/Accuracy delta"] for row in table] == ["0", "25", "-29.5", "0", "NaN"]
-    assert [run["metrics"]["valid/Accuracy"]["delta"] for run in listed] == [0.0, 25.0, -29.5, 0.0, "NaN"]
+    assert [each["metrics"]["valid/Accuracy"]["delta"] for each in listed] == [0.0, 25.0, -29.5, 0.0, "NaN"]
 
 
 @pytest.mark.parametrize(
@@ -94,14 +98,14 @@ def test_delta_is_positive_if_a_run_has_the_higher_value(better):
         ({"sort": "name", "reverse": True}, "cba"),
     ],
 )
-def test_runs_are_sorted_with_those_without_a_value_last(view, order):
-    assert "".join(names(THREE, **view)) == order
+def test_runs_without_a_value_are_sorted_last(view, order):
+    assert "".join(sort_names(THREE_RUNS, **view)) == order
 
 
 @pytest.mark.parametrize("view", [{"sort": "los"}, {"metrics": ("Los",), "sort": None}])
 def test_unknown_metric_is_an_error_that_lists_the_known_ones(view):
     with pytest.raises(ParamsError, match="valid/Loss"):
-        text_table(THREE, ViewOptions(**view))
+        text_table(THREE_RUNS, ViewOptions(**view))
 
 
 def test_metric_without_a_direction_has_no_best_value():
@@ -112,37 +116,44 @@ def test_metric_without_a_direction_has_no_best_value():
     assert (found["metrics"][rate.name]["best"], found["metrics"][rate.name]["last"]) == (None, 0.2)
 
 
-def test_param_is_named_by_its_shortest_unique_end():
+def test_param_is_shown_with_its_shortest_unique_suffix():
     keys = ["fit.seed", "load_data.seed", "fit.batch_size"]
 
     assert short_names(keys) == {key: key if "seed" in key else "batch_size" for key in keys}
 
 
-def test_empty_section_is_a_value():
+def test_flatten_keeps_an_empty_section_as_a_value():
     assert flatten({"fit": {"keep": {}, "seed": 1}}) == {"fit.keep": {}, "fit.seed": 1}
 
 
 def test_control_characters_and_markup_in_names_are_escaped():
-    comparison = Comparison((run(HOSTILE, [1.0], rate=HOSTILE), run("b", [2.0], rate=1)))
+    comparison = Comparison(
+        (build_run(HOSTILE_NAME, [1.0], rate=HOSTILE_NAME), build_run("b", [2.0], rate=1))
+    )
 
     text, markdown = text_table(comparison), markdown_table(comparison)
     assert len(text.splitlines()) == 3
     assert "\x1b" not in text + markdown
     assert len(markdown.splitlines()) == 4
     assert "<img" not in markdown.replace("\\<", "")
-    assert HOSTILE in csv_table(comparison).replace('""', '"')
+    assert HOSTILE_NAME in csv_table(comparison).replace('""', '"')
 
 
 def test_page_contains_hostile_names_only_as_data():
-    drawn = {HOSTILE: PlotData({"valid/Loss": [(0, 1.0), (1, math.nan)]}, [("0", "1", 2)]), "b": PlotData()}
-    comparison = Comparison((run(HOSTILE, [1.0], rate=HOSTILE), run("b", [math.inf], rate=1)))
+    plots = {
+        HOSTILE_NAME: PlotData({"valid/Loss": [(0, 1.0), (1, math.nan)]}, [("0", "1", 2)]),
+        "b": PlotData(),
+    }
+    comparison = Comparison(
+        (build_run(HOSTILE_NAME, [1.0], rate=HOSTILE_NAME), build_run("b", [math.inf], rate=1))
+    )
 
-    text = build_page(comparison, drawn, ViewOptions())
+    text = build_page(comparison, plots, ViewOptions())
 
     assert "<img src=x" not in text
     assert text.count("</script>") == 3
     kept = text.partition('id="data">')[2].partition("</script>")[0]
-    assert json.loads(kept)["params"] == {"rate": [HOSTILE, "1"]}
+    assert json.loads(kept)["params"] == {"rate": [HOSTILE_NAME, "1"]}
 
 
 def test_long_curves_keep_the_same_steps_in_all_runs():
@@ -153,7 +164,7 @@ def test_long_curves_keep_the_same_steps_in_all_runs():
     assert thin(points[:MAX_POINTS]) == points[:MAX_POINTS]
 
 
-def test_direction_of_every_built_in_metric_follows_from_its_name():
+def test_direction_of_every_built_in_metric_is_inferred_from_its_name():
     arguments = {"top_k": {"k": 2}, "dice": {"num_classes": 2}}
     built = [build_metric(Use(kind=kind, **arguments.get(kind, {}))) for kind in BUILT_IN]
     directions = {
@@ -164,13 +175,13 @@ def test_direction_of_every_built_in_metric_follows_from_its_name():
     assert {name: direction_of(name) for name in directions} == directions
 
 
-def test_short_word_inside_another_has_no_direction():
+def test_direction_of_an_unknown_metric_is_none():
     assert direction_of("Certainty") is None
     assert direction_of("Learning Rate") is None
 
 
-def test_matrix_of_many_classes_has_its_most_confused_pairs():
-    """The file of an older version has all cells, a newer one the pairs and the samples of their class."""
+def test_matrix_of_many_classes_is_reduced_to_its_most_confused_pairs():
+    """Files of an older version have all cells; current ones have pairs with the samples of their class."""
     rows = [f"{actual}\t{(actual + 1) % 201}\t1\n{actual}\t{actual}\t3" for actual in range(201)]
     few = "actual\tpredicted\tcount\n0\t1\t5\n"
 
@@ -180,20 +191,20 @@ def test_matrix_of_many_classes_has_its_most_confused_pairs():
     assert parse_matrix("") == []
 
 
-def test_matrix_of_an_older_version_is_read_by_its_column_given():
+def test_matrix_of_an_older_version_is_read_from_its_column_given():
     assert parse_matrix("actual\tgiven\tcount\n0\t1\t5\n") == [("0", "1", 5)]
 
 
 @pytest.mark.parametrize(
     ("cells", "share"),
     [([("0", "1", 3, 12)], "25.0%"), ([("0", "1", 3), ("0", "0", 1)], "75.0%")],
-    ids=["pairs", "all"],
+    ids=["most confused pairs", "all cells"],
 )
 def test_share_is_relative_to_all_samples_of_the_class(cells, share):
     vl_convert = pytest.importorskip("vl_convert")
-    names = ("actual", "predicted", "count", "class_samples")
+    columns = ("actual", "predicted", "count", "class_samples")
     spec = empty_confusion_spec()
 
-    spec["data"]["values"] = [{"rev": "a", **dict(zip(names, cell, strict=False))} for cell in cells]
+    spec["data"]["values"] = [{"rev": "a", **dict(zip(columns, cell, strict=False))} for cell in cells]
 
     assert f"share: {share}" in vl_convert.vegalite_to_svg(spec)

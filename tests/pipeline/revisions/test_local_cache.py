@@ -1,9 +1,9 @@
-"""DVC's local cache is read with each object verified."""
+"""Each object that is read from DVC's local cache is verified."""
 
 from pipeline.revisions.files import MAX_VERIFIED_BYTES, LocalCache
 
 
-def test_cached_file_is_intact_missing_or_damaged(tmp_path):
+def test_cache_distinguishes_intact_damaged_and_missing_files(tmp_path):
     cases = {"d41d8cd98f00b204e9800998ecf8427e": b"", "0" * 32: b"x", "1" * 32: bytes(MAX_VERIFIED_BYTES + 1)}
     for md5, content in cases.items():
         (tmp_path / md5[:2]).mkdir()
