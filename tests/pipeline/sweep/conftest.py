@@ -1,4 +1,4 @@
-"""A sweep in its own process, and the files that it writes."""
+"""A sweep in a separate process, and the files that it writes."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ from waiting import wait_until
 
 
 class Sweep:
-    """``learner sweep`` in *project*; it can be started several times."""
+    """The command ``learner sweep`` in *project*; a test can start it several times."""
 
     def __init__(self, project, *arguments, **environment):
         self.project = project
@@ -19,7 +19,7 @@ class Sweep:
         self.environment = project.environment | environment
 
     @contextmanager
-    def started(self):
+    def start(self):
         """Start the sweep with its output in a file, and kill it at the end of the block."""
         with (self.project.folder.parent / "sweep.out").open("w") as out:
             process = subprocess.Popen(
@@ -37,13 +37,13 @@ class Sweep:
         """Run the sweep to its end and return the outcome."""
         return self.project.run(*self.command, **self.environment)
 
-    def until(self, process, *, experiments, training):
-        """Wait until there are at least *experiments*, and *training* points in progress."""
+    def wait_for(self, process, *, experiments, training):
+        """Wait until at least *experiments* are finished and *training* points are in progress."""
 
-        def reached():
+        def is_reached():
             return len(self.experiments()) >= experiments and len(self.in_progress()) >= training
 
-        wait_until(reached, (self.project.folder.parent / "sweep.out").read_text, process)
+        wait_until(is_reached, (self.project.folder.parent / "sweep.out").read_text, process)
 
     def experiments(self):
         """Return the names of the experiments, sorted."""
@@ -52,16 +52,16 @@ class Sweep:
 
     def in_progress(self):
         """Return the points that have finished an epoch and have no experiment yet."""
-        done = self.experiments()
-        return [name for name in self.logs() if name not in done and self.epochs(name)]
+        finished = self.experiments()
+        return [name for name in self.logs() if name not in finished and self.epochs(name)]
 
     def logs(self):
-        """Return name to output of each point, in all attempts."""
+        """Return a map from the name of each point to its output in all attempts."""
         found = sorted((self.project.folder / ".runs/sweep").glob("*.log"))
         return {path.stem: path.read_text() for path in found}
 
     def processes(self):
-        """Return the processes whose current folder is a copy of the project."""
+        """Return the ids of the processes whose current folder is a copy of the project."""
         found = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
@@ -70,7 +70,7 @@ class Sweep:
         return found
 
     def epochs(self, name):
-        """Return the finished epochs of the point *name*, in the order of its log."""
+        """Return the finished epochs of the point *name*, in the order in which it logged them."""
         return [int(number) for number in re.findall(r"\bepoch +(\d+)/\d+ \|", self.logs()[name])]
 
     def attempts(self, name):
@@ -80,5 +80,5 @@ class Sweep:
 
 @pytest.fixture(scope="session")
 def sweep_in():
-    """Return a function of a project and the arguments of ``learner sweep``."""
+    """Return a function that builds a sweep from a project and the arguments of ``learner sweep``."""
     return Sweep

@@ -8,7 +8,7 @@ EPOCHS = 4
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["without server", "with server"])
 @pytest.mark.parametrize("engine", ["threads", "dask"])
-def test_seven_of_eight_points_run_once_if_the_sweep_is_killed(engine, recorded, project, sweep_in, request):
+def test_each_valid_point_of_a_killed_sweep_runs_once(engine, recorded, project, sweep_in, request):
     environment = {"PREFECT_API_URL": request.getfixturevalue("server")} if recorded else {}
     sweep = sweep_in(
         project, "-j", "2", "--engine", engine, "-S", f"fit.num_epochs={EPOCHS}",
@@ -17,14 +17,14 @@ def test_seven_of_eight_points_run_once_if_the_sweep_is_killed(engine, recorded,
     )  # fmt: skip
     names = [f"learning_rate={rate}" for rate in RATES]
 
-    with sweep.started() as process:
-        sweep.until(process, experiments=3, training=1)
+    with sweep.start() as process:
+        sweep.wait_for(process, experiments=3, training=1)
         process.kill()
         process.wait()
         before, in_progress = sweep.experiments(), sweep.in_progress()
     outcome = sweep.run()
 
-    print(f"\n{engine}: killed with {before} done and {in_progress} in progress\n{outcome.text}")  # noqa: T201  the output of make sweep-proof
+    print(f"\n{engine}: killed with {before} finished and {in_progress} in progress\n{outcome.text}")  # noqa: T201  the output of make sweep-proof
     assert outcome.code == 1
     assert "1 of 8 points failed" in outcome.err
     assert "learning_rate=1e+30" in outcome.err or "learning_rate=1e30" in outcome.err

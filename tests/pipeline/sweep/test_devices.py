@@ -1,4 +1,4 @@
-"""One GPU for each job, through locks of real processes; the tests need no GPU."""
+"""Each job claims one GPU by a file lock; the tests use real processes and need no GPU."""
 
 import os
 import subprocess
@@ -11,17 +11,17 @@ import pytest
 from pipeline.sweep.devices import claim_device, parse_devices, visible_devices
 from stages.contracts.errors import StageError
 
-TWO = """\
+TWO_GPUS = """\
 GPU 0: NVIDIA H200 (UUID: GPU-11111111-aaaa)
 GPU 1: NVIDIA H200 (UUID: GPU-22222222-bbbb)
 """
-DIVIDED = """\
+MIG_DEVICES = """\
 GPU 0: NVIDIA H200 (UUID: GPU-11111111-aaaa)
   MIG 1g.18gb     Device  0: (UUID: MIG-33333333-cccc)
   MIG 1g.18gb     Device  1: (UUID: MIG-44444444-dddd)
 GPU 1: NVIDIA H200 (UUID: GPU-22222222-bbbb)
 """
-HOLDER = """
+CLAIMING_PROGRAM = """
 import sys
 from pipeline.sweep.devices import claim_device
 with claim_device(sys.argv[1:], lambda: True) as (device, handle):
@@ -31,7 +31,8 @@ with claim_device(sys.argv[1:], lambda: True) as (device, handle):
 
 
 @pytest.fixture(autouse=True)
-def _own_claims(tmp_path, monkeypatch):
+def _separate_claims(tmp_path, monkeypatch):
+    """Keep the lock files of claims in a folder of the test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
@@ -48,36 +49,39 @@ def _own_claims(tmp_path, monkeypatch):
         ("none", []),
     ],
 )
-def test_cuda_visible_devices_is_read_as_cuda_reads_it(value, devices):
+def test_cuda_visible_devices_is_parsed_as_cuda_parses_it(value, devices):
     assert visible_devices({"CUDA_VISIBLE_DEVICES": value}) == devices
 
 
 def test_devices_are_parsed_from_the_output_of_nvidia_smi():
-    assert parse_devices(TWO) == ["GPU-11111111-aaaa", "GPU-22222222-bbbb"]
-    assert parse_devices(DIVIDED) == ["MIG-33333333-cccc", "MIG-44444444-dddd", "GPU-22222222-bbbb"]
+    assert parse_devices(TWO_GPUS) == ["GPU-11111111-aaaa", "GPU-22222222-bbbb"]
+    assert parse_devices(MIG_DEVICES) == ["MIG-33333333-cccc", "MIG-44444444-dddd", "GPU-22222222-bbbb"]
     assert parse_devices("") == []
 
 
-def holder(*devices):
+def start_claiming_process(*devices):
     return subprocess.Popen(
-        [sys.executable, "-c", HOLDER, *devices], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CLAIMING_PROGRAM, *devices],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
 def test_third_job_waits_for_a_device_until_one_of_two_is_killed():
-    with holder("0", "1") as first, holder("0", "1") as second:
-        got = {process.stdout.readline().strip(): process for process in (first, second)}
-        assert set(got) == {"0", "1"}
+    with start_claiming_process("0", "1") as first, start_claiming_process("0", "1") as second:
+        process_of_device = {process.stdout.readline().strip(): process for process in (first, second)}
+        assert set(process_of_device) == {"0", "1"}
 
-        tries = []
+        attempts = []
         with (
             pytest.raises(StageError, match="waited for a free GPU"),
-            claim_device(["0", "1"], lambda: len(tries) < 3 and not tries.append(1)),
+            claim_device(["0", "1"], lambda: len(attempts) < 3 and not attempts.append(1)),
         ):
             pass
-        assert len(tries) == 3
+        assert len(attempts) == 3
 
-        threading.Timer(0.3, got["1"].kill).start()
+        threading.Timer(0.3, process_of_device["1"].kill).start()
         with claim_device(["0", "1"], lambda: True) as (device, _):
             assert device == "1"
         first.kill()
@@ -86,14 +90,17 @@ def test_third_job_waits_for_a_device_until_one_of_two_is_killed():
 
 def test_claim_is_held_until_the_process_that_inherits_it_exits():
     with claim_device(["0"], lambda: True) as (_, handle):
-        heir = subprocess.Popen(["sleep", "60"], stdin=handle)
+        child = subprocess.Popen(["sleep", "60"], stdin=handle)
     try:
-        tries = []
-        with pytest.raises(StageError), claim_device(["0"], lambda: len(tries) < 2 and not tries.append(1)):
+        attempts = []
+        with (
+            pytest.raises(StageError),
+            claim_device(["0"], lambda: len(attempts) < 2 and not attempts.append(1)),
+        ):
             pass
     finally:
-        heir.kill()
-        heir.wait()
+        child.kill()
+        child.wait()
 
     with claim_device(["0"], lambda: True) as (device, _):
         assert device == "0"
@@ -102,7 +109,7 @@ def test_claim_is_held_until_the_process_that_inherits_it_exits():
 def test_index_and_uuid_of_one_device_share_a_claim(tmp_path, monkeypatch):
     program = tmp_path / "bin/nvidia-smi"
     program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\ncat <<'E'\n{TWO}E\n")
+    program.write_text(f"#!/bin/sh\ncat <<'E'\n{TWO_GPUS}E\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -8,11 +8,11 @@ from pipeline.sweep.plan import MAX_NAME_LENGTH, name_with_hash, short_point_nam
 from pipeline.sweep.points import expand
 from stages.contracts.errors import ParamsError
 
-RATES = "build_learner.optimizer.learning_rate=range(0.001,0.004,0.001)"
+RATE_RANGE = "build_learner.optimizer.learning_rate=range(0.001,0.004,0.001)"
 
 
-def names(*set_params, **how):
-    return short_point_names(expand(set_params, **how))
+def short_names(*set_params, **options):
+    return short_point_names(expand(set_params, **options))
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def names(*set_params, **how):
     [
         (["fit.batch_size=32,64"], ["batch_size=32", "batch_size=64"]),
         (["fit.batch_size=choice(32,64)", "fit.num_epochs=1"], ["batch_size=32", "batch_size=64"]),
-        ([RATES], ["learning_rate=0.001", "learning_rate=0.002", "learning_rate=0.003"]),
+        ([RATE_RANGE], ["learning_rate=0.001", "learning_rate=0.002", "learning_rate=0.003"]),
         (["a.seed=1,2", "b.seed=3"], ["seed=1", "seed=2"]),
         (["a.seed=1,2", "b.seed=3,4"], [f"a.seed={a},b.seed={b}" for a in (1, 2) for b in (3, 4)]),
         (["+fit.keep.last=3,null"], ["last=3", "last=null"]),
@@ -31,8 +31,8 @@ def names(*set_params, **how):
         (["fit.batch_size=32"], ["batch_size=32"]),
     ],
 )
-def test_name_has_the_values_that_vary(set_params, expected):
-    assert names(*set_params) == expected
+def test_name_contains_the_values_that_vary(set_params, expected):
+    assert short_names(*set_params) == expected
 
 
 @pytest.mark.parametrize("value", ["a/b", "x..y", "a@{b}", "'  ~^:?*\\\\ '", "name.lock", "ü", "-x", "." * 9])
@@ -44,31 +44,31 @@ def test_every_name_is_valid_in_a_git_ref(value):
         subprocess.run(["git", "check-ref-format", f"refs/exps/ab/cdef/{name}"], check=True)
 
 
-def test_points_with_the_same_short_name_get_a_hash():
+def test_points_with_the_same_short_name_are_named_with_a_hash():
     points = expand(["a.key='x y','x:y'", f"a.other={'v' * MAX_NAME_LENGTH}"])
     assert short_point_names(points) == ["key=xy", "key=x-y"]
 
-    clashing = expand(["a.key='x:y','x/y'"])
-    assert short_point_names(clashing) == ["", ""]
+    same_name = expand(["a.key='x:y','x/y'"])
+    assert short_point_names(same_name) == ["", ""]
     assert short_point_names(expand([f"a.key={'v' * MAX_NAME_LENGTH},w"])) == ["", "key=w"]
-    apart = {name_with_hash(each, {"key": each.varying}) for each in clashing}
-    assert len(apart) == 2
-    assert all(name.startswith("key=x-y-") for name in apart)
+    unique = {name_with_hash(each, {"key": each.varying}) for each in same_name}
+    assert len(unique) == 2
+    assert all(name.startswith("key=x-y-") for name in unique)
 
 
-def test_larger_draw_begins_with_a_smaller_one_and_repeats_no_point():
+def test_larger_draw_starts_with_the_smaller_one_and_repeats_no_point():
     grid = ["a.x=range(0,10)", "a.y=range(0,10)"]
 
-    ten, twenty = (names(*grid, draw=count, seed=7) for count in (10, 20))
+    smaller, larger = (short_names(*grid, draw=count, seed=7) for count in (10, 20))
 
-    assert len(set(twenty)) == 20
-    assert twenty[:10] == ten == names(*grid, draw=10, seed=7)
-    assert ten != names(*grid, draw=10, seed=8)
-    assert sorted(names(*grid, draw=1000)) == sorted(names(*grid))
+    assert len(set(larger)) == 20
+    assert larger[:10] == smaller == short_names(*grid, draw=10, seed=7)
+    assert smaller != short_names(*grid, draw=10, seed=8)
+    assert sorted(short_names(*grid, draw=1000)) == sorted(short_names(*grid))
 
 
-def test_shuffle_of_hydra_is_deterministic():
-    assert names("a.x=shuffle(range(0,50))") == names("a.x=shuffle(range(0,50))")
+def test_shuffle_is_deterministic():
+    assert short_names("a.x=shuffle(range(0,50))") == short_names("a.x=shuffle(range(0,50))")
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,14 @@ def test_shuffle_of_hydra_is_deterministic():
         (["a.x=range(1,0)"], "the grid has no points"),
     ],
 )
-def test_key_set_twice_and_empty_grid_are_errors(set_params, message):
+def test_duplicate_key_or_empty_grid_is_an_error(set_params, message):
     with pytest.raises(ParamsError, match=message):
         expand(set_params)
 
 
-@pytest.mark.parametrize("wrong", [[], ["fit.batch_size"], ["a=interval(0,1)"], ["a=glob(*)"], ["a=choice("]])
-def test_invalid_syntax_is_an_error(wrong):
+@pytest.mark.parametrize(
+    "arguments", [[], ["fit.batch_size"], ["a=interval(0,1)"], ["a=glob(*)"], ["a=choice("]]
+)
+def test_invalid_syntax_is_an_error(arguments):
     with pytest.raises(ParamsError):
-        expand(wrong)
+        expand(arguments)
