@@ -1,4 +1,4 @@
-"""A short series of the crash trials; ``make crash`` runs the long one."""
+"""A short series of crash trials; ``make crash`` runs the long series."""
 
 import re
 import subprocess
@@ -25,8 +25,8 @@ LONG_PARTS = {
 }
 
 
-def series(folder, *arguments):
-    """Return the table of each part of a short series, and the complete output."""
+def run_series(folder, *arguments):
+    """Run a short series; return a map from part to its table, and the complete output."""
     command = [
         sys.executable,
         SCRIPT,
@@ -45,28 +45,28 @@ def series(folder, *arguments):
 
 
 @pytest.fixture(scope="module")
-def trials(tmp_path_factory):
-    """Run the parts of a short series once and return their tables."""
-    return series(tmp_path_factory.mktemp("crash"))
+def short_series(tmp_path_factory):
+    """Run the parts of a short series once; return their tables and the complete output."""
+    return run_series(tmp_path_factory.mktemp("crash"))
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_no_progress_is_lost_by(part, trials):
-    check(part, *trials)
+def test_no_progress_is_lost_by(part, short_series):
+    assert_all_recovered(part, *short_series)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", LONG_PARTS)
 def test_no_progress_is_lost_in_long_part_by(part, tmp_path):
-    check(part, *series(tmp_path, part, "--count", "2"))
+    assert_all_recovered(part, *run_series(tmp_path, part, "--count", "2"))
 
 
-def check(part, tables, text):
+def assert_all_recovered(part, tables, text):
     """Assert that every trial of *part* succeeded."""
     assert part in tables, text
     if tables[part].startswith("skipped"):
         pytest.skip(tables[part])
-    well, of = map(int, re.search(r"^all +(\d+) of (\d+)", tables[part], re.MULTILINE).groups())
+    succeeded, total = map(int, re.search(r"^all +(\d+) of (\d+)", tables[part], re.MULTILINE).groups())
 
-    assert of >= 2
-    assert well == of, text
+    assert total >= 2
+    assert succeeded == total, text

@@ -1,4 +1,4 @@
-"""A run store that is damaged, or deleted during the run."""
+"""A run store is damaged, or deleted during the run, and no damaged result is published."""
 
 import shutil
 
@@ -15,7 +15,7 @@ FOUR_EPOCHS = CONFIG.model_copy(update={"num_epochs": 4})
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """Return a finished run of four epochs, which keeps the last two and the best checkpoints."""
+    """Return a finished run of four epochs that keeps the last two and the best checkpoints."""
     folder = tmp_path_factory.mktemp("damage")
     prepare(folder)
     run = SmallRun(folder / "reference")
@@ -34,7 +34,7 @@ def run(reference, tmp_path_factory):
     return copy
 
 
-KINDS = (
+STORE_FILES = (
     "metrics.json",
     "plots/Loss.tsv",
     "plots/confusion.tsv",
@@ -54,18 +54,24 @@ KINDS = (
 )
 
 
-def flip(path, place):
+def flip_bit(path, place):
+    """Change the lowest bit of the byte at the relative position *place*, from 0 to 1."""
     content = bytearray(path.read_bytes())
     content[int(place * (len(content) - 1))] ^= 1
     path.write_bytes(content)
 
 
-FLIPS = [*((name, 0.5) for name in KINDS), ("finished.json", 0), ("finished.json", 0.03), ("key.json", 0)]
+BIT_FLIPS = [
+    *((name, 0.5) for name in STORE_FILES),
+    ("finished.json", 0),
+    ("finished.json", 0.03),
+    ("key.json", 0),
+]
 
 
-@pytest.mark.parametrize(("name", "place"), FLIPS)
+@pytest.mark.parametrize(("name", "place"), BIT_FLIPS)
 def test_damaged_file_of_finished_run_is_never_published(name, place, run, reference):
-    flip(run.store() / name, place)
+    flip_bit(run.store() / name, place)
 
     code, _, message = run_in_child(lambda: run.fit(FOUR_EPOCHS))
 
@@ -83,7 +89,7 @@ def test_missing_file_of_finished_run_is_recreated(name, run, reference):
     assert run.outputs() == reference.outputs()
 
 
-class AtStep(Counter):
+class ActionAtStep(Counter):
     """A renderer that calls a function once, after a number of steps."""
 
     def __init__(self, number, action):
@@ -98,8 +104,8 @@ class AtStep(Counter):
 
 
 @pytest.fixture
-def copied(reference, tmp_path_factory):
-    """Return the same run before its start."""
+def new_run(reference, tmp_path_factory):
+    """Return a run with the same inputs that has not started."""
     run = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("copied").name)
     run.begin()
     return run
@@ -108,14 +114,14 @@ def copied(reference, tmp_path_factory):
 @pytest.fixture
 def interrupted(reference, tmp_path_factory):
     """Return a run that was interrupted in its third epoch."""
-    stopped = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("stopped").name)
-    stopped.begin()
+    interrupted_run = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("stopped").name)
+    interrupted_run.begin()
     interrupter = Interrupter()
-    watcher = AtStep(15, lambda: interrupter.stop("the test"))
-    around = FitContext(renderer=watcher, interrupter=interrupter)
-    code, _, message = run_in_child(lambda: fit(FOUR_EPOCHS, stopped.paths, around))
+    renderer = ActionAtStep(15, lambda: interrupter.stop("the test"))
+    context = FitContext(renderer=renderer, interrupter=interrupter)
+    code, _, message = run_in_child(lambda: fit(FOUR_EPOCHS, interrupted_run.paths, context))
     assert code == 1, message
-    return stopped
+    return interrupted_run
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def interrupted(reference, tmp_path_factory):
     ],
 )
 @pytest.mark.parametrize(
-    "damage", [lambda path: flip(path, 0.5), lambda path: path.unlink()], ids=["flip", "unlink"]
+    "damage", [lambda path: flip_bit(path, 0.5), lambda path: path.unlink()], ids=["changed", "missing"]
 )
 def test_damaged_file_of_interrupted_run_is_recreated(name, damage, interrupted, reference):
     damage(interrupted.store() / name)
@@ -145,34 +151,34 @@ def test_run_on_other_devices_has_its_own_store(before, after, reference, tmp_pa
     """Two devices compute other weights than one; ``auto`` counts as the device that it resolves to."""
     copy = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("devices").name)
     copy.begin()
-    straight = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("straight").name)
-    straight.begin()
+    uninterrupted = SmallRun(reference.folder.parent / tmp_path_factory.mktemp("straight").name)
+    uninterrupted.begin()
 
     assert run_in_child(lambda: copy.fit(CONFIG.model_copy(update={"device": before})))[0] == 0
-    for each in (copy, straight):
+    for each in (copy, uninterrupted):
         assert run_in_child(lambda run=each: run.fit(CONFIG.model_copy(update={"device": after})))[0] == 0
 
-    assert copy.outputs() == straight.outputs()
+    assert copy.outputs() == uninterrupted.outputs()
     assert len(stores(copy.paths.runs)) == 2
 
 
 @pytest.mark.parametrize(
-    ("what", "step", "is_replaced"), [("store", 3, False), ("store", 21, True), ("runs", 3, True)]
+    ("target", "step", "is_replaced"), [("store", 3, False), ("store", 21, True), ("runs", 3, True)]
 )
-def test_deletion_of_store_during_run_stops_run(what, step, is_replaced, copied):
+def test_deletion_of_store_during_run_stops_run(target, step, is_replaced, new_run):
     def delete():
-        store = copied.store()
-        shutil.rmtree({"store": store, "runs": copied.paths.runs}[what])
+        store = new_run.store()
+        shutil.rmtree({"store": store, "runs": new_run.paths.runs}[target])
         if is_replaced:
             store.mkdir(parents=True)
 
     code, _, message = run_in_child(
-        lambda: fit(FOUR_EPOCHS, copied.paths, FitContext(renderer=AtStep(step, delete)))
+        lambda: fit(FOUR_EPOCHS, new_run.paths, FitContext(renderer=ActionAtStep(step, delete)))
     )
 
     assert code == 1
     assert "was removed or replaced while the run worked in it" in message
-    assert copied.outputs() == {}
+    assert new_run.outputs() == {}
 
 
 @pytest.mark.parametrize(
@@ -187,17 +193,17 @@ def test_deletion_of_store_during_run_stops_run(what, step, is_replaced, copied)
         "plots",
     ],
 )
-def test_files_deleted_during_run_are_recreated(name, copied, reference):
+def test_files_deleted_during_run_are_recreated(name, new_run, reference):
     def delete():
-        for path in map(copied.store().joinpath, name.split()):
+        for path in map(new_run.store().joinpath, name.split()):
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
 
-    around = FitContext(renderer=AtStep(15, delete))
-    code, _, message = run_in_child(lambda: fit(FOUR_EPOCHS, copied.paths, around))
+    context = FitContext(renderer=ActionAtStep(15, delete))
+    code, _, message = run_in_child(lambda: fit(FOUR_EPOCHS, new_run.paths, context))
     assert code == 0 or (code == 1 and "removed" in message), message
-    assert copied.outputs() == (reference.outputs() if code == 0 else {})
+    assert new_run.outputs() == (reference.outputs() if code == 0 else {})
 
-    again, _, message = run_in_child(lambda: copied.fit(FOUR_EPOCHS))
-    assert again == 0, message
-    assert copied.outputs() == reference.outputs()
+    code, _, message = run_in_child(lambda: new_run.fit(FOUR_EPOCHS))
+    assert code == 0, message
+    assert new_run.outputs() == reference.outputs()

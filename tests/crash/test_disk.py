@@ -1,21 +1,20 @@
-"""A full disk after DVC has removed the outputs of an earlier run."""
+"""The disk becomes full after DVC has removed the outputs of an earlier run."""
 
 import re
 import sys
 import threading
-import time
 
 import pytest
 from disk import leave_free, mount_small_disk
 from small_run import run_in_child
+from waiting import wait_until
 
 COMMANDS = {"dvc repro": ("dvc", "repro"), "learner run": (sys.executable, "-m", "pipeline", "run")}
 
 
 def fill_after(folder, checkpoint):
     """Fill the disk of the project in *folder* when its run has written *checkpoint*."""
-    while not list(folder.glob(f".runs/*/checkpoint/{checkpoint}.*")):
-        time.sleep(0.01)
+    wait_until(lambda: list(folder.glob(f".runs/*/checkpoint/{checkpoint}.*")))
     leave_free(folder, 0)
 
 
@@ -35,11 +34,11 @@ def test_full_disk_prints_only_its_first_error(command, finished, tmp_path):
         done = project.run(*COMMANDS[command], DVC_SITE_CACHE_DIR=str(tmp_path / "site"))
         return done.code, done.text, sorted(before.keys() - project.files("artifacts").keys())
 
-    failed, answer, message = run_in_child(run)
-    if failed and "Operation not permitted" in message:
+    error_code, outcome, message = run_in_child(run)
+    if error_code and "Operation not permitted" in message:
         pytest.skip("this machine does not permit a mount in a namespace")
-    assert failed == 0, message
-    code, text, missing = answer
+    assert error_code == 0, message
+    code, text, missing = outcome
     assert code != 0
     assert "Traceback" not in text
     assert "No space left on device" in text
