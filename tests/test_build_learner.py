@@ -1,4 +1,4 @@
-"""Warm starts by build-learner, and the results of `fit` after them."""
+"""Warm starts by build-learner, and the results of `fit` after a warm start."""
 
 import shutil
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerP
 from stages.params.fit_params import FitConfig, FitPaths
 from stages.records import DefaultRecorder
 
-LEARNER = {
+LEARNER_PARAMS = {
     "model": {"kind": "mlp"},
     "optimizer": {"kind": "adam", "learning_rate": 0.002},
     "schedule": {"kind": "cosine", "num_iters": 40},
 }
-RUN = {"batch_size": 512, "num_workers": 0, "keep": {"last": 1, "best": [{"metric": "Accuracy"}]}}
+FIT_PARAMS = {"batch_size": 512, "num_workers": 0, "keep": {"last": 1, "best": [{"metric": "Accuracy"}]}}
 """The lowest accuracy counts as the best, so that the best epoch is one of the first run."""
 
 
 @dataclass(frozen=True)
-class Trained:
+class ArtifactDirectory:
     """An artifact directory."""
 
     folder: Path
@@ -57,134 +57,150 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train(dataset, tmp_path_factory):
-    """A function that builds a learner, trains it, and returns its artifact directory."""
+    """Return a function that builds a learner, trains it, and returns its artifact directory."""
 
-    def trained(epochs, origin=None, *, learner=None, **changes):
+    def train_learner(epochs, origin=None, *, learner=None, **changes):
         folder = tmp_path_factory.mktemp("run") / "artifacts"
-        start = build(dataset, folder / "learner", origin, **(learner or {}))
+        initial = build_start(dataset, folder / "learner", origin, **(learner or {}))
         outputs = ("checkpoint", "train", "valid", "metrics.json", "plots")
         names = (*outputs, "plots/iterations", "plots/confusion.tsv")
-        paths = FitPaths(folder, start, dataset, *(folder / name for name in names), folder.parent / "runs")
-        fit(FitConfig.model_validate({**RUN, "num_epochs": epochs, **changes}), paths)
-        return Trained(folder)
+        paths = FitPaths(folder, initial, dataset, *(folder / name for name in names), folder.parent / "runs")
+        fit(FitConfig.model_validate({**FIT_PARAMS, "num_epochs": epochs, **changes}), paths)
+        return ArtifactDirectory(folder)
 
-    return trained
+    return train_learner
 
 
-def build(dataset, target, origin=None, **changes):
-    config = BuildLearnerConfig.model_validate({**LEARNER, **changes})
+def build_start(dataset, target, origin=None, **changes):
+    """Build a learner from the params with *changes* in *target*, and return *target*."""
+    config = BuildLearnerConfig.model_validate({**LEARNER_PARAMS, **changes})
     build_learner(config, BuildLearnerPaths(dataset / "dataset.json", target), origin)
     return target
 
 
-def from_epoch(epoch, folder, **more):
+def start_from(epoch, folder, **more):
+    """Return the params of a warm start from *epoch* in *folder*."""
     return {"checkpoint": {"path": str(folder), "epoch": epoch, **more}}
 
 
 @pytest.fixture(scope="module")
-def three(train):
+def three_epochs(train):
     return train(3)
 
 
-def test_three_epochs_resumed_to_five_equal_five_uninterrupted_epochs(three, train):
-    straight = train(5)
+def test_three_epochs_resumed_to_five_equal_five_uninterrupted_epochs(three_epochs, train):
+    uninterrupted = train(5)
 
-    resumed = train(5, three.folder, learner=from_epoch(3, three.folder))
+    resumed = train(5, three_epochs.folder, learner=start_from(3, three_epochs.folder))
 
-    same = ("train", "valid", "metrics.json", "plots")
-    assert resumed.files(*same) == straight.files(*same)
-    assert resumed.epochs == straight.epochs == [1, 5]
-    before, now = straight.files("checkpoint"), resumed.files("checkpoint")
+    equal_outputs = ("train", "valid", "metrics.json", "plots")
+    assert resumed.files(*equal_outputs) == uninterrupted.files(*equal_outputs)
+    assert resumed.epochs == uninterrupted.epochs == [1, 5]
+    before, now = uninterrupted.files("checkpoint"), resumed.files("checkpoint")
     assert {name for name in before if before[name] != now[name]} == {"checkpoint/trainer-5.mpk.gz"}
-    old, new = straight.checkpoint(5).trainer, resumed.checkpoint(5).trainer
+    old, new = uninterrupted.checkpoint(5).trainer, resumed.checkpoint(5).trainer
     assert {key for key in old if str(old[key]) != str(new[key])} == {"identity"}
 
 
-def test_changed_options_apply_from_the_epoch_of_the_warm_start(three, train):
+def test_changed_options_apply_from_the_epoch_of_the_warm_start(three_epochs, train):
     changed = {"optimizer": {"kind": "adam", "learning_rate": 0.1, "weight_decay": 0.5}}
 
-    resumed = train(4, three.folder, learner=from_epoch(3, three.folder) | changed, batch_size=256)
+    resumed = train(
+        4, three_epochs.folder, learner=start_from(3, three_epochs.folder) | changed, batch_size=256
+    )
 
     (group,) = resumed.checkpoint(4).trainer["optim"]["param_groups"]
     assert group["weight_decay"] == 0.5
     assert resumed.checkpoint(4).trainer["scheduler"] == {"iteration": 3 * 3 + 6}
-    old = three.files("train", "valid")
+    old = three_epochs.files("train", "valid")
     assert {name: data for name, data in resumed.files("train", "valid").items() if name in old} == old
 
 
-def test_weights_only_allows_another_optimizer(three, train, dataset, tmp_path):
+def test_weights_only_permits_another_optimizer(three_epochs, train, dataset, tmp_path):
     sgd = {"optimizer": {"kind": "sgd", "learning_rate": 0.1}}
     with pytest.raises(CheckpointError, match="that of Adam, and the optimizer is a SGD.*weights_only: true"):
-        build(dataset, tmp_path / "learner", three.folder, **sgd, **from_epoch(3, three.folder))
+        build_start(
+            dataset, tmp_path / "learner", three_epochs.folder, **sgd, **start_from(3, three_epochs.folder)
+        )
 
-    wanted = from_epoch(3, three.folder, weights_only=True)
-    start = Trained(build(dataset, tmp_path / "learner", three.folder, **sgd, **wanted))
-    resumed = train(4, three.folder, learner=sgd | wanted)
+    checkpoint = start_from(3, three_epochs.folder, weights_only=True)
+    initial = ArtifactDirectory(
+        build_start(dataset, tmp_path / "learner", three_epochs.folder, **sgd, **checkpoint)
+    )
+    resumed = train(4, three_epochs.folder, learner=sgd | checkpoint)
 
-    assert start.files("checkpoint/model-3.mpk.gz") == three.files("checkpoint/model-3.mpk.gz")
-    assert start.checkpoint(3).trainer["scheduler"] == {"iteration": 0}
-    assert set(three.files("train", "valid")) < set(resumed.files("train", "valid"))
+    assert initial.files("checkpoint/model-3.mpk.gz") == three_epochs.files("checkpoint/model-3.mpk.gz")
+    assert initial.checkpoint(3).trainer["scheduler"] == {"iteration": 0}
+    assert set(three_epochs.files("train", "valid")) < set(resumed.files("train", "valid"))
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "messages"),
     [
         ({"model": {"kind": "cnn"}}, ["does not fit the Cnn", "missing: conv1.weight", "unexpected: "]),
         ({"model": {"kind": "mlp", "hidden_sizes": [8]}}, ["of another shape", "expected F32 [8"]),
         ({"optimizer": {"kind": "adam", "amsgrad": True}}, ["ran without amsgrad", "weights_only: true"]),
-        (from_epoch(2, "old"), ["epoch 2 of old has no such checkpoint; found those of epoch 1, 3"]),
+        (start_from(2, "old"), ["epoch 2 of old has no such checkpoint; found those of epoch 1, 3"]),
     ],
 )
-def test_checkpoint_that_does_not_fit_is_an_error_with_its_reason(three, dataset, tmp_path, changes, words):
+def test_checkpoint_that_does_not_fit_is_an_error_with_its_reason(
+    three_epochs, dataset, tmp_path, changes, messages
+):
     with pytest.raises(CheckpointError) as error:
-        build(dataset, tmp_path / "learner", three.folder, **from_epoch(3, "old") | changes)
+        build_start(dataset, tmp_path / "learner", three_epochs.folder, **start_from(3, "old") | changes)
 
-    for each in words:
+    for each in messages:
         assert each in str(error.value)
 
 
 @pytest.fixture
-def burns(three, tmp_path):
-    """A directory such as Burn writes, without trainer records."""
-    folder = tmp_path / "burns"
-    shutil.copytree(three.folder, folder)
+def burn_directory(three_epochs, tmp_path):
+    """Return a directory as Burn writes it, without trainer records."""
+    folder = tmp_path / "burn"
+    shutil.copytree(three_epochs.folder, folder)
     for path in (folder / "checkpoint").glob("trainer-*"):
         path.unlink()
     return folder
 
 
-def test_directory_that_burn_wrote_restores_weights_moments_and_logs(three, burns, dataset, tmp_path, capsys):
-    start = Trained(build(dataset, tmp_path / "learner", burns, **from_epoch(3, burns)))
+def test_directory_of_burn_restores_weights_moments_and_logs(
+    three_epochs, burn_directory, dataset, tmp_path, capsys
+):
+    initial = ArtifactDirectory(
+        build_start(dataset, tmp_path / "learner", burn_directory, **start_from(3, burn_directory))
+    )
 
-    assert start.files("train", "valid") == three.files("train", "valid")
+    assert initial.files("train", "valid") == three_epochs.files("train", "valid")
     for part in ("model", "optim"):
         name = f"checkpoint/{part}-3.mpk.gz"
-        assert start.files(name) == three.files(name)
+        assert initial.files(name) == three_epochs.files(name)
     output = capsys.readouterr().out
     assert "model-3.mpk.gz: its weights; the optimizer resumes from optim-3.mpk.gz; the schedule" in output
-    assert len(history_of(start.checkpoint(3))) == 3 * 4
+    assert len(history_of(initial.checkpoint(3))) == 3 * 4
 
 
 @pytest.mark.parametrize("epoch", [None, 3])
-def test_single_record_restores_its_weights(three, burns, dataset, tmp_path, capsys, train, epoch):
-    record = burns / "checkpoint/model-3.mpk.gz"
-    (burns / "checkpoint/optim-3.mpk.gz").unlink()
-    wanted = from_epoch(epoch, record)
+def test_single_record_restores_its_weights(
+    three_epochs, burn_directory, dataset, tmp_path, capsys, train, epoch
+):
+    record = burn_directory / "checkpoint/model-3.mpk.gz"
+    (burn_directory / "checkpoint/optim-3.mpk.gz").unlink()
+    checkpoint = start_from(epoch, record)
 
-    start = Trained(build(dataset, tmp_path / "learner", record, **wanted))
-    done = train(4, record, learner=wanted)
+    initial = ArtifactDirectory(build_start(dataset, tmp_path / "learner", record, **checkpoint))
+    resumed = train(4, record, learner=checkpoint)
 
     model = f"checkpoint/model-{epoch or 0}.mpk.gz"
-    assert start.files(model)[model] == record.read_bytes()
+    assert initial.files(model)[model] == record.read_bytes()
     assert (
         "the optimizer starts from the beginning; the schedule starts from the beginning"
         in capsys.readouterr().out
     )
-    assert len(list((done.folder / "train").iterdir())) == 4
+    assert len(list((resumed.folder / "train").iterdir())) == 4
 
 
-def test_missing_epoch_is_an_error_that_lists_the_records_found(burns, dataset, tmp_path):
+def test_missing_epoch_is_an_error_that_lists_the_records_found(burn_directory, dataset, tmp_path):
     with pytest.raises(CheckpointError, match=r"found: model-1.mpk.gz, model-3.mpk.gz"):
-        build(dataset, tmp_path / "learner", burns, **from_epoch(2, burns))
+        build_start(dataset, tmp_path / "learner", burn_directory, **start_from(2, burn_directory))
     with pytest.raises(CheckpointError, match="nowhere does not exist"):
-        build(dataset, tmp_path / "learner", Path("nowhere"), **from_epoch(2, "nowhere"))
+        build_start(dataset, tmp_path / "learner", Path("nowhere"), **start_from(2, "nowhere"))

@@ -1,4 +1,4 @@
-"""The stage fit: resume, start over, and published results."""
+"""The stage fit resumes, starts over, and publishes its results."""
 
 import json
 import shutil
@@ -19,19 +19,19 @@ from stages.runs import differences, runs
 
 
 class OutOfMemory(Mlp):
-    """A model that fails in the pass over the valid split after the training."""
+    """A model that fails in the pass over the valid split after training."""
 
     def valid_step(self, batch):
-        if self.passes == 2:
+        if self.validations == 2:
             raise MemoryError("50000 x 50000")
-        self.passes += 1
+        self.validations += 1
         return super().valid_step(batch)
 
-    passes = 0
+    validations = 0
 
 
-def fitted(folder, model, **config):
-    """Fit *model* for two epochs on 40 samples of three classes; return the artifact directory."""
+def fit_two_epochs(folder, model, **config):
+    """Fit *model* for two epochs on 40 samples of three classes, and return the artifact directory."""
     inputs = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     prepared = data.prepare(data.split(data.Arrays(inputs, np.arange(40) % 3), 0.25, 0))
     data.write(folder / "data", prepared)
@@ -52,47 +52,49 @@ def fitted(folder, model, **config):
     return folder / "artifacts"
 
 
-def trained(project, *options):
-    """Run `dvc repro` with *options*; return its output."""
+def reproduce(project, *options):
+    """Run `dvc repro` with *options* and return its output."""
     return project.ok("dvc", "repro", *options)
 
 
 def test_run_with_more_epochs_resumes_and_equals_uninterrupted_run(finished, tmp_path):
-    """In the workspace and in an isolated copy."""
-    straight, isolated = (finished.copied_to(tmp_path / name) for name in ("straight", "isolated"))
-    shutil.rmtree(straight.folder / ".runs")
-    for project in (finished, straight):
+    """The results are equal in the workspace and in an isolated copy."""
+    uninterrupted, isolated = (finished.copied_to(tmp_path / name) for name in ("straight", "isolated"))
+    shutil.rmtree(uninterrupted.folder / ".runs")
+    for project in (finished, uninterrupted):
         project.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
 
-    texts = [trained(finished), trained(straight)]
+    texts = [reproduce(finished), reproduce(uninterrupted)]
     texts.append(isolated.ok("dvc", "exp", "run", "--temp", "-n", "grown", "-S", "fit.num_epochs=3"))
 
     assert ["after epoch 2" in text for text in texts] == [True, False, True]
-    assert finished.files("artifacts", "dvc.lock").keys() == straight.files("artifacts", "dvc.lock").keys()
+    assert (
+        finished.files("artifacts", "dvc.lock").keys() == uninterrupted.files("artifacts", "dvc.lock").keys()
+    )
     tracked = ("artifacts/checkpoint", "artifacts/train", "artifacts/valid", "artifacts/plots", "dvc.lock")
-    assert finished.files(*tracked) == straight.files(*tracked)
+    assert finished.files(*tracked) == uninterrupted.files(*tracked)
     ref = isolated.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps").split()[0]
-    assert isolated.ok("git", "show", f"{ref}:dvc.lock") == (straight.folder / "dvc.lock").read_text()
+    assert isolated.ok("git", "show", f"{ref}:dvc.lock") == (uninterrupted.folder / "dvc.lock").read_text()
 
 
 def test_forced_rerun_of_finished_run_starts_over(finished):
     before = finished.files("artifacts/checkpoint", "artifacts/train", "dvc.lock")
 
-    output = trained(finished, "-f", "-s", "fit")
+    output = reproduce(finished, "-f", "-s", "fit")
 
     assert "epoch 1/2" in output
     assert "resuming" not in output
     assert finished.files("artifacts/checkpoint", "artifacts/train", "dvc.lock") == before
 
 
-def test_finished_run_that_dvc_has_not_recorded_is_not_trained_again(finished):
-    """DVC was killed between the end of the training and the update of dvc.lock."""
+def test_finished_run_without_an_entry_in_dvc_lock_is_not_trained_again(finished):
+    """The files are as after a kill of DVC between the end of training and the update of dvc.lock."""
     before = finished.files("artifacts/checkpoint", "dvc.lock")
     shutil.rmtree(finished.folder / ".dvc/cache/runs")
     shutil.rmtree(finished.folder / "artifacts/checkpoint")
     (finished.folder / "dvc.lock").unlink()
 
-    output = trained(finished)
+    output = reproduce(finished)
 
     assert "is already finished" in output
     assert finished.files("artifacts/checkpoint", "dvc.lock") == before
@@ -101,7 +103,7 @@ def test_finished_run_that_dvc_has_not_recorded_is_not_trained_again(finished):
 def test_run_with_fewer_epochs_starts_over(finished):
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
 
-    output = trained(finished)
+    output = reproduce(finished)
 
     assert "epoch 1/1" in output
     assert [path.name for path in (finished.folder / "artifacts/train").iterdir()] == ["epoch-1"]
@@ -127,7 +129,7 @@ def test_param_that_changes_no_number_keeps_the_key(old, new, finished, monkeypa
     assert differences(run.entries, read_key_entries()) == []
 
 
-def test_full_disk_is_an_error_before_the_training(finished, monkeypatch, tmp_path):
+def test_full_disk_is_reported_before_training(finished, monkeypatch, tmp_path):
     from stages.contracts.errors import StageError
     from stages.runs import check_space
 
@@ -158,8 +160,8 @@ def test_confusion_matrix_is_that_of_the_last_validation(finished):
     assert (samples, 100 * hits / samples) == (359, pytest.approx(accuracy))
 
 
-def test_failed_confusion_matrix_is_a_warning_and_the_run_is_published(tmp_path, caplog):
-    artifacts = fitted(tmp_path, f"{__name__}:OutOfMemory")
+def test_failed_confusion_matrix_is_a_warning_and_results_are_published(tmp_path, caplog):
+    artifacts = fit_two_epochs(tmp_path, f"{__name__}:OutOfMemory")
 
     assert json.loads((artifacts / "metrics.json").read_text())["epoch"] == 2
     assert (artifacts / "plots/confusion.tsv").read_text() == "actual\tpredicted\tcount\n"
@@ -169,7 +171,7 @@ def test_failed_confusion_matrix_is_a_warning_and_the_run_is_published(tmp_path,
 def test_metric_without_batch_values_has_epoch_values_and_empty_batch_curves(tmp_path, monkeypatch):
     monkeypatch.setattr(areas, "MAX_BATCH_CLASSES", 2)
 
-    artifacts = fitted(tmp_path, "mlp", metrics=({"kind": "loss"}, {"kind": "auroc"}), batch_size=4)
+    artifacts = fit_two_epochs(tmp_path, "mlp", metrics=({"kind": "loss"}, {"kind": "auroc"}), batch_size=4)
 
     log = (artifacts / "valid/epoch-2/AUROC_[Macro].log").read_text()
     value = json.loads((artifacts / "metrics.json").read_text())["valid"]["AUROC [Macro]"]
@@ -184,7 +186,7 @@ def test_regression_has_an_empty_confusion_matrix(project):
     project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp_regressor")
     project.edit("params.yaml", "[loss, accuracy]", "[loss]")
 
-    trained(project)
+    reproduce(project)
 
     assert (project.folder / "artifacts/plots/confusion.tsv").read_text() == "actual\tpredicted\tcount\n"
     shown = json.loads(project.run("dvc", "plots", "show", "--json").out)
@@ -193,9 +195,9 @@ def test_regression_has_an_empty_confusion_matrix(project):
 
 
 def test_additional_loggers_write_untracked_files_and_change_no_number(tmp_path):
-    plain = fitted(tmp_path / "plain", "mlp")
+    plain = fit_two_epochs(tmp_path / "plain", "mlp")
 
-    logged = fitted(tmp_path / "logged", "mlp", loggers=("tsv", "json_lines"))
+    logged = fit_two_epochs(tmp_path / "logged", "mlp", loggers=("tsv", "json_lines"))
 
     rows = (logged / "telemetry/tsv/train.tsv").read_text().splitlines()
     assert rows[0] == "epoch\titeration\tname\tvalue\tcount"
@@ -209,7 +211,7 @@ def test_additional_loggers_write_untracked_files_and_change_no_number(tmp_path)
 def test_logger_by_import_path_receives_its_place_and_its_arguments(tmp_path):
     path = f"{__name__}:LastValue"
 
-    logged = fitted(tmp_path, "mlp", loggers=({"kind": path, "digits": 2},))
+    logged = fit_two_epochs(tmp_path, "mlp", loggers=({"kind": path, "digits": 2},))
 
     assert (logged / "telemetry/LastValue/valid").read_text().startswith("Accuracy ")
 
@@ -218,7 +220,7 @@ def test_object_without_the_methods_of_a_logger_is_rejected(tmp_path):
     with pytest.raises(
         PluginError, match="'builtins:dict' must have the methods of MetricLogger; found a dict"
     ):
-        fitted(tmp_path, "mlp", loggers=("builtins:dict",))
+        fit_two_epochs(tmp_path, "mlp", loggers=("builtins:dict",))
 
 
 class LastValue:

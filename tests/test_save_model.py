@@ -1,4 +1,4 @@
-"""The stage save-model: the model and its exports."""
+"""The stage save-model writes the model and its exports."""
 
 import json
 
