@@ -18,7 +18,7 @@ from pipeline.lockfile import check_lockfile, is_truncated
 from pipeline.project import runs_root
 from stages.contracts.file_lock import is_locked
 from stages.contracts.files import write_text
-from stages.contracts.processes import command_of, is_alive, started_at
+from stages.contracts.processes import command_of, is_alive, read_start_time
 from stages.runs.layout import PROJECT_LOCK
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs
@@ -128,7 +128,7 @@ def _is_reused(pid: int, command: str, rwlock: Path) -> bool:
     arguments, words = command.split()[1:], command_of(pid)
     if words[len(words) - len(arguments) :] == arguments:
         return False
-    started = started_at(pid)
+    started = read_start_time(pid)
     with suppress(OSError):
         return started is not None and started > rwlock.stat().st_mtime + CLOCK_TOLERANCE_SECONDS
     return False

@@ -30,7 +30,7 @@ from stages.records import (
     read_item,
     to_plain,
 )
-from stages.records.limits import TRAINER_LIMIT, verified_limit
+from stages.records.limits import TRAINER_LIMIT, limit_after_verification
 
 _trainer_recorder = NamedMpkGzFileRecorder(
     OriginalPrecision,
@@ -123,7 +123,7 @@ class FileCheckpointer:
         [name] = [name for name in files if (parsed := parse_name(name)) and parsed.part == part]
         example = from_plain(files[name].get("example"), name)
         read = self.recorder.load if name.endswith(self.recorder.suffix) else read_item
-        return read(self.directory / name, example, limit=verified_limit(files[name]["size"]))
+        return read(self.directory / name, example, limit=limit_after_verification(files[name]["size"]))
 
     def _verify(self, files: Mapping[str, Mapping[str, Any]]) -> None:
         for name, written in files.items():

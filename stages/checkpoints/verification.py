@@ -8,7 +8,7 @@ from stages.checkpoints.file_names import parse_name
 from stages.contracts.errors import RecordError
 from stages.contracts.files import damage
 from stages.records.formats import FORMATS, read
-from stages.records.limits import TRAINER_LIMIT, verified_limit
+from stages.records.limits import TRAINER_LIMIT, limit_after_verification
 from stages.records.tools.verification import Verdict, find_records, verify_file
 
 
@@ -36,7 +36,7 @@ def verify_path(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
     for one in found:
         verdict = _verify_file(one, limit)
         if verdict.problem and one in manifests and _problem(one, manifests[one]) is None:
-            verdict = verify_file(one, limit=max(limit or 0, verified_limit(one.stat().st_size)))
+            verdict = verify_file(one, limit=max(limit or 0, limit_after_verification(one.stat().st_size)))
         problems[one] = verdict.problem
         yield verdict
     for one in found:

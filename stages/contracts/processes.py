@@ -95,7 +95,7 @@ def command_of(pid: int) -> list[str]:
     return []
 
 
-def started_at(pid: int) -> float | None:
+def read_start_time(pid: int) -> float | None:
     """Return the time, in seconds since the epoch, at which process *pid* started; None if it has ended.
 
     The value depends on the system clock: setting the clock changes it.

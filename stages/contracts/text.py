@@ -53,10 +53,10 @@ def format_rounded(value: float, decimals: int = 2) -> str:
 
     ``97.25``, ``9.23e-2``, ``0.00e0``; negative numbers are scientific, as in Burn.
     """
-    return scientific(value, decimals) if value <= 0.1 ** (decimals - 1) else fixed(value, decimals)
+    return scientific(value, decimals) if value <= 0.1 ** (decimals - 1) else format_fixed(value, decimals)
 
 
-def fixed(value: float, decimals: int) -> str:
+def format_fixed(value: float, decimals: int) -> str:
     """Return *value* with *decimals* digits after the point; ``NaN``, ``inf``."""
     return "NaN" if math.isnan(value) else f"{value:.{decimals}f}"
 

@@ -47,7 +47,7 @@ class Loop:
         self._progress = Progress(
             self._options.num_epochs,
             first_epoch=self._state.epoch + 1,
-            shown=self._observers.shown(),
+            shown=self._observers.display_options(),
             interrupter=self._interrupter,
         )
 

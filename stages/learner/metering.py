@@ -158,7 +158,7 @@ class Observers:
         ]
         return Meter(metrics, self.renderer, split, epoch)
 
-    def shown(self) -> dict[str, Shown]:
+    def display_options(self) -> dict[str, Shown]:
         """Return the display settings of each metric; text metrics first."""
         registered = [each for metrics in self.metrics.values() for each in metrics]
         return {each.metric.name: each.shown for each in sorted(registered, key=lambda each: each.numeric)}

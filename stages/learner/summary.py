@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stages.contracts.history import History, Split
-from stages.contracts.text import fixed, scientific, to_json
+from stages.contracts.text import format_fixed, scientific, to_json
 from stages.metrics.telemetry import LearningRateMetric
 
 Tests = Mapping[str, Mapping[str, float]]
@@ -98,7 +98,7 @@ def _table(rows: list[SummaryRow]) -> list[str]:
 
 
 def _value(value: float) -> str:
-    return scientific(value, 3) if value < 0.01 else fixed(value, 3)
+    return scientific(value, 3) if value < 0.01 else format_fixed(value, 3)
 
 
 def _epoch(epoch: int | None) -> str:

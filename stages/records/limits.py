@@ -61,7 +61,7 @@ class Limits:
         )
 
 
-def verified_limit(size: int) -> int:
+def limit_after_verification(size: int) -> int:
     """Return the limit for a file of *size* bytes whose hash was verified: as much as gzip can hold."""
     return LARGEST_RATIO * size
 

@@ -96,7 +96,7 @@ def test_any_tie_is_written_as_rust_writes_it(odd, bits):
     ("value", "decimals", "text"), [(0.125, 2, "0.12"), (0.375, 2, "0.38"), (2.5, 0, "2")]
 )
 def test_with_decimals_a_tie_goes_to_the_even_digit_as_in_rust(value, decimals, text):
-    assert fixed(value, decimals) == text
+    assert format_fixed(value, decimals) == text
 
 
 @pytest.mark.parametrize(
