@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.text import (
-    fixed,
     format_age,
     format_duration,
+    format_fixed,
     format_megabytes,
     format_rounded,
     format_size,
@@ -126,9 +126,9 @@ def test_a_number_for_people_looks_as_in_burn(value, decimals, text):
 @pytest.mark.parametrize(
     ("write", "value", "text"),
     [
-        (fixed, 0.0625, "0.062"),
-        (fixed, math.nan, "NaN"),
-        (fixed, math.inf, "inf"),
+        (format_fixed, 0.0625, "0.062"),
+        (format_fixed, math.nan, "NaN"),
+        (format_fixed, math.inf, "inf"),
         (scientific, 0.009876, "9.876e-3"),
         (scientific, 0.0, "0.000e0"),
         (scientific, -12.5, "-1.250e1"),
