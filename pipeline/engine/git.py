@@ -54,7 +54,8 @@ def read_objects(folder: Path, names: Sequence[str]) -> list[GitObject | None]:
     requested = "".join(f"{name}\n" for name in names)
     done = _run(folder, ["cat-file", "--batch"], input=requested.encode())
     if done.returncode:
-        raise StageError(f"git cannot read {folder}: {done.stderr.decode(errors='replace').strip()}")
+        reason = done.stderr.decode(errors="replace").strip()
+        raise StageError(f"git cannot read {folder}: {reason}. Run `git fsck` in that folder")
     return _parse_objects(done.stdout, len(names))
 
 

@@ -52,7 +52,9 @@ def _clone(base: FrozenProject, place: Path) -> Path:
         shared = base.root / RUNS_FOLDER
         (folder / RUNS_FOLDER).symlink_to(shared)  # the next attempt resumes from what a killed run saved
     except OSError as error:
-        raise StageError(f"the copy {place} cannot be created: {error}") from error
+        raise StageError(
+            f"the copy {place} cannot be created: {error}. Check the free space and the permissions"
+        ) from error
     return folder
 
 

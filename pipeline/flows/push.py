@@ -20,7 +20,7 @@ def check_remotes(*, experiment: bool) -> None:
                     "push is set, but DVC has no remote. Run `dvc remote add --default NAME URL`"
                 )
     except DvcException as error:
-        raise StageError(f"cannot read the remotes of DVC: {error}") from error
+        raise StageError(f"cannot read the remotes of DVC: {error}. Correct .dvc/config") from error
     if experiment:
         find_git_remote()
 

@@ -27,7 +27,7 @@ def open_project() -> Iterator[Repo]:
                 raise StageError(f"{Path.cwd()} is not a git repository, so it has no runs. Run `git init`")
             yield repo
     except DvcException as error:
-        raise StageError(f"{Path.cwd()} has no runs that can be read: {error}") from error
+        raise StageError(f"{Path.cwd()} has no runs that can be read: {error}. Run `dvc init`") from error
 
 
 def resolve(name: str) -> str:

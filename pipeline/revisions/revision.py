@@ -61,7 +61,10 @@ class Revision:
         epochs = self.epochs()
         if epoch not in epochs:
             listed = ", ".join(map(str, epochs)) or "none, or none that its dvc.lock has"
-            raise CheckpointError(f"revision {self._name} has no checkpoint of epoch {epoch}; found {listed}")
+            raise CheckpointError(
+                f"revision {self._name} has no checkpoint of epoch {epoch}; found {listed}. "
+                "Choose another epoch"
+            )
         directory = self.paths["checkpoint"]
         name = trainer_name(epoch)
         with self._explain_missing(), TemporaryDirectory() as folder:

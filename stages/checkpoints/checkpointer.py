@@ -89,7 +89,9 @@ class FileCheckpointer:
         """
         if epoch not in self.list_saved():
             found = ", ".join(map(str, self.list_saved())) or "none"
-            raise CheckpointError(f"{self.directory} has no checkpoint of epoch {epoch}; found: {found}")
+            raise CheckpointError(
+                f"{self.directory} has no checkpoint of epoch {epoch}; found: {found}. Choose another epoch"
+            )
         try:
             trainer = _trainer_recorder.load(self.directory / stem_of(TRAINER, epoch))
             self._verify(trainer["files"])

@@ -26,7 +26,7 @@ def verify_path(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:
         yield _verify_file(path, limit)
         return
     if not path.is_dir():
-        raise RecordError(f"no such file or directory: {path}")
+        raise RecordError(f"{path} does not exist. Correct the path")
     found = list(find_records(path))
     if not found:
         suffixes = ", ".join(form.suffix for form in FORMATS.values())

@@ -117,7 +117,10 @@ class ModelState:
             self.scheduler.load_state_dict(trainer["scheduler"])
             self.epoch = int(trainer["epoch"])
         except (RecordError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"the checkpoint does not fit this model and optimizer: {error}") from error
+            raise CheckpointError(
+                f"the checkpoint does not fit this model and optimizer: {error}. Build the learner with the "
+                "model and the optimizer that it was saved from"
+            ) from error
         load_training_state(self.model, trainer.get("training_state", {}))
 
 

@@ -199,7 +199,10 @@ def history_of(checkpoint: Checkpoint) -> History:
             for value in values:
                 found.add(value)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"cannot read the history in the checkpoint: {error}") from error
+        raise CheckpointError(
+            f"cannot read the history in the checkpoint: {error}. Resume with the version of this "
+            "project that wrote the checkpoint"
+        ) from error
     return found
 
 

@@ -137,7 +137,8 @@ class TorchMetric:
             self._update(output)
         except (TypeError, ValueError) as error:
             raise BuilderError(
-                f"metric {self.name!r} does not take what the model's step returns: {error}"
+                f"metric {self.name!r} does not accept the output of the model's step: {error}. Pass inputs "
+                "to TorchMetric to convert the output, or register another metric"
             ) from error
         states = {
             name: self._copy(name, state, output.size) for name, state in self.metric.metric_state.items()

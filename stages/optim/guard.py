@@ -85,7 +85,9 @@ class Guard:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counts in *state*. Raises `CheckpointError` if it is not the state of a guard."""
         if not isinstance(state.get("skipped"), int):
-            raise CheckpointError(f"the state of a guard has the key 'skipped'; found {state}")
+            raise CheckpointError(
+                f"the state of a guard has the key 'skipped'; found {state}. Use a checkpoint of this version"
+            )
         self.skipped, self.skipped_sums = state["skipped"], state.get("skipped_sums", 0)
 
     def _non_finite(self, loss: Tensor, gradients: Gradients) -> list[tuple[str, str]]:

@@ -75,7 +75,10 @@ class Scheduler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from the ``iteration`` in *state*. Raises `CheckpointError` if it is missing."""
         if not isinstance(state.get("iteration"), int):
-            raise CheckpointError(f"the state of a scheduler has an integer 'iteration'; found {state}")
+            raise CheckpointError(
+                f"the state of a scheduler has an integer 'iteration'; found {state}. "
+                "Use a checkpoint of this version"
+            )
         self.iteration = state["iteration"]
 
 

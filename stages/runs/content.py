@@ -23,7 +23,9 @@ def content_hash(path: Path) -> str:
             whole.update(name + b"\0" + sha256(file).encode() + b"\n")
         return whole.hexdigest()
     except OSError as error:
-        raise DataError(f"{error.filename or path} cannot be read: {error.strerror}") from error
+        raise DataError(
+            f"{error.filename or path} cannot be read: {error.strerror}. Check the path and its permissions"
+        ) from error
 
 
 def _files(directory: Path, prefix: bytes, above: frozenset[Path]) -> Iterator[tuple[bytes, Path]]:

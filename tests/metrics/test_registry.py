@@ -100,7 +100,7 @@ def test_params_that_build_no_metric_are_rejected(params, error, message):
         (
             {"kind": "torchmetrics.classification:MulticlassF1Score", "num_classes": 5},
             ClassificationOutput(LOSS, torch.eye(3), torch.arange(3)),
-            "does not take what the model's step returns",
+            "does not accept the output of the model's step",
         ),
     ],
 )

@@ -147,7 +147,7 @@ def test_convert_replaces_existing_file_only_with_force(tmp_path):
     ("arguments", "code", "expected"),
     [
         (("show", "nowhere.mpk"), 1, "no record at nowhere.mpk"),
-        (("verify", "nowhere"), 1, "no such file or directory: nowhere"),
+        (("verify", "nowhere"), 1, "nowhere does not exist. Correct the path"),
         (("show", "model.pt"), 1, "unknown suffix; use one of .mpk.gz, .mpk"),
         (("convert", "a.mpk", "b.mpk", "--recorder", "burnpak"), 2, "Did you mean 'burnpack'?"),
         (("convert", "a.mpk", "b.bin"), 2, "--learner"),

@@ -80,10 +80,10 @@ def test_resume_writes_the_full_sha_of_any_name_and_keeps_comments(two_epochs):
         ),
         (["HEAD", "--epoch", "7"], 1, "has no checkpoint of epoch 7; found 1, 2"),
         (["HEAD~1", "--epoch", "1"], 1, "has no checkpoint of epoch 1; found none"),
-        (["HEAD", "--epoch", "2"], 2, "fit.num_epochs, which counts the epochs before it too, is 2"),
+        (["HEAD", "--epoch", "2"], 2, "which includes the epochs before the checkpoint, is 2"),
         (["HEAD", "--epoch", "1", "-S", "fit.num_epoch=3"], 2, "Could not override 'fit.num_epoch'"),
         (["HEAD", "--epoch", "1", "-S", "fit.batch_size=no"], 2, "fit.batch_size: must be an integer"),
-        (["HEAD", "--epoch", "1", "-S", "other.yaml:a=1"], 2, "not of other.yaml"),
+        (["HEAD", "--epoch", "1", "-S", "other.yaml:a=1"], 2, "-S names other.yaml"),
     ],
 )
 def test_failed_resume_does_not_change_the_params(two_epochs, arguments, code, message):
