@@ -9,13 +9,13 @@ import pytest
 from pipeline.engine.stage_run import read_key_entries
 from stages import data
 from stages.build_learner import build_learner
-from stages.contracts.errors import PluginError
+from stages.contracts.errors import PluginError, StageError
 from stages.fit import fit
 from stages.metrics import areas
 from stages.models import Mlp
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
 from stages.params.fit_params import FitConfig, FitPaths
-from stages.runs import differences, runs
+from stages.runs import check_space, differences, runs
 
 
 class OutOfMemory(Mlp):
@@ -129,10 +129,7 @@ def test_param_that_changes_no_number_keeps_the_key(old, new, finished, monkeypa
     assert differences(run.entries, read_key_entries()) == []
 
 
-def test_full_disk_is_reported_before_training(finished, monkeypatch, tmp_path):
-    from stages.contracts.errors import StageError
-    from stages.runs import check_space
-
+def test_full_disk_is_reported_before_training(tmp_path):
     with pytest.raises(StageError, match="Make space, or keep fewer"):
         check_space(tmp_path, 10**18)
 

@@ -19,8 +19,8 @@ def fill_after(folder, checkpoint):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_full_disk_prints_only_its_first_error(command, finished, tmp_path):
-    """The old outputs are restored, or the message names the command that restores them."""
+def test_full_disk_is_reported_once_with_the_command_that_restores_outputs(command, finished, tmp_path):
+    """The previous outputs are restored, or the message contains the command that restores them."""
     disk = tmp_path / "disk"
     disk.mkdir()
 

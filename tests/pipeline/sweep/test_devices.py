@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 
 import pytest
 
@@ -81,8 +80,12 @@ def test_third_job_waits_for_a_device_until_one_of_two_is_killed():
             pass
         assert len(attempts) == 3
 
-        threading.Timer(0.3, process_of_device["1"].kill).start()
-        with claim_device(["0", "1"], lambda: True) as (device, _):
+        def kill_one_process():
+            """Kill the process that uses device 1 while the third job waits."""
+            process_of_device["1"].kill()
+            return True
+
+        with claim_device(["0", "1"], kill_one_process) as (device, _):
             assert device == "1"
         first.kill()
         second.kill()

@@ -254,18 +254,8 @@ def test_commands_of_the_readme_have_the_documented_numbers_of_points(project):
 
 
 def test_dvc_process_exits_if_its_parent_process_does_not_exist(project):
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline.engine.dvc_process",
-        "1",
-        "exp",
-        "run",
-        "--temp",
-        "--name",
-        "orphan",
-    ]
+    command = [sys.executable, "-m", "pipeline.engine.dvc_process", "1"]
 
-    ended = project.run(*command, "exp", "run", "--temp", "--name", "orphan")
+    orphan = project.run(*command, "exp", "run", "--temp", "--name", "orphan")
 
-    assert ended.code == -signal.SIGTERM
+    assert orphan.code == -signal.SIGTERM
