@@ -1,8 +1,9 @@
-"""Fixtures of all tests: separate projects, and commands that run the real programs in them."""
+"""Fixtures for all tests: temporary projects, and commands that run the real programs in them."""
 
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,24 +17,27 @@ MNIST = ROOT.parent / "shared" / "mnist"
 
 
 def pytest_collection_modifyitems(items):
-    """Leave the tests that take long to ``make long`` and ``make flows``."""
+    """Skip the long tests, which ``make long`` and ``make flows`` run."""
     if os.environ.get("LEARNER_TEST_LONG"):
         return
     for item in items:
         if item.get_closest_marker("long"):
-            item.add_marker(pytest.mark.skip(reason="takes long: make long runs it"))
+            item.add_marker(pytest.mark.skip(reason="long test: run it with make long"))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    """Run torch with one thread, here and in the commands that tests start: they run side by side."""
-    os.environ["OMP_NUM_THREADS"] = "1"
+def _configure_process():
+    """Use one thread for torch and handle SIGINT, in this process and in the commands that tests start."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # tests run in parallel
     torch.set_num_threads(1)
+    # A non-interactive shell starts a background process with SIGINT ignored, and child processes inherit
+    # that. The tests of Ctrl-C would then wait forever.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """How a command ended."""
+    """The exit code and the output of a finished command."""
 
     code: int
     out: str
@@ -64,7 +68,7 @@ class Project:
         }
 
     def run(self, *command, **environment):
-        """Run *command* to its end."""
+        """Run *command* with additional *environment* variables; return its exit code and output."""
         done = subprocess.run(
             command,
             cwd=self.folder,
@@ -77,24 +81,24 @@ class Project:
         return Finished(done.returncode, done.stdout, done.stderr)
 
     def ok(self, *command, **environment):
-        """Run *command*, which must end well; what it printed."""
+        """Run *command*, check that it exits with 0, and return its output."""
         done = self.run(*command, **environment)
         assert done.code == 0, done.text
         return done.text
 
     def learner(self, *arguments, **environment):
-        """Run ``learner`` with this folder's own code."""
+        """Run ``learner`` with the code in the folder of the project."""
         return self.run(sys.executable, "-m", "pipeline", *arguments, **environment)
 
     def edit(self, name, old, new):
-        """Replace *old*, which must be there, by *new* in a file."""
+        """Replace *old* by *new* in the file *name*, which must contain *old*."""
         path = self.folder / name
         text = path.read_text()
         assert old in text, f"{old!r} is not in {name}"
         path.write_text(text.replace(old, new))
 
     def files(self, *names):
-        """Every file below *names*, by its path, with its bytes; but for the log that has times in it."""
+        """Return the content of each file below *names* by its path, except the log, which has times."""
         found = {}
         for name in names:
             base = self.folder / name
@@ -104,7 +108,7 @@ class Project:
         return found
 
     def copied_to(self, folder):
-        """The same project, outputs and cache and all, somewhere else."""
+        """Copy the project with its outputs and cache to *folder*, and return the copy."""
         shutil.copytree(self.folder, folder, symlinks=True)
         return Project(folder, self.environment["PREFECT_HOME"])
 
@@ -130,7 +134,7 @@ def fresh(folder, home):
 
 
 def short(project):
-    """*project*, set to train for two epochs."""
+    """Set *project* to train for two epochs, and return it."""
     project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
     project.ok("git", "commit", "-qam", "Train for two epochs")
     return project
@@ -138,7 +142,7 @@ def short(project):
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
-    """A home for Prefect that no other run has touched."""
+    """Return a new home folder for Prefect."""
     return tmp_path_factory.mktemp("prefect")
 
 
@@ -150,22 +154,22 @@ def checked_out(home):
 
 @pytest.fixture
 def project(tmp_path, home):
-    """A fresh project with a run of two epochs ahead of it."""
+    """Return a fresh project that is set to train for two epochs."""
     return short(fresh(tmp_path / "project", home))
 
 
 @pytest.fixture
 def other_project(tmp_path, home):
-    """Another one, elsewhere."""
+    """Return a second project like `project`, in another folder."""
     return short(fresh(tmp_path / "other", home))
 
 
 @pytest.fixture(scope="session")
 def _finished(tmp_path_factory, home, worker_count):
-    """The finished project that the first worker to need it makes, and the others copy."""
+    """Return a finished project; the first worker that needs it makes it, and the others copy it."""
     if worker_count == 1:
         return finish(tmp_path_factory.mktemp("finished") / "project", home)
-    shared = tmp_path_factory.getbasetemp().parent / "finished"  # the parent belongs to all workers
+    shared = tmp_path_factory.getbasetemp().parent / "finished"  # all workers share the parent folder
     shared.mkdir(exist_ok=True)
     with (shared / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -177,7 +181,7 @@ def _finished(tmp_path_factory, home, worker_count):
 
 
 def finish(folder, home):
-    """Make a project in *folder*, run it under a fixed hash seed, and commit the result."""
+    """Make a project in *folder*, run it with a fixed hash seed, and commit the result."""
     made = short(fresh(folder, home))
     made.ok("dvc", "repro", PYTHONHASHSEED="1")
     made.ok("git", "add", "-A")
@@ -193,5 +197,5 @@ def worker_count():
 
 @pytest.fixture
 def finished(_finished, tmp_path):
-    """A project whose five stages have run, by `dvc repro`, for two epochs."""
+    """Return a project whose five stages `dvc repro` has run, with two epochs of training."""
     return _finished.copied_to(tmp_path / "project")

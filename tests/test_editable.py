@@ -1,4 +1,4 @@
-"""An ordinary `pip install --editable PATH` of this project."""
+"""An install of this project with `pip install --editable PATH`."""
 
 import subprocess
 import sys
@@ -18,19 +18,19 @@ epochs: str = LearnerBuilder("artifacts").num_epochs(3)
 
 @pytest.fixture
 def environment(tmp_path):
-    """A virtual environment with nothing but setuptools, which pip needs when it cannot ask an index."""
+    """Return a virtual environment with only setuptools, which pip needs for a build without an index."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    lent = tmp_path / "lent"
-    lent.mkdir()
+    shared = tmp_path / "shared"
+    shared.mkdir()
     for name in ("setuptools", "_distutils_hack"):
         for path in Path(sysconfig.get_path("purelib")).glob(f"{name}*"):
-            (lent / path.name).symlink_to(path)
+            (shared / path.name).symlink_to(path)
     [packages] = (tmp_path / "venv/lib").glob("python3*/site-packages")
-    (packages / "lent.pth").write_text(f"{lent}\n")
+    (packages / "shared.pth").write_text(f"{shared}\n")
     return tmp_path / "venv"
 
 
-def test_a_type_checker_sees_the_types_of_an_editable_install(environment, tmp_path):
+def test_type_checker_finds_the_types_of_an_editable_install(environment, tmp_path):
     python = environment / "bin/python"
     offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
     install = [sys.executable, "-m", "pip", "--python", python, "install", *offline, "--editable", ROOT]

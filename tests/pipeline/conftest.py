@@ -26,7 +26,7 @@ def program(name):
     installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
     found = shutil.which(name) or (str(installed[-1]) if installed else None)
     if found is None:
-        pytest.skip(f"PostgreSQL is not installed: there is no {name}")
+        pytest.skip(f"PostgreSQL is not installed: {name} was not found")
     return found
 
 
@@ -39,7 +39,7 @@ def database():
     folder = Path(tempfile.mkdtemp(prefix="learner-postgres-"))
     port = free_port()
     other = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
-    if other:  # PostgreSQL does not run as root
+    if other:  # PostgreSQL refuses to run as root
         shutil.chown(folder, other["user"], other["group"])
     quiet = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **other}
     make = ["-D", folder / "data", "-U", "learner", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
@@ -50,13 +50,13 @@ def database():
         wait_until(lambda: socket.create_connection(("127.0.0.1", port)).close() is None, process=process)
         yield f"postgresql+asyncpg://learner@127.0.0.1:{port}/postgres"
     finally:
-        process.send_signal(signal.SIGINT)  # its fast shutdown
+        process.send_signal(signal.SIGINT)  # PostgreSQL shuts down without waiting for clients
         process.wait(LIMIT_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class Server:
-    """A real Prefect server on a free port of loopback."""
+    """A real Prefect server on a free port of the loopback interface."""
 
     def __init__(self, home, database):
         port = free_port()
@@ -77,7 +77,7 @@ class Server:
             )
 
     def wait(self):
-        """Wait until it answers."""
+        """Wait until the server responds."""
         wait_until(self._answers, self.log.read_text, self.process)
 
     def _answers(self):

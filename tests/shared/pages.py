@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = "pipeline/scaffold/template/"
-"""The pages of projects that `learner init` makes have their own tests."""
+"""The pages in new projects of `learner init`, which have their own tests."""
 
 
 @dataclass(frozen=True)

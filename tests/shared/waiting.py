@@ -1,25 +1,27 @@
-"""Waiting for a state, with a limit that a busy machine does not reach."""
+"""Waits for a state, with a generous timeout for busy machines."""
 
 import time
 from contextlib import suppress
 
 LIMIT_SECONDS = 240
-"""How long a state may take; a test that passes never waits as long."""
+"""Timeout of a wait; a test that passes never reaches it."""
 
 
 def wait_until(is_so, describe=None, process=None):
-    """Return the first true value of *is_so*; `OSError` and `ValueError` count as false.
+    """Call *is_so* until its value is true, and return it; `OSError` and `ValueError` count as false.
 
-    Raises `AssertionError` with what *describe* returns, if there is none within `LIMIT_SECONDS` or
-    before *process* ends.
+    Raises `AssertionError` with the text that *describe* returns, after `LIMIT_SECONDS` or when *process* has
+    ended.
     """
     end = time.monotonic() + LIMIT_SECONDS
     while True:
-        has_ended = process is not None and process.poll() is not None  # asked before the last look
+        has_ended = (
+            process is not None and process.poll() is not None
+        )  # before the last call, so that no state is missed
         with suppress(OSError, ValueError):
             if value := is_so():
                 return value
         if has_ended or time.monotonic() > end:
             reason = f"process {process.pid} ended" if has_ended else f"no result in {LIMIT_SECONDS} s"
-            raise AssertionError(f"{reason}: {describe() if describe else 'nothing is known of it'}")
+            raise AssertionError(f"{reason}: {describe() if describe else 'no description'}")
         time.sleep(0.02)
