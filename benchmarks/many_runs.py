@@ -108,7 +108,7 @@ def table(header: list[str], rows: Iterable[tuple[float, ...]]) -> bytes:
 
 
 def kept_steps(steps: int) -> list[int]:
-    """Return the steps of *steps* of which a run keeps the values, as `stages.loggers.iterations` does."""
+    """Return the steps of *steps* of which a run keeps the values, as `stages.loggers.plots` does."""
     return [step for step in range(steps) if step % (1 << (step // 1024).bit_length()) == 0]
 
 

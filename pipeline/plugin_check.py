@@ -35,7 +35,7 @@ OFFERED = {
     "source": (),
     "model": ("input_shape", "num_classes", "num_outputs"),  # by build-learner
     "batcher": ("mean", "std"),  # by fit
-    "logger": loggers.PLACES,  # by fit
+    "logger": loggers.PATH_PARAMETERS,  # by fit
 }
 """Arguments that a stage passes to a part in addition to those in params, if it accepts them."""
 NEEDS_EXTRA = "stages.metrics.from_torchmetrics:"

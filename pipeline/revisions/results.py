@@ -10,7 +10,7 @@ from pipeline.revisions.revision import Revision
 from pipeline.yaml_files import read_yaml
 from stages.checkpoints.file_names import parse_name
 from stages.contracts.history import History
-from stages.loggers.reading import count_epochs, read_history
+from stages.loggers.log_reader import count_epochs, read_history
 from stages.runs.key import leaves
 
 

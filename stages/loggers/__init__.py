@@ -1,4 +1,7 @@
-"""Where what was measured is written. Loggers change nothing."""
+"""Loggers of a run: log files, tables, TensorBoard curves, `experiment.log`, and the files of `dvc plots`.
+
+They do not change a number of the run. See README.md in this folder.
+"""
 
 import lazy_loader
 

@@ -1,45 +1,62 @@
-"""All the files that `dvc plots` shows of a run."""
+"""The files that `dvc metrics`, `dvc plots` and `dvc exp show` read: metrics, curves, confusion matrix.
+
+The curves of each split have one TSV per metric with a row per batch. Steps count the batches of a split from
+0 through all epochs. To limit the size of the file, a long run keeps fewer of the later steps: from step 1024
+on every second, from 2048 on every fourth, and so on with each doubling, which are 6,100 rows of a million
+steps. A row has the value of that batch alone. Whether a step is kept depends only on its number, so the file
+of a short run is the beginning of that of a longer run.
+"""
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from errno import EDQUOT, EIO, ENOSPC, EROFS
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from stages.contracts.errors import ParamsError
-from stages.contracts.history import History, Split
-from stages.loggers.confusion import write_confusion
-from stages.loggers.curves import write_curves, write_metrics
-from stages.loggers.iterations import write_iterations
+from stages.contracts.files import open_atomic, write_text
+from stages.contracts.history import Direction, History, Split
+from stages.contracts.text import number, to_json
+from stages.loggers.log_files import find_epoch_folders, format_file_name
 
 DISK_ERRORS = (EDQUOT, EIO, ENOSPC, EROFS)
 """Errors that would affect any file, so that the other results cannot be written either."""
+FULL_RESOLUTION_STEPS = 1024
+"""The number of steps at the beginning of a run that all have a row."""
+CONFUSION_COLUMNS = ("actual", "predicted", "count", "class_samples")
+_ITERATIONS_HEADER = "step\tepoch\tvalue\n"
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class PlotPaths:
-    """Where they go."""
+    """The paths of the plots."""
 
     plots: Path
-    """A directory; the others lie in it."""
+    """A directory, which contains the other paths."""
     iterations: Path
+    """A directory, for the curves with a row per batch."""
     confusion: Path
+    """A file, for the confusion matrix."""
 
-    def moved(self, directory: Path) -> "PlotPaths":
-        """The same in *directory*. Raises `ParamsError` where one does not lie in ``plots``."""
+    def relocate(self, directory: Path) -> "PlotPaths":
+        """Return the same paths with *directory* instead of ``plots``.
+
+        Raises `ParamsError` if a path is not below ``plots``.
+        """
         for each in fields(self):
             path = getattr(self, each.name)
             if not path.is_relative_to(self.plots):
                 raise ParamsError(
-                    f"dvc.yaml: paths.{each.name} is {str(path)!r}, which does not lie in paths.plots, "
-                    f"{str(self.plots)!r}: it must, as they are one output"
+                    f"dvc.yaml: paths.{each.name} must be below paths.plots, {str(self.plots)!r}, because "
+                    f"they are one output; found {str(path)!r}. Move it there"
                 )
-        places = (directory / path.relative_to(self.plots) for path in (self.iterations, self.confusion))
-        return PlotPaths(directory, *places)
+        inner = (directory / path.relative_to(self.plots) for path in (self.iterations, self.confusion))
+        return PlotPaths(directory, *inner)
 
 
 def write_results(
@@ -54,9 +71,9 @@ def write_results(
 def write_plots(history: History, confusion: Sequence[tuple[int, ...]], logs: Path, paths: PlotPaths) -> None:
     """Write the curves of *history*, those of every batch, and the cells *confusion* of a confusion matrix.
 
-    The values of the batches come from *logs*, an artifact directory. A plot that cannot be written is a
-    warning, and the others are written nevertheless. Raises `OSError` if the disk does not accept any file:
-    the caller can repeat the call when it does.
+    The values of the batches are read from *logs*, an artifact directory. If a plot cannot be written, a
+    warning is logged and the others are written. Raises `OSError` if the disk does not accept any file; the
+    caller can repeat the call later.
     """
     plots: dict[str, Callable[[], None]] = {
         "the curves": lambda: write_curves(history, paths.plots),
@@ -80,3 +97,94 @@ def write_plots(history: History, confusion: Sequence[tuple[int, ...]], logs: Pa
                 paths.plots,
                 error,
             )
+
+
+def write_metrics(history: History, path: Path) -> None:
+    """Write the values of the last epoch, and those of the epoch with the lowest validation loss, as JSON.
+
+    NaN and infinity, which JSON does not have, are strings.
+    """
+    last, best = history.epochs, history.best(Split.VALID, "Loss", Direction.LOWEST)
+    content: dict[str, Any] = {"epoch": last, **_select_values(history, last)}
+    if best is not None:
+        content["best"] = {"epoch": best, **_select_values(history, best)}
+    write_text(path, to_json(content) + "\n")
+
+
+def write_curves(history: History, directory: Path) -> None:
+    """Write one TSV per metric to *directory*, with one row per epoch and one column per split.
+
+    Raises `BuilderError` for a metric whose name cannot be a file name.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for metric in history.metrics():
+        series = {split: history.series(split, metric) for split in Split}
+        columns = [split for split in Split if series[split]]
+        lines = ["\t".join(["epoch", *columns])]
+        for epoch in sorted(set().union(*series.values())):
+            cells = [series[split].get(epoch) for split in columns]
+            lines.append("\t".join([str(epoch), *("" if c is None else number(c) for c in cells)]))
+        write_text(directory / format_file_name(metric, "tsv"), "\n".join(lines) + "\n")
+
+
+def write_iterations(logs: Path, directory: Path) -> None:
+    """Write ``<directory>/<Metric>.tsv`` from all ``<logs>/epoch-<n>/<Metric>.log``; text has no rows."""
+    epochs = sorted(find_epoch_folders(logs).items())
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in sorted({path.stem for _, folder in epochs for path in folder.glob("*.log")}):
+        files = [(epoch, folder / f"{name}.log") for epoch, folder in epochs]
+        with open_atomic(directory / f"{name}.tsv") as file:
+            file.write(_ITERATIONS_HEADER.encode())
+            file.writelines(row.encode() for row in _iterate_rows(files))
+
+
+def is_kept(step: int) -> bool:
+    """Return whether *step*, counted from 0, has a row."""
+    return step % (1 << (step // FULL_RESOLUTION_STEPS).bit_length()) == 0
+
+
+def write_confusion(cells: Sequence[tuple[int, ...]], path: Path) -> None:
+    """Write a row per cell: actual class, predicted class, count. Without cells, write only the header.
+
+    If *cells* are a part of the matrix, they have a fourth column: the number of samples of the actual class.
+    """
+    columns = CONFUSION_COLUMNS[: len(cells[0]) if cells else 3]
+    rows = ("\t".join(map(str, cell)) for cell in cells)
+    write_text(path, "\n".join(["\t".join(columns), *rows]) + "\n")
+
+
+def _select_values(history: History, epoch: int) -> dict[str, dict[str, float]]:
+    """Return split to metric to the value of *epoch*, with the metrics in alphabetical order."""
+    values = sorted(history.at(epoch), key=lambda value: value.metric)
+    return {
+        split.value: {value.metric: value.value for value in values if value.split is split}
+        for split in Split
+    }
+
+
+def _iterate_rows(files: list[tuple[int, Path]]) -> Iterator[str]:
+    step = 0
+    for epoch, path in files:
+        for value in _iterate_values(path):
+            if is_kept(step) and _is_number(value):
+                yield f"{step}\t{epoch}\t{value}\n"
+            step += 1
+
+
+def _iterate_values(path: Path) -> Iterator[str]:
+    """Yield the value of each batch as text; yield none if the log does not exist."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            value, _, count = line.rstrip("\n").partition(",")
+            if value and count != "final":
+                yield value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

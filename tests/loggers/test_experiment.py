@@ -1,4 +1,4 @@
-"""experiment.log."""
+"""The log of a run, `experiment.log`."""
 
 import io
 import logging
@@ -24,14 +24,15 @@ def path(tmp_path):
 
 @pytest.fixture(autouse=True)
 def _root_level():
-    """The root logger's level is that of a process of its own."""
+    """Set the level of the root logger to that of a new process."""
     level = logging.root.level
     logging.root.setLevel(logging.WARNING)
     yield
     logging.root.setLevel(level)
 
 
-def rests(path):
+def read_rests(path):
+    """Return each line without its time."""
     return [LINE.fullmatch(line)["rest"] for line in path.read_text().splitlines()]
 
 
@@ -46,14 +47,14 @@ def rests(path):
         (logging.DEBUG, "my_lab", None),
     ],
 )
-def test_a_line_has_burns_form(level, name, line, path, capsys):
+def test_line_has_the_format_of_burn(level, name, line, path, capsys):
     with ExperimentLog(path):
         logging.getLogger(name).log(level, "done %d", 7)
 
-    assert rests(path) == ([] if line is None else [line])
+    assert read_rests(path) == ([] if line is None else [line])
 
 
-def test_the_time_is_utc_to_the_microsecond(path):
+def test_time_is_utc_in_microseconds(path):
     record = logging.makeLogRecord(
         {"name": "a", "levelno": logging.INFO, "msg": "x", "created": 1712282078.471521}
     )
@@ -64,15 +65,15 @@ def test_the_time_is_utc_to_the_microsecond(path):
     assert path.read_text() == "2024-04-05T01:54:38.471521Z  INFO a: x\n"
 
 
-def test_a_run_is_added_to_those_before_it(path):
+def test_second_run_is_appended(path):
     for run in ("first", "second"):
         with ExperimentLog(path):
             log.info(run)
 
-    assert rests(path) == [" INFO my_lab::nets: first", " INFO my_lab::nets: second"]
+    assert read_rests(path) == [" INFO my_lab::nets: first", " INFO my_lab::nets: second"]
 
 
-def test_a_traceback_follows_its_line(path, capsys):
+def test_traceback_follows_its_line(path, capsys):
     with ExperimentLog(path):
         try:
             _ = 1 / 0
@@ -94,7 +95,7 @@ def test_a_traceback_follows_its_line(path, capsys):
         (SystemExit(0), None, False),
     ],
 )
-def test_what_leaves_the_block_is_noted_and_raised(error, line, traceback, path):
+def test_exception_that_leaves_the_block_is_logged_and_raised(error, line, traceback, path):
     with pytest.raises(type(error)) as caught, ExperimentLog(path):
         raise error
 
@@ -106,7 +107,7 @@ def test_what_leaves_the_block_is_noted_and_raised(error, line, traceback, path)
     assert ("Traceback" in text) is traceback
 
 
-def test_everything_is_as_before_when_the_block_ends(path):
+def test_end_of_the_block_restores_the_root_logger(path):
     before = [(handler, list(handler.filters)) for handler in logging.root.handlers]
 
     with ExperimentLog(path):
@@ -118,7 +119,7 @@ def test_everything_is_as_before_when_the_block_ends(path):
     assert path.read_text() == ""
 
 
-def test_a_log_within_a_log_of_the_same_file_writes_no_line_twice(path):
+def test_log_within_a_log_of_the_same_file_writes_no_line_twice(path):
     outer, handlers = ExperimentLog(path), list(logging.root.handlers)
     with pytest.raises(ValueError, match="bad"), outer, ExperimentLog(path), outer:
         log.info("once")
@@ -129,16 +130,16 @@ def test_a_log_within_a_log_of_the_same_file_writes_no_line_twice(path):
     assert logging.root.handlers == handlers
 
 
-def test_the_same_log_serves_one_run_after_another(path):
+def test_log_can_be_entered_twice(path):
     experiment = ExperimentLog(path)
     for run in ("first", "second"):
         with experiment:
             log.info(run)
 
-    assert len(rests(path)) == 2
+    assert len(read_rests(path)) == 2
 
 
-def test_other_handlers_write_what_they_wrote_before(path):
+def test_output_of_other_handlers_does_not_change(path):
     screen = io.StringIO()
     handler = logging.StreamHandler(screen)
     logging.root.addHandler(handler)
@@ -153,10 +154,10 @@ def test_other_handlers_write_what_they_wrote_before(path):
     logging.root.removeHandler(handler)
 
     assert screen.getvalue() == "shown before, shown now\nasked for\n"
-    assert len(rests(path)) == 3
+    assert len(read_rests(path)) == 3
 
 
-def test_warnings_still_reach_the_terminal_where_nobody_else_shows_them(path):
+def test_warnings_reach_the_terminal_if_there_is_no_other_handler(path):
     code = (
         "import logging, sys; from stages.loggers import ExperimentLog\n"
         "with ExperimentLog(sys.argv[1]):\n"
@@ -164,40 +165,42 @@ def test_warnings_still_reach_the_terminal_where_nobody_else_shows_them(path):
         "    logging.getLogger('a').warning('in both')\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    finished = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
 
-    assert done.stderr == "in both\n"
-    assert rests(path) == [" INFO a: only in the file", " WARN a: in both"]
+    assert finished.stderr == "in both\n"
+    assert read_rests(path) == [" INFO a: only in the file", " WARN a: in both"]
 
 
-def test_a_record_that_cannot_be_written_ends_no_training(path, capsys):
+def test_record_that_cannot_be_written_does_not_stop_the_training(path, capsys):
     with ExperimentLog(path):
         log.info("%d", "no number")
-        log.info("goes on")
+        log.info("next record")
 
-    assert rests(path) == [" INFO my_lab::nets: goes on"]
+    assert read_rests(path) == [" INFO my_lab::nets: next record"]
     assert "Logging error" in capsys.readouterr().err
 
 
-def test_a_line_a_step_waits_and_any_other_writes_it(path):
+def test_line_of_a_step_is_buffered_until_another_message(path):
     with ExperimentLog(path, flush_seconds=60):
         for iteration in (1, 2, 3):
             log.info("Iteration %d", iteration)
-        waiting = len(rests(path))
+        buffered = len(read_rests(path))
         log.info("Saving checkpoint 1")
-        written = len(rests(path))
+        written = len(read_rests(path))
 
-    assert (waiting, written) == (1, 4)
+    assert (buffered, written) == (1, 4)
 
 
-def test_a_line_a_step_waits_no_longer_than_said(path):
+def test_line_of_a_step_is_buffered_for_at_most_flush_seconds(path):
     with ExperimentLog(path, flush_seconds=0):
         for iteration in (1, 2, 3):
             log.info("Iteration %d", iteration)
-        assert len(rests(path)) == 3
+        assert len(read_rests(path)) == 3
 
 
-def test_a_line_survives_the_death_of_its_process(path):
+def test_line_is_on_disk_after_its_process_was_killed(path):
     code = (
         "import logging, os, signal, sys; from stages.loggers import ExperimentLog\n"
         "with ExperimentLog(sys.argv[1]):\n"
@@ -205,32 +208,32 @@ def test_a_line_survives_the_death_of_its_process(path):
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
 
-    died = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    killed = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
 
-    assert died.returncode == -signal.SIGKILL
-    assert rests(path) == [" INFO root: Saving checkpoint 1"]
+    assert killed.returncode == -signal.SIGKILL
+    assert read_rests(path) == [" INFO root: Saving checkpoint 1"]
 
 
-def warn_from_a_worker():
+def log_from_a_worker():
     log.info("from the worker")
 
 
-def test_a_forked_worker_writes_nothing_of_its_parents(path):
+def test_forked_worker_does_not_write_the_lines_of_its_parent(path):
     with ExperimentLog(path, flush_seconds=60):
         for iteration in (1, 2):
             log.info("Iteration %d", iteration)
-        worker = multiprocessing.get_context("fork").Process(target=warn_from_a_worker)
+        worker = multiprocessing.get_context("fork").Process(target=log_from_a_worker)
         worker.start()
         worker.join()
 
-    assert sorted(rests(path)) == [
+    assert sorted(read_rests(path)) == [
         " INFO my_lab::nets: Iteration 1",
         " INFO my_lab::nets: Iteration 2",
         " INFO my_lab::nets: from the worker",
     ]
 
 
-def test_a_full_disk_hides_no_error_of_the_run(capsys):
+def test_full_disk_does_not_hide_the_error_of_the_run(capsys):
     with pytest.raises(ValueError, match="mine"), ExperimentLog("/dev/full"):
         log.info("lost")
         raise ValueError("mine")

@@ -1,4 +1,4 @@
-"""Lines on their way to a file: kept, and handed over together once some time has passed."""
+"""A text file with buffered lines, without a timer or a thread."""
 
 import os
 from contextlib import suppress
@@ -8,10 +8,10 @@ from typing import Literal
 
 
 class LineFile:
-    """A text file that is written about once in *flush_seconds*, in the thread that calls.
+    """A text file that is written about once per *flush_seconds*, in the calling thread.
 
-    There is no timer: what was kept since the last line goes with the next one, or with `flush`. Where the
-    disk is full, what did not fit is kept, and written once there is space.
+    Buffered lines are written by the first `write` after that time, or by `flush`. If the disk is full, the
+    bytes that do not fit stay in the buffer and are written once there is space.
     """
 
     def __init__(self, path: Path, mode: Literal["a", "w"], flush_seconds: float) -> None:
@@ -25,13 +25,13 @@ class LineFile:
         self._due = monotonic() + flush_seconds
 
     def write(self, line: str) -> None:
-        """Take in *line*, which ends in a line break."""
+        """Add *line*, which must end in a line break."""
         self._lines.append(line)
         if monotonic() >= self._due:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Pass all buffered lines to the operating system."""
         lines, self._lines = self._lines, []
         self._bytes += "".join(lines).encode("utf-8", "backslashreplace")
         while self._bytes:
@@ -40,7 +40,7 @@ class LineFile:
         self._due = monotonic() + self._seconds
 
     def sync(self) -> int:
-        """Everything is on disk when this returns: the file's size in bytes."""
+        """Sync all lines to disk and return the size of the file in bytes."""
         self.flush()
         if not self._synced:
             os.fsync(self._file.fileno())
@@ -53,13 +53,13 @@ class LineFile:
             return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         return True
 
-    def forget(self) -> None:
-        """Drop what is kept: in a forked process, where it is the parent's to write."""
+    def discard_buffer(self) -> None:
+        """Discard the buffered lines; for a forked process, whose parent writes them."""
         self._lines = []
         self._bytes.clear()
 
     def close(self) -> None:
-        """Flush, and write no more."""
+        """Flush and close the file."""
         try:
             self.flush()
         finally:

@@ -1,4 +1,4 @@
-"""Curves in TensorBoard, read back with TensorBoard's own reader."""
+"""Curves in TensorBoard, read with TensorBoard's own reader."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def curves(directory):
     }
 
 
-def test_a_metric_has_a_curve_by_batch_and_one_by_epoch(tmp_path):
+def test_metric_has_a_curve_by_batch_and_one_by_epoch(tmp_path):
     logger = TensorBoardMetricLogger(tmp_path)
     for epoch in (1, 2):
         logger.log(epoch, "Top-K Accuracy", 100.0 * epoch, 3)
@@ -39,7 +39,7 @@ def test_a_metric_has_a_curve_by_batch_and_one_by_epoch(tmp_path):
     }
 
 
-def test_a_resumed_run_goes_on_where_the_other_ended(tmp_path):
+def test_first_step_continues_the_curve_of_another_directory(tmp_path):
     logger = TensorBoardMetricLogger(tmp_path, first_step=10)
     logger.log(3, "Loss", 1.0, 1)
     logger.close()
@@ -47,7 +47,7 @@ def test_a_resumed_run_goes_on_where_the_other_ended(tmp_path):
     assert curves(tmp_path) == {"Loss": [(11, 1.0)], "Loss (epoch)": [(3, 1.0)]}
 
 
-def test_nothing_logged_leaves_nothing(tmp_path):
+def test_logger_without_a_call_writes_no_directory(tmp_path):
     logger = TensorBoardMetricLogger(tmp_path / "none")
     logger.flush()
     logger.close()
@@ -55,7 +55,7 @@ def test_nothing_logged_leaves_nothing(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_the_other_loggers_need_neither_tensorboard_nor_torch():
+def test_other_loggers_import_neither_tensorboard_nor_torch():
     code = (
         "import sys; from stages.loggers import ExperimentLog, FileMetricLogger, read_history;"
         "print(sorted({'torch', 'tensorboard'} & set(sys.modules)))"
@@ -66,8 +66,8 @@ def test_the_other_loggers_need_neither_tensorboard_nor_torch():
     assert found.stdout.strip() == "[]"
 
 
-def run(logger, steps):
-    """Loss and AUROC, four steps an epoch."""
+def log_steps(logger, steps):
+    """Log loss and AUROC of *steps*, counted from 1, with four steps per epoch."""
     for step in steps:
         epoch = (step - 1) // 4 + 1
         logger.log(epoch, "Loss", float(step), 2)
@@ -77,53 +77,53 @@ def run(logger, steps):
 
 
 @pytest.mark.parametrize(("saved", "later"), [(1, 0), (3, 1), (4, 0), (6, 2), (8, 0), (11, 1)])
-def test_a_run_that_was_stopped_has_the_curves_of_an_unbroken_one(saved, later, tmp_path):
-    """Stopped on request at once, or killed some steps later within the epoch."""
-    whole = TensorBoardMetricLogger(tmp_path / "whole")
-    run(whole, range(1, 13))
-    whole.close()
+def test_resumed_run_has_the_curves_of_an_uninterrupted_run(saved, later, tmp_path):
+    """The run was interrupted, or killed some steps after the checkpoint within the epoch."""
+    uninterrupted = TensorBoardMetricLogger(tmp_path / "uninterrupted")
+    log_steps(uninterrupted, range(1, 13))
+    uninterrupted.close()
 
-    broken = TensorBoardMetricLogger(tmp_path / "broken")
-    run(broken, range(1, saved + 1))
-    position = broken.position()
+    first = TensorBoardMetricLogger(tmp_path / "resumed")
+    log_steps(first, range(1, saved + 1))
+    position = first.position()
     if not later:
-        broken.close()
+        first.close()
     else:
-        run(broken, range(saved + 1, saved + later + 1))
-        broken.position()  # as a kill would: no point of the epoch is written
-        broken.close()
-    resumed = TensorBoardMetricLogger(tmp_path / "broken")
+        log_steps(first, range(saved + 1, saved + later + 1))
+        first.position()  # as after a kill, no point of the epoch is written
+        first.close()
+    resumed = TensorBoardMetricLogger(tmp_path / "resumed")
     resumed.resume((saved - 1) // 4 + 1, position)
-    run(resumed, range(saved + 1, 13))
+    log_steps(resumed, range(saved + 1, 13))
     resumed.close()
 
-    assert curves(tmp_path / "broken") == curves(tmp_path / "whole")
+    assert curves(tmp_path / "resumed") == curves(tmp_path / "uninterrupted")
 
 
-def test_a_run_from_the_start_forgets_what_was_there(tmp_path):
+def test_run_from_the_start_hides_the_curves_of_an_earlier_run(tmp_path):
     for first in (1, 2):
         logger = TensorBoardMetricLogger(tmp_path)
         logger.cut(0)
-        run(logger, range(1, 4 * first + 1))
+        log_steps(logger, range(1, 4 * first + 1))
         logger.close()
 
     assert curves(tmp_path)["Loss"] == [(step, float(step)) for step in range(1, 9)]
     assert curves(tmp_path)["Loss (epoch)"] == [(1, 2.5), (2, 6.5)]
 
 
-def test_an_epoch_that_is_run_again_has_each_batch_once(tmp_path):
+def test_repeated_epoch_has_each_batch_once(tmp_path):
     logger = TensorBoardMetricLogger(tmp_path)
-    run(logger, range(1, 7))
+    log_steps(logger, range(1, 7))
     logger.cut(1)
-    run(logger, range(5, 9))
+    log_steps(logger, range(5, 9))
     logger.close()
 
     assert [step for step, _ in curves(tmp_path)["Loss"]] == list(range(1, 9))
 
 
-def test_the_last_epoch_has_its_point_though_its_position_was_asked_for(tmp_path):
+def test_last_epoch_has_its_point_after_its_position_was_read(tmp_path):
     logger = TensorBoardMetricLogger(tmp_path)
-    run(logger, range(1, 5))
+    log_steps(logger, range(1, 5))
     logger.position()
     logger.flush()  # as the loop does at the end of an epoch
     logger.close()

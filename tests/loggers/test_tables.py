@@ -1,4 +1,4 @@
-"""Loggers that keep a row a batch: as a table, as JSON, in memory; and several as one."""
+"""Loggers that write one row per batch: as a table, as JSON, in memory."""
 
 import json
 import math
@@ -6,18 +6,13 @@ import math
 import pytest
 
 from stages.contracts.errors import BuilderError
-from stages.loggers import (
-    InMemoryMetricLogger,
-    JsonLinesMetricLogger,
-    Row,
-    TsvMetricLogger,
-)
+from stages.loggers import InMemoryMetricLogger, JsonLinesMetricLogger, Row, TsvMetricLogger
 
 LOGGERS = {"tsv": TsvMetricLogger, "jsonl": JsonLinesMetricLogger}
 
 
-def drive(logger, epochs=(1, 2)):
-    """Two batches an epoch, as the loop does it."""
+def log_run(logger, epochs=(1, 2)):
+    """Log two batches per epoch, as the loop does."""
     for epoch in epochs:
         logger.log(epoch, "Loss", 1 / 3, 64)
         logger.log(epoch, "Top-K Accuracy", 100.0, 64)
@@ -27,8 +22,8 @@ def drive(logger, epochs=(1, 2)):
     logger.close()
 
 
-def test_a_table_has_a_row_a_batch(tmp_path):
-    drive(TsvMetricLogger(tmp_path / "logs/train.tsv"))
+def test_table_has_a_row_per_batch(tmp_path):
+    log_run(TsvMetricLogger(tmp_path / "logs/train.tsv"))
 
     assert (tmp_path / "logs/train.tsv").read_bytes() == (
         b"epoch\titeration\tname\tvalue\tcount\n"
@@ -43,8 +38,8 @@ def test_a_table_has_a_row_a_batch(tmp_path):
     )
 
 
-def test_json_has_an_object_a_batch(tmp_path):
-    drive(JsonLinesMetricLogger(tmp_path / "train.jsonl"), epochs=(1,))
+def test_json_lines_have_an_object_per_batch(tmp_path):
+    log_run(JsonLinesMetricLogger(tmp_path / "train.jsonl"), epochs=(1,))
 
     assert (tmp_path / "train.jsonl").read_bytes() == (
         b'{"epoch": 1, "iteration": 1, "name": "Loss", "value": 0.3333333333333333, "count": 64}\n'
@@ -55,7 +50,7 @@ def test_json_has_an_object_a_batch(tmp_path):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.1, -0.0, 5e-324, 1.7e308])
-def test_any_value_is_json_and_reads_back(value, tmp_path):
+def test_any_value_is_valid_json_and_is_read_back(value, tmp_path):
     logger = JsonLinesMetricLogger(tmp_path / "a.jsonl")
     logger.log(1, 'a "name"\n\u2028', value, 1)
     logger.close()
@@ -67,7 +62,7 @@ def test_any_value_is_json_and_reads_back(value, tmp_path):
 
 def test_memory_keeps_every_row():
     logger = InMemoryMetricLogger()
-    drive(logger, epochs=(3,))
+    log_run(logger, epochs=(3,))
 
     assert logger.rows[:3] == [
         Row(3, 1, "Loss", 1 / 3, 64),
@@ -80,37 +75,37 @@ def test_memory_keeps_every_row():
 
 
 @pytest.mark.parametrize("kind", LOGGERS)
-def test_a_broken_and_resumed_run_leaves_the_file_of_an_unbroken_one(kind, tmp_path):
-    drive(LOGGERS[kind](tmp_path / "unbroken"), epochs=(1, 2, 3))
+def test_resumed_run_writes_the_file_of_an_uninterrupted_run(kind, tmp_path):
+    log_run(LOGGERS[kind](tmp_path / "uninterrupted"), epochs=(1, 2, 3))
 
-    drive(LOGGERS[kind](tmp_path / "broken"), epochs=(1, 2))
-    with (tmp_path / "broken").open("a") as file:
-        file.write("2\t1\tLo")  # killed within a row
-    drive(LOGGERS[kind](tmp_path / "broken"), epochs=(2, 3))
+    log_run(LOGGERS[kind](tmp_path / "resumed"), epochs=(1, 2))
+    with (tmp_path / "resumed").open("a") as file:
+        file.write("2\t1\tLo")  # a kill cut the row short
+    log_run(LOGGERS[kind](tmp_path / "resumed"), epochs=(2, 3))
 
-    assert (tmp_path / "broken").read_bytes() == (tmp_path / "unbroken").read_bytes()
+    assert (tmp_path / "resumed").read_bytes() == (tmp_path / "uninterrupted").read_bytes()
 
 
 @pytest.mark.parametrize("kind", LOGGERS)
-def test_the_same_logger_may_run_an_epoch_again(kind, tmp_path):
+def test_logger_can_repeat_epochs(kind, tmp_path):
     logger = LOGGERS[kind](tmp_path / "again")
     for _ in range(2):
-        drive(logger, epochs=(1, 2))
-    drive(LOGGERS[kind](tmp_path / "once"))
+        log_run(logger, epochs=(1, 2))
+    log_run(LOGGERS[kind](tmp_path / "once"))
 
     assert (tmp_path / "again").read_bytes() == (tmp_path / "once").read_bytes()
 
 
 @pytest.mark.parametrize("kind", LOGGERS)
-def test_a_file_of_something_else_is_not_written_over(kind, tmp_path):
+def test_file_of_another_program_is_not_overwritten(kind, tmp_path):
     (tmp_path / "notes").write_text("do not\nlose this\n")
 
-    with pytest.raises(BuilderError, match="notes is there and holds something else"):
+    with pytest.raises(BuilderError, match="notes exists and was not written by this logger"):
         LOGGERS[kind](tmp_path / "notes").log(1, "Loss", 1.0, 1)
 
     assert (tmp_path / "notes").read_text() == "do not\nlose this\n"
 
 
-def test_a_name_that_no_table_holds_is_refused(tmp_path):
-    with pytest.raises(BuilderError, match=r"'a\\tb', and that is no name for a file"):
+def test_name_with_a_tab_is_rejected(tmp_path):
+    with pytest.raises(BuilderError, match=r"'a\\tb', which cannot be the name of a file"):
         TsvMetricLogger(tmp_path / "a.tsv").log(1, "a\tb", 1.0, 1)

@@ -1,4 +1,4 @@
-"""Log files read back, in every form Burn has written them in."""
+"""Reading of log files, in every format that Burn has written."""
 
 import math
 
@@ -38,7 +38,7 @@ def write(path, text):
         ("0.54657024/12.884901888000002 \nUnavailable\n", None),
     ],
 )
-def test_an_epoch_is_what_its_lines_come_to(text, value, tmp_path):
+def test_value_of_an_epoch_is_computed_from_its_lines(text, value, tmp_path):
     write(tmp_path / "valid/epoch-1/Loss.log", text)
 
     series = read_history(tmp_path).series(Split.VALID, "Loss")
@@ -47,7 +47,7 @@ def test_an_epoch_is_what_its_lines_come_to(text, value, tmp_path):
 
 
 @pytest.mark.parametrize("line", ["x,2", "1,2,3", "1,", "1,x", "1,-2", "1,2.5", ",3"])
-def test_a_line_in_none_of_the_forms_is_named(line, tmp_path):
+def test_error_of_an_unsupported_line_has_its_file_and_number(line, tmp_path):
     write(tmp_path / "valid/epoch-2/Loss.log", f"1,2\n{line}\n")
 
     with pytest.raises(DataError) as caught:
@@ -56,7 +56,7 @@ def test_a_line_in_none_of_the_forms_is_named(line, tmp_path):
     assert f"Loss.log, line 2: {line!r} is not 'value', 'value,count' or 'value,final'" in str(caught.value)
 
 
-def test_what_was_logged_is_read_back(tmp_path):
+def test_logged_values_are_read_back(tmp_path):
     logger = FileMetricLogger(tmp_path / "train")
     for epoch in (1, 2, 10):
         logger.log(epoch, "Top-K Accuracy @ TopK(2)", 10.0 * epoch, 64)
@@ -76,23 +76,23 @@ def test_what_was_logged_is_read_back(tmp_path):
         ("Learning_Rate.log", "Learning Rate"),
         ("Learning Rate.log", "Learning Rate"),  # Burn 0.9 kept spaces
         ("PSNR@255.log", "PSNR@255"),
-        ("my_f1.log", "my f1"),  # and a real underscore is lost
+        ("my_f1.log", "my f1"),  # an underscore of the name is lost
     ],
 )
-def test_a_file_names_its_metric(file, metric, tmp_path):
+def test_metric_is_read_from_the_file_name(file, metric, tmp_path):
     write(tmp_path / "train/epoch-1" / file, "1,1\n")
 
     assert read_history(tmp_path).metrics() == [metric]
 
 
-def test_telemetry_is_read_the_same_way(tmp_path):
+def test_telemetry_is_read_in_the_same_way(tmp_path):
     write(tmp_path / "telemetry/train/epoch-1/Iteration_Speed.log", "0,1\n10,1\n")
 
     assert not len(read_history(tmp_path))
     assert read_history(tmp_path / "telemetry").series(Split.TRAIN, "Iteration Speed") == {1: 5.0}
 
 
-def test_the_highest_folder_counts_the_epochs_whatever_is_in_it(tmp_path):
+def test_number_of_epochs_is_that_of_the_highest_folder_even_if_empty(tmp_path):
     write(tmp_path / "train/epoch-9/Loss.log", "1,1\n")
     write(tmp_path / "train/epoch-10/Loss.log", "")
     write(tmp_path / "train/epoch-x/Loss.log", "1,1\n")
@@ -101,13 +101,13 @@ def test_the_highest_folder_counts_the_epochs_whatever_is_in_it(tmp_path):
     assert read_history(tmp_path).epochs == 9
 
 
-def test_where_nothing_is_nothing_is_read(tmp_path):
+def test_missing_directory_has_no_history_and_no_tests(tmp_path):
     assert not len(read_history(tmp_path / "none"))
     assert count_epochs(tmp_path / "none") == 0
     assert read_tests(tmp_path / "none") == {}
 
 
-def test_tests_are_read_by_tag(tmp_path):
+def test_evaluations_are_read_by_tag(tmp_path):
     logger = TestMetricLogger(tmp_path / "test/mnist-c")
     logger.log(1, "Accuracy", 90.0, 3)
     logger.log(1, "Accuracy", 50.0, 1)
@@ -123,7 +123,7 @@ def test_tests_are_read_by_tag(tmp_path):
     assert list(found) == ["", "a", "mnist-c"]
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_error_of_an_unreadable_file_has_its_path(tmp_path):
     (tmp_path / "train/epoch-1/Loss.log").mkdir(parents=True)
 
     with pytest.raises(DataError, match=r"Loss.log cannot be read: Is a directory"):

@@ -1,0 +1,176 @@
+"""Burn's log files: ``<directory>/epoch-<n>/<Metric>.log``, with one line ``value,count`` per batch.
+
+The format is that of Burn 0.13 to 0.21, with the line ``value,final`` of Burn 0.22 for a metric that is not
+the mean of its batches. A file has the name of its metric, with ``_`` instead of spaces.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from stages.contracts.errors import BuilderError
+from stages.contracts.files import sync_directory
+from stages.contracts.text import number
+from stages.loggers.line_file import LineFile
+from stages.loggers.truncation import build_removal_error, hash_files, truncate_files, verify_files
+
+
+def format_file_name(metric: str, extension: str) -> str:
+    """Return *metric* with spaces replaced by ``_``, as Burn does, and the *extension*.
+
+    Raises `BuilderError` for a name that leads out of its folder or that a table cannot contain.
+    """
+    if not metric or ".." in metric or any(each in "/\\" or each < " " for each in metric):
+        raise BuilderError(
+            f"a metric is named {metric!r}, which cannot be the name of a file: rename it, without slashes, "
+            "'..' and control characters"
+        )
+    return f"{metric.replace(' ', '_')}.{extension}"
+
+
+def parse_metric_name(file_name: str) -> str:
+    """Return the metric of a file. Each ``_`` becomes a space, also one that was part of the name."""
+    return file_name.rpartition(".")[0].replace("_", " ")
+
+
+def find_epoch_folders(directory: Path) -> dict[int, Path]:
+    """Return the paths named ``epoch-<n>`` in *directory* by n; empty if the directory does not exist."""
+    if not directory.is_dir():
+        return {}
+    found = ((re.fullmatch(r"epoch-(\d+)", path.name), path) for path in directory.iterdir())
+    return {int(match[1]): path for match, path in found if match}
+
+
+class FileMetricLogger:
+    """A logger that writes the log files of one split.
+
+    Each epoch starts with new files. The folders of later epochs, which an earlier run may have written, are
+    removed at that time. Lines are buffered for up to *flush_seconds* and written by the first call after it.
+    """
+
+    def __init__(self, directory: Path | str, flush_seconds: float = 1.0) -> None:
+        self.directory = Path(directory)
+        self._flush_seconds = flush_seconds
+        self._epoch = 0
+        self._last: int | None = None
+        """The last epoch that may have a folder; None if it has not been determined."""
+        self._files: dict[str, LineFile] = {}
+        self._resumable: dict[str, int] = {}
+        """Size in bytes by name, of files to append to after a resume that are not open yet."""
+        self._unsynced: set[Path] = set()
+        """Closed files, and folders of new files, that may not be on disk yet."""
+
+    def log(self, epoch: int, name: str, value: float, count: int) -> None:
+        """Add a line for one batch of *count* samples.
+
+        Raises `BuilderError` for a *name* that cannot be a file name or shares its file with another metric.
+        """
+        self._file(epoch, name).write(f"{number(value)},{count}\n")
+
+    def log_final(self, epoch: int, name: str, value: float) -> None:
+        """Add the line ``value,final`` with the *value* of *name* over the whole epoch."""
+        self._file(epoch, name).write(f"{number(value)},final\n")
+
+    def flush(self) -> None:
+        """Pass all lines to the operating system. Raises `StageError` if a file was removed."""
+        for file in self._files.values():
+            file.flush()
+            if file.is_removed():
+                raise build_removal_error(file.path)
+
+    def close(self) -> None:
+        """Flush and close. A call of `log` after that starts new files."""
+        self._resumable.clear()
+        while self._files:
+            file = self._files.popitem()[1]
+            self._unsynced.add(file.path)
+            file.close()
+
+    def position(self) -> dict[str, Any]:
+        """Sync the files of the current epoch and return the size and SHA-256 of each.
+
+        Raises `StageError` if a file was removed.
+        """
+        sizes = {self._relative_name(file.path): file.sync() for file in self._files.values()}
+        for path in sorted(self._unsynced):
+            with suppress(FileNotFoundError):
+                sync_directory(path)  # syncs a file as well: a read-only descriptor is enough for fsync
+        self._unsynced.clear()
+        sizes = self._resumable | sizes
+        return {"files": sizes, "sha256": hash_files(self.directory, sizes)}
+
+    def verify(self, position: Mapping[str, Any]) -> None:
+        """Raise `CheckpointError` if `resume` from *position* is impossible: a file is missing or changed."""
+        verify_files(self.directory, position)
+
+    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
+        """Resume in the middle of *epoch* at *position*, and remove all later lines.
+
+        Raises `CheckpointError` if a file is missing, changed, or shorter than it was.
+        """
+        self.close()
+        self._resumable = truncate_files(self.directory, position)
+        self._epoch = epoch
+        for path in self._folder().glob("*.log"):
+            if self._relative_name(path) not in self._resumable:
+                path.unlink()
+        self._remove_epochs_after(epoch)
+        self._last = epoch
+
+    def cut(self, epoch: int) -> None:
+        """Remove the folders of the epochs after *epoch*, whatever an earlier run wrote to them."""
+        self.close()
+        self._remove_epochs_after(epoch)
+        self._last = epoch
+
+    def _file(self, epoch: int, name: str) -> LineFile:
+        if epoch != self._epoch:
+            self.close()
+            self._epoch = epoch
+        return self._files.get(name) or self._open(name)
+
+    def _open(self, name: str) -> LineFile:
+        path = self._folder() / format_file_name(name, "log")
+        for other in self._files:
+            if format_file_name(other, "log") == path.name:
+                raise BuilderError(f"metrics {other!r} and {name!r} would share {path}: rename one of them")
+        if not self._files:
+            self._begin_epoch()
+        mode: Literal["a", "w"] = "w" if self._resumable.pop(self._relative_name(path), None) is None else "a"
+        self._files[name] = LineFile(path, mode, self._flush_seconds)
+        self._unsynced |= {path.parent, self.directory, self.directory.parent}
+        return self._files[name]
+
+    def _begin_epoch(self) -> None:
+        """Forget the files of previous epochs and remove the folders of later ones."""
+        prefix = self._relative_name(self._folder() / "x")[:-1]
+        self._resumable = {name: size for name, size in self._resumable.items() if name.startswith(prefix)}
+        if self._last is None or self._epoch < self._last:  # listing many folders is slow
+            self._remove_epochs_after(self._epoch)
+        self._last = self._epoch
+
+    def _relative_name(self, path: Path) -> str:
+        return path.relative_to(self.directory).as_posix()
+
+    def _folder(self) -> Path:
+        return self.directory / f"epoch-{self._epoch}"
+
+    def _remove_epochs_after(self, last: int) -> None:
+        for epoch, folder in find_epoch_folders(self.directory).items():
+            if epoch > last and folder.is_dir() and not folder.is_symlink():
+                shutil.rmtree(folder)
+
+
+class TestMetricLogger(FileMetricLogger):
+    """A logger of one test set, which has no epochs: ``<directory>/<Metric>.log``, as in Burn's evaluator."""
+
+    __test__ = False  # pytest must not collect this class
+
+    def _folder(self) -> Path:
+        return self.directory
+
+    def _remove_epochs_after(self, last: int) -> None:
+        """Do nothing: a folder ``epoch-<n>`` was not written by this logger."""

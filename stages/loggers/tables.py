@@ -1,0 +1,317 @@
+"""Loggers that write one row per batch: as tab-separated values, as JSON, or to memory."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.contracts.errors import BuilderError, CheckpointError
+from stages.contracts.files import sync_directory, write_text
+from stages.contracts.text import json_number, number
+from stages.loggers.line_file import LineFile
+from stages.loggers.log_files import format_file_name
+from stages.loggers.truncation import read_entry, truncate_files
+
+_TSV_HEADER = "epoch\titeration\tname\tvalue\tcount\n"
+
+
+class IterationCounter:
+    """A counter of the batches of an epoch, from 1, separate for each metric."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._counts: dict[str, int] = {}
+
+    def next(self, epoch: int, name: str) -> int:
+        """Return the number of the batch of *epoch* that *name* is logged for now."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._counts.clear()
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        return count
+
+    def position(self) -> dict[str, Any]:
+        """Return the epoch and the number of batches by metric."""
+        return {"epoch": self._epoch, "counts": dict(self._counts)}
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Resume at *position*. Raises `CheckpointError` if it is invalid."""
+        self._epoch = read_entry(position, "epoch", int)
+        self._counts = dict(read_entry(position, "counts", dict))
+
+
+class RowFile:
+    """A file of rows that a resumed run can append to.
+
+    The first row written decides which rows of an earlier run remain: those of earlier epochs remain, those
+    of its own epoch and of later ones are removed. The file of a resumed run is thus equal to that of an
+    uninterrupted one.
+    """
+
+    def __init__(
+        self, path: Path, parse_epoch: Callable[[str], int], *, header: str = "", flush_seconds: float
+    ) -> None:
+        self.path = path
+        self._parse_epoch = parse_epoch
+        self._header = header
+        self._flush_seconds = flush_seconds
+        self._epoch = 0
+        self._file: LineFile | None = None
+        self._resumable: int | None = None
+        """The size in bytes of a file to append to that is not open yet."""
+
+    def write(self, epoch: int, row: str) -> None:
+        """Add *row*, which must end in a line break.
+
+        Raises `BuilderError` if the path has a file that this logger did not write.
+        """
+        file = self._file
+        if epoch < self._epoch or (file is None and self._resumable is None):
+            file = self._start(epoch)
+        elif file is None:
+            file = self._open()
+        self._epoch = epoch
+        file.write(row)
+
+    def flush(self) -> None:
+        """Pass all rows to the operating system."""
+        if self._file:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close. The next row after that removes the rows of its epoch and of later ones."""
+        self._resumable = None
+        if self._file:
+            file, self._file = self._file, None
+            file.close()
+
+    def position(self) -> dict[str, int]:
+        """Sync the file to disk and return its size in bytes by its name; empty if there is no file."""
+        size = self._file.sync() if self._file else self._resumable
+        return {} if size is None else {self.path.name: size}
+
+    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
+        """Resume in the middle of *epoch* at *position*, and remove all later rows.
+
+        Raises `CheckpointError` if the file is missing, shorter than it was, or has another name.
+        """
+        sizes = read_entry(position, "files", dict)
+        if sizes and set(sizes) != {self.path.name}:
+            raise CheckpointError(
+                f"the log of the checkpoint is {', '.join(map(repr, sizes))}, but this logger writes "
+                f"{self.path.name!r}: use the name that it had"
+            )
+        if sizes:
+            self.close()
+            self._resumable = truncate_files(self.path.parent, position)[self.path.name]
+            self._epoch = epoch
+        else:
+            self.cut(epoch - 1)
+
+    def cut(self, epoch: int) -> None:
+        """Remove the rows after *epoch*, and the file if no row remains.
+
+        Raises `BuilderError` if the path has a file that this logger did not write.
+        """
+        self.close()
+        self._epoch = epoch + 1
+        rows = self._read_rows_before(self._epoch)
+        if rows:
+            write_text(self.path, self._header + "".join(rows))
+            self._resumable = self.path.stat().st_size
+        elif self.path.exists():
+            self.path.unlink()
+            sync_directory(self.path.parent)
+
+    def _start(self, epoch: int) -> LineFile:
+        """Rewrite the file with the rows before *epoch*, and open it."""
+        self.close()
+        write_text(self.path, self._header + "".join(self._read_rows_before(epoch)))
+        return self._open()
+
+    def _open(self) -> LineFile:
+        self._resumable = None
+        self._file = LineFile(self.path, "a", self._flush_seconds)
+        return self._file
+
+    def _read_rows_before(self, epoch: int) -> list[str]:
+        if not self.path.exists():
+            return []
+        # the text after the last line break is empty, or a row that a kill cut short
+        *rows, _ = self.path.read_text(encoding="utf-8").split("\n")
+        header = self._header.splitlines()
+        if rows and rows[: len(header)] == header:
+            try:
+                return [f"{row}\n" for row in rows[len(header) :] if self._parse_epoch(row) < epoch]
+            except (ValueError, KeyError, TypeError):
+                pass
+        elif not rows:
+            return []
+        raise BuilderError(
+            f"{self.path} exists and was not written by this logger: choose another path, or remove the file"
+        )
+
+
+class RowLogger:
+    """The common part of loggers of one split that write a `RowFile`."""
+
+    def __init__(self, rows: RowFile) -> None:
+        self._rows = rows
+        self._iterations = IterationCounter()
+
+    def flush(self) -> None:
+        """Pass all rows to the operating system."""
+        self._rows.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._rows.close()
+        self._iterations = IterationCounter()
+
+    def position(self) -> dict[str, Any]:
+        """Sync the file to disk and return its size and the number of batches by metric."""
+        return {"files": self._rows.position(), "iterations": self._iterations.position()}
+
+    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:
+        """Resume in the middle of *epoch* at *position*, and remove all later rows.
+
+        Raises `CheckpointError` if the file is missing, shorter than it was, or has another name.
+        """
+        iterations = read_entry(position, "iterations", dict)
+        self._rows.resume(epoch, position)
+        self._iterations.resume(iterations)
+
+    def cut(self, epoch: int) -> None:
+        """Remove the rows after *epoch*, whatever an earlier run wrote."""
+        self._rows.cut(epoch)
+        self._iterations = IterationCounter()
+
+
+class TsvMetricLogger(RowLogger):
+    """A logger of one split with the tab-separated columns epoch, iteration, name, value and count.
+
+    The value of an epoch has no iteration, and its count is ``final``. A resumed run appends to the file.
+    Rows are buffered for up to *flush_seconds*.
+    """
+
+    suffix = ".tsv"
+
+    def __init__(self, path: Path | str, flush_seconds: float = 1.0) -> None:
+        super().__init__(RowFile(Path(path), _parse_tsv, header=_TSV_HEADER, flush_seconds=flush_seconds))
+
+    def log(self, epoch: int, name: str, value: float, count: int) -> None:
+        """Add a row for one batch of *count* samples.
+
+        Raises `BuilderError` for a *name* that a table cannot contain.
+        """
+        iteration = self._iterations.next(epoch, name)
+        if iteration == 1:
+            format_file_name(name, "tsv")
+        self._rows.write(epoch, f"{epoch}\t{iteration}\t{name}\t{number(value)}\t{count}\n")
+
+    def log_final(self, epoch: int, name: str, value: float) -> None:
+        """Add a row with the *value* of *name* over the whole epoch."""
+        self._rows.write(epoch, f"{epoch}\t\t{name}\t{number(value)}\tfinal\n")
+
+
+class JsonLinesMetricLogger(RowLogger):
+    """A logger of one split with a JSON object per line: epoch, iteration, name, value and count.
+
+    The value of an epoch has ``null`` as iteration and count; NaN and infinity are strings. A resumed run
+    appends to the file. Lines are buffered for up to *flush_seconds*.
+    """
+
+    suffix = ".jsonl"
+
+    def __init__(self, path: Path | str, flush_seconds: float = 1.0) -> None:
+        super().__init__(RowFile(Path(path), _parse_json, flush_seconds=flush_seconds))
+        self._names: dict[str, str] = {}
+
+    def log(self, epoch: int, name: str, value: float, count: int) -> None:
+        """Add a line for one batch of *count* samples."""
+        self._write(epoch, str(self._iterations.next(epoch, name)), name, value, str(count))
+
+    def log_final(self, epoch: int, name: str, value: float) -> None:
+        """Add a line with the *value* of *name* over the whole epoch."""
+        self._write(epoch, "null", name, value, "null")
+
+    def _write(self, epoch: int, iteration: str, name: str, value: float, count: str) -> None:
+        quoted = self._names.get(name)
+        if quoted is None:
+            quoted = self._names[name] = json.dumps(name, ensure_ascii=False)
+        self._rows.write(
+            epoch,
+            f'{{"epoch": {epoch}, "iteration": {iteration}, "name": {quoted}, '
+            f'"value": {json_number(value)}, "count": {count}}}\n',
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One call of a logger."""
+
+    epoch: int
+    iteration: int | None
+    """The batch of this epoch, from 1; None for the value of an epoch."""
+    name: str
+    value: float
+    count: int | None
+    """The number of samples in the batch; None for the value of an epoch."""
+
+
+class InMemoryMetricLogger:
+    """A logger that keeps each row in the list *rows*, in the order of the calls, as Burn's of that name.
+
+    It is meant for tests and notebooks.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._iterations = IterationCounter()
+
+    def log(self, epoch: int, name: str, value: float, count: int) -> None:
+        """Add a row for one batch of *count* samples."""
+        self.rows.append(Row(epoch, self._iterations.next(epoch, name), name, value, count))
+
+    def log_final(self, epoch: int, name: str, value: float) -> None:
+        """Add a row with the *value* of *name* over the whole epoch."""
+        self.rows.append(Row(epoch, None, name, value, None))
+
+    def values(self, epoch: int, name: str) -> list[float]:
+        """Return the value of *name* on each batch of *epoch*; empty if it was not logged."""
+        return [r.value for r in self.rows if r.epoch == epoch and r.name == name and r.iteration]
+
+    def flush(self) -> None:
+        """Do nothing: rows are not buffered."""
+
+    def close(self) -> None:
+        """Do nothing: the rows remain available."""
+
+    def position(self) -> dict[str, Any]:
+        """Return the number of rows and the number of batches by metric."""
+        return {"rows": len(self.rows), "iterations": self._iterations.position()}
+
+    def resume(self, epoch: int, position: Mapping[str, Any]) -> None:  # noqa: ARG002 - the position has one
+        """Resume in the middle of an epoch at *position*, and remove all later rows.
+
+        Fewer rows than in *position* are accepted, because a new process starts with none.
+        """
+        iterations = read_entry(position, "iterations", dict)
+        del self.rows[read_entry(position, "rows", int) :]
+        self._iterations.resume(iterations)
+
+    def cut(self, epoch: int) -> None:
+        """Remove the rows after *epoch*."""
+        self.rows = [row for row in self.rows if row.epoch <= epoch]
+        self._iterations = IterationCounter()
+
+
+def _parse_tsv(row: str) -> int:
+    """Return the epoch of *row*. Raises `ValueError` if it has none."""
+    return int(row.partition("\t")[0])
+
+
+def _parse_json(row: str) -> int:
+    """Return the epoch of *row*. Raises `ValueError`, `KeyError` or `TypeError` if it has none."""
+    return int(json.loads(row)["epoch"])
