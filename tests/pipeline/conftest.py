@@ -78,19 +78,21 @@ class Server:
 
     def wait(self):
         """Wait until the server responds."""
-        wait_until(self._answers, self.log.read_text, self.process)
+        wait_until(self._is_responding, self.log.read_text, self.process)
 
-    def _answers(self):
+    def _is_responding(self):
         with urllib.request.urlopen(f"{self.address}/health") as answer:  # noqa: S310  loopback
             return answer.status == 200
 
     def end(self):
+        """Terminate the server and wait until it has exited."""
         self.process.terminate()
         self.process.wait(LIMIT_SECONDS)
 
 
 @contextlib.contextmanager
 def running_server(home, database):
+    """Run a server in the block, with its files in the folder *home*."""
     made = Server(home, database)
     try:
         made.wait()
@@ -107,8 +109,8 @@ def server(tmp_path_factory, database):
 
 
 @pytest.fixture
-def mortal_server(tmp_path, database):
-    """Yield a server that a test may end."""
+def private_server(tmp_path, database):
+    """Yield a server that one test uses alone, and may kill."""
     home = tmp_path / "server"
     home.mkdir()
     with running_server(home, database) as made:

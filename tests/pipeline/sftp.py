@@ -1,4 +1,4 @@
-"""An SFTP server on loopback: ``sftp.py FOLDER KEY`` serves FOLDER to who has KEY, and prints its port."""
+"""SFTP server on loopback: ``sftp.py FOLDER KEY`` serves FOLDER to clients with KEY, and prints its port."""
 
 import asyncio
 import sys
@@ -7,6 +7,7 @@ import asyncssh
 
 
 async def serve(folder, key):
+    """Serve *folder* to clients with the private *key*, and print the port."""
     server = await asyncssh.listen(
         "127.0.0.1",
         0,

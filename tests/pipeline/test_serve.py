@@ -1,6 +1,6 @@
-"""Deployments: the effect of their runs on a workspace, their artifacts, and their ends.
+"""Deployments: the effect of their runs on the workspace, their artifacts, and their final states.
 
-The model waits while a file exists, so that a test can act during a run; every wait is for a state.
+The model waits while a file exists, so that a test can act during a run. Each test waits for a state.
 """
 
 import json
@@ -46,35 +46,35 @@ class Waiting(ClassificationStep, nn.Sequential):
             (ROOT / "held").touch()
             while (ROOT / "hold").exists():
                 if select.select([arrived], [], [], 0.02)[0] and arrived.recv(99):
-                    (ROOT / "signalled").touch()
+                    (ROOT / "signaled").touch()
             signal.set_wakeup_fd(before)
         if (ROOT / "fail").exists() and self.steps == 50:
             (ROOT / "fail").unlink()
-            raise RuntimeError("bad luck")
+            raise RuntimeError("failed once")
         return super().train_step(batch)
 """
 
 
 class Api:
-    """The API of the Prefect server, from which the UI reads too."""
+    """A client of the REST API of a Prefect server."""
 
     def __init__(self, address):
         self.address = address
 
     def get(self, path):
-        return self._ask(f"{self.address}/{path}")
+        return self._send(f"{self.address}/{path}")
 
     def post(self, path, body):
         request = urllib.request.Request(  # noqa: S310  loopback
             f"{self.address}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        return self._ask(request)
+        return self._send(request)
 
     @staticmethod
-    def _ask(request):
-        """Send *request*, and again after HTTP 503, which a busy server on SQLite returns."""
+    def _send(request):
+        """Send *request* and return its response; repeat it after HTTP 503 from a busy server on SQLite."""
 
-        def answered():
+        def responded():
             try:
                 with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
                     return [answer.read()]
@@ -83,13 +83,14 @@ class Api:
                     return None
                 raise AssertionError(error) from error
 
-        [text] = wait_until(answered)
+        [text] = wait_until(responded)
         return json.loads(text) if text else None
 
     def deployment(self, name):
         return self.get(f"deployments/name/learner/{name}")
 
     def start(self, name, **parameters):
+        """Create a run of deployment *name* and return its id."""
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
         return self.post(f"deployments/{self.deployment(name)['id']}/create_flow_run", body)["id"]
 
@@ -100,34 +101,36 @@ class Api:
         return self.get(f"flow_runs/{run}")["state_name"]
 
     def wait(self, run, *states):
-        """Wait until *run* is in one of *states*, by default a final one, and return the state."""
+        """Wait until *run* is in one of *states*, by default any final state, and return the state."""
 
         def reached():
             state = self.state(run)
             return state if state in (states or ENDED) else None
 
-        return wait_until(reached, lambda: f"it is {self.state(run)}: {self.logs(run)}")
+        return wait_until(reached, lambda: f"the state is {self.state(run)}: {self.logs(run)}")
 
     def runs(self, name):
+        """Return the runs of deployment *name*, in the order of their expected start."""
         wanted = {"deployments": {"id": {"any_": [self.deployment(name)["id"]]}}}
         return self.post("flow_runs/filter", wanted | {"sort": "EXPECTED_START_TIME_ASC"})
 
-    def of(self, kind, run, **more):
-        return self.post(f"{kind}/filter", {"flow_runs": {"id": {"any_": [run]}}} | more)
+    def find(self, kind, run, **options):
+        """Return the objects of *kind*, such as "task_runs", that belong to flow run *run*."""
+        return self.post(f"{kind}/filter", {"flow_runs": {"id": {"any_": [run]}}} | options)
 
     def logs(self, run):
         wanted = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
         return [each["message"] for each in self.post("logs/filter", wanted)]
 
-    def logged(self, run, text):
-        """Wait until a log line of *run* contains *text*; logs arrive some seconds late."""
+    def wait_for_log(self, run, text):
+        """Wait until a log line of *run* contains *text*; logs arrive with a delay of seconds."""
         return wait_until(lambda: any(text in line for line in self.logs(run)), lambda: self.logs(run))
 
     def tasks(self, run, count):
-        """Return the tasks of *run*, in order, once *count* have arrived through a queue."""
+        """Return the names and states of the tasks of *run*, in order, after *count* have arrived."""
 
         def arrived():
-            found = self.of("task_runs", run, sort="EXPECTED_START_TIME_ASC")
+            found = self.find("task_runs", run, sort="EXPECTED_START_TIME_ASC")
             has_ended = all(each["state_name"] in ENDED | {"Cached"} for each in found)
             return found if len(found) >= count and has_ended else None
 
@@ -135,11 +138,12 @@ class Api:
         return [(each["name"].rsplit("-", 1)[0], each["state_name"]) for each in found]
 
     def artifacts(self, run):
-        return {each["key"]: each for each in self.of("artifacts", run) if each["key"]}
+        """Return the artifacts of *run* by key."""
+        return {each["key"]: each for each in self.find("artifacts", run) if each["key"]}
 
 
 class Served:
-    """A project whose model waits, and a process of `learner serve` in it."""
+    """A process of `learner serve` in a project whose model waits."""
 
     def __init__(self, project, address, *arguments, **environment):
         self.project = project
@@ -159,37 +163,42 @@ class Served:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        wait_until(lambda: "serving learner/" in self.said, lambda: self.said, self.process)
+        wait_until(lambda: "serving learner/" in self.output, lambda: self.output, self.process)
 
     @property
-    def said(self):
+    def output(self):
+        """What the process has printed."""
         return (self.folder / "../serve.log").read_text()
 
     def hold(self):
-        for name in ("held", "signalled"):
+        """Let the next run wait in its training, until `release`."""
+        for name in ("held", "signaled"):
             (self.folder / name).unlink(missing_ok=True)
         (self.folder / "hold").touch()
 
     def wait_until_held(self):
-        wait_until((self.folder / "held").exists, lambda: self.said)
+        """Wait until a run waits in its training."""
+        wait_until((self.folder / "held").exists, lambda: self.output)
 
-    def wait_until_signalled(self):
+    def wait_until_signaled(self):
         """Wait until the run in progress has received a signal."""
-        wait_until((self.folder / "signalled").exists, lambda: self.said)
+        wait_until((self.folder / "signaled").exists, lambda: self.output)
 
     def release(self):
+        """Let the run that waits continue."""
         (self.folder / "hold").unlink(missing_ok=True)
 
     def end(self):
+        """Stop `learner serve` with SIGTERM and return its exit code."""
         self.release()
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(LIMIT_SECONDS)
 
 
-def waiting(project):
-    """Return *project* with the model that waits; git ignores the files that control it."""
+def use_waiting_model(project):
+    """Set the model that waits in *project* and return the project; git ignores the files that control it."""
     (project.folder / "waiting.py").write_text(MODEL)
-    (project.folder / ".git/info/exclude").write_text("hold\nheld\nfail\nsignalled\n")
+    (project.folder / ".git/info/exclude").write_text("hold\nheld\nfail\nsignaled\n")
     project.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "waiting:Waiting"')
     project.ok("git", "add", "-A")
     project.ok("git", "commit", "-qm", "A model that waits")
@@ -198,12 +207,12 @@ def waiting(project):
 
 @pytest.fixture
 def serve(project, server):
-    """Start `learner serve` in the project, and end it after the test."""
+    """Yield a function that starts `learner serve` in the project, and end its processes after the test."""
     started = []
 
     def start(*arguments, address=server, **environment):
         if not started:
-            waiting(project)
+            use_waiting_model(project)
         started.append(Served(project, address, *arguments, **environment))
         return started[-1]
 
@@ -220,7 +229,7 @@ WORKSPACE = ("params.yaml", "dvc.lock", "artifacts/checkpoint", "artifacts/metri
 
 
 class Daily:
-    """A deployment in a workspace, after two runs of which the second waited for the first."""
+    """A deployment in a workspace, after two runs, the second of which waited for the first."""
 
     def __init__(self, project, address):
         self.project = project
@@ -233,24 +242,24 @@ class Daily:
         self.second_while_first_runs = self.api.wait(self.second, "AwaitingConcurrencySlot")
         self.command_while_first_runs = project.learner("run")
         self.served.release()
-        self.ends = [self.api.wait(self.first), self.api.wait(self.second)]
+        self.final_states = [self.api.wait(self.first), self.api.wait(self.second)]
         self.status = project.ok("dvc", "status")
         self.model = (project.folder / "artifacts/checkpoint/model-2.mpk.gz").read_bytes()
 
 
 @pytest.fixture(scope="module")
 def daily(checked_out, server, tmp_path_factory):
-    """The deployment that the tests of runs in the workspace share; none of them depends on another."""
+    """The deployment that the tests of runs in the workspace share; no test depends on another."""
     project = checked_out(tmp_path_factory.mktemp("daily") / "project")
     project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
-    made = Daily(waiting(project), server)
+    made = Daily(use_waiting_model(project), server)
     yield made
     made.served.end()
 
 
 def test_second_run_of_a_deployment_waits_for_the_first(daily):
     assert daily.second_while_first_runs == "AwaitingConcurrencySlot"
-    assert daily.ends == ["Completed", "Completed"]
+    assert daily.final_states == ["Completed", "Completed"]
 
 
 def test_command_is_refused_while_a_run_uses_the_workspace(daily):
@@ -258,15 +267,15 @@ def test_command_is_refused_while_a_run_uses_the_workspace(daily):
     assert "this project is in use by pid" in daily.command_while_first_runs.err
 
 
-def test_each_stage_is_a_task_run_that_is_cached_if_it_is_up_to_date(daily):
+def test_each_stage_is_a_task_run_and_is_cached_if_up_to_date(daily):
     assert daily.api.tasks(daily.first, 5) == [(name, "Completed") for name in STAGES]
     assert daily.api.tasks(daily.second, 5) == [(name, "Cached") for name in STAGES]
     assert "up to date" in daily.status
 
 
 def test_run_logs_its_epochs_and_its_summary(daily):
-    assert daily.api.logged(daily.first, "epoch 2/2 | train: Accuracy")
-    assert daily.api.logged(daily.first, "= Learner Summary =")
+    assert daily.api.wait_for_log(daily.first, "epoch 2/2 | train: Accuracy")
+    assert daily.api.wait_for_log(daily.first, "= Learner Summary =")
 
 
 def test_run_has_artifacts_for_progress_summary_and_curves(daily):
@@ -305,7 +314,7 @@ def test_cancelled_run_ends_as_cancelled_and_leaves_the_workspace_unchanged(dail
     daily.served.wait_until_held()
 
     daily.api.cancel(cancelled)
-    daily.served.wait_until_signalled()
+    daily.served.wait_until_signaled()
     daily.served.release()
 
     assert daily.api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
@@ -318,19 +327,20 @@ def test_cancelled_run_ends_as_cancelled_and_leaves_the_workspace_unchanged(dail
 
 
 def fit_record(lock):
+    """Return the entry of `fit` in the text of a dvc.lock."""
     return YAML(typ="safe").load(lock)["stages"]["fit"]
 
 
 def test_failed_fit_is_retried_and_resumes(daily):
-    """The model fails at step 50, in the second of three epochs; params stay as the run had set them."""
+    """The model fails at step 50, in the second of three epochs; params keep the overrides of the run."""
     (daily.project.folder / "fail").touch()
 
     retried = daily.api.start("daily", overrides=["fit.num_epochs=3", "fit.batch_size=32", "fit.seed=7"])
 
     assert daily.api.wait(retried) == "Completed"
-    assert daily.api.logged(retried, "RuntimeError: bad luck")
-    assert daily.api.logged(retried, "resuming run")
-    fit = next(each for each in daily.api.of("task_runs", retried) if each["name"].startswith("fit"))
+    assert daily.api.wait_for_log(retried, "RuntimeError: failed once")
+    assert daily.api.wait_for_log(retried, "resuming run")
+    fit = next(each for each in daily.api.find("task_runs", retried) if each["name"].startswith("fit"))
     assert fit["run_count"] == 2
     assert read_yaml(daily.project.folder / "params.yaml")["fit"]["num_epochs"] == 3
     assert "up to date" in daily.project.ok("dvc", "status")
@@ -351,16 +361,17 @@ def test_invalid_override_fails_the_run_without_a_traceback(daily):
     failed = daily.api.start("daily", overrides=["fit.num_epochz=3"])
 
     assert daily.api.wait(failed) == "Failed"
-    assert daily.api.logged(failed, "-S fit.num_epochz=3: ")
+    assert daily.api.wait_for_log(failed, "-S fit.num_epochz=3: ")
     assert not any("Traceback" in line for line in daily.api.logs(failed))
 
 
 def test_stopped_serve_pauses_the_schedule_and_exits_with_the_signal(serve):
     served = serve("--workspace", "--name", "paused")
-    served.api.wait(served.api.start("paused", overrides=["fit.num_epochz=3"]))  # the runner has started
+    failed = served.api.start("paused", overrides=["fit.num_epochz=3"])
+    served.api.wait(failed)  # the runner has started, because it has executed a run
 
     assert served.end() == 143
-    assert "SIGTERM: the schedule is paused" in served.said
+    assert "SIGTERM: the schedule is paused" in served.output
     assert served.api.deployment("paused")["paused"]
 
 
@@ -390,33 +401,33 @@ def test_scheduled_runs_are_experiments_that_leave_the_workspace_unchanged(serve
     assert name in project.ok("dvc", "exp", "list", "--name-only").splitlines()
     stages = ["create-artifact-dir", "load-data", "build-learner", "fit"]
     assert sorted(api.tasks(first["id"], 4)) == sorted((stage, "Completed") for stage in stages)
-    assert api.logged(first["id"], "epoch 2/2 | train: Accuracy")
+    assert api.wait_for_log(first["id"], "epoch 2/2 | train: Accuracy")
     assert name in project.ok("git", "ls-remote", "origin")
     assert len(list((tmp_path / "dvc").rglob("*"))) > 10
     assert name in api.artifacts(first["id"])["often-checkpoint"]["data"]
 
 
-def test_run_completes_and_exits_if_its_server_is_killed(project, mortal_server):
-    waiting(project)
+def test_run_completes_and_exits_if_its_server_is_killed(project, private_server):
+    use_waiting_model(project)
     (project.folder / "hold").touch()
     running = subprocess.Popen(
         [sys.executable, "-m", "pipeline", "run"],
         cwd=project.folder,
-        env=project.environment | {"PREFECT_API_URL": mortal_server.address, "LEARNER_GOODBYE_SECONDS": "3"},
+        env=project.environment | {"PREFECT_API_URL": private_server.address, "LEARNER_GOODBYE_SECONDS": "3"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     wait_until((project.folder / "held").exists, process=running)
 
-    mortal_server.process.kill()
+    private_server.process.kill()
     (project.folder / "hold").unlink()
-    said = running.communicate(timeout=LIMIT_SECONDS)[0]
+    output = running.communicate(timeout=LIMIT_SECONDS)[0]
 
     assert running.returncode == 1
-    assert "save-model: ran" in said
-    assert said.splitlines()[-1].startswith(
-        f"error: the Prefect server at {mortal_server.address} became unreachable"
+    assert "save-model: ran" in output
+    assert output.splitlines()[-1].startswith(
+        f"error: the Prefect server at {private_server.address} became unreachable"
     )
     assert "up to date" in project.ok("dvc", "status")
 
@@ -427,7 +438,9 @@ def history(api, run):
 
 
 @pytest.mark.parametrize(
-    "mode", ["--workspace", pytest.param("--experiment", marks=pytest.mark.long)], ids=["workspace", "apart"]
+    "mode",
+    ["--workspace", pytest.param("--experiment", marks=pytest.mark.long)],
+    ids=["workspace", "experiment"],
 )
 def test_params_and_slot_are_restored_after_serve_and_its_run_are_killed(serve, project, mode):
     served = serve(mode, "--name", f"killed{mode}")
@@ -457,7 +470,7 @@ def test_run_saves_and_reports_its_end_if_only_serve_is_killed(serve, project):
     pid = int((project.folder / ".runs/lock").read_text().split()[0])
 
     served.process.kill()
-    served.wait_until_signalled()
+    served.wait_until_signaled()
     served.release()
 
     assert served.api.wait(orphan) == "Crashed"
@@ -468,7 +481,7 @@ def test_run_saves_and_reports_its_end_if_only_serve_is_killed(serve, project):
 
 @pytest.mark.long
 def test_learner_run_reports_a_killed_run_as_crashed(project, server):
-    waiting(project)
+    use_waiting_model(project)
     (project.folder / "hold").touch()
     environment = project.environment | {"PREFECT_API_URL": server}
     command = [sys.executable, "-m", "pipeline", "run"]
@@ -496,7 +509,7 @@ def held():
     return client._client.get(f"/v2/concurrency_limits/{LIMIT_NAME}").json()["active_slots"]
 
 with gpu_slots(logging.getLogger(), 2):
-    pass  # a server without such a limit
+    pass  # the server has no such limit
 subprocess.run(["prefect", "gcl", "create", "gpu", "--limit", "2"], check=True, stdout=subprocess.DEVNULL)
 with gpu_slots(logging.getLogger()):
     print("used", count_gpus(), "held", held())
@@ -530,14 +543,23 @@ def test_invalid_schedule_is_refused(plan, message):
         plan.schedule()
 
 
-def test_serve_refuses_a_deployment_whose_runs_cannot_succeed(project, monkeypatch):
+def test_serve_is_refused_if_no_server_is_configured(project):
     refused = project.learner("serve", "--cron", "0 3 * * *")
+
     assert refused.code == 2
     assert "no Prefect server is configured" in refused.err
+
+
+def test_push_is_refused_if_there_is_no_remote(project, monkeypatch):
     monkeypatch.chdir(project.folder)
 
     with pytest.raises(StageError, match="`dvc remote add"):
         check_remotes(experiment=False)
+
+
+def test_targets_are_checked_and_include_the_stages_that_they_need(project, monkeypatch):
+    monkeypatch.chdir(project.folder)
+
     with pytest.raises(ParamsError, match="Did you mean 'fit'"):
         select_stages(["fitt"])
     assert select_stages(["build-learner"]) == ["create-artifact-dir", "load-data", "build-learner"]
@@ -571,7 +593,7 @@ def test_timeout_saves_and_the_next_run_resumes(serve, project):
         served.hold()
         timed = served.api.start(f"timed{mode}", timeout_seconds=60)
         served.wait_until_held()
-        served.wait_until_signalled()
+        served.wait_until_signaled()
         served.release()
         assert served.api.wait(timed) == "TimedOut"
         message = served.api.get(f"flow_runs/{timed}")["state"]["message"]
@@ -580,7 +602,7 @@ def test_timeout_saves_and_the_next_run_resumes(serve, project):
 
         again = served.api.start(f"timed{mode}")
         assert served.api.wait(again) == "Completed"
-        assert served.api.logged(again, "resuming run")
+        assert served.api.wait_for_log(again, "resuming run")
         assert served.end() == 143
 
 
@@ -592,7 +614,7 @@ def test_experiment_after_a_cancelled_one_resumes(serve, project):
     served.wait_until_held()
 
     served.api.cancel(cancelled)
-    served.wait_until_signalled()
+    served.wait_until_signaled()
     served.release()
 
     assert served.api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
@@ -600,20 +622,22 @@ def test_experiment_after_a_cancelled_one_resumes(serve, project):
     assert project.ok("dvc", "exp", "list", "--name-only") == ""
     again = served.api.start("apart")
     assert served.api.wait(again) == "Completed"
-    assert served.api.logged(again, "resuming run")
+    assert served.api.wait_for_log(again, "resuming run")
 
 
 @pytest.mark.long
-def test_served_experiment_completes_and_exits_if_its_server_is_killed(serve, project, mortal_server):
-    served = serve("--name", "alone", address=mortal_server.address, LEARNER_GOODBYE_SECONDS="3")
+def test_served_experiment_completes_and_exits_if_its_server_is_killed(serve, project, private_server):
+    served = serve("--name", "alone", address=private_server.address, LEARNER_GOODBYE_SECONDS="3")
     served.hold()
     run = served.api.start("alone")
     served.wait_until_held()
 
-    mortal_server.process.kill()
+    private_server.process.kill()
     served.release()
 
-    wait_until(lambda: "became unreachable, so it has no final state of" in served.said, lambda: served.said)
+    wait_until(
+        lambda: "became unreachable, so it has no final state of" in served.output, lambda: served.output
+    )
     [name] = project.ok("dvc", "exp", "list", "--name-only").splitlines()
     assert name.endswith(run[-6:])
     assert project.ok("git", "status", "--short") == ""
@@ -621,12 +645,12 @@ def test_served_experiment_completes_and_exits_if_its_server_is_killed(serve, pr
 
 @pytest.mark.long
 def test_prefect_yaml_deploys_for_a_worker(project, server):
-    waiting(project)
+    use_waiting_model(project)
     api = Api(server)
     project.ok("prefect", "work-pool", "create", "--type", "process", "learner", PREFECT_API_URL=server)
     project.ok("prefect", "--no-prompt", "deploy", "--all", PREFECT_API_URL=server)
-    given = ("--param", 'overrides=["fit.num_epochs=1"]', "--param", 'targets=["fit"]')
-    project.ok("prefect", "deployment", "run", "learner/process", *given, PREFECT_API_URL=server)
+    parameters = ("--param", 'overrides=["fit.num_epochs=1"]', "--param", 'targets=["fit"]')
+    project.ok("prefect", "deployment", "run", "learner/process", *parameters, PREFECT_API_URL=server)
     run = api.runs("process")[0]["id"]
 
     worker = ("prefect", "worker", "start", "--pool", "learner", "--run-once")
