@@ -1,4 +1,4 @@
-"""Signals that end a block, and signals that wait for its end."""
+"""Signal handling: signals that end a block at once, and signals that are deferred until it ends."""
 
 import os
 import signal
@@ -15,12 +15,12 @@ from stages.contracts.interrupter import Interrupter
 
 
 class TimedOutError(Exception):
-    """What a handler of SIGALRM raises, as Prefect's does."""
+    """The exception that a handler of SIGALRM raises, like Prefect's handler of a timeout."""
 
 
 @pytest.fixture(autouse=True)
-def _handlers():
-    """Every handler is the default before a test, and again after it."""
+def _default_handlers():
+    """Give each test the default handlers, and restore the previous ones after it."""
     before = {number: signal.getsignal(number) for number in (*TERMINATION_SIGNALS, SIGALRM)}
     for number in before:
         signal.signal(number, signal.SIG_DFL)
@@ -30,16 +30,17 @@ def _handlers():
 
 
 def send(number):
-    """Send *number* to this process; its handler has run when this returns."""
+    """Send signal *number* to this process, and return after its handler has run."""
     signal.raise_signal(number)
 
 
 def handlers():
+    """Return the current handler of each signal that the blocks may replace."""
     return [signal.getsignal(number) for number in (*TERMINATION_SIGNALS, SIGALRM)]
 
 
 @pytest.mark.parametrize("number", TERMINATION_SIGNALS)
-def test_a_signal_ends_the_block_where_it_is(number):
+def test_signal_ends_the_block_at_once(number):
     before, steps = handlers(), []
 
     with pytest.raises(RunInterruptedError) as caught, end_on_signal():
@@ -53,7 +54,7 @@ def test_a_signal_ends_the_block_where_it_is(number):
     assert handlers() == before
 
 
-def test_more_signals_do_nothing_while_a_block_ends_except_a_second_sigint():
+def test_only_a_second_sigint_interrupts_the_cleanup_of_a_block():
     cleaned = []
 
     def clean(*numbers):
@@ -72,19 +73,19 @@ def test_more_signals_do_nothing_while_a_block_ends_except_a_second_sigint():
     assert cleaned == [(SIGTERM, SIGTERM), (SIGTERM, SIGINT), (SIGINT, SIGTERM)]
 
 
-def test_a_block_that_swallows_the_signal_is_interrupted_all_the_same():
+def test_block_that_suppresses_the_signal_is_still_interrupted():
     with pytest.raises(RunInterruptedError, match=r"^SIGHUP: "), end_on_signal(), suppress(SignalReceived):
         send(SIGHUP)
 
 
-def test_an_error_of_the_block_itself_is_raised_as_it_is():
+def test_error_of_the_block_is_raised_unchanged():
     for block in (end_on_signal, defer_signals):
-        with pytest.raises(ValueError, match="ours"), block():
-            raise ValueError("ours")
+        with pytest.raises(ValueError, match="of the block"), block():
+            raise ValueError("of the block")
 
 
 @pytest.mark.parametrize("block", [end_on_signal, defer_signals])
-def test_an_ignored_signal_stays_ignored(block):
+def test_ignored_signal_stays_ignored(block):
     signal.signal(SIGHUP, signal.SIG_IGN)
 
     with block():
@@ -93,7 +94,7 @@ def test_an_ignored_signal_stays_ignored(block):
 
 
 @pytest.mark.parametrize("block", [end_on_signal, defer_signals])
-def test_another_thread_than_the_main_one_installs_nothing(block):
+def test_no_handler_is_installed_outside_the_main_thread(block):
     before, inside = handlers(), []
 
     def work():
@@ -108,10 +109,14 @@ def test_another_thread_than_the_main_one_installs_nothing(block):
 
 
 @pytest.mark.parametrize("number", TERMINATION_SIGNALS)
-def test_a_held_signal_waits_for_the_end_of_the_block(number):
+def test_deferred_signal_acts_at_the_end_of_the_block(number):
     before, steps = handlers(), []
 
-    with pytest.raises(RunInterruptedError) as caught, end_on_signal(), defer_signals(with_a_listener()):
+    with (
+        pytest.raises(RunInterruptedError) as caught,
+        end_on_signal(),
+        defer_signals(interrupter_with_listener()),
+    ):
         send(number)
         steps.append(1)
 
@@ -120,14 +125,15 @@ def test_a_held_signal_waits_for_the_end_of_the_block(number):
     assert handlers() == before
 
 
-def with_a_listener():
+def interrupter_with_listener():
+    """Return an interrupter that a run polls, so that signals are deferred."""
     interrupter = Interrupter()
     interrupter.should_stop()
     return interrupter
 
 
-def test_a_held_signal_stops_the_run_that_listens():
-    interrupter = with_a_listener()
+def test_deferred_signal_notifies_the_interrupter_at_once():
+    interrupter = interrupter_with_listener()
 
     with pytest.raises(RunInterruptedError), defer_signals(interrupter):
         assert not interrupter.should_stop()
@@ -136,7 +142,7 @@ def test_a_held_signal_stops_the_run_that_listens():
         assert interrupter.message == "SIGTERM"
 
 
-def test_a_signal_does_not_wait_if_nobody_listens():
+def test_signal_is_not_deferred_if_the_interrupter_has_no_listener():
     interrupter, steps = Interrupter(), []
 
     with pytest.raises(RunInterruptedError, match=r"^SIGTERM: "), defer_signals(interrupter):
@@ -147,7 +153,7 @@ def test_a_signal_does_not_wait_if_nobody_listens():
     assert not interrupter.should_stop()
 
 
-def test_a_second_sigint_does_not_wait():
+def test_second_sigint_is_not_deferred():
     steps = []
 
     with pytest.raises(RunInterruptedError), defer_signals():
@@ -175,7 +181,7 @@ def test_the_previous_handler_receives_the_first_signal_once():
     assert caught.value.exit_code == 128 + SIGTERM
 
 
-def test_what_the_previous_handler_raises_is_raised():
+def test_exception_of_the_previous_handler_is_raised():
     def time_out(number, frame):
         raise TimedOutError
 
@@ -190,62 +196,62 @@ def test_what_the_previous_handler_raises_is_raised():
     assert signal.getsignal(SIGALRM) is time_out
 
 
-def test_an_alarm_without_a_handler_is_not_held():
+def test_sigalrm_without_a_handler_is_not_deferred():
     with defer_signals():
         assert signal.getsignal(SIGALRM) is signal.SIG_DFL
 
 
-def test_signals_act_again_while_they_are_released():
+def test_signals_act_at_once_in_a_delivery_block():
     steps = []
 
-    with pytest.raises(RunInterruptedError), end_on_signal(), defer_signals() as hold:
+    with pytest.raises(RunInterruptedError), end_on_signal(), defer_signals() as signals:
         try:
-            with hold.delivery():
-                steps.append("released")
+            with signals.delivery():
+                steps.append("delivering")
                 send(SIGTERM)
                 steps.append("not reached")
         finally:
             send(SIGHUP)
-            steps.append("held again")
+            steps.append("deferring again")
 
-    assert steps == ["released", "held again"]
+    assert steps == ["delivering", "deferring again"]
 
 
-def test_a_signal_that_waits_acts_before_the_release():
+def test_pending_signal_acts_before_a_delivery_block_begins():
     steps = []
 
-    with pytest.raises(RunInterruptedError, match=r"^SIGTERM: "), defer_signals() as hold:
+    with pytest.raises(RunInterruptedError, match=r"^SIGTERM: "), defer_signals() as signals:
         send(SIGTERM)
-        steps.append("held")
-        with hold.delivery():
+        steps.append("deferred")
+        with signals.delivery():
             steps.append("not reached")
 
-    assert steps == ["held"]
+    assert steps == ["deferred"]
 
 
-def test_an_error_after_a_held_signal_stays_that_error():
+def test_error_after_a_deferred_signal_is_raised_unchanged():
     received = []
     signal.signal(SIGTERM, lambda number, _: received.append(number))
 
-    with pytest.raises(ValueError, match="ours"), defer_signals():
+    with pytest.raises(ValueError, match="of the block"), defer_signals():
         send(SIGTERM)
-        raise ValueError("ours")
+        raise ValueError("of the block")
 
     assert received == [SIGTERM]
 
 
 @pytest.mark.parametrize(
-    ("said", "reported"),
+    ("message", "reported"),
     [
         ("stopped after epoch 3", "SIGTERM: stopped after epoch 3"),
         ("SIGTERM: stopped after epoch 3", "SIGTERM: stopped after epoch 3"),
     ],
 )
 @pytest.mark.parametrize("is_wrapped", [False, True])
-def test_the_report_of_the_stage_is_kept_with_the_name_of_the_signal(said, reported, is_wrapped):
+def test_message_of_the_stage_is_kept_and_names_the_signal(message, reported, is_wrapped):
     with pytest.raises(RunInterruptedError) as caught, defer_signals():
         send(SIGTERM)
-        stopped = RunInterruptedError(said, SIGTERM)
+        stopped = RunInterruptedError(message, SIGTERM)
         if is_wrapped:
             raise SignalReceived("SIGTERM") from stopped
         raise stopped
@@ -254,7 +260,7 @@ def test_the_report_of_the_stage_is_kept_with_the_name_of_the_signal(said, repor
     assert caught.value.exit_code == 128 + SIGTERM
 
 
-def test_a_signal_from_another_process_is_held_as_well():
+def test_signal_from_another_process_is_deferred():
     steps = []
 
     with pytest.raises(RunInterruptedError), defer_signals():

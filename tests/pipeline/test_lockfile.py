@@ -1,14 +1,14 @@
-"""dvc.lock and DVC's list of writers: intact, cut short, kept and repaired."""
+"""dvc.lock and DVC's rwlock: validation, truncation, backup and repair."""
 
 import fcntl
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from pipeline.engine.lockfile_repair import (
     LOCKFILE,
@@ -25,7 +25,7 @@ from pipeline.lockfile import check_lockfile, is_truncated, parse_lockfile, read
 from stages.contracts.errors import StageError
 from stages.runs.layout import LOCKFILE_BACKUP
 
-WHOLE = """schema: '2.0'
+INTACT = """schema: '2.0'
 stages:
   fit:
     cmd: x
@@ -38,20 +38,20 @@ stages:
     outs:
     - path: c
 """
-CUT = WHOLE[: WHOLE.index("x\n    deps")]
+TRUNCATED = INTACT[: INTACT.index("x\n    deps")]
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """The current folder, with a dvc.lock and the folders that DVC and we write to."""
+    """The current folder, with a dvc.lock and the folders for DVC's files and for the backup."""
     monkeypatch.chdir(tmp_path)
     TEMPORARY.mkdir(parents=True)
     LOCKFILE_BACKUP.parent.mkdir()
-    LOCKFILE.write_text(WHOLE)
+    LOCKFILE.write_text(INTACT)
     return tmp_path
 
 
-def test_an_intact_lock_is_read(project):
+def test_intact_and_missing_lockfiles_are_read(project):
     assert read_lockfile(LOCKFILE)["stages"]["fit"]["outs"] == [{"path": "c"}]
     assert read_lockfile(Path("missing")) == {}
     assert is_intact_lockfile(LOCKFILE)
@@ -61,32 +61,32 @@ def test_an_intact_lock_is_read(project):
 
 
 @pytest.mark.parametrize(
-    ("text", "is_cut_short"),
+    ("text", "is_cut"),
     [
         ("", True),
         ("\0\0\n", True),
         ("schema: '2", True),
-        (CUT, True),
-        (WHOLE[: WHOLE.index("- path: a")], True),
-        (WHOLE[: WHOLE.index("params:")], False),
-        (WHOLE + "\0\0", True),
-        (WHOLE.rstrip("\n"), False),
-        (WHOLE + "  save", True),
+        (TRUNCATED, True),
+        (INTACT[: INTACT.index("- path: a")], True),
+        (INTACT[: INTACT.index("params:")], False),
+        (INTACT + "\0\0", True),
+        (INTACT.rstrip("\n"), False),
+        (INTACT + "  save", True),
         ("stages: {}\n", False),
-        (WHOLE.replace("    cmd: x\n", "<<<<<<< HEAD\n"), False),
+        (INTACT.replace("    cmd: x\n", "<<<<<<< HEAD\n"), False),
     ],
 )
-def test_only_the_beginning_of_a_lock_is_cut(project, text, is_cut_short):
+def test_only_an_incomplete_lockfile_counts_as_truncated(project, text, is_cut):
     LOCKFILE.write_text(text)
 
-    assert is_truncated(LOCKFILE) == is_cut_short
+    assert is_truncated(LOCKFILE) == is_cut
 
 
-@pytest.mark.parametrize(("head", "is_cut_short"), [(b"schema: '2.0'\n", True), (b"schema: '1.0'\n", False)])
-def test_a_lock_that_is_not_text_is_cut_if_it_begins_as_one(project, head, is_cut_short):
+@pytest.mark.parametrize(("head", "is_cut"), [(b"schema: '2.0'\n", True), (b"schema: '1.0'\n", False)])
+def test_undecodable_lockfile_is_refused_and_is_truncated_only_if_it_begins_like_one(project, head, is_cut):
     LOCKFILE.write_bytes(head + b"\xff\xfe")
 
-    assert is_truncated(LOCKFILE) == is_cut_short
+    assert is_truncated(LOCKFILE) == is_cut
     with pytest.raises(StageError, match="dvc.lock is not a dvc.lock: .*Run `git checkout"):
         read_lockfile(LOCKFILE)
 
@@ -104,26 +104,26 @@ def test_a_lock_that_is_not_text_is_cut_if_it_begins_as_one(project, head, is_cu
         ("  fit:\n", "=======\n", "line 3 is a conflict marker"),
     ],
 )
-def test_a_lock_with_a_wrong_entry_is_refused_with_its_place(project, old, new, problem):
+def test_invalid_entry_is_refused_with_its_position(project, old, new, problem):
     with pytest.raises(StageError, match=r"^here is not a dvc.lock: ") as caught:
-        parse_lockfile(WHOLE.replace(old, new), "here")
+        parse_lockfile(INTACT.replace(old, new), "here")
 
     assert problem in str(caught.value)
-    LOCKFILE.write_text(WHOLE.replace(old, new))
+    LOCKFILE.write_text(INTACT.replace(old, new))
     assert not is_intact_lockfile(LOCKFILE)
     with pytest.raises(StageError, match=r"^dvc.lock is not"):
         check_lockfile(LOCKFILE)
 
 
-def test_an_intact_lock_is_kept_and_a_cut_one_is_not(project):
+def test_only_an_intact_lockfile_is_backed_up(project):
     back_up_lockfile()
-    assert LOCKFILE_BACKUP.read_text() == WHOLE
+    assert LOCKFILE_BACKUP.read_text() == INTACT
 
-    LOCKFILE.write_text(CUT)
+    LOCKFILE.write_text(TRUNCATED)
     back_up_lockfile()
-    assert LOCKFILE_BACKUP.read_text() == WHOLE
+    assert LOCKFILE_BACKUP.read_text() == INTACT
 
-    LOCKFILE.write_text(WHOLE.replace("epochs: 3", "epochs: 4"))
+    LOCKFILE.write_text(INTACT.replace("epochs: 3", "epochs: 4"))
     back_up_lockfile()
     assert LOCKFILE_BACKUP.read_text() == LOCKFILE.read_text()
 
@@ -132,7 +132,7 @@ def test_an_intact_lock_is_kept_and_a_cut_one_is_not(project):
     assert not LOCKFILE_BACKUP.exists()
 
 
-def test_a_lock_that_is_kept_already_is_not_written_again(project):
+def test_unchanged_lockfile_is_not_backed_up_again(project):
     back_up_lockfile()
     before = LOCKFILE_BACKUP.stat()
 
@@ -144,29 +144,29 @@ def test_a_lock_that_is_kept_already_is_not_written_again(project):
     )
 
 
-def test_a_cut_lock_gives_way_to_the_kept_one(project):
+def test_backup_replaces_a_truncated_lockfile(project):
     back_up_lockfile()
-    LOCKFILE.write_text(CUT)
+    LOCKFILE.write_text(TRUNCATED)
 
     repair_lockfiles()
 
-    assert LOCKFILE.read_text() == WHOLE
+    assert LOCKFILE.read_text() == INTACT
 
 
-@pytest.mark.parametrize("kept", [None, CUT])
-def test_a_cut_lock_without_an_intact_copy_is_removed(project, kept):
-    LOCKFILE.write_text(CUT)
-    if kept:
-        LOCKFILE_BACKUP.write_text(kept)
+@pytest.mark.parametrize("backup", [None, TRUNCATED])
+def test_truncated_lockfile_without_an_intact_backup_is_removed(project, backup):
+    LOCKFILE.write_text(TRUNCATED)
+    if backup:
+        LOCKFILE_BACKUP.write_text(backup)
 
     repair_lockfiles()
 
     assert not LOCKFILE.exists()
 
 
-def test_an_intact_lock_and_one_of_another_program_are_left_alone(project):
+def test_intact_lockfile_and_one_of_another_program_stay_unchanged(project):
     back_up_lockfile()
-    for text in (WHOLE.replace("epochs: 3", "epochs: 4"), "stages: {}\n"):
+    for text in (INTACT.replace("epochs: 3", "epochs: 4"), "stages: {}\n"):
         LOCKFILE.write_text(text)
 
         repair_lockfiles()
@@ -175,8 +175,8 @@ def test_an_intact_lock_and_one_of_another_program_are_left_alone(project):
 
 
 @pytest.mark.parametrize("lock", ["lock", "rwlock.lock"])
-def test_what_dvc_may_be_writing_is_not_repaired(project, lock):
-    LOCKFILE.write_text(CUT)
+def test_file_that_dvc_may_be_writing_is_not_repaired(project, lock):
+    LOCKFILE.write_text(TRUNCATED)
     RWLOCK.write_text("{")
     with try_dvc_lock(TEMPORARY / lock) as is_free:
         assert is_free
@@ -203,7 +203,7 @@ def test_what_dvc_may_be_writing_is_not_repaired(project, lock):
         ('{"rea', False),
     ],
 )
-def test_a_list_of_writers_is_removed_unless_dvc_can_read_it(project, text, is_intact):
+def test_rwlock_that_dvc_cannot_read_is_removed(project, text, is_intact):
     RWLOCK.write_text(text)
 
     repair_lockfiles()
@@ -216,7 +216,7 @@ CHILD = "import sys, time; print('ready', flush=True); sys.stdin.read()"
 
 
 def is_claimed(pid):
-    """Return whether a watchdog of process *pid* waits, or has waited."""
+    """Return whether a watchdog has claimed process *pid* and still waits for its exit."""
     claim = Path(f".runs/watchdog-{pid}")
     if not claim.exists():
         return False
@@ -228,26 +228,18 @@ def is_claimed(pid):
     return False
 
 
-def wait_until(condition):
-    """Wait for *condition*, for as long as a busy machine may need."""
-    limit = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize("start", [fork_watchdog, start_watchdog], ids=["forked", "program"])
-def test_a_watchdog_repairs_the_lock_when_the_process_has_exited(project, start):
+@pytest.mark.parametrize("start", [fork_watchdog, start_watchdog], ids=["fork", "program"])
+def test_watchdog_repairs_the_lockfile_after_its_process_is_killed(project, start):
     back_up_lockfile()
     watched = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE)
     start(watched.pid)
     wait_until(lambda: is_claimed(watched.pid))
-    LOCKFILE.write_text(CUT)
-    start(watched.pid)  # a second one exits at once, since the first has the claim
+    LOCKFILE.write_text(TRUNCATED)
+    start(watched.pid)  # exits at once, because the first watchdog has the claim
 
-    assert LOCKFILE.read_text() == CUT
+    assert LOCKFILE.read_text() == TRUNCATED
     os.kill(watched.pid, signal.SIGKILL)
     watched.communicate()
 
     wait_until(lambda: not Path(f".runs/watchdog-{watched.pid}").exists())
-    assert LOCKFILE.read_text() == WHOLE
+    assert LOCKFILE.read_text() == INTACT

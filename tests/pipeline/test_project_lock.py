@@ -1,5 +1,6 @@
-"""The lock of a project, in this process and against another one."""
+"""The project lock: one run in a project at a time."""
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -25,13 +26,17 @@ with project_lock([int(pid) for pid in sys.argv[1:]]):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
+    """An empty current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def holder(folder):
-    """Another process that has the lock until its input ends; it names other processes as its ancestors."""
+    """Yield a function that starts a process with the lock; its arguments are the ancestors to record.
+
+    The process releases the lock when its standard input is closed.
+    """
     started = []
 
     def holder(*ancestors):
@@ -52,7 +57,7 @@ def holder(folder):
         each.communicate()
 
 
-def test_the_lock_file_names_its_holder_and_is_empty_afterwards(folder):
+def test_lock_file_names_its_holder_and_is_emptied_on_release(folder):
     with project_lock([3, 4]):
         assert PROJECT_LOCK.read_text() == f"{os.getpid()} {socket.gethostname()} 3 4"
 
@@ -61,26 +66,26 @@ def test_the_lock_file_names_its_holder_and_is_empty_afterwards(folder):
         assert PROJECT_LOCK.read_text().split() == [str(os.getpid()), socket.gethostname()]
 
 
-def test_the_lock_is_released_after_an_exception(folder):
-    with pytest.raises(ValueError, match="ours"), project_lock():
-        raise ValueError("ours")
+def test_lock_is_released_after_an_exception(folder):
+    with pytest.raises(ValueError, match="of the block"), project_lock():
+        raise ValueError("of the block")
 
     with project_lock():
         pass
 
 
-def test_a_second_process_is_refused_with_pid_and_host(holder):
+def test_second_process_is_refused_with_the_pid_and_host_of_the_first(holder):
     other = holder()
 
     with pytest.raises(StageError) as refused, project_lock():
         pass
 
-    said = str(refused.value)
-    assert f"in use by pid {other.pid} on {socket.gethostname()}" in said
-    assert str(PROJECT_LOCK.resolve()) in said
+    message = str(refused.value)
+    assert f"in use by pid {other.pid} on {socket.gethostname()}" in message
+    assert str(PROJECT_LOCK.resolve()) in message
 
 
-def test_a_process_waits_as_long_as_its_patience(holder):
+def test_process_waits_for_the_lock_until_its_timeout(holder):
     other = holder()
     threading.Timer(0.3, other.stdin.close).start()
 
@@ -90,14 +95,15 @@ def test_a_process_waits_as_long_as_its_patience(holder):
     other.stdin = None
 
 
-def finished_process():
+def exited_pid():
+    """Return the id of a process that has exited."""
     started = subprocess.Popen([sys.executable, "-c", ""])
     started.wait()
     return started.pid
 
 
-def test_a_holder_whose_starter_has_exited_is_given_time_to_leave(holder):
-    other = holder(os.getpid(), finished_process())
+def test_process_waits_for_a_holder_whose_ancestor_has_exited(holder):
+    other = holder(os.getpid(), exited_pid())
     threading.Timer(0.3, other.stdin.close).start()
 
     with project_lock():
@@ -112,14 +118,14 @@ def test_a_holder_whose_starter_has_exited_is_given_time_to_leave(holder):
         ("", False, "unknown"),
         ("12 elsewhere", False, "12"),
         ("{here} {host}", False, "{here}"),
-        ("{gone} {host}", True, "{gone}"),
+        ("{exited} {host}", True, "{exited}"),
         ("{here} {host} {here}", False, "{here}"),
-        ("{here} {host} {here} {gone}", True, "{here}"),
-        ("{gone} elsewhere {gone}", False, "{gone}"),
+        ("{here} {host} {here} {exited}", True, "{here}"),
+        ("{exited} elsewhere {exited}", False, "{exited}"),
     ],
 )
-def test_a_holder_is_leaving_if_it_or_a_starter_has_exited(folder, content, is_exiting, pid):
-    names = {"here": os.getpid(), "gone": finished_process(), "host": socket.gethostname()}
+def test_holder_is_exiting_if_it_or_an_ancestor_has_exited(folder, content, is_exiting, pid):
+    names = {"here": os.getpid(), "exited": exited_pid(), "host": socket.gethostname()}
     (folder / "lock").write_text(content.format(**names))
 
     with (folder / "lock").open("a+") as file:
@@ -129,7 +135,7 @@ def test_a_holder_is_leaving_if_it_or_a_starter_has_exited(folder, content, is_e
     assert found.pid == pid.format(**names)
 
 
-def test_a_worker_of_the_holder_does_not_keep_the_lock(folder):
+def test_child_of_the_holder_does_not_keep_the_lock(folder):
     reading, writing = os.pipe()
     with project_lock():
         child = os.fork()
@@ -146,7 +152,7 @@ def test_a_worker_of_the_holder_does_not_keep_the_lock(folder):
         os.close(reading)
 
 
-def test_a_lock_file_that_cannot_be_opened_is_reported_with_a_remedy(folder):
+def test_lock_file_that_cannot_be_opened_is_reported_with_a_remedy(folder):
     PROJECT_LOCK.mkdir(parents=True)
 
     with (
@@ -154,3 +160,21 @@ def test_a_lock_file_that_cannot_be_opened_is_reported_with_a_remedy(folder):
         project_lock(),
     ):
         pass
+
+
+def test_second_command_is_refused_with_the_holder_and_keeps_the_outputs(finished):
+    before = finished.files("artifacts", "data", "dvc.lock")
+    finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
+    (finished.folder / ".runs").mkdir(exist_ok=True)
+    with (finished.folder / ".runs/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("4711\n")
+        lock.flush()
+
+        for refused in (finished.learner("run"), finished.run("dvc", "repro", "fit")):
+            assert refused.code != 0
+            assert "in use by pid 4711" in refused.err
+            assert "Traceback" not in refused.text
+
+    assert finished.files("artifacts/checkpoint", "artifacts/model.mpk.gz").items() <= before.items()
+    assert finished.learner("run").code == 0

@@ -1,6 +1,6 @@
-"""A signal in any phase: the exit code says so, nothing half-made is recorded, and the same command goes on.
+"""Signals in each phase of a command: exit codes, unchanged outputs, and a repeated command that succeeds.
 
-Every test holds the real process in the phase that it is about, so that the signal comes before the end.
+Each test pauses the real process in the phase under test, so that the signal arrives before the phase ends.
 """
 
 import json
@@ -15,13 +15,17 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_SECONDS, wait_until
 
+from pipeline.engine.reproduce import reproduce
+from stages.contracts.errors import RunInterruptedError
+from stages.renderers import NoRenderer
+
 HOLD = '''
 import os, select, signal, socket, sys
 
 def hold(phase):
-    """Wait in *phase*, if it is the one that is asked for, until there is a file called release.
+    """Wait until the file "release" exists, if the variable HOLD selects *phase*.
 
-    A signal that has a handler leaves a file called signalled.
+    Create the file "signaled" when a signal with a handler arrives.
     """
     if os.environ.get("HOLD") == phase and not os.path.exists("release"):
         arrived, wakeup = socket.socketpair()
@@ -31,7 +35,7 @@ def hold(phase):
             file.write(str(os.getpid()))
         while not os.path.exists("release"):
             if select.select([arrived], [], [], 0.01)[0] and arrived.recv(99):
-                open("signalled", "w").close()
+                open("signaled", "w").close()
         signal.set_wakeup_fd(before)
 
 def audit(event, args):
@@ -41,16 +45,16 @@ def audit(event, args):
         hold("publish")
     elif event == "open" and str(args[0]).endswith("dvc.lock") and "w" in str(args[1]):
         hold("dvc.lock")
-        torn("dvc.lock", args[0])
+        truncate("dvc.lock", args[0])
     elif event == "open" and str(args[0]).endswith("tmp/rwlock") and "w" in str(args[1]):
-        torn("rwlock", args[0])
+        truncate("rwlock", args[0])
 
-def torn(name, path):
-    """Wait, once a stage has begun, with the file as it is while it is being written."""
-    begun = any(each.startswith("watchdog-") for each in os.listdir(".runs"))
-    if begun and os.environ.get("HOLD") == "torn " + name:
+def truncate(name, path):
+    """Truncate *path*, as a write in progress does, and wait, if a stage has started."""
+    has_started = any(each.startswith("watchdog-") for each in os.listdir(".runs"))
+    if has_started and os.environ.get("HOLD") == "truncated " + name:
         os.truncate(path, 5)
-        hold("torn " + name)
+        hold("truncated " + name)
 
 if os.environ.get("HOLD"):
     sys.addaudithook(audit)
@@ -64,7 +68,7 @@ from stages.models.steps import ClassificationStep
 class Holding(ClassificationStep, nn.Sequential):
     def __init__(self, input_shape, num_classes):
         if os.environ.get("DVC_STAGE") != "build-learner":
-            hold("start-up")
+            hold("startup")
         super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
         self.steps = 0
 
@@ -83,12 +87,12 @@ REPRO = ("dvc", "repro", "-s", "fit")
 
 
 class Running:
-    """A command of a project, started and not waited for."""
+    """A command that runs in a project, paused in the phase that HOLD selects."""
 
     def __init__(self, project, *command, **environment):
         self.folder = project.folder
         self.release()
-        for name in ("held", "release", "signalled"):
+        for name in ("held", "release", "signaled"):
             (self.folder / name).unlink(missing_ok=True)
         self.process = subprocess.Popen(
             command,
@@ -100,40 +104,41 @@ class Running:
             start_new_session=True,
         )
         if "HOLD" in environment:
-            self.pid = self._held()
+            self.pid = self._wait_until_held()
 
-    def _held(self):
-        """The process that waits in the phase."""
+    def _wait_until_held(self):
+        """Return the id of the process that waits in the phase."""
         held = self.folder / "held"
         return wait_until(lambda: int(held.read_text()), self.process.stderr.read, self.process)
 
     def send(self, name):
-        """Send a signal to the process that waits, and return once it has arrived there."""
-        (self.folder / "signalled").unlink(missing_ok=True)
+        """Send signal *name* to the process that waits, and return after it has arrived."""
+        (self.folder / "signaled").unlink(missing_ok=True)
         os.kill(self.pid, signal.Signals[name])
-        wait_until(self.is_signalled)
+        wait_until(self.is_signaled)
 
-    def is_signalled(self):
-        return (self.folder / "signalled").exists() or is_gone(self.pid)
+    def is_signaled(self):
+        return (self.folder / "signaled").exists() or has_exited(self.pid)
 
     def release(self):
         (self.folder / "release").touch()
 
-    def ended(self):
-        """The exit code, and what was said."""
-        said = self.process.communicate(timeout=LIMIT_SECONDS)[1]
-        return self.process.returncode, said
+    def wait(self):
+        """Wait until the command has ended, and return its exit code and its standard error."""
+        errors = self.process.communicate(timeout=LIMIT_SECONDS)[1]
+        return self.process.returncode, errors
 
 
-def is_gone(pid):
+def has_exited(pid):
+    """Return whether process *pid* has exited; a zombie has."""
     with suppress(OSError):
         return ") Z " in Path(f"/proc/{pid}/stat").read_text()
     return True
 
 
 @pytest.fixture(autouse=True)
-def _hangups_are_heard():
-    """Also where these tests were started by something that ignores them, as nohup does."""
+def _default_sighup():
+    """Restore the default handler of SIGHUP, which nohup ignores for all processes that it starts."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -141,7 +146,7 @@ def _hangups_are_heard():
 
 @pytest.fixture(scope="session")
 def _holdable(_finished, tmp_path_factory):
-    """A finished project that waits where it is told to, with another run of fit ahead of it."""
+    """A finished project whose model waits in the phase that HOLD selects, with `fit` out of date."""
     made = _finished.copied_to(tmp_path_factory.mktemp("holdable") / "project")
     (made.folder / "sitecustomize.py").write_text(HOLD)
     (made.folder / "holding.py").write_text(MODEL)
@@ -156,12 +161,13 @@ def _holdable(_finished, tmp_path_factory):
 
 @pytest.fixture
 def holdable(_holdable, tmp_path):
+    """A copy of the project whose commands can be paused, for one test."""
     return _holdable.copied_to(tmp_path / "project")
 
 
 @pytest.fixture
 def start(holdable):
-    """Start a command of the project; what still runs at the end of the test is ended."""
+    """Yield a function that starts a command in the project, and end its processes after the test."""
     started = []
 
     def start(*command, **environment):
@@ -177,6 +183,7 @@ def start(holdable):
 
 
 def outputs(project):
+    """Return the files that a run publishes, and dvc.lock."""
     return project.files("artifacts", "data", "dvc.lock")
 
 
@@ -185,14 +192,14 @@ def outputs(project):
     [
         ("fit", "import torch", "SIGTERM"),
         ("load-data", "import sklearn", "SIGINT"),
-        ("fit", "start-up", "SIGHUP"),
+        ("fit", "startup", "SIGHUP"),
         ("fit", "training", "SIGTERM"),
         ("fit", "training", "SIGHUP"),
         ("fit", "validation", "SIGTERM"),
         ("fit", "publish", "SIGINT"),
     ],
 )
-def test_a_signal_ends_a_stage_with_its_own_exit_code_and_one_line(holdable, start, stage, phase, name):
+def test_signaled_stage_exits_with_the_code_of_the_signal_and_one_line(holdable, start, stage, phase, name):
     before = outputs(holdable)
     running = start(sys.executable, "-m", "pipeline", "stage", stage, HOLD=phase)
 
@@ -200,44 +207,44 @@ def test_a_signal_ends_a_stage_with_its_own_exit_code_and_one_line(holdable, sta
     if phase in ("training", "validation", "publish"):
         assert running.process.poll() is None
         running.release()
-    code, said = running.ended()
+    code, errors = running.wait()
 
     assert code == NUMBERS[name]
-    assert said.splitlines()[-1].startswith(f"{name}: ")
-    assert "Traceback" not in said
+    assert errors.splitlines()[-1].startswith(f"{name}: ")
+    assert "Traceback" not in errors
     assert phase == "publish" or outputs(holdable) == before
 
 
-def test_a_second_sigint_does_not_wait(start):
+def test_second_sigint_ends_a_stage_at_once(start):
     running = start(sys.executable, "-m", "pipeline", "stage", "fit", HOLD="training")
 
     running.send("SIGINT")
     assert running.process.poll() is None
     running.send("SIGINT")
 
-    assert running.ended()[0] == 130
+    assert running.wait()[0] == 130
 
 
-def test_what_is_ignored_stays_ignored(holdable, start):
+def test_stage_ignores_a_signal_that_its_parent_process_ignores(holdable, start):
     command = f"trap '' HUP; exec {sys.executable} -m pipeline stage fit"
     running = start("sh", "-c", command, HOLD="training")
 
     os.kill(running.pid, signal.SIGHUP)
     running.release()
 
-    assert running.ended()[0] == 0
+    assert running.wait()[0] == 0
 
 
-def test_a_stage_that_dvc_runs_leaves_the_old_outputs_and_the_same_command_goes_on(holdable, start):
+def test_interrupted_repro_keeps_the_previous_outputs_and_can_be_repeated(holdable, start):
     before = outputs(holdable)
     running = start(*REPRO, HOLD="training")
 
     running.send("SIGTERM")
     running.release()
-    code, said = running.ended()
+    code, errors = running.wait()
 
     assert code != 0
-    assert "exited with 143" in said
+    assert "exited with 143" in errors
     assert outputs(holdable) == before
     holdable.ok(*REPRO)
 
@@ -245,20 +252,21 @@ def test_a_stage_that_dvc_runs_leaves_the_old_outputs_and_the_same_command_goes_
 @pytest.mark.parametrize(
     ("phase", "name", "shell"),
     [
-        ("import typer", "SIGKILL", "/bin/sh"),  # before the stage can look who started it
+        ("import typer", "SIGKILL", "/bin/sh"),  # before the stage has read which process started it
         ("training", "SIGKILL", "/bin/sh"),
         ("training", "SIGTERM", "/bin/bash"),
     ],
 )
-def test_a_stage_goes_when_dvc_is_killed_and_dvc_can_be_started_again_at_once(
+def test_stage_exits_if_dvc_is_killed_and_dvc_repro_can_be_repeated_at_once(
     holdable, start, phase, name, shell
 ):
-    holdable.edit("dvc.yaml", "stage fit", "stage fit || exit 1")  # so that the shell stays between
+    # The shell remains the parent of the stage, because its command has two parts.
+    holdable.edit("dvc.yaml", "stage fit", "stage fit || exit 1")
     running = start(*REPRO, HOLD=phase, SHELL=shell)
 
     running.process.send_signal(signal.Signals[name])
     running.process.wait(LIMIT_SECONDS)
-    assert not is_gone(running.pid)
+    assert not has_exited(running.pid)
     again = subprocess.Popen(
         REPRO,
         cwd=holdable.folder,
@@ -268,57 +276,57 @@ def test_a_stage_goes_when_dvc_is_killed_and_dvc_can_be_started_again_at_once(
         text=True,
     )
     if phase == "training":
-        wait_until(running.is_signalled)
+        wait_until(running.is_signaled)
     running.release()
 
-    wait_until(lambda: is_gone(running.pid))
-    said = again.communicate(timeout=LIMIT_SECONDS)[1]
-    assert again.returncode == 0, said
+    wait_until(lambda: has_exited(running.pid))
+    errors = again.communicate(timeout=LIMIT_SECONDS)[1]
+    assert again.returncode == 0, errors
     assert "fit" not in holdable.ok("dvc", "status", "fit")
 
 
-def test_a_flow_without_an_api_ends_likewise_and_dvc_is_left_in_order(holdable, start):
+def test_interrupted_flow_keeps_the_previous_outputs_and_releases_the_locks_of_dvc(holdable, start):
     holdable.ok("dvc", "repro", "create-artifact-dir")
     before = outputs(holdable)
     running = start(sys.executable, "-m", "pipeline", "run", HOLD="training")
 
     running.send("SIGINT")
     running.release()
-    code, said = running.ended()
+    code, errors = running.wait()
 
     assert code == 130
-    assert said.splitlines()[-1].startswith("SIGINT: ")
+    assert errors.splitlines()[-1].startswith("SIGINT: ")
     assert outputs(holdable) == before
     assert (holdable.folder / ".dvc/tmp/rwlock").read_text() == "{}"
     holdable.ok(*REPRO)
 
 
-def test_dvc_is_not_broken_off_while_it_records(holdable, start):
+def test_signal_is_deferred_while_dvc_writes_its_lockfile(holdable, start):
     running = start(sys.executable, "-m", "pipeline", "run", HOLD="dvc.lock")
 
     running.send("SIGTERM")
     assert running.process.poll() is None
     running.release()
 
-    assert running.ended()[0] == 143
+    assert running.wait()[0] == 143
     assert "up to date" in holdable.ok("dvc", "status", "create-artifact-dir")
     assert "up to date" not in holdable.ok("dvc", "status", "fit")
 
 
-@pytest.mark.parametrize("torn", ["dvc.lock", "rwlock"])
+@pytest.mark.parametrize("truncated", ["dvc.lock", "rwlock"])
 @pytest.mark.parametrize("command", [REPRO, (sys.executable, "-m", "pipeline", "run")])
-def test_what_a_kill_tears_of_what_dvc_writes_is_mended(holdable, start, command, torn):
+def test_file_of_dvc_that_a_kill_truncated_is_repaired(holdable, start, command, truncated):
     before = (holdable.folder / "dvc.lock").read_bytes()
-    running = start(*command, HOLD=f"torn {torn}")
-    path = holdable.folder / ("dvc.lock" if torn == "dvc.lock" else ".dvc/tmp/rwlock")
+    running = start(*command, HOLD=f"truncated {truncated}")
+    path = holdable.folder / ("dvc.lock" if truncated == "dvc.lock" else ".dvc/tmp/rwlock")
     assert path.stat().st_size == 5
 
     os.killpg(running.process.pid, signal.SIGKILL)
     running.process.wait(LIMIT_SECONDS)
 
-    wait_until(lambda: is_gone(running.pid))
+    wait_until(lambda: has_exited(running.pid))
     wait_until(lambda: not path.exists() or path.stat().st_size != 5)
-    if torn == "dvc.lock":
+    if truncated == "dvc.lock":
         assert path.read_bytes() == before
     holdable.ok(*REPRO)
     assert "fit" not in holdable.ok("dvc", "status", "fit")
@@ -339,7 +347,7 @@ timed()
 
 
 def states(address):
-    """The names of the states that flows ended in, oldest first."""
+    """Return the names of the states of all flow runs, oldest first."""
     body = json.dumps({"sort": "START_TIME_ASC"}).encode()
     request = urllib.request.Request(  # noqa: S310  loopback
         f"{address}/flow_runs/filter", body, {"Content-Type": "application/json"}
@@ -348,23 +356,44 @@ def states(address):
         return [run["state_name"] for run in json.load(answer)]
 
 
-def test_a_flow_saves_before_prefect_ends_it_as_it_would(holdable, start, server):
+def test_interrupted_flow_saves_before_prefect_records_its_state(holdable, start, server):
     (holdable.folder / "timed.py").write_text(TIMED)
-    known = len(states(server))
+    count_before = len(states(server))
 
-    ended = start(sys.executable, "-m", "pipeline", "run", HOLD="training", PREFECT_API_URL=server)
-    ended.send("SIGTERM")
-    assert ended.process.poll() is None
-    ended.release()
-    code, said = ended.ended()
+    terminated = start(sys.executable, "-m", "pipeline", "run", HOLD="training", PREFECT_API_URL=server)
+    terminated.send("SIGTERM")
+    assert terminated.process.poll() is None
+    terminated.release()
+    code, errors = terminated.wait()
     assert code == 143
-    assert "SIGTERM: stopped after epoch 0" in said
+    assert "SIGTERM: stopped after epoch 0" in errors
 
     timed = start(sys.executable, "timed.py", HOLD="training", PREFECT_API_URL=server)
-    timed.send("SIGALRM")  # as Prefect's timer does when the time is up
+    timed.send("SIGALRM")  # like the timer of Prefect at a timeout
     assert timed.process.poll() is None
     timed.release()
-    assert timed.ended()[0] == 1
+    assert timed.wait()[0] == 1
 
-    assert states(server)[known:] == ["Crashed", "TimedOut"]
+    assert states(server)[count_before:] == ["Crashed", "TimedOut"]
     assert (holdable.folder / ".dvc/tmp/rwlock").read_text() == "{}"
+
+
+class StopInEpoch3(NoRenderer):
+    """A renderer that stops the run in epoch 3, as a user of the terminal view can."""
+
+    def step(self, progress):
+        if progress.epoch == 3:
+            progress.interrupter.stop()
+
+
+def test_stopped_fit_is_not_recorded_and_keeps_the_previous_outputs(finished, monkeypatch):
+    finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
+    before = outputs(finished)
+    monkeypatch.chdir(finished.folder)
+
+    with pytest.raises(RunInterruptedError, match="after epoch 2 of 3") as stopped:
+        reproduce("fit", StopInEpoch3())
+
+    assert stopped.value.exit_code == 130
+    assert outputs(finished) == before
+    assert json.loads((finished.folder / "artifacts/metrics.json").read_text())["epoch"] == 2
