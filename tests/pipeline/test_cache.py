@@ -1,4 +1,4 @@
-"""Damage in DVC's cache: it is found by content, and never restored as an output."""
+"""Damaged files in DVC's cache are detected by their content and never restored as outputs."""
 
 import json
 import os
@@ -10,28 +10,28 @@ from ruamel.yaml import YAML
 OUTPUTS = ("artifacts", "data", "dvc.lock")
 
 
-def flipped(content):
+def flip_bit(content):
     """Return *content* with one bit flipped."""
     return content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
 
 
-def halved(content):
+def halve(content):
     """Return the first half of *content*."""
     return content[: len(content) // 2]
 
 
 def damage(path, change):
-    """Change the content of *path*; mode and modification time stay, as after a fault of the disk."""
-    about = path.stat()
+    """Apply *change* to the content of *path*; like a disk fault, keep its mode and modification time."""
+    status = path.stat()
     path.chmod(0o644)
     path.write_bytes(change(path.read_bytes()))
-    path.chmod(about.st_mode)
-    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    path.chmod(status.st_mode)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     return path
 
 
-def cached(project, output, name=None):
-    """Return the cached file of *output*, or of the file *name* in it."""
+def find_cached(project, output, name=None):
+    """Return the path in the cache of *output*, or of the file *name* in it."""
     root = project.folder / ".dvc/cache/files/md5"
     lock = YAML(typ="safe").load(project.folder / "dvc.lock")["stages"]
     [md5] = [out["md5"] for stage in lock.values() for out in stage["outs"] if out["path"] == output]
@@ -41,22 +41,22 @@ def cached(project, output, name=None):
     return root / md5[:2] / md5[2:]
 
 
-def run_cache(project, stage):
-    """Return the run-cache entry of *stage*."""
+def find_run_cache_entry(project, stage):
+    """Return the path of the run-cache entry of *stage*."""
     entries = (project.folder / ".dvc/cache/runs").glob("??/*/*")
     [found] = [each for each in entries if f"pipeline stage {stage}\n" in each.read_text()]
     return found
 
 
 def damage_everywhere(project):
-    """Damage a file of each kind, of each stage's outputs; return the damaged files."""
+    """Damage a cached output of each stage and a run-cache entry; return the damaged files."""
     return [
-        damage(cached(project, "data/prepared", "dataset.json"), flipped),
-        damage(cached(project, "artifacts/learner"), halved),
-        damage(cached(project, "artifacts/metrics.json"), halved),
-        damage(cached(project, "artifacts/train"), flipped),
-        damage(cached(project, "artifacts/model.mpk.gz"), flipped),
-        damage(run_cache(project, "fit"), halved),
+        damage(find_cached(project, "data/prepared", "dataset.json"), flip_bit),
+        damage(find_cached(project, "artifacts/learner"), halve),
+        damage(find_cached(project, "artifacts/metrics.json"), halve),
+        damage(find_cached(project, "artifacts/train"), flip_bit),
+        damage(find_cached(project, "artifacts/model.mpk.gz"), flip_bit),
+        damage(find_run_cache_entry(project, "fit"), halve),
     ]
 
 
@@ -77,11 +77,11 @@ def test_run_recomputes_damaged_cached_outputs(finished):
     assert all(str(each) in done.err for each in damaged[:-1])
 
 
-def test_rerun_stages_replace_damaged_files_and_run_cache_entries(finished):
+def test_stages_that_run_again_replace_damaged_files_and_run_cache_entries(finished):
     before = finished.files(*OUTPUTS, ".dvc/cache")
     names = ("fit", "build-learner", "save-model")
-    damaged = [damage(cached(finished, "artifacts/metrics.json"), flipped)]
-    damaged += [damage(run_cache(finished, name), halved) for name in names]
+    damaged = [damage(find_cached(finished, "artifacts/metrics.json"), flip_bit)]
+    damaged += [damage(find_run_cache_entry(finished, name), halve) for name in names]
     (finished.folder / "dvc.lock").unlink()
     shutil.rmtree(finished.folder / "artifacts")
 
@@ -93,7 +93,7 @@ def test_rerun_stages_replace_damaged_files_and_run_cache_entries(finished):
     assert finished.files(*OUTPUTS, ".dvc/cache") == before
 
 
-def test_doctor_deep_finds_and_removes_damage_and_repro_recomputes_it(finished):
+def test_doctor_removes_damaged_files_and_repro_recomputes_them(finished):
     before = finished.files(*OUTPUTS, ".dvc/cache")
     damaged = damage_everywhere(finished)
 
@@ -110,18 +110,18 @@ def test_doctor_deep_finds_and_removes_damage_and_repro_recomputes_it(finished):
     assert finished.files(*OUTPUTS, ".dvc/cache") == before
 
 
-@pytest.mark.parametrize("change", [flipped, halved])
+@pytest.mark.parametrize("change", [flip_bit, halve])
 @pytest.mark.parametrize("output", ["artifacts/metrics.json", "artifacts/plots"])
 def test_compare_does_not_show_damaged_outputs_as_cached(finished, output, change):
     name = "Loss.tsv" if output.endswith("plots") else None
-    place = damage(cached(finished, output, name), change)
+    path = damage(find_cached(finished, output, name), change)
 
     done = finished.learner("compare", "HEAD", "--json")
 
     assert done.code == 0, done.text
     [run] = json.loads(done.out)["runs"]
     assert run["cached"] is False
-    assert any(str(place) in note for note in run["notes"]), run["notes"]
+    assert any(str(path) in note for note in run["notes"]), run["notes"]
 
 
 FETCH = (
@@ -130,7 +130,7 @@ FETCH = (
 )
 
 
-READ_BY_RESUME = [
+READ_BY_RESUME = [  # outputs, and files in them, that a resumed run reads
     ("artifacts/checkpoint", "trainer-1.mpk.gz"),
     ("artifacts/checkpoint", "model-1.mpk.gz"),
     ("artifacts/valid", "epoch-1/Loss.log"),
@@ -140,21 +140,21 @@ READ_BY_RESUME = [
 
 
 def fetch(project, target):
-    """Run what build-learner does to read epoch 1 of HEAD; the files go to *target*."""
+    """Fetch epoch 1 of HEAD to *target*, as build-learner does to resume."""
     return project.run("python", "-c", FETCH, project.ok("git", "rev-parse", "HEAD").strip(), str(target))
 
 
 def contents(folder):
-    """Return path to content of each file below *folder*."""
+    """Return a mapping from the path of each file below *folder* to its content."""
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_damaged_checkpoints_and_logs_are_taken_from_a_remote(finished, tmp_path):
+def test_damaged_checkpoints_and_logs_are_fetched_from_a_remote(finished, tmp_path):
     assert fetch(finished, tmp_path / "intact").code == 0
     finished.ok("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
     finished.ok("dvc", "push", "-q")
-    for each in [cached(finished, *read) for read in READ_BY_RESUME]:
-        damage(each, flipped)
+    for each in [find_cached(finished, *read) for read in READ_BY_RESUME]:
+        damage(each, flip_bit)
 
     done = fetch(finished, tmp_path / "fetched")
 
@@ -163,8 +163,8 @@ def test_damaged_checkpoints_and_logs_are_taken_from_a_remote(finished, tmp_path
 
 
 @pytest.mark.parametrize("read", READ_BY_RESUME)
-def test_a_damaged_checkpoint_or_log_is_refused_without_a_remote(finished, tmp_path, read):
-    damage(cached(finished, *read), flipped)
+def test_damaged_checkpoint_or_log_is_refused_without_a_remote(finished, tmp_path, read):
+    damage(find_cached(finished, *read), flip_bit)
 
     done = fetch(finished, tmp_path / "fetched")
 

@@ -1,4 +1,4 @@
-"""Checkpoints that the run store and DVC's cache share."""
+"""Hard links between the checkpoints in the run store and DVC's cache."""
 
 import hashlib
 
@@ -13,26 +13,27 @@ def dvc_folder(tmp_path):
     return tmp_path / ".dvc"
 
 
-def checkpoint_inodes(folder):
+def shared_inodes(folder):
+    """Return the inodes of the files below *folder* that have more than one hard link."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.stat().st_ino for path in files if path.stat().st_nlink > 1}
 
 
-def test_the_store_and_the_cache_share_each_kept_checkpoint_and_the_output_is_a_copy(finished):
+def test_run_store_and_cache_share_each_checkpoint_and_the_output_is_a_copy(finished):
     finished.edit("params.yaml", "seed: 42", "seed: 43")
 
     finished.ok("dvc", "repro", "fit")
 
-    stores = [path for path in (finished.folder / ".runs").iterdir() if checkpoint_inodes(path)]
-    [kept] = [checkpoint_inodes(path / "checkpoint") for path in stores]
+    stores = [path for path in (finished.folder / ".runs").iterdir() if shared_inodes(path)]
+    [stored] = [shared_inodes(path / "checkpoint") for path in stores]
     outputs = list((finished.folder / "artifacts/checkpoint").iterdir())
-    assert len(kept) == len({path.read_bytes() for path in outputs}) > 4
-    assert kept == checkpoint_inodes(finished.folder / ".dvc/cache/files/md5")
+    assert len(stored) == len({path.read_bytes() for path in outputs}) > 4
+    assert stored == shared_inodes(finished.folder / ".dvc/cache/files/md5")
     assert all(path.stat().st_nlink == 1 for path in outputs)
     assert "Data and pipelines are up to date" in finished.ok("dvc", "status", "fit")
 
 
-def test_with_hard_links_in_dvc_a_checkpoint_has_one_inode_in_all_three_places(finished):
+def test_run_store_cache_and_output_share_each_checkpoint_if_dvc_uses_hard_links(finished):
     finished.edit("params.yaml", "seed: 42", "seed: 43")
     finished.ok("dvc", "config", "cache.type", "hardlink")
 
@@ -51,7 +52,7 @@ def model(tmp_path):
     return file
 
 
-def test_a_checkpoint_replaces_a_damaged_object(model, dvc_folder):
+def test_link_replaces_a_damaged_cached_file(model, dvc_folder):
     md5 = hashlib.md5(b"weights", usedforsecurity=False).hexdigest()
     place = dvc_folder / "cache/files/md5" / md5[:2] / md5[2:]
     place.parent.mkdir()
@@ -76,14 +77,14 @@ def test_a_checkpoint_replaces_a_damaged_object(model, dvc_folder):
         ("no section", None),
     ],
 )
-def test_the_cache_is_where_the_settings_say(dvc_folder, settings, found):
+def test_local_cache_is_found_by_the_settings_of_dvc(dvc_folder, settings, found):
     (dvc_folder / "../other/files/md5").mkdir(parents=True)
     (dvc_folder / "config.local").write_text(settings)
 
     assert local_objects(dvc_folder) == (dvc_folder / found if found else None)
 
 
-def test_if_no_link_can_be_made_nothing_is_changed(model, dvc_folder):
+def test_checkpoint_stays_unchanged_if_it_cannot_be_linked(model, dvc_folder):
     objects = local_objects(dvc_folder)
     objects.rmdir()
     objects.touch()

@@ -1,4 +1,4 @@
-"""Files of DVC, git and ours that do not have the form they should have: one message, no traceback."""
+"""Malformed files of DVC and of this project: each is refused with one message, or replaced."""
 
 import os
 from pathlib import Path
@@ -23,35 +23,35 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize(("text", "words"), FOREIGN.items())
-def test_a_file_that_dvc_did_not_write_is_refused_and_not_repaired(tmp_path, text, words):
+@pytest.mark.parametrize(("text", "message"), FOREIGN.items())
+def test_file_that_dvc_did_not_write_is_refused_and_not_repaired(tmp_path, text, message):
     path = tmp_path / "dvc.lock"
     path.write_text(text)
 
     with pytest.raises(StageError, match="is not a dvc.lock") as refused:
         check_lockfile(path)
 
-    assert words in str(refused.value)
+    assert message in str(refused.value)
     assert "Run `git checkout" in str(refused.value)
     assert not is_truncated(path)
 
 
-def test_every_beginning_of_a_dvc_lock_is_intact_or_cut(finished, tmp_path):
-    whole = (finished.folder / "dvc.lock").read_bytes()
+def test_each_prefix_of_a_lockfile_is_intact_or_truncated(finished, tmp_path):
+    content = (finished.folder / "dvc.lock").read_bytes()
     path = tmp_path / "dvc.lock"
-    for size in (*range(60), *range(60, len(whole), 97), len(whole)):
-        path.write_bytes(whole[:size])
+    for size in (*range(60), *range(60, len(content), 97), len(content)):
+        path.write_bytes(content[:size])
 
         check_lockfile(path)
 
-        assert is_truncated(path) or size > 40, whole[:size]
+        assert is_truncated(path) or size > 40, content[:size]
     assert not is_truncated(path)
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "3", "null", '{"write": []}', '{"write": {"a": 1}}', '{"read": {"a": [{}]}}']
 )
-def test_an_odd_list_of_writers_is_not_intact(tmp_path, text):
+def test_malformed_rwlock_is_not_intact(tmp_path, text):
     path = tmp_path / "rwlock"
     path.write_text(text)
 
@@ -59,7 +59,7 @@ def test_an_odd_list_of_writers_is_not_intact(tmp_path, text):
 
 
 def write(project, name, text):
-    """Write *text* to the file *name*, or make a directory if *text* is None."""
+    """Write *text* to the file *name*, or create a directory of that name if *text* is None."""
     path = project.folder / name
     if text is None:
         path.unlink(missing_ok=True)
@@ -77,18 +77,20 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("command", "name", "text", "words"), REFUSED)
-def test_odd_state_is_refused_with_one_message(project, command, name, text, words):
+@pytest.mark.parametrize(("command", "name", "text", "message"), REFUSED)
+def test_malformed_file_is_refused_without_a_traceback_and_stays_unchanged(
+    project, command, name, text, message
+):
     write(project, name, text)
 
     done = project.learner(*command)
 
     assert "Traceback" not in done.text
-    assert words in done.text
+    assert message in done.text
     assert (project.folder / name).is_dir() or (project.folder / name).read_text() == text
 
 
-def test_run_replaces_an_odd_list_of_writers(finished):
+def test_run_replaces_a_malformed_rwlock(finished):
     write(finished, ".dvc/tmp/rwlock", '{"write": {"a": 1}, "read": 3}')
 
     done = finished.learner("run")
@@ -96,7 +98,7 @@ def test_run_replaces_an_odd_list_of_writers(finished):
     assert (done.code, done.err) == (0, "")
 
 
-def test_resume_writes_to_params_that_are_only_comments(finished):
+def test_resume_keeps_the_comments_of_params_without_keys(finished):
     comments = "# Every param has its default.\n"
     write(finished, "params.yaml", comments)
 
@@ -106,8 +108,8 @@ def test_resume_writes_to_params_that_are_only_comments(finished):
     assert (finished.folder / "params.yaml").read_text().startswith(comments)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may open every file")
-def test_a_lock_of_another_user_is_reported(project):
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can open every file")
+def test_unreadable_project_lock_is_reported(project):
     write(project, ".runs/lock", "")
     Path(project.folder / ".runs/lock").chmod(0)
 

@@ -1,4 +1,4 @@
-"""An edit of a dependency while a stage runs is not recorded with the outputs of the previous content."""
+"""Dependencies that are edited during a stage are reported, and its outputs are not recorded."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from pathlib import Path
 from stages.data import Arrays, Digits, load_source
 
 def load():
-    """The digits; on the way, what the test asks for is edited."""
+    """Return the digits, after the edits in the variable EDIT."""
     for edit in os.environ["EDIT"].split("\\n"):
         path, old, new = edit.split("|")
         Path(path).write_text(Path(path).read_text().replace(old, new))
@@ -21,12 +21,12 @@ def load():
 '''
 
 
-AN_HOUR_AGO = """
+BACKDATE_EDIT = """
 import time
-edit = load
+edit_and_load = load
 
 def load():
-    found = edit()
+    found = edit_and_load()
     os.utime("stages/models/config.py", (time.time() - 3600,) * 2)
     return found
 """
@@ -34,13 +34,16 @@ def load():
 
 @pytest.fixture
 def editing(finished):
-    """A finished project whose next load-data edits a file while it runs."""
+    """A finished project in which load-data is out of date, and edits files while it runs."""
     (finished.folder / "editing.py").write_text(SOURCE)
     finished.edit("params.yaml", "    kind: digits\n    path: null", '    kind: "editing:load"')
     return finished
 
 
-COMMANDS = {"process": ("dvc", "repro", "load-data"), "in this process": ("python", "-m", "pipeline", "run")}
+COMMANDS = {
+    "separate process": ("dvc", "repro", "load-data"),
+    "same process": ("python", "-m", "pipeline", "run"),
+}
 
 
 EDITS = {
@@ -62,13 +65,13 @@ def test_edit_during_a_stage_is_reported_and_not_recorded(editing, command):
     done = editing.run(*COMMANDS[command], EDIT="\n".join(EDITS.values()))
 
     assert done.code != 0
-    assert all(told in done.err for told in EDITS)
+    assert all(message in done.err for message in EDITS)
     assert "Traceback" not in done.text
     assert editing.files("data", "dvc.lock") == before
     assert "load-data" in editing.ok("dvc", "status", "load-data")
 
 
-def test_edit_of_another_file_during_a_stage_has_no_effect(editing):
+def test_edit_of_something_else_during_a_stage_has_no_effect(editing):
     of_another_stage = "params.yaml|num_epochs: 2|num_epochs: 3"
     no_version = "stages/load_data.py|import|import "
     same_content = "stages/data/sources.py|no such text|"
@@ -91,7 +94,7 @@ def test_flow_does_not_run_code_that_was_edited_after_its_import(editing):
 
 @pytest.mark.parametrize("command", [("dvc", "repro"), ("python", "-m", "pipeline", "run")])
 def test_sources_with_a_time_in_the_future_are_accepted(command, finished):
-    """As in a file from another machine, or if the clock was set back."""
+    """Such times occur in files from another machine, or after the clock was set back."""
     for path in (finished.folder / "stages").rglob("*.py"):
         os.utime(path, (time.time() + 86_400,) * 2)
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
@@ -99,9 +102,9 @@ def test_sources_with_a_time_in_the_future_are_accepted(command, finished):
     finished.ok(*command)
 
 
-def test_flow_does_not_run_an_edited_source_whatever_its_time(editing):
+def test_flow_detects_an_edited_source_despite_an_old_modification_time(editing):
     path = editing.folder / "editing.py"
-    path.write_text(path.read_text() + AN_HOUR_AGO)
+    path.write_text(path.read_text() + BACKDATE_EDIT)
     edit = 'stages/models/config.py|"""|""" '
 
     done = editing.learner("run", EDIT=edit)

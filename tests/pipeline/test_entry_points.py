@@ -21,7 +21,7 @@ def test_dvc_repro_and_the_flow_produce_the_same_lock_and_cache(finished, projec
     assert [path.parent.name for path in stores[0]] == [path.parent.name for path in stores[1]] != []
 
 
-def test_without_an_api_the_flow_neither_starts_a_server_nor_imports_prefect(project):
+def test_run_without_an_api_does_not_import_prefect(project):
     log = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", "run")
 
     imported = {line.rpartition("|")[2].strip() for line in log.err.splitlines()}
@@ -30,7 +30,7 @@ def test_without_an_api_the_flow_neither_starts_a_server_nor_imports_prefect(pro
     assert "prefect" not in imported
 
 
-def test_flow_prints_the_outcome_of_each_stage(finished):
+def test_run_prints_the_outcome_of_each_stage(finished):
     assert finished.learner("run").out.splitlines()[-1] == "save-model: unchanged"
 
     finished.edit("params.yaml", "recorder: default", "recorder: compact")
@@ -41,37 +41,38 @@ def test_flow_prints_the_outcome_of_each_stage(finished):
     assert finished.learner("run").out.splitlines()[-1] == "save-model: restored from the run-cache"
 
 
-def ask(address, path):
+def query(address, path):
+    """Return all objects of kind *path*, such as "flow_runs", from the Prefect API at *address*."""
     body = json.dumps({"sort": "START_TIME_ASC"} if path == "flow_runs" else {}).encode()
     request = urllib.request.Request(f"{address}/{path}/filter", body, {"Content-Type": "application/json"})  # noqa: S310
     with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
         return json.load(answer)
 
 
-def recorded(address, flow_runs):
-    """Return all runs, once *flow_runs* flows and their tasks have arrived through a queue."""
+def wait_for_runs(address, count):
+    """Return all flow runs and finished task runs, after *count* flow runs have arrived with their tasks."""
 
     def arrived():
-        flows, tasks = ask(address, "flow_runs"), ask(address, "task_runs")
+        flows, tasks = query(address, "flow_runs"), query(address, "task_runs")
         done = [run for run in tasks if run["state_type"] in {"COMPLETED", "FAILED"}]
         done.sort(key=lambda run: run["start_time"])
-        return (flows, done) if len(flows) == flow_runs and len(done) >= 5 * flow_runs else None
+        return (flows, done) if len(flows) == count and len(done) >= 5 * count else None
 
     return wait_until(arrived)
 
 
-def test_flow_and_its_five_versioned_tasks_are_recorded_with_an_api(project, server):
+def test_api_records_the_flow_and_its_five_tasks_with_versions_and_states(project, server):
     stages = ["create-artifact-dir", "load-data", "build-learner", "fit", "save-model"]
 
     assert project.learner("run", PREFECT_API_URL=server).code == 0
-    flows, tasks = recorded(server, 1)
+    flows, tasks = wait_for_runs(server, 1)
     assert [run["state_name"] for run in flows] == ["Completed"]
     assert [run["name"].rsplit("-", 1)[0] for run in tasks] == stages
     assert [run["task_version"] for run in tasks] == [VERSIONS[name] for name in stages]
     assert [run["state_name"] for run in tasks] == ["Completed"] * 5
 
     assert project.learner("run", PREFECT_API_URL=server).code == 0
-    flows, tasks = recorded(server, 2)
+    flows, tasks = wait_for_runs(server, 2)
     assert [run["state_name"] for run in flows] == ["Completed"] * 2
     assert [run["state_name"] for run in tasks[5:]] == ["Cached"] * 5
 
@@ -85,11 +86,11 @@ def test_flow_and_its_five_versioned_tasks_are_recorded_with_an_api(project, ser
     project.edit("params.yaml", "recorder: default", "recorder: compact")
     project.ok("dvc", "repro", PREFECT_API_URL=server)
 
-    def by_process():
-        return {run["name"] for run in ask(server, "task_runs") if run["flow_run_id"] is None}
+    def tasks_without_flow():
+        return {run["name"] for run in query(server, "task_runs") if run["flow_run_id"] is None}
 
-    wait_until(lambda: len(by_process()) >= 2, by_process)
-    assert by_process() == {"create-artifact-dir", "save-model"}
+    wait_until(lambda: len(tasks_without_flow()) >= 2, tasks_without_flow)
+    assert tasks_without_flow() == {"create-artifact-dir", "save-model"}
 
 
 STACK = """

@@ -1,4 +1,4 @@
-"""The tasks and the flow, as far as they need no Prefect API."""
+"""The tasks, their states and the bodies that they run, without a Prefect API."""
 
 import logging
 import sys
@@ -20,7 +20,7 @@ NAMES = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_stage_has_a_task_with_its_name_and_version(name):
+def test_each_stage_has_a_task_with_its_name_and_version(name):
     task = TASKS[name]
 
     assert (task.name, task.version, task.cache_policy) == (name, VERSIONS[name], NO_CACHE)
@@ -38,25 +38,25 @@ def test_every_stage_has_a_task_with_its_name_and_version(name):
         (Outcome.RESTORED, "Cached", "DVC: restored from the run-cache"),
     ],
 )
-def test_a_task_ends_in_the_state_that_dvc_reports(name, outcome, state, message):
+def test_state_of_a_task_is_the_outcome_that_dvc_reports(name, outcome, state, message):
     calls = []
 
-    def door(stage):
+    def execute(stage):
         calls.append(stage)
         return outcome
 
-    ended = TASKS[name].fn(door)
+    final = TASKS[name].fn(execute)
 
     assert calls == [name]
-    assert ended.is_completed()
-    assert (ended.name, ended.message) == (state, message.format(name))
+    assert final.is_completed()
+    assert (final.name, final.message) == (state, message.format(name))
 
 
 @pytest.mark.parametrize(
     ("error", "is_hidden"), [(StageError("a"), True), (TimeoutError(), True), (ValueError("a"), False)]
 )
 @pytest.mark.parametrize("name", ["prefect.flow_runs", "prefect.task_runs", "prefect.engine"])
-def test_prefect_logs_no_traceback_of_an_expected_error(error, is_hidden, name):
+def test_traceback_is_hidden_only_for_an_expected_error(error, is_hidden, name):
     hide_expected_tracebacks()
     try:
         raise error
@@ -67,14 +67,14 @@ def test_prefect_logs_no_traceback_of_an_expected_error(error, is_hidden, name):
     assert (record.exc_info is None) == is_hidden
 
 
-def test_a_record_without_an_exception_passes():
+def test_log_record_without_an_exception_is_kept():
     hide_expected_tracebacks()
     record = logging.LogRecord("prefect.engine", logging.INFO, "", 1, "fine", None, None)
 
     assert logging.getLogger("prefect.engine").filter(record)
 
 
-def test_a_deadline_has_passed_from_a_tenth_of_a_second_before_it():
+def test_deadline_counts_as_passed_a_tenth_of_a_second_early():
     now = time.monotonic()
 
     assert not has_passed(None)
@@ -83,8 +83,8 @@ def test_a_deadline_has_passed_from_a_tenth_of_a_second_before_it():
     assert not has_passed(now + 3600)
 
 
-class Counting(NoRenderer):
-    """Counts the steps that it is shown."""
+class StepCounter(NoRenderer):
+    """A renderer that counts the steps of training."""
 
     def __init__(self):
         super().__init__()
@@ -94,14 +94,14 @@ class Counting(NoRenderer):
         self.steps += 1
 
 
-def test_every_body_runs_in_this_process_with_its_own_params(project, monkeypatch):
-    """The renderer shows the stage that trains, and no other."""
+def test_each_stage_runs_in_this_process_and_writes_its_outputs(project, monkeypatch):
+    """Only the stage that trains reports its steps to the renderer."""
     monkeypatch.chdir(project.folder)
     monkeypatch.delenv("DVC_ROOT", raising=False)
     steps = {}
 
     for name in VERSIONS:
-        renderer = Counting()
+        renderer = StepCounter()
         run_stage(name, renderer)
         steps[name] = renderer.steps
 
@@ -112,13 +112,13 @@ def test_every_body_runs_in_this_process_with_its_own_params(project, monkeypatc
     assert "stages/models/cnn.py" in read_key_entries()["code"]
 
 
-def test_an_unknown_stage_is_refused_with_the_nearest_name():
+def test_unknown_stage_is_refused_with_the_nearest_name():
     with pytest.raises(ParamsError, match=r"'fitt'.*Did you mean 'fit'\?"):
         run_stage("fitt")
 
 
 @pytest.mark.parametrize(
-    ("error", "retried"),
+    ("error", "is_retried"),
     [
         (RuntimeError("CUDA error"), True),
         (OSError("no space"), True),
@@ -127,8 +127,8 @@ def test_an_unknown_stage_is_refused_with_the_nearest_name():
         (TimeoutError("too long"), False),
     ],
 )
-def test_fit_is_tried_again_after_bad_luck_alone(error, retried):
+def test_fit_is_retried_only_after_an_unexpected_error(error, is_retried):
     task = TASKS["fit"]
 
     assert task.retries == 2
-    assert task.retry_condition_fn(task, None, Failed(data=error)) == retried
+    assert task.retry_condition_fn(task, None, Failed(data=error)) == is_retried

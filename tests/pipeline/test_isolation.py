@@ -1,4 +1,4 @@
-"""A scheduled experiment: DVC works in a clone of the project, and never in the user's checkout."""
+"""Scheduled experiments: DVC runs them in a clone of the project, never in the checkout of the user."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def checkout(project):
 
 
 def outputs(project):
-    """Return output to hash, as the dvc.lock of the experiment records it."""
+    """Return a mapping from each output to its hash in the dvc.lock of the experiment."""
     [ref] = project.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps/**/apart").split()
     stages = YAML(typ="safe").load(project.ok("git", "show", f"{ref}:dvc.lock"))["stages"]
     return {out["path"]: out["md5"] for stage in stages.values() for out in stage["outs"]}
@@ -33,14 +33,14 @@ def outputs(project):
 
 @pytest.fixture
 def edited(finished):
-    """A finished project with an edit that is staged, and one that is not."""
+    """A finished project with one staged edit and one unstaged edit."""
     finished.edit("README.md", "DVC", "D V C")
     finished.ok("git", "add", "README.md")
     finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
     return finished
 
 
-def test_a_killed_experiment_leaves_the_checkout_alone_and_resumes(edited, tmp_path):
+def test_killed_experiment_keeps_the_checkout_unchanged_and_resumes(edited, tmp_path):
     before = checkout(edited)
     other = edited.copied_to(tmp_path / "other")
     command = [sys.executable, "-c", RUN]
@@ -65,7 +65,7 @@ def test_a_killed_experiment_leaves_the_checkout_alone_and_resumes(edited, tmp_p
 
 
 @pytest.mark.long
-def test_a_damaged_cache_does_not_change_an_experiment(edited, tmp_path):
+def test_experiment_with_a_damaged_cache_has_the_same_outputs(edited, tmp_path):
     other = edited.copied_to(tmp_path / "other")
     for place in (edited.folder / ".dvc/cache/files/md5").glob("??/*"):
         if place.suffix != ".dir":

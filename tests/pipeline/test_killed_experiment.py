@@ -19,15 +19,15 @@ from dvc.repo.experiments.queue.base import BaseStashQueue
 from scmrepo.git import Git
 from scmrepo.git.stash import Stash
 
-def kill_after(owner, name, call):
+def kill_after(owner, name, count):
     original, calls = getattr(owner, name), []
-    def called(*given, **named):
-        result = original(*given, **named)
+    def call_and_kill(*arguments, **options):
+        result = original(*arguments, **options)
         calls.append(name)
-        if len(calls) == call:
+        if len(calls) == count:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
-    setattr(owner, name, called)
+    setattr(owner, name, call_and_kill)
 
 def kill_at_rename(part):
     def hook(event, arguments):
@@ -65,19 +65,19 @@ CLEAN = ["HEAD detached", "index locked", "overrides staged", "arguments staged"
 
 
 def kill_experiment(project, moment):
-    """Run the experiment, which kills itself at *moment*."""
+    """Run an experiment that kills itself at *moment*."""
     done = project.run(sys.executable, "-c", KILLED, moment)
     assert done.code == -9, done.text
 
 
 def state(project):
-    """Return the branch, status, stashes and files of a checkout."""
+    """Return the status with the branch, the stashes, and the files of a checkout."""
     status = project.ok("git", "status", "--porcelain=2", "--branch")
     return status, project.ok("git", "stash", "list"), project.files("params.yaml", "README.md", "stages")
 
 
 def fix(project, monkeypatch):
-    """Apply the fixes of the git check as `learner doctor --fix` does; return the diagnostics before."""
+    """Apply the fixes of the checkout as `learner doctor --fix` does, and return the diagnostics."""
     monkeypatch.chdir(project.folder)
     found = list(check_checkout())
     for each in found:
@@ -87,7 +87,7 @@ def fix(project, monkeypatch):
 
 
 @pytest.mark.parametrize("moment", WITH_EDITS)
-def test_the_users_changes_are_restored(project, monkeypatch, moment):
+def test_changes_of_the_user_are_restored(project, monkeypatch, moment):
     project.edit("README.md", "DVC", "D V C")
     project.ok("git", "add", "README.md")
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 7")
@@ -104,7 +104,7 @@ def test_the_users_changes_are_restored(project, monkeypatch, moment):
 
 
 @pytest.mark.parametrize("moment", CLEAN)
-def test_a_clean_checkout_is_clean_again(project, monkeypatch, moment):
+def test_checkout_without_changes_is_restored(project, monkeypatch, moment):
     before = state(project)
     kill_experiment(project, moment)
 
@@ -115,7 +115,7 @@ def test_a_clean_checkout_is_clean_again(project, monkeypatch, moment):
     assert [each.message for each in check_checkout()] == ["no stale files of killed processes"]
 
 
-def test_references_for_the_copy_of_an_experiment_are_removed(project, monkeypatch):
+def test_temporary_references_of_an_experiment_are_removed(project, monkeypatch):
     kill_experiment(project, "copied")
     assert project.ok("git", "for-each-ref", "refs/exps/temp")
 
@@ -124,7 +124,7 @@ def test_references_for_the_copy_of_an_experiment_are_removed(project, monkeypat
     assert project.ok("git", "for-each-ref", "refs/exps/temp") == ""
 
 
-def test_a_change_that_may_be_the_users_is_reported_with_the_command(project, monkeypatch):
+def test_change_that_may_be_of_the_user_is_reported_with_a_command(project, monkeypatch):
     kill_experiment(project, "arguments staged")
     project.edit("params.yaml", "batch_size: 32", "batch_size: 16")
     before = project.files("params.yaml")
@@ -136,7 +136,7 @@ def test_a_change_that_may_be_the_users_is_reported_with_the_command(project, mo
     assert project.files("params.yaml") == before
 
 
-def test_stash_of_the_user_is_never_taken_for_one_of_dvc(project, monkeypatch):
+def test_stash_of_the_user_is_not_mistaken_for_one_of_dvc(project, monkeypatch):
     project.edit("README.md", "DVC", "D V C")
     an_hour_ago = f"{time.time() - 3600:.0f} +0000"
     project.ok("git", "stash", GIT_COMMITTER_DATE=an_hour_ago, GIT_AUTHOR_DATE=an_hour_ago)
@@ -154,7 +154,7 @@ def test_locks_and_temporary_files_stay_while_git_runs(project, monkeypatch):
     part = project.folder / f".{'a' * 22}.tmp"
     part.touch()
     os.utime(part, (1, 1))
-    shell = ["sh", "-c", "git cat-file --batch; true"]  # so that git is not a child of this process
+    shell = ["sh", "-c", "git cat-file --batch; true"]  # so that git is not a direct child of this process
     with subprocess.Popen(shell, cwd=project.folder, stdin=subprocess.PIPE) as running:
         wait_until(lambda: find_git_processes(project.folder), process=running)
         [found] = fix(project, monkeypatch)

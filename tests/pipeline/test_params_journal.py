@@ -1,4 +1,4 @@
-"""Overrides that a run sets in params.yaml do not outlive the run if it is killed."""
+"""The journal of params.yaml: overrides of a run that was killed are removed from the file."""
 
 import sys
 
@@ -18,11 +18,12 @@ RESTORED = "restored params.yaml: a run that was killed had set overrides in it"
 
 
 def run_with_overrides(project, action=KILL):
+    """Execute *action*, by default a kill, in a process that has set an override in params.yaml."""
     return project.run(sys.executable, "-c", KILLED.format(action=action))
 
 
 @pytest.mark.parametrize("command", [["check"], ["status"], ["runs", "list"], ["sweep", "-S", "fit.lr=x"]])
-def test_any_command_restores_params_after_a_run_was_killed(project, command):
+def test_next_command_restores_params_after_a_run_was_killed(project, command):
     before = project.files("params.yaml")
     run_with_overrides(project)
     assert project.files("params.yaml") != before
@@ -34,7 +35,7 @@ def test_any_command_restores_params_after_a_run_was_killed(project, command):
     assert RESTORED not in project.learner("check").text
 
 
-def test_dvc_repro_runs_no_stage_with_the_overrides_of_a_killed_run(project):
+def test_repro_runs_no_stage_with_the_overrides_of_a_killed_run(project):
     before = project.files("params.yaml")
     run_with_overrides(project)
 
@@ -46,7 +47,7 @@ def test_dvc_repro_runs_no_stage_with_the_overrides_of_a_killed_run(project):
     project.ok("dvc", "repro", "-s", "create-artifact-dir")
 
 
-def test_an_edit_after_the_kill_stays_and_the_previous_content_is_kept(project):
+def test_edit_after_a_kill_is_kept_and_the_previous_params_are_backed_up(project):
     before = (project.folder / "params.yaml").read_bytes()
     run_with_overrides(project)
     project.edit("params.yaml", "num_epochs: 9", "num_epochs: 7")
@@ -59,7 +60,7 @@ def test_an_edit_after_the_kill_stays_and_the_previous_content_is_kept(project):
     assert "edited" not in project.learner("check").err
 
 
-def test_a_command_leaves_the_overrides_of_a_run_in_progress(project):
+def test_command_keeps_the_overrides_of_a_run_in_progress(project):
     check = 'import subprocess, sys; subprocess.run([sys.executable, "-m", "pipeline", "check"])'
     done = run_with_overrides(project, check)
 
@@ -68,12 +69,12 @@ def test_a_command_leaves_the_overrides_of_a_run_in_progress(project):
     assert "num_epochs: 9" in (project.folder / "params.yaml").read_text()
 
 
-def test_a_run_that_fails_restores_params_byte_for_byte(project):
+def test_failed_run_restores_params_byte_for_byte(project):
     path = project.folder / "params.yaml"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     before = path.read_bytes()
 
-    failed = run_with_overrides(project, 'raise SystemExit("bad luck")')
+    failed = run_with_overrides(project, 'raise SystemExit("failed on purpose")')
 
-    assert "bad luck" in failed.err
+    assert "failed on purpose" in failed.err
     assert path.read_bytes() == before

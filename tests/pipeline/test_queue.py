@@ -1,4 +1,4 @@
-"""Experiments in DVC's queue, whose worker is a process of its own."""
+"""Experiments in DVC's queue, which a separate worker process runs."""
 
 import json
 import shutil
@@ -15,19 +15,19 @@ CHANGE = ("-S", "fit.num_epochs=12", "-S", "fit.batch_size=64")
 
 @pytest.fixture
 def queue(finished):
-    """A project with a queue, whose worker is ended with the test."""
+    """A finished project; the worker of its queue is stopped after the test."""
     yield finished
     finished.run("dvc", "queue", "stop", "--kill")
 
 
-def lock_of(project, name):
-    """Return the dvc.lock of experiment *name*; empty if it has not finished."""
+def read_lockfile(project, name):
+    """Return the dvc.lock of experiment *name*; an empty text if it has not finished."""
     refs = project.ok("git", "for-each-ref", "--format=%(refname)", f"refs/exps/**/{name}").split()
     return project.ok("git", "show", f"{refs[0]}:dvc.lock") if refs else ""
 
 
-def at_work(project):
-    """Return the progress of the run that trains, from its heartbeat; empty if no run trains."""
+def find_progress(project):
+    """Return the heartbeat of the run in progress from its second epoch on; None before that."""
     for path in project.folder.glob(".runs/*/heartbeat.json"):
         with suppress(ValueError, OSError):
             beat = json.loads(path.read_text())
@@ -37,22 +37,22 @@ def at_work(project):
 
 
 def test_experiment_killed_in_the_queue_resumes_to_the_same_lockfile(queue, tmp_path):
-    straight = queue.copied_to(tmp_path / "straight")
-    straight.ok("dvc", "exp", "run", "--temp", "-n", "straight", *CHANGE)
+    uninterrupted = queue.copied_to(tmp_path / "uninterrupted")
+    uninterrupted.ok("dvc", "exp", "run", "--temp", "-n", "uninterrupted", *CHANGE)
     shutil.rmtree(queue.folder / ".runs")
 
     queue.ok("dvc", "exp", "run", "--queue", "-n", "queued", *CHANGE)
     with subprocess.Popen(["dvc", "queue", "start"], cwd=queue.folder, env=queue.environment):
-        wait_until(lambda: at_work(queue))
+        wait_until(lambda: find_progress(queue))
     queue.ok("dvc", "queue", "kill", "queued")
     wait_until(lambda: "Failed" in queue.ok("dvc", "queue", "status"))
     [store] = runs(queue.folder / ".runs")
-    assert not lock_of(queue, "queued")
+    assert not read_lockfile(queue, "queued")
     assert list(store.path.glob("steps/trainer-*")) or list(store.path.glob("checkpoint/trainer-[2-9]*"))
 
     queue.ok("dvc", "exp", "run", "--queue", "-n", "again", *CHANGE)
     queue.ok("dvc", "queue", "start")
-    wait_until(lambda: lock_of(queue, "again"))
+    wait_until(lambda: read_lockfile(queue, "again"))
 
     assert "resuming run " in queue.ok("dvc", "queue", "logs", "again")
-    assert lock_of(queue, "again") == lock_of(straight, "straight")
+    assert read_lockfile(queue, "again") == read_lockfile(uninterrupted, "uninterrupted")

@@ -1,4 +1,4 @@
-"""One stage through DVC in this process: what is run, recorded, restored and reported."""
+"""Reproduction of one stage through DVC in this process: outcomes, restored outputs and errors."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ OUT, LOCK, PARAMS = Path("out.txt"), Path("dvc.lock"), Path("params.yaml")
 
 
 class Body:
-    """A stage's body that writes its output and notes what it is called with."""
+    """The body of a stage that writes its output and records its calls."""
 
     def __init__(self, fail=None):
         self.calls = []
@@ -38,7 +38,7 @@ class Body:
 
 @pytest.fixture
 def body(tmp_path, monkeypatch):
-    """The body of a stage whose project is the current folder."""
+    """The body of the stage `make`, in a new project in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DVC_STAGE", raising=False)
     monkeypatch.delenv("DVC_ROOT", raising=False)
@@ -49,7 +49,7 @@ def body(tmp_path, monkeypatch):
     return Body()
 
 
-def test_a_stage_runs_once_and_is_restored_from_the_run_cache(body, tmp_path):
+def test_stage_runs_once_and_is_restored_from_the_run_cache(body, tmp_path):
     assert reproduce("make", "renderer", run=body) is Outcome.RAN
     assert body.calls == [("make", "renderer", "make", str(tmp_path))]
     assert not {"DVC_STAGE", "DVC_ROOT"} & set(os.environ)
@@ -64,7 +64,7 @@ def test_a_stage_runs_once_and_is_restored_from_the_run_cache(body, tmp_path):
     assert OUT.read_text() == "make: 1\n"
 
 
-def test_variables_that_were_set_before_are_set_again(body, monkeypatch):
+def test_environment_variables_are_restored(body, monkeypatch):
     monkeypatch.setenv("DVC_STAGE", "outer")
 
     reproduce("make", run=body)
@@ -73,7 +73,7 @@ def test_variables_that_were_set_before_are_set_again(body, monkeypatch):
     assert os.environ["DVC_STAGE"] == "outer"
 
 
-def test_dvc_runs_the_command_itself_outside_of_reproduce(body):
+def test_dvc_runs_the_command_of_the_stage_outside_of_reproduce(body):
     reproduce("make", run=body)
     PARAMS.write_text("make: 2\n")
 
@@ -84,7 +84,7 @@ def test_dvc_runs_the_command_itself_outside_of_reproduce(body):
     assert len(body.calls) == 1
 
 
-def test_the_log_level_of_dvc_is_restored(body, caplog):
+def test_log_level_of_dvc_is_restored(body, caplog):
     caplog.set_level(logging.DEBUG, "dvc")
     levels = []
     body.fail = lambda: levels.append(logging.getLogger("dvc").level)
@@ -95,21 +95,25 @@ def test_the_log_level_of_dvc_is_restored(body, caplog):
     assert logging.getLogger("dvc").level == logging.DEBUG
 
 
-def raising(error):
+def build_failure(error):
+    """Return a function that raises *error*."""
+
     def fail():
         raise error
 
     return fail
 
 
-@pytest.mark.parametrize("error", [ValueError("the user's"), StageError("ours"), KeyboardInterrupt()])
-def test_a_body_that_fails_leaves_the_previous_outputs(body, error, caplog):
+@pytest.mark.parametrize(
+    "error", [ValueError("of the user"), StageError("of the project"), KeyboardInterrupt()]
+)
+def test_failed_stage_keeps_the_previous_outputs(body, error, caplog):
     reproduce("make", run=body)
     before = LOCK.read_bytes()
     PARAMS.write_text("make: 2\n")
 
     with pytest.raises(type(error)) as caught:
-        reproduce("make", run=Body(raising(error)))
+        reproduce("make", run=Body(build_failure(error)))
 
     assert caught.value is error
     assert OUT.read_text() == "make: 1\n"
@@ -117,7 +121,7 @@ def test_a_body_that_fails_leaves_the_previous_outputs(body, error, caplog):
     assert "could not be restored" not in caplog.text
 
 
-def test_a_signal_ends_the_body_and_the_previous_outputs_stay(body):
+def test_interrupted_stage_keeps_the_previous_outputs(body):
     reproduce("make", run=body)
     PARAMS.write_text("make: 2\n")
     received = []
@@ -132,17 +136,18 @@ def test_a_signal_ends_the_body_and_the_previous_outputs_stay(body):
 
 
 def interrupt(received):
+    """Send SIGTERM to this process, and raise the error of an interrupted stage."""
     signal.raise_signal(signal.SIGTERM)
-    assert received == [signal.SIGTERM]  # the previous handler acts while the body runs
+    assert received == [signal.SIGTERM]  # the previous handler has run
     raise RunInterruptedError("stopped", signal.SIGTERM)
 
 
-def test_an_output_that_the_body_did_not_write_is_reported(body):
+def test_missing_output_is_reported(body):
     with pytest.raises(StageFailedError, match=r"out\.txt"):
         reproduce("make", run=lambda name, renderer: None)
 
 
-def test_outputs_that_cannot_be_restored_are_named_in_a_warning(body, caplog):
+def test_stage_whose_outputs_cannot_be_restored_is_named_in_a_warning(body, caplog):
     reproduce("make", run=body)
     OUT.unlink()
     OUT.mkdir()
@@ -156,7 +161,7 @@ def test_outputs_that_cannot_be_restored_are_named_in_a_warning(body, caplog):
     assert "run: dvc checkout make" in caplog.text
 
 
-def test_a_cut_lock_is_repaired_before_the_stage_runs(body):
+def test_truncated_lockfile_is_repaired_before_the_stage_runs(body):
     reproduce("make", run=body)
     reproduce("make", run=body)
     assert LOCKFILE_BACKUP.read_bytes() == LOCK.read_bytes()
@@ -165,7 +170,7 @@ def test_a_cut_lock_is_repaired_before_the_stage_runs(body):
     assert reproduce("make", run=body) is Outcome.UNCHANGED
 
 
-def test_a_lock_of_another_program_is_refused_before_the_stage_runs(body):
+def test_lockfile_of_another_program_is_refused_before_the_stage_runs(body):
     LOCK.write_text("stages: 3\n")
 
     with pytest.raises(StageError, match=r"dvc.lock is not a dvc.lock"):
@@ -177,7 +182,7 @@ def test_a_lock_of_another_program_is_refused_before_the_stage_runs(body):
 @pytest.mark.parametrize(
     ("content", "reported"), [("stages: 3\n", "dvc.yaml"), ("stages: {other: {cmd: x}}\n", "make")]
 )
-def test_a_stage_that_dvc_cannot_load_is_reported_as_dvc_reports_it(body, content, reported):
+def test_stage_that_dvc_cannot_load_is_reported_with_the_message_of_dvc(body, content, reported):
     Path("dvc.yaml").write_text(content)
 
     with pytest.raises(StageFailedError, match=reported):

@@ -167,7 +167,7 @@ class Served:
 
     @property
     def output(self):
-        """What the process has printed."""
+        """The text that the process has printed."""
         return (self.folder / "../serve.log").read_text()
 
     def hold(self):

@@ -1,4 +1,4 @@
-"""What a stage depends on: how it is read, compared, and compared with the code that is loaded."""
+"""Snapshots of the dependencies of a stage, compared with later files and with the loaded code."""
 
 import importlib
 import os
@@ -27,7 +27,7 @@ stages:
     - ${section}.rate
     - missing.key
     - other.yaml: [a.b]
-    - whole.yaml:
+    - complete.yaml:
     - module.py: [VERSION, Nested.limit]
     - settings.toml: [table.key]
     - absent.yaml: [key]
@@ -39,7 +39,7 @@ stages:
 """,
     "params.yaml": "fit: {epochs: 3}\nsection: build\nbuild: {rate: 0.5}\nname: from params\n",
     "other.yaml": "a: {b: [1, 2]}\nunused: 1\n",
-    "whole.yaml": "x: 1\n",
+    "complete.yaml": "x: 1\n",
     "module.py": 'VERSION = "7"\nvalue: int = 3\nother = f(1)\nclass Nested:\n    limit = 9\n',
     "settings.toml": "[table]\nkey = true\n",
     "single.txt": "one",
@@ -64,13 +64,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_snapshot_has_the_value_of_every_param(folder):
+def test_snapshot_has_the_value_of_each_param(folder):
     assert take_snapshot("fit").params == {
         "params.yaml: fit": {"epochs": 3},
         "params.yaml: build.rate": 0.5,
         "params.yaml: missing.key": ABSENT,
         "other.yaml: a.b": [1, 2],
-        "whole.yaml:": {"x": 1},
+        "complete.yaml:": {"x": 1},
         "module.py: VERSION": "7",
         "module.py: Nested.limit": 9,
         "settings.toml: table.key": True,
@@ -78,7 +78,7 @@ def test_a_snapshot_has_the_value_of_every_param(folder):
     }
 
 
-def test_a_snapshot_has_every_file_that_is_not_ignored(folder):
+def test_snapshot_has_each_file_that_is_not_ignored(folder):
     files = take_snapshot("fit").files
 
     assert list(map(str, files)) == ["inputs/a.txt", "inputs/kept.log", "inputs/deep/b.txt", "single.txt"]
@@ -87,17 +87,17 @@ def test_a_snapshot_has_every_file_that_is_not_ignored(folder):
 
 
 @pytest.mark.parametrize("stage", ["bare", "unknown"])
-def test_a_stage_without_dependencies_has_an_empty_snapshot(folder, stage):
+def test_stage_without_dependencies_has_an_empty_snapshot(folder, stage):
     assert take_snapshot(stage) == Snapshot(stage, {}, {})
 
 
-def test_a_project_without_stages_has_an_empty_snapshot(folder):
+def test_project_without_stages_has_an_empty_snapshot(folder):
     (folder / "dvc.yaml").write_text("vars: []\n")
 
     assert take_snapshot("fit") == Snapshot("fit", {}, {})
 
 
-def test_vars_resolve_without_a_params_file(folder):
+def test_variables_resolve_without_a_params_file(folder):
     (folder / "params.yaml").unlink()
     (folder / "dvc.yaml").write_text(
         "vars: [{folder: inputs}]\nstages: {fit: {deps: ['${ folder }/deep', '${a.b}']}}\n"
@@ -106,7 +106,7 @@ def test_vars_resolve_without_a_params_file(folder):
     assert list(map(str, take_snapshot("fit").files)) == ["inputs/deep/b.txt"]
 
 
-def test_a_file_beyond_the_hashed_bytes_has_no_digest(folder, monkeypatch):
+def test_file_beyond_the_limit_of_hashed_bytes_has_no_digest(folder, monkeypatch):
     monkeypatch.setattr(snapshot, "MAX_HASHED_BYTES", 3)
 
     digests = [state.digest for state in take_snapshot("fit").files.values()]
@@ -114,7 +114,8 @@ def test_a_file_beyond_the_hashed_bytes_has_no_digest(folder, monkeypatch):
     assert [digest is None for digest in digests] == [False, False, False, True]
 
 
-def changes_after(edit):
+def reported_changes(edit):
+    """Return the lines of the error that reports what *edit* changed."""
     before = take_snapshot("fit")
     edit()
     with pytest.raises(StageError) as caught:
@@ -122,7 +123,7 @@ def changes_after(edit):
     return str(caught.value).splitlines()
 
 
-def test_nothing_is_reported_if_only_times_change(folder):
+def test_changed_times_and_ignored_files_are_not_reported(folder):
     before = take_snapshot("fit")
     for name in ("single.txt", "params.yaml"):
         os.utime(name, (1, 1))
@@ -136,39 +137,39 @@ def test_nothing_is_reported_if_only_times_change(folder):
     [
         ("params.yaml", "fit: {epochs: 4}", "params.yaml: fit.epochs was 3 and is 4"),
         ("params.yaml", "section: build", "params.yaml: fit was {'epochs': 3} and is 'missing'"),
-        ("whole.yaml", "x: 2", "whole.yaml: x was 1 and is 2"),
-        ("whole.yaml", "x: 1\ny: 2", "whole.yaml: y was 'missing' and is 2"),
-        ("whole.yaml", "y: 1", "whole.yaml: x was 1 and is 'missing'"),
+        ("complete.yaml", "x: 2", "complete.yaml: x was 1 and is 2"),
+        ("complete.yaml", "x: 1\ny: 2", "complete.yaml: y was 'missing' and is 2"),
+        ("complete.yaml", "y: 1", "complete.yaml: x was 1 and is 'missing'"),
         ("module.py", "VERSION = '8'", "module.py: VERSION was '7' and is '8'"),
         ("module.py", "VERSION = (", "module.py: VERSION was '7' and is 'missing'"),
         ("single.txt", "two", "single.txt"),
         ("inputs/new.txt", "new", "inputs/new.txt"),
     ],
 )
-def test_an_edit_is_reported_with_both_values(folder, name, content, reported):
-    assert f"  {reported}" in changes_after(lambda: (folder / name).write_text(content))
+def test_edit_is_reported_with_both_values(folder, name, content, reported):
+    assert f"  {reported}" in reported_changes(lambda: (folder / name).write_text(content))
 
 
-def test_a_deleted_file_is_reported(folder):
-    assert "  inputs/a.txt" in changes_after((folder / "inputs/a.txt").unlink)
+def test_deleted_file_is_reported(folder):
+    assert "  inputs/a.txt" in reported_changes((folder / "inputs/a.txt").unlink)
 
 
-def test_a_large_file_is_compared_by_size_time_and_inode(folder, monkeypatch):
+def test_file_without_a_digest_is_compared_by_its_modification_time(folder, monkeypatch):
     monkeypatch.setattr(snapshot, "MAX_HASHED_BYTES", 0)
 
-    assert "  single.txt" in changes_after(lambda: os.utime("single.txt", (1, 1)))
+    assert "  single.txt" in reported_changes(lambda: os.utime("single.txt", (1, 1)))
 
 
 @pytest.mark.parametrize(("count", "ending"), [(5, "inputs/n4.txt"), (6, "inputs/n4.txt and 1 more")])
-def test_many_changed_files_are_cut_short(folder, count, ending):
+def test_at_most_five_changed_files_are_listed(folder, count, ending):
     def edit():
         for number in range(count):
             (folder / f"inputs/n{number}.txt").touch()
 
-    assert changes_after(edit)[1].endswith(ending)
+    assert reported_changes(edit)[1].endswith(ending)
 
 
-def test_a_module_that_is_edited_after_it_was_loaded_is_stale(folder, monkeypatch):
+def test_module_that_is_edited_after_it_was_loaded_is_stale(folder, monkeypatch):
     (folder / "own_package").mkdir()
     for name in ("own_module.py", "own_package/__init__.py", "own_package/part.py"):
         (folder / name).write_text("value = 1\n")
@@ -188,7 +189,7 @@ def test_a_module_that_is_edited_after_it_was_loaded_is_stale(folder, monkeypatc
     assert all(finder.is_stale(path, "another digest") for path in paths)
     assert not finder.is_stale(Path("single.txt"), "another digest")
 
-    later = LoadedSources()  # notes what is loaded already
+    later = LoadedSources()  # records the modules that are loaded already
     assert not later.is_stale(paths[0], None)
     paths[0].write_text("value = 3\n")
     assert later.is_stale(paths[0], None)
@@ -196,7 +197,7 @@ def test_a_module_that_is_edited_after_it_was_loaded_is_stale(folder, monkeypatc
         sys.modules.pop(name)
 
 
-def test_a_stage_whose_loaded_version_is_older_than_its_file_is_refused():
+def test_stage_whose_loaded_version_differs_from_its_file_is_refused():
     taken = Snapshot("load-data", {"stages/load_data.py: VERSION": "8"}, {})
 
     check_loaded(taken, "8")
@@ -205,12 +206,12 @@ def test_a_stage_whose_loaded_version_is_older_than_its_file_is_refused():
         check_loaded(taken, "7")
 
 
-def test_dvcignore_means_what_dvc_reads_in_it(folder):
+def test_dvcignore_excludes_the_files_that_dvc_excludes(folder):
     (folder / ".dvcignore").write_text("*.log\n!kept.log\n/inputs/deep/\nprivate\n**/x.pyc\n")
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], check=True)
 
     with Repo() as repo:
         files = [Path(each) for each in repo.dvcignore.find(repo.fs, str(folder / "inputs"))]
 
-    named = {path.relative_to(folder) for path in files}
-    assert {path for path in take_snapshot("fit").files if path.parts[0] == "inputs"} == named
+    expected = {path.relative_to(folder) for path in files}
+    assert {path for path in take_snapshot("fit").files if path.parts[0] == "inputs"} == expected

@@ -1,4 +1,4 @@
-"""A Prefect API that is configured and unreachable costs one line, and no training."""
+"""A configured but unreachable Prefect API is reported in one line, and no training is lost."""
 
 import socket
 import threading
@@ -7,24 +7,30 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from pipeline.flows import prefect_api
+
 KINDS = ["refused", "silent", "500", "404", "page"]
 
 
 @contextmanager
 def refusing_port():
-    with closing(socket.socket()) as bound:  # bound and not listening
+    """Yield a port that refuses connections."""
+    with closing(socket.socket()) as bound:  # bound, but not listening
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]
 
 
 @contextmanager
 def silent_port():
+    """Yield a port that accepts connections and sends no response."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         yield listening.getsockname()[1]
 
 
 @contextmanager
 def http_port(status):
+    """Yield the port of an HTTP server that responds with *status* and a page."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(status)
@@ -45,7 +51,7 @@ def http_port(status):
 
 @pytest.fixture(params=KINDS)
 def address(request):
-    """The address of something that is not a Prefect API."""
+    """The URL of a server that is not a Prefect API."""
     ports = {"refused": refusing_port, "silent": silent_port}
     with ports.get(request.param, lambda: http_port(int(request.param.replace("page", "200"))))() as port:
         yield f"http://127.0.0.1:{port}/api"
@@ -53,11 +59,12 @@ def address(request):
 
 @pytest.fixture
 def refused():
+    """The URL of a Prefect API that refuses connections."""
     with refusing_port() as port:
         yield f"http://127.0.0.1:{port}/api"
 
 
-def test_learner_run_refuses_with_one_line_and_changes_nothing(project, address):
+def test_run_fails_with_one_line_before_it_writes_outputs(project, address):
     done = project.learner("run", PREFECT_API_URL=address)
 
     assert done.code == 1
@@ -67,7 +74,7 @@ def test_learner_run_refuses_with_one_line_and_changes_nothing(project, address)
     assert not (project.folder / "artifacts").exists()
 
 
-def test_dvc_repro_continues_unrecorded_with_one_warning(project, address):
+def test_repro_continues_without_recording_after_one_warning(project, address):
     done = project.run("dvc", "repro", "load-data", PREFECT_API_URL=address)
 
     assert done.code == 0, done.text
@@ -77,7 +84,7 @@ def test_dvc_repro_continues_unrecorded_with_one_warning(project, address):
     assert (project.folder / "data/prepared").exists()
 
 
-def test_a_required_record_stops_dvc_repro_before_the_stage_changes_anything(finished, refused):
+def test_repro_fails_before_the_stage_runs_if_recording_is_required(finished, refused):
     before = finished.files("dvc.lock", "artifacts")
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
 
@@ -89,7 +96,7 @@ def test_a_required_record_stops_dvc_repro_before_the_stage_changes_anything(fin
     assert finished.files("dvc.lock", "artifacts") == before
 
 
-def test_learner_run_continues_unrecorded_if_the_record_is_optional(finished, refused):
+def test_run_continues_without_recording_if_it_is_optional(finished, refused):
     done = finished.learner("run", PREFECT_API_URL=refused, LEARNER_PREFECT="optional")
 
     assert done.code == 0, done.text
@@ -112,7 +119,7 @@ def test_learner_run_continues_unrecorded_if_the_record_is_optional(finished, re
         (["sweep", "-S", "fit.seed=1"], {"PREFECT_API_URL": "http://127.0.0.1:9/api"}, 1, "unreachable ("),
     ],
 )
-def test_a_command_refuses_with_one_line(project, command, environment, code, message):
+def test_invalid_or_unreachable_api_is_refused_with_one_line(project, command, environment, code, message):
     done = project.learner(*command, **environment)
 
     assert done.code == code
@@ -121,9 +128,7 @@ def test_a_command_refuses_with_one_line(project, command, environment, code, me
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_an_api_that_refuses_the_login_is_reachable(monkeypatch, status):
-    from pipeline.flows import prefect_api
-
+def test_api_that_rejects_the_credentials_is_reachable(monkeypatch, status):
     with http_port(status) as port:
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api/")
 
@@ -131,7 +136,7 @@ def test_an_api_that_refuses_the_login_is_reachable(monkeypatch, status):
 
 
 @pytest.mark.parametrize("command", [("run",), ("stage", "create-artifact-dir")])
-def test_a_refused_login_is_one_line(project, command):
+def test_rejected_credentials_are_reported_in_one_line(project, command):
     with http_port(401) as port:
         done = project.learner(*command, PREFECT_API_URL=f"http://127.0.0.1:{port}/api")
 
@@ -143,9 +148,7 @@ def test_a_refused_login_is_one_line(project, command):
     assert "Traceback" not in done.text
 
 
-def test_the_probe_sends_the_login_to_the_path_of_a_proxy(monkeypatch):
-    from pipeline.flows import prefect_api
-
+def test_probe_sends_the_credentials_and_headers_to_the_path_of_a_proxy(monkeypatch):
     received = []
 
     class Handler(BaseHTTPRequestHandler):
