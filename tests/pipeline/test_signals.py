@@ -137,11 +137,13 @@ def has_exited(pid):
 
 
 @pytest.fixture(autouse=True)
-def _default_sighup():
-    """Restore the default handler of SIGHUP, which nohup ignores for all processes that it starts."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _default_handlers():
+    """Restore the default handlers of the signals that nohup and a background job of a shell ignore."""
+    default = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in default.items()}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
