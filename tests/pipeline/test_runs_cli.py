@@ -150,7 +150,7 @@ def test_verify_reads_every_file_and_lists_the_damaged_ones(project, root):
 
     assert broken.code == 1
     assert re.search(r"trainer-1: .*trainer-1\.mpk\.gz", broken.out)
-    assert re.search(r"trainer-2: .*optim-2\.mpk\.gz is not as it was written", broken.out)
+    assert re.search(r"trainer-2: .*optim-2\.mpk\.gz has changed since it was written", broken.out)
     assert re.search(r"key\.json: is missing\n.*: 6 files with a recorded hash: intact", broken.out)
 
 
