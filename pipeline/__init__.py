@@ -1,1 +1,1 @@
-"""The wiring: the only place that knows Prefect and DVC."""
+"""The command line, and the stages as a DVC pipeline and a Prefect flow; only it imports the two."""

@@ -17,7 +17,7 @@ PROJECT_FILES = ("params.yaml", "dvc.yaml")
 
 @dataclass(frozen=True)
 class Collision:
-    """Files or folders that hide our packages, or that our packages hide."""
+    """Files or folders that hide packages of this project, or that those hide."""
 
     paths: tuple[Path, ...]
 
@@ -31,7 +31,7 @@ class Collision:
 
     @property
     def remedy(self) -> str:
-        """Return what the user can do."""
+        """Return the remedy for the user."""
         return (
             f"rename your own, for example to my_{self.paths[0].stem}, and change the imports, the import "
             "paths in params.yaml and the deps in dvc.yaml that name it"

@@ -1,4 +1,4 @@
-"""The form of dvc.lock: intact, cut short by a kill, or not what DVC writes."""
+"""Reading of dvc.lock, and detection of one that a kill truncated or that DVC did not write."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ def parse_lockfile(text: str, source: Path | str) -> dict[str, Any]:
 
 
 def check_lockfile(path: Path) -> None:
-    """Raise `StageError` if *path* is neither a dvc.lock nor one that is cut short."""
+    """Raise `StageError` if *path* is neither a dvc.lock nor a truncated one."""
     if not is_truncated(path):
         read_lockfile(path)
 

@@ -1,4 +1,4 @@
-"""Check of the parts and devices that params name, in a process of its own.
+"""Check of the parts and devices that params name, in a separate process.
 
 Only an import shows whether a module can be imported. A user's module may load torch, print, exit or crash,
 so it is imported in another process, and only if params name a part that is not built in: `learner check`

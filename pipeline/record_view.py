@@ -38,7 +38,7 @@ def summarize(file: Path, form: Format, record: Record, entry: Entry | None) -> 
 
 
 def print_record(summary: dict[str, Any], entry: Entry | None, *, constants: bool) -> None:
-    """Print *summary*, a result of `summarize`, and the entries below *entry*; nil only with *constants*."""
+    """Print *summary*, a result of `summarize`, and the entries below *entry*; with *constants*, also nil."""
     typer.echo(escape(f"{summary['file']}: {summary['format']}, {summary['size']:,} bytes"))
     if metadata := summary["metadata"]:
         types = f"floats {metadata['float']}, integers {metadata['int']}"

@@ -16,6 +16,6 @@ def version_of(name: str) -> str:
     """Return the version of stage *name*; raise `ParamsError` if there is no such stage."""
     if name not in VERSIONS:
         raise ParamsError(
-            f"there is no stage {name!r}. The stages are {', '.join(VERSIONS)}.{closest(name, VERSIONS)}"
+            f"there is no stage {name!r}. Use one of {', '.join(VERSIONS)}.{closest(name, VERSIONS)}"
         )
     return VERSIONS[name]

@@ -37,7 +37,7 @@ def explain_user_errors(stage: str) -> Iterator[None]:
     """Raise a `UserCodeError` for an exception that the user's code raises in the block, a part of *stage*.
 
     ``sys.exit()`` counts as an exception: its code may be 0, and the process would end without a result.
-    Raises `RunInterruptedError` for a KeyboardInterrupt and for the key to kill.
+    Raises `RunInterruptedError` for a KeyboardInterrupt and for the kill key.
     """
     try:
         yield

@@ -1,1 +1,1 @@
-"""The five stages, a file each, and the parts they are built from, a folder each."""
+"""The five stages, one file each, and the parts that they are built from, one folder each."""

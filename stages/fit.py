@@ -31,7 +31,7 @@ def fit(config: FitConfig, paths: FitPaths, context: FitContext | None = None) -
         for _ in range(MAX_ATTEMPTS):
             if store.finished is None:
                 _train(config, paths, store, context)
-            if not (problems := runs.publish_results(store, paths.outputs, paths.untracked)):
+            if not (problems := runs.publish_results(store, paths.outputs, paths.telemetry_outputs)):
                 break
             continuation.repair(problems)
         else:

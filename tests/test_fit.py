@@ -130,7 +130,7 @@ def test_param_that_changes_no_number_keeps_the_key(old, new, finished, monkeypa
 
 
 def test_full_disk_is_reported_before_training(tmp_path):
-    with pytest.raises(StageError, match="Make space, or keep fewer"):
+    with pytest.raises(StageError, match="Free some space, or keep fewer"):
         check_space(tmp_path, 10**18)
 
 

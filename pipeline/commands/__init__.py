@@ -1,1 +1,1 @@
-"""The commands of `learner` that have a file of their own: what is typed, to what is called."""
+"""The commands of `learner`, one module for each command or group of commands."""

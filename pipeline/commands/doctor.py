@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 35.0
 DEEP_TIMEOUT_SECONDS = 24 * 3600.0
 MAX_GIT_FIXES = 3
-"""How often the git check is repeated: a lock file hides what else is wrong."""
+"""Number of repetitions of the git check, because a lock file hides further problems."""
 
 
 def doctor(

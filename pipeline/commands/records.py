@@ -224,4 +224,4 @@ def _check_target(source: Path, target: Path, *, force: bool) -> None:
     if target.is_dir():
         raise RecordError(f"{target} is a directory. Set a file as OUT")
     if target.exists() and not force:
-        raise RecordError(f"{target} exists. Set --force to replace it")
+        raise RecordError(f"{target} exists. Add --force to replace it")

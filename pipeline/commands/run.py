@@ -34,15 +34,15 @@ def run_stages(report: "Callable[[str, Outcome], None]") -> None:
     from pipeline.params import read_params
     from stages.renderers.choice import read_renderer_name
 
-    check_params(read_params())  # before a process is started or an output removed
+    check_params(read_params())  # before a process is started or an output is removed
     read_renderer_name()
     is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_warning)
     with project_lock():
         fork_watchdog(os.getpid())
         if is_recorded:
-            from pipeline.flows.flow import called_from_command_line, learner
+            from pipeline.flows.flow import learner, run_from_command_line
 
-            with called_from_command_line(report):
+            with run_from_command_line(report):
                 learner(experiment=False)
         else:
             from pipeline.engine.reproduce import reproduce

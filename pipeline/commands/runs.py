@@ -215,7 +215,7 @@ def _describe(run: Run) -> str:
         parts.append(f"pid {run.owner.pid} on {run.owner.host}")
     if run.state is State.FINISHED:
         parts.append(f"{run.epochs} epochs")
-    elif run.state is State.RUNNING and not run.started:
+    elif run.state is State.RUNNING and not run.has_started:
         parts.append("starting")
     elif run.place:
         parts.append(run.place)
@@ -223,7 +223,7 @@ def _describe(run: Run) -> str:
 
 
 def _format_state(run: Run) -> str:
-    return f"{run.state}, stalled?" if run.stalled else str(run.state)
+    return f"{run.state}, stalled?" if run.is_stalled else str(run.state)
 
 
 def _format_time(run: Run) -> str:
@@ -232,7 +232,7 @@ def _format_time(run: Run) -> str:
 
 
 def _row(run: Run) -> tuple[str, ...]:
-    age = format_age(max(0.0, time.time() - run.changed))
+    age = format_age(max(0.0, time.time() - run.last_change))
     return (
         run.key,
         _format_state(run),
@@ -250,7 +250,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "key": run.key,
         "path": str(run.path),
         "state": run.state.value,
-        "stalled": run.stalled,
+        "stalled": run.is_stalled,
         "pid": run.owner.pid if run.owner else None,
         "host": run.owner.host if run.owner else None,
         "epochs": run.epochs,
@@ -259,5 +259,5 @@ def _summary(run: Run) -> dict[str, Any]:
         "step": beat.step if beat else None,
         "time": run.time.isoformat(timespec="seconds"),
         "size": run.size,
-        "age_seconds": round(max(0.0, time.time() - run.changed), 1),
+        "age_seconds": round(max(0.0, time.time() - run.last_change), 1),
     }

@@ -18,7 +18,7 @@ DEFAULT_VIEW = ViewOptions()
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column: how to get the value of a run, and how to print it."""
+    """A column: functions that get the value of a run and format it."""
 
     title: str
     """Short name, for people."""

@@ -56,7 +56,7 @@ def _matches(requested: str, names: Sequence[str]) -> list[str]:
         options = [*names, *(name.partition("/")[2] for name in names)]
         raise ParamsError(
             f"no run has a metric {requested!r}.{closest(requested, options)} "
-            f"Metrics of these runs: {', '.join(names) or 'none'}"
+            f"Name one of: {', '.join(names) or 'none'}"
         )
     return found
 

@@ -170,7 +170,7 @@ def check_disk() -> Iterator[Diagnostic]:
 
 
 def check_free_space(free: int, size: int, kept: int) -> Diagnostic:
-    """Return whether *free* bytes suffice for *kept* checkpoints of *size* bytes each.
+    """Check that *free* bytes suffice for *kept* checkpoints of *size* bytes each.
 
     A run needs space for one more; its results need space in the artifact directory and in DVC's cache.
     """

@@ -206,7 +206,7 @@ def check_run_stores() -> Iterator[Diagnostic]:
     """List the run stores, none of which is stale: the same command resumes an interrupted run."""
     found = all_runs(runs_root())
     for run in found:
-        if run.stalled:
+        if run.is_stalled:
             message = f"{run.key}: pid {run.owner and run.owner.pid} has made no progress for a minute"
             yield warning("runs", message, "It may hang, or its steps are long: run `learner runs show`")
     resumable = [run.key for run in found if run.state in (State.INTERRUPTED, State.DEAD)]

@@ -26,7 +26,7 @@ REMEDY = "`learner push` and `learner pull` need it. Check its address, your acc
 def check_remotes() -> Iterator[Diagnostic]:
     """Check that DVC has a default remote, and that each remote answers.
 
-    Each remote is accessed in a process of its own, which is killed after `REMOTE_TIMEOUT_SECONDS`.
+    Each remote is accessed in a separate process, which is killed after `REMOTE_TIMEOUT_SECONDS`.
     """
     try:
         config = Config(Repo.find_dvc_dir())

@@ -2,8 +2,8 @@
 
 DVC treats a cached file as intact if it is read-only, and otherwise if its size, inode and modification time
 are those in its state database; its setting ``verify`` does not change that for a local cache. So it restores
-a damaged file as an output. The functions here read the content. `verify_restores` makes DVC itself use them
-in this process; a damaged file is removed, so that DVC fetches it or runs the stage again.
+a damaged file as an output. The functions here read the content. `pipeline.engine.dvc_patches` makes DVC
+call them in this process; a damaged file is removed, so that DVC fetches it or runs the stage again.
 """
 
 import hashlib

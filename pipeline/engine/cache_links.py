@@ -3,7 +3,7 @@
 Before DVC commits the outputs of ``fit``, the checkpoints in the run store are linked into the cache under
 their md5. DVC finds them there and makes no copy. The state of each place is then:
 
-* The store and the cache share an inode. Nobody edits files in either, and this project does not write to a
+* The store and the cache share an inode. No user edits files in either, and this project does not write to a
   finished checkpoint in place: the checkpointer writes a temporary file and renames it, and removal unlinks.
   As DVC does with every cached file, the inode is made read-only. `dvc gc`, `learner runs prune` and a new
   checkpoint remove one name and leave the other.

@@ -1,4 +1,4 @@
-"""The checkpoint that build-learner starts from, in a folder that it can read."""
+"""The checkpoint that build-learner starts from, copied to a folder if it is in DVC's cache."""
 
 import os
 import shutil

@@ -46,8 +46,8 @@ class _Entry:
 def edit_params(text: str) -> Iterator[None]:
     """Write *text* to params.yaml, and restore its previous content if the block raises.
 
-    A later command restores it if this process is killed in the block. If somebody else edits the file
-    in the block, their edit stays. Hold the project lock around the block.
+    A later command restores it if this process is killed in the block. If another process edits the file
+    in the block, that edit stays. Hold the project lock around the block.
     """
     entry = _Entry(base64.b64encode(PARAMS.read_bytes()).decode(), _digest(text.encode()))
     _write(PARAMS_JOURNAL, json.dumps(asdict(entry)).encode())

@@ -1,1 +1,1 @@
-"""Flow runs: how they are served, what they show, hold and survive."""
+"""Prefect: the flow and its tasks, deployments, artifacts, and the handling of an unreachable server."""

@@ -143,7 +143,7 @@ _command_line: ContextVar[_CommandLine | None] = ContextVar("command_line", defa
 
 
 @contextmanager
-def called_from_command_line(report: Report) -> Iterator[None]:
+def run_from_command_line(report: Report) -> Iterator[None]:
     """Let a command that holds the project lock call `learner` in the block, for the workspace.
 
     *report* receives the outcome of each stage. Raises `StageError` if the server goes away or refuses the

@@ -114,7 +114,7 @@ def require_api(alternative: str = "") -> None:
 def probe() -> str | None:
     """Return why the configured API is unreachable; None if it responds.
 
-    A refused login or certificate counts as a response, because Prefect has settings of its own for both.
+    A refused login or certificate counts as a response, because Prefect has its own settings for both.
     """
     found: list[str | None] = []
     thread = threading.Thread(target=lambda: found.append(_probe()), daemon=True)

@@ -26,7 +26,7 @@ def check_remotes(*, experiment: bool) -> None:
 
 
 def find_git_remote() -> str:
-    """Return ``origin``, or else the only git remote. Raises `StageError` if there is none or a choice."""
+    """Return ``origin``, or else the only git remote. Raises `StageError` if neither exists."""
     names = run_git(Path(), "remote").split()
     if "origin" in names:
         return "origin"

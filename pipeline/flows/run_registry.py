@@ -75,7 +75,7 @@ def report_killed_runs() -> None:
             try:
                 with short_timeout_client() as client:
                     _report(client, UUID(note.stem), str(owner or "an unknown process"))
-            except ObjectNotFound:  # somebody deleted the run
+            except ObjectNotFound:  # a user deleted the run
                 pass
             except API_ERRORS:
                 return

@@ -1,1 +1,1 @@
-"""Readers of a run at a git revision: its names, its files, its results, its checkpoints."""
+"""Readers of a run at a git revision: its name, files, results and checkpoints."""

@@ -83,7 +83,7 @@ class FileCheckpointer:
         )
 
     def restore(self, epoch: int) -> Checkpoint:
-        """Return the checkpoint of *epoch*, verified before it is decoded.
+        """Return the checkpoint of *epoch*, which is verified before it is decoded.
 
         Raises `CheckpointError` if there is none, or if a file is missing, corrupt or was changed.
         """
@@ -107,7 +107,7 @@ class FileCheckpointer:
             path.unlink()
 
     def remove_partial_files(self) -> None:
-        """Remove the files of incomplete checkpoints, such as a killed process leaves."""
+        """Remove the files of incomplete checkpoints, which a killed process did not finish."""
         intact = set(self.list_saved())
         for path in self.directory.iterdir() if self.directory.is_dir() else ():
             parsed = parse_name(path.name)

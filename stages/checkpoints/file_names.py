@@ -33,7 +33,7 @@ class CheckpointFileName:
 
     @property
     def is_trainer(self) -> bool:
-        """Whether the file makes its epoch a checkpoint."""
+        """True if the file makes its epoch a checkpoint."""
         return self.part == TRAINER and self.suffix == TRAINER_SUFFIX
 
 
@@ -54,7 +54,7 @@ def parse_name(name: str) -> CheckpointFileName | None:
 
 
 def parse_partial_name(name: str) -> CheckpointFileName | None:
-    """Return the same for the hidden name of a file in the making, such as ``.model-3.mpk.gz.part``."""
+    """Return the parts of the name of a file that is being written, such as ``.model-3.mpk.gz.part``."""
     return parse_name(name[1:]) if name.startswith(".") else None
 
 

@@ -1,1 +1,1 @@
-"""What every part agrees on: config, plug-in look-up, outputs, history, events, errors, files. No torch."""
+"""Contracts of all parts: config, plug-in lookup, outputs, events, history, errors; none imports torch."""

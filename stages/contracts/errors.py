@@ -1,16 +1,16 @@
 """The exceptions that this project raises.
 
 * StageError                 exit code 1: base class, for a run that cannot continue
-  x DataError                a data source or its content is not usable
-  x PluginError              a name in params.yaml does not lead to a usable object
-  x RecordError              a record is truncated, corrupt, or in an unknown format
-  x CheckpointError          a requested checkpoint is missing or corrupt
-  x BuilderError             the options of a learner contradict each other
-  x NonFiniteError           a loss or gradient is NaN or infinite (stages.optim)
-  x StageFailedError         a stage that DVC ran failed
-  x UserCodeError            the user's own code raised an exception
-  x RunInUseError            another process uses the run store, or another exclusive resource
-  x RunInterruptedError      exit code 128 + signal, or 130: the run was asked to stop and saved its state
+  * DataError                a data source or its content is not usable
+  * PluginError              a name in params.yaml does not lead to a usable object
+  * RecordError              a record is truncated, corrupt, or in an unknown format
+  * CheckpointError          a requested checkpoint is missing or corrupt
+  * BuilderError             the options of a learner contradict each other
+  * NonFiniteError           a loss or gradient is NaN or infinite (stages.optim)
+  * StageFailedError         a stage that DVC ran failed
+  * UserCodeError            the user's own code raised an exception
+  * RunInUseError            another process uses the run store, or another exclusive resource
+  * RunInterruptedError      exit code 128 + signal, or 130: the run was asked to stop and saved its state
   * ParamsError              exit code 2: params.yaml or an option is not valid
 * KilledError                a SystemExit with code 130: the kill key was pressed in the live view
 

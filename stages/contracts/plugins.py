@@ -130,7 +130,7 @@ def _import_error(what: str, module_name: str, error: BaseException) -> PluginEr
     if missing and f"{module_name}.".startswith(f"{missing}.") and not user_frames(error):
         return PluginError(
             f"{what} cannot be imported: {type(error).__name__}: {error}.\n"
-            f"  Install the module {module_name!r}, or put it beside params.yaml"
+            f"  Install the module {module_name!r}, or put it next to params.yaml"
         )
     advice = f"\n  Install {missing.partition('.')[0]!r}, or correct the name" if missing else ""
     explained = explain(error).replace("\n", "\n  ")

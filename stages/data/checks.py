@@ -14,7 +14,7 @@ BLOCK_BYTES = 1 << 22
 
 
 def check(arrays: Arrays, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs and targets of *arrays*, which can be stored without loss of their meaning.
+    """Check *arrays*, and return inputs and targets that can be stored without loss.
 
     *where* names the arrays in errors if they have no names of their own. Raises `DataError` if an array
     is not numeric, has a wrong shape, is empty, or has a value that cannot be stored.

@@ -1,4 +1,4 @@
-"""LearnerBuilder, Learner, the loop, devices, the summary."""
+"""Training: the builder of a learner, the training loop, checkpointing, evaluation and the summary."""
 
 import lazy_loader
 

@@ -54,7 +54,9 @@ class Loop:
     def run(self, train: Loader, valid: Loader) -> nn.Module:
         """Train on *train* and validate on *valid* after each epoch; return the trained model."""
         if not (len(train) and len(valid)):
-            raise BuilderError("a loader has no batches: both splits need at least one")
+            raise BuilderError(
+                "a loader has no batches: pass a loader with at least one batch for each split"
+            )
         check_workers(train, valid)
         retain_freed_memory()
         first = self._state.epoch + 1

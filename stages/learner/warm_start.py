@@ -62,7 +62,7 @@ class Origin:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this project wrote the checkpoints, so that they have trainer records."""
+        """True if this project wrote the checkpoints, so that they have trainer records."""
         return self._path.is_dir() and bool(self._checkpointer.list_saved())
 
     @property
@@ -134,7 +134,7 @@ class Origin:
         )
 
     def copy_past(self, target: Path, epoch: int) -> None:
-        """Copy to *target* the logs up to *epoch* and, if they are ours, the checkpoints before it.
+        """Copy to *target* the logs up to *epoch* and, if this project wrote them, the checkpoints before it.
 
         The earlier checkpoints are needed because one of them may be the best.
         """
@@ -172,7 +172,7 @@ def fit_checkpoint(start: Start, checkpoint: Checkpoint, source: str) -> Checkpo
         group.update(options)
     if getattr(start[2].schedule, "per", "batch") == "epoch":
         start[2].iteration = state.epoch  # the other schedule may have counted batches
-    return state.checkpoint(_kept_entries(checkpoint))
+    return state.checkpoint(_select_entries(checkpoint))
 
 
 def fit_weights(start: Start, checkpoint: Checkpoint, source: str) -> Checkpoint:
@@ -184,7 +184,7 @@ def fit_weights(start: Start, checkpoint: Checkpoint, source: str) -> Checkpoint
     _check_fits(load_into(state.model, checkpoint.model, strict=False, layout="burn"), source, start)
     state.model.load_state_dict({**state.model.state_dict(), **trainer["model"]})
     state.epoch = int(trainer["epoch"])
-    return state.checkpoint({**_kept_entries(checkpoint), **_empty_window()})
+    return state.checkpoint({**_select_entries(checkpoint), **_empty_window()})
 
 
 def fit_record(
@@ -228,7 +228,7 @@ def _restore_optimizer(
         )
     except RecordError as error:
         return f"the optimizer starts from the beginning ({error})"
-    except_for = f", except for {_listed(missing)}, which it lacks" if missing else ""
+    except_for = f", except for {_list_names(missing)}, which it lacks" if missing else ""
     return f"the optimizer resumes from {optimizer_file.name}{except_for}"
 
 
@@ -241,7 +241,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params" and key not in SCHEDULED_OPTIONS}
 
 
-def _kept_entries(checkpoint: Checkpoint) -> dict[str, Any]:
+def _select_entries(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the entries of the trainer record that the new run keeps."""
     return {key: each for key, each in checkpoint.trainer.items() if key not in NEW_ENTRIES} | {
         "identity": None
@@ -260,7 +260,7 @@ def _check_fits(loaded: LoadResult, source: str, start: Start) -> None:
         "unexpected": loaded.unexpected,
         "of another shape": loaded.mismatched,
     }
-    lines = [f"  {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
+    lines = [f"  {kind}: {_list_names(names)}" for kind, names in kinds.items() if names]
     raise CheckpointError(
         "\n".join(
             [
@@ -272,7 +272,7 @@ def _check_fits(loaded: LoadResult, source: str, start: Start) -> None:
     )
 
 
-def _listed(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     every = list(names)
     more = f" and {len(every) - MAX_LISTED_NAMES} more" if len(every) > MAX_LISTED_NAMES else ""
     return ", ".join(every[:MAX_LISTED_NAMES]) + more

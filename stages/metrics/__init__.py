@@ -1,4 +1,4 @@
-"""Metrics: what is measured on every batch and added up over an epoch."""
+"""Metrics: values that are measured on every batch and added up over an epoch."""
 
 import lazy_loader
 

@@ -20,7 +20,7 @@ MAX_UNMERGED_PAIRS = 1 << 18
 
 @dataclass(frozen=True)
 class ConfusionMatrix:
-    """Counts of the pairs of actual and predicted class that occur; two matrices add.
+    """Counts of the pairs of actual and predicted class that occur. Two matrices can be added.
 
     The memory is proportional to the number of distinct pairs, at most the number of samples, and not to the
     square of the number of classes.

@@ -1,4 +1,4 @@
-"""The names of metrics in params, and how a name becomes a metric."""
+"""The names of metrics in params, and the function that builds a metric from its name."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

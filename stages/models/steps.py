@@ -122,7 +122,7 @@ class ClassificationStep(Module):
         """
         if logits.ndim > 1 and logits.shape[1] == 1:
             raise BuilderError(
-                f"cross entropy takes a logit per class, and the model gives one, {tuple(logits.shape)}. "
+                f"cross entropy takes a logit per class, and the model returns one, {tuple(logits.shape)}. "
                 "Give the model two outputs, or override loss with F.binary_cross_entropy_with_logits"
             )
         return F.cross_entropy(logits, targets)
@@ -204,6 +204,6 @@ def _reshape_like(targets: Tensor, predictions: Tensor) -> Tensor:
     if {tuple(predictions.shape), tuple(targets.shape)} == {batch, (*batch, 1)}:
         return predictions.reshape(targets.shape)
     raise BuilderError(
-        f"the model gives predictions {tuple(predictions.shape)} for targets {tuple(targets.shape)}. Reshape "
-        "one of them to the shape of the other"
+        f"the model returns predictions {tuple(predictions.shape)} for targets {tuple(targets.shape)}. "
+        "Reshape one of them to the shape of the other"
     )

@@ -20,7 +20,7 @@ class CheckpointConfig(Config):
     rev: Text | None = None
     """The full SHA of a commit or an experiment whose outputs DVC tracks; ``learner resume`` writes it."""
     path: Text | None = None
-    """An artifact directory or its checkpoints, ours or Burn's, or a record of a model.
+    """An artifact directory or its checkpoints, of this project or of Burn, or a record of a model.
 
     Of files that this project did not write, only the weights are certain to be restored.
     """
@@ -29,7 +29,7 @@ class CheckpointConfig(Config):
     weights_only: Flag = False
     """Restore weights, history and number of epochs only; optimizer and schedule start from the beginning."""
     limit: Bytes | None = None
-    """Most bytes of content in a record without our ``trainer-N``; null: the default limits.
+    """Largest number of bytes of content in a record without a ``trainer-N``; null: the default limits.
 
     The default limits refuse a file that compresses more than 100 times and has more than 64 MiB of content.
     """

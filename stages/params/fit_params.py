@@ -221,7 +221,7 @@ class FitPaths:
         return [self.checkpoint, self.train, self.valid, self.plots, self.metrics]
 
     @property
-    def untracked(self) -> list[Path]:
+    def telemetry_outputs(self) -> list[Path]:
         """The outputs with times in them, which DVC does not track."""
         return [self.artifacts / "telemetry", self.artifacts / "experiment.log"]
 

@@ -1,4 +1,4 @@
-"""Files of state: trees of tensors and numbers, written atomically and read without running code."""
+"""Records: files of tensors and numbers, written atomically and read without running code."""
 
 import lazy_loader
 

@@ -15,7 +15,7 @@ from stages.contracts.errors import RecordError
 from stages.records.limits import Limits
 
 Blob = NDArray[np.uint8]
-"""Bytes in memory of their own, which `memoryview` and torch share without copying."""
+"""Bytes in separate memory, which `memoryview` and torch share without copying."""
 
 
 class ByteReader(Protocol):

@@ -42,8 +42,8 @@ class Continuation:
 
         * A finished run of fewer than *num_epochs* epochs is trained further.
         * A finished run of *num_epochs* epochs stays finished. If the md5 of its metrics.json is *recorded*,
-          dvc.lock has this run already, so the user forces it: it starts over.
-        * A run of more epochs, or of which every checkpoint is of a later epoch, starts over.
+          dvc.lock already records this run, so the user has forced it: it starts over.
+        * A run of more epochs, or one whose checkpoints are all of later epochs, starts over.
         * Any other run resumes at its newest checkpoint.
         """
         store = self._store

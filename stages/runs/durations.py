@@ -43,7 +43,7 @@ def record_duration(store_path: Path) -> None:
 
 
 def working_seconds_of(store_path: Path) -> float | None:
-    """Return how long the run in *store_path* took; None if its log has no times."""
+    """Return the duration of the run in *store_path* in seconds; None if its log has no times."""
     path = store_path / "experiment.log"
     if not path.exists():
         return None

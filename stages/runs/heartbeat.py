@@ -86,7 +86,7 @@ class HeartbeatRenderer:
         self._beat(progress)
 
     def close(self) -> None:
-        """Write the last heartbeat if there was a first one."""
+        """Write the last heartbeat, if `start` was called."""
         if self._progress:
             self._beat(self._progress)
 

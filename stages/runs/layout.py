@@ -74,10 +74,10 @@ def locks(root: Path) -> list[Path]:
 
 
 def new_trash_path(store_path: Path) -> Path:
-    """Return a new name for a store that is to be removed."""
+    """Return a new name for a store before its removal."""
     return store_path.with_name(f"{TRASH_PREFIX}{store_path.name}-{secrets.token_hex(4)}")
 
 
 def trash(root: Path) -> list[Path]:
-    """Return the stores below *root* whose removal was begun."""
+    """Return the stores below *root* whose removal has begun."""
     return list(root.glob(f"{TRASH_PREFIX}*"))

@@ -1,7 +1,7 @@
 """Manifests: the size and the sha256 of files of a run store, with which damage and loss are found.
 
 ``finished.json`` holds those of all files of a finished run; ``logs.jsonl`` those of the logs of each
-finished epoch, one line for each. Both carry a checksum of their own.
+finished epoch, one line for each. Each contains its own checksum.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Finished:
     """The content of ``finished.json``."""
 
     facts: dict[str, Any]
-    """How far the run went, in plain values."""
+    """The progress of the run, in plain values."""
     files: Manifest | None
     """None for a run that an older version finished."""
 
@@ -49,7 +49,7 @@ def add_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verify_checksum(content: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return what `add_checksum` was called with; None if a value has changed since."""
+    """Return the content without the checksum of `add_checksum`; None if a value has changed since."""
     rest = {key: value for key, value in (content or {}).items() if key != _CHECKSUM}
     return rest if content and content.get(_CHECKSUM) == _checksum(rest) else None
 
@@ -65,7 +65,7 @@ def read_finished(content: Mapping[str, Any] | None) -> Finished | None:
 
 
 def describe_store(store_path: Path, known: Manifest) -> dict[str, Mapping[str, Any]]:
-    """Return the manifest of the store *store_path*: *known*, and the files of now that are not in it."""
+    """Return the manifest of the store *store_path*: *known*, and an entry for each other file, read now."""
     paths = {path.relative_to(store_path).as_posix(): path for path in files_below(store_path)}
     found = {
         name: describe(path)
@@ -78,7 +78,7 @@ def describe_store(store_path: Path, known: Manifest) -> dict[str, Mapping[str, 
 class LogLedger:
     """The sizes and hashes of the logs of finished epochs, in ``logs.jsonl`` of a store.
 
-    The file is not synced: after a power cut the last epochs may lack a line, and are not verified then.
+    The file is not synced: after a power failure the last epochs may lack a line, and are then not verified.
     """
 
     def __init__(self, store_path: Path) -> None:
@@ -119,7 +119,7 @@ class LogLedger:
         return sorted(path for folder in folders for path in folder.glob("*"))
 
     def add(self, epoch: int) -> None:
-        """Add the logs of *epoch* as they are now; they replace those noted before."""
+        """Add the current logs of *epoch*; they replace an earlier entry."""
         try:
             paths = self._logs(epoch)
             files = {path.relative_to(self._store_path).as_posix(): describe(path) for path in paths}

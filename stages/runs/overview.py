@@ -45,7 +45,7 @@ def state_of(store_path: Path) -> State:
 
 @dataclass(frozen=True)
 class Run:
-    """A run store at the moment at which it was read."""
+    """The state of a run store when it was read."""
 
     path: Path
     state: State
@@ -80,19 +80,19 @@ class Run:
         return sum(_size(path) for path in self.path.rglob("*"))
 
     @cached_property
-    def changed(self) -> float:
+    def last_change(self) -> float:
         """The time of the last sign of progress, in seconds since the epoch."""
         return max(_time(self.path / name) for name in (KEY_FILE, HEARTBEAT_FILE, FINISHED_FILE, "."))
 
     @property
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         """True if the last heartbeat is of the process that works in the store now, not of an earlier one."""
         return self.beat is not None and self.beat.owner == self.owner
 
     @property
-    def stalled(self) -> bool:
+    def is_stalled(self) -> bool:
         """True if the run is in progress and has written no heartbeat for `STALLED_SECONDS`."""
-        return self.state is State.RUNNING and time.time() - self.changed > STALLED_SECONDS
+        return self.state is State.RUNNING and time.time() - self.last_change > STALLED_SECONDS
 
     @property
     def place(self) -> str:
@@ -105,7 +105,7 @@ class Run:
     @property
     def time(self) -> datetime:
         """The time of the last sign of progress, in local time."""
-        return datetime.fromtimestamp(self.changed).astimezone()
+        return datetime.fromtimestamp(self.last_change).astimezone()
 
 
 def read_run(store_path: Path) -> Run:
@@ -117,7 +117,7 @@ def read_run(store_path: Path) -> Run:
 
 def runs(root: Path) -> list[Run]:
     """Return all runs below *root*, the most recently active one first."""
-    return sorted(map(read_run, stores(root)), key=lambda run: (-run.changed, run.key))
+    return sorted(map(read_run, stores(root)), key=lambda run: (-run.last_change, run.key))
 
 
 def _size(path: Path) -> int:

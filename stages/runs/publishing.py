@@ -39,7 +39,7 @@ def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict
         wrong = {name: _problem(found.get(name), written) for name, written in (expected or {}).items()}
         damaged = {name: problem for name, problem in wrong.items() if problem}
     except OSError:
-        _remove_all(parts.values())  # their space may be what the previous outputs need
+        _remove_all(parts.values())  # the restored previous outputs may need their space
         raise
     if damaged:
         _remove_all(parts.values())

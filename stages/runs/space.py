@@ -13,5 +13,6 @@ def check_space(path: Path, needed_bytes: int) -> None:
     if free < needed_bytes:
         raise StageError(
             f"the disk of {path} has {format_megabytes(free)} free, but the checkpoints to keep and one more "
-            f"take up to {format_megabytes(needed_bytes)}. Make space, or keep fewer (fit.keep)"
+            f"take up to {format_megabytes(needed_bytes)}. Free some space, or keep fewer checkpoints "
+            "(fit.keep)"
         )

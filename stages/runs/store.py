@@ -82,7 +82,7 @@ class RunStore:
             write_text(self.path / FINISHED_FILE, _text(add_checksum({**facts, "files": files})))
 
     def check_exists(self) -> None:
-        """Raise `StageError` if the directory that was opened is no longer there under its name."""
+        """Raise `StageError` if the directory that was opened was removed or renamed."""
         if not self._handle.is_at(self.path):
             raise StageError(
                 f"{self.path} was removed or replaced while the run worked in it. Nothing was recorded. "

@@ -77,7 +77,7 @@ def test_it_is_whole_whenever_it_is_read_and_outlives_a_kill(tmp_path, process):
         for _ in range(500):
             assert read_beat(run.path).epochs == 9
         (run,) = runs(tmp_path)
-        assert (run.state, run.owner.pid, run.started, run.stalled) == (
+        assert (run.state, run.owner.pid, run.has_started, run.is_stalled) == (
             State.RUNNING,
             worker.pid,
             True,
@@ -102,19 +102,19 @@ def test_a_beat_of_the_process_before_is_not_taken_for_this_one(tmp_path, proces
         assert run.state is State.RUNNING
         assert not run.started
         HeartbeatRenderer(store.path).start(Progress(epochs=1))
-        assert runs(tmp_path)[0].started
+        assert runs(tmp_path)[0].has_started
 
 
 def test_a_run_at_work_that_said_nothing_for_a_minute_may_be_stalled(tmp_path):
     with open_store(tmp_path, {}) as store:
         HeartbeatRenderer(store.path).start(Progress(epochs=1))
-        assert not runs(tmp_path)[0].stalled
+        assert not runs(tmp_path)[0].is_stalled
         _age(store.path)
 
         (run,) = runs(tmp_path)
-        assert (run.state, run.stalled) == (State.RUNNING, True)
+        assert (run.state, run.is_stalled) == (State.RUNNING, True)
 
-    assert not runs(tmp_path)[0].stalled
+    assert not runs(tmp_path)[0].is_stalled
 
 
 def test_a_process_that_got_the_number_of_a_dead_one_is_not_taken_for_it():

@@ -29,7 +29,7 @@ def test_runs_are_listed_by_their_last_change_the_newest_first(root):
     found = runs(root)
 
     assert [run.path for run in found] == [paths[age] for age in (40, 30, 20, 10)]
-    assert [run.changed for run in found] == [1e9 + age for age in (40, 30, 20, 10)]
+    assert [run.last_change for run in found] == [1e9 + age for age in (40, 30, 20, 10)]
     assert found[0].time == datetime.fromtimestamp(1e9 + 40).astimezone()
     assert [run.entries for run in found] == [{"number": age} for age in (40, 30, 20, 10)]
 

@@ -86,15 +86,14 @@ def read_lbfgs(optimizer: torch.optim.LBFGS, module: nn.Module, item: Tree, sour
 class _Order:
     """The permutation between the elements of Burn's flat vectors and of PyTorch's."""
 
-    def __init__(self, parameters: Sequence[Tensor], shown: Sequence[tuple[int, Slot]]) -> None:
-        """Take as *shown* the index of the parameter and the slot of each part, in Burn's order."""
+    def __init__(self, parameters: Sequence[Tensor], parts: Sequence[tuple[int, Slot]]) -> None:
+        """Take the index of the parameter and the slot of each of *parts*, in Burn's order."""
         self._parameters = parameters
-        self._shown = shown
         places, start = [], 0
         for parameter in parameters:
             places.append(torch.arange(start, start + parameter.numel()).view(parameter.shape))
             start += parameter.numel()
-        self._from_torch = torch.cat([view_slot(slot, places[index]).reshape(-1) for index, slot in shown])
+        self._from_torch = torch.cat([view_slot(slot, places[index]).reshape(-1) for index, slot in parts])
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree) -> "_Order | None":
@@ -106,14 +105,14 @@ class _Order:
         index_of = {id(parameter): index for index, parameter in enumerate(parameters)}
         tree = skeleton_of(module) if skeleton is None else skeleton
         named = dict(module.named_parameters(remove_duplicate=False))
-        shown = [
+        parts = [
             (index_of[id(named[slot.name])], slot)
             for _, slot in slots(tree)
             if slot.name in named and id(named[slot.name]) in index_of
         ]
-        if not shown:
+        if not parts:
             return None
-        order = cls(parameters, shown)
+        order = cls(parameters, parts)
         expected = torch.arange(sum(parameter.numel() for parameter in parameters))
         return order if torch.equal(order._from_torch.sort().values, expected) else None
 
