@@ -15,21 +15,21 @@ from stages.contracts.text import to_json
 VERSION = "5"
 
 ENTRIES = {
-    "config": "the whole resolved configuration",
+    "config": "the resolved configuration of all stages",
     "layout": "this file",
-    "learner": "what fit starts from: the records of epoch 0",
-    "checkpoint": "model, optim, scheduler and trainer records of the epochs that stay",
-    "train": "a log a metric and epoch of the train split, a line a batch",
-    "valid": "the same of the valid split",
-    "metrics": "the last and the best epoch's values",
-    "plots": "a curve a metric",
+    "learner": "the records that fit starts from",
+    "checkpoint": "model, optim, scheduler and trainer records of the epochs that are kept",
+    "train": "one log for each metric and epoch of the train split, with one line for each batch",
+    "valid": "the same for the valid split",
+    "metrics": "the metrics of the last and the best epoch",
+    "plots": "one curve for each metric",
     "model": "the trained model",
-    "exports": "the same weights in other forms",
+    "exports": "the same weights in other formats",
 }
 UNTRACKED = {
-    "experiment.log": "what happened when, for people",
-    "telemetry": "metrics of the clock and the machine",
-    "test": "what evaluations measured",
+    "experiment.log": "the log of the run, with times",
+    "telemetry": "metrics that depend on the clock or the machine",
+    "test": "the logs of evaluations",
 }
 
 

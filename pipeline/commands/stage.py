@@ -77,6 +77,6 @@ def _run_stage(name: str, dvc: int | None) -> None:
                     TASKS[name](run_recorded)
                 return
             print_warning(
-                "warning: the Prefect server stopped answering, so this stage is not recorded there"
+                "warning: the Prefect server stopped responding, so this stage is not recorded there"
             )
     run_stage(name)

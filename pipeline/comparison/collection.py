@@ -100,7 +100,7 @@ def _read_run(name: str, files: RevisionFiles, durations: Durations) -> RunSumma
 
 def _missing_note(files: RevisionFiles) -> str:
     command = "`dvc fetch --all-commits` or `dvc exp pull`" if files.sha else "`dvc fetch` or `dvc repro`"
-    return f"not all outputs are in the cache: {command} brings them"
+    return f"not all outputs are in the cache. Run {command}"
 
 
 def _damage_note(files: RevisionFiles) -> str:
@@ -117,7 +117,7 @@ def _params(files: RevisionFiles) -> tuple[dict[str, Any], list[str]]:
     for name in stages:
         sections |= files.lock[name].get("params", {}).get(PARAMS, {})
     if not sections:
-        return flatten(now), ["nothing was run: there is no dvc.lock with params"]
+        return flatten(now), ["no stage has run: dvc.lock has no params"]
     ran, planned = flatten(sections), flatten(now)
     edited = [key for key in {**ran, **planned} if ran.get(key) != planned.get(key)]
     if edited:

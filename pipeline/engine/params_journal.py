@@ -83,8 +83,8 @@ def restore_params(report: Report | None = None) -> bool:
         _write(PARAMS_BACKUP, entry.content)
         _send(
             report,
-            f"warning: {PARAMS} was edited after a killed run had set overrides in it, so it is left as it "
-            f"is. Compare it with {PARAMS_BACKUP}, its content before that run",
+            f"warning: {PARAMS} was edited after a killed run had set overrides in it, so it was not "
+            f"restored. Compare it with {PARAMS_BACKUP}, its content before that run",
         )
     _discard()
     return is_overridden

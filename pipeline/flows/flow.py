@@ -64,7 +64,7 @@ Overrides = Annotated[
 ]
 IsExperiment = Annotated[
     bool,
-    Field(description="As an isolated, named experiment that leaves the workspace unchanged; else in it"),
+    Field(description="Run as an isolated, named experiment; if false, run in the workspace"),
 ]
 IsPushed = Annotated[bool, Field(description="Push the cache, and the experiment, to the remotes")]
 Targets = Annotated[

@@ -158,7 +158,7 @@ def _probe() -> str | None:
         reason = getattr(error, "reason", error)
         return None if isinstance(reason, ssl.SSLCertVerificationError) else str(reason)
     except Exception as error:  # noqa: BLE001  http.client's own, for what is not HTTP
-        return f"it does not speak HTTP ({type(error).__name__})"
+        return f"the response is not HTTP ({type(error).__name__})"
     return "it responds with a web page" if content.lstrip().startswith(b"<") else None
 
 

@@ -133,7 +133,7 @@ class FileCheckpointer:
             if not path.is_file():
                 raise RecordError(f"{path} is missing")
             if path.stat().st_size != written["size"] or sha256(path) != written["sha256"]:
-                raise RecordError(f"{path} has another size or sha256 than when it was written")
+                raise RecordError(f"{path} has changed since it was written (size or sha256 differ)")
 
 
 def read_manifest(directory: Path, epoch: int) -> dict[str, dict[str, Any]]:

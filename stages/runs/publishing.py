@@ -97,7 +97,7 @@ def _copy_content(original: BinaryIO, copy: BinaryIO) -> dict[str, Any]:
 def _problem(found: Mapping[str, Any] | None, written: Mapping[str, Any]) -> str | None:
     if found is None:
         return "is missing"
-    return None if found == written else "is not as it was written (size or sha256 differ)"
+    return None if found == written else "has changed since it was written (size or sha256 differ)"
 
 
 def _remove_all(paths: Iterable[Path]) -> None:

@@ -100,7 +100,7 @@ def test_a_beat_of_the_process_before_is_not_taken_for_this_one(tmp_path, proces
     with open_store(tmp_path, {}) as store:
         (run,) = runs(tmp_path)
         assert run.state is State.RUNNING
-        assert not run.started
+        assert not run.has_started
         HeartbeatRenderer(store.path).start(Progress(epochs=1))
         assert runs(tmp_path)[0].has_started
 

@@ -105,5 +105,5 @@ def test_commit_without_a_pipeline_has_no_metrics_and_a_note(head):
     assert (run.metrics, run.cached, run.notes) == (
         {},
         False,
-        ("nothing was run: there is no dvc.lock with params",),
+        ("no stage has run: dvc.lock has no params",),
     )

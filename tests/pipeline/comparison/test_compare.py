@@ -92,7 +92,7 @@ def test_compare_accepts_any_revision_and_sorts_by_a_key(with_experiments):
     assert {run["sha"] for run in found["runs"][1:4]} == {sha}
     assert found["first"] == "side"
     assert found["runs"][-1]["metrics"] == {}
-    assert found["runs"][-1]["notes"] == ["nothing was run: there is no dvc.lock with params"]
+    assert found["runs"][-1]["notes"] == ["no stage has run: dvc.lock has no params"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_notes_report_missing_outputs_and_edited_params(with_experiments, tmp_pa
 
     assert done.code == 0
     assert "workspace: params.yaml was edited since: fit.batch_size" in done.out
-    assert "big: not all outputs are in the cache: `dvc fetch --all-commits` or" in done.out
+    assert "big: not all outputs are in the cache. Run `dvc fetch --all-commits` or" in done.out
     first, *_ = compare(copy)["runs"]
     assert first["params"]["fit.batch_size"] == 32
     assert not first["cached"]
