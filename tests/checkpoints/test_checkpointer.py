@@ -109,7 +109,7 @@ def test_a_checkpoint_is_written_over_another(checkpointer):
 def test_restoring_a_missing_checkpoint_lists_those_that_exist(checkpointer):
     checkpointer.save(10, CHECKPOINT)
 
-    with pytest.raises(CheckpointError, match="no checkpoint of epoch 3; found: 2, 10$"):
+    with pytest.raises(CheckpointError, match=r"epoch 3; found: 2, 10\. Choose another epoch$"):
         checkpointer.restore(3)
 
 
