@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("no deadline", deadline=None)  # a busy machine must not fail a test
+settings.load_profile("no deadline")
 
 ROOT = Path(__file__).parents[1]
 MNIST = ROOT.parent / "shared" / "mnist"

@@ -173,11 +173,11 @@ def test_a_number_in_json_is_written_as_burns_config_writes_it(value, text):
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_json_reads_back_the_same_and_is_laid_out_as_pythons(data):
-    text = to_json(data)
+def test_json_reads_back_the_same_and_has_the_layout_of_python(data):
+    text, expected = to_json(data), json.dumps(data, indent=2, ensure_ascii=False)
 
     assert json.loads(text) == data
-    assert text == json.dumps(data, indent=2, ensure_ascii=False) or "e" in text
+    assert text == expected or "e-" in expected or "e+" in expected  # Rust has other exponents
 
 
 def test_json_keeps_the_order_of_keys():
