@@ -212,7 +212,7 @@ def test_commands_of_the_readme_run(finished):
 
 def run_command(project, command):
     """Run *command* of the page with fewer epochs and an experiment that exists."""
-    for old, new in (("num_epochs=30", "num_epochs=3"), ("--epoch 5", "--epoch 2"), (" --open", "")):
+    for old, new in (("num_epochs=30", "num_epochs=3"), ("--epoch 20", "--epoch 2"), (" --open", "")):
         command = command.replace(old, new)
     words = ["other" if word in {"big", "longer"} else word for word in shlex.split(command)]
     if "-n" in words:

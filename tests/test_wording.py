@@ -21,7 +21,7 @@ ODD_OPENING = re.compile(r"(?:What|Whether|How|Of|One|Where|Who|Which)\b")
 MAX_ODD_OPENINGS = 0.02  # of all docstrings of functions, which are verb phrases
 
 BANNED = {
-    r"\bgo(?:es)? on\b|\bwent on\b|\bgone on\b": "use continue or resume",
+    r"(?<!cancel: )\bgo(?:es)? on\b|\bwent on\b|\bgone on\b": "use continue or resume",
     r"\banew\b": "use again, or new",
     r"\banother than\b": "use other than, or different from",
     r"(?<!there )\bis none\b|\bof none\b": "use there is no, or None",
