@@ -52,6 +52,20 @@ def apply(overrides: Sequence[str], draft: Path) -> None:
         raise ParamsError(
             f"-S {' -S '.join(overrides)}: {' '.join(reason.split())}{hint if NO_KEY in reason else ''}"
         ) from error
+    _check_readable(draft, overrides)
+
+
+def _check_readable(draft: Path, overrides: Sequence[str]) -> None:
+    """Raise `ParamsError` if *draft*, which DVC wrote, is not valid YAML: DVC drops quotes within braces."""
+    if draft.suffix.lower() not in (".yaml", ".yml"):
+        return
+    try:
+        read_yaml(draft)
+    except ParamsError as error:
+        raise ParamsError(
+            f"-S {' -S '.join(overrides)}: DVC cannot write {draft.name} back, because a mapping in braces "
+            "has a value with a colon. Write it in block style, with one key on each line"
+        ) from error
 
 
 def check_draft(draft: Path, definition: Mapping[str, Any]) -> None:

@@ -182,6 +182,18 @@ def test_stale_git_index_is_refreshed_and_a_failure_of_git_is_reported(project):
     assert ".git/index.lock exists: another git process runs" in refused.err
 
 
+def test_params_that_dvc_cannot_write_back_are_rejected(project):
+    """DVC drops the quotes of a string with a colon in a mapping in braces."""
+    project.edit("params.yaml", "\n    kind: cnn\n    dropout: 0.5", ' {kind: "stages.models:Cnn"}')
+
+    rejected = project.learner("sweep", "--dry-run", "-S", "fit.batch_size=32,64")
+
+    assert rejected.code == 2
+    assert "DVC cannot write params.yaml back" in rejected.text
+    assert "Write it in block style" in rejected.text
+    assert "your code" not in rejected.text
+
+
 def test_dry_run_lists_each_invalid_point_and_exits_with_2(project):
     grid = ("-S", "fit.batch_size=32,0", "-S", "save_model.recorder=bin,default")
     some = project.learner("sweep", "--dry-run", *grid)
