@@ -181,7 +181,7 @@ def _make(path: Path, entries: dict[str, Any]) -> None:
     if found is not None and run_key(found) != path.name:
         raise StageError(
             f"{path / KEY_FILE} is the key of run {run_key(found)}, not of {path.name}: the store "
-            f"was moved or edited. Rename {path}, or remove it"
+            f"was moved or edited. Remove {path}, or rename it to keep its files"
         )
     write_text(path / KEY_FILE, _text(entries))
     sync_directory(path.parent)

@@ -132,5 +132,5 @@ def test_cross_entropy_of_one_logit_is_refused():
     class Binary(ClassificationStep, nn.Linear):
         pass
 
-    with pytest.raises(BuilderError, match=r"gives one, \(5, 1\).*binary_cross_entropy_with_logits"):
+    with pytest.raises(BuilderError, match=r"returns one, \(5, 1\).*binary_cross_entropy_with_logits"):
         Binary(3, 1).train_step((torch.randn(5, 3), torch.ones(5, 1)))

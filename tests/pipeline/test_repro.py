@@ -59,7 +59,7 @@ def test_graph_orders_the_five_stages(finished):
         ("params.yaml", "recorder: default", "recorder: compact", ["create-artifact-dir", "save-model"]),
         ("params.yaml", "batch_size: 32", "batch_size: 64", ["create-artifact-dir", "fit", "save-model"]),
         ("stages/save_model.py", 'VERSION = "', 'VERSION = "9', ["save-model"]),
-        ("stages/learner/loop.py", '"""The loop.', '"""The loop!', []),
+        ("stages/learner/loop.py", '"""The training loop.', '"""The training loop!', []),
         ("stages/models/cnn.py", "nn.ReLU()", "nn.Tanh()", ["build-learner", "fit", "save-model"]),
     ],
 )
