@@ -79,7 +79,9 @@ class Sweeps:
         if moment == "starting":
             return any((project.folder / ".runs/sweep").glob("*.copy"))
         if moment == "training":
-            return any(project.folder.glob(".runs/**/heartbeat.json"))
+            with suppress(FileNotFoundError):  # a folder may be removed during the search
+                return any(project.folder.glob(".runs/**/heartbeat.json"))
+            return False
         return bool(project.experiments())
 
     def _victims(self, project, process, target):
