@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 
-ENDED = {"Completed", "Failed", "TrialProject", "Cancelled", "TimedOut"}
+ENDED = {"Completed", "Failed", "Crashed", "Cancelled", "TimedOut"}
 SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
