@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.snapshot import Snapshot
+from pipeline.stage_registry import VERSIONS
 from pipeline.yaml_files import read_yaml
-from stages import build_learner, create_artifact_dir, fit, load_data, save_model
+from stages import fit
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
 
 PATH = Path("versions.yaml")
 HEAD = "# Which stages of learner-pipeline are installed. `learner versions` writes it; DVC reads it.\n"
 PREFIX = f"{PATH}: "
-STAGES = (create_artifact_dir, load_data, build_learner, fit, save_model)
 CODE = {"models": "models/**/*.py", "sources": "data/sources.py"}
 """Shipped code that is a dependency by content; a checkout of this project has it in ``deps``."""
 
 
 def read_installed_versions() -> dict[str, str]:
     """Return the version of each installed stage, and a hash of each entry of `CODE`."""
-    versions = {stage.__name__.rpartition(".")[2]: stage.VERSION for stage in STAGES}
+    versions = {name.replace("-", "_"): version for name, version in VERSIONS.items()}
     return versions | {name: _digest(pattern) for name, pattern in CODE.items()}
 
 

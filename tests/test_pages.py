@@ -6,11 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from command_line import LEARNER, parse, walk_commands
 from dvc.cli.parser import get_main_parser
 from pages import ROOT, page, pages
-from typer.main import get_command
 
-from pipeline.cli import app
 from stages.records import read_item
 
 MNIST = ROOT.parent / "shared" / "mnist"
@@ -50,7 +49,7 @@ def test_command_of_a_page_is_accepted(name, command):
         words = shlex.split(part)
         program, arguments = words[0], words[1:]
         if program == "learner":
-            parse_learner(arguments)
+            parse(arguments)
         elif program == "dvc":
             assert get_main_parser().parse_args(arguments).func
         elif program == "make":
@@ -61,25 +60,15 @@ def test_command_of_a_page_is_accepted(name, command):
             assert program in {".", "cd", "git", "pip", "prefect", "export", "kill", "pytest"}, name
 
 
-def parse_learner(arguments):
-    """Raise an error if the command line of `learner` does not accept *arguments*."""
-    command, context = get_command(app), None
-    while hasattr(command, "commands") and arguments and not arguments[0].startswith("-"):
-        name, *arguments = arguments
-        command = command.commands[name]
-    context = command.make_context("learner", list(arguments), resilient_parsing=False) if arguments else None
-    assert context is None or context.command is command
-
-
 def test_every_command_is_documented():
     documented = {name for each in PAGES for name in re.findall(r"learner (\w+)", each.text)}
 
-    assert set(get_command(app).commands) <= documented
+    assert set(LEARNER.commands) <= documented
 
 
 def test_every_option_of_a_page_exists():
     options = set(re.findall(r"`(--[a-z][\w-]+)", "".join(each.text for each in PAGES)))
-    known = {option for command in leaf_commands(get_command(app)) for option in option_names(command)}
+    known = {option for _, command in walk_commands() for option in option_names(command)}
     programs = "".join(
         path.read_text() for kind in ("benchmarks", "tests") for path in (ROOT / kind).rglob("*.py")
     )
@@ -88,13 +77,6 @@ def test_every_option_of_a_page_exists():
         "--set-param",
         "--user",
     }
-
-
-def leaf_commands(command):
-    """Return *command* and all commands below it."""
-    return [command] + [
-        each for below in getattr(command, "commands", {}).values() for each in leaf_commands(below)
-    ]
 
 
 def option_names(command):

@@ -5,10 +5,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from command_line import walk_commands
 from pages import ROOT, pages
-from typer.main import get_command
-
-from pipeline.cli import app
 
 CODE = [path for folder in ("stages", "pipeline") for path in sorted((ROOT / folder).rglob("*.py"))]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -112,29 +110,22 @@ def texts() -> Iterator[tuple[str, str]]:
         yield path.relative_to(ROOT).as_posix(), path.read_text()
     for page in pages():
         yield page.name, page.text
-    for path, command in commands("learner", get_command(app)):
+    for words, command in walk_commands():
         options = [getattr(parameter, "help", None) or "" for parameter in command.params]
-        yield path, "\n".join([command.help or "", *options])
-
-
-def commands(path, command):
-    """Yield *command* and the commands below it, each with the words that start it."""
-    yield path, command
-    for name, below in getattr(command, "commands", {}).items():
-        yield from commands(f"{path} {name}", below)
+        yield " ".join(words), "\n".join([command.help or "", *options])
 
 
 def test_every_command_has_a_purpose_in_one_sentence():
-    for path, command in commands("learner", get_command(app)):
+    for words, command in walk_commands():
         purpose = (command.help or "").strip().splitlines()[0]
-        assert re.fullmatch(r"[A-Z].*[.:]", purpose), f"{path}: {purpose!r}"
-        assert not ODD_OPENING.match(purpose), path
+        assert re.fullmatch(r"[A-Z].*[.:]", purpose), f"{words}: {purpose!r}"
+        assert not ODD_OPENING.match(purpose), words
 
 
 def test_every_option_has_a_help_text():
     silent = [
-        f"{path} {parameter.name}"
-        for path, command in commands("learner", get_command(app))
+        f"{words} {parameter.name}"
+        for words, command in walk_commands()
         for parameter in command.params
         if not getattr(parameter, "help", None) and parameter.name != "help"
     ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.collision import find_collision_in_project
+from pipeline.commands.options import AsJson
 from stages.contracts.errors import StageError
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ def doctor(
             show_default="off",
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of text.", show_default="off")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the environment and this project, and print a remedy for each problem.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.commands.options import AsJson
 from stages.contracts.errors import ParamsError, RecordError, closest
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ app = typer.Typer(
     help="Show, verify, convert and compare files of tensors in Burn's formats and safetensors.",
     no_args_is_help=True,
 )
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.", show_default="off")]
 Limit = Annotated[
     int | None,
     typer.Option(

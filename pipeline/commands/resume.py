@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.options import SetParams
 from pipeline.commands.run import print_outcome, run_stages
 
 
@@ -11,16 +12,7 @@ def resume(
     rev: Annotated[str, typer.Argument(help="Experiment, tag, branch or commit of the run.")],
     *,
     epoch: Annotated[int, typer.Option(min=1, help="Epoch to resume after.")],
-    set_param: Annotated[
-        list[str],
-        typer.Option(
-            "--set-param",
-            "-S",
-            metavar="KEY=VALUE",
-            help="Param to override, in the syntax of `dvc exp run -S`; repeatable.",
-            show_default="none",
-        ),
-    ] = [],  # noqa: B006  never changed
+    set_param: SetParams = [],  # noqa: B006  never changed
     weights_only: Annotated[
         bool,
         typer.Option(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeline.commands.options import AsJson
 from pipeline.project import runs_root
 from stages.checkpoints.file_names import (
     CHECKPOINT_FOLDER,
@@ -34,7 +35,6 @@ app = typer.Typer(
     help="List, inspect, verify and remove run stores, from which interrupted training resumes.",
     no_args_is_help=True,
 )
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.", show_default="off")]
 KEY_HELP = "Key of the run, or the beginning of the key."
 LastRun = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="the latest run")]
 AllRuns = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="all runs")]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.options import SetParams
 from stages.contracts.errors import ParamsError
 
 
@@ -34,16 +35,7 @@ def serve(
     ] = None,
     timezone: Annotated[str, typer.Option(help="Time zone of --cron.")] = "UTC",
     name: Annotated[str, typer.Option(help="Name of the deployment.")] = "nightly",
-    set_param: Annotated[
-        list[str],
-        typer.Option(
-            "--set-param",
-            "-S",
-            metavar="KEY=VALUE",
-            help="Param to override, in the syntax of `dvc exp run -S`; repeatable.",
-            show_default="none",
-        ),
-    ] = [],  # noqa: B006  never changed
+    set_param: SetParams = [],  # noqa: B006  never changed
     experiment: Annotated[
         bool,
         typer.Option("--experiment/--workspace", help="Run as an isolated experiment, or in the workspace."),

@@ -96,18 +96,13 @@ def check_patches() -> Iterator[Diagnostic]:
 
     The names are looked up in another process, because that imports all three packages.
     """
-    command = [sys.executable, "-c", PATCH_PROGRAM, *PATCH_MODULES]
-    try:
-        done = subprocess.run(  # noqa: S603  fixed
-            command, capture_output=True, text=True, timeout=PATCH_TIMEOUT_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
+    done = _run_program(PATCH_PROGRAM, *PATCH_MODULES, timeout_seconds=PATCH_TIMEOUT_SECONDS)
+    if done is None:
         message = f"replaced private names: not checked within {PATCH_TIMEOUT_SECONDS:g} seconds"
         yield warning("patches", message, "Run `learner doctor` again")
         return
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}, no message"])[-1]
-        message = f"replaced private names: cannot be checked: {last}"
+        message = f"replaced private names: cannot be checked: {_last_line(done)}"
         yield problem("patches", message, "Reinstall learner-pipeline with its requirements")
         return
     result = json.loads(done.stdout)
@@ -123,19 +118,14 @@ def check_devices() -> Iterator[Diagnostic]:
 
     torch is imported in another process, which ends if torch does not return in time.
     """
-    command = [sys.executable, "-c", DEVICE_PROGRAM]
-    try:
-        done = subprocess.run(  # noqa: S603  fixed
-            command, capture_output=True, text=True, timeout=DEVICE_TIMEOUT_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
+    done = _run_program(DEVICE_PROGRAM, timeout_seconds=DEVICE_TIMEOUT_SECONDS)
+    if done is None:
         message = f"torch did not list its devices within {DEVICE_TIMEOUT_SECONDS:g} seconds"
         yield warning("devices", message, "Run `learner doctor` again")
         return
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}, no message"])[-1]
         remedy = "Reinstall torch with the command from pytorch.org"
-        yield problem("devices", f"torch cannot be imported: {last}", remedy)
+        yield problem("devices", f"torch cannot be imported: {_last_line(done)}", remedy)
         return
     available = json.loads(done.stdout)
     device = read_params().fit.device
@@ -146,6 +136,23 @@ def check_devices() -> Iterator[Diagnostic]:
         yield problem("devices", message, "dvc exp run -S fit.device=auto")
     else:
         yield ok("devices", ", ".join(available))
+
+
+def _run_program(
+    program: str, *arguments: str, timeout_seconds: float
+) -> subprocess.CompletedProcess[str] | None:
+    """Run the Python *program* in another process; return None after *timeout_seconds*."""
+    command = [sys.executable, "-c", program, *arguments]
+    try:
+        return subprocess.run(  # noqa: S603  programs of this module
+            command, capture_output=True, text=True, timeout=timeout_seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}, no message"])[-1]
 
 
 def _is_available(device: str, available: Iterable[str]) -> bool:

@@ -1,8 +1,8 @@
 """The five stages as versioned Prefect tasks.
 
 Each task is called with the function that executes its stage: `pipeline.engine.reproduce.reproduce` in a
-flow run, where DVC decides whether the stage must run, or `pipeline.flows.task_run.run_recorded` in a process
-that DVC started, where it has decided.
+flow run, because DVC must still decide whether the stage runs, or `pipeline.flows.task_run.run_recorded` in a
+process that DVC started to run the stage.
 """
 
 import logging

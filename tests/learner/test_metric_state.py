@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from stop_after import StopAfter
 from torch import nn
 
 from stages.contracts.errors import BuilderError
@@ -78,19 +79,6 @@ class ErrorsMetric:
 
     def measure(self, output):
         return self.kind({round(error, 3) for error in (output.output - output.targets).flatten().tolist()})
-
-
-class StopAfter(NoRenderer):
-    """Interrupts the run after a number of steps."""
-
-    def __init__(self, interrupter, steps):
-        super().__init__()
-        self.interrupter, self.left = interrupter, steps
-
-    def step(self, progress):
-        self.left -= 1
-        if self.left == 0:
-            self.interrupter.stop("the test")
 
 
 def train(directory, metric, stop_after=None, **every):

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from stop_after import StopAfter
 from torch import nn
 
 from stages.checkpoints import KeepLast
@@ -30,19 +31,6 @@ class Net(ClassificationStep, nn.Sequential):
     def forward(self, inputs):
         noise = random.random() + np.random.rand() if self.training else 0.0  # noqa: S311  not for secrets
         return super().forward(inputs) + 0.1 * noise
-
-
-class StopAfter(NoRenderer):
-    """Stops the run after a number of steps, of both splits."""
-
-    def __init__(self, interrupter, steps):
-        super().__init__()
-        self.interrupter, self.left = interrupter, steps
-
-    def step(self, progress):
-        self.left -= 1
-        if self.left == 0:
-            self.interrupter.stop("the test")
 
 
 def augmented(sample):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from stop_after import StopAfter
 from torch import nn
 
 from stages.contracts.errors import BuilderError, CheckpointError
@@ -50,16 +51,6 @@ class Gan(Forgetful):
     def load_training_state(self, state):
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         self.updates = state["updates"]
-
-
-class StopAfter(NoRenderer):
-    def __init__(self, interrupter, steps):
-        self.interrupter, self.left = interrupter, steps
-
-    def step(self, progress):
-        self.left -= 1
-        if self.left == 0:
-            self.interrupter.stop("the test")
 
 
 def builder_in(directory):

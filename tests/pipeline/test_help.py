@@ -4,34 +4,14 @@ import re
 import shlex
 
 import pytest
-import typer
-from typer.main import get_command
+from command_line import USAGE_ERROR, parse, walk_commands
 from typer.testing import CliRunner
 
 from pipeline.cli import app
 
-
-def list_commands(group, prefix=()):
-    """Yield the words and the command of every command below *group*."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from list_commands(command, (*prefix, name))
-        else:
-            yield (*prefix, name), command
-
-
-ROOT = get_command(app)
-USAGE_ERROR = typer.BadParameter.__base__
-COMMANDS = {" ".join(words): command for words, command in list_commands(ROOT)}
-
-
-def parse(words):
-    """Parse the arguments *words* of ``learner`` without running it; raise `USAGE_ERROR` if it fails."""
-    command, context = ROOT, ROOT.context_class(ROOT, info_name="learner")
-    while hasattr(command, "commands"):
-        name, command, words = command.resolve_command(context, list(words))
-        context = command.context_class(command, info_name=name, parent=context)
-    command.make_context(context.info_name, list(words), parent=context.parent)
+COMMANDS = {
+    " ".join(words): command for words, command in walk_commands() if not hasattr(command, "commands")
+}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
