@@ -11,7 +11,6 @@ from pipeline.project import parse_paths
 from pipeline.snapshot import interpolate, read_variables
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
-from stages.save_model import check_suffix
 
 PARAMS = Path("params.yaml")
 SECTIONS_BY_STAGE = {
@@ -44,7 +43,7 @@ def find_late_mistakes(
     model = parse_paths(definition, "dvc.yaml").get("model")
     try:
         if model is not None:
-            check_suffix(params.save_model, model)
+            params.save_model.check_suffix(model)
     except ParamsError as error:
         lines.append(str(error))
     return lines

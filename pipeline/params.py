@@ -14,7 +14,7 @@ from stages.create_artifact_dir import CreateArtifactDirConfig
 from stages.load_data import LoadDataConfig
 from stages.params.build_learner_params import BuildLearnerConfig
 from stages.params.fit_params import FitConfig
-from stages.save_model import SaveModelConfig
+from stages.params.save_model_params import SaveModelConfig
 
 
 class Params(Config):

@@ -6,7 +6,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from stages.contracts.files import describe
-from stages.save_model import SaveModelConfig, SaveModelPaths, save_model
+from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
+from stages.save_model import save_model
 
 
 def test_default_run_has_no_empty_output_directory(finished):

@@ -22,6 +22,7 @@ from stages.contracts.events import Renderer
 from stages.contracts.interrupter import Interrupter
 from stages.params.build_learner_params import BuildLearnerPaths
 from stages.params.fit_params import FitContext, FitPaths
+from stages.params.save_model_params import SaveModelPaths
 
 
 def _create_artifact_dir(params: Params, paths: dict[str, Path]) -> None:
@@ -71,7 +72,7 @@ def read_key_entries() -> dict[str, Any]:
 
 
 def _save_model(params: Params, paths: dict[str, Path]) -> None:
-    save_model.save_model(params.save_model, build_stage_paths(save_model.SaveModelPaths, paths))
+    save_model.save_model(params.save_model, build_stage_paths(SaveModelPaths, paths))
 
 
 BODIES: dict[str, Callable[[Params, dict[str, Path]], None]] = {

@@ -1,5 +1,6 @@
 """Configuration of a recorder: ``default``, or ``{kind: named_mpk_gz, precision: half}``."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
@@ -72,6 +73,12 @@ class RecorderConfig(Config):
     def suffix(self) -> str:
         """Return the suffix of the files that the recorder writes."""
         return SUFFIXES[self.format_name]
+
+    def rename(self, path: Path) -> Path:
+        """Return *path* with the suffix of the recorder's files in place of its own."""
+        own = [each for each in SUFFIXES.values() if path.name.endswith(each)]
+        stem = path.name.removesuffix(own[0]) if own else path.stem
+        return path.with_name(stem + self.suffix)
 
     @property
     def precision_name(self) -> Precisions:

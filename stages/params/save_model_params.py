@@ -1,0 +1,39 @@
+"""Config and paths of the stage save-model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stages.contracts.config import Config
+from stages.contracts.errors import ParamsError
+from stages.records.config import RecorderConfig
+
+
+class SaveModelConfig(Config):
+    """The section ``save_model``."""
+
+    recorder: RecorderConfig = RecorderConfig()
+    """Burn's format of the model: ``default`` keeps 32-bit floats, ``compact`` rounds them to 16 bits."""
+    exports: tuple[Literal["safetensors", "burnpack"], ...] = ()
+    """Further formats of the weights: safetensors with PyTorch's names and axes, burnpack with Burn's."""
+    epoch: Literal["last", "best"] = "last"
+    """``last``, or ``best``: the epoch with the lowest validation loss."""
+
+    def check_suffix(self, model: Path) -> None:
+        """Raise `ParamsError` unless the name of the file *model* ends as the recorder's files do."""
+        if not model.name.endswith(self.recorder.suffix):
+            raise ParamsError(
+                f"save_model.recorder: {self.recorder.kind!r} writes files that end in {self.recorder.suffix}; "
+                f"found vars.paths.model: {model} in dvc.yaml. Set that to {self.recorder.rename(model)}, or "
+                "choose another recorder"
+            )
+
+
+@dataclass(frozen=True)
+class SaveModelPaths:
+    """The paths that the stage reads and writes."""
+
+    checkpoint: Path
+    config: Path
+    model: Path
+    exports: Path
