@@ -104,6 +104,7 @@ class _Visitor(cst.CSTVisitor):
         self._names = []
         self._depth = 0
         self._statement = None
+        """The simple statement that is visited; while a default is, the function, whose body uses it."""
         self._untouched = set()
         """Texts and assertions, which no mutation may change or remove."""
 
@@ -114,7 +115,7 @@ class _Visitor(cst.CSTVisitor):
             self._names.append(node.name.value)
         if isinstance(node, cst.FunctionDef):
             self._depth += 1
-        if isinstance(node, cst.SimpleStatementLine):
+        if isinstance(node, cst.SimpleStatementLine | cst.FunctionDef):
             self._statement = node
         if isinstance(node, cst.Raise):
             self._untouched |= {each for each in _walk(node) if isinstance(each, TEXTS)}
@@ -129,7 +130,7 @@ class _Visitor(cst.CSTVisitor):
         if isinstance(original_node, cst.FunctionDef | cst.ClassDef) and not _is_excluded(original_node):
             self._names.pop()
             self._depth -= isinstance(original_node, cst.FunctionDef)
-        if original_node is self._statement:
+        if original_node in (self._statement, getattr(self._statement, "params", None)):
             self._statement = None
 
     def _add(self, operator, original, mutated):

@@ -115,7 +115,7 @@ def outcome_of(status):
     """Return the outcome that the exit *status* of a fork means; a crash or a failed import is a kill."""
     if os.WIFSIGNALED(status):
         return "timeout" if os.WTERMSIG(status) == signal.SIGXCPU else "killed"
-    return {0: "survived", 1: "killed", 2: "killed"}.get(os.WEXITSTATUS(status), "error")
+    return {0: "survived", 1: "killed", 2: "killed", 4: "killed"}.get(os.WEXITSTATUS(status), "error")
 
 
 def run_tests(copy, request, writing):

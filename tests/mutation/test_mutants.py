@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from baseline import Baseline
 from catalog import draw, find_mutants
 from copies import Copies
 from packages import PACKAGES, ROOT
@@ -75,6 +76,19 @@ def test_edit_of_one_function_keeps_keys_of_others(mutants_of):
     )
 
     assert before == after != []
+
+
+def test_default_of_parameter_is_covered_by_body_of_its_function(mutants_of):
+    mutant = mutants_of("def f(a, b=1):\n    c(a)\n    return b\n\n\ndef g(a):\n    return a\n")[0]
+
+    assert (mutant.after, mutant.lines) == ("def f(a, b=2):", (1, 3))
+
+
+def test_constant_is_tested_by_every_test_that_time_allows(mutants_of):
+    cpu_and_lines = {"a::1": (2.0, {}), "b::1": (3.0, {"module.py": [7]}), "b::2": (1.0, {})}
+    tests = {name: {"cpu": cpu, "lines": lines} for name, (cpu, lines) in cpu_and_lines.items()}
+
+    assert Baseline(tests, [], []).covering(mutants_of("limit = 1\n")[0]) == ["b::2", "b::1", "a::1"]
 
 
 def test_draw_is_proportional_to_files_and_repeatable():
@@ -178,6 +192,15 @@ def test_run_reports_survivors_and_does_not_change_project(tiny):
     assert rows(tiny)["if a > 4:"] == "killed"
     assert "+ if a >= 3:" in done.stdout.partition("survived, 1 tests")[2]
     assert (tiny / "stages/optim/clamp.py").read_text() == TINY["stages/optim/clamp.py"]
+
+
+def test_mutant_that_breaks_import_of_conftest_is_killed(tiny):
+    (tiny / "stages/optim/limits.py").write_text('LIMIT = int("3")\n')
+    (tiny / "tests/conftest.py").write_text("from stages.optim.limits import LIMIT\n")
+
+    run(tiny)
+
+    assert rows(tiny)["LIMIT = int(None)"] == "killed"
 
 
 def test_killed_run_resumes_at_next_mutant(tiny):
