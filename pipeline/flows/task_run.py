@@ -11,20 +11,29 @@ from uuid import UUID
 import httpx
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
 from prefect.results import get_result_store
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from pipeline.engine.stage_run import run_stage
 from pipeline.flows import prefect_api
-from pipeline.flows.gpu_limit import gpu_slots
+from pipeline.flows.artifacts import API_ERRORS
 from pipeline.flows.progress import ProgressRenderer
+from pipeline.params import read_params
+from stages.contracts.errors import StageError
 from stages.contracts.events import Renderer
 from stages.contracts.renderers import Renderers
+from stages.learner import find_device
 from stages.renderers import LogRenderer
 
 if TYPE_CHECKING:
     RunLogger = Logger | LoggerAdapter[Logger]
+
+GPU_LIMIT = "gpu"
+"""Name of the concurrency limit: training holds one of its slots for each GPU that it uses."""
 
 
 class _Lines(TextIOBase):
@@ -69,6 +78,50 @@ def run_recorded(name: str, renderer: Renderer | None = None) -> None:
             shown = ProgressRenderer.of_this_run(logger)
             renderer = Renderers([each for each in (LogRenderer(logger), shown, renderer) if each])
         run_stage(name, renderer)
+
+
+def count_gpus() -> int:
+    """Return the number of accelerators that ``fit`` uses, from params.yaml and this machine."""
+    named = read_params().fit.device
+    names = [named] if isinstance(named, str) else named
+    return sum(find_device(name).type != "cpu" for name in names)
+
+
+@contextmanager
+def gpu_slots(logger: "RunLogger", count: int | None = None) -> Iterator[None]:
+    """Hold *count* slots of the limit in the block; the default is the number of GPUs that ``fit`` uses.
+
+    Waits until the slots are free. A server without the limit grants them at once. If the server becomes
+    unreachable while they are held, a warning is logged, and the server frees them after five minutes.
+    Raises `StageError` if the limit has fewer slots.
+    """
+    wanted = count_gpus() if count is None else count
+    if not wanted:
+        yield
+        return
+    slots = concurrency(GPU_LIMIT, occupy=wanted, raise_on_lease_renewal_failure=False)
+    try:
+        slots.__enter__()
+    except httpx.TransportError as error:
+        logger.warning(
+            "training without slots of the limit %r, because the server is unreachable: %s", GPU_LIMIT, error
+        )
+        yield
+        return
+    except ConcurrencySlotAcquisitionError as error:
+        raise StageError(
+            f"cannot acquire {wanted} slots of the concurrency limit {GPU_LIMIT!r}: {error}. "
+            f"Run `prefect gcl inspect {GPU_LIMIT}` to see the limit"
+        ) from error
+    logger.info("acquired slots of the limit %r: %d", GPU_LIMIT, wanted)
+    try:
+        yield
+    finally:
+        try:
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
+                slots.__exit__(None, None, None)
+        except API_ERRORS as error:
+            logger.warning("the slots of the limit %r are not released: %s", GPU_LIMIT, error)
 
 
 @contextmanager

@@ -501,12 +501,12 @@ SLOTS = """
 import logging, subprocess
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from pipeline.flows.gpu_limit import LIMIT_NAME, gpu_slots, count_gpus
+from pipeline.flows.task_run import GPU_LIMIT, count_gpus, gpu_slots
 
 client = get_client(sync_client=True)
 
 def held():
-    return client._client.get(f"/v2/concurrency_limits/{LIMIT_NAME}").json()["active_slots"]
+    return client._client.get(f"/v2/concurrency_limits/{GPU_LIMIT}").json()["active_slots"]
 
 with gpu_slots(logging.getLogger(), 2):
     pass  # the server has no such limit
