@@ -20,8 +20,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from pipeline.engine.stage_run import run_stage
 from pipeline.flows import prefect_api
-from pipeline.flows.artifacts import API_ERRORS
-from pipeline.flows.progress import ProgressRenderer
+from pipeline.flows.artifacts import API_ERRORS, ProgressRenderer
 from pipeline.params import read_params
 from stages.contracts.errors import StageError
 from stages.contracts.events import Renderer
