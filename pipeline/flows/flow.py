@@ -7,6 +7,7 @@ Prefect calls it in a process that it starts for one run of a deployment (`pipel
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -39,10 +40,10 @@ from pipeline.flows.server_outage import (
     explain_api_errors,
     outage_message,
     outage_seconds,
+    read_seconds,
 )
 from pipeline.flows.task_run import run_recorded
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
-from pipeline.flows.timeouts import deadline_after, has_passed, read_seconds, seconds_left
 from pipeline.params_edit import override_params
 from pipeline.revisions.results import Results, read_results
 from pipeline.stage_registry import VERSIONS, version_of
@@ -55,6 +56,10 @@ RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 WAIT_VARIABLE = "LEARNER_WAIT_SECONDS"
 WAIT_SECONDS = 3600.0
 """Default time limit of a run in the workspace for acquiring the project lock."""
+MIN_TIMEOUT_SECONDS = 0.01
+"""The shortest timeout of a task, because Prefect reads a timeout of 0 as no timeout."""
+ROUNDING_SECONDS = 0.1
+"""The timeouts of tasks are rounded to this, because their logs show them."""
 REPRODUCE = partial(reproduce, run=run_recorded)
 """Brings a stage up to date through DVC, and shows it as the task run in progress if it must run."""
 NO_ITEMS: list[str] = []
@@ -180,6 +185,26 @@ def select_stages(targets: Sequence[str]) -> list[str]:
     except DvcException as error:
         raise StageFailedError(str(error)) from error
     return [name for name in VERSIONS if name in names]
+
+
+def deadline_after(seconds: float | None) -> float | None:
+    """Return the time on the monotonic clock in *seconds* from now; None for no deadline."""
+    return None if seconds is None else time.monotonic() + seconds
+
+
+def seconds_left(deadline: float | None) -> float | None:
+    """Return the timeout of a task that must end at *deadline*; None for no deadline."""
+    if deadline is None:
+        return None
+    return max(MIN_TIMEOUT_SECONDS, round(deadline - time.monotonic(), 1))
+
+
+def has_passed(deadline: float | None) -> bool:
+    """Return whether *deadline* has passed; False for no deadline.
+
+    A `TimeoutError` alone does not show this, because user code raises that error too.
+    """
+    return deadline is not None and time.monotonic() >= deadline - ROUNDING_SECONDS
 
 
 def _plan_exit() -> Callable[[], None]:

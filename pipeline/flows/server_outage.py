@@ -4,6 +4,7 @@ Prefect reports the final state of a run to the server, and retries for a long t
 respond. By then DVC has recorded the stages, so the process can exit without loss.
 """
 
+import math
 import os
 import sys
 import threading
@@ -16,8 +17,8 @@ from contextlib import contextmanager
 import httpx
 from prefect.settings import PREFECT_API_URL
 
-from pipeline.flows.timeouts import read_seconds
-from stages.contracts.errors import StageError
+from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.fields import MAX_SECONDS
 
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
 DEFAULT_SECONDS = 60.0
@@ -38,6 +39,22 @@ def exit_if_unreachable(has_ended: threading.Event, seconds: float) -> None:
 def outage_seconds() -> float:
     """Return the value of the environment variable `VARIABLE`. Raises `ParamsError` unless it is a number."""
     return read_seconds(VARIABLE, DEFAULT_SECONDS)
+
+
+def read_seconds(variable: str, default: float) -> float:
+    """Return the value of the environment variable *variable*, or *default* if it is empty.
+
+    These durations change no number, so they are not params. Raises `ParamsError` unless the value is a
+    number from 0 to `MAX_SECONDS`.
+    """
+    text = os.environ.get(variable, "")
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise ParamsError(f"{variable} is {text!r}. Set it to a number of seconds from 0 to {MAX_SECONDS}")
+    return seconds
 
 
 def outage_message() -> str:

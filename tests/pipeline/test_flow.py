@@ -10,8 +10,8 @@ from prefect.states import Failed
 
 from pipeline.engine.reproduce import Outcome
 from pipeline.engine.stage_run import read_key_entries, run_stage
+from pipeline.flows.flow import has_passed
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
-from pipeline.flows.timeouts import has_passed
 from pipeline.stage_registry import VERSIONS
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 from stages.renderers import NoRenderer

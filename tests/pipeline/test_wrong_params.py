@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from pipeline.evaluate import parse_source
-from pipeline.flows.timeouts import read_seconds
+from pipeline.flows.server_outage import read_seconds
 from pipeline.params import Params, read_params
 from pipeline.params_edit import override_params
 from stages.contracts.config import Use
