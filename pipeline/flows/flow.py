@@ -31,8 +31,7 @@ from pipeline.engine.params_journal import edit_params, restore_idle_params, res
 from pipeline.engine.reproduce import Outcome, reproduce
 from pipeline.engine.watchdog import start_watchdog
 from pipeline.flows.artifacts import Artifacts
-from pipeline.flows.isolation import Experiment, run_experiment
-from pipeline.flows.push import check_remotes, push_results
+from pipeline.flows.experiments import Experiment, check_remotes, push_results, run_experiment
 from pipeline.flows.run_page import slug, write_artifacts
 from pipeline.flows.run_registry import register_this_run
 from pipeline.flows.server_outage import (

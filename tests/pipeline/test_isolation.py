@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 RUN = """
 import logging, sys
-from pipeline.flows.isolation import Experiment, run_experiment
+from pipeline.flows.experiments import Experiment, run_experiment
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 choice = Experiment("apart", ["fit.num_epochs=3"], [])
 run_experiment(choice, logging.getLogger("run"), flow_run="", deadline=None)

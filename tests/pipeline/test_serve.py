@@ -17,8 +17,8 @@ import pytest
 from ruamel.yaml import YAML
 from waiting import LIMIT_SECONDS, wait_until
 
+from pipeline.flows.experiments import check_remotes
 from pipeline.flows.flow import select_stages
-from pipeline.flows.push import check_remotes
 from pipeline.flows.serving import Plan
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, StageError

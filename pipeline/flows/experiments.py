@@ -1,20 +1,24 @@
-"""Isolated, named experiments: DVC runs in a clone of the project, and the checkout stays unchanged.
+"""The calls of DVC in a flow run: isolated, named experiments, and the push to the remotes.
 
-`dvc exp run --temp` stashes, detaches HEAD and resets in the folder that it is started in, and a kill leaves
-this unfinished. So it is never started in the user's checkout.
+An experiment runs in a clone of the project, never in the user's checkout. `dvc exp run --temp` stashes,
+detaches HEAD and resets in the folder that it is started in, and a kill leaves this unfinished.
 """
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import Logger, LoggerAdapter
 from pathlib import Path
 from typing import Any
 
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+
 from pipeline.engine.cache_content import remove_damaged_outputs
 from pipeline.engine.dvc_process import run_dvc
 from pipeline.engine.frozen_inputs import freeze
+from pipeline.engine.git import run_git
 from pipeline.engine.project_copy import (
     COPY_SUFFIX,
     LOCK_SUFFIX,
@@ -24,6 +28,7 @@ from pipeline.engine.project_copy import (
     wait_until_unused,
 )
 from pipeline.flows.prefect_api import FLOW_RUN
+from stages.contracts.errors import StageError
 from stages.contracts.file_lock import hold_lock
 from stages.runs.layout import COPIES_FOLDER
 
@@ -72,3 +77,39 @@ def run_experiment(
         run_dvc(command, {FLOW_RUN: flow_run}, log_line=log_line, deadline=deadline, folder=folder)
         fetch_experiment(base, place, experiment.name)
     place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)
+
+
+def check_remotes(*, experiment: bool) -> None:
+    """Raise `StageError` if there is no remote to push to; call it before training rather than after."""
+    try:
+        with Repo() as repo:
+            if not repo.config["remote"]:
+                raise StageError(
+                    "push is set, but DVC has no remote. Run `dvc remote add --default NAME URL`"
+                )
+    except DvcException as error:
+        raise StageError(f"cannot read the remotes of DVC: {error}. Correct .dvc/config") from error
+    if experiment:
+        find_git_remote()
+
+
+def find_git_remote() -> str:
+    """Return ``origin``, or else the only git remote. Raises `StageError` if neither exists."""
+    names = run_git(Path(), "remote").split()
+    if "origin" in names:
+        return "origin"
+    if len(names) != 1:
+        raise StageError(
+            "push is set, and an experiment is pushed to the git remote 'origin' or to the only remote; "
+            f"found {', '.join(names) or 'none'}. Run `git remote add origin URL`"
+        )
+    return names[0]
+
+
+def push_results(experiment: str | None, log_line: Callable[[str], None]) -> None:
+    """Push the cache with the run-cache, or *experiment* with its part of the cache.
+
+    *log_line* receives the output of DVC. Raises `StageFailedError` if DVC fails.
+    """
+    command = ["exp", "push", find_git_remote(), experiment] if experiment else ["push", "--run-cache"]
+    run_dvc(command, log_line=log_line)
