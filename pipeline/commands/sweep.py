@@ -55,7 +55,7 @@ def sweep(
     """
     from pipeline.flows import prefect_api
     from pipeline.sweep.executors import build_executor
-    from pipeline.sweep.points import expand
+    from pipeline.sweep.plan import expand
     from pipeline.sweep.sweep import print_plan, run_without_flow
     from pipeline.sweep.sweep import sweep as run_sweep
 

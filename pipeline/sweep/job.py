@@ -20,7 +20,7 @@ from typing import Any
 from pipeline.engine.frozen_inputs import FrozenProject
 from pipeline.engine.project_copy import COPY_SUFFIX, fetch_experiment, temporary_copy
 from pipeline.sweep.devices import VISIBLE_DEVICES_VARIABLE, claim_device, visible_devices
-from pipeline.sweep.results import is_result
+from pipeline.sweep.plan import is_result
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
 from stages.contracts.file_lock import hold_lock, is_locked, try_lock, wait_for_lock
 from stages.runs.layout import SWEEP_FOLDER

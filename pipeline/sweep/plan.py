@@ -1,27 +1,52 @@
-"""The plan of a sweep: for each point the name of its experiment, and whether that exists or cannot run.
+"""The plan of a sweep: its points, the names of their experiments, and which of these exist or cannot run.
 
-The name of an experiment has the values that vary, in characters that git allows in a ref.
+The points are the grid of the values in ``-S``, expanded by the rules of DVC. The name of an experiment has
+the values that vary, in characters that git allows in a ref. A point is finished if git has its experiment: the
+sweep stores no list of finished points, which could become stale.
 """
 
 import hashlib
 import json
+import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from dvc.exceptions import DvcException
+from dvc.utils.cli_parse import to_path_overrides
+from dvc.utils.hydra import get_hydra_sweeps, to_hydra_overrides
+from hydra.errors import HydraException
+
 from pipeline.comparison.tables import short_names
-from pipeline.engine.frozen_inputs import FrozenProject
-from pipeline.engine.git import run_git
-from pipeline.sweep.points import Point
-from pipeline.sweep.results import PARAMS, is_result, params_of
+from pipeline.engine.frozen_inputs import FrozenProject, parse_params
+from pipeline.engine.git import run_git, try_git
+from pipeline.params_edit import apply, check_draft
 from stages.contracts.errors import ParamsError
 from stages.params.fit_params import CHANGES_NO_NUMBER
 
+PARAMS = "params.yaml"
 MAX_NAME_LENGTH = 80
 _BRACKETS = re.compile(r"[\[\]{}'\"\s]")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9._+=,-]+")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value for every param that a sweep sets."""
+
+    overrides: tuple[tuple[str, tuple[str, ...]], ...]
+    """Each params file and its overrides, in the syntax of DVC's ``-S``; deterministic."""
+    varying: tuple[tuple[str, str], ...]
+    """The keys that differ between points, with the values of this one; all keys if the sweep has no grid."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments for `dvc exp run`."""
+        return [part for path, mine in self.overrides for each in mine for part in ("-S", f"{path}:{each}")]
 
 
 @dataclass(frozen=True)
@@ -53,6 +78,40 @@ class PlannedPoint:
         return bool((self.params.get(PARAMS, {}).get("fit") or {}).get("device", "auto") != "cpu")
 
 
+def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0) -> list[Point]:
+    """Return every point of the grid of *set_params*, in the order in which the values are written.
+
+    *draw* selects that many points without replacement, in an order that depends only on *seed*: a larger
+    *draw* begins with the points of a smaller one. Raises `ParamsError` for overrides that DVC cannot parse,
+    a key that is set twice, and an empty grid.
+    """
+    if not set_params:
+        raise ParamsError("the sweep has no params to vary. Add for example -S fit.batch_size=32,64")
+    state = random.getstate()
+    random.seed(seed)  # hydra's shuffle(…) uses the global generator
+    try:
+        by_file = to_path_overrides(set_params)
+        swept = [
+            (path, override.key_or_group)
+            for path, mine in by_file.items()
+            for override in to_hydra_overrides(mine)
+            if override.is_sweep_override()
+        ]
+        grid = [_point(each, swept) for each in get_hydra_sweeps(by_file)]
+    except (DvcException, HydraException) as error:
+        raise ParamsError(f"-S {' -S '.join(set_params)}: {_first_line(error)}") from error
+    finally:
+        random.setstate(state)
+    _check_keys(by_file)
+    points = list(dict.fromkeys(grid))
+    if not points:
+        raise ParamsError(f"-S {' -S '.join(set_params)}: the grid has no points. Give each key a value")
+    if draw is None:
+        return points
+    random.Random(seed).shuffle(points)  # noqa: S311  a sample, not a secret
+    return points[:draw]
+
+
 def plan_points(base: FrozenProject, points: Sequence[Point]) -> list[PlannedPoint]:
     """Return the plan of each of *points* at this moment.
 
@@ -67,6 +126,21 @@ def plan_points(base: FrozenProject, points: Sequence[Point]) -> list[PlannedPoi
     if planned and all(each.mistake for each in planned):
         raise ParamsError(f"no point can run; the first is {planned[0].name}: {planned[0].mistake}")
     return planned
+
+
+def _plan_point(
+    base: FrozenProject, point: Point, short: str, experiments: Mapping[str, str], tree: str
+) -> PlannedPoint:
+    try:
+        params = params_of(base, point)
+    except ParamsError as error:
+        return PlannedPoint(point, short or name_with_hash(point, point.overrides), mistake=str(error))
+    names = [*filter(None, [short]), name_with_hash(point, params), name_with_hash(point, [params, tree])]
+    for name in names:
+        if name in experiments and is_result(base, experiments[name], params):
+            return PlannedPoint(point, name, is_done=True, params=params)
+    free = next((name for name in names if name not in experiments), names[-1])
+    return PlannedPoint(point, free, params=params)
 
 
 def short_point_names(points: Sequence[Point]) -> list[str]:
@@ -85,22 +159,93 @@ def name_with_hash(point: Point, content: Any) -> str:
     return f"{values[:MAX_NAME_LENGTH].rstrip('.,=-')}-{digest}"
 
 
+def params_of(base: FrozenProject, point: Point) -> dict[str, Any]:
+    """Return the content of each params file that *point* changes, by its name.
+
+    Raises `ParamsError` if the params would not be valid.
+    """
+    found = {}
+    with TemporaryDirectory() as folder:
+        for name, overrides in point.overrides:
+            text = base.text(name)
+            if text is None:
+                raise ParamsError(f"git does not track {name}, which -S changes. Run `git add {name}`")
+            draft = Path(folder) / Path(name).name
+            draft.write_text(text, encoding="utf-8")
+            apply(overrides, draft)
+            found[name] = parse_params(draft.read_text(encoding="utf-8"), name)
+            if name == PARAMS:
+                _check_params(draft, base.content("dvc.yaml"))
+    return found
+
+
+def is_result(base: FrozenProject, commit: str, params: Mapping[str, Any]) -> bool:
+    """Return whether the experiment *commit* has these *params*, and all other inputs are those of *base*."""
+    if any(base.content(name, commit) != content for name, content in params.items()):
+        return False
+    stages = (base.content("dvc.lock", commit).get("stages") or {}).values()
+    if not stages or _differ(base, commit, ["dvc.yaml", *_sources(stages)]):
+        return False
+    recorded = [
+        each for stage in stages for each in (stage.get("params") or {}).items() if each[0] not in params
+    ]
+    return all(_has(base.content(name), values) for name, values in recorded)
+
+
+def _check_keys(by_file: Mapping[str, Sequence[str]]) -> None:
+    """Raise `ParamsError` for a key that is set twice: DVC would use the last values and drop the others."""
+    for path, mine in by_file.items():
+        keys = Counter(override.key_or_group for override in to_hydra_overrides(list(mine)))
+        if twice := [key for key, count in keys.items() if count > 1]:
+            raise ParamsError(f"-S sets {path}:{twice[0]} twice. Join the values, as in {twice[0]}=1,2")
+
+
+def _point(overrides: dict[str, list[str]], swept: Sequence[tuple[str, str]]) -> Point:
+    values = [
+        ((path, override.key_or_group), override.get_value_element_as_str())
+        for path, mine in overrides.items()
+        for override in to_hydra_overrides(mine)
+    ]
+    varying = tuple((key, value) for (path, key), value in values if not swept or (path, key) in swept)
+    return Point(tuple((path, tuple(mine)) for path, mine in overrides.items()), varying)
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split("\nSee ")[0].split("\n"))
+
+
 def _legal(text: str) -> str:
     """Return *text* without the characters that git forbids in a ref or that a shell interprets."""
     text = _ILLEGAL.sub("-", _BRACKETS.sub("", text))
     return re.sub(r"\.\.+", ".", text).strip(".-").removesuffix(".lock")
 
 
-def _plan_point(
-    base: FrozenProject, point: Point, short: str, experiments: Mapping[str, str], tree: str
-) -> PlannedPoint:
+def _sources(stages: Any) -> Iterator[str]:
+    """Yield the inputs of the stages that no stage writes and git may have, and their ``.dvc`` files."""
+    made = {out["path"] for stage in stages for out in stage.get("outs") or []}
+    for path in {dep["path"] for stage in stages for dep in stage.get("deps") or []} - made:
+        inside = ":" not in path and not path.startswith("/") and ".." not in PurePosixPath(path).parts
+        if inside and not any(PurePosixPath(path).is_relative_to(each) for each in made):
+            yield from (path, f"{path}.dvc")
+
+
+def _differ(base: FrozenProject, commit: str, paths: list[str]) -> bool:
+    command = ["--literal-pathspecs", "diff", "--quiet", base.commit, commit, "--", *paths]
+    return try_git(base.root, *command).returncode != 0
+
+
+def _has(content: Any, values: Mapping[str, Any]) -> bool:
+    return all(_value(content, key) == value for key, value in values.items())
+
+
+def _value(content: Any, key: str) -> Any:
+    for part in [key] if isinstance(content, dict) and key in content else key.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
+def _check_params(draft: Path, definition: Mapping[str, Any]) -> None:
     try:
-        params = params_of(base, point)
+        check_draft(draft, definition)
     except ParamsError as error:
-        return PlannedPoint(point, short or name_with_hash(point, point.overrides), mistake=str(error))
-    names = [*filter(None, [short]), name_with_hash(point, params), name_with_hash(point, [params, tree])]
-    for name in names:
-        if name in experiments and is_result(base, experiments[name], params):
-            return PlannedPoint(point, name, is_done=True, params=params)
-    free = next((name for name in names if name not in experiments), names[-1])
-    return PlannedPoint(point, free, params=params)
+        raise ParamsError(str(error).replace(str(draft), PARAMS)) from error

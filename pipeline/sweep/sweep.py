@@ -14,8 +14,7 @@ from pipeline.engine.cache_content import remove_damaged_outputs
 from pipeline.engine.frozen_inputs import FrozenProject, find_untracked_code, freeze
 from pipeline.sweep.executors import Executor
 from pipeline.sweep.job import SWEEP_LOCK_SUFFIX, Job, remove_leftovers
-from pipeline.sweep.plan import PlannedPoint, plan_points
-from pipeline.sweep.points import Point
+from pipeline.sweep.plan import PlannedPoint, Point, plan_points
 from pipeline.sweep.scheduler import Report, run_jobs
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.runs.layout import SWEEP_FOLDER

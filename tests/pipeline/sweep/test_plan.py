@@ -4,8 +4,7 @@ import subprocess
 
 import pytest
 
-from pipeline.sweep.plan import MAX_NAME_LENGTH, name_with_hash, short_point_names
-from pipeline.sweep.points import expand
+from pipeline.sweep.plan import MAX_NAME_LENGTH, expand, name_with_hash, short_point_names
 from stages.contracts.errors import ParamsError
 
 RATE_RANGE = "build_learner.optimizer.learning_rate=range(0.001,0.004,0.001)"
