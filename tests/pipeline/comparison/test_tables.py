@@ -9,8 +9,8 @@ import pytest
 from pipeline.comparison.collection import flatten
 from pipeline.comparison.curves import MAX_POINTS, PlotData, direction_of, parse_matrix, thin
 from pipeline.comparison.page import build_page
+from pipeline.comparison.plots import empty_confusion_spec
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
-from pipeline.comparison.specs import empty_confusion_spec
 from pipeline.comparison.tables import (
     csv_table,
     json_table,
