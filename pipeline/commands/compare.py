@@ -10,7 +10,7 @@ import typer
 from stages.contracts.errors import ParamsError
 
 if TYPE_CHECKING:
-    from pipeline.comparison.view import ViewOptions
+    from pipeline.comparison.runs import ViewOptions
 
 Revs = Annotated[
     list[str],
@@ -64,7 +64,7 @@ def compare(
 
     Example: learner compare exp-a exp-b --sort Accuracy --html compare.html
     """
-    from pipeline.comparison.view import ViewOptions
+    from pipeline.comparison.runs import ViewOptions
 
     view = ViewOptions(tuple(metric), sort, reverse)
     formats = [name for name, is_set in {"json": as_json, "md": as_md, "csv": as_csv}.items() if is_set]

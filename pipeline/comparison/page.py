@@ -16,9 +16,15 @@ from typing import Any
 from pipeline import plot_images
 from pipeline.comparison.curves import Cell, PlotData, thin, thin_steps
 from pipeline.comparison.plots import assign_colors, empty_confusion_spec, empty_curves_spec
-from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
+from pipeline.comparison.runs import (
+    Comparison,
+    MetricCurve,
+    RunSummary,
+    ViewOptions,
+    select_metrics,
+    sort_runs,
+)
 from pipeline.comparison.tables import ABSENT, TableColumn, columns, format_value
-from pipeline.comparison.view import ViewOptions, select_metrics, sort_runs
 from stages.contracts.history import Direction
 
 MAX_EPOCHS = 256

@@ -16,8 +16,7 @@ from rich.text import Text
 from pipeline import plot_images
 from pipeline.comparison.collection import summarize
 from pipeline.comparison.curves import CurvePoint, PlotData, read_plot_data
-from pipeline.comparison.runs import Comparison
-from pipeline.comparison.view import select_metrics
+from pipeline.comparison.runs import Comparison, select_metrics
 from pipeline.revisions.files import read_revisions
 from stages.contracts.errors import StageError
 from stages.contracts.files import open_atomic

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
-from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
-from pipeline.comparison.view import ViewOptions, select_metrics, sort_runs
+from pipeline.comparison.runs import (
+    Comparison,
+    MetricCurve,
+    RunSummary,
+    ViewOptions,
+    select_metrics,
+    sort_runs,
+)
 from stages.contracts.text import format_duration, format_rounded, number, replace_unprintable, to_json
 
 ABSENT = "-"

@@ -8,8 +8,7 @@ import pytest
 
 from pipeline.comparison.curves import PlotData
 from pipeline.comparison.page import MAX_BATCHES, MAX_EPOCHS, build_page, select_epochs
-from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
-from pipeline.comparison.view import ViewOptions
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from stages.contracts.history import Direction
 
 

@@ -10,7 +10,7 @@ from pipeline.comparison.collection import flatten
 from pipeline.comparison.curves import MAX_POINTS, PlotData, direction_of, parse_matrix, thin
 from pipeline.comparison.page import build_page
 from pipeline.comparison.plots import empty_confusion_spec
-from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions, sort_runs
 from pipeline.comparison.tables import (
     csv_table,
     json_table,
@@ -18,7 +18,6 @@ from pipeline.comparison.tables import (
     short_names,
     text_table,
 )
-from pipeline.comparison.view import ViewOptions, sort_runs
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction
