@@ -122,8 +122,7 @@ def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str
 
 
 def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path) -> None:
-    from pipeline.comparison.collection import summarize
-    from pipeline.comparison.curves import read_plot_data
+    from pipeline.comparison.collection import read_plot_data, summarize
     from pipeline.comparison.page import build_page
     from pipeline.revisions.files import read_revisions
     from stages.contracts.files import write_text

@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from pipeline import plot_images
-from pipeline.comparison.curves import Cell, PlotData, thin, thin_steps
+from pipeline.comparison.collection import Cell, PlotData, thin, thin_steps
 from pipeline.comparison.plots import assign_colors, empty_confusion_spec, empty_curves_spec
 from pipeline.comparison.runs import (
     Comparison,

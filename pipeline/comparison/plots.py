@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline import plot_images
-from pipeline.comparison.collection import summarize
-from pipeline.comparison.curves import CurvePoint, PlotData, read_plot_data
+from pipeline.comparison.collection import CurvePoint, PlotData, read_plot_data, summarize
 from pipeline.comparison.runs import Comparison, select_metrics
 from pipeline.revisions.files import read_revisions
 from stages.contracts.errors import StageError

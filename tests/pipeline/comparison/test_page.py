@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.comparison.curves import PlotData
+from pipeline.comparison.collection import PlotData
 from pipeline.comparison.page import MAX_BATCHES, MAX_EPOCHS, build_page, select_epochs
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from stages.contracts.history import Direction

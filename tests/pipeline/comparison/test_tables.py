@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from pipeline.comparison.collection import flatten
-from pipeline.comparison.curves import MAX_POINTS, PlotData, direction_of, parse_matrix, thin
+from pipeline.comparison.collection import MAX_POINTS, PlotData, direction_of, flatten, parse_matrix, thin
 from pipeline.comparison.page import build_page
 from pipeline.comparison.plots import empty_confusion_spec
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions, sort_runs
