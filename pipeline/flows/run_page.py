@@ -13,7 +13,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 
 from pipeline import plot_images
 from pipeline.flows.artifacts import API_ERRORS, Artifacts, short_timeout_client
-from pipeline.revisions.results import Results
+from pipeline.revisions.revision import Results
 from stages.contracts.history import History
 from stages.learner.summary import summary_rows
 

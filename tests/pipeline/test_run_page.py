@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.run_page import write_curves
-from pipeline.revisions.results import Results
+from pipeline.revisions.revision import Results
 from stages.contracts.history import History
 
 
