@@ -23,9 +23,9 @@ class SaveModelConfig(Config):
         """Raise `ParamsError` unless the name of the file *model* ends as the recorder's files do."""
         if not model.name.endswith(self.recorder.suffix):
             raise ParamsError(
-                f"save_model.recorder: {self.recorder.kind!r} writes files that end in {self.recorder.suffix}; "
-                f"found vars.paths.model: {model} in dvc.yaml. Set that to {self.recorder.rename(model)}, or "
-                "choose another recorder"
+                f"save_model.recorder: {self.recorder.kind!r} writes files that end in "
+                f"{self.recorder.suffix}; found vars.paths.model: {model} in dvc.yaml. Set that to "
+                f"{self.recorder.rename(model)}, or choose another recorder"
             )
 
 
