@@ -41,7 +41,7 @@ def test_type_checker_finds_the_types_of_an_editable_install(environment, tmp_pa
     found = subprocess.run([*command, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert (
-        'Revealed type is "def (num_epochs: int) -> stages.learner.builder.LearnerBuilder"' in found.stdout
+        'Revealed type is "def (num_epochs: int) -> stages.learner.learner.LearnerBuilder"' in found.stdout
     ), found.stdout
     assert (
         'Incompatible types in assignment (expression has type "LearnerBuilder", variable has type "str")'

@@ -1,4 +1,3 @@
-from .builder import LearnerBuilder as LearnerBuilder
 from .devices import find_device as find_device
 from .devices import set_deterministic as set_deterministic
 from .devices import set_num_threads as set_num_threads
@@ -8,11 +7,12 @@ from .evaluation import Evaluator as Evaluator
 from .evaluation import EvaluatorBuilder as EvaluatorBuilder
 from .evaluation import confusion_cells as confusion_cells
 from .evaluation import confusion_matrix as confusion_matrix
+from .learner import SPEC_FILE as SPEC_FILE
 from .learner import Learner as Learner
+from .learner import LearnerBuilder as LearnerBuilder
+from .learner import LearnerSpec as LearnerSpec
 from .model_state import state_dict_of as state_dict_of
 from .run_state import best_epoch as best_epoch
-from .spec import SPEC_FILE as SPEC_FILE
-from .spec import LearnerSpec as LearnerSpec
 from .summary import summary_json as summary_json
 from .summary import summary_text as summary_text
 from .warm_start import Origin as Origin

@@ -15,15 +15,13 @@ from stages.contracts.events import Progress, Renderer
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import ClassificationOutput
 from stages.learner.batches import Loader, iterate_on_device
-from stages.learner.builder import AnyMetric
-from stages.learner.checks import check_metric_inputs, check_model, check_unique_name
+from stages.learner.checks import StepChecks, check_metric_inputs, check_model, check_unique_name
 from stages.learner.compilation import compile_in_place, unwrap_compiled
 from stages.learner.devices import find_device
-from stages.learner.learner import Learner
+from stages.learner.learner import AnyMetric, Learner
 from stages.learner.metering import Meter, RegisteredMetric
 from stages.learner.options import default_renderer, default_test_logger
 from stages.learner.rng import seed_generators
-from stages.learner.step_checks import StepChecks
 from stages.learner.summary import summary_text
 from stages.metrics import ConfusionMatrix
 from stages.metrics.class_targets import is_soft

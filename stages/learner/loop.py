@@ -18,12 +18,11 @@ from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
 from stages.learner.assembly import Components
 from stages.learner.batches import Loader, check_workers
-from stages.learner.checks import has_gradients, missing_gradients
+from stages.learner.checks import StepChecks, has_gradients, missing_gradients
 from stages.learner.devices import retain_freed_memory
 from stages.learner.metering import Meter
 from stages.learner.mid_epoch import MidEpochCheckpointer
 from stages.learner.rng import seed_generators
-from stages.learner.step_checks import StepChecks
 from stages.learner.step_strategies import choose_step_strategy
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ import torch
 
 from stages.contracts.outputs import TrainOutput
 from stages.contracts.placement import move
+from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
-from stages.learner.step_checks import StepChecks
 from stages.models import cache_parameters, clear_gradients
 from stages.optim.gradients import Gradients
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from stages.contracts.errors import StageError
+from stages.learner import LearnerSpec
 from stages.learner.devices import find_device
-from stages.learner.spec import LearnerSpec
 
 SPEC = LearnerSpec(
     model={"kind": "mlp"},
