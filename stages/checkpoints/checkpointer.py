@@ -20,7 +20,7 @@ from stages.checkpoints.file_names import (
     trainer_name,
 )
 from stages.contracts.errors import CheckpointError, RecordError
-from stages.contracts.files import sha256, sync_directory
+from stages.contracts.files import damage, describe, sync_directory
 from stages.records import (
     NamedMpkGzFileRecorder,
     OriginalPrecision,
@@ -75,7 +75,7 @@ class FileCheckpointer:
         for part in BURN_PARTS:
             item = getattr(checkpoint, part)
             path = self.recorder.record(item, self.directory / stem_of(part, epoch))
-            files[path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
+            files[path.name] = describe(path)
             if not self.recorder.has_names:
                 files[path.name]["example"] = to_plain(item)
         _trainer_recorder.record(
@@ -130,10 +130,8 @@ class FileCheckpointer:
     def _verify(self, files: Mapping[str, Mapping[str, Any]]) -> None:
         for name, written in files.items():
             path = self.directory / Path(name).name
-            if not path.is_file():
-                raise RecordError(f"{path} is missing")
-            if path.stat().st_size != written["size"] or sha256(path) != written["sha256"]:
-                raise RecordError(f"{path} has changed since it was written (size or sha256 differ)")
+            if problem := damage(path, written):
+                raise RecordError(f"{path} {problem}")
 
 
 def read_manifest(directory: Path, epoch: int) -> dict[str, dict[str, Any]]:

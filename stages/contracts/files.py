@@ -10,6 +10,8 @@ from typing import Any, BinaryIO
 
 CHUNK_BYTES = 1 << 20
 """The number of bytes copied at a time."""
+UNREADABLE = {"size": -1, "sha256": ""}
+"""An entry of a manifest that no file matches, for a file whose content is not known."""
 
 
 @contextmanager
@@ -72,11 +74,20 @@ def describe(path: Path) -> dict[str, Any]:
 
 def damage(path: Path, written: Mapping[str, Any]) -> str | None:
     """Return how the file *path* differs from the size and sha256 in *written*; None if it is intact."""
-    if not path.is_file():
+    return difference(describe(path) if path.is_file() else None, written)
+
+
+def difference(found: Mapping[str, Any] | None, written: Mapping[str, Any]) -> str | None:
+    """Return how a file of the size and sha256 in *found* differs from *written*; None if it does not.
+
+    *found* is None for a missing file.
+    """
+    if found is None:
         return "is missing"
-    size = path.stat().st_size
-    if size != written["size"]:
-        return f"has {size} bytes, but {written['size']} were written"
-    return (
-        None if sha256(path) == written["sha256"] else "has changed since it was written (its sha256 differs)"
-    )
+    if written == UNREADABLE:
+        return "could not be read when its size and sha256 were recorded"
+    if found["size"] != written["size"]:
+        return f"has {found['size']} bytes, but {written['size']} were written"
+    if found["sha256"] != written["sha256"]:
+        return "has changed since it was written (its sha256 differs)"
+    return None

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from stages.checkpoints.file_names import STEP_FOLDER
-from stages.contracts.files import describe
+from stages.contracts.files import UNREADABLE, describe
 from stages.contracts.history import Split
 from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE
 
 Manifest = Mapping[str, Mapping[str, Any]]
 """Size and sha256 of each file, by its path below the store."""
 
-UNREADABLE = {"size": -1, "sha256": ""}
-"""An entry that no file matches, for a file whose content is not known."""
 _CHECKSUM = "checksum"
 _NOT_LISTED = re.compile(
     rf"{'|'.join(map(re.escape, (FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE)))}|"

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stages.contracts.files import CHUNK_BYTES, sha256, sync_directory
+from stages.contracts.files import CHUNK_BYTES, difference, sha256, sync_directory
 from stages.runs.disk_sync import sync_trees
 from stages.runs.manifest import Manifest
 
@@ -36,7 +36,7 @@ def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict
     parts = {target: target.with_name(f".{target.name}.part") for target in made.values()}
     try:
         found = _copy_all({source: parts[target] for source, target in made.items()})
-        wrong = {name: _problem(found.get(name), written) for name, written in (expected or {}).items()}
+        wrong = {name: difference(found.get(name), written) for name, written in (expected or {}).items()}
         damaged = {name: problem for name, problem in wrong.items() if problem}
     except OSError:
         _remove_all(parts.values())  # the restored previous outputs may need their space
@@ -92,12 +92,6 @@ def _copy_content(original: BinaryIO, copy: BinaryIO) -> dict[str, Any]:
         digest.update(chunk)
         size += copy.write(chunk)
     return {"size": size, "sha256": digest.hexdigest()}
-
-
-def _problem(found: Mapping[str, Any] | None, written: Mapping[str, Any]) -> str | None:
-    if found is None:
-        return "is missing"
-    return None if found == written else "has changed since it was written (size or sha256 differ)"
 
 
 def _remove_all(paths: Iterable[Path]) -> None:

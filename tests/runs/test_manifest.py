@@ -5,10 +5,9 @@ import shutil
 
 import pytest
 
-from stages.contracts.files import describe
+from stages.contracts.files import UNREADABLE, describe
 from stages.runs.continuation import first_epoch, remove_epochs_after
 from stages.runs.manifest import (
-    UNREADABLE,
     LogLedger,
     add_checksum,
     describe_store,
