@@ -35,8 +35,9 @@ PATCH_MODULES = (
 )
 PATCH_PROGRAM = """
 import importlib, json, sys
+from stages.contracts.patches import find_problems
 modules = [importlib.import_module(name) for name in sys.argv[1:]]
-problems = [line for each in modules for line in each.problems()]
+problems = [line for each in modules for line in find_problems(each.PATCHES)]
 print(json.dumps({"count": sum(len(each.PATCHES) for each in modules), "problems": problems}))
 """
 DEVICE_PROGRAM = (

@@ -20,7 +20,7 @@ from dvc.stage import Stage
 
 from pipeline.engine.cache_content import is_damaged_entry, remove_damaged_output, remove_from_cache
 from pipeline.engine.signals import DeferredSignals
-from stages.contracts.patches import Patch, check_patches, find_problems
+from stages.contracts.patches import Patch, check_patches
 
 SUPPORTED = "3.67.1"
 PATCHES: tuple[Patch, ...] = (
@@ -55,11 +55,6 @@ PATCHES: tuple[Patch, ...] = (
         SUPPORTED,
     ),
 )
-
-
-def problems() -> list[str]:
-    """Return one line for each name in `PATCHES` that DVC lacks or has with other parameters."""
-    return find_problems(PATCHES)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from prefect._internal import control_listener
 from prefect.runner._scheduled_run_poller import ScheduledRunPoller
 
 from pipeline.engine.signals import DeferredSignals
-from stages.contracts.patches import Patch, check_patches, find_problems
+from stages.contracts.patches import Patch, check_patches
 
 SUPPORTED = ">=3.8.8,<3.10"
 LEASE_KEEPER = "maintain_concurrency_lease"
@@ -51,11 +51,6 @@ PATCHES: tuple[Patch, ...] = (
         SUPPORTED,
     ),
 )
-
-
-def problems() -> list[str]:
-    """Return one line for each name in `PATCHES` that Prefect lacks or has with other parameters."""
-    return find_problems(PATCHES)
 
 
 @functools.cache

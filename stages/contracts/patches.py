@@ -1,7 +1,7 @@
 """Private names of other packages that this project replaces, and the check that they are what it expects.
 
-A package has one module for its patches, with a tuple ``PATCHES``, a function ``problems`` that lists the
-mismatches, and a function ``apply`` that checks the tuple and then replaces the names.
+A package has one module for its patches, with a tuple ``PATCHES`` and a function ``apply`` that checks the
+tuple and then replaces the names.
 """
 
 import inspect

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from stages.contracts.patches import Patch, check_patches, find_problems
+from stages.contracts.patches import Patch, check_patches
 
 SUPPORTED = ">=2.10,<2.14"
 ADAM = (
@@ -23,7 +23,7 @@ HOOKS = "an optimizer with hooks is stepped by its own method; no public functio
 COMPILE = "a model that torch.compile wrapped is compiled in place, as `Module.compile` does"
 
 WRAPPER = Patch("torch._dynamo.eval_frame:OptimizedModule", COMPILE, "(mod, dynamo_ctx)", SUPPORTED)
-"""The wrapper of `torch.compile`. Only `problems` checks it, because its module takes seconds to import."""
+"""The wrapper of `torch.compile`. Only `find_problems` checks it, because its module takes seconds to import."""
 
 PATCHES = (
     Patch("torch:ops.aten._fused_adam_.default", FAST, ADAM, SUPPORTED),
@@ -69,11 +69,6 @@ PATCHES = (
     ),
 )
 DYNAMO_MARK = "__dynamo_disable"
-
-
-def problems() -> list[str]:
-    """Return one line for each private name that is missing or has another signature; empty if all match."""
-    return find_problems(PATCHES)
 
 
 @cache
