@@ -1,8 +1,8 @@
 """The plan of a sweep: its points, the names of their experiments, and which of these exist or cannot run.
 
 The points are the grid of the values in ``-S``, expanded by the rules of DVC. The name of an experiment has
-the values that vary, in characters that git allows in a ref. A point is finished if git has its experiment: the
-sweep stores no list of finished points, which could become stale.
+the values that vary, in characters that git allows in a ref. A point is finished if git has its experiment,
+so the sweep stores no list of finished points, which could become stale.
 """
 
 import hashlib
