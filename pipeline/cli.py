@@ -15,8 +15,7 @@ from pipeline.commands.doctor import doctor
 from pipeline.commands.evaluate import evaluate
 from pipeline.commands.init import init
 from pipeline.commands.records import app as records_app
-from pipeline.commands.resume import resume
-from pipeline.commands.run import print_warning, run
+from pipeline.commands.run import print_warning, resume, run
 from pipeline.commands.runs import app as runs_app
 from pipeline.commands.serve import serve
 from pipeline.commands.share import pull, push
