@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pipeline.collision import find_collision_in_project
-from pipeline.commands.check import check
+from pipeline.commands.check import check, versions
 from pipeline.commands.compare import compare, plot
 from pipeline.commands.doctor import doctor
 from pipeline.commands.evaluate import evaluate
@@ -23,7 +23,6 @@ from pipeline.commands.stage import stage
 from pipeline.commands.status import status
 from pipeline.commands.summary import summary
 from pipeline.commands.sweep import sweep
-from pipeline.commands.versions import versions
 from pipeline.engine.signals import end_on_signal
 from pipeline.user_errors import describe_user_error, is_user_error, print_full_traceback
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError, UserCodeError
