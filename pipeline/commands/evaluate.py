@@ -1,9 +1,19 @@
 """The command ``learner evaluate``."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from stages.contracts.errors import ParamsError
+
+if TYPE_CHECKING:
+    from pipeline.params import Params
+    from stages import data
+    from stages.contracts.config import Use
+
+SPLITS = ("train", "valid")
 
 
 def evaluate(
@@ -20,8 +30,71 @@ def evaluate(
 
     Example: learner evaluate --source npz:test.npz
     """
-    from pipeline.evaluate import evaluate as evaluate_model
     from pipeline.params import read_params
     from pipeline.project import read_paths
 
     evaluate_model(read_params(), read_paths(), model, source)
+
+
+def evaluate_model(
+    params: "Params", paths: Mapping[str, Path], model_path: Path, source: str
+) -> dict[str, float]:
+    """Compute, log, print and return the metrics in ``fit.metrics`` of the model at *model_path*.
+
+    *source* is ``train`` or ``valid`` for a split of the prepared data, ``digits``, ``idx:FOLDER``,
+    ``npz:FILE``, or an import path. If another source has a valid split, only that is used. Raises
+    `ParamsError` for any other text.
+    """
+    from stages import data, learner, metrics, records
+
+    learner.set_num_threads(params.fit.num_threads)
+    info = data.read_info(paths["dataset"])
+    model, _, _ = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
+    records.load_into(model, records.read_item(model_path), source=str(model_path))
+    batcher = data.build_batcher(params.fit.batcher, info.normalization)
+    loader = (
+        data.DataLoaderBuilder(batcher)
+        .batch_size(params.fit.batch_size)
+        .build(_dataset(paths["data"], source))
+    )
+    device = params.fit.device if isinstance(params.fit.device, str) else params.fit.device[0]
+    evaluator = (
+        learner.EvaluatorBuilder(paths["artifacts"])
+        .metrics(*[metrics.build_metric(each) for each in params.fit.metrics])
+        .device(device)
+        .summary()
+        .build(model)
+    )
+    return evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
+
+
+def _dataset(directory: Path, source: str) -> "data.TensorDataset":
+    from stages import data
+
+    if source in SPLITS:
+        prepared = data.read(directory)
+        return prepared.train if source == "train" else prepared.valid
+    loaded = data.load_source(parse_source(source))
+    arrays = loaded.valid if isinstance(loaded, data.Splits) else loaded
+    return data.dataset(data.to_columns(arrays, source))
+
+
+def parse_source(text: str) -> "data.Idx | data.Npz | data.Digits | Use":
+    """Return the source that the option ``--source`` names. Raises `ParamsError` for any other text."""
+    from stages import data
+    from stages.contracts.config import Use
+
+    kind, _, path = text.partition(":")
+    match kind:
+        case "digits":
+            return data.Digits()
+        case "idx" if path.strip():
+            return data.Idx(kind="idx", path=path)
+        case "npz" if path.strip():
+            return data.Npz(kind="npz", path=path)
+        case _ if path:
+            return Use(kind=text)
+    raise ParamsError(
+        f"--source {text!r} names no data. Use train, valid, digits, idx:FOLDER, npz:FILE, or "
+        "package.module:function"
+    )

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
-from pipeline.evaluate import parse_source
+from pipeline.commands.evaluate import parse_source
 from pipeline.flows.server_outage import read_seconds
 from pipeline.params import Params, read_params
 from pipeline.params_edit import override_params
