@@ -179,7 +179,7 @@ def test_example_adds_types_to_record_with_names():
 
 
 def test_show_and_verify_do_not_load_torch():
-    modules = "stages.records.tools.listing, stages.checkpoints.verification, pipeline.record_view"
+    modules = "stages.records.tools.listing, stages.checkpoints.verification, pipeline.commands.records"
     program = f"import {modules}, sys; assert 'torch' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", program], check=True)
