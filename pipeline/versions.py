@@ -1,6 +1,6 @@
-"""versions.yaml, which lists the installed stages in a project without their files.
+"""The five stages with their versions, and versions.yaml, which lists them in a project without their files.
 
-In such a project DVC cannot read the VERSION of ``stages/fit.py``. It reads this file instead, which is
+In such a project DVC cannot read the VERSION of ``stages/fit.py``. It reads versions.yaml instead, which is
 written from the installed package. After an upgrade, `learner versions` updates it, and DVC reruns the stages
 whose VERSION changed; until then those stages fail.
 """
@@ -11,17 +11,33 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.snapshot import Snapshot
-from pipeline.stage_registry import VERSIONS
 from pipeline.yaml_files import read_yaml
-from stages import fit
-from stages.contracts.errors import ParamsError, StageError
+from stages import build_learner, create_artifact_dir, fit, load_data, save_model
+from stages.contracts.errors import ParamsError, StageError, closest
 from stages.contracts.files import write_text
 
+VERSIONS = {
+    "create-artifact-dir": create_artifact_dir.VERSION,
+    "load-data": load_data.VERSION,
+    "build-learner": build_learner.VERSION,
+    "fit": fit.VERSION,
+    "save-model": save_model.VERSION,
+}
+"""The stages by name, in the order in which they run."""
 PATH = Path("versions.yaml")
 HEAD = "# Which stages of learner-pipeline are installed. `learner versions` writes it; DVC reads it.\n"
 PREFIX = f"{PATH}: "
 CODE = {"models": "models/**/*.py", "sources": "data/sources.py"}
 """Shipped code that is a dependency by content; a checkout of this project has it in ``deps``."""
+
+
+def version_of(name: str) -> str:
+    """Return the version of stage *name*; raise `ParamsError` if there is no such stage."""
+    if name not in VERSIONS:
+        raise ParamsError(
+            f"there is no stage {name!r}. Use one of {', '.join(VERSIONS)}.{closest(name, VERSIONS)}"
+        )
+    return VERSIONS[name]
 
 
 def read_installed_versions() -> dict[str, str]:

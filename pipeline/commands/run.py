@@ -91,7 +91,7 @@ def run_stages(report: "Callable[[str, Outcome], None]") -> None:
                 learner(experiment=False)
         else:
             from pipeline.engine.reproduce import reproduce
-            from pipeline.stage_registry import VERSIONS
+            from pipeline.versions import VERSIONS
 
             for name in VERSIONS:
                 report(name, reproduce(name))

@@ -62,7 +62,7 @@ def _run_stage(name: str, dvc: int | None) -> None:
     """Run stage *name* as a Prefect task run if an API is configured, otherwise as a plain function."""
     from pipeline.engine.stage_run import run_stage
     from pipeline.flows import prefect_api
-    from pipeline.stage_registry import VERSIONS
+    from pipeline.versions import VERSIONS
 
     if name in VERSIONS and prefect_api.is_stage_recorded(dvc, print_warning):
         os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")

@@ -24,7 +24,7 @@ def status_lines() -> list[str]:
     from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles
     from pipeline.lockfile import check_lockfile
     from pipeline.project import read_paths, runs_root
-    from pipeline.stage_registry import VERSIONS
+    from pipeline.versions import VERSIONS
     from stages.contracts.errors import StageFailedError
 
     repair_lockfiles()

@@ -13,9 +13,8 @@ from pipeline.engine.signals import defer_signals
 from pipeline.params import Params, read_params
 from pipeline.project import build_stage_paths, find_output_md5, read_paths, runs_root
 from pipeline.snapshot import take_snapshot
-from pipeline.stage_registry import version_of
 from pipeline.user_errors import explain_user_errors
-from pipeline.versions import check_versions, read_code_hashes
+from pipeline.versions import check_versions, read_code_hashes, version_of
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER
 from stages.contracts.events import Renderer

@@ -45,7 +45,7 @@ from pipeline.flows.task_run import run_recorded
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.params_edit import override_params
 from pipeline.revisions.revision import Results, read_results
-from pipeline.stage_registry import VERSIONS, version_of
+from pipeline.versions import VERSIONS, version_of
 from stages.contracts.errors import StageError, StageFailedError
 
 Report = Callable[[str, Outcome], None]

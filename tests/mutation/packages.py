@@ -40,7 +40,6 @@ JOINT = (
     "flows/tasks",
     "lockfile",
     "snapshot",
-    "stage_registry",
 )
 
 PACKAGES = {

@@ -6,7 +6,7 @@ import urllib.request
 
 from waiting import wait_until
 
-from pipeline.stage_registry import VERSIONS
+from pipeline.versions import VERSIONS
 
 
 def test_dvc_repro_and_the_flow_produce_the_same_lock_and_cache(finished, project):

@@ -12,7 +12,7 @@ from pipeline.engine.reproduce import Outcome
 from pipeline.engine.stage_run import read_key_entries, run_stage
 from pipeline.flows.flow import has_passed
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
-from pipeline.stage_registry import VERSIONS
+from pipeline.versions import VERSIONS
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 from stages.renderers import NoRenderer
 
