@@ -1,12 +1,13 @@
-"""The five stages with their versions, and versions.yaml, which lists them in a project without their files.
+"""The installed package, its five stages with their versions, and versions.yaml, which lists these.
 
-In such a project DVC cannot read the VERSION of ``stages/fit.py``. It reads versions.yaml instead, which is
-written from the installed package. After an upgrade, `learner versions` updates it, and DVC reruns the stages
-whose VERSION changed; until then those stages fail.
+In a project without the files of the stages, DVC cannot read the VERSION of ``stages/fit.py``. It reads
+versions.yaml instead, which is written from the installed package. After an upgrade, `learner versions`
+updates it, and DVC reruns the stages whose VERSION changed; until then those stages fail.
 """
 
 import hashlib
 from collections.abc import Mapping
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,19 @@ HEAD = "# Which stages of learner-pipeline are installed. `learner versions` wri
 PREFIX = f"{PATH}: "
 CODE = {"models": "models/**/*.py", "sources": "data/sources.py"}
 """Shipped code that is a dependency by content; a checkout of this project has it in ``deps``."""
+
+
+def find_this_package(name: str = "learner-pipeline") -> Distribution:
+    """Return the installed distribution *name*, rather than the metadata in a checkout of it.
+
+    Raises `StageError` if it is not installed.
+    """
+    found = list(distributions(name=name))
+    if not found:
+        raise StageError(
+            f"{name} runs from a folder in which it is not installed. Install it with `pip install`"
+        )
+    return next((each for each in found if each.read_text("RECORD")), found[0])
 
 
 def version_of(name: str) -> str:

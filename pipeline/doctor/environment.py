@@ -16,9 +16,9 @@ from packaging.requirements import Requirement
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.flows import prefect_api
-from pipeline.installation import find_this_package
 from pipeline.params import read_params
 from pipeline.project import read_paths, runs_root
+from pipeline.versions import find_this_package
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.contracts.text import format_megabytes
 from stages.runs.layout import stores

@@ -1,23 +1,20 @@
 """New projects, which ``learner init`` creates for a user's own model and data."""
 
+import json
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution
 from importlib.resources import files
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 from pipeline import versions
 from pipeline.collision import find_collision
 from pipeline.engine.git import run_git, try_git
-from pipeline.installation import (
-    Installation,
-    environment_bin,
-    find_installation,
-    find_this_package,
-    make_value,
-)
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
 
@@ -36,6 +33,18 @@ README = "README.md"
 MAY_EXIST = {".gitignore", ".dvcignore", README}
 COMMIT_MESSAGE = "Create the project with learner init"
 DVC_CONFIG = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
+ORIGIN = "direct_url.json"
+"""File in which pip records the source of a package, unless that is an index."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The files with which a project makes pip install this package."""
+
+    requirement: str
+    """Line for requirements.txt, the same on every machine."""
+    local: str | None = None
+    """Content of local.mk, which is specific to this machine; None if the requirement is sufficient."""
 
 
 def make_project(directory: Path) -> Iterator[str]:
@@ -48,7 +57,7 @@ def make_project(directory: Path) -> Iterator[str]:
     if collision:
         raise ParamsError(str(collision))
     bin_folder = environment_bin()
-    texts = project_files(find_installation(find_this_package()), bin_folder)
+    texts = project_files(find_installation(versions.find_this_package()), bin_folder)
     plot = texts.pop(PLOT)
     existing = _write_files(directory, texts)
     added = [PLOT, *(name for name in texts if name not in (LOCAL, *existing)), *_git_and_dvc(directory)]
@@ -82,6 +91,39 @@ def project_files(package: Installation, bin_folder: Path | None = None) -> dict
     if bin_folder:
         local += f"LEARNER_BIN := {make_value(str(bin_folder))}\n"
     return texts | ({LOCAL: local} if local else {})
+
+
+def find_installation(package: Distribution) -> Installation:
+    """Return how to repeat the installation of *package*: from an index, a URL, or a folder."""
+    origin = json.loads(package.read_text(ORIGIN) or "{}")
+    url = str(origin.get("url", ""))
+    name = package.metadata["Name"]
+    if not url:
+        return Installation(f"{name}=={package.version}")
+    if url.startswith("file:"):
+        editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
+        comment = f"# {name} {package.version}: from LEARNER, in local.mk or as in `make LEARNER=PATH_OR_URL`"
+        return Installation(comment, f"LEARNER := {editable}{_for_make(unquote(urlparse(url).path))}\n")
+    control = origin.get("vcs_info")
+    if control:
+        return Installation(f"{name} @ {control['vcs']}+{url}@{control['commit_id']}")
+    return Installation(f"{name} @ {url}")
+
+
+def environment_bin() -> Path | None:
+    """Return the folder of this environment's programs; None if ``learner`` is not among them."""
+    folder = Path(sys.executable).parent
+    return folder if (folder / "learner").exists() else None
+
+
+def make_value(text: str) -> str:
+    """Return *text* as the value of a variable in a makefile."""
+    return text.replace("$", "$$").replace("#", "\\#")
+
+
+def _for_make(path: str) -> str:
+    """Return *path* as the value of a variable in a makefile that is one word in the shell."""
+    return make_value("'" + path.replace("'", "'\\''") + "'")
 
 
 def _write_files(directory: Path, texts: Mapping[str, str]) -> dict[str, list[str]]:
