@@ -17,12 +17,12 @@ from dvc.repo import Repo
 
 from pipeline.engine.cache_content import remove_damaged_outputs
 from pipeline.engine.dvc_process import run_dvc
-from pipeline.engine.frozen_inputs import freeze
 from pipeline.engine.git import run_git
 from pipeline.engine.project_copy import (
     COPY_SUFFIX,
     LOCK_SUFFIX,
     fetch_experiment,
+    freeze,
     remove_orphaned,
     temporary_copy,
     wait_until_unused,

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.frozen_inputs import FrozenProject
-from pipeline.engine.project_copy import COPY_SUFFIX, fetch_experiment, temporary_copy
+from pipeline.engine.project_copy import COPY_SUFFIX, FrozenProject, fetch_experiment, temporary_copy
 from pipeline.sweep.devices import VISIBLE_DEVICES_VARIABLE, claim_device, visible_devices
 from pipeline.sweep.plan import is_result
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
