@@ -75,7 +75,7 @@ def _list_checks() -> "dict[str, Check]":
     if list(_check_names()):
         return {"names": _check_names}
     try:
-        from pipeline.doctor import checkout, dependencies, environment, stale_files, storage
+        from pipeline.doctor import checkout, dependencies, environment, stale_files
     except ImportError as error:
         raise StageError(f"{error}. Reinstall learner-pipeline with its requirements") from error
     return {
@@ -85,7 +85,7 @@ def _list_checks() -> "dict[str, Check]":
         "devices": environment.check_devices,
         "disk": environment.check_disk,
         "prefect": environment.check_prefect,
-        "remotes": storage.check_remotes,
+        "remotes": environment.check_remotes,
         "untracked": dependencies.check_untracked_files,
         "git": checkout.check_checkout,
         "locks": stale_files.check_locks,
@@ -104,7 +104,7 @@ def _check_names() -> "Iterator[Diagnostic]":
 
 
 def _cache_check() -> "Check":
-    from pipeline.doctor.storage import check_cache
+    from pipeline.doctor.stale_files import check_cache
 
     return check_cache
 

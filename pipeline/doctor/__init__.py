@@ -1,1 +1,1 @@
-"""The checks of ``learner doctor``: environment, dependencies, DVC storage, checkout and stale files."""
+"""The checks of ``learner doctor``: environment, dependencies, checkout, and stale or damaged files."""

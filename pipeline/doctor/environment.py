@@ -1,4 +1,4 @@
-"""Checks of this machine: packages, replaced private names, devices, free disk space, and the Prefect API."""
+"""Checks of this machine and its services: packages, devices, disk space, the Prefect API, DVC's remotes."""
 
 import json
 import shutil
@@ -7,11 +7,15 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 
+from dvc.config import Config, ConfigError
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
 from packaging.requirements import Requirement
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
@@ -43,6 +47,12 @@ print(json.dumps({"count": sum(len(each.PATCHES) for each in modules), "problems
 DEVICE_PROGRAM = (
     "import json; from stages.learner.devices import list_devices; print(json.dumps(list_devices()))"
 )
+REMOTE_TIMEOUT_SECONDS = 8.0
+"""Time limit of a remote, long enough to log in to a distant one; the defaults of the clients are longer."""
+REMOTE_PROGRAM = (
+    "import sys; from pipeline.doctor.environment import print_remote_state; print_remote_state(sys.argv[1])"
+)
+REMOTE_REMEDY = "`learner push` and `learner pull` need it. Check its address, your access, and the network"
 
 
 def check_packages() -> Iterator[Diagnostic]:
@@ -146,7 +156,12 @@ def _run_program(
     command = [sys.executable, "-c", program, *arguments]
     try:
         return subprocess.run(  # noqa: S603  programs of this module
-            command, capture_output=True, text=True, timeout=timeout_seconds, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+            stdin=subprocess.DEVNULL,  # a question for a password gets no answer
         )
     except subprocess.TimeoutExpired:
         return None
@@ -244,3 +259,61 @@ def _describe_refusal(url: str, code: int) -> Diagnostic:
     if code == HTTPStatus.NOT_FOUND and "api.prefect.cloud" in url:
         return ok("prefect", f"{url} answers")
     return problem("prefect", f"{url} answers HTTP {code}", "Correct the address; it usually ends in /api")
+
+
+def check_remotes() -> Iterator[Diagnostic]:
+    """Check that DVC has a default remote, and that each remote answers.
+
+    Each remote is accessed in a separate process, which is killed after `REMOTE_TIMEOUT_SECONDS`.
+    """
+    try:
+        config = Config(Repo.find_dvc_dir())
+    except (DvcException, ConfigError) as error:
+        message = f"this folder is not a DVC project: {error}"
+        yield problem("remotes", message, "Run `git init` and `dvc init`")
+        return
+    names = list(config["remote"])
+    if not names:
+        message = "no remote is configured: DVC's cache is stored on this machine only"
+        yield warning("remotes", message, "dvc remote add --default NAME URL")
+        return
+    if config["core"].get("remote") not in names:
+        message = f"none of {', '.join(names)} is the default"
+        yield warning("remotes", message, f"dvc remote default {names[0]}")
+    with ThreadPoolExecutor(len(names)) as pool:
+        urls = [config["remote"][name].get("url", "") for name in names]
+        yield from pool.map(_check_remote, names, urls)
+
+
+def _check_remote(name: str, url: str) -> Diagnostic:
+    subject = f"remote {name}"
+    done = _run_program(REMOTE_PROGRAM, name, timeout_seconds=REMOTE_TIMEOUT_SECONDS)
+    if done is None:
+        message = f"{url} did not answer within {REMOTE_TIMEOUT_SECONDS:g} seconds"
+        return problem(subject, message, REMOTE_REMEDY)
+    try:
+        state = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        return problem(subject, f"{url} is unreachable: {_last_line(done)}", REMOTE_REMEDY)
+    if state["filled"]:
+        return ok(subject, f"{url} answers")
+    bucket = state["path"].partition("/")[0]
+    if state["nearest"] in (state["path"], bucket or None):
+        return ok(subject, f"{url} answers, and is empty")
+    if state["nearest"]:
+        remedy = "The first push creates it. If you have pushed before, mount the disk or correct the URL"
+        return warning(subject, f"{url} is missing: only {state['nearest']} exists", remedy)
+    return problem(subject, f"{url} answers, but has no bucket {bucket!r}", REMOTE_REMEDY)
+
+
+def print_remote_state(name: str) -> None:
+    """Print as JSON whether the remote *name* has data, and the part of its path that exists."""
+    with Repo() as repo:
+        remote = repo.cloud.get_remote(name)
+        path, files = remote.path, remote.fs
+        filled = files.exists(repo.cloud.get_remote_odb(name).path)
+        nearest = path
+        while nearest and not filled and not files.exists(nearest):
+            above = files.parent(nearest)
+            nearest = "" if above == nearest else above
+    sys.stdout.write(json.dumps({"path": path, "filled": filled, "nearest": nearest}) + "\n")

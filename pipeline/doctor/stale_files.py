@@ -1,4 +1,4 @@
-"""Checks of files that killed processes did not remove: DVC's locks, experiments, and run stores."""
+"""Checks of stale and damaged files: DVC's locks and cache, killed experiments, and run stores."""
 
 import json
 import shutil
@@ -13,6 +13,7 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
+from pipeline.engine.cache_content import find_damaged_files
 from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles, try_dvc_lock
 from pipeline.lockfile import check_lockfile, is_truncated
 from pipeline.project import runs_root
@@ -218,6 +219,31 @@ def _count_states(found: Iterable[Run]) -> str:
     states = [run.state.value for run in found]
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     return ", ".join(counts) or "no run store"
+
+
+def check_cache() -> Iterator[Diagnostic]:
+    """Read every file in DVC's cache, and yield a problem for each that does not have its hash."""
+    try:
+        with Repo() as repo:
+            roots = dict.fromkeys(Path(each).resolve() for each in _cache_folders(repo))
+    except DvcException:
+        return
+    damaged = [path for root in roots for path in find_damaged_files(root)]
+    for path in damaged:
+        message = f"{path} is damaged: its content does not have the hash in its name"
+        remedy = (
+            f"rm {path}: `learner doctor --deep --fix` does it. Then `learner pull` fetches it, or the next "
+            "run computes it again; data of your own that `dvc add` tracks must be added again"
+        )
+        yield problem("cache", message, remedy, partial(path.unlink, missing_ok=True))
+    if not damaged:
+        yield ok("cache", f"every file in {', '.join(map(str, roots))} is intact")
+
+
+def _cache_folders(repo: Repo) -> Iterator[str]:
+    """Yield the folder of the cache and that of the run-cache, which usually is the same."""
+    yield repo.cache.local_cache_dir
+    yield str(repo.cache.legacy.path)
 
 
 def _join(pids: Iterable[int]) -> str:
