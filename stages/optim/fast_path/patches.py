@@ -23,7 +23,7 @@ HOOKS = "an optimizer with hooks is stepped by its own method; no public functio
 COMPILE = "a model that torch.compile wrapped is compiled in place, as `Module.compile` does"
 
 WRAPPER = Patch("torch._dynamo.eval_frame:OptimizedModule", COMPILE, "(mod, dynamo_ctx)", SUPPORTED)
-"""The wrapper of `torch.compile`. Only `find_problems` checks it, because its module takes seconds to import."""
+"""The wrapper of `torch.compile`. Only `learner doctor` checks it: its module takes seconds to import."""
 
 PATCHES = (
     Patch("torch:ops.aten._fused_adam_.default", FAST, ADAM, SUPPORTED),
