@@ -18,7 +18,7 @@ def checkpointer(tmp_path):
     return made
 
 
-def test_a_checkpoint_comes_back_as_it_was(checkpointer):
+def test_restored_checkpoint_equals_the_saved_one(checkpointer):
     restored = checkpointer.restore(2)
 
     assert torch.equal(restored.model["w"], torch.ones(3))
@@ -29,7 +29,7 @@ def test_a_checkpoint_comes_back_as_it_was(checkpointer):
     )
 
 
-def test_a_checkpoint_exists_only_with_its_trainer_record(checkpointer):
+def test_checkpoint_exists_only_with_its_trainer_record(checkpointer):
     (checkpointer.directory / "trainer-2.mpk.gz").unlink()
 
     assert checkpointer.list_saved() == []
@@ -39,7 +39,7 @@ def test_a_checkpoint_exists_only_with_its_trainer_record(checkpointer):
 
 @pytest.mark.parametrize("name", ["model-2", "optim-2", "scheduler-2", "trainer-2"])
 @pytest.mark.parametrize("harm", ["cut", "flip", "missing"])
-def test_a_harmed_checkpoint_is_refused(checkpointer, name, harm):
+def test_damaged_checkpoint_is_rejected(checkpointer, name, harm):
     path = checkpointer.directory / f"{name}.mpk.gz"
     content = bytearray(path.read_bytes())
     if harm == "cut":
@@ -62,7 +62,7 @@ def test_a_harmed_checkpoint_is_refused(checkpointer, name, harm):
         ("scheduler", {"iteration": 5}),
     ],
 )
-def test_a_valid_record_of_the_same_size_that_was_not_saved_is_refused(part, other, tmp_path):
+def test_other_valid_record_of_the_same_size_is_rejected(part, other, tmp_path):
     checkpointer = FileCheckpointer(tmp_path, NamedMpkFileRecorder())
     checkpointer.save(2, CHECKPOINT)
     path = tmp_path / f"{part}-2.mpk"
@@ -75,7 +75,7 @@ def test_a_valid_record_of_the_same_size_that_was_not_saved_is_refused(part, oth
         checkpointer.restore(2)
 
 
-def test_deleting_leaves_the_other_epochs(checkpointer):
+def test_deletion_keeps_the_checkpoints_of_other_epochs(checkpointer):
     checkpointer.save(3, CHECKPOINT)
     checkpointer.delete(2)
 
@@ -84,7 +84,7 @@ def test_deleting_leaves_the_other_epochs(checkpointer):
 
 
 class FailingRecorder(NamedMpkGzFileRecorder):
-    """Fails at its second record, as a run that is killed there."""
+    """A recorder that fails at its second record, like a process that is killed there."""
 
     def record(self, tree, path):
         if path.name.startswith("optim"):
@@ -92,21 +92,21 @@ class FailingRecorder(NamedMpkGzFileRecorder):
         return super().record(tree, path)
 
 
-def test_a_checkpoint_that_is_half_written_over_another_does_not_exist(checkpointer):
+def test_partial_overwrite_of_a_checkpoint_leaves_no_checkpoint(checkpointer):
     with pytest.raises(OSError, match="killed"):
         FileCheckpointer(checkpointer.directory, FailingRecorder()).save(2, CHECKPOINT)
 
     assert checkpointer.list_saved() == []
 
 
-def test_a_checkpoint_is_written_over_another(checkpointer):
+def test_saving_an_epoch_again_replaces_its_checkpoint(checkpointer):
     checkpointer.save(2, Checkpoint({"w": torch.zeros(3)}, {}, {}))
 
     assert checkpointer.list_saved() == [2]
     assert torch.equal(checkpointer.restore(2).model["w"], torch.zeros(3))
 
 
-def test_restoring_a_missing_checkpoint_lists_those_that_exist(checkpointer):
+def test_restoring_a_missing_checkpoint_lists_the_existing_ones(checkpointer):
     checkpointer.save(10, CHECKPOINT)
 
     with pytest.raises(CheckpointError, match=r"epoch 3; found: 2, 10\. Choose another epoch$"):
@@ -114,7 +114,7 @@ def test_restoring_a_missing_checkpoint_lists_those_that_exist(checkpointer):
 
 
 @pytest.mark.parametrize("recorder", [BinFileRecorder(), NamedMpkFileRecorder()])
-def test_a_checkpoint_of_any_format_is_restored_by_a_checkpointer_of_any_other(tmp_path, recorder):
+def test_checkpoint_can_be_restored_with_a_recorder_of_another_format(tmp_path, recorder):
     FileCheckpointer(tmp_path, recorder).save(2, CHECKPOINT)
 
     for reader in (recorder, NamedMpkGzFileRecorder()):
@@ -124,7 +124,7 @@ def test_a_checkpoint_of_any_format_is_restored_by_a_checkpointer_of_any_other(t
         assert restored.scheduler == {"iteration": 4}
 
 
-def test_a_checkpointer_lists_size_and_hash_of_the_files_on_disk(checkpointer):
+def test_manifest_of_a_checkpoint_has_size_and_hash_of_its_files(checkpointer):
     names = ["model-2.mpk.gz", "optim-2.mpk.gz", "scheduler-2.mpk.gz"]
     paths = [checkpointer.directory / name for name in names]
 
@@ -135,7 +135,7 @@ def test_a_checkpointer_lists_size_and_hash_of_the_files_on_disk(checkpointer):
         read_manifest(checkpointer.directory, 3)
 
 
-def test_sweeping_removes_only_the_files_of_unfinished_checkpoints(checkpointer):
+def test_only_files_of_partial_checkpoints_are_removed(checkpointer):
     checkpointer.save(3, CHECKPOINT)
     checkpointer.save(4, CHECKPOINT)
     (checkpointer.directory / "trainer-3.mpk.gz").unlink()
@@ -150,7 +150,7 @@ def test_sweeping_removes_only_the_files_of_unfinished_checkpoints(checkpointer)
     assert {path.name for path in checkpointer.directory.iterdir()} == left | {"notes-3.txt", "notes"}
 
 
-def test_a_directory_that_does_not_exist_has_no_checkpoints(tmp_path):
+def test_missing_directory_has_no_checkpoints(tmp_path):
     checkpointer = FileCheckpointer(tmp_path / "missing", NamedMpkGzFileRecorder())
 
     checkpointer.remove_partial_files()

@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""The checkpoints that a retention rule keeps."""
 
 import math
 
@@ -24,14 +24,14 @@ from stages.contracts.history import Direction, History, Split, Value
         (default_retention(), [5, 1, math.nan, math.nan, math.nan], {2, 4, 5}),
     ],
 )
-def test_a_rule_keeps_the_epochs_it_names_and_no_other(rule, losses, kept):
+def test_rule_keeps_the_expected_epochs(rule, losses, kept):
     values = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in enumerate(losses, start=1))
 
     assert rule.keep(range(1, len(losses) + 1), values) == kept
 
 
 @pytest.mark.parametrize(("taken_over", "kept"), [([], {3, 5, 6}), ([1, 2], {3, 5, 6}), ([2], {3, 5, 6})])
-def test_the_checkpoints_of_a_run_follow_from_its_history(taken_over, kept):
+def test_inherited_checkpoints_do_not_change_the_retention_of_later_epochs(taken_over, kept):
     losses = enumerate([4, 5, 1, 3, 1, 2], start=1)
     values = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in losses)
 
@@ -42,7 +42,7 @@ def test_the_checkpoints_of_a_run_follow_from_its_history(taken_over, kept):
     ("losses", "taken_over", "kept"),
     [([1, 5, 6, 7], [], {1, 3, 4}), ([5, 6, 1], [1, 2, 3], {2, 3}), ([5, 6, 7], [1, 2, 3], {1, 2, 3})],
 )
-def test_every_epoch_from_the_first_to_the_last_counts(losses, taken_over, kept):
+def test_retention_considers_every_epoch_of_the_run(losses, taken_over, kept):
     values = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in enumerate(losses, start=1))
 
     assert epochs_to_keep(default_retention(), values, taken_over, len(losses)) == kept
@@ -59,7 +59,7 @@ def test_every_epoch_from_the_first_to_the_last_counts(losses, taken_over, kept)
         (Keep(last=2, best=()).rule(), {2, 3}),
     ],
 )
-def test_the_best_epoch_is_that_of_the_metric_split_and_direction(rule, kept):
+def test_best_epoch_depends_on_metric_split_and_direction(rule, kept):
     history = History(
         Value(epoch, split, "Accuracy", value)
         for split, values in ((Split.TRAIN, [1, 9, 5]), (Split.VALID, [2, 3, 8]))
@@ -69,25 +69,25 @@ def test_the_best_epoch_is_that_of_the_metric_split_and_direction(rule, kept):
     assert rule.keep([1, 2, 3], history) == kept
 
 
-def test_a_best_epoch_whose_checkpoint_is_missing_is_not_kept():
+def test_best_epoch_without_a_checkpoint_is_not_kept():
     history = History(Value(epoch, Split.VALID, "Loss", loss) for epoch, loss in ((1, 0.1), (2, 0.5)))
 
     assert KeepBest().keep([2], history) == set()
 
 
 class KeepFirst:
-    """A user's rule, which needs no metric."""
+    """A rule of a user that reads no metric."""
 
     def keep(self, saved, history):
         return set(saved[:1])
 
 
-def test_a_composed_rule_needs_what_its_parts_need():
+def test_composed_rule_needs_the_metrics_of_its_parts():
     parts = (KeepFirst(), KeepBest(), KeepBest("Accuracy", Split.TRAIN))
 
     assert AnyOf(parts).needs == {(Split.VALID, "Loss"), (Split.TRAIN, "Accuracy")}
 
 
-def test_the_number_of_checkpoints_is_bounded_by_the_last_and_the_best():
+def test_maximum_number_of_checkpoints_is_the_last_plus_the_best():
     assert Keep().most == 3
     assert Keep(last=4, best=(BestConfig(), BestConfig(metric="Accuracy"))).most == 6

@@ -1,4 +1,4 @@
-"""Batches that depend on the seed and the epoch, and on nothing else."""
+"""Batches that depend on the seed and the epoch only."""
 
 import random
 import tracemalloc
@@ -14,7 +14,7 @@ from stages.data.loaders import Order
 
 
 class Ordinary:
-    """A data set with nothing but length and items."""
+    """A data set with a length and items only."""
 
     def __len__(self):
         return 10
@@ -27,14 +27,14 @@ ROWS = {index: float(index) for index in range(10)}
 
 
 class Rows(Ordinary):
-    """A data set of rows by number, read several at once."""
+    """A data set that returns several rows at once."""
 
     def __getitems__(self, indices):
         return [(torch.full((2,), ROWS[index]), torch.tensor(index)) for index in indices]
 
 
 def noise():
-    """(3,): one number of each generator that a data set may draw from."""
+    """Return one random number of each generator that a data set may use, of shape (3,)."""
     return torch.tensor([torch.rand(()).item(), random.gauss(0, 1), np.random.normal()])
 
 
@@ -107,7 +107,7 @@ def test_workers_do_not_change_random_numbers(dataset, batcher, seed):
 
 
 def test_random_numbers_of_a_sample_depend_on_seed_epoch_and_index():
-    """Not on the batch it comes in."""
+    """They do not depend on the batch that the sample is in."""
 
     def drawn(batch_size):
         loader = builder().batch_size(batch_size).shuffle(7).build(MapperDataset(Ordinary(), noisy))
@@ -163,7 +163,7 @@ def test_batches_are_moved_to_the_device():
 
 
 class Counted(Ordinary):
-    """A data set that knows which of its samples were asked for."""
+    """A data set that records the indices of the samples that it returned."""
 
     def __init__(self):
         self.asked = []
@@ -174,7 +174,7 @@ class Counted(Ordinary):
 
 
 def at(loader, epoch, position):
-    """What an iteration that begins at *position* gives, to the bit."""
+    """Return the batches of an iteration that starts at *position*, as exact values."""
     loader.set_epoch(epoch)
     loader.set_position(position)
     return [(batch.inputs.numpy().tobytes(), batch.targets.tolist()) for batch in loader]

@@ -68,7 +68,7 @@ def step_as_torch_does(optimizer, parameters, gradients, rates):
 
 
 def assert_same(left, right):
-    """Two trees hold the same tensors, bit for bit, and the same of all else."""
+    """Assert that two trees have the same tensors, bit for bit, and the same other values."""
     if isinstance(left, torch.Tensor):
         assert left.dtype == right.dtype
         assert left.shape == right.shape
@@ -86,7 +86,7 @@ def assert_same(left, right):
 
 
 def missing_in(step, kind):
-    """Parameter 2 has no gradient in some steps, and parameter 1 none at first, but for sgd, see below."""
+    """Return the parameters without a gradient: 2 in some steps; 1 at first, unless *kind* is sgd."""
     absent = {2} if step % 3 == 1 else set()
     return absent | ({1} if step < 4 and "adam" in kind else set())
 
@@ -127,7 +127,7 @@ def test_kernels_are_not_used_for_other_optimizers(kind):
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_loaded_state_resumes_bit_for_bit(kind):
-    """Also in a stepper that has made steps of its own before."""
+    """A stepper that has already made steps resumes exactly too."""
     build = OPTIMIZERS[kind]
     unbroken, broken = parameters(), parameters()
     stepper, resumed = (Stepper(each, build(in_groups(each))) for each in (unbroken, broken))
@@ -148,7 +148,7 @@ def test_loaded_state_resumes_bit_for_bit(kind):
 
 
 def test_velocity_of_a_parameter_can_start_later():
-    """Torch's own fused form fails there; the plain one says what is right."""
+    """Torch's own fused step fails then, so the expected values are those of the plain one."""
     ours, theirs = parameters(), parameters()
     stepper = Stepper(ours, torch.optim.SGD(ours, lr=0.1, momentum=0.9, dampening=0.1, fused=True))
     reference = torch.optim.SGD(theirs, lr=0.1, momentum=0.9, dampening=0.1, foreach=False)
@@ -217,7 +217,7 @@ def test_group_added_later_keeps_its_ratio():
 
 @pytest.mark.parametrize("build", [OPTIMIZERS["adam"], OPTIMIZERS["sgd"], OTHERS["rmsprop"]])
 def test_gradients_of_any_memory_layout_give_the_same_step(build):
-    """Torch's fused kernels read memory in a row, whatever the strides of a gradient are."""
+    """Torch's fused kernels read memory in sequence and ignore the strides of a gradient."""
     (weight,), (reference,) = ([torch.nn.Parameter(torch.zeros(3, 2))] for _ in "ab")
     stepper, plain = (Stepper([each], build([each])) for each in (weight, reference))
     transposed = torch.arange(6.0).reshape(2, 3).t()
@@ -333,7 +333,7 @@ print("torch._dynamo" in sys.modules, weight.tolist())
 
 
 def convolution(build):
-    """A channels-last convolution of always the same weights, and its stepper."""
+    """Return a channels-last convolution with fixed weights, and its stepper."""
     model = torch.nn.Conv2d(3, 4, 3)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -353,7 +353,7 @@ def take_steps(model, stepper, steps):
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd with momentum"])
 @pytest.mark.parametrize("told", [True, False], ids=["refreshed", "noticed"])
 def test_channels_last_model_resumes_from_a_record_bit_for_bit(kind, told, tmp_path):
-    """A record is row-major, and the fused kernels do not look at strides."""
+    """A record is row-major, and the fused kernels ignore strides."""
     unbroken, stepper = convolution(OPTIMIZERS[kind])
     resumed, other = convolution(OPTIMIZERS[kind])
     take_steps(unbroken, stepper, range(3))

@@ -1,4 +1,4 @@
-"""Other processes that work in run stores, and ones that are killed at a moment of our choice."""
+"""Processes that use run stores, some of which are killed at a chosen operation."""
 
 import os
 import signal
@@ -21,19 +21,19 @@ def root(tmp_path):
 
 @pytest.fixture
 def process():
-    """A context manager: Python at work on some code."""
+    """Return a context manager that runs Python code in another process."""
     return _process
 
 
 @pytest.fixture
 def killed_before():
-    """A function that has something done in a process which is killed at one of its file operations."""
+    """Return a function that runs an action in a process that is killed at one of its file operations."""
     return _killed_before
 
 
 @pytest.fixture
 def changed_at():
-    """A function that changes files at one moment of an action, as another process would."""
+    """Return a function that changes files in the middle of an action, as another process would."""
     return _changed_at
 
 
@@ -63,7 +63,7 @@ def _changed_at(event, argument, change, action):
 
 @contextmanager
 def _process(code, *arguments):
-    """Python running *code* until it has printed a line; at the end it is killed, if it still lives."""
+    """Run *code* in another process, wait for its first line, and kill the process after the block."""
     started = subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -77,9 +77,9 @@ def _process(code, *arguments):
 
 
 def _killed_before(number, action):
-    """Whether *action*, in a process of its own, came to file operation *number* and was killed before it.
+    """Run *action* in another process; return whether it was killed before its file operation *number*.
 
-    Each open, rename, removal and lock that Python makes is one, whatever part of the program makes it.
+    File operations are all opens, renames, removals and locks of Python in that process.
     """
     pid = os.fork()
     if pid == 0:

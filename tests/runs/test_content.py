@@ -1,4 +1,4 @@
-"""What a file or directory holds, as one hash."""
+"""The hash of the content of a file or directory."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ def folder(tmp_path):
     return made
 
 
-def test_a_copy_has_the_same_hash_whenever_and_however_it_was_made(folder, tmp_path):
+def test_hash_does_not_depend_on_times_modes_links_and_empty_directories(folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     (copy / "a").unlink()
@@ -45,7 +45,7 @@ def test_a_copy_has_the_same_hash_whenever_and_however_it_was_made(folder, tmp_p
         lambda folder: (folder / ".more").touch(),
     ],
 )
-def test_every_name_and_every_byte_counts(folder, change):
+def test_hash_depends_on_every_name_and_every_byte(folder, change):
     before = content_hash(folder)
 
     change(folder)
@@ -53,11 +53,11 @@ def test_every_name_and_every_byte_counts(folder, change):
     assert content_hash(folder) != before
 
 
-def test_a_file_has_the_hash_of_its_bytes(folder):
+def test_hash_of_a_file_is_that_of_its_bytes(folder):
     assert content_hash(folder / "a") == sha256(folder / "a")
 
 
-def test_what_cannot_be_read_is_named(folder):
+def test_unreadable_path_is_named_in_the_error(folder):
     for make, words in (
         (lambda: (folder / "gone").symlink_to(folder / "nowhere"), "gone cannot be read: No such file"),
         (lambda: (folder / "gone").symlink_to(folder), "gone is a link to a directory that contains it"),

@@ -1,4 +1,4 @@
-"""How long finished runs took, also if their store was pruned."""
+"""The durations of finished runs, also of those whose store was pruned."""
 
 import shutil
 
@@ -27,13 +27,13 @@ def finish(root, number, metrics):
     return md5(store.path / "metrics.json")
 
 
-def test_pauses_are_not_counted():
+def test_duration_does_not_include_pauses():
     assert working_seconds(LINES) == 12.5
     assert working_seconds([]) is None
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded by fit", "of an older version"])
-def test_the_duration_of_a_pruned_run_stays_known(root, recorded):
+def test_duration_of_a_pruned_run_is_kept(root, recorded):
     metrics = finish(root, 1, "{}")
     if recorded:
         record_duration(next(root.glob("[0-9a-f]*[0-9a-f]")))
@@ -44,7 +44,7 @@ def test_the_duration_of_a_pruned_run_stays_known(root, recorded):
     assert Durations(root).seconds(metrics) == 12.5
 
 
-def test_the_duration_of_a_run_stays_known_if_its_store_trains_on(root):
+def test_duration_of_a_run_is_kept_if_its_store_is_resumed(root):
     metrics = finish(root, 1, "{}")
     record_duration(next(root.glob("[0-9a-f]*[0-9a-f]")))
 
@@ -53,7 +53,7 @@ def test_the_duration_of_a_run_stays_known_if_its_store_trains_on(root):
     assert Durations(root).seconds(metrics) == Durations(root).seconds(later) == 12.5
 
 
-def test_runs_with_the_same_metrics_have_no_duration(root):
+def test_runs_with_equal_metrics_have_no_duration(root):
     metrics = finish(root, 1, "{}")
     prune(root, 0)
 
@@ -64,7 +64,7 @@ def test_runs_with_the_same_metrics_have_no_duration(root):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"seconds": "1"}'])
-def test_a_damaged_record_is_ignored(root, content):
+def test_damaged_record_of_a_duration_is_ignored(root, content):
     metrics = finish(root, 1, "{}")
     prune(root, 0)
     [record] = root.rglob("*.json")
@@ -73,14 +73,14 @@ def test_a_damaged_record_is_ignored(root, content):
     assert Durations(root).seconds(metrics) is None
 
 
-def test_a_record_that_cannot_be_written_does_not_keep_a_store(root):
+def test_store_is_pruned_although_its_duration_cannot_be_recorded(root):
     finish(root, 1, "{}")
     (root / "durations").touch()
 
     assert len(prune(root, 0)) == 1
 
 
-def test_a_project_without_runs_has_no_durations(tmp_path):
+def test_project_without_runs_has_no_durations(tmp_path):
     shutil.rmtree(tmp_path)
 
     assert Durations(tmp_path).seconds("0" * 32) is None

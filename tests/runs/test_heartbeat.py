@@ -1,4 +1,4 @@
-"""The heartbeat: what it tells, what it costs, and that it disturbs nothing."""
+"""The heartbeat: its content, its interval, and runs that continue without it."""
 
 import json
 import os
@@ -29,8 +29,8 @@ with open_store(Path(sys.argv[1]), {}) as store:
 """
 
 
-@pytest.mark.parametrize(("interval", "told"), [(3600.0, [0, 0]), (0.0, [7, 8])])
-def test_a_step_is_told_once_the_interval_has_passed(interval, told, tmp_path):
+@pytest.mark.parametrize(("interval", "written"), [(3600.0, [0, 0]), (0.0, [7, 8])])
+def test_step_is_written_after_the_interval(interval, written, tmp_path):
     progress = Progress(epochs=9, epoch=1, batches=50)
     heart = HeartbeatRenderer(tmp_path, interval_seconds=interval)
     heart.start(progress)
@@ -40,10 +40,10 @@ def test_a_step_is_told_once_the_interval_has_passed(interval, told, tmp_path):
         heart.step(progress)
         steps.append(read_beat(tmp_path).step)
 
-    assert steps == told
+    assert steps == written
 
 
-def test_it_tells_who_and_how_far_at_start_epoch_and_close(tmp_path):
+def test_heartbeat_has_owner_and_position_at_start_epoch_end_and_close(tmp_path):
     progress = Progress(epochs=9, epoch=1, batches=50)
     heart = HeartbeatRenderer(tmp_path, interval_seconds=3600.0)
     heart.start(progress)
@@ -59,19 +59,19 @@ def test_it_tells_who_and_how_far_at_start_epoch_and_close(tmp_path):
     assert abs(beat.time - datetime.now(UTC)) < timedelta(minutes=10)
 
 
-def test_where_it_cannot_write_the_run_goes_on(tmp_path):
-    gone = tmp_path / "gone"
-    heart = HeartbeatRenderer(gone, interval_seconds=0)
+def test_run_continues_if_its_heartbeat_cannot_be_written(tmp_path):
+    missing = tmp_path / "missing"
+    heart = HeartbeatRenderer(missing, interval_seconds=0)
 
     heart.start(Progress(epochs=1))
     heart.step(Progress(epochs=1))
     heart.close()
 
-    assert not gone.exists()
-    assert read_beat(gone) is None
+    assert not missing.exists()
+    assert read_beat(missing) is None
 
 
-def test_it_is_whole_whenever_it_is_read_and_outlives_a_kill(tmp_path, process):
+def test_heartbeat_is_always_complete_and_is_kept_after_a_kill(tmp_path, process):
     with process(BEATING, tmp_path) as worker:
         (run,) = runs(tmp_path)
         for _ in range(500):
@@ -93,7 +93,7 @@ def test_it_is_whole_whenever_it_is_read_and_outlives_a_kill(tmp_path, process):
     assert run.owner.has_ended()
 
 
-def test_a_beat_of_the_process_before_is_not_taken_for_this_one(tmp_path, process):
+def test_heartbeat_of_the_previous_process_is_ignored(tmp_path, process):
     with process(BEATING, tmp_path):
         pass
 
@@ -105,7 +105,7 @@ def test_a_beat_of_the_process_before_is_not_taken_for_this_one(tmp_path, proces
         assert runs(tmp_path)[0].has_started
 
 
-def test_a_run_at_work_that_said_nothing_for_a_minute_may_be_stalled(tmp_path):
+def test_running_run_without_a_heartbeat_for_two_minutes_is_stalled(tmp_path):
     with open_store(tmp_path, {}) as store:
         HeartbeatRenderer(store.path).start(Progress(epochs=1))
         assert not runs(tmp_path)[0].is_stalled
@@ -117,7 +117,7 @@ def test_a_run_at_work_that_said_nothing_for_a_minute_may_be_stalled(tmp_path):
     assert not runs(tmp_path)[0].is_stalled
 
 
-def test_a_process_that_got_the_number_of_a_dead_one_is_not_taken_for_it():
+def test_reused_process_id_is_not_the_same_process():
     here = ProcessIdentity.of_this_process()
 
     assert not here.has_ended()
@@ -126,7 +126,7 @@ def test_a_process_that_got_the_number_of_a_dead_one_is_not_taken_for_it():
     assert not ProcessIdentity(here.pid, "another.host", "", "").has_ended()
 
 
-def test_a_damaged_heartbeat_is_none(tmp_path):
+def test_damaged_heartbeat_is_read_as_none(tmp_path):
     for text in ("", "{", "[]", "{}", json.dumps({"pid": 1})):
         (tmp_path / "heartbeat.json").write_text(text)
         assert read_beat(tmp_path) is None

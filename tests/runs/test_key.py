@@ -11,12 +11,12 @@ ENTRIES = {
 }
 
 
-def test_the_key_is_the_same_in_every_process_and_release():
-    """A changed way of counting would orphan all stores."""
+def test_key_is_the_same_in_every_process_and_release():
+    """A key that is computed differently would orphan all existing stores."""
     assert run_key({"version": "3", "params": {"a": [1, 2.5, None, True, "é"]}}) == "885a551c46c884df"
 
 
-def test_the_order_of_keys_and_tuples_for_lists_change_nothing():
+def test_key_does_not_depend_on_order_of_entries_or_kind_of_sequence():
     turned = dict(reversed(ENTRIES.items())) | {
         "params": dict(reversed(ENTRIES["params"].items())) | {"metrics": tuple(ENTRIES["params"]["metrics"])}
     }
@@ -35,14 +35,14 @@ def test_the_order_of_keys_and_tuples_for_lists_change_nothing():
         {"inputs": {"learner": "b" * 64, "data": "a" * 64}},
     ],
 )
-def test_every_entry_counts(changed):
+def test_key_depends_on_every_entry(changed):
     other = {**ENTRIES, **changed}
 
     assert run_key(other) != run_key(ENTRIES)
     assert differences(ENTRIES, other)
 
 
-def test_differences_name_each_entry_with_both_values():
+def test_differences_list_each_entry_with_both_values():
     other = {
         "version": "4",
         "params": {
@@ -64,5 +64,5 @@ def test_differences_name_each_entry_with_both_values():
     ]
 
 
-def test_a_section_that_became_a_value_is_told():
+def test_differences_include_a_section_that_became_a_value():
     assert differences({"a": {"b": 1}}, {"a": {}}) == ["a: absent → {}", "a.b: 1 → absent"]

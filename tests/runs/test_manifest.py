@@ -1,4 +1,4 @@
-"""Sizes and hashes of the files of a store: what is listed, what is found damaged, what an epoch owns."""
+"""Sizes and hashes of the files of a store: listed files, damaged files, and the files of an epoch."""
 
 import json
 import shutil
@@ -53,7 +53,7 @@ def names(store):
     return {path.relative_to(store).as_posix() for path in store.rglob("*") if path.is_file()}
 
 
-def test_a_sealed_value_is_read_back_and_a_changed_one_is_not():
+def test_checksum_detects_every_change_of_a_value():
     content = {"epoch": 3, "files": {"a": 1}}
 
     assert verify_checksum(add_checksum(content)) == content
@@ -67,7 +67,7 @@ def test_a_sealed_value_is_read_back_and_a_changed_one_is_not():
         assert verify_checksum(changed) is None
 
 
-def test_a_finished_file_is_read_in_every_version_and_refused_if_it_is_corrupt():
+def test_finished_file_of_any_version_is_read_and_a_corrupt_one_is_rejected():
     found = read_finished(add_checksum({"epoch": 3, "files": {"a": {"size": 1}}}))
     assert (found.facts, found.files) == ({"epoch": 3}, {"a": {"size": 1}})
     without = read_finished(add_checksum({"epoch": 3}))
@@ -80,14 +80,14 @@ def test_a_finished_file_is_read_in_every_version_and_refused_if_it_is_corrupt()
     assert read_finished({**add_checksum({"epoch": 3}), "epoch": 4}) is None
 
 
-def test_a_manifest_has_every_file_that_a_run_publishes(store):
+def test_manifest_has_every_file_that_a_run_publishes(store):
     found = describe_store(store, {})
 
     assert list(found) == sorted(FILES)
     assert all(found[name] == describe(store / name) for name in FILES)
 
 
-def test_what_is_known_of_a_file_is_kept(store):
+def test_recorded_entry_of_a_file_is_not_computed_again(store):
     known = {"key.json": {"size": 1, "sha256": "as written"}, "missing": {"size": 2, "sha256": "x"}}
 
     found = describe_store(store, known)
@@ -96,7 +96,7 @@ def test_what_is_known_of_a_file_is_kept(store):
     assert set(found) == {*FILES, "missing"}
 
 
-def test_damaged_files_are_named_with_the_problem(store):
+def test_damaged_files_are_listed_with_their_problems(store):
     manifest = describe_store(store, {})
     assert find_damage(store, manifest) == {}
     (store / "key.json").unlink()
@@ -117,12 +117,12 @@ def test_damaged_files_are_named_with_the_problem(store):
         ([], None),
     ],
 )
-def test_the_first_epoch_is_the_lowest_that_has_a_file(listed, epoch):
+def test_first_epoch_is_the_lowest_with_a_listed_file(listed, epoch):
     assert first_epoch(listed) == epoch
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2, 10])
-def test_the_files_of_later_epochs_are_removed_with_the_checkpoints_of_steps(store, epoch):
+def test_removal_of_later_epochs_includes_checkpoints_within_an_epoch(store, epoch):
     later = {name for name in FILES for number in (1, 2, 10) if number > epoch and f"-{number}" in name[6:]}
     kept = {
         name
@@ -136,7 +136,7 @@ def test_the_files_of_later_epochs_are_removed_with_the_checkpoints_of_steps(sto
     assert later or epoch == 10
 
 
-def test_the_ledger_has_the_logs_of_each_epoch_as_they_were(store):
+def test_ledger_has_the_hashes_of_the_logs_of_each_epoch(store):
     ledger = LogLedger(store)
     for epoch in (1, 2):
         ledger.add(epoch)
@@ -154,7 +154,7 @@ def test_the_ledger_has_the_logs_of_each_epoch_as_they_were(store):
     assert find_damage(store, ledger.read(2)) == {}
 
 
-def test_an_epoch_without_a_line_must_have_the_logs_of_the_newest(store):
+def test_epoch_without_a_ledger_line_must_have_the_logs_of_the_newest_epoch(store):
     ledger = LogLedger(store)
     ledger.add(2)
     assert set(ledger.read(2)) == {"train/epoch-2/Loss.log", "valid/epoch-2/Accuracy.log"}
@@ -166,7 +166,7 @@ def test_an_epoch_without_a_line_must_have_the_logs_of_the_newest(store):
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "not json", "not a mapping"])
-def test_a_line_of_the_ledger_that_is_not_intact_does_not_count(store, harm):
+def test_damaged_line_of_the_ledger_is_ignored(store, harm):
     ledger = LogLedger(store)
     ledger.add(1)
     line = (store / "logs.jsonl").read_text().splitlines()[-1]
@@ -181,7 +181,7 @@ def test_a_line_of_the_ledger_that_is_not_intact_does_not_count(store, harm):
     assert set(ledger.read(1)) == {"train/epoch-1/Loss.log", "valid/epoch-1/Accuracy.log"}
 
 
-def test_a_ledger_that_cannot_be_written_costs_a_warning(store, caplog):
+def test_ledger_that_cannot_be_written_logs_a_warning(store, caplog):
     shutil.rmtree(store)
 
     LogLedger(store).add(3)

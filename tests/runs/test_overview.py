@@ -1,4 +1,4 @@
-"""What is shown of a store: its place, its size, its order among the others."""
+"""The list of stores: position, size and order of each."""
 
 import os
 from datetime import datetime
@@ -23,7 +23,7 @@ def make(root, number, age_seconds):
     return store.path
 
 
-def test_runs_are_listed_by_their_last_change_the_newest_first(root):
+def test_runs_are_listed_newest_first(root):
     paths = {age: make(root, age, age) for age in (20, 40, 10, 30)}
 
     found = runs(root)
@@ -34,7 +34,7 @@ def test_runs_are_listed_by_their_last_change_the_newest_first(root):
     assert [run.entries for run in found] == [{"number": age} for age in (40, 30, 20, 10)]
 
 
-def test_runs_of_the_same_time_are_listed_by_key(root):
+def test_runs_of_equal_time_are_listed_by_key(root):
     paths = [make(root, number, 5) for number in range(4)]
 
     assert [run.key for run in runs(root)] == sorted(path.name for path in paths)
@@ -43,7 +43,7 @@ def test_runs_of_the_same_time_are_listed_by_key(root):
 @pytest.mark.parametrize(
     ("split", "place"), [(Split.TRAIN, "epoch 3 step 12"), (Split.VALID, "epoch 3 valid step 12")]
 )
-def test_the_place_of_a_run_is_that_of_its_last_beat(root, split, place):
+def test_place_of_a_run_is_that_of_its_last_heartbeat(root, split, place):
     with open_store(root, {}) as store:
         assert runs(root)[0].place == ""
         HeartbeatRenderer(store.path).start(Progress(epochs=9, epoch=3, split=split, batch=12))
@@ -52,7 +52,7 @@ def test_the_place_of_a_run_is_that_of_its_last_beat(root, split, place):
     assert (run.place, run.state, run.owner) == (place, State.INTERRUPTED, None)
 
 
-def test_size_epochs_and_facts_are_those_of_the_files(root):
+def test_size_epochs_and_facts_of_a_run_are_read_from_its_files(root):
     with open_store(root, {}) as store:
         (before,) = runs(root)
         size = before.size
@@ -67,25 +67,25 @@ def test_size_epochs_and_facts_are_those_of_the_files(root):
     assert (run.epochs, run.finished, run.state) == (10, {"epoch": 10}, State.FINISHED)
 
 
-def test_a_root_that_does_not_exist_has_no_runs(tmp_path):
+def test_missing_root_has_no_runs(tmp_path):
     assert runs(tmp_path / "missing") == []
 
 
 @pytest.mark.parametrize("text", ["[1]", "3", "{", ""])
-def test_a_key_file_that_is_not_a_mapping_has_no_entries(root, text):
+def test_key_file_without_a_mapping_has_no_entries(root, text):
     path = make(root, 1, 1)
     (path / "key.json").write_text(text)
 
     assert runs(root)[0].entries == {}
 
 
-def test_an_owner_has_the_boot_of_its_machine():
+def test_owner_has_the_boot_id_of_its_machine():
     boot = Path("/proc/sys/kernel/random/boot_id")
 
     assert ProcessIdentity.of_this_process().boot == (boot.read_text().strip() if boot.exists() else "")
 
 
-def test_a_process_of_another_user_is_not_gone():
+def test_running_process_of_another_user_has_not_ended():
     first = ProcessIdentity.of(1)
     is_root = os.geteuid() == 0
     if is_root:

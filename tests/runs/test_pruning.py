@@ -1,4 +1,4 @@
-"""Which stores go, and that a killed removal does no harm."""
+"""The stores that are pruned, and stores after a prune was killed."""
 
 import fcntl
 import os
@@ -29,7 +29,7 @@ prune(Path(sys.argv[1]), 0)
 
 
 def make(root, number, *, finished=True):
-    """A store with something in it; the higher the *number*, the later it was finished."""
+    """Make a store, and return its key; the higher the *number*, the later it was finished."""
     with open_store(root, {"number": number}) as store:
         (store.path / "checkpoint").mkdir()
         (store.path / "checkpoint/model").write_text(f"weights {number}")
@@ -40,7 +40,7 @@ def make(root, number, *, finished=True):
 
 
 @pytest.mark.parametrize(("keep", "left"), [(3, [3, 4, 5]), (1, [5]), (0, []), (9, [1, 2, 3, 4, 5])])
-def test_the_newest_finished_ones_stay(root, keep, left):
+def test_newest_finished_stores_are_kept(root, keep, left):
     keys = {number: make(root, number) for number in (4, 2, 5, 1, 3)}
 
     removed = prune(root, keep)
@@ -52,7 +52,7 @@ def test_the_newest_finished_ones_stay(root, keep, left):
     }
 
 
-def test_what_is_not_finished_or_is_at_work_stays(root, process):
+def test_unfinished_stores_and_stores_in_use_are_kept(root, process):
     open_one, finished, other = make(root, 1, finished=False), make(root, 2), make(root, 3)
     with process(HOLD, root, 3):
         assert prune(root, 0) == [finished]
@@ -64,7 +64,7 @@ def test_what_is_not_finished_or_is_at_work_stays(root, process):
     assert prune(root, 0) == [other]
 
 
-def test_a_run_prunes_the_others_and_counts_among_the_newest_itself(root):
+def test_running_run_counts_among_the_newest_stores(root):
     first, second = make(root, 1), make(root, 2)
 
     with open_store(root, {"number": 3}) as store:
@@ -74,7 +74,7 @@ def test_a_run_prunes_the_others_and_counts_among_the_newest_itself(root):
     assert {run.key for run in runs(root)} == {second, store.key}
 
 
-def test_where_there_is_nothing_nothing_is_removed(root):
+def test_directory_without_stores_is_not_changed(root):
     assert prune(root) == []
     (root / "notes").mkdir(parents=True)
     (root / "lock").touch()
@@ -83,7 +83,7 @@ def test_where_there_is_nothing_nothing_is_removed(root):
     assert {path.name for path in root.iterdir()} == {"notes", "lock", "other.lock"}
 
 
-def test_killed_at_any_moment_it_leaves_whole_stores_and_the_next_one_clears_up(
+def test_prune_killed_at_any_operation_leaves_intact_stores_and_is_finished_by_the_next(
     root, tmp_path, killed_before
 ):
     keys = [make(root, number) for number in range(3)]
@@ -109,7 +109,7 @@ def test_killed_at_any_moment_it_leaves_whole_stores_and_the_next_one_clears_up(
     assert counts == {1, 2, 3}
 
 
-def test_a_prune_that_is_killed_at_random_is_finished_by_the_next(root, process):
+def test_prune_killed_at_random_is_finished_by_the_next(root, process):
     for trial in range(5):
         for number in range(4):
             make(root, number)
@@ -121,7 +121,7 @@ def test_a_prune_that_is_killed_at_random_is_finished_by_the_next(root, process)
         assert list(root.iterdir()) == []
 
 
-def test_a_run_that_opens_a_store_while_it_is_pruned_gets_a_whole_one_or_a_new_one(root, process):
+def test_store_opened_during_a_prune_is_intact_or_new(root, process):
     code = PRUNE.replace("prune(Path(sys.argv[1]), 0)", "while True: prune(Path(sys.argv[1]), 0)")
     with process(code, root):
         for number in range(60):
@@ -134,7 +134,7 @@ def test_a_run_that_opens_a_store_while_it_is_pruned_gets_a_whole_one_or_a_new_o
                 assert (store.path / "work").exists()
 
 
-def test_an_unfinished_store_that_finishes_before_it_is_locked_stays(root, changed_at):
+def test_store_that_finishes_before_it_is_locked_is_kept(root, changed_at):
     key = make(root, 1, finished=False)
 
     def finish():
@@ -144,7 +144,7 @@ def test_an_unfinished_store_that_finishes_before_it_is_locked_stays(root, chang
     assert (root / key / "checkpoint/model").exists()
 
 
-def test_a_finished_store_that_trains_on_before_it_is_locked_stays(root, changed_at):
+def test_finished_store_that_is_resumed_before_it_is_locked_is_kept(root, changed_at):
     key = make(root, 1)
 
     def reopen():
@@ -154,7 +154,7 @@ def test_a_finished_store_that_trains_on_before_it_is_locked_stays(root, changed
     assert (root / key / "checkpoint/model").exists()
 
 
-def test_a_store_that_is_removed_before_it_is_locked_is_not_reported(root, changed_at):
+def test_store_removed_before_it_is_locked_is_not_reported(root, changed_at):
     key = make(root, 1)
 
     def remove():
@@ -163,7 +163,7 @@ def test_a_store_that_is_removed_before_it_is_locked_is_not_reported(root, chang
     assert changed_at("open", f"{root / key}.lock", remove, lambda: prune(root, 0) == [])
 
 
-def test_a_lock_file_that_is_replaced_before_it_is_locked_is_opened_again(root, changed_at):
+def test_lock_file_replaced_before_it_is_locked_is_opened_again(root, changed_at):
     lock = root / "some.lock"
     root.mkdir()
 

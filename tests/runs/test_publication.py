@@ -9,7 +9,7 @@ from stages.runs.publishing import publish
 
 @pytest.fixture
 def made(tmp_path):
-    """Sources and targets: a file, a folder, and a target whose source is missing."""
+    """Return source to target: a file, a folder, and a target whose source is missing."""
     (tmp_path / "store/logs/deep").mkdir(parents=True)
     (tmp_path / "store/logs/a").write_text("a")
     (tmp_path / "store/logs/deep/b").write_text("b")
@@ -37,7 +37,7 @@ def manifest_of(made):
     return {str(path): {name: describe(path)[name] for name in ("size", "sha256")} for path in sources}
 
 
-def test_targets_are_replaced_and_one_without_a_source_is_removed(made):
+def test_targets_are_replaced_and_those_without_a_source_are_removed(made):
     assert publish(made, manifest_of(made)) == {}
 
     assert content(made) == NEW
@@ -46,14 +46,14 @@ def test_targets_are_replaced_and_one_without_a_source_is_removed(made):
     assert content(made) == NEW
 
 
-def test_a_folder_may_replace_a_file(made, tmp_path):
+def test_folder_replaces_a_file(made, tmp_path):
     publish({tmp_path / "store/logs": tmp_path / "out/metrics"})
 
     assert (tmp_path / "out/metrics/deep/b").read_text() == "b"
 
 
 @pytest.mark.parametrize("harm", ["changed", "missing"])
-def test_nothing_is_published_if_a_source_is_not_as_expected(made, tmp_path, harm):
+def test_nothing_is_published_if_a_source_is_damaged(made, tmp_path, harm):
     expected, before = manifest_of(made), content(made)
     path = tmp_path / "store/logs/deep/b"
     if harm == "changed":
@@ -69,7 +69,7 @@ def test_nothing_is_published_if_a_source_is_not_as_expected(made, tmp_path, har
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"logs", "metrics", "plots"}
 
 
-def test_an_error_while_copying_leaves_the_targets_and_no_copies(made, tmp_path):
+def test_error_while_copying_changes_no_target_and_leaves_no_copies(made, tmp_path):
     before = content(made)
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -81,7 +81,7 @@ def test_an_error_while_copying_leaves_the_targets_and_no_copies(made, tmp_path)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"logs", "metrics", "plots"}
 
 
-def test_what_a_killed_publication_left_is_replaced(made, tmp_path):
+def test_stale_copies_of_a_killed_publication_are_replaced(made, tmp_path):
     (tmp_path / "out/.logs.part").mkdir()
     (tmp_path / "out/.logs.part/stale").touch()
     (tmp_path / "out/.plots.part").write_text("stale")
@@ -92,7 +92,7 @@ def test_what_a_killed_publication_left_is_replaced(made, tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 100])
-def test_a_copy_has_every_byte(tmp_path, monkeypatch, size):
+def test_copy_has_every_byte(tmp_path, monkeypatch, size):
     monkeypatch.setattr(publishing, "CHUNK_BYTES", 8)
     source = tmp_path / "source"
     source.write_bytes(bytes(range(size)))

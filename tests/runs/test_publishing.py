@@ -1,4 +1,4 @@
-"""Results that are copied from a run store to the place of the outputs."""
+"""The files and syncs of results that are copied from a run store."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def content(folder):
 
 
 @pytest.mark.parametrize("epochs", [2, 200])
-def test_a_published_folder_has_the_files_of_the_store_and_no_others(tmp_path, epochs):
+def test_published_folder_has_exactly_the_files_of_the_store(tmp_path, epochs):
     source, target = logs(tmp_path / "store/train", epochs), tmp_path / "train"
     (target / "epoch-999").mkdir(parents=True)
     expected = {str(path): describe(path) for path in source.rglob("*.log")}
@@ -70,7 +70,7 @@ def test_without_syncfs_each_file_and_directory_is_synced(tmp_path, monkeypatch)
     assert sorted(synced) == sorted([source, *source.rglob("*")])
 
 
-def test_to_edit_an_output_in_place_leaves_the_store_as_it_was(tmp_path):
+def test_editing_an_output_in_place_does_not_change_the_store(tmp_path):
     source, target = tmp_path / "store/model", tmp_path / "model"
     source.parent.mkdir()
     source.write_bytes(b"weights" * 10_000)

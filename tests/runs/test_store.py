@@ -1,4 +1,4 @@
-"""The run store: what it keeps, and who may work in it."""
+"""The run store: its content, its lock, and its state after a kill."""
 
 import json
 import multiprocessing
@@ -27,7 +27,7 @@ with open_store(Path(sys.argv[1]), {"version": "1", "params": {"batch_size": 32}
 """
 
 
-def test_a_run_finds_its_own_work_again_and_no_other_run_does(root):
+def test_run_reopens_its_own_store_only(root):
     with open_store(root, ENTRIES) as store:
         assert not (store.path / "checkpoint").exists()
         (store.path / "checkpoint").mkdir()
@@ -40,7 +40,7 @@ def test_a_run_finds_its_own_work_again_and_no_other_run_does(root):
         assert other.path != store.path
 
 
-def test_a_finished_run_says_how_far_it_went_until_it_is_reopened(root):
+def test_finished_run_has_its_progress_until_it_is_reopened(root):
     with open_store(root, ENTRIES) as store:
         assert store.finished is None
         store.finish({"num_epochs": 5, "epoch": 4})
@@ -54,7 +54,7 @@ def test_a_finished_run_says_how_far_it_went_until_it_is_reopened(root):
     assert state_of(store.path) is State.INTERRUPTED
 
 
-def test_a_restarted_store_is_empty_and_still_held(root):
+def test_restarted_store_is_empty_and_still_locked(root):
     with open_store(root, ENTRIES) as store:
         (store.path / "deep").mkdir()
         store.finish({})
@@ -69,7 +69,7 @@ def test_a_restarted_store_is_empty_and_still_held(root):
             open_store(root, ENTRIES).__enter__()
 
 
-def test_a_store_that_was_moved_to_another_name_is_refused(root):
+def test_store_moved_to_another_name_is_rejected(root):
     with open_store(root, ENTRIES) as store:
         pass
     other = {**ENTRIES, "version": "2"}
@@ -81,7 +81,7 @@ def test_a_store_that_was_moved_to_another_name_is_refused(root):
         pass
 
 
-def test_a_cut_key_file_is_mended(root):
+def test_truncated_key_file_is_repaired(root):
     with open_store(root, ENTRIES) as store:
         (store.path / "key.json").write_text("{")
 
@@ -90,14 +90,14 @@ def test_a_cut_key_file_is_mended(root):
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and sys.platform == "darwin", reason="another message")
-def test_a_root_that_cannot_be_made_is_told_without_a_traceback(tmp_path):
+def test_root_that_cannot_be_created_is_a_stage_error(tmp_path):
     (tmp_path / "file").touch()
 
     with pytest.raises(StageError, match=r"the run store .* cannot be used: (Not a directory|File exists)"):
         open_store(tmp_path / "file", ENTRIES).__enter__()
 
 
-def test_a_second_opener_in_this_process_is_refused_until_the_first_is_done(root):
+def test_store_opens_once_at_a_time_in_one_process(root):
     with open_store(root, ENTRIES):
         with pytest.raises(RunInUseError, match=f"in use by pid {os.getpid()}, host {socket.gethostname()}"):
             open_store(root, ENTRIES).__enter__()
@@ -107,7 +107,7 @@ def test_a_second_opener_in_this_process_is_refused_until_the_first_is_done(root
         pass
 
 
-def test_a_failed_attempt_leaves_the_store_free_for_the_next_one_in_this_process(root):
+def test_interrupted_attempt_releases_the_store(root):
     with pytest.raises(KeyboardInterrupt), open_store(root, ENTRIES):
         raise KeyboardInterrupt
 
@@ -116,7 +116,7 @@ def test_a_failed_attempt_leaves_the_store_free_for_the_next_one_in_this_process
     assert state_of(store.path) is State.INTERRUPTED
 
 
-def test_another_process_is_named_and_its_death_frees_the_store_at_once(root, process):
+def test_store_in_use_names_its_process_and_is_released_when_it_is_killed(root, process):
     path = root / run_key(ENTRIES)
     with process(WORK, root, 60) as worker:
         assert state_of(path) is State.RUNNING
@@ -131,7 +131,7 @@ def test_another_process_is_named_and_its_death_frees_the_store_at_once(root, pr
     assert state_of(path) is State.INTERRUPTED
 
 
-def test_many_at_once_are_one_who_works_and_others_who_say_who_does(root, process):
+def test_one_of_several_processes_opens_the_store_and_the_others_name_it(root, process):
     with process(WORK, root, 60) as first:
         code = WORK.replace("print(", "print('second'); print(")
         others = [
@@ -145,7 +145,7 @@ def test_many_at_once_are_one_who_works_and_others_who_say_who_does(root, proces
     assert all("second" not in other.stdout for other in others)
 
 
-def test_whoever_looks_does_not_keep_a_run_from_starting(root, process):
+def test_listing_runs_does_not_prevent_a_run_from_starting(root, process):
     look = """
 import sys
 from pathlib import Path
@@ -160,7 +160,7 @@ while True:
                 pass
 
 
-def test_children_that_load_data_do_not_keep_the_lock_of_a_dead_run(root):
+def test_child_processes_do_not_keep_the_lock_of_a_killed_run(root):
     code = WORK.replace(
         "import sys, time", "import multiprocessing, sys, time\nchild = lambda: time.sleep(30)"
     ).replace(
@@ -183,7 +183,7 @@ def test_children_that_load_data_do_not_keep_the_lock_of_a_dead_run(root):
         started.stdout.close()
 
 
-def test_a_child_that_ends_does_not_free_the_store_of_its_parent(root):
+def test_child_process_that_exits_does_not_release_the_store_of_its_parent(root):
     with open_store(root, ENTRIES) as store:
         child = multiprocessing.get_context("fork").Process(target=_look_and_leave, args=(store.path,))
         child.start()
@@ -199,7 +199,7 @@ def test_a_child_that_ends_does_not_free_the_store_of_its_parent(root):
         assert seen.stdout.strip() == "running"
 
 
-def test_killed_at_any_moment_of_a_restart_the_store_is_as_it_was_or_empty(root, tmp_path, killed_before):
+def test_restart_killed_at_any_operation_leaves_the_store_unchanged_or_empty(root, tmp_path, killed_before):
     with open_store(root, ENTRIES) as store:
         for number in range(3):
             (store.path / f"step-{number}").mkdir()
@@ -223,7 +223,7 @@ def test_killed_at_any_moment_of_a_restart_the_store_is_as_it_was_or_empty(root,
     assert seen == {"empty", "whole"}
 
 
-def test_killed_at_any_moment_of_a_first_use_the_next_one_works(root, killed_before):
+def test_store_opens_after_a_kill_at_any_operation_of_its_first_use(root, killed_before):
     for number in range(1000):
         killed = killed_before(number, lambda: _use(root))
         with open_store(root, ENTRIES) as store:
@@ -237,7 +237,7 @@ def test_killed_at_any_moment_of_a_first_use_the_next_one_works(root, killed_bef
     assert number > 10
 
 
-def test_killed_again_and_again_at_random_a_store_is_never_stuck(root, process):
+def test_store_opens_after_repeated_kills_at_random(root, process):
     code = WORK.replace("    time.sleep", "    while True: store.restart()\n    time.sleep")
     for trial in range(10):
         with process(code, root, 60) as worker:
