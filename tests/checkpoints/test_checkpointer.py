@@ -83,6 +83,16 @@ def test_deletion_keeps_the_checkpoints_of_other_epochs(checkpointer):
     assert len(list(checkpointer.directory.iterdir())) == 4
 
 
+def test_trainer_record_is_stored_without_compression(checkpointer):
+    """The history in it is measured numbers, which hardly compress."""
+    history = torch.zeros(100_000, dtype=torch.uint8)
+
+    checkpointer.save(2, Checkpoint({}, {}, {}, {"history": history}))
+
+    assert (checkpointer.directory / "trainer-2.mpk.gz").stat().st_size > history.nbytes
+    assert torch.equal(checkpointer.restore(2).trainer["history"], history)
+
+
 class FailingRecorder(NamedMpkGzFileRecorder):
     """A recorder that fails at its second record, like a process that is killed there."""
 
