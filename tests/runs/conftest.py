@@ -37,6 +37,21 @@ def changed_at():
     return _changed_at
 
 
+@pytest.fixture
+def synced(monkeypatch):
+    """The names in each directory at its last sync, which are those after a power failure."""
+    names, sync = {}, os.fsync
+
+    def record(handle):
+        path = Path(f"/proc/self/fd/{handle}").resolve()
+        if path.is_dir():
+            names[path] = {each.name for each in path.iterdir()}
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", record)
+    return names
+
+
 def _changed_at(event, argument, change, action):
     """Return whether *action* returned true in a process in which *change* was made at an audit event.
 

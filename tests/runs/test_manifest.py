@@ -136,6 +136,13 @@ def test_removal_of_later_epochs_includes_checkpoints_within_an_epoch(store, epo
     assert later or epoch == 10
 
 
+def test_removed_checkpoint_of_a_step_stays_removed_after_a_power_failure(store, synced):
+    remove_epochs_after(store, 1)
+
+    assert "checkpoint" in synced[store]
+    assert "steps" not in synced[store]
+
+
 def test_ledger_has_the_hashes_of_the_logs_of_each_epoch(store):
     ledger = LogLedger(store)
     for epoch in (1, 2):

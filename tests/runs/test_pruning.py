@@ -109,6 +109,30 @@ def test_prune_killed_at_any_operation_leaves_intact_stores_and_is_finished_by_t
     assert counts == {1, 2, 3}
 
 
+def test_removed_store_stays_removed_after_a_power_failure(root, synced):
+    key = make(root, 1)
+    assert key in synced[root]
+
+    prune(root, 0)
+
+    assert key not in synced[root]
+
+
+def test_removal_that_a_previous_process_began_is_finished(root):
+    (root / ".trash-3f2a-0123/checkpoint").mkdir(parents=True)
+
+    prune(root)
+
+    assert list(root.iterdir()) == []
+
+
+def test_lock_file_that_another_program_removes_first_is_no_error(root, changed_at):
+    lock = root / f"{make(root, 1)}.lock"
+    shutil.rmtree(lock.with_suffix(""))
+
+    assert changed_at("os.remove", str(lock), lock.unlink, lambda: prune(root, 0) == [])
+
+
 def test_prune_killed_at_random_is_finished_by_the_next(root, process):
     for trial in range(5):
         for number in range(4):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,17 @@ def test_editing_an_output_in_place_does_not_change_the_store(tmp_path):
         os.fsync(file.fileno())
 
     assert source.read_bytes() == b"weights" * 10_000
+
+
+def test_file_is_published_in_blocks(tmp_path):
+    """The memory does not depend on the size of the file."""
+    (tmp_path / "model").write_bytes(bytes(16 << 20))
+    (tmp_path / "out").mkdir()
+
+    tracemalloc.start()
+    publish({tmp_path / "model": tmp_path / "out/model"})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert (tmp_path / "out/model").stat().st_size == 16 << 20
+    assert peak < 4 << 20
