@@ -11,6 +11,7 @@ import torch
 
 from stages import data
 from stages.contracts.errors import DataError
+from stages.data.checks import BLOCK_BYTES, row_blocks
 from stages.data.config import Npz
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 
@@ -194,6 +195,32 @@ def test_file_that_is_not_an_intact_archive_is_rejected(tmp_path, change, words)
 
     assert words in str(caught.value)
     assert "pickle" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [npy(X), b"x,y\n1,2\n"])
+def test_file_that_is_no_archive_is_rejected_with_the_call_that_writes_one(tmp_path, content):
+    (tmp_path / "data.npz").write_bytes(content)
+
+    with pytest.raises(DataError, match=r"\. Save both arrays in one file with np\.savez\(path, inputs="):
+        data.load_source(Npz(kind="npz", path=str(tmp_path / "data.npz")))
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "sizes"),
+    [
+        (0, 8, []),
+        (3, 8, [3]),
+        (2 * BLOCK_BYTES + 1, 1, [BLOCK_BYTES, BLOCK_BYTES, 1]),
+        (5, BLOCK_BYTES // 2, [2, 2, 1]),
+        (3, BLOCK_BYTES, [1, 1, 1]),
+        (2, 3 * BLOCK_BYTES, [1, 1]),
+    ],
+)
+def test_block_has_as_many_rows_as_fit_and_at_least_one(rows, row_bytes, sizes):
+    blocks = list(row_blocks(rows, row_bytes))
+
+    assert [block.stop - block.start for block in blocks] == sizes
+    assert [block.start for block in blocks] == [sum(sizes[:number]) for number in range(len(sizes))]
 
 
 def test_arrays_with_other_names_are_not_read(tmp_path):

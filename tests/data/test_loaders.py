@@ -154,6 +154,12 @@ def test_invalid_option_is_rejected(option):
         option(builder())
 
 
+def test_smallest_options_are_accepted():
+    loader = builder().num_workers(2).num_workers(0).batch_size(1).build(IN_MEMORY)
+
+    assert [batch.targets.tolist() for batch in loader] == [[number] for number in range(10)]
+
+
 def test_batches_are_moved_to_the_device():
     """``meta`` is a device that every machine has and that is not the CPU."""
     for workers in (0, 1):

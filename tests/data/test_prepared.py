@@ -189,6 +189,20 @@ def test_prepared_data_in_memory_equals_that_on_disk(tmp_path):
     assert read.info.normalization == made.info.normalization
 
 
+def test_description_without_a_hash_is_read(tmp_path):
+    """Earlier versions wrote none; data that was not written has none."""
+    made = data.prepare(data.split(data.Arrays(*STORED["float64 regression"]), 0.2, 42))
+    data.write(tmp_path, made)
+    path = tmp_path / "dataset.json"
+    written = json.loads(path.read_text())
+    assert len(written.pop("sha256")) == 64
+
+    path.write_text(json.dumps(written))
+
+    assert data.read_info(path) == made.info
+    assert made.info.sha256 == ""
+
+
 @pytest.mark.parametrize("chunk_rows", [7, splits.CHUNK_ROWS])
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("fraction", [0.1, 0.37, 0.5])

@@ -1,0 +1,44 @@
+"""Batchers that params name."""
+
+import pytest
+import torch
+
+from stages.contracts.config import Use
+from stages.contracts.errors import PluginError
+from stages.data import Normalization, build_batcher
+
+ITEMS = [(torch.tensor([2.0]), torch.tensor(0)), (torch.tensor([4.0]), torch.tensor(1))]
+MEAN_3_STD_2 = Normalization(mean=3.0, std=2.0)
+
+
+def build(kind, **arguments):
+    return build_batcher(Use(kind=kind, **arguments), MEAN_3_STD_2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [({}, [-0.5, 0.5]), ({"mean": 0.0}, [1.0, 2.0]), ({"mean": 2.0, "std": 1.0}, [0.0, 2.0])],
+)
+def test_batcher_is_built_with_the_normalization_of_the_data_unless_params_override_it(arguments, expected):
+    inputs, targets = build("normalize", **arguments).batch(ITEMS)
+
+    assert inputs.flatten().tolist() == expected
+    assert targets.tolist() == [0, 1]
+
+
+def test_function_receives_the_items_of_a_batch_and_its_arguments():
+    assert build("builtins:sorted").batch([2, 3, 1]) == [1, 2, 3]
+    assert build("builtins:sorted", reverse=True).batch([2, 3, 1]) == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        ("normalise", {}, "no batcher is named 'normalise'"),
+        ("normalize", {"size": 3}, "batcher 'normalize' cannot be built: .*'size'"),
+        ("builtins:object", {}, "batcher 'builtins:object': .* must be a function or have a method batch"),
+    ],
+)
+def test_batcher_that_cannot_be_built_is_reported_with_its_name(kind, arguments, message):
+    with pytest.raises(PluginError, match=message):
+        build(kind, **arguments)
