@@ -97,7 +97,7 @@ def test_every_part_has_a_page_of_readable_length(folder):
     assert 20 <= len(lines) <= 90
 
 
-def test_the_readme_is_short():
+def test_readme_is_short():
     assert len(README.text.splitlines()) <= 200
 
 

@@ -67,7 +67,7 @@ def test_every_public_package_can_be_star_imported_without_any_extra():
     assert done.stdout == "TorchMetric CpuUse\n", done.stderr
 
 
-def test_a_name_that_needs_an_extra_reports_the_install_command_when_it_is_used():
+def test_name_that_needs_an_extra_reports_the_install_command_when_used():
     done = run_without_extras(EACH_USE)
 
     messages = json.loads(done.stdout)
@@ -77,11 +77,11 @@ def test_a_name_that_needs_an_extra_reports_the_install_command_when_it_is_used(
         assert messages[use].endswith(f"Run `pip install 'learner-pipeline[{extra}]'`")
 
 
-def test_an_extra_that_is_installed_is_loaded():
+def test_installed_extra_is_loaded():
     assert load_extra("json", "metrics", "this test").dumps(1) == "1"
 
 
-def test_an_extra_that_is_installed_but_broken_reports_its_own_error(tmp_path, monkeypatch):
+def test_broken_extra_reports_its_own_error(tmp_path, monkeypatch):
     (tmp_path / "broken_extra.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
 

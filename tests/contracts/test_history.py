@@ -1,4 +1,4 @@
-"""The numbers so far."""
+"""The history: metric values by epoch, and the best epoch."""
 
 import math
 
@@ -24,11 +24,11 @@ def history(*losses):
         ([], Direction.LOWEST, None),
     ],
 )
-def test_the_best_is_finite_and_the_earlier_of_equals(losses, direction, best):
+def test_best_epoch_is_finite_and_the_earliest_of_equal_values(losses, direction, best):
     assert history(*losses).best(Split.VALID, "Loss", direction) == best
 
 
-def test_a_second_value_takes_the_place_of_the_first():
+def test_later_value_of_an_epoch_replaces_the_earlier_one():
     twice = history(3)
     twice.add(Value(1, Split.VALID, "Loss", 4))
 
@@ -45,7 +45,7 @@ def test_values_may_be_added_in_any_order():
     assert shuffled.epochs == 4
 
 
-def test_the_best_follows_values_that_are_added_or_replaced_after_it_was_asked_for():
+def test_best_epoch_is_updated_by_values_added_or_replaced_later():
     losses = history(3, 2)
     assert losses.best(Split.VALID, "Loss", Direction.LOWEST) == 2
 
@@ -55,7 +55,7 @@ def test_the_best_follows_values_that_are_added_or_replaced_after_it_was_asked_f
     assert losses.best(Split.VALID, "Loss", Direction.LOWEST) == 2
 
 
-def test_the_values_of_an_epoch_are_those_that_were_measured_in_it():
+def test_values_of_an_epoch_are_those_measured_in_it():
     losses = history(3, 2)
     losses.add(Value(2, Split.TRAIN, "Accuracy", 50.0))
 

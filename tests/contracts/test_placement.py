@@ -20,7 +20,7 @@ def devices(batch):
     return set().union(*(devices(part) for part in parts if not isinstance(part, str)))
 
 
-def test_every_tensor_of_a_batch_is_moved_and_its_form_is_kept():
+def test_every_tensor_of_a_batch_is_moved_and_its_structure_is_kept():
     batch = {
         "pair": Pair(torch.ones(1), torch.ones(1)),
         "list": [torch.ones(1), "text"],
@@ -34,7 +34,7 @@ def test_every_tensor_of_a_batch_is_moved_and_its_form_is_kept():
     assert moved["list"][1] == "text"
 
 
-def test_the_batches_of_a_loader_that_cannot_place_them_are_moved():
+def test_batches_of_a_loader_without_set_device_are_moved():
     loader = torch.utils.data.DataLoader([(torch.ones(2), torch.tensor(1))], batch_size=1)
 
     assert devices(list(iterate_on_device(loader, torch.device("meta")))) == {"meta"}

@@ -1,4 +1,4 @@
-"""One look-up for every part a user may supply."""
+"""The lookup of parts by name or import path."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from stages.contracts.errors import PluginError
 BUILT_IN = {"path": "pathlib:Path"}
 
 
-def test_a_short_name_is_built_in_and_a_path_is_imported():
+def test_short_name_is_built_in_and_path_is_imported():
     assert plugins.find("thing", "path", BUILT_IN) is plugins.find("thing", "pathlib:Path", {})
 
 
@@ -20,14 +20,14 @@ def test_a_short_name_is_built_in_and_a_path_is_imported():
         ("pathlib:Pth", ["'pathlib' imports, but has no 'Pth'", "Did you mean 'Path'?"]),
     ],
 )
-def test_a_name_that_leads_nowhere_says_so(name, words):
+def test_unknown_name_is_rejected_with_the_reason(name, words):
     with pytest.raises(PluginError) as caught:
         plugins.find("thing", name, BUILT_IN)
 
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_a_module_that_fails_when_imported_is_named(tmp_path, monkeypatch):
+def test_module_that_fails_on_import_is_named(tmp_path, monkeypatch):
     (tmp_path / "broken_plugin.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -35,7 +35,7 @@ def test_a_module_that_fails_when_imported_is_named(tmp_path, monkeypatch):
         plugins.find("model", "broken_plugin:Net", {})
 
 
-def test_a_name_registered_by_an_installed_package_is_found(tmp_path, monkeypatch):
+def test_name_registered_by_an_installed_package_is_found(tmp_path, monkeypatch):
     info = tmp_path / "their_lab-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-lab\nVersion: 1\n")
@@ -46,7 +46,7 @@ def test_a_name_registered_by_an_installed_package_is_found(tmp_path, monkeypatc
     assert plugins.find("model", "wide", {}).__name__ == "Wide"
 
 
-def test_arguments_that_do_not_fit_are_named_with_those_that_do():
+def test_invalid_arguments_are_listed_with_the_valid_ones():
     def maker(width, *, depth=1):
         return width * depth
 

@@ -14,21 +14,21 @@ from stages.contracts.processes import ProcessIdentity, from_json, is_alive, to_
 
 @pytest.fixture
 def sleeper(tmp_path):
-    """A process that works in *tmp_path*."""
+    """Return a process whose working directory is *tmp_path*."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, cwd=tmp_path)
     yield process
     process.kill()
     process.communicate()
 
 
-def test_start_time_is_that_of_proc_so_that_files_of_older_versions_are_understood(sleeper):
+def test_start_time_has_the_value_of_proc_as_in_older_versions(sleeper):
     for pid in (os.getpid(), sleeper.pid):
         ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
         assert ProcessIdentity.of(pid).started == ticks
 
 
-def test_identity_survives_json_and_other_text_is_no_identity():
+def test_identity_is_restored_from_json_and_other_text_is_rejected():
     process = ProcessIdentity.of_this_process()
 
     assert from_json(to_json(process)) == process
@@ -55,7 +55,7 @@ def test_zombie_is_not_alive(sleeper):
 
 
 @pytest.mark.parametrize("pid", [-1, 0, 2**40])
-def test_number_that_no_process_has_is_not_alive(pid):
+def test_unused_process_id_is_not_alive(pid):
     assert not is_alive(pid)
 
 
@@ -66,7 +66,7 @@ def test_ancestors_begin_with_the_parent_and_end_with_the_first_process():
     assert found[-1] <= 1
 
 
-def test_processes_below_a_folder_are_those_that_work_in_it(sleeper, tmp_path):
+def test_processes_below_a_folder_have_their_working_directory_in_it(sleeper, tmp_path):
     assert list(processes.pids_below(tmp_path)) == [sleeper.pid]
     assert list(processes.pids_below(tmp_path / "empty")) == []
     assert processes.parent_of(sleeper.pid) == os.getpid()

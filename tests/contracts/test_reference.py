@@ -28,7 +28,7 @@ FIELDS = {
 
 
 def kinds_in(annotation):
-    """Every config class with a kind in *annotation*, at any depth."""
+    """Return every config class with a kind in *annotation*, at any depth."""
     fields = getattr(annotation, "model_fields", {})
     if get_args(getattr(fields.get("kind"), "annotation", None)):
         yield annotation
@@ -37,7 +37,7 @@ def kinds_in(annotation):
 
 
 def reference(config, name):
-    """Kind to argument to default, as the docstring of the field *name* lists them; ... for no default."""
+    """Return kind to argument to default from the docstring of the field *name*; ... if it has no default."""
     text = config.model_fields[name].description
     found = {}
     for item in re.split(r"^ *\* ", text, flags=re.MULTILINE)[1:]:
@@ -48,7 +48,7 @@ def reference(config, name):
 
 
 def fields_of(config):
-    """Argument to default of one kind; ... if it is required."""
+    """Return argument to default of one kind; ... if it is required."""
     found = {}
     for name, field in config.model_fields.items():
         if name not in SHARED:
@@ -59,7 +59,7 @@ def fields_of(config):
 
 
 @pytest.mark.parametrize("part", FIELDS)
-def test_the_reference_lists_every_kind_with_its_arguments(part):
+def test_reference_lists_every_kind_with_its_arguments(part):
     config, name = FIELDS[part]
     field = config.model_fields[name]
     classes = {
@@ -71,7 +71,7 @@ def test_the_reference_lists_every_kind_with_its_arguments(part):
     assert reference(config, name) == expected
 
 
-def test_the_reference_lists_every_metric_with_its_arguments():
+def test_reference_lists_every_metric_with_its_arguments():
     expected = {}
     for kind in METRICS:
         parameters = inspect.signature(plugins.find("metric", kind, METRICS)).parameters
@@ -84,11 +84,11 @@ def test_the_reference_lists_every_metric_with_its_arguments():
     assert reference(FitConfig, "metrics") == expected
 
 
-def test_the_reference_lists_every_model():
+def test_reference_lists_every_model():
     assert set(reference(BuildLearnerConfig, "model")) == set(MODELS)
 
 
-def test_the_reference_lists_every_recorder():
+def test_reference_lists_every_recorder():
     text = RecorderConfig.model_fields["kind"].description
 
     for kind in get_args(RecorderConfig.model_fields["kind"].annotation):

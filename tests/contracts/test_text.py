@@ -1,4 +1,4 @@
-"""How numbers are written."""
+"""Numbers, durations, sizes and JSON as text."""
 
 import json
 import math
@@ -43,18 +43,18 @@ from stages.contracts.text import (
         (-math.inf, "-inf"),
     ],
 )
-def test_a_number_is_written_as_rust_writes_it(value, text):
+def test_number_is_formatted_as_in_rust(value, text):
     assert number(value) == text
 
 
 @given(st.floats(allow_nan=False))
-def test_a_number_reads_back_the_same_and_has_no_exponent(value):
+def test_formatted_number_is_restored_exactly_and_has_no_exponent(value):
     assert float(number(value)) == value
     assert "e" not in number(value)
 
 
 def as_rust_displays(value):
-    """The fewest digits that read back the same, half up on the exact decimal, as Rust's shortest mode."""
+    """Return the fewest digits that are restored exactly, rounded half up, as Rust's shortest mode does."""
     for digits in range(1, 18):
         context = Context(prec=digits, rounding=ROUND_HALF_UP)
         short = context.create_decimal(Decimal(value))
@@ -74,28 +74,28 @@ def as_rust_displays(value):
         (-(2.0**-25), "-0.000000029802322387695313"),
     ],
 )
-def test_a_tie_in_the_last_digit_is_rounded_up_as_in_rust(value, text):
+def test_tie_in_the_last_digit_is_rounded_up_as_in_rust(value, text):
     assert number(value) == as_rust_displays(value)
     assert number(value) == text
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False))
 @settings(max_examples=400)
-def test_any_value_of_float32_is_written_as_rust_writes_it(value):
+def test_any_float32_is_formatted_as_in_rust(value):
     if abs(math.frexp(value)[0]) != 0.5:  # around a power of two the spacing is uneven
         assert number(value) == (as_rust_displays(value) if value else number(value))
 
 
 @given(st.integers(1, 2**27).map(lambda n: 2 * n + 1), st.integers(10, 28))
 @settings(max_examples=400)
-def test_any_tie_is_written_as_rust_writes_it(odd, bits):
+def test_any_tie_is_formatted_as_in_rust(odd, bits):
     assert number(odd / 2**bits) == as_rust_displays(odd / 2**bits)
 
 
 @pytest.mark.parametrize(
     ("value", "decimals", "text"), [(0.125, 2, "0.12"), (0.375, 2, "0.38"), (2.5, 0, "2")]
 )
-def test_with_decimals_a_tie_goes_to_the_even_digit_as_in_rust(value, decimals, text):
+def test_fixed_decimals_round_a_tie_to_the_even_digit_as_in_rust(value, decimals, text):
     assert format_fixed(value, decimals) == text
 
 
@@ -119,7 +119,7 @@ def test_with_decimals_a_tie_goes_to_the_even_digit_as_in_rust(value, decimals, 
         (10.0, 0, "1e1"),
     ],
 )
-def test_a_number_for_people_looks_as_in_burn(value, decimals, text):
+def test_displayed_number_equals_that_of_burn(value, decimals, text):
     assert format_rounded(value, decimals) == text
 
 
@@ -136,7 +136,7 @@ def test_a_number_for_people_looks_as_in_burn(value, decimals, text):
         (scientific, math.nan, "NaN"),
     ],
 )
-def test_a_number_of_three_decimals_looks_as_in_burn(write, value, text):
+def test_number_with_three_decimals_equals_that_of_burn(write, value, text):
     assert write(value, 3) == text
 
 
@@ -159,7 +159,7 @@ def test_a_number_of_three_decimals_looks_as_in_burn(write, value, text):
         (-math.inf, '"-inf"'),
     ],
 )
-def test_a_number_in_json_is_written_as_burns_config_writes_it(value, text):
+def test_number_in_json_equals_that_of_burns_config(value, text):
     assert json_number(value) == text
 
 
@@ -173,7 +173,7 @@ def test_a_number_in_json_is_written_as_burns_config_writes_it(value, text):
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_json_reads_back_the_same_and_has_the_layout_of_python(data):
+def test_json_is_restored_and_has_the_layout_of_python(data):
     text, expected = to_json(data), json.dumps(data, indent=2, ensure_ascii=False)
 
     assert json.loads(text) == data
@@ -196,7 +196,7 @@ def test_json_keeps_the_order_of_keys():
         ("ü\n\x1f", '"ü\\n\\u001f"'),
     ],
 )
-def test_json_of_small_things(data, text):
+def test_json_of_scalars_and_empty_containers(data, text):
     assert to_json(data) == text
 
 

@@ -1,4 +1,4 @@
-"""An exception is explained by the user's frames, whatever it is and wherever it was raised."""
+"""Descriptions of exceptions by the frames of the user's code."""
 
 import json
 import traceback
@@ -38,7 +38,7 @@ class Dataset(torch.utils.data.Dataset):
         return {}["missing"]
 
 
-def test_an_exception_in_a_worker_shows_the_users_frame_in_it():
+def test_exception_in_a_worker_has_the_users_frame():
     error = raised(lambda: list(torch.utils.data.DataLoader(Dataset(), 2, num_workers=1)))
 
     explained = explain(error)
@@ -59,18 +59,18 @@ def test_an_exception_in_a_worker_shows_the_users_frame_in_it():
         (ExceptionGroup("several", [ValueError("a")]), "ExceptionGroup: several (1 sub-exception)"),
     ],
 )
-def test_the_first_line_is_the_type_and_a_bounded_message(error, expected):
+def test_first_line_has_the_type_and_a_bounded_message(error, expected):
     assert explain(error) == expected
 
 
-def test_a_cycle_of_causes_ends():
+def test_cycle_of_causes_is_described_once():
     error, other = ValueError("a"), ValueError("b")
     error.__cause__, other.__cause__ = other, error
 
     assert explain(error).splitlines() == ["ValueError: a", "caused by ValueError: b"]
 
 
-def test_a_suppressed_context_is_hidden():
+def test_suppressed_context_is_hidden():
     def act():
         try:
             raise KeyError("hidden")
@@ -81,7 +81,7 @@ def test_a_suppressed_context_is_hidden():
     assert "caused by" not in explain(raised(act))
 
 
-def test_an_error_of_this_project_is_located_at_the_call_in_the_users_code():
+def test_error_of_this_project_is_located_at_the_call_in_the_users_code():
     error = raised(lambda: backward(torch.nn.Linear(1, 1), torch.zeros(3)))
 
     assert isinstance(error, BuilderError)
@@ -107,5 +107,5 @@ def test_places_are_those_of_the_users_code_only():
         (backward.__code__.co_filename, False),
     ],
 )
-def test_files_of_the_user_are_told_from_others(path, expected):
+def test_files_of_the_user_are_distinguished_from_others(path, expected):
     assert is_user_file(path) == expected

@@ -22,7 +22,7 @@ HOLES[3, 1] = np.nan
 
 
 def prepared(folder, inputs, targets):
-    """What load-data makes of an archive with these two arrays."""
+    """Return the data that load-data prepares from an archive with these two arrays."""
     np.savez(folder / "data.npz", inputs=inputs, targets=targets)
     load_data(
         LoadDataConfig(source=Npz(kind="npz", path=str(folder / "data.npz"))),
@@ -134,7 +134,7 @@ def test_unusable_result_of_a_source_is_rejected(inputs, words):
 
 
 def npy(array, **changes):
-    """The content of a .npy file whose header declares *changes* of *array*."""
+    """Return the content of a .npy file whose header has *changes* to that of *array*."""
     file = io.BytesIO()
     header = np.lib.format.header_data_from_array_1_0(array) | changes
     np.lib.format.write_array_header_1_0(file, header)

@@ -1,4 +1,4 @@
-"""load-data reads and writes in blocks: the memory it needs, and the bytes it writes."""
+"""Blocks in which load-data reads and writes: their memory, and the bytes that they write."""
 
 import gzip
 import json
@@ -30,13 +30,13 @@ print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 
 
 def peak_bytes(kind, path, out):
-    """The peak memory of a process that runs load-data; getrusage would count that of the parent too."""
+    """Return the peak memory of a process that runs load-data; getrusage would include that of the parent."""
     command = [sys.executable, "-c", MEASURE, kind, path, out]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
 
 
 def images(count, size):
-    """Images whose first rows are random: they compress fast."""
+    """Return images whose first rows are random, which compress fast."""
     inputs = np.zeros((count, size, size), np.uint8)
     inputs[:, 0] = np.random.default_rng(0).integers(0, 4, (count, size), dtype=np.uint8)
     return inputs, np.arange(count) % 10

@@ -1,4 +1,4 @@
-"""Where data comes from, and what is refused."""
+"""Data sources, and data that is rejected."""
 
 import gzip
 import struct
@@ -85,7 +85,7 @@ def test_float_targets_are_regression():
     assert (info.task, info.num_classes, info.num_outputs, info.target_shape) == ("regression", None, 2, (2,))
 
 
-def test_an_archive_with_pickles_is_not_opened(tmp_path):
+def test_archive_with_pickles_is_not_opened(tmp_path):
     np.savez(tmp_path / "bad.npz", inputs=np.array([{}], dtype=object), targets=np.array([0]))
 
     with pytest.raises(DataError, match="inputs must be numbers of at most 64 bits; found object"):

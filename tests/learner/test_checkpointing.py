@@ -57,7 +57,7 @@ def build(tmp_path, disk, clock):
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["written", "failed"])
-def test_a_step_is_due_again_one_interval_after_the_last_attempt(is_full, build, disk, clock):
+def test_checkpoint_is_due_one_interval_after_the_last_attempt(is_full, build, disk, clock):
     saver, due = build(every_seconds=10), []
     disk.is_full = is_full
 
@@ -70,7 +70,7 @@ def test_a_step_is_due_again_one_interval_after_the_last_attempt(is_full, build,
     assert due == [False, True, False, False, True, False]
 
 
-def test_a_checkpoint_of_an_epoch_begins_a_new_interval(build, clock):
+def test_checkpoint_of_an_epoch_starts_a_new_interval(build, clock):
     saver = build(every_seconds=10, every_steps=3)
     due = [saver.is_due(), saver.is_due()]
     clock.now = 9.0
@@ -118,7 +118,7 @@ def test_run_fails_if_no_checkpoint_could_be_written_for_max_unsaved_seconds(
         (4, {1, 3}, "1, 3", []),
     ],
 )
-def test_a_run_whose_result_lacks_a_checkpoint_fails_and_resumes_before_it(
+def test_run_without_a_checkpoint_of_its_result_fails_and_resumes_before_it(
     kept, lost, named, left, build, disk
 ):
     saver = build(KeepLast(kept))

@@ -104,7 +104,7 @@ def test_every_step_of_a_compiled_model_is_compiled_and_its_files_are_those_of_t
 
 
 @pytest.mark.parametrize("ways", [(wrapped, plain), (plain, wrapped), (submodule, wrapped)])
-def test_a_run_resumes_with_and_without_compilation(ways, tmp_path):
+def test_run_resumes_with_and_without_compilation(ways, tmp_path):
     for epochs, make in enumerate(ways, start=1):
         fit(tmp_path / "resumed", make(Backend()), epochs)
     fit(tmp_path / "uninterrupted", Net(), 2)
@@ -120,7 +120,7 @@ def test_messages_name_the_parameters_of_the_plain_model(tmp_path):
         fit(tmp_path, model)
 
 
-def test_the_copies_on_further_devices_are_compiled_too(tmp_path, caplog):
+def test_copies_on_further_devices_are_compiled(tmp_path, caplog):
     backend = Backend()
 
     fit(tmp_path / "a", wrapped(backend), devices=["cpu", "cpu"])
@@ -131,7 +131,7 @@ def test_the_copies_on_further_devices_are_compiled_too(tmp_path, caplog):
     assert "Net.compile() compiles the model on the first of 2 devices only" in caplog.text
 
 
-def test_the_compiled_object_of_the_user_still_works_and_has_the_trained_weights(tmp_path):
+def test_compiled_object_of_the_user_has_the_trained_weights(tmp_path):
     compiled = wrapped(Backend())
 
     learner = fit(tmp_path, compiled)
@@ -140,7 +140,7 @@ def test_the_compiled_object_of_the_user_still_works_and_has_the_trained_weights
     assert torch.equal(compiled.eval()(inputs), learner.model.eval()(inputs))
 
 
-def test_an_evaluator_evaluates_a_compiled_model_compiled(tmp_path):
+def test_evaluator_runs_a_compiled_model_compiled(tmp_path):
     backend = Backend()
 
     builder = EvaluatorBuilder(tmp_path).metrics(LossMetric()).device("cpu").renderer(NoRenderer())

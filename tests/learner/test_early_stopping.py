@@ -32,7 +32,7 @@ def stopped_after(rule, values):
         (MetricEarlyStopping(n_epochs=1, metric="Accuracy"), [1], None),
     ],
 )
-def test_a_run_stops_after_the_epochs_without_a_better_value(rule, values, epoch):
+def test_run_stops_after_the_epochs_without_a_better_value(rule, values, epoch):
     assert stopped_after(rule, values) == epoch
 
 

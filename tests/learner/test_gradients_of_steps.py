@@ -183,7 +183,7 @@ def give(model, step):
     return step.item.loss
 
 
-def test_backward_returns_the_gradient_of_its_loss_alone():
+def test_backward_returns_the_gradient_of_its_loss_only():
     model = nn.Linear(2, 1, bias=False)
     loss = model(torch.tensor([[3.0, 4.0]])).sum()
     loss.backward(retain_graph=True)

@@ -1,4 +1,4 @@
-"""The history in a checkpoint, in the format of now and in the one before."""
+"""The history in a checkpoint, in the current and in the previous format."""
 
 import math
 
@@ -68,7 +68,7 @@ def test_invalid_history_is_rejected(wrong):
         history_of(checkpoint(wrong))
 
 
-def test_a_value_takes_eight_bytes():
+def test_value_takes_eight_bytes():
     short, long = (
         len(BYTES.record({"history": history_tree(History(losses([0.1] * count)))})) for count in (1000, 2000)
     )

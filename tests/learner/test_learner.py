@@ -1,4 +1,4 @@
-"""The Learner: what it writes, that it resumes exactly, and what it refuses."""
+"""The learner: its files, its exact resume, and invalid arguments."""
 
 import math
 
@@ -41,7 +41,7 @@ def same(one, other):
 
 
 def content(directory):
-    """Every file but the one with times in it."""
+    """Return the content of every file except the one with times."""
     files = [path for path in directory.rglob("*") if path.is_file() and path.name != "experiment.log"]
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
@@ -142,7 +142,7 @@ def test_torchs_own_scheduler_works_and_resumes(start, tiny, tmp_path):
     assert same(uninterrupted, run(tmp_path / "interrupted", 3, checkpoint=2))
 
 
-def test_two_runs_are_the_same_and_another_seed_is_not(train, tmp_path):
+def test_runs_are_equal_with_equal_seeds_only(train, tmp_path):
     one = train(tmp_path / "one")
     train(tmp_path / "two")
     other = train(tmp_path / "other", change=lambda builder: builder.seed(2))
@@ -200,7 +200,7 @@ def test_last_two_and_best_checkpoint_are_kept(train, tmp_path):
     assert there == {5, 6, best}
 
 
-def test_given_retention_rule_is_applied(train, tmp_path):
+def test_configured_retention_rule_is_applied(train, tmp_path):
     train(tmp_path, epochs=3, change=lambda builder: builder.with_checkpointing_strategy(KeepLast(1)))
 
     assert len(list((tmp_path / "checkpoint").iterdir())) == 4
@@ -223,7 +223,7 @@ def test_accumulating_equals_one_batch_of_the_joined_size(start, tiny, tmp_path)
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
 
 
-def test_a_text_metric_is_logged_but_has_no_curve(tmp_path, tiny):
+def test_text_metric_is_logged_without_a_curve(tmp_path, tiny):
     net, loaders = tiny
     builder = LearnerBuilder(tmp_path).metric_train(LossMetric()).metric_valid(LossMetric())
 
@@ -234,7 +234,7 @@ def test_a_text_metric_is_logged_but_has_no_curve(tmp_path, tiny):
     assert learner.history.metrics() == []
 
 
-def test_the_summary_is_printed_when_asked_for(train, tmp_path, capsys):
+def test_summary_is_printed_on_request(train, tmp_path, capsys):
     train(tmp_path / "a", change=lambda builder: builder.summary())
     assert "= Learner Summary =" in capsys.readouterr().out
 
@@ -263,7 +263,7 @@ def test_without_a_rate_the_optimizers_own_is_used(start, tiny, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def test_half_precision_checkpoints_come_with_a_warning(tmp_path, caplog):
+def test_half_precision_checkpoints_log_a_warning(tmp_path, caplog):
     LearnerBuilder(tmp_path).with_file_checkpointer(NamedMpkGzFileRecorder(HalfPrecision))
 
     assert "will not equal an uninterrupted one" in caplog.text
@@ -297,7 +297,7 @@ def test_missing_checkpoint_is_an_error_at_build(start, tmp_path):
         start(tmp_path).checkpoint(5).build(_classes(), Adam())
 
 
-def test_a_checkpoint_of_another_model_is_an_error(train, start, tmp_path):
+def test_checkpoint_of_another_model_is_rejected(train, start, tmp_path):
     train(tmp_path, epochs=1)
 
     with pytest.raises(CheckpointError, match="does not fit this model"):
@@ -319,7 +319,7 @@ def test_metric_that_cannot_measure_an_unannotated_step_fails_at_the_first_batch
         learner.fit(loader, loader)
 
 
-def test_a_loader_without_batches_is_an_error(tmp_path):
+def test_loader_without_batches_is_rejected(tmp_path):
     empty = DataLoaderBuilder(NormalizeBatcher()).build(TensorDataset(torch.ones(0, 3), torch.ones(0, 1)))
 
     with pytest.raises(BuilderError, match="no batches"):

@@ -25,7 +25,7 @@ def metered(classes):
     return logger, meter
 
 
-def test_a_metric_of_few_classes_has_a_value_for_each_batch():
+def test_metric_of_few_classes_has_a_value_for_each_batch():
     logger, meter = metered(classes=3)
 
     assert set(meter.latest()) == {"Accuracy", "AUROC [Macro]"}
@@ -33,7 +33,7 @@ def test_a_metric_of_few_classes_has_a_value_for_each_batch():
     assert logger.values(1, "AUROC [Macro]") == [100.0] * 3
 
 
-def test_a_metric_of_many_classes_has_a_value_for_the_epoch_only():
+def test_metric_of_many_classes_has_a_value_for_the_epoch_only():
     """A small last batch has no value either, so the number of lines does not depend on the batch size."""
     logger, meter = metered(classes=101)
 

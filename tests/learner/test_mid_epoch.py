@@ -224,9 +224,7 @@ class CrashIn(NoRenderer):
         ({"seconds": 1e9}, 7, None),
     ],
 )
-def test_a_crash_costs_no_more_than_the_interval_between_checkpoints(
-    every, crash, resumed, uninterrupted, tmp_path
-):
+def test_crash_repeats_at_most_the_steps_of_one_interval(every, crash, resumed, uninterrupted, tmp_path):
     def crashing(builder):
         return builder.checkpoint_every(**every).renderer(CrashIn(crash))
 
@@ -249,7 +247,7 @@ class StepCheckpoints(NoRenderer):
         self.counts.append(len(list(self.directory.glob("steps/trainer-*"))))
 
 
-def test_only_the_newest_step_is_kept_and_none_after_the_epoch(tmp_path, uninterrupted):
+def test_only_the_newest_step_is_kept_until_the_epoch_ends(tmp_path, uninterrupted):
     seen = StepCheckpoints(tmp_path)
 
     run(tmp_path, change=lambda builder: builder.checkpoint_every(steps=1).renderer(seen))
@@ -285,7 +283,7 @@ class FullDisk(NamedMpkGzFileRecorder):
 
 
 @pytest.mark.parametrize("lost", [EPOCHS - 1, EPOCHS])
-def test_a_run_that_lacks_a_checkpoint_fails_and_the_next_one_completes_it(lost, tmp_path, uninterrupted):
+def test_run_with_a_missing_checkpoint_fails_and_the_next_one_completes_it(lost, tmp_path, uninterrupted):
     with pytest.raises(CheckpointError, match=f"of epoch {lost} belongs to the result"):
         run(tmp_path, change=lambda builder: builder.with_file_checkpointer(FullDisk(lost)))
 

@@ -37,7 +37,7 @@ def build(directory, scheduler, *metrics, epochs=1):
         (None, Split.VALID, "Loss", DOWN),
     ],
 )
-def test_a_plateau_follows_the_metric_that_it_monitors(tmp_path, monitor, split, metric, options):
+def test_plateau_follows_the_metric_that_it_monitors(tmp_path, monitor, split, metric, options):
     def scheduler(optimizer):
         return TorchScheduler(ReduceLROnPlateau(optimizer, **options), monitor=monitor)
 

@@ -223,7 +223,7 @@ def test_metric_that_cannot_measure_the_model_is_rejected_at_build(tmp_path):
 
 
 def test_components_work_in_a_custom_loop(tiny):
-    """A loop of one's own, as the Burn book's custom training loop."""
+    """The loop is that of the chapter on custom training loops in the Burn book."""
     net, loaders = tiny
     model = net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)

@@ -27,7 +27,7 @@ def test_state_of_each_device_is_matched_by_position(saved, devices, matched):
     assert (describe_device_mismatch(states, devices) is None) == (saved == devices)
 
 
-def test_a_mismatch_names_both_sides():
+def test_mismatch_names_the_saved_and_the_used_devices():
     states = {"cuda:0": torch.tensor(0), "cuda:1": torch.tensor(1)}
 
     assert "saved for cuda:0, cuda:1, and this run uses cuda:0" in describe_device_mismatch(

@@ -89,7 +89,7 @@ def test_gradient_checkpointing_does_not_change_running_statistics(start, tiny, 
     assert equal(state(kept), state(recomputed))
 
 
-def test_a_skipped_batch_changes_nothing_not_even_running_statistics(start, tiny, tmp_path):
+def test_skipped_batch_changes_neither_weights_nor_running_statistics(start, tiny, tmp_path):
     _, loaders = tiny
     train, valid = loaders()
     train.dataset.inputs[7] = math.nan
@@ -111,7 +111,7 @@ class Steep(Normed):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize(("rule", "limit"), [("stop", 1), ("skip", 1), ("skip", 3)])
-def test_a_sum_of_finite_gradients_that_overflows_does_not_reach_the_weights(
+def test_overflowing_sum_of_finite_gradients_does_not_reach_the_weights(
     rule, limit, reduction, start, tiny, tmp_path
 ):
     model = Steep(*normed())
@@ -275,7 +275,7 @@ def test_torch_loaders_with_generators_of_their_own_resume_exactly(options, star
     assert equal(state(uninterrupted), state(run("interrupted", 3, resumed=1)))
 
 
-def test_a_builder_may_be_used_again(start, tiny, tmp_path):
+def test_builder_can_be_used_again(start, tiny, tmp_path):
     net, loaders = tiny
     builder = start(tmp_path, 1)
     first = builder.build(net(), Adam(), 0.05)

@@ -22,7 +22,7 @@ def weights(seed):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def test_the_seed_decides_the_initial_weights():
+def test_initial_weights_depend_on_the_seed():
     first, other, again = weights(1), weights(2), weights(1)
 
     assert torch.equal(first, again)

@@ -78,7 +78,7 @@ class Display:
         return "Net {\n  params: 3\n}"
 
 
-def test_a_live_run_shows_its_model():
+def test_summary_of_a_run_contains_its_model():
     assert summary_text(history(Loss=[1.0]), Display()).splitlines()[1:5] == [
         "Model:",
         "Net {",
@@ -87,7 +87,7 @@ def test_a_live_run_shows_its_model():
     ]
 
 
-def test_a_torch_model_is_shown_with_its_parameters():
+def test_summary_contains_the_number_of_parameters():
     assert summary_text(history(Loss=[1.0]), nn.Linear(4, 3)).splitlines()[1:5] == [
         "Model:",
         "Linear(in_features=4, out_features=3, bias=True)",
@@ -96,13 +96,13 @@ def test_a_torch_model_is_shown_with_its_parameters():
     ]
 
 
-def test_the_directory_alone_gives_the_table_of_the_live_run(train, tmp_path):
+def test_table_from_the_directory_equals_that_of_the_run(train, tmp_path):
     learner = train(tmp_path, epochs=3)
 
     assert summary_text(read_history(tmp_path)) == summary_text(learner.history)
 
 
-def test_logs_alone_give_the_table_and_count_epochs_without_values(tmp_path):
+def test_table_from_logs_counts_epochs_without_values(tmp_path):
     """Burn up to 0.12 wrote the value alone."""
     for path, text in {
         "train/epoch-1/Loss.log": "2\n4\n",
@@ -149,7 +149,7 @@ def test_json_has_the_content_of_the_table_and_is_valid_for_all_values():
     }
 
 
-def test_the_learning_rate_has_no_row_for_validation(train, tmp_path):
+def test_learning_rate_has_no_row_for_validation(train, tmp_path):
     old = History([*history(Split.TRAIN, **{"Learning Rate": [0.1]}), *history(**{"Learning Rate": [0.0]})])
 
     learner = train(tmp_path, epochs=1, change=lambda builder: builder.metrics(LearningRateMetric()))

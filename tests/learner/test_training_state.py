@@ -74,7 +74,7 @@ def files(directory):
     return {str(p.relative_to(directory)): p.read_bytes() for p in paths if p.name != "experiment.log"}
 
 
-def test_a_resumed_gan_equals_an_uninterrupted_one(tmp_path):
+def test_resumed_gan_equals_uninterrupted_one(tmp_path):
     uninterrupted = run(tmp_path / "a", Gan())
 
     for stop_after in (2, 1, 4, 5):
@@ -183,7 +183,7 @@ def test_module_with_one_of_the_two_methods_is_rejected(tmp_path):
         builder_in(tmp_path).build(model, torch.optim.Adam(model.generator.parameters()))
 
 
-def test_a_checkpoint_without_training_state_still_loads(tmp_path, caplog):
+def test_checkpoint_without_training_state_can_be_restored(tmp_path, caplog):
     run(tmp_path, Forgetful(), epochs=1)
 
     resumed = run(tmp_path, Gan())

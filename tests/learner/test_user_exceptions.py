@@ -150,7 +150,7 @@ class ShortLoader(list):
         return super().__len__() + 1
 
 
-def test_an_epoch_of_a_loader_that_ends_early_is_complete(start, tiny, tmp_path):
+def test_epoch_of_a_loader_that_ends_early_is_complete(start, tiny, tmp_path):
     train, valid = tiny[1]()
 
     learner = start(tmp_path, 2).build(net(), Adam(), 0.1)

@@ -89,7 +89,7 @@ def test_model_that_cannot_be_trained_is_rejected_by_build(make, message, start,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_complex_buffer_that_is_not_saved_and_a_run_without_checkpoints_are_accepted(start, tmp_path):
+def test_complex_buffer_is_accepted_if_it_is_not_saved(start, tmp_path):
     start(tmp_path).build(with_buffer("not persistent"), Adam(), 0.1)
     builder = start(tmp_path)
     builder._set(recorder=None)
@@ -228,7 +228,7 @@ def test_loss_without_a_gradient_or_with_several_values_is_reported(loss, messag
         net(Wrong).train_step(batches()[0])
 
 
-def test_a_loss_of_shape_1_is_a_scalar(start, tmp_path):
+def test_loss_of_shape_1_is_accepted(start, tmp_path):
     class Kept(Net):
         def loss(self, logits, targets):
             return super().loss(logits, targets).reshape(1)
@@ -250,7 +250,7 @@ WRONG_BATCHES = {
 
 @pytest.mark.parametrize("kind", [ClassificationStep, RegressionStep])
 @pytest.mark.parametrize(("batch", "message"), WRONG_BATCHES.values(), ids=WRONG_BATCHES)
-def test_a_mixin_explains_a_batch_that_is_not_a_pair(batch, message, kind):
+def test_batch_that_is_not_a_pair_is_rejected_with_the_expected_form(batch, message, kind):
     class Mixed(kind, nn.Linear):
         pass
 
@@ -310,7 +310,7 @@ FUNCTIONS = {"own": joined, "of torch": default_collate, "lambda": joined}
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_function_is_a_batcher(function, workers, tiny):
+def test_function_can_be_a_batcher(function, workers, tiny):
     dataset = tiny[1]()[0].dataset
 
     def load(batcher):
@@ -346,7 +346,7 @@ class Killing(NoRenderer):
             raise KilledError
 
 
-def test_a_killed_run_keeps_its_checkpoint_and_ends_the_program_with_130(start, tmp_path):
+def test_run_killed_by_a_key_keeps_its_checkpoint_and_exits_with_130(start, tmp_path):
     learner = start(tmp_path).renderer(Killing()).build(net(), Adam(), 0.1)
 
     with pytest.raises(SystemExit) as ended:

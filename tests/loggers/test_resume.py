@@ -1,4 +1,4 @@
-"""Loggers of a resumed run: no line is duplicated, lost, or left of an earlier run."""
+"""Loggers of a resumed run: no line is duplicated, lost, or stale."""
 
 import errno
 import json
@@ -293,7 +293,7 @@ def test_memory_of_a_new_process_continues_the_iteration_count():
 
 
 class FullDisk:
-    """A file on a disk with *space* bytes left."""
+    """A file on a disk with *space* free bytes."""
 
     def __init__(self, file, space):
         self.file, self.space = file, space

@@ -1,4 +1,4 @@
-"""How far gradients may go."""
+"""Gradient clipping by value, by norm and by global norm."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_half_precision_gradients_with_a_large_norm_keep_their_direction(clippin
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_sparse_gradient_is_clipped_like_the_dense_one_and_stays_sparse(clipping, dtype):
-    """Also where it names an element twice, and where it holds nothing."""
+    """Gradients with a repeated index, and empty ones, are clipped too."""
     full, empty = (
         torch.sparse_coo_tensor(
             torch.tensor([places]), torch.tensor(values, dtype=dtype), (4,), check_invariants=True

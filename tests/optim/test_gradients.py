@@ -1,4 +1,4 @@
-"""Gradients of several batches as one."""
+"""Accumulation of the gradients of several batches."""
 
 import pytest
 import torch

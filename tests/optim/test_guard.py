@@ -1,4 +1,4 @@
-"""NaN and infinity stay away from the weights."""
+"""The guard that keeps NaN and infinity out of the weights."""
 
 import logging
 
@@ -17,7 +17,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 def step(loss=1.0, *gradients):
-    """A step; a gradient that is not given is none."""
+    """Return a step; a gradient that is not passed is None."""
     tensors = [None if each is None else torch.tensor(each) for each in gradients]
     tensors += [None] * (len(NAMES) - len(tensors))
     output = RegressionOutput(torch.tensor(loss, requires_grad=True), torch.zeros(1), torch.zeros(1))
@@ -81,7 +81,7 @@ def test_skip_rule_stops_the_run_after_its_limit(caplog):
 
 
 @pytest.mark.parametrize("good", [step(1.0), step(1.0, [3e38, 3e38])], ids=["finite sum", "overflowing sum"])
-def test_a_finite_batch_resets_the_count_of_skipped_batches(good):
+def test_finite_batch_resets_the_count_of_skipped_batches(good):
     guard, bad = Guard(SKIP, NAMES), step(NAN)
 
     assert [guard.passes(each, 1, 1) for each in (bad, bad, good, bad)] == [False, False, True, False]
@@ -152,7 +152,7 @@ def test_norm_check_accepts_sparse_gradients_and_none():
 
 @pytest.mark.parametrize(("loss", "gradient"), [("cuda", "cuda:1"), ("cuda", "cpu"), ("cpu", "cuda")])
 def test_loss_and_gradients_may_be_on_different_devices(loss, gradient):
-    """Fake tensors have a device, and no numbers: what fails is only the look at the number at the end."""
+    """Fake tensors have a device but no values, so only the final read of the value fails."""
     with FakeTensorMode():
         given = torch.ones(3, device=gradient)
         item = RegressionOutput(torch.ones((), device=loss), given, given)

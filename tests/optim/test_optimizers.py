@@ -36,7 +36,7 @@ CONFIGS = [
 
 
 def burn(config, weight, gradients, rate):
-    """*weight* after *gradients*, by Burn's formulas in plain floats."""
+    """Return *weight* after *gradients*, by Burn's formulas in plain floats."""
     first = second = highest = velocity = 0.0
     for step, gradient in enumerate(gradients, start=1):
         decay = config.weight_decay
@@ -97,7 +97,7 @@ def test_twenty_steps_equal_burns_arithmetic(config):
         ("lbfgs", {"max_iter": 20, "history_size": 100, "tolerance_grad": 1e-7, "tolerance_change": 1e-9}),
     ],
 )
-def test_defaults_are_burns(kind, defaults):
+def test_defaults_equal_those_of_burn(kind, defaults):
     config = TypeAdapter(OptimizerConfig).validate_python({"kind": kind})
 
     assert config.clipping is None
@@ -295,7 +295,7 @@ def test_every_element_of_every_dtype_is_trained(config, dtype):
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_fused_sgd_of_half_precision_parameters_on_a_cpu_is_rejected(dtype):
-    """Also if only some of its parameters are halves."""
+    """They are rejected even if only some parameters have half precision."""
     parameters = [torch.nn.Parameter(torch.zeros(40)), torch.nn.Parameter(torch.zeros(40, dtype=dtype))]
 
     with pytest.raises(BuilderError, match=f"{dtype}.*fused=False"):

@@ -1,4 +1,4 @@
-"""Learning rates, step for step, and what Burn would save of them."""
+"""Learning rates at each step, and the state that Burn would save."""
 
 import math
 
@@ -130,7 +130,7 @@ def test_state_of_another_object_is_rejected():
         Scheduler(0.5).load_state_dict({"last_epoch": 3})
 
 
-def test_an_iteration_can_be_an_epoch():
+def test_iteration_of_a_schedule_can_be_an_epoch():
     scheduler, rates = Scheduler(0.5, Step(step_size=1, gamma=0.1, per="epoch")), []
     for _ in range(3):
         rates.append([scheduler.step() for _ in range(2)])
@@ -147,7 +147,7 @@ def test_end_of_an_epoch_does_not_advance_a_schedule_of_batches():
     assert scheduler.iteration == 0
 
 
-def test_a_users_schedule_needs_only_the_method_rate():
+def test_schedule_of_a_user_needs_only_the_method_rate():
     class Halving:
         def rate(self, initial, iteration):
             return initial / 2**iteration
@@ -164,7 +164,7 @@ def test_invalid_learning_rate_is_rejected(rate):
         Scheduler(rate)
 
 
-def test_a_rate_that_overflows_ends_the_run():
+def test_overflowing_rate_ends_the_run():
     scheduler = Scheduler(1.0, Step(step_size=1, gamma=1e200))
     assert scheduler.step() == 1.0
     scheduler.step()

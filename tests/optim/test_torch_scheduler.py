@@ -1,4 +1,4 @@
-"""Torch's learning rate schedulers in the loop's hands."""
+"""Torch's learning rate schedulers in the training loop."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ def optimizer():
 
 
 class Run:
-    """Epochs of three batches, as the loop does them."""
+    """A run of epochs of three batches that makes the calls of the loop."""
 
     def __init__(self, build, per):
         self.optimizer = optimizer()
@@ -48,7 +48,7 @@ class Run:
         self.stepper = Stepper(parameters, self.optimizer)
 
     def epochs(self, losses):
-        """The rates of the groups at each batch, and what the scheduler said."""
+        """Return the rates of the groups at each batch, and the warnings of the scheduler."""
         rates = []
         for loss in losses:
             for _ in range(3):

@@ -24,7 +24,7 @@ MISSING = object()
 
 
 class SerdeError(Exception):
-    """What Burn would not load."""
+    """An error for content that Burn would not load."""
 
 
 class TensorValue(NamedTuple):
@@ -39,7 +39,7 @@ class ParamValue(NamedTuple):
 
 
 class Shape:
-    """What a value is declared to be."""
+    """The declared type of a value."""
 
     def of(self, node: Any, path: str) -> Any:
         raise NotImplementedError

@@ -134,7 +134,7 @@ MOMENTUM = {
 
 
 class Net(ClassificationStep, nn.Sequential):
-    """What the optimizers of the table train."""
+    """The model that the optimizers of the table train."""
 
 
 @pytest.mark.parametrize("recorder", RECORDERS.values(), ids=RECORDERS)

@@ -142,7 +142,7 @@ def test_zlib_output_is_read_in_steps_of_any_size(level, parts, flush, steps, tm
 
 
 def test_flushed_chunks_with_back_references_are_read_correctly(path):
-    """As pigz writes them: on whole bytes, but not alone."""
+    """The chunks are those of pigz: they end at a byte, and refer to earlier chunks."""
     stream = zlib.compressobj(6, zlib.DEFLATED, 31)
     pieces = [NOISE[:5000] + FLOATS[number : CHUNK - 5000 + number] for number in range(5)]
     data = b"".join(stream.compress(piece) + stream.flush(zlib.Z_SYNC_FLUSH) for piece in pieces)

@@ -27,7 +27,7 @@ def text(unit, count):
 
 
 def bincode(unit, count):
-    """Vectors of vectors, as one alone may not have as many elements."""
+    """Return vectors of vectors, because a single vector may not have as many elements."""
     texts = b"".join(bytes([len(value)]) + value.encode() for value in METADATA.values())
     inner = b"\xfb" + struct.pack("<H", 40_000) + unit * 40_000
     return texts + b"\xfb" + struct.pack("<H", count // 40_000) + inner * (count // 40_000)
