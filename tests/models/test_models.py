@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.contracts.config import Use
 from stages.contracts.errors import BuilderError, PluginError
@@ -17,6 +18,7 @@ from stages.models import (
     backward,
     build_model,
 )
+from stages.models.cnn import AveragePool
 
 
 def test_cnn_has_layers_of_burn_guide():
@@ -134,3 +136,40 @@ def test_cross_entropy_of_one_logit_is_refused():
 
     with pytest.raises(BuilderError, match=r"returns one, \(5, 1\).*binary_cross_entropy_with_logits"):
         Binary(3, 1).train_step((torch.randn(5, 3), torch.ones(5, 1)))
+
+
+@pytest.mark.parametrize("size", [(24, 24), (4, 5), (11, 8), (8, 3)])
+def test_average_pool_equals_that_of_torch_in_both_passes(size):
+    images = torch.randn(2, 3, *size, requires_grad=True)
+    weights = torch.randn(2, 3, 8, 8)
+    expected = nn.functional.adaptive_avg_pool2d(images, 8)
+    pooled = AveragePool(*size, 8)(images)
+
+    gradients = [torch.autograd.grad((each * weights).sum(), images)[0] for each in (expected, pooled)]
+
+    assert torch.allclose(pooled, expected, atol=1e-6)
+    assert torch.allclose(*gradients, atol=1e-6)
+
+
+def test_cnn_has_no_operation_without_a_deterministic_backward_pass():
+    """The adaptive pool of torch has none on CUDA."""
+    model, called = Cnn((1, 28, 28), 10), []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            called.append(str(function))
+            return function(*args, **kwargs or {})
+
+    with Record():
+        model(torch.rand(2, 1, 28, 28)).sum().backward()
+
+    assert called
+    assert not [each for each in called if "adaptive" in each]
+
+
+def test_cnn_accepts_images_of_another_size_than_it_was_built_for():
+    assert Cnn((1, 28, 28), 10)(torch.rand(2, 1, 20, 17)).shape == (2, 10)
+
+
+def test_cnn_has_no_weights_for_its_pool_in_a_record():
+    assert not [name for name in Cnn((1, 28, 28), 10).state_dict() if "pool" in name]
