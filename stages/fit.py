@@ -11,7 +11,7 @@ from stages.contracts.errors import RunInterruptedError, StageError
 from stages.contracts.seeds import derive_seed
 from stages.params.fit_params import FitConfig, FitContext, FitPaths
 
-VERSION = "7"
+VERSION = "8"
 MAX_ATTEMPTS = 2
 """Trainings in one call before damage to the run store is an error."""
 

@@ -47,7 +47,6 @@ def evaluate_model(
     """
     from stages import data, learner, metrics, records
 
-    learner.set_num_threads(params.fit.num_threads)
     info = data.read_info(paths["dataset"])
     model, _, _ = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
     records.load_into(model, records.read_item(model_path), source=str(model_path))
@@ -62,6 +61,7 @@ def evaluate_model(
         learner.EvaluatorBuilder(paths["artifacts"])
         .metrics(*[metrics.build_metric(each) for each in params.fit.metrics])
         .device(device)
+        .compute(learner.ComputeSettings(precision=params.fit.precision, num_threads=params.fit.num_threads))
         .summary()
         .build(model)
     )

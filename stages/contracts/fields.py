@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
@@ -54,6 +54,12 @@ def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise _error("must be true or false")
     return value
+
+
+def _compile(value: Any) -> bool | str:
+    if isinstance(value, bool) or (isinstance(value, str) and value in COMPILE_MODES):
+        return value
+    raise _error(f"must be true, false, or one of {', '.join(COMPILE_MODES)}")
 
 
 def _text(value: Any) -> str:
@@ -117,6 +123,11 @@ Share = Annotated[float, number("a number above 0 and below 1", lambda value: 0 
 Decay = Annotated[float, number("a number of at least 0 and below 1", lambda value: 0 <= value < 1)]
 Factor = Annotated[float, number("a number above 0 and of at most 1", lambda value: 0 < value <= 1)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
+Precision = Literal["f32", "tf32", "bf16", "fp16"]
+"""IEEE float32, float32 with TF32 in CUDA's matrix products, or autocast to a half-precision dtype."""
+COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
+"""Modes of `torch.compile`: those without CUDA graphs of their own."""
+Compile = Annotated[bool | str, BeforeValidator(_compile)]
 Text = Annotated[str, BeforeValidator(_text)]
 FileName = Annotated[str, BeforeValidator(_file_name)]
 Devices = Annotated[str | tuple[str, ...], BeforeValidator(_devices)]

@@ -31,6 +31,7 @@ from stages.learner.compilation import (
     unwrap_compiled,
     warn_of_ineffective_compile,
 )
+from stages.learner.compute_settings import prepare_process
 from stages.learner.devices import find_device
 from stages.learner.metering import Observers
 from stages.learner.model_state import ModelState
@@ -67,6 +68,8 @@ def assemble(
     Raises `BuilderError` for options that cannot work, and `CheckpointError`.
     """
     model, compilers = unwrap_compiled(model)
+    if options.compile is not None:
+        compilers.setdefault("", options.compile.compiler())
     _check(options, model)
     model, replicas = _build_replicas(options, model, compilers)
     clipping = options.clipping or getattr(optimizer, "clipping", None)
@@ -93,6 +96,7 @@ def _build_replicas(
 ) -> tuple[Any, Replicas]:
     """Return *model* on the first device, and together with its copies on the others."""
     devices = [find_device(device) for device in options.devices]
+    prepare_process(options.compute, devices[0])
     warn_of_ineffective_compile(model, len(devices))
     model = model.to(devices[0])
     replicas = Replicas(model, devices)

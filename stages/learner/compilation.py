@@ -8,13 +8,18 @@ not wrapped, and ``self(inputs)`` is compiled. This module applies the compiler 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from stages.contracts.errors import BuilderError
+from stages.contracts.fields import COMPILE_MODES
+from stages.contracts.history import Split
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +27,38 @@ Compiler = Callable[[Any], Any]
 """The compiler of a wrapper: takes a function and returns the compiled function."""
 MODEL, COMPILER, COMPILED_CALL = "_orig_mod", "dynamo_ctx", "_compiled_call_impl"
 """Private names of torch: a wrapper's model, its compiler, and the call that `nn.Module.compile` sets."""
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """The arguments of `torch.compile`. Raises `BuilderError` for a mode that cannot be used."""
+
+    mode: str = "default"
+    backend: str | Callable[..., Any] = "inductor"
+
+    def __post_init__(self) -> None:
+        if self.mode not in COMPILE_MODES:
+            raise BuilderError(f"compile({self.mode!r}): the mode must be one of {', '.join(COMPILE_MODES)}")
+
+    def compiler(self) -> Compiler:
+        """Return the function that compiles a call."""
+        mode = None if self.mode == "default" else self.mode
+        return partial(torch.compile, dynamic=False, mode=mode, backend=self.backend)
+
+
+class CompiledShapes:
+    """Runs compiled calls eagerly for batches of another shape than the first, so that each compiles once."""
+
+    def __init__(self) -> None:
+        self._first: dict[Split, list[torch.Size]] = {}
+
+    def context(self, split: Split, batch: Any) -> AbstractContextManager[object]:
+        """Return the context for a step on *batch* of *split*."""
+        shapes = [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        if shapes == self._first.setdefault(split, shapes):
+            return nullcontext()
+        context: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+        return context
 
 
 def unwrap_compiled(model: Any) -> tuple[Any, dict[str, Compiler]]:

@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,11 +16,14 @@ from stages.contracts.events import Progress, Renderer
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import ClassificationOutput
 from stages.learner.batches import Loader, iterate_on_device
+from stages.learner.builder import AnyMetric
 from stages.learner.checks import StepChecks, check_metric_inputs, check_model, check_unique_name
 from stages.learner.compilation import compile_in_place, unwrap_compiled
+from stages.learner.compute_settings import ComputeSettings, apply_compute_settings
 from stages.learner.devices import find_device
-from stages.learner.learner import AnyMetric, Learner
+from stages.learner.learner import Learner
 from stages.learner.metering import Meter, RegisteredMetric
+from stages.learner.mixed_precision import MixedPrecision
 from stages.learner.options import default_renderer, default_test_logger
 from stages.learner.rng import seed_generators
 from stages.learner.summary import summary_text
@@ -41,6 +45,7 @@ class EvaluatorBuilder:
         self._metrics: list[RegisteredMetric] = []
         self._renderer: Renderer | None = None
         self._device: str | torch.device = "auto"
+        self._compute = ComputeSettings()
         self._summary = False
 
     def metrics(self, *metrics: AnyMetric) -> Self:
@@ -67,6 +72,11 @@ class EvaluatorBuilder:
         self._device = device
         return self
 
+    def compute(self, settings: ComputeSettings) -> Self:
+        """Evaluate with *settings*. Default: float32, with torch's number of threads."""
+        self._compute = settings
+        return self
+
     def summary(self) -> Self:
         """Print the table after each evaluation. Default: no."""
         self._summary = True
@@ -81,7 +91,7 @@ class EvaluatorBuilder:
         device = find_device(self._device)
         compile_in_place(model, compilers)
         evaluator = Evaluator(self._directory, model.to(device), list(self._metrics), renderer)
-        evaluator.device, evaluator.summary = device, self._summary
+        evaluator.device, evaluator.compute, evaluator.summary = device, self._compute, self._summary
         return evaluator
 
 
@@ -97,6 +107,8 @@ class Evaluator:
         self._renderer = renderer
         self.device = torch.device("cpu")
         """The device of the model."""
+        self.compute = ComputeSettings()
+        """The precision and the threads of an evaluation."""
         self.summary = False
         """True to print the table after each evaluation."""
         self.tests: dict[str, dict[str, float]] = {}
@@ -121,24 +133,28 @@ class Evaluator:
             1, epoch=1, split=Split.VALID, batches=len(loader), running=meter.running, shown=shown
         )
         progress.latest = meter.latest
-        model = self._model.eval()
-        checks = StepChecks(model)
         try:
-            self._renderer.start(progress)
-            for iteration, batch in enumerate(iterate_on_device(loader, self.device), start=1):
-                item = checks.check_valid_step(
-                    model.valid_step(batch)
-                )  # in `map`, its StopIteration would end the loop
-                meter.measure(item, iteration, 0.0)
-                progress.batch, progress.items = iteration, progress.items + item.size
-                self._renderer.step(progress)
+            with apply_compute_settings(self.compute, self.device):
+                self._measure(loader, meter, progress)
             self.tests[tag] = meter.finish()
         finally:
             self._renderer.close()
             logger.close()
         if self.summary:
-            sys.stdout.write(summary_text(History(), model, tests={tag: self.tests[tag]}) + "\n")
+            sys.stdout.write(summary_text(History(), self._model, tests={tag: self.tests[tag]}) + "\n")
         return self.tests[tag]
+
+    def _measure(self, loader: Loader, meter: Meter, progress: Progress) -> None:
+        model, checks = self._model.eval(), StepChecks(self._model)
+        precision = MixedPrecision(self.compute.precision, self.device)
+        self._renderer.start(progress)
+        for iteration, batch in enumerate(iterate_on_device(loader, self.device), start=1):
+            with precision.autocast():
+                item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
+            item = checks.check_valid_step(item)
+            meter.measure(item, iteration, 0.0)
+            progress.batch, progress.items = iteration, progress.items + item.size
+            self._renderer.step(progress)
 
 
 def _tag(name: str) -> str:
@@ -156,7 +172,10 @@ def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int,
     Any error, also of the user's model, is logged as a warning: a plot must not fail the run that it shows.
     """
     try:
-        matrix = confusion_matrix(run.model, loader, seed=seed, should_stop=lambda: run.interrupted)
+        with run.compute_settings():
+            matrix = confusion_matrix(
+                run.model, loader, seed=seed, should_stop=lambda: run.interrupted, autocast=run.autocast
+            )
         return select_cells(matrix.cells(), matrix.classes) if matrix else []
     except Exception as error:  # noqa: BLE001  the results of the training are worth more than a plot
         log.warning(
@@ -167,9 +186,14 @@ def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int,
 
 @torch.no_grad()
 def confusion_matrix(
-    model: Any, loader: Loader, *, seed: int, should_stop: Callable[[], bool]
+    model: Any,
+    loader: Loader,
+    *,
+    seed: int,
+    should_stop: Callable[[], bool],
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> ConfusionMatrix | None:
-    """Return the confusion matrix of *model* over *loader*.
+    """Return the confusion matrix of *model* over *loader*, each forward pass in the context *autocast*.
 
     Return None if the model does not predict one class per sample, or if *should_stop* returns True. Random
     numbers that the model draws depend on *seed* alone.
@@ -179,7 +203,8 @@ def confusion_matrix(
     model.eval()
     total: ConfusionMatrix | None = None
     for batch in iterate_on_device(loader, device):
-        item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
+        with autocast():
+            item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
         if should_stop() or not _is_of_classes(item):
             return None
         matrix = ConfusionMatrix.from_output(item)

@@ -109,7 +109,8 @@ class Loop:
                 rate = schedule.step()
                 if guard.passes(step, epoch, iteration):
                     self._has_gradients = self._has_gradients or has_gradients(step)
-                    window.add(step.gradients, step.item.size)
+                    if not guard.overflowed:
+                        window.add(step.gradients, step.item.size)
                     self._measure(meter, step.item, iteration, rate)
                 else:
                     strategy.roll_back()
@@ -131,7 +132,9 @@ class Loop:
         meter = self._begin(Split.VALID, loader, epoch)
         iteration = self._progress.batch
         for batch in self._open(loader):
-            item = self._checks.check_valid_step(model.valid_step(batch))
+            with self._state.precision.autocast(), self._state.step_context(Split.VALID, batch):
+                item = model.valid_step(batch)
+            item = self._checks.check_valid_step(item)
             del batch  # free its memory before the next one is loaded
             iteration += 1
             self._measure(meter, item, iteration, 0.0)

@@ -17,6 +17,8 @@ from stages.contracts import plugins
 from stages.contracts.events import MetricLogger, Renderer
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
+from stages.learner.compilation import CompileOptions
+from stages.learner.compute_settings import ComputeSettings
 from stages.learner.early_stopping import EarlyStopping
 from stages.learner.metering import RegisteredMetric
 from stages.optim import Accumulation, Clipping, NonFinite
@@ -61,6 +63,9 @@ class LearnerOptions:
     progress_loggers: tuple[Renderer, ...] = ()
     num_epochs: int = 1
     devices: Sequence[str | torch.device] = ("auto",)
+    compute: ComputeSettings = field(default_factory=ComputeSettings)
+    compile: CompileOptions | None = None
+    """None to train without `torch.compile`, unless the model is compiled already."""
     accumulation: Accumulation = field(default_factory=Accumulation)
     non_finite: NonFinite = field(default_factory=NonFinite)
     clipping: Clipping | None = None

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stages.learner.devices import is_accelerator
+
 DeviceStates = Mapping[str, Tensor] | Sequence[Tensor]
 """Random states by the name of the device; older checkpoints have a list for all visible devices."""
 
@@ -52,11 +54,9 @@ def set_rng_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> 
 def device_names(devices: Sequence[torch.device]) -> list[str]:
     """Return the names of the accelerators among *devices*, such as ``cuda:0`` and ``mps``, each once."""
     names = [
-        f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
-        if device.type == "cuda"
-        else device.type
+        device.type if device.type == "mps" else f"{device.type}:{_index_of(device)}"
         for device in devices
-        if device.type != "cpu"
+        if is_accelerator(device)
     ]
     return list(dict.fromkeys(names))
 
@@ -68,7 +68,7 @@ def match_devices(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tens
     """
     states = _by_name(saved, devices)
     matched: dict[str, Tensor] = {}
-    for kind in ("cuda", "mps"):
+    for kind in dict.fromkeys(name.partition(":")[0] for name in devices):
         now, then = ([name for name in names if name.startswith(kind)] for names in (devices, states))
         matched.update({name: states[old] for name, old in zip(now, then, strict=False)})
     return matched
@@ -107,12 +107,19 @@ def _by_name(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tensor]:
     return {name: saved[index] for name, index in names.items() if index < len(saved)}
 
 
+def _index_of(device: torch.device) -> int:
+    return torch.accelerator.current_device_index() if device.index is None else device.index
+
+
 def _device_state(name: str) -> Tensor:
-    return torch.mps.get_rng_state() if name == "mps" else torch.cuda.get_rng_state(name)
+    state: Tensor = torch.get_device_module(name).get_rng_state(*_position(name))
+    return state
 
 
 def _set_device_state(name: str, state: Tensor) -> None:
-    if name == "mps":
-        torch.mps.set_rng_state(state)
-    else:
-        torch.cuda.set_rng_state(state, name)
+    torch.get_device_module(name).set_rng_state(state, *_position(name))
+
+
+def _position(name: str) -> tuple[str, ...]:
+    """Return *name* if its kind of device is counted; torch has at most one ``mps``."""
+    return () if name == "mps" else (name,)

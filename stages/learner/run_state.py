@@ -7,6 +7,7 @@ have a row ``[epoch, split, metric, value]`` per value, which is read too.
 import logging
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,8 @@ from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Direction, History, Split, Value
 from stages.contracts.seeds import derive_seed
+from stages.learner.compilation import CompiledShapes
+from stages.learner.mixed_precision import MixedPrecision
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions
 from stages.optim import Guard, Window
@@ -84,7 +87,10 @@ class RunState:
     def __init__(self, model: ModelState, options: LearnerOptions, devices: Sequence[torch.device]) -> None:
         self.model = model
         self.window = Window.of(options.accumulation, len(devices))
-        self.guard = Guard(options.non_finite, [name for name, _ in model.model.named_parameters()])
+        self._compiled_shapes = CompiledShapes() if options.compile else None
+        self.precision = MixedPrecision(options.compute.precision, devices[0])
+        names = [name for name, _ in model.model.named_parameters()]
+        self.guard = Guard(options.non_finite, names, self.precision.scaler)
         self.history = History()
         self.open_epoch: int | None = None
         """The epoch in progress, in which the weights belong to no checkpoint of an epoch."""
@@ -96,12 +102,7 @@ class RunState:
         """A description of the position that the run resumed at, such as "after epoch 3"."""
         self._seed = options.seed
         self._identity = options.identity
-        kinds = sorted({device.type for device in devices})
-        self._environment = {
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-            "device": ", ".join(kinds),
-        }
+        self._environment = describe_environment(devices, options.compute.precision)
 
     @property
     def epoch(self) -> int:
@@ -113,6 +114,12 @@ class RunState:
         if self._seed is None:
             self._seed = torch.initial_seed()
         return derive_seed(self._seed, *path)
+
+    def step_context(self, split: Split, batch: Any) -> AbstractContextManager[object]:
+        """Return the context in which a compiled model computes *batch* of *split*."""
+        if self._compiled_shapes is None:
+            return nullcontext()
+        return self._compiled_shapes.context(split, batch)
 
     def begin_epoch(self, epoch: int) -> None:
         """Mark *epoch* as in progress."""
@@ -134,6 +141,8 @@ class RunState:
             "seed": torch.initial_seed() if self._seed is None else self._seed,
             "environment": self._environment,
         }
+        if self.precision.scaler is not None:
+            trainer["scaler"] = self.precision.scaler.state_dict()
         return self.model.checkpoint(trainer if position is None else trainer | {"place": position.to_tree()})
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -144,6 +153,8 @@ class RunState:
         self.history = history_of(checkpoint)
         self.window.load_state_dict(trainer["window"])
         self.guard.load_state_dict(trainer["guard"])
+        if self.precision.scaler is not None and "scaler" in trainer:
+            self.precision.scaler.load_state_dict(trainer["scaler"])
         self._restore_seed(trainer["seed"])
         if trainer.get("place") is not None:
             self.position = LoopPosition.from_tree(trainer["place"])
@@ -153,11 +164,13 @@ class RunState:
     def _log_resume(self, environment: Any) -> None:
         self.resumed = str(self.position) if self.position else f"after epoch {self.epoch}"
         log.info("Resuming %s", self.resumed)
-        if environment not in (None, self._environment):
+        then, now = describe_differences(environment or {}, self._environment)
+        if then:
             log.warning(
-                "the checkpoint was made with %s and this is %s: the numbers may differ in their last digits",
-                environment,
-                self._environment,
+                "the checkpoint was made with %s, and this run uses %s: its numbers may differ in their last "
+                "digits from those of an uninterrupted run",
+                then,
+                now,
             )
 
     def _restore_seed(self, seed: int) -> None:
@@ -171,6 +184,27 @@ class RunState:
                 self._seed,
                 seed,
             )
+
+
+def describe_environment(devices: Sequence[torch.device], precision: str) -> dict[str, str]:
+    """Return what may change the last digits of a number: builds, machine, devices and precision."""
+    environment = {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "device": ", ".join(sorted({device.type for device in devices})),
+        "precision": precision,
+    }
+    if any(device.type == "cuda" for device in devices):
+        environment["device name"] = ", ".join(sorted({torch.cuda.get_device_name(each) for each in devices}))
+        environment["cuda"] = str(torch.version.cuda)
+        environment["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+    return environment
+
+
+def describe_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the entries that both *then* and *now* have and that differ, as text."""
+    keys = [key for key, value in now.items() if then.get(key, value) != value]
+    return ", ".join(f"{key} {then[key]}" for key in keys), ", ".join(f"{key} {now[key]}" for key in keys)
 
 
 def history_tree(history: History) -> Tree:

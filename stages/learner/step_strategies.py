@@ -13,12 +13,14 @@ from typing import Any, Protocol
 
 import torch
 
+from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput
 from stages.contracts.placement import move
 from stages.learner.checks import StepChecks
+from stages.learner.mixed_precision import MixedPrecision
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
-from stages.models import cache_parameters, clear_gradients
+from stages.models import clear_gradients, prepare_backward
 from stages.optim.gradients import Gradients
 
 
@@ -109,6 +111,8 @@ class PlainStep:
         self._model = state.model.model
         self._state: ModelState = state.model
         self._guard = state.guard
+        self._precision = state.precision
+        self._context = state.step_context
         self._is_sum = state.window.length > 1
         self._check = checks.check_train_step
 
@@ -117,7 +121,7 @@ class PlainStep:
 
     def training(self) -> AbstractContextManager[None]:
         """Set the model to training mode, and look up its parameters once for the block."""
-        return _train_mode([self._model])
+        return _train_mode([self._model], self._precision)
 
     def group(self, batches: Iterable[Any]) -> Iterable[Any]:
         """Return *batches*."""
@@ -126,7 +130,10 @@ class PlainStep:
     def compute(self, batch: Any) -> list[TrainOutput[Any]]:
         """Run forward and backward on *batch*."""
         clear_gradients(self._model)
-        return [self._check(self._model.train_step(batch))]
+        with self._precision.step(), self._context(Split.TRAIN, batch):
+            step = self._model.train_step(batch)
+        self._precision.check_scaled(self._model)
+        return [self._check(step)]
 
     def roll_back(self) -> None:
         """Do nothing: the step changed nothing but gradients."""
@@ -203,7 +210,7 @@ class ReplicaStep(PlainStep):
 
     def training(self) -> AbstractContextManager[None]:
         """Set every model to training mode, and look up their parameters once for the block."""
-        return _train_mode(self._replicas.models)
+        return _train_mode(self._replicas.models, self._precision)
 
     def group(self, batches: Iterable[Any]) -> Iterable[list[Any]]:
         """Return *batches* in lists of one per device; the last may be shorter."""
@@ -213,10 +220,11 @@ class ReplicaStep(PlainStep):
         """Run forward and backward on each device; the gradients are moved to the first."""
         replicas, first = self._replicas, self._replicas.devices[0]
         replicas.apply(clear_gradients)
-        steps = [
-            self._check(model.train_step(each if device == first else move(each, device)))
-            for model, device, each in zip(replicas.models, replicas.devices, batch, strict=False)
-        ]
+        with self._precision.autocast():
+            steps = [
+                self._check(model.train_step(each if device == first else move(each, device)))
+                for model, device, each in zip(replicas.models, replicas.devices, batch, strict=False)
+            ]
         return [
             TrainOutput(
                 self._model,
@@ -256,11 +264,11 @@ class _SkippedError(Exception):
 
 
 @contextmanager
-def _train_mode(models: Sequence[Any]) -> Iterator[None]:
-    """Set *models* to training mode, and look up their parameters once for the block."""
+def _train_mode(models: Sequence[Any], precision: MixedPrecision) -> Iterator[None]:
+    """Set *models* to training mode, and prepare their backward passes for the block."""
     with ExitStack() as stack:
         for model in models:
-            stack.enter_context(cache_parameters(model))
+            stack.enter_context(prepare_backward(model, precision.run_backward))
         for model in models:
             model.train()
         yield

@@ -10,5 +10,5 @@ from .steps import ClassificationStep as ClassificationStep
 from .steps import Model as Model
 from .steps import RegressionStep as RegressionStep
 from .steps import backward as backward
-from .steps import cache_parameters as cache_parameters
 from .steps import clear_gradients as clear_gradients
+from .steps import prepare_backward as prepare_backward

@@ -7,7 +7,7 @@ Three lines make a module trainable::
             return F.cross_entropy(logits, targets, label_smoothing=0.1)
 """
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,7 +25,11 @@ else:
     Module = object
 
 
-_cached_parameters: dict[int, tuple[Tensor, ...]] = {}
+RunBackward = Callable[[Tensor, Sequence[Tensor]], None]
+"""Sets ``.grad`` of the parameters to the gradients of a loss."""
+
+_prepared: dict[int, tuple[tuple[Tensor, ...], RunBackward | None]] = {}
+"""The parameters of each model in training by its id, and what computes their gradients."""
 
 
 class Model(Protocol):
@@ -58,10 +62,13 @@ def backward(model: "torch.nn.Module", loss: Tensor) -> list[Tensor | None]:
     """
     if not (isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1):
         raise _loss_error(model, loss)
-    parameters = _cached_parameters.get(id(model)) or tuple(model.parameters())
+    parameters, run_backward = _prepared.get(id(model)) or (tuple(model.parameters()), None)
     for parameter in parameters:
         parameter.grad = None
-    loss.backward()  # type: ignore[no-untyped-call]
+    if run_backward is None:
+        loss.backward()  # type: ignore[no-untyped-call]
+    else:
+        run_backward(loss, parameters)
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -73,7 +80,8 @@ def clear_gradients(model: "torch.nn.Module") -> None:
 
     The learner calls it before each training step, like ``optimizer.zero_grad()`` in a textbook loop.
     """
-    for parameter in _cached_parameters.get(id(model)) or model.parameters():
+    parameters, _ = _prepared.get(id(model)) or (model.parameters(), None)
+    for parameter in parameters:
         parameter.grad = None
 
 
@@ -98,17 +106,17 @@ def _loss_error(model: "torch.nn.Module", loss: Any) -> BuilderError:
 
 
 @contextmanager
-def cache_parameters(model: "torch.nn.Module") -> Iterator[None]:
-    """Cache the parameters of *model* for the block, so that a step does not look them up.
+def prepare_backward(model: "torch.nn.Module", run_backward: RunBackward | None = None) -> Iterator[None]:
+    """Have `backward` compute gradients of *model* with *run_backward* in the block, then clear ``.grad``.
 
-    Then clear ``.grad``.
+    None means ``loss.backward()``. The parameters of *model* are looked up once, not in each step.
     """
-    _cached_parameters[id(model)] = tuple(model.parameters())
+    _prepared[id(model)] = tuple(model.parameters()), run_backward
     try:
         yield
     finally:
         clear_gradients(model)
-        del _cached_parameters[id(model)]
+        del _prepared[id(model)]
 
 
 class ClassificationStep(Module):

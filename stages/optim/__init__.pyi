@@ -17,6 +17,7 @@ from .gradients import Accumulation as Accumulation
 from .gradients import Window as Window
 from .guard import Guard as Guard
 from .guard import NonFiniteError as NonFiniteError
+from .loss_scaler import LossScaler as LossScaler
 from .optimizers import build_optimizer as build_optimizer
 from .scheduler import LrScheduler as LrScheduler
 from .scheduler import Scheduler as Scheduler

@@ -12,6 +12,7 @@ from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.outputs import TrainOutput
 from stages.optim.config import NonFinite
 from stages.optim.gradients import Gradients
+from stages.optim.loss_scaler import LossScaler
 
 MAX_LISTED_TENSORS = 5
 ADVICE = "The weights are unchanged. Lower the learning rate, clip the gradients, or look for invalid samples"
@@ -29,8 +30,11 @@ class Guard:
     On an accelerator, this is the only point of a step that waits for the device.
     """
 
-    def __init__(self, rule: NonFinite, names: Sequence[str]) -> None:
+    def __init__(self, rule: NonFinite, names: Sequence[str], scaler: LossScaler | None = None) -> None:
         self.rule = rule
+        self.overflowed = False
+        """True if the gradients of the last batch overflowed in fp16; the batch is then left out."""
+        self._scaler = scaler
         self.names = tuple(names)
         """The names of the parameters, in the order of their gradients."""
         self.skipped = 0
@@ -39,12 +43,13 @@ class Guard:
         """The number of consecutive accumulated updates that were skipped."""
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
-        """Return whether *step* may change the weights.
+        """Return whether *step* is valid; it may change the weights unless `overflowed` is then true.
 
-        Raises `NonFiniteError`, which names the tensors, if it may not and the rule is to stop, or if too
+        Raises `NonFiniteError`, which names the tensors, if it is not and the rule is to stop, or if too
         many consecutive batches were skipped.
         """
-        found = self._non_finite(step.item.loss, step.gradients)
+        self.overflowed = self._scaler is not None and self._scaler.absorbs_overflow()
+        found = self._non_finite(step.item.loss, () if self.overflowed else step.gradients)
         self.skipped = self.skipped + 1 if found else 0
         if found:
             self._skip(f"epoch {epoch}, batch {iteration}: {_format_found(found)}", "batch", self.skipped)
@@ -96,7 +101,7 @@ class Guard:
 
     def _find(self, loss: Tensor, gradients: Gradients) -> Iterator[tuple[str, str]]:
         """Yield the name of each tensor with a non-finite element, and its kind; exact, but slow."""
-        for name, tensor in [("loss", loss), *zip(self.names, gradients, strict=True)]:
+        for name, tensor in [("loss", loss), *zip(self.names, gradients, strict=bool(gradients))]:
             if tensor is None:
                 continue
             dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()

@@ -11,7 +11,18 @@ from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
 from stages.contracts.events import Renderer
-from stages.contracts.fields import Count, Devices, Flag, Seconds, Seed, Steps, Threads, Workers
+from stages.contracts.fields import (
+    Compile,
+    Count,
+    Devices,
+    Flag,
+    Precision,
+    Seconds,
+    Seed,
+    Steps,
+    Threads,
+    Workers,
+)
 from stages.contracts.history import History, Split
 from stages.contracts.interrupter import Interrupter
 from stages.data.config import BatcherConfig
@@ -66,6 +77,10 @@ class FitConfig(Config):
     """Batches per optimizer step, how their gradients are combined, and what happens to a partial window."""
     deterministic: Flag = False
     """Make accelerators compute the same bits each time, which is slower; a CPU always does."""
+    precision: Precision = "f32"
+    """``f32`` (IEEE), ``tf32`` (CUDA), ``bf16`` or ``fp16``; weights and records are float32 in each."""
+    compile: Compile = False
+    """True to compile the model with `torch.compile`, or ``max-autotune-no-cudagraphs``; takes minutes."""
     gradient_checkpointing: Flag = False
     """Compute activations twice instead of keeping them: less memory, more time, the same numbers."""
     non_finite: NonFinite = NonFinite()
@@ -142,15 +157,14 @@ class FitConfig(Config):
 
     def configure(self, builder: "learner.LearnerBuilder") -> "learner.LearnerBuilder":
         """Set every option of *builder* and of torch that this section has, and return *builder*."""
-        learner.set_num_threads(self.num_threads)
-        if self.deterministic:
-            learner.set_deterministic()
         accumulation = self.grads_accumulation
         builder = (
             builder.metrics(*[metrics.build_metric(each) for each in self.metrics])
             .num_epochs(self.num_epochs)
             .seed(self.seed)
             .devices(self._devices())
+            .precision(self.precision)
+            .num_threads(self.num_threads)
             .grads_accumulation(
                 accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover
             )
@@ -165,6 +179,10 @@ class FitConfig(Config):
             builder.add_metric_loggers(added[Split.TRAIN], added[Split.VALID])
         if self.early_stopping:
             builder.early_stopping(self.early_stopping)
+        if self.deterministic:
+            builder.deterministic()
+        if self.compile:
+            builder.compile("default" if self.compile is True else self.compile)
         return builder.gradient_checkpointing() if self.gradient_checkpointing else builder
 
     def build_loaders(self, prepared: "data.Prepared") -> "tuple[data.DataLoader, data.DataLoader]":

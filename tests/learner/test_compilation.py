@@ -172,3 +172,44 @@ def test_gradient_checkpointing_of_a_compiled_model_is_rejected_at_build(make, t
 
     with pytest.raises(BuilderError, match="cannot be combined with torch.compile, and Net is compiled"):
         builder.build(make(Backend()), Adam())
+
+
+def fit_compiled(directory, backend, batches_of_split, epochs=1):
+    builder = LearnerBuilder(directory).num_epochs(epochs).seed(1).devices(["cpu"]).metrics(LossMetric())
+    builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto").renderer(NoRenderer())
+    learner = builder.compile(backend=backend).build(Net(), Adam(), 0.05)
+    learner.fit(batches_of_split, batches_of_split)
+    return learner
+
+
+def test_compile_option_compiles_every_step_and_changes_no_file(tmp_path):
+    backend = Backend()
+
+    fit_compiled(tmp_path / "compiled", backend, batches())
+    fit(tmp_path / "plain", Net())
+
+    assert backend.calls == 6
+    assert files(tmp_path / "compiled") == files(tmp_path / "plain")
+
+
+def test_batches_of_another_shape_run_uncompiled(tmp_path):
+    backend, [*full, (inputs, targets)] = Backend(), batches()
+
+    learner = fit_compiled(tmp_path, backend, [*full, (inputs[:3], targets[:3])])
+
+    assert backend.calls == 4, "two full batches of each split"
+    assert learner.epoch == 1
+
+
+def test_compile_mode_with_graphs_of_its_own_is_refused(tmp_path):
+    with pytest.raises(BuilderError, match=r"compile\('reduce-overhead'\): the mode must be one of default"):
+        LearnerBuilder(tmp_path).compile("reduce-overhead")
+
+
+@pytest.mark.long
+def test_inductor_changes_the_loss_by_less_than_a_millionth(tmp_path):
+    compiled = fit_compiled(tmp_path / "compiled", "inductor", batches(), epochs=3)
+    plain_run = fit(tmp_path / "plain", Net(), 3)
+
+    values = [each.history.value(3, "valid", "Loss") for each in (compiled, plain_run)]
+    assert values[0] == pytest.approx(values[1], rel=1e-6)

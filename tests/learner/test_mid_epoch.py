@@ -12,7 +12,7 @@ from torch import nn
 from stages.checkpoints import KeepLast
 from stages.contracts.errors import CheckpointError
 from stages.data import DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
-from stages.learner import LearnerBuilder, MetricEarlyStopping, set_deterministic
+from stages.learner import LearnerBuilder, MetricEarlyStopping
 from stages.metrics import AccuracyMetric, AurocMetric, LossMetric, PrecisionMetric
 from stages.models import ClassificationStep
 from stages.optim import Adam, Cosine, Scheduler
@@ -125,10 +125,8 @@ def test_buffers_of_each_device_are_restored(tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 def test_resumed_run_on_cuda_equals_uninterrupted_run_if_deterministic(tmp_path):
-    set_deterministic()
-
     def on_cuda(builder):
-        return builder.devices(["cuda:0"])
+        return builder.devices(["cuda:0"]).deterministic()
 
     run(tmp_path / "uninterrupted", change=on_cuda)
     for stop_after in (3, 1, 5):

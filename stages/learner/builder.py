@@ -1,0 +1,344 @@
+"""The builder of a learner, with the method names of Burn, and the file from which one can be built again."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from stages.checkpoints import Retention
+from stages.contracts.config import Config
+from stages.contracts.errors import BuilderError, CheckpointError
+from stages.contracts.events import MetricLogger, Renderer
+from stages.contracts.fields import Precision
+from stages.contracts.files import write_text
+from stages.contracts.history import Split
+from stages.contracts.interrupter import Interrupter
+from stages.contracts.seeds import derive_seed
+from stages.contracts.text import to_json
+from stages.learner.assembly import assemble
+from stages.learner.checks import check_unique_name
+from stages.learner.compilation import CompileOptions
+from stages.learner.early_stopping import EarlyStopping
+from stages.learner.learner import Learner
+from stages.learner.metering import RegisteredMetric
+from stages.learner.options import LearnerOptions
+from stages.metrics import Metric, StepMetric
+from stages.models import ModelConfig, build_model
+from stages.optim import (
+    Accumulation,
+    Clipping,
+    LrScheduler,
+    NonFinite,
+    OptimizerConfig,
+    ScheduleConfig,
+    Scheduler,
+)
+from stages.records import HalfPrecision, Recorder
+
+log = logging.getLogger(__name__)
+
+AnyMetric = Metric | StepMetric
+SPEC_FILE = "learner.json"
+
+
+class LearnerSpec(Config):
+    """The content of ``learner.json``: the configs of a learner, and the shapes of its data."""
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    input_shape: tuple[int, ...]
+    """The shape of one sample."""
+    num_classes: int | None
+    """None for regression."""
+    num_outputs: int
+    """The number of values that the model predicts for one sample."""
+
+    def build(self, seed: int) -> tuple[Any, OptimizerConfig, Scheduler]:
+        """Return the arguments of `LearnerBuilder.build`: model, optimizer config and scheduler.
+
+        The initial weights are drawn on the CPU from a generator seeded with *seed*.
+        """
+        torch.manual_seed(derive_seed(seed, "weights"))
+        data_shape = {
+            "input_shape": self.input_shape,
+            "num_classes": self.num_classes,
+            "num_outputs": self.num_outputs,
+        }
+        model = build_model(self.model, data_shape)
+        return model, self.optimizer, Scheduler(self.optimizer.learning_rate, self.schedule)
+
+    def write(self, directory: Path) -> None:
+        """Write ``learner.json`` to *directory*."""
+        write_text(directory / SPEC_FILE, to_json(self.model_dump(mode="json")) + "\n")
+
+    @classmethod
+    def read(cls, directory: Path) -> "LearnerSpec":
+        """Return the content of ``learner.json`` in *directory*.
+
+        Raises `CheckpointError` if the file is missing or invalid.
+        """
+        path = directory / SPEC_FILE
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({error.strerror}): run `dvc repro --force build-learner`"
+            ) from error
+        except ValidationError as error:
+            raise CheckpointError(
+                f"{path} is invalid: {error.errors()[0]['msg']}. Run `dvc repro --force build-learner`"
+            ) from error
+
+
+class LearnerBuilder:
+    """Builder of a `Learner`, which writes everything below *directory*::
+
+    learner = (
+        LearnerBuilder("artifacts")
+        .metrics(AccuracyMetric(), LossMetric())
+        .with_file_checkpointer(NamedMpkGzFileRecorder())
+        .num_epochs(10)
+        .build(model, Adam(), 1e-3)
+    )
+    model = learner.fit(train, valid)
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self._options = LearnerOptions(Path(directory))
+
+    @property
+    def directory(self) -> Path:
+        """The artifact directory."""
+        return self._options.directory
+
+    def metric_train(self, metric: AnyMetric) -> Self:
+        """Show and log *metric* on the train split, without a curve or a row in the summary."""
+        return self._register(Split.TRAIN, RegisteredMetric(metric, numeric=False))
+
+    def metric_valid(self, metric: AnyMetric) -> Self:
+        """Show and log *metric* on the valid split, without a curve or a row in the summary."""
+        return self._register(Split.VALID, RegisteredMetric(metric, numeric=False))
+
+    def metric_train_numeric(self, metric: AnyMetric) -> Self:
+        """Log *metric* on the train split, with a curve and a row in the summary."""
+        return self._register(Split.TRAIN, RegisteredMetric(metric, numeric=True))
+
+    def metric_valid_numeric(self, metric: AnyMetric) -> Self:
+        """Log *metric* on the valid split, with a curve and a row in the summary."""
+        return self._register(Split.VALID, RegisteredMetric(metric, numeric=True))
+
+    def metrics(self, *metrics: AnyMetric) -> Self:
+        """Log *metrics* as numbers on both splits, or in training only if they have ``train_only``."""
+        for metric in metrics:
+            self.metric_train_numeric(metric)
+            if not getattr(metric, "train_only", False):
+                self.metric_valid_numeric(metric)
+        return self
+
+    def metrics_text(self, *metrics: AnyMetric) -> Self:
+        """Show and log *metrics* on both splits, or in training only if they have ``train_only``."""
+        for metric in metrics:
+            self.metric_train(metric)
+            if not getattr(metric, "train_only", False):
+                self.metric_valid(metric)
+        return self
+
+    def metric_loggers(self, train: MetricLogger, valid: MetricLogger) -> Self:
+        """Log to *train* and *valid* instead of ``<directory>/train`` and ``<directory>/valid``."""
+        return self._set(loggers={Split.TRAIN: [train], Split.VALID: [valid]})
+
+    def add_metric_loggers(self, train: MetricLogger, valid: MetricLogger) -> Self:
+        """Log to *train* and *valid* in addition to the other loggers, also metrics of the machine."""
+        before = self._options.additional_loggers
+        added = {Split.TRAIN: train, Split.VALID: valid}
+        return self._set(additional_loggers={split: (*before[split], added[split]) for split in Split})
+
+    def renderer(self, renderer: Renderer) -> Self:
+        """Show the run with *renderer*. Default: a live view on a terminal, otherwise a line per epoch."""
+        return self._set(renderer=renderer)
+
+    def with_progress_logger(self, logger: Renderer) -> Self:
+        """Report the progress to *logger* in addition to the renderer. Default: none."""
+        return self._set(progress_loggers=(*self._options.progress_loggers, logger))
+
+    def with_application_logger(self, installer: Callable[[], AbstractContextManager[object]] | None) -> Self:
+        """Enter the context that *installer* returns for the duration of the run; None changes no logging.
+
+        Default: log records of level INFO and above are appended to ``<directory>/experiment.log``.
+        """
+        return self._set(application_log=installer or nullcontext)
+
+    def num_epochs(self, num_epochs: int) -> Self:
+        """Train for *num_epochs* in total, including those before a resume. Default: 1."""
+        if num_epochs < 1:
+            raise BuilderError(f"num_epochs({num_epochs}): a run needs at least one epoch; pass 1 or more")
+        return self._set(num_epochs=num_epochs)
+
+    def devices(self, devices: Sequence[str | torch.device]) -> Self:
+        """Train on *devices*: ``auto`` (the default, the fastest available), ``cpu``, ``cuda:0`` or ``mps``.
+
+        Several devices compute a batch each, and make one update for all, as if the batches were accumulated.
+        The model and the validation are on the first.
+        """
+        if isinstance(devices, str) or not devices:
+            raise BuilderError(f"devices({devices!r}): pass a list of devices, for example ['cuda:0']")
+        return self._set(devices=devices)
+
+    def precision(self, precision: Precision) -> Self:
+        """Compute in *precision*: ``f32`` (IEEE, the default), ``tf32``, ``bf16`` or ``fp16``.
+
+        With ``bf16`` and ``fp16`` a step runs under autocast; fp16 also scales the loss. Weights, gradients,
+        optimizer state and records are float32 in each.
+        """
+        if precision not in get_args(Precision):
+            raise BuilderError(f"precision({precision!r}): use one of {', '.join(get_args(Precision))}")
+        return self._set(compute=replace(self._options.compute, precision=precision))
+
+    def deterministic(self) -> Self:
+        """Compute the same bits each time on an accelerator too; operations that cannot raise an error.
+
+        Default: no. A CPU always computes the same bits with the same number of threads.
+        """
+        return self._set(compute=replace(self._options.compute, deterministic=True))
+
+    def num_threads(self, num_threads: int | None) -> Self:
+        """Compute with *num_threads* threads on a CPU while the run trains. Default: torch's choice."""
+        return self._set(compute=replace(self._options.compute, num_threads=num_threads))
+
+    def compile(self, mode: str = "default", *, backend: str | Callable[..., Any] = "inductor") -> Self:
+        """Compile the model with `torch.compile` in *mode*. Default: no.
+
+        Batches of another shape than the first of a split, such as a smaller last one, run uncompiled. Names
+        and records are those of the model itself. Raises `BuilderError` for a mode that is unknown or has
+        CUDA graphs of its own.
+        """
+        return self._set(compile=CompileOptions(mode, backend))
+
+    def grads_accumulation(self, batches: int, *, reduction: str = "mean", leftover: str = "flush") -> Self:
+        """Accumulate the gradients of *batches* batches for one step of the optimizer. Default: 1.
+
+        With the *reduction* ``mean`` every sample has the same weight; Burn's ``sum`` adds the means of the
+        batches. *leftover* decides about an incomplete window at the end of an epoch: it is applied
+        (``flush``), dropped as in Burn (``drop``), or continued in the next epoch (``carry``).
+        """
+        if batches < 1:
+            raise BuilderError(
+                f"grads_accumulation({batches}): a step needs at least one batch; pass 1 or more"
+            )
+        return self._set(
+            accumulation=Accumulation.model_validate(
+                {"batches": batches, "reduction": reduction, "leftover": leftover}
+            )
+        )
+
+    def non_finite(self, rule: NonFinite) -> Self:
+        """Handle NaN or infinity in loss or gradients by *rule*. Default: stop before the weights change."""
+        return self._set(non_finite=rule)
+
+    def grad_clipping(self, clipping: Clipping) -> Self:
+        """Clip gradients: each tensor by value or norm, as in Burn, or all by their global norm.
+
+        Default: the clipping of the optimizer's config.
+        """
+        return self._set(clipping=clipping)
+
+    def gradient_checkpointing(self) -> Self:
+        """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
+        return self._set(gradient_checkpointing=True)
+
+    def with_file_checkpointer(self, recorder: Recorder) -> Self:
+        """Write a checkpoint of every epoch to ``<directory>/checkpoint``. Default: no checkpoints."""
+        if recorder.precision is HalfPrecision:
+            log.warning(
+                "checkpoints in half precision: a resumed run will not equal an uninterrupted one. Use a "
+                "recorder of full precision to resume exactly"
+            )
+        return self._set(recorder=recorder)
+
+    def checkpoint_every(self, *, steps: int | None = None, seconds: float | None = None) -> Self:
+        """Write checkpoints within an epoch too, and keep the newest of them. Default: none.
+
+        An interrupted run with a checkpointer always writes one.
+        """
+        interval = replace(self._options.interval, every_steps=steps, every_seconds=seconds)
+        return self._set(interval=interval)
+
+    def max_unsaved(self, seconds: float) -> Self:
+        """Fail if no checkpoint can be written for more than *seconds*. Default: never."""
+        return self._set(interval=replace(self._options.interval, max_unsaved_seconds=seconds))
+
+    def identity(self, identity: str) -> Self:
+        """Store *identity* in checkpoints, and refuse to resume from those with another. Default: none."""
+        return self._set(identity=identity)
+
+    def with_checkpointing_strategy(self, strategy: Retention) -> Self:
+        """Keep checkpoints by *strategy*. Default: the last two and the best by validation loss."""
+        return self._set(retention=strategy)
+
+    def early_stopping(self, strategy: EarlyStopping) -> Self:
+        """Stop the run early by *strategy*. Default: never."""
+        return self._set(early_stopping=strategy)
+
+    def interrupter(self) -> Interrupter:
+        """Return a handle that stops the run after the current step, from any thread."""
+        interrupter = self._options.interrupter or Interrupter()
+        self._set(interrupter=interrupter)
+        return interrupter
+
+    def with_interrupter(self, interrupter: Interrupter) -> Self:
+        """Use an existing handle to stop the run."""
+        return self._set(interrupter=interrupter)
+
+    def checkpoint(self, epoch: int | Literal["auto"]) -> Self:
+        """Resume after *epoch*, from its checkpoint in ``<directory>/checkpoint``. Default: start a new run.
+
+        Checkpoints and logs of later epochs then belong to another run, and are removed when the next epoch
+        is finished. ``"auto"`` resumes from the newest intact checkpoint, also within an epoch, and starts a
+        new run if there is none.
+        """
+        return self._set(checkpoint=epoch)
+
+    def seed(self, seed: int) -> Self:
+        """Derive the random state of each epoch from *seed*.
+
+        Default: the seed in the checkpoint, or else ``torch.initial_seed()`` at the start of the run.
+        """
+        return self._set(seed=seed)
+
+    def summary(self) -> Self:
+        """Print the table of lowest and highest values after the run. Default: no."""
+        return self._set(summary=True)
+
+    def build(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | OptimizerConfig,
+        lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | None = None,
+    ) -> Learner:
+        """Return the learner, with its model on the device and restored from the checkpoint, if any.
+
+        *model* may be the result of `torch.compile`: its ``forward`` then runs compiled, and the learner's
+        model is the wrapped one. *optimizer* is an optimizer of torch over the model's parameters, or a
+        config. *lr* is a rate, a scheduler (of `stages.optim` or of torch), or None for the rates of the
+        optimizer's groups, which may change during training and are restored from a checkpoint.
+
+        Raises `BuilderError` for options that cannot work together, and `CheckpointError` if the checkpoint
+        is missing, corrupt or of another model.
+        """
+        return Learner(assemble(self._options, model, optimizer, lr))
+
+    def _set(self, **options: Any) -> Self:
+        self._options = replace(self._options, **options)
+        return self
+
+    def _register(self, split: Split, registered: RegisteredMetric) -> Self:
+        metrics = self._options.metrics
+        check_unique_name(registered, metrics[split], f"the {split} split")
+        return self._set(metrics={**metrics, split: (*metrics[split], registered)})

@@ -1,0 +1,75 @@
+"""The loss scale of training in fp16, whose small gradients would otherwise be 0."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.contracts.errors import CheckpointError
+
+INITIAL_SCALE = 2.0**16
+GROWTH_FACTOR, BACKOFF_FACTOR = 2.0, 0.5
+GROWTH_INTERVAL = 2000
+"""Steps without an overflow after which the scale grows; all values are those of `torch.amp.GradScaler`."""
+
+
+class LossScaler:
+    """A scale for the loss in the backward pass, divided out of the gradients before they are returned.
+
+    If gradients overflow, the update is left out and the scale is halved; at a scale of 1 there is nothing to
+    halve, and the gradients are truly not finite.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._scale = torch.full((), INITIAL_SCALE, device=device)
+        self._growth = torch.zeros((), dtype=torch.int32, device=device)
+        self._found = torch.zeros((), device=device)
+        self.was_used = False
+        """True if `run_backward` was called since `begin_step`."""
+
+    def begin_step(self) -> None:
+        """Forget the overflow of the previous step."""
+        self._found.zero_()
+        self.was_used = False
+
+    def run_backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+        """Set ``.grad`` of *parameters* to the gradients of *loss*, computed at the scale."""
+        (loss * self._scale).backward()  # type: ignore[no-untyped-call]
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
+        torch._amp_foreach_non_finite_check_and_unscale_(dense, self._found, self._scale.reciprocal())
+        self.was_used = True
+
+    def absorbs_overflow(self) -> bool:
+        """Return whether the gradients of this step overflowed at a scale above 1, and halve the scale then.
+
+        Waits for the device.
+        """
+        if not self._found.item():
+            self._update()
+            return False
+        is_absorbed = self._scale.item() > 1.0
+        self._update()
+        self._scale.clamp_(min=1.0)
+        return is_absorbed
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale and the number of steps since it changed."""
+        return {"scale": self._scale.item(), "growth": int(self._growth.item())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore *state*. Raises `CheckpointError` if it is not the state of a loss scaler."""
+        try:
+            self._scale.fill_(float(state["scale"]))
+            self._growth.fill_(int(state["growth"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the state of a loss scaler has the keys 'scale' and 'growth'; found {state}. Use a "
+                "checkpoint of this version"
+            ) from error
+
+    def _update(self) -> None:
+        torch._amp_update_scale_(
+            self._scale, self._growth, self._found, GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL
+        )

@@ -1,0 +1,100 @@
+"""Threads, precision and determinism apply while a run trains, and the previous values are restored."""
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from stages.contracts.errors import StageError
+from stages.learner import ComputeSettings, LearnerBuilder, apply_compute_settings
+from stages.learner.devices import list_devices, report_out_of_memory
+from stages.models import RegressionStep
+from stages.renderers import NoRenderer
+
+CPU = torch.device("cpu")
+
+
+def settings_of_torch():
+    backends = torch.backends
+    parts = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
+    return (
+        torch.get_num_threads(),
+        torch.get_deterministic_debug_mode(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        backends.cudnn.benchmark,
+        [each.fp32_precision for each in parts],
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ComputeSettings(),
+        ComputeSettings(deterministic=True, precision="tf32", num_threads=3),
+        ComputeSettings(precision="bf16"),
+    ],
+)
+def test_previous_settings_are_restored_also_after_an_error(settings):
+    before = settings_of_torch()
+
+    with pytest.raises(KeyError), apply_compute_settings(settings, CPU):
+        raise KeyError
+
+    assert settings_of_torch() == before
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("f32", "ieee"), ("bf16", "ieee"), ("tf32", "tf32")])
+def test_float32_is_ieee_in_products_and_convolutions_unless_tf32_is_chosen(precision, expected):
+    with apply_compute_settings(ComputeSettings(precision=precision), CPU):
+        assert torch.backends.cuda.matmul.fp32_precision == expected
+        assert torch.backends.cudnn.conv.fp32_precision == expected
+
+
+def test_deterministic_setting_refuses_operations_without_a_deterministic_form():
+    with apply_compute_settings(ComputeSettings(deterministic=True), CPU):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
+class Line(RegressionStep, nn.Linear):
+    pass
+
+
+def test_a_run_trains_with_its_threads_and_restores_those_of_the_caller(tmp_path):
+    model, loader, used = Line(1, 1), [(torch.ones(2, 1), torch.ones(2, 1))], []
+    model.register_forward_hook(lambda *_: used.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    builder = LearnerBuilder(tmp_path).devices(["cpu"]).num_threads(before + 1).renderer(NoRenderer())
+
+    builder.build(model, torch.optim.SGD(model.parameters(), 0.1)).fit(loader, loader)
+
+    assert set(used) == {before + 1}
+    assert torch.get_num_threads() == before
+
+
+def test_exhausted_memory_is_one_message_with_three_remedies():
+    with pytest.raises(StageError) as caught, report_out_of_memory(CPU):
+        raise torch.OutOfMemoryError("Tried to allocate 3.00 TiB. GPU 0 has a total capacity of 80 GiB")
+
+    message = str(caught.value)
+    assert "Tried to allocate 3.00 TiB" in message
+    assert all(word in message for word in ("batch_size", "gradient_checkpointing", "precision"))
+
+
+def test_tensors_of_the_failed_step_are_freed_after_the_error():
+    freed = []
+
+    def step():
+        tensor = torch.zeros(1)
+        weakref.finalize(tensor, freed.append, True)
+        raise torch.OutOfMemoryError("Tried to allocate 3.00 TiB")
+
+    with pytest.raises(StageError), report_out_of_memory(CPU):
+        step()
+
+    assert freed
+
+
+def test_the_cpu_is_always_listed_last():
+    assert list_devices()[-1] == "cpu"

@@ -1,0 +1,189 @@
+"""Training in half precision: weights, records and resumes are those of float32 training."""
+
+import pytest
+import torch
+from stop_after import StopAfter
+from torch import nn
+
+from stages.checkpoints import FileCheckpointer
+from stages.contracts.errors import BuilderError, CheckpointError
+from stages.contracts.outputs import TrainOutput
+from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
+from stages.learner import LearnerBuilder
+from stages.learner.mixed_precision import MixedPrecision
+from stages.metrics import AccuracyMetric, LossMetric
+from stages.models import ClassificationStep
+from stages.optim import Adam, NonFiniteError
+from stages.optim.loss_scaler import INITIAL_SCALE, LossScaler
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import NoRenderer
+
+HALF = ["bf16", "fp16"]
+CPU = torch.device("cpu")
+
+
+class Net(ClassificationStep, nn.Sequential):
+    """A user's model: nothing in it depends on the precision."""
+
+    def __init__(self):
+        torch.manual_seed(1)
+        super().__init__(nn.Linear(6, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 3))
+
+
+class Manual(Net):
+    """A model that calls ``loss.backward()`` itself."""
+
+    def train_step(self, batch):
+        item = self.forward_classification(batch)
+        item.loss.backward()
+        return TrainOutput(self, [each.grad for each in self.parameters()], item)
+
+
+def loaders():
+    inputs = torch.randn(400, 6, generator=torch.Generator().manual_seed(1))
+    builder = DataLoaderBuilder(NormalizeBatcher()).batch_size(32)
+    split = TensorDataset(inputs, inputs[:, :3].argmax(1))
+    return builder.shuffle(1).build(split), builder.build(split)
+
+
+def train(directory, precision, model=None, stop_after=None, epochs=3):
+    builder = LearnerBuilder(directory).num_epochs(epochs).seed(1).devices(["cpu"]).precision(precision)
+    builder.metrics(LossMetric(), AccuracyMetric()).with_file_checkpointer(NamedMpkGzFileRecorder())
+    builder.checkpoint("auto")
+    builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
+    learner = builder.build(model or Net(), Adam(), 0.01)
+    learner.fit(*loaders())
+    return learner
+
+
+def valid_loss(learner):
+    return learner.history.value(3, "valid", "Loss")
+
+
+@pytest.mark.parametrize("precision", HALF)
+def test_loss_in_half_precision_is_within_one_percent_of_float32(precision, tmp_path):
+    full, half = train(tmp_path / "f32", "f32"), train(tmp_path / "half", precision)
+
+    assert valid_loss(half) == pytest.approx(valid_loss(full), rel=0.01)
+    assert valid_loss(half) != valid_loss(full), "computed in half precision"
+
+
+@pytest.mark.parametrize("precision", HALF)
+def test_weights_optimizer_state_and_records_are_float32(precision, tmp_path):
+    learner = train(tmp_path, precision)
+
+    checkpoint = FileCheckpointer(tmp_path / "checkpoint", NamedMpkGzFileRecorder()).restore(3)
+    stored = [leaf for leaf in torch.utils._pytree.tree_leaves(checkpoint.model) if hasattr(leaf, "dtype")]
+    assert {each.dtype for each in learner.model.parameters()} == {torch.float32}
+    assert stored
+    assert {str(each.dtype) for each in stored} <= {"torch.float32", "float32", "F32"}
+
+
+@pytest.mark.parametrize("precision", HALF)
+@pytest.mark.parametrize("stop_after", [3, 13, 20])
+def test_resumed_run_equals_uninterrupted_run(precision, stop_after, tmp_path):
+    train(tmp_path / "uninterrupted", precision)
+
+    train(tmp_path / "resumed", precision, stop_after=stop_after)
+    train(tmp_path / "resumed", precision)
+
+    assert files(tmp_path / "resumed") == files(tmp_path / "uninterrupted")
+
+
+def files(directory):
+    paths = [path for path in sorted(directory.rglob("*")) if path.suffix in {".gz", ".log"}]
+    names = [path.relative_to(directory).as_posix() for path in paths]
+    kept = zip(names, paths, strict=True)
+    return {name: path.read_bytes() for name, path in kept if name.startswith(("checkpoint", "train", "val"))}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_forward_is_in_half_precision_and_gradients_are_float32(precision):
+    mixed, model = MixedPrecision(precision, CPU), Net()
+
+    with mixed.step():
+        logits = model(torch.ones(2, 6))
+        mixed.run_backward(logits.float().sum(), tuple(model.parameters()))
+
+    assert logits.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert {each.grad.dtype for each in model.parameters()} == {torch.float32}
+
+
+def test_gradients_in_fp16_are_those_of_the_unscaled_loss():
+    weight = nn.Parameter(torch.tensor([3.0]))
+
+    MixedPrecision("fp16", CPU).run_backward((weight * 2.0).sum(), [weight])
+
+    assert weight.grad.tolist() == [2.0]
+
+
+def test_an_overflow_in_fp16_leaves_out_the_update_and_halves_the_scale():
+    scaler, weight = LossScaler(CPU), nn.Parameter(torch.tensor([1.0]))
+
+    scaler.begin_step()
+    scaler.run_backward((weight * 1e35).sum(), [weight])
+
+    assert scaler.absorbs_overflow()
+    assert scaler.state_dict() == {"scale": INITIAL_SCALE / 2, "growth": 0}
+
+
+def test_an_overflow_at_a_scale_of_one_is_an_error_of_the_batch():
+    scaler, weight = LossScaler(CPU), nn.Parameter(torch.tensor([1.0]))
+    scaler.load_state_dict({"scale": 1.0, "growth": 0})
+
+    scaler.run_backward((weight * float("inf")).sum(), [weight])
+
+    assert not scaler.absorbs_overflow()
+    assert scaler.state_dict()["scale"] == 1.0
+
+
+def test_the_scale_grows_after_2000_steps_without_an_overflow():
+    scaler, weight = LossScaler(CPU), nn.Parameter(torch.tensor([1.0]))
+    scaler.load_state_dict({"scale": 8.0, "growth": 1999})
+
+    scaler.run_backward(weight.sum(), [weight])
+
+    assert not scaler.absorbs_overflow()
+    assert scaler.state_dict() == {"scale": 16.0, "growth": 0}
+
+
+class LossOverflow(Net):
+    """A model whose first batches overflow in fp16 until the scale is small enough."""
+
+    def loss(self, logits, targets):
+        return super().loss(logits, targets) * 1e33
+
+
+def test_a_run_continues_after_an_overflow_and_logs_its_batch(tmp_path):
+    learner = train(tmp_path, "fp16", LossOverflow(), epochs=1)
+
+    rows = (tmp_path / "train/epoch-1/Loss.log").read_text().splitlines()
+    assert len(rows) == 13, "one per batch"
+    assert learner.epoch == 1
+    assert not any(each.isnan().any() for each in learner.model.parameters())
+
+
+def test_nan_in_the_loss_stops_the_run_in_fp16_too(tmp_path):
+    class Broken(Net):
+        def loss(self, logits, targets):
+            return super().loss(logits, targets) * float("nan")
+
+    with pytest.raises(NonFiniteError, match="epoch 1, batch 1: NaN in loss"):
+        train(tmp_path, "fp16", Broken())
+
+
+def test_a_model_that_calls_backward_itself_trains_in_bf16_and_is_refused_in_fp16(tmp_path):
+    train(tmp_path / "bf16", "bf16", Manual(), epochs=1)
+
+    with pytest.raises(BuilderError, match=r"Manual.train_step calls loss.backward\(\) itself"):
+        train(tmp_path / "fp16", "fp16", Manual(), epochs=1)
+
+
+def test_unknown_precision_is_refused_with_the_known_ones(tmp_path):
+    with pytest.raises(BuilderError, match="use one of f32, tf32, bf16, fp16"):
+        LearnerBuilder(tmp_path).precision("f16")
+
+
+def test_state_of_another_kind_is_refused_by_the_scaler():
+    with pytest.raises(CheckpointError, match="'scale' and 'growth'"):
+        LossScaler(CPU).load_state_dict({"scale": "large"})
