@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.engine.git import try_git
+from pipeline.git import try_git
 from stages.contracts.errors import ParamsError, StageError
 
 Names = Annotated[

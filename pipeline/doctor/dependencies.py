@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.check import find_data_files, find_missing_deps, find_modules
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
-from pipeline.engine.git import try_git
+from pipeline.git import try_git
 from pipeline.params import Params, read_params
 from pipeline.versions import find_stale_versions
 from pipeline.yaml_files import read_yaml

@@ -13,10 +13,10 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
-from pipeline.engine.cache_content import find_damaged_files
 from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles, try_dvc_lock
 from pipeline.lockfile import check_lockfile, is_truncated
 from pipeline.project import runs_root
+from pipeline.revisions.cache_content import find_damaged_files
 from stages.contracts.file_lock import is_locked
 from stages.contracts.files import write_text
 from stages.contracts.processes import command_of, is_alive, read_start_time

@@ -18,8 +18,8 @@ from dvc.env import DVC_ROOT, DVC_STAGE
 from dvc.output import Output
 from dvc.stage import Stage
 
-from pipeline.engine.cache_content import is_damaged_entry, remove_damaged_output, remove_from_cache
 from pipeline.engine.signals import DeferredSignals
+from pipeline.revisions.cache_content import is_damaged_entry, remove_damaged_output, remove_from_cache
 from stages.contracts.patches import Patch, check_patches
 
 SUPPORTED = "3.67.1"

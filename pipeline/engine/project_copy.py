@@ -18,7 +18,7 @@ from dvc.config import Config, merge
 from dvc.repo import Repo
 from dvc.utils.serialize import PARSERS
 
-from pipeline.engine.git import git_error, run_git, try_git
+from pipeline.git import git_error, run_git, try_git
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
 from stages.contracts.file_lock import hold_lock
 from stages.contracts.processes import pids_below

@@ -15,12 +15,12 @@ from dvc.repo import Repo
 from voluptuous import Invalid
 
 from pipeline.engine import dvc_patches
-from pipeline.engine.cache_content import remove_damaged_output
 from pipeline.engine.dvc_patches import StageCall, replace_command
 from pipeline.engine.lockfile_repair import LOCKFILE, back_up_lockfile, repair_lockfiles
 from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
 from pipeline.lockfile import check_lockfile
+from pipeline.revisions.cache_content import remove_damaged_output
 from stages.contracts.errors import StageFailedError
 from stages.contracts.events import Renderer
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from pipeline.check import check_params
 from pipeline.engine.cache_links import link_into_cache, local_objects
-from pipeline.engine.checkpoint_source import open_checkpoint
 from pipeline.engine.edit_guard import check_loaded, check_unchanged
 from pipeline.engine.signals import defer_signals
 from pipeline.params import Params, read_params
 from pipeline.project import build_stage_paths, find_output_md5, read_paths, runs_root
+from pipeline.revisions.checkpoint_source import open_checkpoint
 from pipeline.snapshot import take_snapshot
 from pipeline.user_errors import explain_user_errors
 from pipeline.versions import check_versions, read_code_hashes, version_of

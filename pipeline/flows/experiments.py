@@ -15,9 +15,7 @@ from typing import Any
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from pipeline.engine.cache_content import remove_damaged_outputs
 from pipeline.engine.dvc_process import run_dvc
-from pipeline.engine.git import run_git
 from pipeline.engine.project_copy import (
     COPY_SUFFIX,
     LOCK_SUFFIX,
@@ -28,6 +26,8 @@ from pipeline.engine.project_copy import (
     wait_until_unused,
 )
 from pipeline.flows.prefect_api import FLOW_RUN
+from pipeline.git import run_git
+from pipeline.revisions.cache_content import remove_damaged_outputs
 from stages.contracts.errors import StageError
 from stages.contracts.file_lock import hold_lock
 from stages.runs.layout import COPIES_FOLDER

@@ -14,10 +14,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.cache_content import DIRECTORY_SUFFIX
-from pipeline.engine.git import commit_time, read_objects
+from pipeline.git import commit_time, read_objects
 from pipeline.lockfile import parse_lockfile
 from pipeline.project import parse_paths
+from pipeline.revisions.cache_content import DIRECTORY_SUFFIX
 from pipeline.revisions.names import experiments_on_head, open_project, read_commits, resolve_all
 from pipeline.yaml_files import parse_yaml
 from stages.contracts.errors import ParamsError, StageError

@@ -14,7 +14,7 @@ from dvc.repo.experiments.utils import (
 )
 from dvc.scm import NoSCM, RevError, SCMError, map_scm_exception, resolve_rev
 
-from pipeline.engine.git import GitObject, commit_time, read_objects
+from pipeline.git import GitObject, commit_time, read_objects
 from stages.contracts.errors import ParamsError, StageError
 
 

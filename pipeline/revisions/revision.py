@@ -15,14 +15,14 @@ from dvc.repo import Repo
 from dvc.scm import RevError
 from dvc_data.index import DataIndexError
 
-from pipeline.engine.cache_content import (
+from pipeline.lockfile import read_lockfile
+from pipeline.project import read_paths
+from pipeline.revisions.cache_content import (
     DIRECTORY_SUFFIX,
     object_path,
     remove_damaged_files,
     remove_if_damaged,
 )
-from pipeline.lockfile import read_lockfile
-from pipeline.project import read_paths
 from pipeline.yaml_files import read_yaml
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, epochs_in, parse_name, trainer_name
 from stages.contracts.errors import CheckpointError, StageError

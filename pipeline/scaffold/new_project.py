@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlparse
 
 from pipeline import versions
 from pipeline.collision import find_collision
-from pipeline.engine.git import run_git, try_git
+from pipeline.git import run_git, try_git
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
 

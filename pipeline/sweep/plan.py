@@ -22,8 +22,8 @@ from dvc.utils.hydra import get_hydra_sweeps, to_hydra_overrides
 from hydra.errors import HydraException
 
 from pipeline.comparison.tables import short_names
-from pipeline.engine.git import run_git, try_git
 from pipeline.engine.project_copy import FrozenProject, parse_params
+from pipeline.git import run_git, try_git
 from pipeline.params_edit import apply, check_draft
 from stages.contracts.errors import ParamsError
 from stages.params.fit_params import CHANGES_NO_NUMBER

@@ -10,8 +10,8 @@ import typer
 
 from pipeline.comparison.collection import collect_runs
 from pipeline.comparison.tables import text_table
-from pipeline.engine.cache_content import remove_damaged_outputs
 from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze
+from pipeline.revisions.cache_content import remove_damaged_outputs
 from pipeline.sweep.executors import Executor
 from pipeline.sweep.job import SWEEP_LOCK_SUFFIX, Job, remove_leftovers
 from pipeline.sweep.plan import PlannedPoint, Point, plan_points
