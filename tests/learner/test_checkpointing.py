@@ -10,6 +10,7 @@ from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
 from stages.learner.checkpointing import CheckpointManager
 from stages.learner.options import CheckpointInterval
+from stages.optim import Adam
 from stages.records import NamedMpkGzFileRecorder
 
 CHECKPOINT = Checkpoint({"w": torch.ones(3)}, {}, None)
@@ -33,6 +34,24 @@ class Clock:
 
     def __call__(self):
         return self.now
+
+
+class Halving:
+    """A user's scheduler, with no more than the methods of the contract."""
+
+    rate = 0.1
+
+    def step(self):
+        return self.rate
+
+    def end_epoch(self, metric=None):
+        self.rate /= 2
+
+    def state_dict(self):
+        return {"rate": self.rate}
+
+    def load_state_dict(self, state):
+        self.rate = state["rate"]
 
 
 @pytest.fixture
@@ -160,3 +179,14 @@ def test_run_does_not_resume_from_a_step_after_a_failed_epoch(lost, left, build,
         saver.finish()
 
     assert saver.steps.list_saved() == left
+
+
+def test_users_scheduler_resumes_and_has_no_record_of_burn(start, tiny, tmp_path):
+    net, loaders = tiny
+    schedulers = Halving(), Halving()
+
+    for epochs, scheduler in enumerate(schedulers, 1):
+        start(tmp_path, epochs).checkpoint("auto").build(net(), Adam(), scheduler).fit(*loaders())
+
+    assert schedulers[1].rate == 0.1 / 4
+    assert FileCheckpointer(tmp_path / "checkpoint", NamedMpkGzFileRecorder()).restore(2).scheduler is None

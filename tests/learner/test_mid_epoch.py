@@ -155,6 +155,37 @@ def test_loader_of_torch_resumes_at_the_right_batch(tmp_path):
     assert files(tmp_path / "interrupted") == files(tmp_path / "uninterrupted")
 
 
+class Positioned:
+    """A loader that can start at any batch, and counts the batches that it loads."""
+
+    def __init__(self, batches):
+        self.batches, self.position, self.loaded = batches, 0, 0
+
+    def __len__(self):
+        return len(self.batches)
+
+    def set_position(self, position):
+        self.position = position
+
+    def __iter__(self):
+        position, self.position = self.position, 0
+        for batch in self.batches[position:]:
+            self.loaded += 1
+            yield batch
+
+
+def test_loader_with_a_position_does_not_load_the_batches_before_it_again(tmp_path):
+    def fit(stop_after=None):
+        builder = LearnerBuilder(tmp_path).num_epochs(1).seed(1).devices(["cpu"]).checkpoint("auto")
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder())
+        builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
+        train, valid = (Positioned(list(loader)) for loader in loaders(0))
+        builder.build(Net(nn.Linear(4, 3)), Adam(), 0.01).fit(train, valid)
+        return train.loaded
+
+    assert [fit(stop_after=3), fit()] == [3, TRAIN_BATCHES - 3]
+
+
 class Augmented(torch.utils.data.Dataset):
     """Draws from the generator of the worker process."""
 
