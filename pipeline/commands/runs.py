@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 KEY_HELP = "Key of the run, or the beginning of the key."
+RESUMABLE = (State.INTERRUPTED, State.DEAD)
 LastRun = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="the latest run")]
 AllRuns = Annotated[str | None, typer.Argument(metavar="[KEY]", help=KEY_HELP, show_default="all runs")]
 
@@ -106,7 +108,7 @@ def prune(
     Example: learner runs prune --keep 1
     """
     root = runs_root()
-    resumable = [run for run in all_runs(root) if run.state in (State.INTERRUPTED, State.DEAD)]
+    resumable = [run for run in all_runs(root) if run.state in RESUMABLE]
     if unfinished and resumable and not yes:
         for run in resumable:
             typer.echo(f"run {run.key}: {_describe(run)}")
@@ -209,7 +211,10 @@ def _find_run(key: str | None) -> Run:
 
 
 def _describe(run: Run) -> str:
-    """Return state, process, progress and time: ``running, pid 123 on host, epoch 3 step 120, 12:31:05``."""
+    """Return state, process, progress and time: ``running, pid 123 on host, epoch 3 step 120, 12:31:05``.
+
+    For a run that can be resumed, the newest checkpoint is added.
+    """
     parts = [_format_state(run)]
     if run.owner:
         parts.append(f"pid {run.owner.pid} on {run.owner.host}")
@@ -219,7 +224,31 @@ def _describe(run: Run) -> str:
         parts.append("starting")
     elif run.place:
         parts.append(run.place)
+    if run.state in RESUMABLE:
+        parts.append(_describe_checkpoint(run))
     return ", ".join([*parts, _format_time(run)])
+
+
+def _describe_checkpoint(run: Run) -> str:
+    """Return the position of the newest checkpoint of *run*, such as ``checkpoint after epoch 3``."""
+    after_epoch = (run.epochs + 1, False, 0)
+    epoch, is_valid, batch = max([after_epoch, *_read_positions(run.path / STEP_FOLDER)])
+    if batch:
+        part = "validation" if is_valid else "training"
+        return f"checkpoint in epoch {epoch}, after batch {batch} of {part}"
+    return f"checkpoint after epoch {run.epochs}" if run.epochs else "no checkpoint yet"
+
+
+def _read_positions(directory: Path) -> Iterator[tuple[int, bool, int]]:
+    """Yield epoch, split (True for validation) and batch of each readable checkpoint in *directory*."""
+    from stages.records.formats import read
+    from stages.records.limits import TRAINER_LIMIT
+
+    for number in list_epochs(directory):
+        with suppress(RecordError, OSError, LookupError, TypeError, ValueError):
+            record = read(directory / trainer_name(number), keep_data=False, limit=TRAINER_LIMIT)
+            place = record.item["place"]
+            yield int(place["epoch"]), place["split"] == "valid", int(place["iteration"])
 
 
 def _format_state(run: Run) -> str:

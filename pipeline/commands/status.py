@@ -68,4 +68,8 @@ def _describe_checkpoints(directory: Path) -> str:
     from stages.checkpoints.file_names import list_epochs
 
     found = list_epochs(directory)
-    return f"checkpoints of epoch {', '.join(map(str, found))}" if found else "no checkpoint yet"
+    return (
+        f"checkpoints of epoch {', '.join(map(str, found))}"
+        if found
+        else f"no checkpoint in {directory} until fit has finished"
+    )

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipeline.commands.runs import describe_runs, runs_root
 from stages.checkpoints import Checkpoint, FileCheckpointer
@@ -72,6 +73,33 @@ def test_status_describes_each_run_in_one_line(root):
         HeartbeatRenderer(store.path).start(Progress(epochs=9, epoch=3, batch=120))
         line = rf"run {store.key}: running, pid {os.getpid()} on \S+, epoch 3 step 120, \d\d:\d\d:\d\d"
         assert re.fullmatch(line, describe_runs(root)[0])
+
+
+def test_status_describes_the_newest_checkpoint_of_an_interrupted_run(root):
+    key = create_run(root, epochs=0, finished=False)
+    assert ", no checkpoint yet, " in describe_runs(root)[0]
+    create_run(root, epochs=2, finished=False)
+    assert ", checkpoint after epoch 2, " in describe_runs(root)[0]
+
+    steps = FileCheckpointer(root / key / "steps", NamedMpkGzFileRecorder(FullPrecision))
+    for number, (epoch, split, batch) in enumerate([(3, "train", 7), (3, "valid", 1), (2, "train", 9)], 1):
+        place = {"epoch": epoch, "split": split, "iteration": batch, "now": {"torch": torch.zeros(3)}}
+        steps.save(number, Checkpoint({"weight": 0.5}, {}, {}, {"place": place}))
+
+    assert ", checkpoint in epoch 3, after batch 1 of validation, " in describe_runs(root)[0]
+    (steps.directory / "trainer-2.mpk.gz").write_bytes(b"no record")
+    assert ", checkpoint in epoch 3, after batch 7 of training, " in describe_runs(root)[0]
+
+
+def test_status_lists_the_checkpoints_of_an_interrupted_run_and_not_those_of_the_outputs(project, root):
+    create_run(root, finished=False)
+
+    printed = project.learner("status").out
+
+    assert "no checkpoint in artifacts/checkpoint until fit has finished\n" in printed
+    assert re.search(
+        r"^run \w+: interrupted, epoch 2 step 7, checkpoint after epoch 2, ", printed, re.MULTILINE
+    )
 
 
 def test_show_prints_the_entries_of_the_key_and_their_differences(project, root):
