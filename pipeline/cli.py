@@ -14,6 +14,7 @@ from pipeline.commands.compare import compare, plot
 from pipeline.commands.doctor import doctor
 from pipeline.commands.evaluate import evaluate
 from pipeline.commands.init import init
+from pipeline.commands.options import flag
 from pipeline.commands.records import app as records_app
 from pipeline.commands.run import print_warning, resume, run
 from pipeline.commands.runs import app as runs_app
@@ -52,9 +53,7 @@ app.add_typer(runs_app)
 def _root(
     context: typer.Context,
     *,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", show_default="off")
-    ] = False,
+    version: Annotated[bool, flag("--version", "Print the version and exit.")] = False,
 ) -> None:
     if context.invoked_subcommand not in COMMANDS_WITHOUT_NAME_CHECK and "--help" not in sys.argv:
         _check_names()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.commands.options import flag
 from stages.contracts.errors import ParamsError
 
 if TYPE_CHECKING:
@@ -40,25 +41,17 @@ def compare(
             show_default="the order of the runs",
         ),
     ] = None,
-    reverse: Annotated[
-        bool, typer.Option("--reverse", help="Reverse the order of the runs.", show_default="off")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all values as JSON.", show_default="off")
-    ] = False,
-    as_md: Annotated[bool, typer.Option("--md", help="Print a Markdown table.", show_default="off")] = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print CSV with full precision.", show_default="off")
-    ] = False,
+    reverse: Annotated[bool, flag("--reverse", "Reverse the order of the runs.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print all values as JSON.")] = False,
+    as_md: Annotated[bool, flag("--md", "Print a Markdown table.")] = False,
+    as_csv: Annotated[bool, flag("--csv", "Print CSV with full precision.")] = False,
     html: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE", help="Write a page with all curves that works offline.", show_default="none"
         ),
     ] = None,
-    show: Annotated[
-        bool, typer.Option("--open", help="Open the page of --html in the browser.", show_default="off")
-    ] = False,
+    show: Annotated[bool, flag("--open", "Open the page of --html in the browser.")] = False,
 ) -> None:
     """Compare runs: the params that differ, metrics, epochs, time, and whether the outputs are cached.
 
@@ -84,9 +77,7 @@ def plot(
     *,
     iterations: Annotated[
         bool,
-        typer.Option(
-            "--iterations", help="Plot the value of every batch, not of every epoch.", show_default="off"
-        ),
+        flag("--iterations", "Plot the value of every batch, not of every epoch."),
     ] = False,
     svg: Annotated[
         Path | None,

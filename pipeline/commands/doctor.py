@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.collision import find_collision_in_project
-from pipeline.commands.options import AsJson
+from pipeline.commands.options import AsJson, flag
 from stages.contracts.errors import StageError
 
 if TYPE_CHECKING:
@@ -25,18 +25,14 @@ def doctor(
     *,
     fix: Annotated[
         bool,
-        typer.Option(
-            "--fix",
-            help="Remove what killed processes left (locks, experiments), and restore the git checkout.",
-            show_default="off",
+        flag(
+            "--fix", "Remove what killed processes left (locks, experiments), and restore the git checkout."
         ),
     ] = False,
     deep: Annotated[
         bool,
-        typer.Option(
-            "--deep",
-            help="Read every file in DVC's cache and compare its hash; with --fix, remove damaged files.",
-            show_default="off",
+        flag(
+            "--deep", "Read every file in DVC's cache and compare its hash; with --fix, remove damaged files."
         ),
     ] = False,
     as_json: AsJson = False,

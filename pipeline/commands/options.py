@@ -1,10 +1,16 @@
 """Options that several commands have."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.", show_default="off")]
+
+def flag(name: str, purpose: str) -> Any:
+    """Return the option *name*, a switch that is off by default, with *purpose* as its help."""
+    return typer.Option(name, help=purpose, show_default="off", metavar="")  # otherwise typer prints <bool>
+
+
+AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]
 
 SetParams = Annotated[
     list[str],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import AsJson
+from pipeline.commands.options import AsJson, flag
 from stages.contracts.errors import ParamsError, RecordError, closest
 from stages.records.tools.listing import Entry, describe, escape, list_entries, to_rows, totals
 
@@ -58,9 +58,7 @@ def show(
     file: Annotated[Path, typer.Argument(help="A record in any format.")],
     *,
     as_json: AsJson = False,
-    constants: Annotated[
-        bool, typer.Option("--all", help="Also print constants, which are nil.", show_default="off")
-    ] = False,
+    constants: Annotated[bool, flag("--all", "Also print constants, which are nil.")] = False,
     limit: Limit = None,
 ) -> None:
     """Print the names, shapes and dtypes in a record, and its metadata, without loading tensors.
@@ -128,9 +126,7 @@ def convert(
             help="A directory with learner.json, for the names that a .bin file lacks.", show_default="none"
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace OUT if it exists.", show_default="off")
-    ] = False,
+    force: Annotated[bool, flag("--force", "Replace OUT if it exists.")] = False,
     limit: Limit = None,
 ) -> None:
     """Convert a record to another format or precision.
@@ -163,9 +159,7 @@ def diff(
     tolerance: Annotated[
         float, typer.Option(min=0, help="The largest absolute difference of values that count as equal.")
     ] = 0.0,
-    ids: Annotated[
-        bool, typer.Option("--ids", help="Also compare the ids of parameters.", show_default="off")
-    ] = False,
+    ids: Annotated[bool, flag("--ids", "Also compare the ids of parameters.")] = False,
     learner: Annotated[
         Path | None,
         typer.Option(help="A directory with learner.json, if A or B is a .bin file.", show_default="none"),

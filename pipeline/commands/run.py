@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.commands.options import SetParams
+from pipeline.commands.options import SetParams, flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,14 +31,10 @@ def resume(
     set_param: SetParams = [],  # noqa: B006  never changed
     weights_only: Annotated[
         bool,
-        typer.Option(
-            "--weights-only",
-            help="Load the weights only, and start with a new optimizer and a new schedule.",
-            show_default="off",
-        ),
+        flag("--weights-only", "Load the weights only, and start with a new optimizer and a new schedule."),
     ] = False,
     start: Annotated[
-        bool, typer.Option("--run/--no-run", help="Run the stages, or only write params.yaml.")
+        bool, typer.Option("--run/--no-run", help="Run the stages, or only write params.yaml.", metavar="")
     ] = True,
 ) -> None:
     """Resume training from a checkpoint of any run that DVC tracks.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands.options import AsJson
+from pipeline.commands.options import AsJson, flag
 from pipeline.project import runs_root
 from stages.checkpoints.file_names import (
     CHECKPOINT_FOLDER,
@@ -95,11 +95,9 @@ def prune(
     keep: Annotated[int, typer.Option(min=0, help="Number of finished run stores to keep, the newest.")] = 3,
     unfinished: Annotated[
         bool,
-        typer.Option("--all", help="Also remove interrupted runs, after a question.", show_default="off"),
+        flag("--all", "Also remove interrupted runs, after a question."),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Remove interrupted runs without a question.", show_default="off")
-    ] = False,
+    yes: Annotated[bool, flag("--yes", "Remove interrupted runs without a question.")] = False,
 ) -> None:
     """Remove finished run stores, except for the newest.
 

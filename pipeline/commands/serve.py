@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.options import SetParams
+from pipeline.commands.options import SetParams, flag
 from stages.contracts.errors import ParamsError
 
 
@@ -38,11 +38,13 @@ def serve(
     set_param: SetParams = [],  # noqa: B006  never changed
     experiment: Annotated[
         bool,
-        typer.Option("--experiment/--workspace", help="Run as an isolated experiment, or in the workspace."),
+        typer.Option(
+            "--experiment/--workspace", help="Run as an isolated experiment, or in the workspace.", metavar=""
+        ),
     ] = True,
     push: Annotated[
         bool,
-        typer.Option("--push", help="Push the cache and experiments after each run.", show_default="off"),
+        flag("--push", "Push the cache and experiments after each run."),
     ] = False,
     timeout: Annotated[
         float | None,

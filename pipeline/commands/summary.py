@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.options import flag
 from stages.contracts.errors import StageError
 
 
@@ -14,9 +15,7 @@ def summary(
         typer.Argument(help="Artifact directory, with folders train/ and valid/, written by fit or by Burn."),
     ] = Path("artifacts"),
     *,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of a table.", show_default="off")
-    ] = False,
+    as_json: Annotated[bool, flag("--json", "Print JSON instead of a table.")] = False,
 ) -> None:
     """Print the summary table of a run from its log files.
 

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from pipeline.commands.options import flag
+
 
 def sweep(
     *,
@@ -41,13 +43,9 @@ def sweep(
     ] = None,
     share_gpus: Annotated[
         bool,
-        typer.Option(
-            "--share-gpus", help="Let every point use all GPUs, instead of one each.", show_default="off"
-        ),
+        flag("--share-gpus", "Let every point use all GPUs, instead of one each."),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the points without running any.", show_default="off")
-    ] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Print the points without running any.")] = False,
 ) -> None:
     """Run an experiment for each point of a grid. Run the same command again to resume.
 

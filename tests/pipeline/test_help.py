@@ -44,6 +44,15 @@ def test_help_describes_every_parameter_with_its_default(name):
         assert "[default: " in line or "[required]" in line, parameter.name
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_prints_no_type_for_a_switch(name):
+    printed = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "400"}).output
+
+    typed = [line for line in printed.splitlines() if "bool" in line and "--help " not in line]
+
+    assert not typed
+
+
 def test_examples_are_parsed_by_the_real_command_line():
     with pytest.raises(USAGE_ERROR, match="No such option"):
         parse(["resume", "exp-name", "--epochs", "5"])
