@@ -1,6 +1,7 @@
 """The commands ``learner run`` and ``learner resume``, which run the stages that are out of date."""
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,20 +9,21 @@ import typer
 from pipeline.commands.options import SetParams, flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from pipeline.engine.reproduce import Outcome
 
 
-def run() -> None:
+def run(*, set_param: SetParams = []) -> None:  # noqa: B006  never changed
     """Bring all five stages up to date in one process.
 
     Record them as a Prefect flow run if a Prefect API is configured, and print the outcome of each stage.
-    Stages whose dependencies are unchanged do not run.
+    Stages whose dependencies are unchanged do not run. Params that -S sets stay in params.yaml after a run
+    that has completed; after any other run, params.yaml is restored.
 
-    Example: learner run
+    Example: learner run -S fit.num_epochs=30
     """
-    run_stages(print_outcome)
+    run_stages(print_outcome, set_param)
 
 
 def resume(
@@ -63,34 +65,62 @@ def resume(
         run_stages(report)
 
 
-def run_stages(report: "Callable[[str, Outcome], None]") -> None:
-    """Run the stages that are out of date in the workspace, and pass the outcome of each to *report*."""
+def run_stages(report: "Callable[[str, Outcome], None]", overrides: "Sequence[str]" = ()) -> None:
+    """Run the stages that are out of date in the workspace, and pass the outcome of each to *report*.
+
+    *overrides* are params in the syntax of DVC's ``-S``, which are set in params.yaml.
+    """
     from pipeline.engine.edit_guard import record_loaded_sources
 
     record_loaded_sources()
-    from pipeline.check import check_params
     from pipeline.engine.lock import project_lock
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows import prefect_api
-    from pipeline.params import read_params
     from stages.renderers.choice import read_renderer_name
 
-    check_params(read_params())  # before a process is started or an output is removed
+    _check_params(overrides)  # before a process is started or an output is removed
     read_renderer_name()
     is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_warning)
     with project_lock():
         fork_watchdog(os.getpid())
-        if is_recorded:
-            from pipeline.flows.flow import learner, run_from_command_line
+        with _set_params(overrides):
+            if is_recorded:
+                from pipeline.flows.flow import learner, run_from_command_line
 
-            with run_from_command_line(report):
-                learner(experiment=False)
-        else:
-            from pipeline.engine.reproduce import reproduce
-            from pipeline.versions import VERSIONS
+                with run_from_command_line(report):
+                    learner(experiment=False)
+            else:
+                from pipeline.engine.reproduce import reproduce
+                from pipeline.versions import VERSIONS
 
-            for name in VERSIONS:
-                report(name, reproduce(name))
+                for name in VERSIONS:
+                    report(name, reproduce(name))
+
+
+def _check_params(overrides: "Sequence[str]") -> None:
+    """Raise `ParamsError` if params.yaml with *overrides* is not valid."""
+    if overrides:
+        from pipeline.params_edit import override_params
+
+        override_params(overrides)
+    else:
+        from pipeline.check import check_params
+        from pipeline.params import read_params
+
+        check_params(read_params())
+
+
+@contextmanager
+def _set_params(overrides: "Sequence[str]") -> "Iterator[None]":
+    """Set *overrides* in params.yaml, and restore its previous content if the block raises."""
+    if not overrides:
+        yield
+        return
+    from pipeline.engine.params_journal import edit_params
+    from pipeline.params_edit import override_params
+
+    with edit_params(override_params(overrides)):
+        yield
 
 
 def print_outcome(name: str, outcome: str) -> None:

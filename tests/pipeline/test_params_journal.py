@@ -1,5 +1,7 @@
-"""The journal of params.yaml: overrides of a run that was killed are removed from the file."""
+"""Params that a run sets in params.yaml: they stay after it has completed, and are removed otherwise."""
 
+import json
+import re
 import sys
 
 import pytest
@@ -78,3 +80,34 @@ def test_failed_run_restores_params_byte_for_byte(project):
 
     assert "failed on purpose" in failed.err
     assert path.read_bytes() == before
+
+
+def test_run_sets_params_that_stay_after_it_has_completed(project):
+    before = (project.folder / "params.yaml").read_text()
+
+    done = project.learner("run", "-S", "fit.num_epochs=1", "-S", "fit.batch_size=64")
+
+    assert done.code == 0, done.text
+    after = (project.folder / "params.yaml").read_text()
+    assert after == re.sub("num_epochs: .*", "num_epochs: 1", before).replace(
+        "batch_size: 32", "batch_size: 64"
+    )
+    assert json.loads((project.folder / "artifacts/metrics.json").read_text())["epoch"] == 1
+    assert project.ok("dvc", "status", "--quiet") == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "message"),
+    [
+        ("fit.num_epochs=0", 2, "params.yaml (unchanged) is not valid"),
+        ("fit.no_such_key=1", 2, "Add a key that params.yaml does not have with a plus"),
+        ("load_data.source={kind: npz, path: nowhere.npz}", 1, "there is no file 'nowhere.npz'"),
+    ],
+)
+def test_failed_run_with_set_params_does_not_change_the_file(project, override, code, message):
+    before = project.files("params.yaml")
+
+    failed = project.learner("run", "-S", override)
+
+    assert (failed.code, message in failed.err) == (code, True), failed.text
+    assert project.files("params.yaml") == before
