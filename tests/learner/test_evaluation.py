@@ -4,7 +4,7 @@ import pytest
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
-from stages.learner import EvaluatorBuilder
+from stages.learner import EvaluatorBuilder, confusion_cells
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.renderers import PlainRenderer
 
@@ -38,3 +38,26 @@ def test_logs_go_to_a_folder_of_the_name_without_epochs(evaluator, tiny, tmp_pat
 def test_name_that_cannot_be_a_folder_is_rejected(evaluator, tiny, name):
     with pytest.raises(BuilderError, match="is also that of a folder"):
         evaluator[0].eval(name, tiny[1]()[1])
+
+
+def test_confusion_cells_count_every_sample_of_the_split(train, tiny, tmp_path):
+    learner, valid = train(tmp_path), tiny[1]()[1]
+
+    cells = confusion_cells(learner, valid, seed=1)
+
+    hits = sum(count for target, predicted, count in cells if target == predicted)
+    accuracy = learner.history.value(learner.epoch, Split.VALID, "Accuracy")
+    assert sum(count for *_, count in cells) == 11
+    assert 100 * hits / 11 == pytest.approx(accuracy)
+
+
+def test_failed_confusion_matrix_is_a_warning(train, tiny, tmp_path, caplog):
+    learner = train(tmp_path)
+
+    def fail(batch):
+        raise MemoryError("50000 x 50000")
+
+    learner.model.valid_step = fail
+
+    assert confusion_cells(learner, tiny[1]()[1], seed=1) == []
+    assert "the confusion matrix cannot be computed: MemoryError('50000 x 50000')" in caplog.text

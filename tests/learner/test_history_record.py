@@ -8,7 +8,7 @@ import torch
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History, Split, Value
-from stages.learner.run_state import history_of, history_tree
+from stages.learner.run_state import best_epoch, history_of, history_tree
 from stages.records import BytesRecorder, DefaultRecorder, OriginalPrecision
 from stages.records.formats import FORMATS
 
@@ -40,6 +40,15 @@ def test_history_is_restored_from_a_record_bit_for_bit(values):
     tree = BYTES.load(BYTES.record({"history": history_tree(History(values))}))["history"]
 
     assert list(history_of(checkpoint(tree))) == values
+
+
+def test_best_epoch_has_the_lowest_finite_validation_loss():
+    others = [Value(1, Split.TRAIN, "Loss", 0.0), Value(2, Split.VALID, "Accuracy", 0.0)]
+    tree = history_tree(History([*losses([0.3, 0.5, 0.1, math.nan, 0.1]), *others]))
+
+    assert best_epoch(checkpoint(tree)) == 3
+    with pytest.raises(CheckpointError, match="no epoch has a finite validation loss"):
+        best_epoch(checkpoint(history_tree(History([*losses([math.nan]), *others]))))
 
 
 def test_checkpoint_with_a_history_of_rows_is_read():
