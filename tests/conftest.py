@@ -20,13 +20,18 @@ ROOT = Path(__file__).parents[1]
 MNIST = ROOT.parent / "shared" / "mnist"
 
 
+LONG = "long test: run it with make long"
+NO_ACCELERATOR = "no accelerator found; run `benchmarks/gpu.py --check` on a machine that has one"
+
+
 def pytest_collection_modifyitems(items):
-    """Skip the long tests, which ``make long`` and ``make flows`` run."""
-    if os.environ.get("LEARNER_TEST_LONG"):
-        return
+    """Skip the long tests, which ``make long`` and ``make flows`` run, and those that need a CUDA device."""
+    reasons = {} if os.environ.get("LEARNER_TEST_LONG") else {"long": LONG}
+    if not torch.cuda.is_available():
+        reasons["gpu"] = NO_ACCELERATOR
     for item in items:
-        if item.get_closest_marker("long"):
-            item.add_marker(pytest.mark.skip(reason="long test: run it with make long"))
+        for marker in filter(item.get_closest_marker, reasons):
+            item.add_marker(pytest.mark.skip(reason=reasons[marker]))
 
 
 @pytest.fixture(autouse=True, scope="session")

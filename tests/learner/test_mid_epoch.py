@@ -123,7 +123,7 @@ def test_buffers_of_each_device_are_restored(tmp_path):
     assert files(tmp_path / "interrupted") == files(tmp_path / "uninterrupted")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+@pytest.mark.gpu
 def test_resumed_run_on_cuda_equals_uninterrupted_run_if_deterministic(tmp_path):
     def on_cuda(builder):
         return builder.devices(["cuda:0"]).deterministic()

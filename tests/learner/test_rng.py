@@ -57,7 +57,7 @@ def test_random_numbers_repeat_after_the_state_is_restored():
     assert state["devices"] == {}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+@pytest.mark.gpu
 def test_random_numbers_of_the_device_in_use_repeat():
     devices = [torch.device("cuda")]
     state = get_rng_state(devices)

@@ -84,7 +84,7 @@ def test_gpu_memory_is_nan_without_reserved_memory():
     assert math.isnan(value)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_gpu_memory_includes_own_tensors():
     tensor = torch.ones(2**28, device="cuda")
 

@@ -161,7 +161,7 @@ def test_loss_and_gradients_may_be_on_different_devices(loss, gradient):
             Guard(SKIP, ["weight"]).passes(TrainOutput(None, [given], item), 1, 1)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+@pytest.mark.gpu
 def test_loss_on_a_cpu_and_gradients_on_an_accelerator_pass():
     item = step(1.0).item
 
