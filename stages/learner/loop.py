@@ -23,6 +23,7 @@ from stages.learner.devices import retain_freed_memory
 from stages.learner.metering import Meter
 from stages.learner.mid_epoch import MidEpochCheckpointer
 from stages.learner.rng import seed_generators
+from stages.learner.run_ahead_limiter import RunAheadLimiter
 from stages.learner.step_strategies import choose_step_strategy
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,10 @@ class Loop:
         self._mid_epoch = MidEpochCheckpointer(components)
         model = self._state.model
         self._checks = StepChecks(model.model, model.optimizer)
+        self._limiter = RunAheadLimiter.of(components.replicas.devices[0])
         self._strategy = choose_step_strategy(self._state, components.replicas, self._checks)
         self._has_gradients = hasattr(model.model, "optimize")  # such a model updates itself
-        self._meter = self._observers.meter(Split.TRAIN, 0)
+        self._meter = self._observers.meter(Split.TRAIN, 0, self._state.guard)
         self._progress = Progress(
             self._options.num_epochs,
             first_epoch=self._state.epoch + 1,
@@ -128,13 +130,11 @@ class Loop:
     def _validate(self, loader: Loader, epoch: int) -> bool:
         """Validate on *loader* once; return whether the pass was completed."""
         log.info("Executing validation step for epoch %d", epoch)
-        model = self._state.model.model.eval()
-        meter = self._begin(Split.VALID, loader, epoch)
+        model, split = self._state.model.model.eval(), Split.VALID
+        meter = self._begin(split, loader, epoch)
         iteration = self._progress.batch
         for batch in self._open(loader):
-            with self._state.precision.autocast(), self._state.step_context(Split.VALID, batch):
-                item = model.valid_step(batch)
-            item = self._checks.check_valid_step(item)
+            item = self._checks.check_valid_step(self._state.run_step(model.valid_step, split, batch))
             del batch  # free its memory before the next one is loaded
             iteration += 1
             self._measure(meter, item, iteration, 0.0)
@@ -179,7 +179,7 @@ class Loop:
 
     def _begin(self, split: Split, loader: Loader, epoch: int) -> Meter:
         """Return the meter of a pass over *loader*, and set the progress to where the pass begins."""
-        meter = self._meter = self._observers.meter(split, epoch)
+        meter = self._meter = self._observers.meter(split, epoch, self._state.guard)
         progress, position = self._progress, self._state.position
         progress.split, progress.epoch, progress.batches = split, epoch, len(loader)
         progress.batch, progress.items = (position.iteration, position.items) if position else (0, 0)
@@ -196,6 +196,8 @@ class Loop:
 
     def _measure(self, meter: Meter, item: Any, iteration: int, rate: float) -> None:
         meter.measure(item, iteration, rate)
+        if self._limiter is not None:
+            self._limiter.step()
         self._progress.batch = iteration
         self._progress.items += item.size
         self._observers.renderer.step(self._progress)

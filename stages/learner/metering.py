@@ -1,5 +1,6 @@
 """Measurement of each batch with the metrics, and the loggers and renderer that receive the values."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown, Step, Verifiable
 from stages.contracts.history import Split
 from stages.metrics import Mean, Metric, MetricState, StepMetric
+from stages.metrics.host_transfer import transfer_to_host
 from stages.metrics.state import load_state, save_state
+from stages.optim import Guard
 
 MAX_PENDING_BATCHES = 64
 """Batches that are measured before their values are read: on an accelerator each read waits."""
@@ -48,6 +51,7 @@ class Meter:
         renderer: Renderer,
         split: Split,
         epoch: int,
+        guard: Guard | None = None,
     ) -> None:
         self._metrics = [each for each, _ in metrics]
         self._loggers = {each.metric.name: loggers for each, loggers in metrics}
@@ -55,7 +59,8 @@ class Meter:
         self._split = split
         self._epoch = epoch
         self._measures: list[tuple[str, Callable[[Any], MetricState], bool]] = []
-        self._pending: list[tuple[str, MetricState]] = []
+        self._guard = guard
+        self._pending: list[tuple[str, int, MetricState]] = []
         self._sums: dict[str, MetricState] = {}
         self._latest: dict[str, MetricState] = {}
         self._resumed: dict[str, Any] = {}
@@ -72,7 +77,7 @@ class Meter:
                 measured = measure(item)
             sums[name] = sums[name] + measured if name in sums else measured
             latest[name] = measured
-            self._pending.append((name, measured))
+            self._pending.append((name, iteration, measured))
         if self._resumed:
             self._add_resumed()
         if len(self._pending) >= MAX_PENDING_BATCHES * len(self._measures):
@@ -108,15 +113,33 @@ class Meter:
         self._resumed = {}
 
     def flush(self) -> None:
-        """Log and show the value of every batch since the last call, if the batch has one."""
-        for name, measured in self._pending:
-            if not _has_batch_value(measured):
+        """Log and show the value of every batch since the last call, if the batch has one.
+
+        Raises `NonFiniteError` after the values of the batches before a bad one, if the guard of the run has
+        found one on the device.
+        """
+        pending, self._pending = self._pending, []
+        flag = None if self._guard is None else self._guard.flag
+        hosted, is_flagged = transfer_to_host([measured for _, _, measured in pending], flag)
+        bad_iteration, error = self._find_error(is_flagged=is_flagged)
+        for (name, iteration, _), measured in zip(pending, hosted, strict=True):
+            if iteration >= bad_iteration or not _has_batch_value(measured):
                 continue
             value = measured.value
             for logger in self._loggers[name]:
                 logger.log(self._epoch, name, value, measured.count)
             self._renderer.log(self._split, self._epoch, name, value)
-        self._pending.clear()
+        if error is not None:
+            raise error
+
+    def _find_error(self, *, is_flagged: bool) -> tuple[float, Exception | None]:
+        """Return the first bad batch and its error; infinity and None if all are finite."""
+        if self._guard is None:
+            return math.inf, None
+        if is_flagged and (found := self._guard.find_error()) is not None:
+            return found
+        self._guard.forget_steps()
+        return math.inf, None
 
     def finish(self) -> dict[str, float]:
         """Return the epoch's values of the numeric metrics, without telemetry."""
@@ -131,11 +154,14 @@ class Meter:
 
     def running(self) -> dict[str, float]:
         """Return the value of every metric over the batches measured until now."""
-        return {name: total.value for name, total in self._sums.items()}
+        hosted, _ = transfer_to_host(list(self._sums.values()))
+        return {name: total.value for name, total in zip(self._sums, hosted, strict=True)}
 
     def latest(self) -> dict[str, float]:
         """Return the value of the last batch for every metric whose batches have one."""
-        return {name: measured.value for name, measured in self._latest.items() if _has_batch_value(measured)}
+        latest = {name: each for name, each in self._latest.items() if _has_batch_value(each)}
+        hosted, _ = transfer_to_host(list(latest.values()))
+        return {name: measured.value for name, measured in zip(latest, hosted, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -150,13 +176,13 @@ class Observers:
     """Loggers of all metrics."""
     renderer: Renderer
 
-    def meter(self, split: Split, epoch: int) -> Meter:
-        """Return the meter of *split* in *epoch*."""
+    def meter(self, split: Split, epoch: int, guard: Guard | None = None) -> Meter:
+        """Return the meter of *split* in *epoch*, which reads the flag of *guard* with the values."""
         metrics = [
             (each, [*(self.telemetry if each.telemetry else self.loggers)[split], *self.additional[split]])
             for each in self.metrics[split]
         ]
-        return Meter(metrics, self.renderer, split, epoch)
+        return Meter(metrics, self.renderer, split, epoch, guard)
 
     def display_options(self) -> dict[str, Shown]:
         """Return the display settings of each metric; text metrics first."""

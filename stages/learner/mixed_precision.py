@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from stages.contracts.errors import BuilderError
 from stages.contracts.fields import Precision
 from stages.optim import LossScaler
 
@@ -18,17 +17,12 @@ class MixedPrecision:
     """The precision of the steps of a run on *device*; weights, gradients and records are float32 in each."""
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
-        self.name = precision
+        self.is_full = precision not in AUTOCAST_DTYPES
+        """True if steps run without autocast."""
         self._dtype = AUTOCAST_DTYPES.get(precision)
         self._device_type = device.type
         self.scaler = LossScaler(device) if precision == "fp16" else None
         """The scale of the loss; None except in fp16."""
-
-    def step(self) -> AbstractContextManager[object]:
-        """Begin a training step, and return its context."""
-        if self.scaler is not None:
-            self.scaler.begin_step()
-        return self.autocast()
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context of one forward pass; a longer one would keep casts of old weights."""
@@ -38,19 +32,8 @@ class MixedPrecision:
 
     def run_backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         """Set ``.grad`` of *parameters* to the gradients of *loss*."""
-        if self._dtype is None:
-            loss.backward()  # type: ignore[no-untyped-call]
-            return
         with torch.autocast(self._device_type, enabled=False):
             if self.scaler is None:
                 loss.backward()  # type: ignore[no-untyped-call]
             else:
                 self.scaler.run_backward(loss, parameters)
-
-    def check_scaled(self, model: object) -> None:
-        """Raise `BuilderError` if a step in fp16 computed its gradients without the scale of the loss."""
-        if self.scaler is not None and not self.scaler.was_used:
-            raise BuilderError(
-                f"{type(model).__name__}.train_step calls loss.backward() itself, and precision fp16 must "
-                "scale the loss. Return TrainOutput(self, backward(self, loss), item), or set precision bf16"
-            )

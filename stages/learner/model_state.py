@@ -47,9 +47,15 @@ class ModelState:
         self.needs_closure = self._stepper.needs_closure
         """True if the optimizer evaluates a batch several times per step: use `update_with_closure` then."""
 
-    def update(self, gradients: Sequence[Tensor | None], rate: float) -> None:
+    @property
+    def reads_flag(self) -> bool:
+        """True if the update can be skipped by a flag on the device."""
+        return self._stepper.reads_flag and not hasattr(self.model, "optimize")
+
+    def update(self, gradients: Sequence[Tensor | None], rate: float, skip: Tensor | None = None) -> None:
         """Update the model with *gradients*, one per parameter, at the learning rate *rate*.
 
+        If *skip*, a scalar tensor, is 1, nothing is updated.
         A model with a method ``optimize(optimizer, gradients, learning_rate)`` updates itself, as in Burn.
         """
         if hasattr(self.model, "optimize"):
@@ -57,7 +63,7 @@ class ModelState:
             clipped = clip(gradients, clipping) if clipping else gradients
             self.model.optimize(self.optimizer, clipped, rate)
         else:
-            self._stepper.step(gradients, None if self._drives_groups else rate)
+            self._stepper.step(gradients, None if self._drives_groups else rate, skip)
 
     def update_with_closure(self, evaluate: Callable[[], TrainOutput[Any]], rate: float) -> None:
         """Update with an optimizer that calls *evaluate* several times per step, as L-BFGS does.

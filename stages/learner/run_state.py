@@ -6,8 +6,8 @@ have a row ``[epoch, split, metric, value]`` per value, which is read too.
 
 import logging
 import platform
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from stages.learner.compilation import CompiledShapes
 from stages.learner.mixed_precision import MixedPrecision
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions
-from stages.optim import Guard, Window
+from stages.optim import DeviceGuard, Guard, Window
 from stages.records import Tree
 
 INTEGERS = (torch.int32, torch.int64)
@@ -91,6 +91,8 @@ class RunState:
         self.precision = MixedPrecision(options.compute.precision, devices[0])
         names = [name for name, _ in model.model.named_parameters()]
         self.guard = Guard(options.non_finite, names, self.precision.scaler)
+        if _can_check_on_device(model, options, devices) and self.precision.scaler is None:
+            self.guard = DeviceGuard(names, devices[0])
         self.history = History()
         self.open_epoch: int | None = None
         """The epoch in progress, in which the weights belong to no checkpoint of an epoch."""
@@ -115,11 +117,13 @@ class RunState:
             self._seed = torch.initial_seed()
         return derive_seed(self._seed, *path)
 
-    def step_context(self, split: Split, batch: Any) -> AbstractContextManager[object]:
-        """Return the context in which a compiled model computes *batch* of *split*."""
-        if self._compiled_shapes is None:
-            return nullcontext()
-        return self._compiled_shapes.context(split, batch)
+    def run_step(self, step: Callable[[Any], Any], split: Split, batch: Any) -> Any:
+        """Return the result of *step*, the train or valid step of the model, in the precision of the run."""
+        if self.precision.is_full and self._compiled_shapes is None:
+            return step(batch)
+        shapes = self._compiled_shapes
+        with self.precision.autocast(), shapes.context(split, batch) if shapes else nullcontext():
+            return step(batch)
 
     def begin_epoch(self, epoch: int) -> None:
         """Mark *epoch* as in progress."""
@@ -184,6 +188,12 @@ class RunState:
                 self._seed,
                 seed,
             )
+
+
+def _can_check_on_device(model: ModelState, options: LearnerOptions, devices: Sequence[torch.device]) -> bool:
+    """Return whether the one device of the run can skip an update without the host."""
+    is_one_accelerator = len(devices) == 1 and devices[0].type != "cpu"
+    return is_one_accelerator and options.non_finite.kind == "stop" and model.reads_flag
 
 
 def describe_environment(devices: Sequence[torch.device], precision: str) -> dict[str, str]:

@@ -112,7 +112,8 @@ class PlainStep:
         self._state: ModelState = state.model
         self._guard = state.guard
         self._precision = state.precision
-        self._context = state.step_context
+        self._scaler = state.precision.scaler
+        self._run_step = state.run_step
         self._is_sum = state.window.length > 1
         self._check = checks.check_train_step
 
@@ -130,10 +131,12 @@ class PlainStep:
     def compute(self, batch: Any) -> list[TrainOutput[Any]]:
         """Run forward and backward on *batch*."""
         clear_gradients(self._model)
-        with self._precision.step(), self._context(Split.TRAIN, batch):
-            step = self._model.train_step(batch)
-        self._precision.check_scaled(self._model)
-        return [self._check(step)]
+        if self._scaler is not None:
+            self._scaler.begin_step()
+        step = self._check(self._run_step(self._model.train_step, Split.TRAIN, batch))
+        if self._scaler is not None:
+            self._scaler.check_used(self._model)
+        return [step]
 
     def roll_back(self) -> None:
         """Do nothing: the step changed nothing but gradients."""
@@ -141,7 +144,7 @@ class PlainStep:
     def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the model, unless the sum of several finite batches overflowed."""
         if not self._is_sum or self._guard.passes_sum(gradients, epoch, iteration):
-            self._state.update(gradients, rate)
+            self._state.update(gradients, rate, self._guard.flag)
 
 
 class RollbackStep(PlainStep):
@@ -268,7 +271,9 @@ def _train_mode(models: Sequence[Any], precision: MixedPrecision) -> Iterator[No
     """Set *models* to training mode, and prepare their backward passes for the block."""
     with ExitStack() as stack:
         for model in models:
-            stack.enter_context(prepare_backward(model, precision.run_backward))
+            stack.enter_context(
+                prepare_backward(model, None if precision.is_full else precision.run_backward)
+            )
         for model in models:
             model.train()
         yield

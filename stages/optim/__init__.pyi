@@ -12,6 +12,7 @@ from .config import NonFinite as NonFinite
 from .config import OptimizerConfig as OptimizerConfig
 from .config import RmsProp as RmsProp
 from .config import Sgd as Sgd
+from .device_guard import DeviceGuard as DeviceGuard
 from .fast_path.patches import without_dynamo as without_dynamo
 from .gradients import Accumulation as Accumulation
 from .gradients import Window as Window

@@ -32,6 +32,9 @@ class Guard:
 
     def __init__(self, rule: NonFinite, names: Sequence[str], scaler: LossScaler | None = None) -> None:
         self.rule = rule
+        self.flag: Tensor | None = None
+        """A tensor on the device that makes the kernel of the optimizer skip updates; None: no kernel reads
+        one, and `passes` decides."""
         self.overflowed = False
         """True if the gradients of the last batch overflowed in fp16; the batch is then left out."""
         self._scaler = scaler
@@ -52,7 +55,7 @@ class Guard:
         found = self._non_finite(step.item.loss, () if self.overflowed else step.gradients)
         self.skipped = self.skipped + 1 if found else 0
         if found:
-            self._skip(f"epoch {epoch}, batch {iteration}: {_format_found(found)}", "batch", self.skipped)
+            self._skip(f"epoch {epoch}, batch {iteration}: {format_found(found)}", "batch", self.skipped)
         return not found
 
     def passes_sum(self, gradients: Gradients, epoch: int, iteration: int) -> bool:
@@ -64,16 +67,14 @@ class Guard:
         found = self._non_finite(torch.zeros(()), gradients)
         self.skipped_sums = self.skipped_sums + 1 if found else 0
         if found:
-            where = f"epoch {epoch}, batch {iteration}, accumulated gradients: {_format_found(found)}"
+            where = f"epoch {epoch}, batch {iteration}, accumulated gradients: {format_found(found)}"
             self._skip(where, "update", self.skipped_sums)
         return not found
 
     def _skip(self, where: str, what: str, skipped: int) -> None:
         """Log that a batch or an update is skipped. Raises `NonFiniteError` if it must not be."""
         if self.rule.kind == "stop":
-            raise NonFiniteError(
-                f"{where}. {ADVICE}. To leave such batches out, set non_finite: {{kind: skip}}"
-            )
+            raise stop_error(where)
         if skipped > self.rule.limit:
             plural = {"batch": "batches", "update": "updates"}[what]
             raise NonFiniteError(
@@ -81,6 +82,13 @@ class Guard:
                 f"{ADVICE}"
             )
         log.warning("%s; this %s is skipped, %d in a row", where, what, skipped)
+
+    def find_error(self) -> tuple[int, NonFiniteError] | None:
+        """Return the batch and the error that `flag` stands for, if the flag is set. Here: None."""
+        return None
+
+    def forget_steps(self) -> None:
+        """Forget the steps that `flag` was set for. Here: there are none."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of skipped batches, so that a resumed run stops at the same batch."""
@@ -136,7 +144,13 @@ def _finite_norms(loss: Tensor, gradients: list[Tensor]) -> bool:
     return bool(torch.stack([each.to(device) for each in (loss.detach(), *norms)]).isfinite().all())
 
 
-def _format_found(found: list[tuple[str, str]]) -> str:
+def stop_error(where: str) -> NonFiniteError:
+    """Return the error of the rule ``stop``."""
+    return NonFiniteError(f"{where}. {ADVICE}. To leave such batches out, set non_finite: {{kind: skip}}")
+
+
+def format_found(found: list[tuple[str, str]]) -> str:
+    """Return *found*, pairs of a tensor's name and a kind, as text."""
     listed = ", ".join(f"{what} in {name}" for name, what in found[:MAX_LISTED_TENSORS])
     more = len(found) - MAX_LISTED_TENSORS
     return listed if more <= 0 else f"{listed} and {more} more"

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.contracts.errors import CheckpointError
+from stages.contracts.errors import BuilderError, CheckpointError
 
 INITIAL_SCALE = 2.0**16
 GROWTH_FACTOR, BACKOFF_FACTOR = 2.0, 0.5
@@ -25,13 +25,12 @@ class LossScaler:
         self._scale = torch.full((), INITIAL_SCALE, device=device)
         self._growth = torch.zeros((), dtype=torch.int32, device=device)
         self._found = torch.zeros((), device=device)
-        self.was_used = False
-        """True if `run_backward` was called since `begin_step`."""
+        self._was_used = False
 
     def begin_step(self) -> None:
         """Forget the overflow of the previous step."""
         self._found.zero_()
-        self.was_used = False
+        self._was_used = False
 
     def run_backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         """Set ``.grad`` of *parameters* to the gradients of *loss*, computed at the scale."""
@@ -39,7 +38,15 @@ class LossScaler:
         gradients = [each.grad for each in parameters if each.grad is not None]
         dense = [each.coalesce().values() if each.is_sparse else each for each in gradients]
         torch._amp_foreach_non_finite_check_and_unscale_(dense, self._found, self._scale.reciprocal())
-        self.was_used = True
+        self._was_used = True
+
+    def check_used(self, model: object) -> None:
+        """Raise `BuilderError` if the step of *model* computed its gradients without the scale."""
+        if not self._was_used:
+            raise BuilderError(
+                f"{type(model).__name__}.train_step calls loss.backward() itself, and precision fp16 must "
+                "scale the loss. Return TrainOutput(self, backward(self, loss), item), or set precision bf16"
+            )
 
     def absorbs_overflow(self) -> bool:
         """Return whether the gradients of this step overflowed at a scale above 1, and halve the scale then.

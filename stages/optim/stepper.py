@@ -68,11 +68,16 @@ class Stepper:
         self._options = [*map(self._get_options, groups)]
         self._entries = _entries_of(self._state)
 
-    def step(self, gradients: Gradients, learning_rate: float | None) -> None:
+    @property
+    def reads_flag(self) -> bool:
+        """True if the kernel of the optimizer can skip an update by a flag on the device."""
+        return self._lanes is not None and not _is_hooked(self.optimizer)
+
+    def step(self, gradients: Gradients, learning_rate: float | None, skip: Tensor | None = None) -> None:
         """Update with *gradients*, which has a tensor or None for each parameter of the model.
 
-        If *learning_rate* is None, the groups keep the rates that a PyTorch scheduler has set. If all
-        gradients are None, nothing changes.
+        If *skip*, a scalar tensor, is 1, nothing is updated. If *learning_rate* is None, the groups keep the
+        rates that a PyTorch scheduler has set. If all gradients are None, nothing changes.
         """
         if all(gradient is None for gradient in gradients):
             return
@@ -84,13 +89,15 @@ class Stepper:
                     "L-BFGS evaluates a batch several times per step, but received the gradients of one "
                     "evaluation. Call step_with_closure, or use another optimizer"
                 )
+            if skip is not None and skip.item():
+                return
             self._set_gradients(gradients)
             self.optimizer.step()
             self._clear_gradients()
             return
         with torch.no_grad():
             for lane in self._lanes:
-                if lane.step(gradients):
+                if lane.step(gradients, skip):
                     self._entries = _entries_of(self._state)
         # a scheduler of torch warns if the optimizer was not called
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001

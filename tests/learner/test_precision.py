@@ -101,7 +101,7 @@ def files(directory):
 def test_forward_is_in_half_precision_and_gradients_are_float32(precision):
     mixed, model = MixedPrecision(precision, CPU), Net()
 
-    with mixed.step():
+    with mixed.autocast():
         logits = model(torch.ones(2, 6))
         mixed.run_backward(logits.float().sum(), tuple(model.parameters()))
 

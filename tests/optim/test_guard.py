@@ -8,11 +8,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.outputs import RegressionOutput, TrainOutput
-from stages.optim import Guard, NonFinite, NonFiniteError
+from stages.optim import DeviceGuard, Guard, NonFinite, NonFiniteError, Stepper
+from stages.optim.device_guard import MAX_RECORDED_STEPS
 from stages.optim.guard import _finite_norms, _finite_sums
 
 NAMES = ["layers.0.weight", "layers.0.bias", "layers.1.weight"]
 SKIP = NonFinite(kind="skip", limit=2)
+CPU = torch.device("cpu")
 NAN, INFINITY = float("nan"), float("inf")
 
 
@@ -170,3 +172,94 @@ def test_loss_on_a_cpu_and_gradients_on_an_accelerator_pass():
 
     assert passes(1.0)
     assert not passes(NAN)
+
+
+@pytest.mark.parametrize("bad", [each for each, _ in BAD])
+def test_error_of_the_guard_on_the_device_is_that_of_the_guard_on_the_host(bad):
+    guard = DeviceGuard(NAMES, CPU)
+    for iteration in range(1, 17):
+        guard.passes(GOOD[0], 3, iteration)
+
+    guard.passes(bad, 3, 17)
+
+    with pytest.raises(NonFiniteError) as expected:
+        Guard(NonFinite(), NAMES).passes(bad, 3, 17)
+    iteration, error = guard.find_error()
+    assert iteration == 17
+    assert str(error) == str(expected.value)
+
+
+@pytest.mark.parametrize("good", GOOD)
+def test_finite_steps_leave_the_flag_unset(good):
+    guard = DeviceGuard(NAMES, CPU)
+
+    assert guard.passes(good, 1, 1)
+
+    assert not guard.flag.item()
+    assert guard.find_error() is None
+
+
+def test_flag_stays_set_after_the_bad_step():
+    guard = DeviceGuard(NAMES, CPU)
+
+    for each in (step(NAN, [1.0]), GOOD[0]):
+        guard.passes(each, 1, 1)
+
+    assert guard.flag.item() == 1.0
+
+
+def test_overflow_of_an_accumulated_sum_is_named():
+    guard = DeviceGuard(NAMES, CPU)
+
+    guard.passes_sum([torch.tensor([float("inf")]), None, None], 2, 4)
+
+    message = str(guard.find_error()[1])
+    assert message.startswith("epoch 2, batch 4, accumulated gradients: infinity in layers.0.weight")
+
+
+def test_a_run_without_metrics_is_checked_when_the_table_is_full():
+    guard = DeviceGuard(NAMES, CPU)
+    guard.passes(step(NAN, [1.0]), 1, 1)
+
+    with pytest.raises(NonFiniteError, match="epoch 1, batch 1: NaN in loss"):
+        for iteration in range(2, MAX_RECORDED_STEPS + 2):
+            guard.passes(GOOD[0], 1, iteration)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.Adam(p, fused=True),
+        lambda p: torch.optim.AdamW(p, fused=True),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True),
+        lambda p: torch.optim.SGD(p, 0.1, fused=True),
+        torch.optim.Adagrad,
+    ],
+)
+def test_flag_skips_the_update_and_the_state_of_the_optimizer(make):
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = make([weight])
+    stepper = Stepper([weight], optimizer)
+    stepper.step([torch.ones(3)], 0.1)
+    before = [weight.clone(), *(each.clone() for each in tensors(optimizer))]
+
+    stepper.step([torch.full((3,), NAN)], 0.1, torch.ones(()))
+
+    assert all(map(torch.equal, [weight, *tensors(optimizer)], before))
+
+
+def test_unset_flag_changes_no_bit_of_the_update():
+    weights = []
+    for skip in (None, torch.zeros(())):
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 7))
+        stepper = Stepper([weight], torch.optim.Adam([weight], fused=True))
+        for scale in (1.0, 0.5, -2.0):
+            stepper.step([weight.detach() * scale], 0.01, skip)
+        weights.append(weight)
+
+    assert torch.equal(*weights)
+
+
+def tensors(optimizer):
+    states = optimizer.state.values()
+    return [each for state in states for each in state.values() if isinstance(each, torch.Tensor)]

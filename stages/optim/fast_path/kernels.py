@@ -21,10 +21,11 @@ SELECTING = (*UNSUPPORTED, "fused", "foreach", "decoupled_weight_decay")
 class Lane(Protocol):
     """The parameters that one call of a kernel updates."""
 
-    def step(self, gradients: Gradients) -> bool:
+    def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
         """Update the parameters that have a gradient, with the learning rate of their group.
 
-        Return whether entries of the state were created or replaced.
+        If *skip*, a tensor on the device of the lane, is 1, nothing is updated. Return whether entries of the
+        state were created or replaced.
         """
 
 
@@ -40,7 +41,7 @@ class AdamLane:
         self.steps = torch.empty(0)
         self.lists: list[list[Tensor]] = []
 
-    def step(self, gradients: Gradients) -> bool:
+    def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
         """Update as `torch.optim.Adam.step` does; return whether entries of the state were replaced."""
         present = [index for index in self.members if gradients[index] is not None]
         if not present:
@@ -65,7 +66,10 @@ class AdamLane:
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=False,
+            found_inf=skip,
         )
+        if skip is not None:
+            self.steps.sub_(skip)
         return is_new
 
     def _prepare(self, present: list[int]) -> None:
@@ -98,9 +102,11 @@ class SgdLane:
         self.present: list[int] = []
         self.parameters: list[Tensor] = []
         self.velocities: list[Tensor] = []
+        self._skip: Tensor | None = None
 
-    def step(self, gradients: Gradients) -> bool:
+    def step(self, gradients: Gradients, skip: Tensor | None = None) -> bool:
         """Update as `torch.optim.SGD.step` does; return whether entries of the state were created."""
+        self._skip = skip
         present = [index for index in self.members if gradients[index] is not None]
         if present == self.present and bool(self.velocities) == (self.group["momentum"] != 0):
             selected: Any = [gradients[index] for index in present]
@@ -146,6 +152,7 @@ class SgdLane:
             nesterov=group["nesterov"],
             maximize=False,
             is_first_step=first,
+            found_inf=self._skip,
         )
 
 

@@ -1,0 +1,90 @@
+"""A guard that checks on the accelerator, so that no step waits for the device."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.contracts.outputs import TrainOutput
+from stages.optim.config import NonFinite
+from stages.optim.gradients import Gradients
+from stages.optim.guard import Guard, NonFiniteError, format_found, stop_error
+
+MAX_RECORDED_STEPS = 128
+"""Steps and accumulated updates that are recorded before the flag is read."""
+
+
+class DeviceGuard(Guard):
+    """A guard with the rule ``stop`` whose flag is a tensor on the device.
+
+    Each step writes the loss and the greatest magnitude of each gradient into a row of a table, and sets the
+    flag if one is not finite. The kernel of the optimizer reads the flag and skips the update, from the bad
+    batch on. The host reads the flag later, and only then finds the batch and its tensors in the table.
+    """
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        super().__init__(NonFinite(), names)
+        self._flag = torch.zeros((), device=device)
+        self.flag = self._flag
+        self._rows = torch.zeros((MAX_RECORDED_STEPS, len(self.names) + 1), device=device)
+        self._zero = torch.zeros((), device=device)
+        self._recorded: list[tuple[int, int, str]] = []
+
+    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
+        """Record *step*, and return True: the flag decides about the update."""
+        self._record(step.item.loss, step.gradients, (epoch, iteration, ""))
+        return True
+
+    def passes_sum(self, gradients: Gradients, epoch: int, iteration: int) -> bool:
+        """Record the accumulated *gradients*, and return True."""
+        self._record(self._zero, gradients, (epoch, iteration, ", accumulated gradients"))
+        return True
+
+    def find_error(self) -> tuple[int, NonFiniteError] | None:
+        """Return the batch of the first row that is not finite, and the error to raise; None if all are.
+
+        Waits for the device. Forgets the rows if all are finite.
+        """
+        rows = self._rows[: len(self._recorded)].tolist() if self._flag.item() else []
+        for (epoch, iteration, what), row in zip(self._recorded, rows, strict=False):
+            found = list(_name_non_finite(("loss", *self.names), row))
+            if found:
+                return iteration, stop_error(f"epoch {epoch}, batch {iteration}{what}: {format_found(found)}")
+        self.forget_steps()
+        return None
+
+    def forget_steps(self) -> None:
+        """Forget the recorded steps, all of which were finite."""
+        self._recorded.clear()
+
+    def _record(self, loss: Tensor, gradients: Gradients, location: tuple[int, int, str]) -> None:
+        if len(self._recorded) == MAX_RECORDED_STEPS and (error := self.find_error()):
+            raise error[1]
+        row = self._rows[len(self._recorded)]
+        self._recorded.append(location)
+        present = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        norms = _largest_magnitudes([gradients[number] for number in present])
+        magnitudes = [self._zero] * (len(self.names) + 1)
+        magnitudes[0] = loss.detach().to(self._flag.device, torch.float32).reshape(())
+        for number, norm in zip(present, norms, strict=True):
+            magnitudes[number + 1] = norm
+        torch.stack(magnitudes, out=row)
+        torch.maximum(self._flag, (~row.isfinite().all()).to(torch.float32), out=self._flag)
+
+
+def _largest_magnitudes(gradients: Sequence[Any]) -> Sequence[Tensor]:
+    """Return the infinity norm of each of *gradients*; a maximum cannot overflow, and keeps a NaN."""
+    if not gradients:
+        return []
+    dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
+    return torch._foreach_norm(dense, float("inf"), dtype=torch.float32)  # noqa: SLF001  one kernel for all
+
+
+def _name_non_finite(names: Sequence[str], row: Sequence[float]) -> Any:
+    """Yield the name and kind of each value in *row* that is not finite."""
+    for name, value in zip(names, row, strict=True):
+        if value != value:
+            yield name, "NaN"
+        elif abs(value) == float("inf"):
+            yield name, "infinity"

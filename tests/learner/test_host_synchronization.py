@@ -1,0 +1,115 @@
+"""No step of a run on an accelerator waits for it; the values of 64 steps are read in one transfer."""
+
+import pytest
+import torch
+from host_synchronization import CountSynchronizations
+
+from stages.checkpoints import FileCheckpointer
+from stages.checkpoints.file_names import STEP_FOLDER, list_epochs
+from stages.learner import LearnerBuilder
+from stages.metrics import AccuracyMetric, LossMetric
+from stages.models import Cnn, Mlp
+from stages.optim import Adam, ClipByGlobalNorm, NonFiniteError, Sgd
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import NoRenderer
+
+STEPS = 200
+MODELS = {"cnn": lambda: Cnn((1, 28, 28), 10), "mlp": lambda: Mlp((1, 8, 8), 10)}
+
+
+class BatchesOnDevice:
+    """*steps* batches that are on the device already."""
+
+    def __init__(self, shape, steps):
+        inputs = torch.zeros(4, *shape, device="meta")
+        self.batches = [(inputs, torch.zeros(4, dtype=torch.int64, device="meta"))] * steps
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def set_device(self, device):
+        pass
+
+
+def build(directory, model, monkeypatch, clipping=None, optimizer=None):
+    monkeypatch.setattr("stages.learner.assembly.find_device", torch.device)
+    monkeypatch.setattr("stages.optim.optimizers.FUSED_DEVICES", ("cpu", "meta"))
+    builder = LearnerBuilder(directory).devices(["meta"]).metrics(LossMetric(), AccuracyMetric()).seed(1)
+    builder.renderer(NoRenderer())
+    if clipping:
+        builder.grad_clipping(clipping)
+    return builder.build(model, optimizer or Adam(), 0.1)
+
+
+@pytest.mark.parametrize("clipping", [None, ClipByGlobalNorm(max_norm=1.0)])
+@pytest.mark.parametrize("name", MODELS)
+def test_host_reads_the_device_once_in_64_steps(name, clipping, tmp_path, monkeypatch):
+    shape = {"cnn": (1, 28, 28), "mlp": (1, 8, 8)}[name]
+    learner = build(tmp_path, MODELS[name](), monkeypatch, clipping)
+
+    with CountSynchronizations() as counter:
+        learner.fit(BatchesOnDevice(shape, STEPS), BatchesOnDevice(shape, STEPS))
+
+    reads_per_split = STEPS // 64 + 2  # every 64 steps, the rest of the epoch, and the value of the epoch
+    assert counter.counts == {"device to host": 2 * reads_per_split + 1}
+
+
+class NanAfter(Mlp):
+    """A model whose loss is NaN in one batch."""
+
+    def __init__(self, batch):
+        torch.manual_seed(1)
+        super().__init__((4,), 3)
+        self.batch = batch
+
+    def loss(self, logits, targets):
+        self.batch -= self.training
+        return super().loss(logits, targets) * (float("nan") if self.batch == 0 else 1.0)
+
+
+def train(directory, bad_batch, optimizer):
+    torch.manual_seed(1)
+    inputs = torch.randn(100, 8, 4)
+    batches = [(each, each[:, :3].argmax(1)) for each in inputs]
+    builder = LearnerBuilder(directory).devices(["cpu"]).metrics(LossMetric()).seed(1).renderer(NoRenderer())
+    learner = builder.build(NanAfter(bad_batch), optimizer, 0.01)
+    with pytest.raises(NonFiniteError) as caught:
+        learner.fit(batches, batches)
+    weights = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    return str(caught.value), weights, (directory / "train/epoch-1/Loss.log").read_text()
+
+
+@pytest.mark.parametrize("optimizer", [Adam(), Sgd(momentum=0.9), Sgd()])
+@pytest.mark.parametrize("bad_batch", [2, 65, 100])
+def test_guard_on_the_device_leaves_the_error_weights_and_logs_of_the_guard_on_the_host(
+    bad_batch, optimizer, tmp_path, monkeypatch
+):
+    expected = train(tmp_path / "host", bad_batch, optimizer)
+    monkeypatch.setattr("stages.learner.run_state._can_check_on_device", lambda *_: True)
+
+    message, weights, lines = train(tmp_path / "device", bad_batch, optimizer)
+
+    assert message == expected[0]
+    assert message.startswith(f"epoch 1, batch {bad_batch}: NaN in loss, NaN in")
+    assert all(torch.equal(value, expected[1][name]) for name, value in weights.items())
+    assert lines == expected[2]
+    assert len(lines.splitlines()) == bad_batch - 1
+
+
+def test_no_checkpoint_follows_a_bad_batch_on_the_device(tmp_path, monkeypatch):
+    monkeypatch.setattr("stages.learner.run_state._can_check_on_device", lambda *_: True)
+    torch.manual_seed(1)
+    batches = [(each, each[:, :3].argmax(1)) for each in torch.randn(20, 8, 4)]
+    builder = LearnerBuilder(tmp_path).devices(["cpu"]).metrics(LossMetric()).renderer(NoRenderer())
+    builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint_every(steps=4)
+    learner = builder.build(NanAfter(11), Adam(), 0.01)
+
+    with pytest.raises(NonFiniteError):
+        learner.fit(batches, batches)
+
+    [newest] = list_epochs(tmp_path / STEP_FOLDER)
+    steps = FileCheckpointer(tmp_path / STEP_FOLDER, NamedMpkGzFileRecorder(compression=0))
+    assert steps.restore(newest).trainer["place"]["iteration"] == 8
