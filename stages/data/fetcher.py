@@ -1,4 +1,4 @@
-"""The batches of an epoch, made of sample indices with random numbers that depend only on seeds."""
+"""Batches, made of sample indices with random numbers that depend only on the seed and the epoch."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -13,21 +13,24 @@ from stages.contracts.seeds import derive_seed
 from stages.data.batchers import Batcher, NormalizeBatcher
 from stages.data.datasets import Dataset, TensorDataset
 
+Place = tuple[int, int, Sequence[int] | Tensor]
+"""The epoch of a batch, its position in the epoch, counted from 0, and the indices of its samples."""
+
 
 class Fetcher:
-    """A source of the batches of one epoch, in this process or, pickled, in a worker.
+    """A source of the batches of every epoch, in this process or, pickled, in a worker.
 
     The random numbers that a sample draws depend on (seed, epoch, index); those of ``__getitems__`` and of
     the batcher depend on (seed, epoch, position of the batch).
     """
 
-    def __init__(self, dataset: Dataset, batcher: Batcher, seed: int, epoch: int) -> None:
+    def __init__(self, dataset: Dataset, batcher: Batcher, seed: int) -> None:
         self._dataset = dataset
         self._batcher = batcher
-        self._path = seed, epoch
+        self.seed = seed
 
-    def __getitem__(self, place: tuple[int, Sequence[int] | Tensor]) -> Any:
-        """Return the batch of a position in the epoch and the indices of its samples.
+    def __getitem__(self, place: Place) -> Any:
+        """Return the batch at *place*.
 
         Raises `RuntimeError` if the dataset or the batcher raises StopIteration, which would end the epoch,
         or SystemExit, which would end a worker without a message.
@@ -36,30 +39,30 @@ class Fetcher:
             return self._batch(*place)
         except (StopIteration, SystemExit) as error:
             raise RuntimeError(
-                f"batch {place[0]}: the dataset or the batcher raised {type(error).__name__}"
+                f"batch {place[1]}: the dataset or the batcher raised {type(error).__name__}"
             ) from error
 
-    def _batch(self, position: int, indices: Sequence[int] | Tensor) -> Any:
+    def _batch(self, epoch: int, position: int, indices: Sequence[int] | Tensor) -> Any:
         if type(self._dataset) is not TensorDataset:
             with preserve_random_state():
-                items = self._draw(position, torch.as_tensor(indices).tolist())
+                items = self._draw(epoch, position, torch.as_tensor(indices).tolist())
         else:
             items = self._dataset.__getitems__(indices)
         if type(self._batcher) is NormalizeBatcher:
             return self._batcher.batch(items)
         with preserve_random_state():
-            seed_random_state(*self._path, "batcher", position)
+            seed_random_state(self.seed, epoch, "batcher", position)
             return self._batcher.batch(items)
 
-    def _draw(self, position: int, indices: list[int]) -> Any:
+    def _draw(self, epoch: int, position: int, indices: list[int]) -> Any:
         fetch = getattr(self._dataset, "__getitems__", None)
         if fetch is None:
-            return [self._sample(index) for index in indices]
-        seed_random_state(*self._path, "batch", position)
+            return [self._sample(epoch, index) for index in indices]
+        seed_random_state(self.seed, epoch, "batch", position)
         return fetch(indices)
 
-    def _sample(self, index: int) -> Any:
-        seed_random_state(*self._path, index)
+    def _sample(self, epoch: int, index: int) -> Any:
+        seed_random_state(self.seed, epoch, index)
         return self._dataset[index]
 
 

@@ -3,20 +3,19 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from signal import SIGINT
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
 
 from stages.contracts.errors import CheckpointError
 from stages.contracts.placement import move
 from stages.contracts.seeds import derive_seed
-from stages.contracts.worker_signals import RESET, block_signals, prepare_worker
 from stages.data.batchers import Batcher, as_batcher
 from stages.data.datasets import Dataset
-from stages.data.fetcher import Fetcher
+from stages.data.fetcher import Fetcher, Place
+from stages.data.worker_pool import WorkerPool
 
 CPU = torch.device("cpu")
 MAX_SPLIT_BATCHES = 1024
@@ -113,6 +112,7 @@ class DataLoader:
         self.device = device
         self.epoch = 1
         self._first = 0
+        self._pool: WorkerPool | None = None
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -141,26 +141,34 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         first, self._first = self._first, 0
-        places = enumerate(self.order.batches(self.epoch, first), start=first)
-        batches = self._from_workers(places) if self.workers else map(self._fetcher().__getitem__, places)
+        batches = self._from_workers(first) if self.workers else self._from_this_process(first)
         return batches if self.device == CPU else (move(batch, self.device) for batch in batches)
 
-    def _from_workers(self, places: Iterable[tuple[int, torch.Tensor]]) -> Iterator[Any]:
-        """Yield the same batches from worker processes, which do not use torch's global generator."""
-        loader: TorchDataLoader[Any] = TorchDataLoader(
-            self._fetcher(),  # type: ignore[arg-type]  # structurally a dataset of batches
-            batch_size=None,
-            sampler=((position, indices.tolist()) for position, indices in places),
-            collate_fn=_identity,
-            num_workers=min(self.workers, len(self)),
-            generator=torch.Generator().manual_seed(derive_seed(self.order.seed or 0, self.epoch)),
-            worker_init_fn=prepare_worker,
+    def _from_this_process(self, first: int) -> Iterator[Any]:
+        return map(self._fetcher().__getitem__, self._places(first))
+
+    def _from_workers(self, first: int) -> Iterator[Any]:
+        """Return the same batches from worker processes, which are kept for the next pass."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            pool = WorkerPool(self._fetcher(), min(self.workers, len(self)))
+        return self._keep_pool(pool, pool.batches(self._places(first)))
+
+    def _keep_pool(self, pool: WorkerPool, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield *batches*, and keep *pool* unless they end with an error; a pass of it may be in progress."""
+        with suppress(GeneratorExit):
+            yield from batches
+        self._pool = pool
+
+    def _places(self, first: int) -> Iterator[Place]:
+        epoch = self.epoch
+        return (
+            (epoch, position, indices)
+            for position, indices in enumerate(self.order.batches(epoch, first), start=first)
         )
-        with block_signals(SIGINT, *RESET):
-            return iter(loader)
 
     def _fetcher(self) -> Fetcher:
-        return Fetcher(self.dataset, self.batcher, self.order.seed or 0, self.epoch)
+        return Fetcher(self.dataset, self.batcher, self.order.seed or 0)
 
 
 def _limit_workers(workers: int) -> int:
@@ -177,7 +185,3 @@ def _limit_workers(workers: int) -> int:
         limit,
     )
     return limit
-
-
-def _identity(batch: Any) -> Any:
-    return batch
