@@ -58,6 +58,7 @@ PACKAGES = {
             "tests/pipeline/test_deferred_signals.py",
             "tests/pipeline/test_reproduce.py",
             "tests/pipeline/test_flow.py",
+            "tests/pipeline/test_flow_runs.py",
         ),
         60,
         120,

@@ -78,6 +78,18 @@ def test_block_that_suppresses_the_signal_is_still_interrupted():
         send(SIGHUP)
 
 
+def test_handler_of_errors_in_the_block_does_not_catch_the_signal():
+    caught = []
+
+    with pytest.raises(RunInterruptedError), end_on_signal():
+        try:
+            send(SIGTERM)
+        except Exception as error:  # noqa: BLE001  as user code may
+            caught.append(error)
+
+    assert caught == []
+
+
 def test_error_of_the_block_is_raised_unchanged():
     for block in (end_on_signal, defer_signals):
         with pytest.raises(ValueError, match="of the block"), block():

@@ -243,3 +243,17 @@ def test_watchdog_repairs_the_lockfile_after_its_process_is_killed(project, star
 
     wait_until(lambda: not Path(f".runs/watchdog-{watched.pid}").exists())
     assert LOCKFILE.read_text() == INTACT
+
+
+def test_watchdog_works_on_a_kernel_without_descriptors_of_processes(project, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    back_up_lockfile()
+    watched = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE)
+    fork_watchdog(watched.pid)
+    wait_until(lambda: is_claimed(watched.pid))
+    LOCKFILE.write_text(TRUNCATED)
+
+    watched.communicate()
+
+    wait_until(lambda: not Path(f".runs/watchdog-{watched.pid}").exists())
+    assert LOCKFILE.read_text() == INTACT

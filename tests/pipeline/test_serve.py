@@ -18,7 +18,6 @@ from ruamel.yaml import YAML
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.flows.experiments import check_remotes
-from pipeline.flows.flow import select_stages
 from pipeline.flows.serving import Plan
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, StageError
@@ -555,14 +554,6 @@ def test_push_is_refused_if_there_is_no_remote(project, monkeypatch):
 
     with pytest.raises(StageError, match="`dvc remote add"):
         check_remotes(experiment=False)
-
-
-def test_targets_are_checked_and_include_the_stages_that_they_need(project, monkeypatch):
-    monkeypatch.chdir(project.folder)
-
-    with pytest.raises(ParamsError, match="Did you mean 'fit'"):
-        select_stages(["fitt"])
-    assert select_stages(["build-learner"]) == ["create-artifact-dir", "load-data", "build-learner"]
 
 
 LEASE = """

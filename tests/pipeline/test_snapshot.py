@@ -206,6 +206,12 @@ def test_stage_whose_loaded_version_differs_from_its_file_is_refused():
         check_loaded(taken, "7")
 
 
+def test_project_without_a_dvcignore_excludes_no_file_of_its_own(folder):
+    (folder / ".dvcignore").unlink()
+
+    assert {Path("inputs/skipped.log"), Path("inputs/private/f.txt")} <= take_snapshot("fit").files.keys()
+
+
 def test_dvcignore_excludes_the_files_that_dvc_excludes(folder):
     (folder / ".dvcignore").write_text("*.log\n!kept.log\n/inputs/deep/\nprivate\n**/x.pyc\n")
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], check=True)
