@@ -70,25 +70,25 @@ def test_table_covers_every_built_in_metric():
 
 
 @pytest.mark.parametrize(
-    ("metric", "name"),
+    ("build", "arguments", "name"),
     [
-        (PrecisionMetric.binary(0.25), "Precision @ Threshold(0.25) [Macro]"),
-        (PrecisionMetric.multiclass(2, "micro"), "Precision @ TopK(2) [Micro]"),
-        (RecallMetric.multilabel(0.5, "micro"), "Recall @ Threshold(0.5) [Micro]"),
-        (PrecisionMetric.binary(), "Precision @ Threshold(0.5) [Macro]"),
-        (PrecisionMetric.multiclass(), "Precision @ TopK(1) [Macro]"),
-        (RecallMetric.multilabel(), "Recall @ Threshold(0.5) [Macro]"),
-        (FBetaScoreMetric.binary(), "FBetaScore (1) @ Threshold(0.5) [Macro]"),
-        (FBetaScoreMetric.multiclass(), "FBetaScore (1) @ TopK(1) [Macro]"),
-        (FBetaScoreMetric.multilabel(), "FBetaScore (1) @ Threshold(0.5) [Macro]"),
-        (FBetaScoreMetric.binary(2.0, 0.5), "FBetaScore (2) @ Threshold(0.5) [Macro]"),
-        (FBetaScoreMetric.multiclass(0.5, 1, "micro"), "FBetaScore (0.5) @ TopK(1) [Micro]"),
-        (FBetaScoreMetric.multilabel(1.0, 0.5, "micro"), "FBetaScore (1) @ Threshold(0.5) [Micro]"),
-        (AurocMetric.binary(), "AUROC [Macro]"),
-        (AurocMetric.multiclass("micro"), "AUROC [Micro]"),
-        (AucPrMetric.multilabel("micro"), "AUC-PR [Micro]"),
-        (MetricAdapter(AurocMetric(), list), "AUROC [Macro]"),
+        (PrecisionMetric.binary, (0.25,), "Precision @ Threshold(0.25) [Macro]"),
+        (PrecisionMetric.multiclass, (2, "micro"), "Precision @ TopK(2) [Micro]"),
+        (RecallMetric.multilabel, (0.5, "micro"), "Recall @ Threshold(0.5) [Micro]"),
+        (PrecisionMetric.binary, (), "Precision @ Threshold(0.5) [Macro]"),
+        (PrecisionMetric.multiclass, (), "Precision @ TopK(1) [Macro]"),
+        (RecallMetric.multilabel, (), "Recall @ Threshold(0.5) [Macro]"),
+        (FBetaScoreMetric.binary, (), "FBetaScore (1) @ Threshold(0.5) [Macro]"),
+        (FBetaScoreMetric.multiclass, (), "FBetaScore (1) @ TopK(1) [Macro]"),
+        (FBetaScoreMetric.multilabel, (), "FBetaScore (1) @ Threshold(0.5) [Macro]"),
+        (FBetaScoreMetric.binary, (2.0, 0.5), "FBetaScore (2) @ Threshold(0.5) [Macro]"),
+        (FBetaScoreMetric.multiclass, (0.5, 1, "micro"), "FBetaScore (0.5) @ TopK(1) [Micro]"),
+        (FBetaScoreMetric.multilabel, (1.0, 0.5, "micro"), "FBetaScore (1) @ Threshold(0.5) [Micro]"),
+        (AurocMetric.binary, (), "AUROC [Macro]"),
+        (AurocMetric.multiclass, ("micro",), "AUROC [Micro]"),
+        (AucPrMetric.multilabel, ("micro",), "AUC-PR [Micro]"),
+        (MetricAdapter, (AurocMetric(), list), "AUROC [Macro]"),
     ],
 )
-def test_burn_constructors_exist(metric, name):
-    assert metric.name == name
+def test_burn_constructors_exist(build, arguments, name):
+    assert build(*arguments).name == name

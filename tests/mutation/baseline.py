@@ -40,7 +40,7 @@ class Baseline:
         """Return the tests that run the statement of *mutant*, the fastest first.
 
         Coverage sees neither what runs when a module is imported nor what a fork runs. If no test runs the
-        statement, return those that run its file; outside of functions, all tests, those beside them first.
+        statement, return those that run its file; outside of functions, all tests.
         """
         first, last = mutant.lines
         covered = {
@@ -49,12 +49,7 @@ class Baseline:
         if mutant.function:
             exact = [name for name, lines in covered.items() if any(first <= line <= last for line in lines)]
             return sorted(exact or covered, key=self._speed)
-        modules = {name.partition("::")[0] for name in covered}
-        others, beside = (
-            [name for name in self.tests if (name.partition("::")[0] in modules) is is_beside]
-            for is_beside in (False, True)
-        )
-        return sorted(beside, key=self._speed) + sorted(others, key=self._speed)
+        return sorted(self.tests, key=self._speed)
 
     def _speed(self, test):
         return self.tests[test]["cpu"], test

@@ -16,7 +16,7 @@ class Package:
     """Paths of tests, those of the part first."""
     count: int
     """Mutants to draw."""
-    test_seconds: float = 20
+    test_seconds: float = 30
     """Processor time of the unmutated tests that one mutant runs: the fastest that cover it, up to this."""
 
     def files(self, root):
