@@ -118,8 +118,25 @@ def test_changed_param_changes_the_key_and_is_reported(finished, monkeypatch):
     assert "params.batch_size: 32 → 64" in finished.learner("runs", "show").out
 
 
+@pytest.mark.parametrize("param", ["precision: bf16", "compile: true", "deterministic: true"])
+def test_param_of_the_computation_is_part_of_the_key(param, finished, monkeypatch):
+    finished.edit("params.yaml", "device: auto", f"device: auto\n  {param}")
+    monkeypatch.chdir(finished.folder)
+    [run] = runs(finished.folder / ".runs")
+
+    [difference] = differences(run.entries, read_key_entries())
+
+    assert difference.startswith(f"params.{param.partition(':')[0]}: ")
+
+
 @pytest.mark.parametrize(
-    ("old", "new"), [("num_workers: 0", "num_workers: 1"), ("device: auto", "device: cpu")], ids=str
+    ("old", "new"),
+    [
+        ("num_workers: 0", "num_workers: 1"),
+        ("device: auto", "device: cpu"),
+        ("device: auto", 'device: auto\n  fast_path: "off"'),
+    ],
+    ids=str,
 )
 def test_param_that_changes_no_number_keeps_the_key(old, new, finished, monkeypatch):
     finished.edit("params.yaml", old, new)

@@ -127,6 +127,8 @@ Precision = Literal["f32", "tf32", "bf16", "fp16"]
 """IEEE float32, float32 with TF32 in CUDA's matrix products, or autocast to a half-precision dtype."""
 COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 """Modes of `torch.compile`: those without CUDA graphs of their own."""
+FastPath = Literal["auto", "off"]
+"""``auto``: call the fused kernel of the optimizer directly if it gives the same bits; ``off``: never."""
 Compile = Annotated[bool | str, BeforeValidator(_compile)]
 Text = Annotated[str, BeforeValidator(_text)]
 FileName = Annotated[str, BeforeValidator(_file_name)]

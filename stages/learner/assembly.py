@@ -79,9 +79,10 @@ def assemble(
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)
     check_monitored_metrics(scheduler, options.metrics)
+    model_state = ModelState(model, optimizer, scheduler, clipping, fast_path=options.fast_path)
     components = Components(
         options=options,
-        state=RunState(ModelState(model, optimizer, scheduler, clipping), options, replicas.devices),
+        state=RunState(model_state, options, replicas.devices),
         replicas=replicas,
         observers=_build_observers(options),
         checkpoints=_build_checkpoints(options),

@@ -15,7 +15,7 @@ from stages.checkpoints import Retention
 from stages.contracts.config import Config
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.events import MetricLogger, Renderer
-from stages.contracts.fields import Precision
+from stages.contracts.fields import FastPath, Precision
 from stages.contracts.files import write_text
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
@@ -220,6 +220,13 @@ class LearnerBuilder:
         CUDA graphs of its own.
         """
         return self._set(compile=CompileOptions(mode, backend))
+
+    def fast_path(self, choice: FastPath) -> Self:
+        """Call the fused kernel of the optimizer directly (``auto``, the default) or its ``step`` (``off``).
+
+        Both give the same bits.
+        """
+        return self._set(fast_path=choice)
 
     def grads_accumulation(self, batches: int, *, reduction: str = "mean", leftover: str = "flush") -> Self:
         """Accumulate the gradients of *batches* batches for one step of the optimizer. Default: 1.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError, RecordError
+from stages.contracts.fields import FastPath
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import TrainOutput
 from stages.learner.training_state import load_training_state, training_state
@@ -36,13 +37,15 @@ class ModelState:
         optimizer: torch.optim.Optimizer,
         scheduler: LrScheduler,
         clipping: Clipping | None = None,
+        *,
+        fast_path: FastPath = "auto",
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.epoch = 0
         """The last finished epoch; 0 before the first."""
-        self._stepper = Stepper(list(model.parameters()), optimizer, clipping)
+        self._stepper = Stepper(list(model.parameters()), optimizer, clipping, fast_path=fast_path)
         self._drives_groups = getattr(scheduler, "drives_groups", False)
         self.needs_closure = self._stepper.needs_closure
         """True if the optimizer evaluates a batch several times per step: use `update_with_closure` then."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import optimizer as torch_optimizer
 
 from stages.contracts.errors import BuilderError
+from stages.contracts.fields import FastPath
 from stages.optim.clipping import clip
 from stages.optim.config import ClipByGlobalNorm, ClipByNorm, ClipByValue
 from stages.optim.fast_path.kernels import SELECTING, Lane, build_lanes, is_dense, is_skipped_by_sgd
@@ -20,8 +21,8 @@ class Stepper:
     """The updates of a model's parameters by *optimizer*, from gradients that *clipping* limits.
 
     A plain ``Adam(fused=True)``, ``AdamW(fused=True)`` or ``SGD(fused=True)`` is updated by its kernel, with
-    the same bits and in the same ``optimizer.state``. All other optimizers, and those with hooks, are updated
-    by their own ``step``.
+    the same bits and in the same ``optimizer.state``. All other optimizers, those with hooks, and all with
+    *fast_path* ``off``, are updated by their own ``step``.
 
     The stepper adapts to `load_state_dict`, `add_param_group`, a replaced ``optimizer.step``, changed options
     of a group (``amsgrad``, ``maximize`` …) and entries of ``optimizer.state`` that were replaced or removed.
@@ -36,10 +37,13 @@ class Stepper:
         model_parameters: Sequence[Tensor],
         optimizer: torch.optim.Optimizer,
         clipping: ClipByValue | ClipByNorm | ClipByGlobalNorm | None = None,
+        *,
+        fast_path: FastPath = "auto",
     ) -> None:
         self.parameters = list(model_parameters)
         self.optimizer = optimizer
         self.clipping = clipping
+        self._fast_path = fast_path
         self.needs_closure = isinstance(optimizer, torch.optim.LBFGS)
         """True if the optimizer evaluates the loss several times per step and needs `step_with_closure`."""
         self._initial: list[float] = []
@@ -60,7 +64,7 @@ class Stepper:
         self._state, self._groups, self._group_count = self.optimizer.state, groups, len(groups)
         _match_layouts(self._state)
         self._lanes: list[Lane] | None = None
-        if not _is_overridden(self.optimizer):
+        if self._fast_path == "auto" and not _is_overridden(self.optimizer):
             self._lanes = build_lanes(self.optimizer, self.parameters)
         self._own_step = vars(self.optimizer).get("step")
         names = [name for name in SELECTING if all(name in group for group in groups)]

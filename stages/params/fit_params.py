@@ -15,6 +15,7 @@ from stages.contracts.fields import (
     Compile,
     Count,
     Devices,
+    FastPath,
     Flag,
     Precision,
     Seconds,
@@ -41,6 +42,7 @@ CHANGES_NO_NUMBER = {
     "checkpoint_every_seconds",
     "max_unsaved_seconds",
     "loggers",
+    "fast_path",
 }
 """Params that are not part of a run's key: a run resumes with other values of them.
 
@@ -81,6 +83,8 @@ class FitConfig(Config):
     """``f32`` (IEEE), ``tf32`` (CUDA), ``bf16`` or ``fp16``; weights and records are float32 in each."""
     compile: Compile = False
     """True to compile the model with `torch.compile`, or ``max-autotune-no-cudagraphs``; takes minutes."""
+    fast_path: FastPath = "auto"
+    """``auto`` calls the fused kernel of the optimizer directly, ``off`` its ``step``; the bits are equal."""
     gradient_checkpointing: Flag = False
     """Compute activations twice instead of keeping them: less memory, more time, the same numbers."""
     non_finite: NonFinite = NonFinite()
@@ -165,6 +169,7 @@ class FitConfig(Config):
             .devices(self._devices())
             .precision(self.precision)
             .num_threads(self.num_threads)
+            .fast_path(self.fast_path)
             .grads_accumulation(
                 accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover
             )

@@ -118,6 +118,21 @@ def test_kernels_are_used_for_plain_fused_optimizers(kind):
     assert Stepper(ours, OPTIMIZERS[kind](ours))._lanes
 
 
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_step_themselves_if_the_fast_path_is_off_with_the_same_bits(kind):
+    ours, theirs = parameters(), parameters()
+    fast, off = OPTIMIZERS[kind](ours), OPTIMIZERS[kind](theirs)
+    fast_stepper, stepper = Stepper(ours, fast), Stepper(theirs, off, fast_path="off")
+
+    for step in range(4):
+        fast_stepper.step(gradients(step), 0.1)
+        stepper.step(gradients(step), 0.1)
+
+    assert stepper._lanes is None
+    assert_same(ours, theirs)
+    assert_same(fast.state_dict(), off.state_dict())
+
+
 @pytest.mark.parametrize("kind", OTHERS)
 def test_kernels_are_not_used_for_other_optimizers(kind):
     ours = parameters()
