@@ -20,6 +20,7 @@ SGD = (
 )
 FAST = "the public optimizer spends several times the kernel's time in Python"
 HOOKS = "an optimizer with hooks is stepped by its own method; no public function lists the hooks"
+SCALE = "`GradScaler` scales a loss only through an optimizer, and gradients are returned before that"
 COMPILE = "a model that torch.compile wrapped is compiled in place, as `Module.compile` does"
 
 WRAPPER = Patch("torch._dynamo.eval_frame:OptimizedModule", COMPILE, "(mod, dynamo_ctx)", SUPPORTED)
@@ -33,6 +34,24 @@ PATCHES = (
         "torch:_foreach_norm",
         "the norms of all gradients are computed with one kernel; no public function does",
         None,
+        SUPPORTED,
+    ),
+    Patch(
+        "torch:ops.aten._amp_foreach_non_finite_check_and_unscale_.default",
+        SCALE,
+        "(self, found_inf, inv_scale)",
+        SUPPORTED,
+    ),
+    Patch(
+        "torch:ops.aten._amp_update_scale_.default",
+        SCALE,
+        "(self, growth_tracker, found_inf, scale_growth_factor, scale_backoff_factor, growth_interval)",
+        SUPPORTED,
+    ),
+    Patch(
+        "torch.utils._pytree:tree_leaves",
+        "the shapes of a batch of any type are compared; no public function lists its tensors",
+        "(tree, is_leaf=None)",
         SUPPORTED,
     ),
     Patch(
