@@ -82,13 +82,13 @@ def test_exhausted_memory_is_one_message_with_three_remedies():
     assert all(word in message for word in ("batch_size", "gradient_checkpointing", "precision"))
 
 
-def test_tensors_of_the_failed_step_are_freed_after_the_error():
-    freed = []
+def test_tensors_of_the_failed_step_are_freed_while_the_error_is_kept():
+    freed, error = [], torch.OutOfMemoryError("Tried to allocate 3.00 TiB")
 
     def step():
         tensor = torch.zeros(1)
         weakref.finalize(tensor, freed.append, True)
-        raise torch.OutOfMemoryError("Tried to allocate 3.00 TiB")
+        raise error
 
     with pytest.raises(StageError), report_out_of_memory(CPU):
         step()

@@ -108,6 +108,13 @@ def test_two_devices_equal_accumulating_over_two_batches(start, tiny, tmp_path, 
     assert trained[0].history.series(Split.VALID, "Loss") == trained[1].history.series(Split.VALID, "Loss")
 
 
+def test_deterministic_algorithms_change_no_number_on_a_cpu(train, tmp_path):
+    fastest = train(tmp_path / "fastest")
+    deterministic = train(tmp_path / "deterministic", change=lambda b: b.deterministic())
+
+    assert same(fastest, deterministic)
+
+
 def test_gradient_checkpointing_changes_no_number(train, tmp_path):
     kept = train(tmp_path / "kept")
     recomputed = train(tmp_path / "recomputed", change=lambda b: b.gradient_checkpointing())
