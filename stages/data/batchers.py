@@ -33,18 +33,50 @@ class Batcher(Protocol):
 
 
 class NormalizeBatcher:
-    """A batcher that converts inputs to float32, subtracts *mean* and divides by *std*."""
+    """A batcher that converts inputs to float32, subtracts *mean* and divides by *std*.
+
+    It has two halves, so that a loader can copy the samples to an accelerator in their own dtype, such as
+    uint8, and convert them there.
+    """
 
     def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
         self._scale = 1.0 / std
         self._offset = torch.tensor(-mean / std)
+        self._offsets: dict[torch.device, Tensor] = {}
 
     def batch(self, items: Sequence[tuple[Tensor, Tensor]]) -> Batch:
         """Return the inputs as (B, …) float32, with unchanged targets."""
         samples = Samples.of(items)
-        inputs = samples.inputs.to(torch.float32, copy=True)
-        torch.add(self._offset, inputs, alpha=self._scale, out=inputs)  # one pass
-        return Batch(inputs, samples.targets)
+        return Batch(self._normalize(samples.inputs), samples.targets)
+
+    @staticmethod
+    def gather(items: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+        """Return the inputs as (B, …) in the dtype of the samples."""
+        samples = Samples.of(items)
+        return Batch(samples.inputs, samples.targets)
+
+    def finish(self, batch: Batch) -> Batch:
+        """Return *batch* with normalized inputs, float32, on its device."""
+        return Batch(self._normalize(batch.inputs), batch.targets)
+
+    def _normalize(self, stored: Tensor) -> Tensor:
+        inputs = stored.to(torch.float32, copy=True)
+        offset = self._offset if inputs.is_cpu else self._offset_on(inputs.device)
+        torch.add(offset, inputs, alpha=self._scale, out=inputs)  # one pass
+        return inputs
+
+    def _offset_on(self, device: torch.device) -> Tensor:
+        if device not in self._offsets:
+            self._offsets[device] = torch.full((), float(self._offset), device=device)
+        return self._offsets[device]
+
+
+class GatherBatcher:
+    """The first half of a `NormalizeBatcher`, without its numbers."""
+
+    def batch(self, items: Sequence[tuple[Tensor, Tensor]]) -> Batch:
+        """Return the inputs as (B, …) in the dtype of the samples."""
+        return NormalizeBatcher.gather(items)
 
 
 @dataclass(frozen=True)

@@ -70,5 +70,5 @@ class TensorDataset:
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
         """Return the samples at *indices*, in that order."""
-        chosen = torch.as_tensor(indices)
+        chosen = indices if isinstance(indices, Tensor) else torch.as_tensor(indices)
         return Samples(self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.seeds import derive_seed
-from stages.data.batchers import Batcher, NormalizeBatcher
+from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher
 from stages.data.datasets import Dataset, TensorDataset
 
 Place = tuple[int, int, Sequence[int] | Tensor]
@@ -28,6 +28,13 @@ class Fetcher:
         self._dataset = dataset
         self._batcher = batcher
         self.seed = seed
+        self._draws_samples = type(dataset) is not TensorDataset
+        self._draws_batches = type(batcher) not in (NormalizeBatcher, GatherBatcher)
+
+    @property
+    def runs_user_code(self) -> bool:
+        """True if the dataset or the batcher may draw from the global generators."""
+        return self._draws_samples or self._draws_batches
 
     def __getitem__(self, place: Place) -> Any:
         """Return the batch at *place*.
@@ -43,12 +50,12 @@ class Fetcher:
             ) from error
 
     def _batch(self, epoch: int, position: int, indices: Sequence[int] | Tensor) -> Any:
-        if type(self._dataset) is not TensorDataset:
+        if self._draws_samples:
             with preserve_random_state():
                 items = self._draw(epoch, position, torch.as_tensor(indices).tolist())
         else:
-            items = self._dataset.__getitems__(indices)
-        if type(self._batcher) is NormalizeBatcher:
+            items = self._dataset.__getitems__(indices)  # type: ignore[attr-defined]  # a TensorDataset
+        if not self._draws_batches:
             return self._batcher.batch(items)
         with preserve_random_state():
             seed_random_state(self.seed, epoch, "batcher", position)

@@ -1,27 +1,21 @@
 """Loaders, whose batches depend only on the seed and the epoch."""
 
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any, Literal, Self
 
 import torch
 
 from stages.contracts.errors import CheckpointError
-from stages.contracts.placement import move
-from stages.contracts.seeds import derive_seed
 from stages.data.batchers import Batcher, as_batcher
 from stages.data.datasets import Dataset
-from stages.data.fetcher import Fetcher, Place
-from stages.data.worker_pool import WorkerPool
+from stages.data.device_loader import DeviceLoader, Transfer
+from stages.data.host_loader import HostLoader
+from stages.data.order import Order
 
 CPU = torch.device("cpu")
-MAX_SPLIT_BATCHES = 1024
-"""The number of batches whose indices are split with one call, which bounds the memory."""
-
-
 MAX_WORKERS_PER_CPU = 8
 """More processes only wait for each other, even if they mostly wait for a disk."""
 
@@ -41,6 +35,7 @@ class DataLoaderBuilder:
         self._seed: int | None = None
         self._workers = 0
         self._device = CPU
+        self._transfer = Transfer()
 
     def batch_size(self, batch_size: int) -> Self:
         """Set the number of samples in a batch; the last batch of an epoch may be smaller. Default: 1."""
@@ -69,50 +64,50 @@ class DataLoaderBuilder:
         self._device = torch.device(device)
         return self
 
+    def prefetch(self, prefetch: int) -> Self:
+        """Set the number of batches that are copied to an accelerator before they are used; 0 for none.
+
+        Default: 2. It changes no batch, and has no effect on a CPU.
+        """
+        if prefetch < 0:
+            raise ValueError(f"prefetch must be at least 0; found {prefetch}")
+        self._transfer = replace(self._transfer, prefetch=prefetch)
+        return self
+
+    def resident(self, resident: bool | Literal["auto"]) -> Self:  # noqa: FBT001  the values of a param
+        """Set whether an accelerator holds the entire dataset, so that batches are gathered there.
+
+        Default: ``auto``, if the dataset takes less than a quarter of the free memory. It needs a
+        `TensorDataset` and a `NormalizeBatcher`, changes no batch, and has no effect on a CPU.
+        """
+        if resident not in (True, False, "auto"):
+            raise ValueError(f"resident must be True, False or 'auto'; found {resident!r}")
+        self._transfer = replace(self._transfer, resident=resident)
+        return self
+
     def build(self, dataset: Dataset) -> "DataLoader":
         """Return a loader of *dataset*."""
         order = Order(len(dataset), self._batch_size, self._seed)
-        return DataLoader(dataset, self._batcher, order, _limit_workers(self._workers), self._device)
-
-
-class Order:
-    """The samples of each batch of an epoch: a pure function of (seed, epoch)."""
-
-    def __init__(self, samples: int, batch_size: int, seed: int | None) -> None:
-        self.samples = samples
-        self.batch_size = batch_size
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return math.ceil(self.samples / self.batch_size)
-
-    def batches(self, epoch: int, first: int = 0) -> Iterator[torch.Tensor]:
-        """Yield the indices of each batch, int64, from batch *first* (counted from 0) to the last."""
-        if self.seed is None:
-            order = torch.arange(self.samples)
-        else:
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
-            order = torch.randperm(self.samples, generator=generator)
-        for start in range(first * self.batch_size, self.samples, MAX_SPLIT_BATCHES * self.batch_size):
-            yield from torch.split(
-                order[start : start + MAX_SPLIT_BATCHES * self.batch_size], self.batch_size
-            )
+        loader = DataLoader(dataset, self._batcher, order, _limit_workers(self._workers), self._transfer)
+        loader.set_device(self._device)
+        return loader
 
 
 class DataLoader:
     """An iterable over the batches of one epoch, which `set_epoch` selects."""
 
     def __init__(
-        self, dataset: Dataset, batcher: Batcher, order: Order, workers: int, device: torch.device
+        self, dataset: Dataset, batcher: Batcher, order: Order, workers: int, transfer: Transfer
     ) -> None:
         self.dataset = dataset
         self.batcher = batcher
         self.order = order
         self.workers = workers
-        self.device = device
+        self.transfer = transfer
+        self.device = CPU
         self.epoch = 1
         self._first = 0
-        self._pool: WorkerPool | None = None
+        self._source: HostLoader | DeviceLoader = HostLoader(dataset, batcher, order, workers)
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -137,38 +132,15 @@ class DataLoader:
 
     def set_device(self, device: torch.device) -> None:
         """Move all following batches to *device*."""
+        if device == self.device:
+            return
         self.device = device
+        host = HostLoader(self.dataset, self.batcher, self.order, self.workers)
+        self._source = host if device == CPU else DeviceLoader(host, device, self.transfer)
 
     def __iter__(self) -> Iterator[Any]:
         first, self._first = self._first, 0
-        batches = self._from_workers(first) if self.workers else self._from_this_process(first)
-        return batches if self.device == CPU else (move(batch, self.device) for batch in batches)
-
-    def _from_this_process(self, first: int) -> Iterator[Any]:
-        return map(self._fetcher().__getitem__, self._places(first))
-
-    def _from_workers(self, first: int) -> Iterator[Any]:
-        """Return the same batches from worker processes, which are kept for the next pass."""
-        pool, self._pool = self._pool, None
-        if pool is None:
-            pool = WorkerPool(self._fetcher(), min(self.workers, len(self)))
-        return self._keep_pool(pool, pool.batches(self._places(first)))
-
-    def _keep_pool(self, pool: WorkerPool, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield *batches*, and keep *pool* unless they end with an error; a pass of it may be in progress."""
-        with suppress(GeneratorExit):
-            yield from batches
-        self._pool = pool
-
-    def _places(self, first: int) -> Iterator[Place]:
-        epoch = self.epoch
-        return (
-            (epoch, position, indices)
-            for position, indices in enumerate(self.order.batches(epoch, first), start=first)
-        )
-
-    def _fetcher(self) -> Fetcher:
-        return Fetcher(self.dataset, self.batcher, self.order.seed or 0)
+        return self._source.batches(self.epoch, first)
 
 
 def _limit_workers(workers: int) -> int:

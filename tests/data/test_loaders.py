@@ -10,7 +10,7 @@ import torch
 from stages.contracts.errors import CheckpointError
 from stages.contracts.seeds import derive_seed
 from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, Samples, TensorDataset
-from stages.data.loaders import Order
+from stages.data.order import Order
 
 
 class Ordinary:

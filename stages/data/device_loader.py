@@ -1,0 +1,95 @@
+"""The batches of a split on an accelerator: gathered there if the split fits, else copied from the host."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from stages.contracts.placement import move
+from stages.data.batchers import Batch, GatherBatcher, NormalizeBatcher
+from stages.data.datasets import TensorDataset
+from stages.data.host_loader import HostLoader
+from stages.data.prefetcher import STREAM_DEVICES, StagingRing, StreamCopier, copy_in_turn, prefetch
+
+RESIDENT_SHARE = 0.25
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The transfer of the batches of a loader to an accelerator. It changes no batch."""
+
+    prefetch: int = 2
+    """Batches that are copied before they are used; 0 for none."""
+    resident: bool | Literal["auto"] = "auto"
+    """True to keep the split on the device; ``auto`` if it takes less than a quarter of the free memory."""
+
+
+class DeviceLoader:
+    """The batches of a `HostLoader` on an accelerator, where a `NormalizeBatcher` also converts them."""
+
+    def __init__(self, host: HostLoader, device: torch.device, transfer: Transfer) -> None:
+        self._host = host
+        self._finish: Callable[[Batch], Batch] | None = None
+        if type(host.batcher) is NormalizeBatcher:
+            self._host, self._finish = host.with_batcher(GatherBatcher()), host.batcher.finish
+        self._device = device
+        self._transfer = transfer
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """Return an iterator over the batches of *epoch*, counted from 1, from batch *first* on."""
+        split = self._resident_split
+        if split is None:
+            batches = self._copy(self._host.batches(epoch, first))
+        else:
+            indices = self._host.order.batches(epoch, first, self._device)
+            batches = map(GatherBatcher().batch, map(split.__getitems__, indices))
+        return map(self._finish, batches) if self._finish else batches
+
+    def _copy(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return *batches* on the device.
+
+        No thread runs a user's code: it may draw from the global generators, as the model does.
+        """
+        ahead = self._transfer.prefetch
+        if not ahead or self._device.type not in STREAM_DEVICES:
+            return (move(batch, self._device) for batch in batches)
+        ring = StagingRing(StreamCopier(self._device), ahead + 1)
+        return copy_in_turn(batches, ring) if self._host.runs_user_code else prefetch(batches, ring, ahead)
+
+    @cached_property
+    def _resident_split(self) -> TensorDataset | None:
+        """A copy of the dataset on the device; None if batches are copied from the host."""
+        dataset, resident = self._host.dataset, self._transfer.resident
+        if not resident:
+            return None
+        if type(dataset) is not TensorDataset or self._finish is None:
+            if resident is True:
+                log.warning(
+                    "resident is true, but only a TensorDataset with a NormalizeBatcher can be resident on "
+                    "%s: batches are copied from the CPU",
+                    self._device,
+                )
+            return None
+        if resident == "auto" and not fits(dataset, free_memory(self._device)):
+            return None
+        return TensorDataset(dataset.inputs.to(self._device), dataset.targets.to(self._device))
+
+
+def fits(dataset: TensorDataset, free: int) -> bool:
+    """Return whether *dataset* takes less than `RESIDENT_SHARE` of *free* bytes."""
+    return dataset.inputs.nbytes + dataset.targets.nbytes < RESIDENT_SHARE * free
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free memory of *device* in bytes; 0 if it is unknown."""
+    if device.type in STREAM_DEVICES:
+        free, _ = torch.get_device_module(device).mem_get_info(device)
+        return int(free)
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return 0

@@ -1,0 +1,288 @@
+"""Batches that are copied to an accelerator ahead of their use, through pinned buffers and a side stream."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Event, Semaphore, Thread
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from stages.contracts.placement import transform
+
+STREAM_DEVICES = ("cuda", "xpu")
+"""Kinds of devices with streams and pinned memory."""
+JOIN_SECONDS = 1.0
+
+
+class CopyEvent(Protocol):
+    """The point on a device at which a copy is complete."""
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+
+
+class Copier(Protocol):
+    """The operations of a device that `StagingRing` needs."""
+
+    device: torch.device
+
+    def activate(self) -> AbstractContextManager[Any]:
+        """Return a context in which a thread works with the device."""
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """Return a buffer on the host for *nbytes* bytes, uint8."""
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """Return a context in which `copy` runs beside the computation."""
+
+    def copy(self, staged: Tensor) -> Tensor:
+        """Return *staged* on the device, without waiting for the copy."""
+
+    def record(self) -> CopyEvent:
+        """Return the event of the copies so far."""
+
+    def wait(self, event: CopyEvent) -> None:
+        """Have the following computation wait for *event*."""
+
+    def receive(self, tensor: Tensor) -> None:
+        """Keep the memory of *tensor* until the computation that now follows has used it."""
+
+
+class StreamCopier:
+    """Copies from pinned memory on a side stream of an accelerator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._module = torch.get_device_module(device)
+        with self.activate():
+            self._stream = self._module.Stream()
+
+    def activate(self) -> AbstractContextManager[Any]:
+        """Return a context with the device as the current one."""
+        context: AbstractContextManager[Any] = self._module.device(self.device)
+        return context
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """Return a pinned buffer."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """Return a context with the side stream as the current one."""
+        context: AbstractContextManager[Any] = self._module.stream(self._stream)
+        return context
+
+    def copy(self, staged: Tensor) -> Tensor:
+        """Start a copy on the current stream."""
+        return staged.to(self.device, non_blocking=True)
+
+    def record(self) -> CopyEvent:
+        """Record an event on the current stream."""
+        event: CopyEvent = self._module.current_stream(self.device).record_event()
+        return event
+
+    def wait(self, event: CopyEvent) -> None:
+        """Have the current stream wait; the host does not."""
+        self._module.current_stream(self.device).wait_event(event)
+
+    def receive(self, tensor: Tensor) -> None:
+        """Keep the memory of *tensor*, which belongs to the side stream, for the current stream too."""
+        tensor.record_stream(self._module.current_stream(self.device))
+
+
+class PlainCopier:
+    """The same operations for a device without streams, where each copy is complete at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def activate(self) -> AbstractContextManager[Any]:
+        """Return an empty context."""
+        return nullcontext()
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """Return a buffer in ordinary memory."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """Return an empty context."""
+        return nullcontext()
+
+    def copy(self, staged: Tensor) -> Tensor:
+        """Copy *staged*, also if it is on the device already."""
+        return staged.to(self.device, copy=True)
+
+    def record(self) -> CopyEvent:
+        """Return an event that has passed."""
+        return _Passed()
+
+    def wait(self, event: CopyEvent) -> None:
+        """Do nothing."""
+
+    def receive(self, tensor: Tensor) -> None:
+        """Do nothing."""
+
+
+class _Passed:
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A batch whose tensors are on their way to the device; parts of other types are where they were."""
+
+    batch: Any
+    event: CopyEvent
+
+
+class StagingRing:
+    """Host buffers that are used in turn, so that one is filled while others are copied."""
+
+    def __init__(self, copier: Copier, slots: int) -> None:
+        self.copier = copier
+        self._slots = itertools.cycle([_Slot() for _ in range(slots)])
+
+    def copy(self, batch: Any) -> Copied:
+        """Start to copy *batch*; wait first for the copy that used the same buffers before."""
+        slot = next(self._slots)
+        slot.begin()
+        with self.copier.copying():
+            copied = transform(batch, lambda part: self._copy(part, slot))
+            slot.event = self.copier.record()
+        return Copied(copied, slot.event)
+
+    def receive(self, copied: Copied) -> Any:
+        """Return the batch on the device, ready for the computation that now follows."""
+        self.copier.wait(copied.event)
+        return transform(copied.batch, self._receive)
+
+    def _copy(self, part: Any, slot: "_Slot") -> Any:
+        return self.copier.copy(slot.stage(part, self.copier)) if _can_be_staged(part) else part
+
+    def _receive(self, part: Any) -> Any:
+        on_device = part.to(self.copier.device, non_blocking=True)
+        if on_device is part and isinstance(part, Tensor):
+            self.copier.receive(part)
+        return on_device
+
+
+class _Slot:
+    """The staging buffers of one batch, one for each of its tensors, and the event of their last copy."""
+
+    def __init__(self) -> None:
+        self.event: CopyEvent | None = None
+        self._buffers: list[Tensor] = []
+        self._used = 0
+
+    def begin(self) -> None:
+        """Wait until the buffers may be overwritten."""
+        self._used = 0
+        if self.event is not None:
+            self.event.synchronize()
+
+    def stage(self, tensor: Tensor, copier: Copier) -> Tensor:
+        """Return a copy of *tensor* in the next buffer, which grows if it is too small."""
+        nbytes = tensor.numel() * tensor.element_size()
+        if self._used == len(self._buffers):
+            self._buffers.append(copier.allocate(nbytes))
+        elif len(self._buffers[self._used]) < nbytes:
+            self._buffers[self._used] = copier.allocate(nbytes)
+        staged = self._buffers[self._used][:nbytes].view(tensor.dtype)
+        self._used += 1
+        if tensor.is_contiguous():
+            staged = staged.view(tensor.shape)
+        else:  # keep the memory format
+            strides = torch.empty_like(tensor, device="meta").stride()
+            staged = staged.as_strided(tensor.shape, strides)
+        return staged.copy_(tensor)
+
+
+def _can_be_staged(part: Any) -> bool:
+    """Return whether *part* is a tensor whose bytes alone describe it; other parts are copied as a whole."""
+    return (
+        type(part) is Tensor
+        and part.is_cpu
+        and part.layout is torch.strided
+        and not (part.is_nested or part.requires_grad or part.is_quantized)
+        and part.numel() > 0
+    )
+
+
+def copy_in_turn(batches: Iterator[Any], ring: StagingRing) -> Iterator[Any]:
+    """Return an iterator over *batches* on the device, each copied when it is requested."""
+    return map(ring.receive, map(ring.copy, batches))
+
+
+def prefetch(batches: Iterator[Any], ring: StagingRing, ahead: int) -> Iterator[Any]:
+    """Yield *batches* on the device; a thread loads and copies up to *ahead* of them before they are used.
+
+    *batches* must not draw from a global generator, which the thread that computes uses at the same time. An
+    error of *batches* is raised at its position. If the iteration ends early, the thread closes *batches*
+    after the batch that it is loading.
+    """
+    thread = _CopyThread(batches, ring, ahead)
+    thread.start()
+    try:
+        yield from thread.received()
+    finally:
+        thread.stop()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: BaseException
+
+
+class _CopyThread(Thread):
+    """Loads and copies batches in advance."""
+
+    def __init__(self, batches: Iterator[Any], ring: StagingRing, ahead: int) -> None:
+        super().__init__(name="prefetch", daemon=True)  # a stop must not wait for a batch that takes long
+        self.ready: SimpleQueue[Copied | _Failure | None] = SimpleQueue()
+        """The copied batches in order, and None or the error after the last."""
+        self._batches = batches
+        self._ring = ring
+        self._permits = Semaphore(ahead)
+        self._stopped = Event()
+
+    def run(self) -> None:
+        """Copy every batch for which there is a permit."""
+        try:
+            with self._ring.copier.activate():
+                self._copy_batches()
+            self.ready.put(None)
+        except BaseException as error:  # noqa: BLE001  raised again by `receive`
+            self.ready.put(_Failure(error))
+        finally:
+            if hasattr(self._batches, "close"):
+                self._batches.close()
+
+    def _copy_batches(self) -> None:
+        while self._permits.acquire() and not self._stopped.is_set():
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                return
+            self.ready.put(self._ring.copy(batch))
+            del batch  # do not keep it until the next one is loaded
+
+    def received(self) -> Iterator[Any]:
+        """Return an iterator over the batches, which keeps no reference to them, and raises its error."""
+        copied: Iterator[Copied | _Failure] = iter(self.ready.get, None)
+        return map(self._receive, copied)
+
+    def _receive(self, copied: Copied | _Failure) -> Any:
+        if isinstance(copied, _Failure):
+            raise copied.error
+        self._permits.release()
+        return self._ring.receive(copied)
+
+    def stop(self) -> None:
+        """End the thread after the batch that it is loading, and wait for it for at most `JOIN_SECONDS`."""
+        self._stopped.set()
+        self._permits.release()
+        self.join(JOIN_SECONDS)
