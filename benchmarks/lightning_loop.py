@@ -35,14 +35,17 @@ class Module(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 
-def lightning_run(model: Any, images: torch.Tensor, labels: torch.Tensor, batch_size: int) -> None:
+def lightning_run(
+    model: Any, images: torch.Tensor, labels: torch.Tensor, batch_size: int, accelerator: str = "cpu"
+) -> None:
     """One epoch."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
+    warnings.filterwarnings("ignore", message="(?!called a synchronizing)")
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(io.StringIO()):
         trainer = lightning.Trainer(
             max_epochs=1,
-            accelerator="cpu",
+            accelerator=accelerator,
+            devices=1,
             default_root_dir=directory,
             log_every_n_steps=1,
             logger=lightning.pytorch.loggers.CSVLogger(directory),

@@ -1,0 +1,400 @@
+"""The checks of gpu.py: short trainings, each in a process of its own, and what their results must be."""
+
+import faulthandler
+import functools
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_loops import count_synchronizations
+
+from stages.contracts.errors import StageError
+from stages.data import DataLoader, DataLoaderBuilder, NormalizeBatcher, TensorDataset
+from stages.learner import LearnerBuilder
+from stages.metrics import AccuracyMetric, LossMetric
+from stages.models import Cnn, Mlp
+from stages.optim import Adam
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import NoRenderer
+
+CONTEXT = multiprocessing.get_context("forkserver")
+"""Imports torch once, in a process that never uses CUDA."""
+PROCESS_LIMIT_SECONDS = 240.0
+SHAPE, CLASSES, BATCH_SIZE = (1, 28, 28), 10, 64
+MODELS = {"cnn": partial(Cnn, SHAPE, CLASSES), "mlp": partial(Mlp, SHAPE, CLASSES)}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A deterministic training of a shipped model on *samples* random images."""
+
+    device: str
+    samples: int
+    model: str
+    precision: Any = "f32"
+    compile: str | None = None
+    """The backend of `torch.compile`; None to train without it."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Other methods of the builder, with their arguments."""
+    dropout: float = 0.5
+    epochs: int = 2
+
+    @property
+    def steps(self) -> int:
+        """The number of training batches in an epoch; the last one is smaller."""
+        return math.ceil(self.samples / BATCH_SIZE)
+
+    @property
+    def valid_steps(self) -> int:
+        """The number of validation batches in an epoch."""
+        return max(2, self.steps // 4)
+
+
+class AtStep(NoRenderer):
+    """A renderer that calls *action* after a number of steps of both splits."""
+
+    def __init__(self, step: int, action: Callable[[], object]) -> None:
+        super().__init__()
+        self.left, self._action = step, action
+
+    def step(self, progress: Any) -> None:  # noqa: ARG002  required by the protocol
+        """Count the step."""
+        self.left -= 1
+        if self.left == 0:
+            self._action()
+
+
+class SlowMlp(Mlp):
+    """A model whose forward pass takes seconds of the device."""
+
+    seconds = 2.0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Wait on the device of *inputs*, then compute the logits."""
+        if inputs.is_cuda:
+            torch.cuda._sleep(int(self.seconds * 1.7e9))  # noqa: SLF001  cycles, at about 1.7 GHz
+        else:
+            time.sleep(self.seconds)
+        return super().forward(inputs)
+
+
+def make_split(samples: int, seed: int) -> TensorDataset:
+    """Return uint8 images that show their class in noise; every tenth label is random."""
+    generator = torch.Generator().manual_seed(0)
+    classes = torch.randint(0, 256, (CLASSES, *SHAPE), generator=generator)
+    generator.manual_seed(seed)
+    labels = torch.randint(0, CLASSES, (samples,), generator=generator)
+    noise = torch.randint(0, 256, (samples, *SHAPE), generator=generator)
+    images = ((classes[labels] + 3 * noise) // 4).to(torch.uint8)
+    labels[::10] = torch.randint(0, CLASSES, labels[::10].shape, generator=generator)
+    return TensorDataset(images, labels)
+
+
+def start(training: Training, directory: Path) -> LearnerBuilder:
+    """Return the builder of a learner that resumes from the newest checkpoint in *directory*, if any."""
+    builder = LearnerBuilder(directory).num_epochs(training.epochs).seed(1).devices([training.device])
+    builder.deterministic().precision(training.precision).metrics(LossMetric(), AccuracyMetric())
+    builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
+    builder.checkpoint_every(steps=max(2, training.steps // 5))
+    if training.compile:
+        builder.compile(backend=training.compile)
+    for name, argument in training.options:
+        getattr(builder, name)(argument)
+    return builder.renderer(NoRenderer())
+
+
+def make_loaders(training: Training) -> tuple[DataLoader, DataLoader]:
+    """Return the loaders of both splits."""
+    builder = DataLoaderBuilder(NormalizeBatcher(127.5, 73.9)).batch_size(BATCH_SIZE)
+    valid = builder.build(make_split(training.valid_steps * BATCH_SIZE, seed=2))
+    return builder.shuffle(1).build(make_split(training.samples, seed=1)), valid
+
+
+def train(
+    training: Training,
+    directory: Path,
+    stop_after: int | None = None,
+    kill_after: int | None = None,
+    visible: str | None = None,
+) -> float:
+    """Train in *directory* from its newest checkpoint; return the last validation loss, or NaN if stopped.
+
+    The run is stopped, or this process killed, after a number of steps. *visible* is the value of
+    ``CUDA_VISIBLE_DEVICES``.
+    """
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    torch.manual_seed(3)
+    model = MODELS[training.model](dropout=training.dropout)
+    builder = start(training, directory)
+    if stop_after is not None:
+        builder.renderer(AtStep(stop_after, builder.interrupter().stop))
+    if kill_after is not None:
+        builder.renderer(AtStep(kill_after, partial(os.kill, os.getpid(), signal.SIGKILL)))
+    learner = builder.build(model, Adam(), 1e-3)
+    learner.fit(*make_loaders(training))
+    return math.nan if learner.interrupted else learner.history.value(training.epochs, "valid", "Loss")
+
+
+def train_with_stops(training: Training, directory: Path, stops: Sequence[int]) -> float:
+    """Train with an interruption after each number of steps in *stops*; return the last validation loss."""
+    for stop_after in stops:
+        train(training, directory, stop_after)
+    return train(training, directory)
+
+
+def train_slowly(training: Training, directory: Path, seconds: float) -> tuple[int, str | None]:
+    """Send SIGTERM in the middle of a step of *seconds*.
+
+    Return the number of steps that ended after it, and the position at which the run would resume.
+    """
+    SlowMlp.seconds = seconds
+    builder = start(training, directory)
+    interrupter, left = builder.interrupter(), []
+
+    def stop(*_: object) -> None:
+        left.append(renderer.left)
+        interrupter.stop("SIGTERM")
+
+    signal.signal(signal.SIGTERM, stop)
+    timer = threading.Timer(1.5 * seconds, os.kill, (os.getpid(), signal.SIGTERM))
+    renderer = AtStep(1, timer.start)
+    builder.renderer(renderer).build(SlowMlp(SHAPE, CLASSES), Adam(), 1e-3).fit(*make_loaders(training))
+    learner = start(training, directory).build(SlowMlp(SHAPE, CLASSES), Adam(), 1e-3)
+    return left[0] - renderer.left, learner.resumed
+
+
+def exhaust_memory(device: str, images: int = 10**6) -> None:
+    """Train on one batch of *images*; print the device's memory in use before and after the error as JSON.
+
+    Exits with the code of the `StageError`, as the command of a stage does.
+    """
+    pixels, labels = torch.zeros((1, *SHAPE), dtype=torch.uint8), torch.zeros(images, dtype=torch.int64)
+    split = TensorDataset(pixels.expand(images, *SHAPE), labels)
+    loader = DataLoaderBuilder(NormalizeBatcher()).batch_size(images).build(split)
+    with tempfile.TemporaryDirectory() as directory:
+        builder = LearnerBuilder(directory).devices([device]).renderer(NoRenderer()).metrics(LossMetric())
+        learner = builder.build(MODELS["cnn"](), Adam(), 1e-3)
+        before = torch.cuda.memory_allocated()
+        try:
+            learner.fit(loader, loader)
+        except StageError as error:
+            after = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+            print(json.dumps({"before": before, "allocated": after[0], "reserved": after[1]}))
+            sys.stderr.write(f"error: {error}\n")
+            sys.exit(error.exit_code)
+
+
+def read_files(directory: Path) -> dict[str, bytes]:
+    """Return the content of every file of a run, except for the log with times."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != "experiment.log"
+    }
+
+
+class FailedError(Exception):
+    """A check that failed."""
+
+
+class SkippedError(Exception):
+    """A check or a row that cannot run here."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The arguments of all checks and rows."""
+
+    device: str
+    quick: bool
+    folder: Path
+    """An empty folder for the trainings."""
+
+    def training(self, model: str, **options: Any) -> Training:
+        """Return a training for a comparison of bytes."""
+        return Training(self.device, 300 if self.quick else 2540, model, **options)
+
+    def require_cuda(self) -> None:
+        """Raise `SkippedError` without CUDA."""
+        if not self.device.startswith("cuda"):
+            raise SkippedError("needs CUDA")
+
+
+def require(feature: str, remark: str = "") -> None:
+    """Raise `SkippedError` if the project lacks *feature*, a module or a method of the builder."""
+    exists = importlib.util.find_spec(feature) if "." in feature else hasattr(LearnerBuilder, feature)
+    if not exists:
+        raise SkippedError(f"not built yet{remark}")
+
+
+def open_process() -> ProcessPoolExecutor:
+    """Return an executor with one process, which prints its stack and exits when its time is up."""
+    limit = partial(faulthandler.dump_traceback_later, PROCESS_LIMIT_SECONDS, exit=True)
+    return ProcessPoolExecutor(1, CONTEXT, initializer=limit)
+
+
+def run_apart(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return the result of *function* in a process of its own."""
+    with open_process() as process:
+        return process.submit(function, *arguments, **options).result()
+
+
+@functools.cache
+def train_reference(setup: Setup, model: str) -> dict[str, bytes]:
+    """Return the files of an uninterrupted training."""
+    run_apart(train, setup.training(model), setup.folder / f"{model}-reference")
+    return read_files(setup.folder / f"{model}-reference")
+
+
+def compare(expected: dict[str, bytes], directory: Path) -> str:
+    """Raise `FailedError` if the files in *directory* are not those *expected*."""
+    found = read_files(directory)
+    different = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
+    if different or not expected:
+        raise FailedError(f"{len(different)} of {len(expected)} files differ, the first is {different[:1]}")
+    return f"{len(found)} files are equal"
+
+
+def check_repetition(setup: Setup, model: str) -> str:
+    """Train twice."""
+    run_apart(train, setup.training(model), setup.folder / f"{model}-again")
+    return compare(train_reference(setup, model), setup.folder / f"{model}-again")
+
+
+def check_option(setup: Setup, option: str, value: Any) -> str:
+    """Train with the method *option* of the builder, which may change no byte."""
+    require(option)
+    training = setup.training("cnn", options=((option, value),))
+    run_apart(train, training, setup.folder / option)
+    return compare(train_reference(setup, "cnn"), setup.folder / option)
+
+
+def check_resume(setup: Setup, model: str) -> str:
+    """Stop in training, in validation, and in training of the next epoch."""
+    training = setup.training(model)
+    stops = training.steps // 3 + 1, training.steps - training.steps // 3, training.steps // 2
+    run_apart(train_with_stops, training, setup.folder / f"{model}-stopped", stops)
+    return compare(train_reference(setup, model), setup.folder / f"{model}-stopped")
+
+
+def check_kill(setup: Setup, model: str) -> str:
+    """Kill the process in the middle of the second epoch."""
+    training, directory = setup.training(model), setup.folder / f"{model}-killed"
+    try:
+        run_apart(train, training, directory, kill_after=training.steps * 3 // 2 + training.valid_steps)
+    except BrokenProcessPool:
+        run_apart(train, training, directory)
+        return compare(train_reference(setup, model), directory)
+    raise FailedError("the process was not killed")
+
+
+def check_visible_devices(setup: Setup) -> str:
+    """Save with one visible device, and resume with two."""
+    setup.require_cuda()
+    if run_apart(torch.cuda.device_count) < 2:
+        raise SkippedError("needs two devices")
+    directory = setup.folder / "visible"
+    run_apart(train, setup.training("cnn"), directory, stop_after=3, visible="0")
+    run_apart(train, setup.training("cnn"), directory, visible="0,1")
+    return compare(train_reference(setup, "cnn"), directory)
+
+
+@functools.cache
+def train_to_loss(setup: Setup, model: str, **options: Any) -> float:
+    """Return the validation loss after 3 epochs, without dropout, whose masks depend on the precision."""
+    samples = 256 if setup.quick else 16384
+    training = Training(setup.device, samples, model, epochs=3, dropout=0.0, **options)
+    loss: float = run_apart(train, training, Path(tempfile.mkdtemp(dir=setup.folder)))
+    return loss
+
+
+def check_loss(setup: Setup, tolerance: float, **options: Any) -> str:
+    """Train with *options*, to a loss that differs by at most *tolerance* from that of eager float32."""
+    differences = {}
+    for model in ["mlp"] if setup.quick else ["cnn", "mlp"]:
+        loss, expected = train_to_loss(setup, model, **options), train_to_loss(setup, model)
+        differences[model] = abs(loss / expected - 1)
+    text = ", ".join(f"{model} {difference:.3%}" for model, difference in differences.items())
+    if not max(differences.values()) <= tolerance:
+        raise FailedError(f"the loss differs from that of f32: {text}")
+    return f"difference of the loss: {text}"
+
+
+def check_compilation(setup: Setup) -> str:
+    """Train a compiled model."""
+    return check_loss(setup, 0.01, compile="eager" if setup.quick else "inductor")
+
+
+def check_synchronizations(setup: Setup) -> str:
+    """Count the host synchronizations of an epoch."""
+    setup.require_cuda()
+    count = run_apart(count_synchronizations, "learner", "cnn-64", setup.device, quick=setup.quick)
+    text = f"{count:.2f} host synchronizations per step"
+    if count > 0.05:
+        require("stages.data.device_loader", f": {text}")
+        raise FailedError(text)
+    return text
+
+
+def check_out_of_memory(setup: Setup) -> str:
+    """Train on a batch of a million images."""
+    setup.require_cuda()
+    command = [sys.executable, "-c", f"import gpu_checks; gpu_checks.exhaust_memory({setup.device!r})"]
+    ended = subprocess.run(  # noqa: S603  the interpreter of this process
+        command, capture_output=True, text=True, check=False, timeout=PROCESS_LIMIT_SECONDS
+    )
+    wanted = "the peak was", "batch_size", "gradient_checkpointing", "precision"
+    missing = [text for text in wanted if text not in ended.stderr]
+    if ended.returncode != 1 or missing or "Traceback" in ended.stderr:
+        raise FailedError(f"exit code {ended.returncode}, without {missing}: {ended.stderr[-1000:]}")
+    memory = json.loads(ended.stdout)
+    if memory["reserved"] > memory["before"] + 2**28:
+        raise FailedError(f"memory in use after the error: {memory}")
+    return ended.stderr.strip()
+
+
+def check_sigterm(setup: Setup) -> str:
+    """Send SIGTERM in the middle of a step of 2 s."""
+    training = Training(setup.device, 640, "mlp")
+    directory = setup.folder / "sigterm"
+    later, resumed = run_apart(train_slowly, training, directory, 0.2 if setup.quick else 2.0)
+    if later > 2 or resumed is None:
+        raise FailedError(f"{later} more steps, resumes {resumed}")
+    return f"{later} more steps, resumes {resumed}"
+
+
+CHECKS: dict[str, Callable[[Setup], str]] = {
+    "repeat-cnn": partial(check_repetition, model="cnn"),
+    "repeat-mlp": partial(check_repetition, model="mlp"),
+    "resume-cnn": partial(check_resume, model="cnn"),
+    "resume-mlp": partial(check_resume, model="mlp"),
+    "kill-cnn": partial(check_kill, model="cnn"),
+    "kill-mlp": partial(check_kill, model="mlp"),
+    "visible-devices": check_visible_devices,
+    "eager-step": partial(check_option, option="step", value="eager"),
+    "data-on-host": partial(check_option, option="resident", value=False),
+    "tf32": partial(check_loss, tolerance=0.01, precision="tf32"),
+    "bf16": partial(check_loss, tolerance=0.01, precision="bf16"),
+    "fp16": partial(check_loss, tolerance=0.02, precision="fp16"),
+    "compile": check_compilation,
+    "synchronizations": check_synchronizations,
+    "out-of-memory": check_out_of_memory,
+    "sigterm": check_sigterm,
+}

@@ -1,0 +1,74 @@
+"""The program for machines with a GPU runs its checks and prints its table on a CPU too."""
+
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from pages import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+TINY = ["--device", "cpu", "--quick"]
+
+
+def run(*options):
+    command = [sys.executable, BENCHMARKS / "gpu.py", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def gpu_checks(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("gpu_checks")
+
+
+def test_checks_pass_on_a_cpu_and_only_those_that_need_cuda_are_skipped(gpu_checks, tmp_path):
+    out = tmp_path / "out.txt"
+
+    finished = run(*TINY, "--check", "--out", out)
+
+    results = dict(re.findall(r"^([\w-]+) +(ok|skipped|FAILED) ", finished.stdout, re.MULTILINE))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert results.keys() == gpu_checks.CHECKS.keys()
+    assert {name for name, result in results.items() if result == "skipped"} <= {
+        "visible-devices",
+        "eager-step",
+        "data-on-host",
+        "synchronizations",
+        "out-of-memory",
+    }
+    assert out.read_text() == finished.stdout
+
+
+def test_table_has_a_line_for_each_loop():
+    finished = run(*TINY, "--only", "gpt2-compiled")
+
+    assert finished.returncode == 0, finished.stderr
+    assert len(re.findall(r"^\| gpt2-compiled \| .+ \| \d+ \|", finished.stdout, re.MULTILINE)) == 2
+    assert re.search(r"\| \d+\.\d\d \| ≥ [\d.]+ \|", finished.stdout)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has an accelerator")
+def test_machine_without_an_accelerator_is_reported_in_one_line():
+    finished = run()
+
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert re.fullmatch("no accelerator found; .+\n", finished.stdout)
+
+
+def test_check_fails_if_a_file_differs_or_is_missing(gpu_checks, tmp_path):
+    (tmp_path / "a.log").write_text("1")
+
+    assert gpu_checks.compare({"a.log": b"1"}, tmp_path)
+    for expected in ({"a.log": b"2"}, {"a.log": b"1", "b.log": b""}, {}):
+        with pytest.raises(gpu_checks.FailedError, match="files differ"):
+            gpu_checks.compare(expected, tmp_path)
+
+
+def test_failed_check_sets_the_exit_code():
+    finished = run("--device", "no device", "--quick", "--only", "repeat-mlp")
+
+    assert finished.returncode == 1
+    assert re.search(r"^repeat-mlp +FAILED .+ BuilderError: unknown device", finished.stdout, re.MULTILINE)
