@@ -107,7 +107,7 @@ def learner(
                             task = TASKS[stage].with_options(timeout_seconds=seconds_left(request.deadline))
                             outcome = task(REPRODUCE).result()  # not submitted: threads receive no signal
                         workspace.report(stage, outcome)
-                    results = workspace.read_results()
+                    results = workspace.read_results() if request.trains else None
             _publish(results, name, push=push)
         except TimeoutError as error:
             if not has_passed(request.deadline):
@@ -124,6 +124,11 @@ class _Request:
     targets: Sequence[str]
     deadline: float | None
     """On the monotonic clock."""
+
+    @property
+    def trains(self) -> bool:
+        """True if the stages include fit, which writes the results."""
+        return "fit" in select_stages(self.targets)
 
 
 @dataclass(frozen=True)
@@ -260,7 +265,7 @@ def _explain_timeout(stage: str, deadline: float | None) -> Iterator[None]:
 def _run_experiment(request: _Request, name: str) -> Results | None:
     run = Experiment(name, request.overrides, request.targets)
     run_experiment(run, get_run_logger(), flow_run=str(_this_run().id), deadline=request.deadline)
-    return read_results(name)
+    return read_results(name) if request.trains else None
 
 
 def _name_experiment() -> str:

@@ -41,6 +41,16 @@ def test_run_that_exceeds_its_timeout_names_the_interrupted_stage(workspace):
     assert f"timed out after 0.01 s (timeout_seconds): {FIRST} was interrupted" in state.message
 
 
+def test_run_of_targets_without_fit_completes_in_a_workspace_without_results(project, server, monkeypatch):
+    monkeypatch.chdir(project.folder)
+    with temporary_settings({PREFECT_API_URL: server}):
+        state = learner(experiment=False, targets=["load-data"], return_state=True)
+
+    assert state.is_completed()
+    assert (project.folder / "data/prepared").is_dir()
+    assert not (project.folder / "artifacts/train").exists()
+
+
 def test_run_waits_for_the_workspace_no_longer_than_its_timeout(workspace):
     with project_lock():
         state = run(timeout_seconds=0.5)
