@@ -52,6 +52,8 @@ class Training:
     """The backend of `torch.compile`; None to train without it."""
     options: tuple[tuple[str, Any], ...] = ()
     """Other methods of the builder, with their arguments."""
+    resident: bool | str = "auto"
+    """True for data on the device, False for batches that are copied ahead."""
     dropout: float = 0.5
     epochs: int = 2
 
@@ -122,6 +124,7 @@ def start(training: Training, directory: Path) -> LearnerBuilder:
 def make_loaders(training: Training) -> tuple[DataLoader, DataLoader]:
     """Return the loaders of both splits."""
     builder = DataLoaderBuilder(NormalizeBatcher(127.5, 73.9)).batch_size(BATCH_SIZE)
+    builder.resident(training.resident)
     valid = builder.build(make_split(training.valid_steps * BATCH_SIZE, seed=2))
     return builder.shuffle(1).build(make_split(training.samples, seed=1)), valid
 
@@ -187,7 +190,7 @@ def exhaust_memory(device: str, images: int = 10**6) -> None:
     """
     pixels, labels = torch.zeros((1, *SHAPE), dtype=torch.uint8), torch.zeros(images, dtype=torch.int64)
     split = TensorDataset(pixels.expand(images, *SHAPE), labels)
-    loader = DataLoaderBuilder(NormalizeBatcher()).batch_size(images).build(split)
+    loader = DataLoaderBuilder(NormalizeBatcher()).batch_size(images).resident(resident=False).build(split)
     with tempfile.TemporaryDirectory() as directory:
         builder = LearnerBuilder(directory).devices([device]).renderer(NoRenderer()).metrics(LossMetric())
         learner = builder.build(MODELS["cnn"](), Adam(), 1e-3)
@@ -278,12 +281,11 @@ def check_repetition(setup: Setup, model: str) -> str:
     return compare(train_reference(setup, model), setup.folder / f"{model}-again")
 
 
-def check_option(setup: Setup, option: str, value: Any) -> str:
-    """Train with the method *option* of the builder, which may change no byte."""
-    require(option)
-    training = setup.training("cnn", options=((option, value),))
-    run_apart(train, training, setup.folder / option)
-    return compare(train_reference(setup, "cnn"), setup.folder / option)
+def check_variant(setup: Setup, name: str, feature: str, **options: Any) -> str:
+    """Train with *options*, which may change no byte, if the project has *feature*."""
+    require(feature)
+    run_apart(train, setup.training("cnn", **options), setup.folder / name)
+    return compare(train_reference(setup, "cnn"), setup.folder / name)
 
 
 def check_resume(setup: Setup, model: str) -> str:
@@ -388,8 +390,8 @@ CHECKS: dict[str, Callable[[Setup], str]] = {
     "kill-cnn": partial(check_kill, model="cnn"),
     "kill-mlp": partial(check_kill, model="mlp"),
     "visible-devices": check_visible_devices,
-    "eager-step": partial(check_option, option="step", value="eager"),
-    "data-on-host": partial(check_option, option="resident", value=False),
+    "eager-step": partial(check_variant, name="eager", feature="step", options=(("step", "eager"),)),
+    "data-on-host": partial(check_variant, name="host", feature="stages.data.prefetcher", resident=False),
     "tf32": partial(check_loss, tolerance=0.01, precision="tf32"),
     "bf16": partial(check_loss, tolerance=0.01, precision="bf16"),
     "fp16": partial(check_loss, tolerance=0.02, precision="fp16"),

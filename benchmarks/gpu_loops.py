@@ -189,7 +189,8 @@ def textbook(case: Case, device: torch.device, *, workers: int = 0) -> Epoch:
     """Read a `DataLoader` over a `TensorDataset`, and both metrics in every step."""
     model = make_model(case).to(device).train()
     dataset, pin = TensorDataset(*make_tensors(case)), workers > 0
-    loader = DataLoader(dataset, case.batch_size, shuffle=True, num_workers=workers, pin_memory=pin)
+    options = {"pin_memory": True, "multiprocessing_context": "fork"} if pin else {}
+    loader = DataLoader(dataset, case.batch_size, shuffle=True, num_workers=workers, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def epoch() -> None:
@@ -329,13 +330,20 @@ class TokenBatcher:
         return items.inputs, items.targets
 
 
-def learner(case: Case, device: torch.device, *, validates: bool = False, saves: bool = False) -> Epoch:
+def learner(
+    case: Case,
+    device: torch.device,
+    *,
+    validates: bool = False,
+    saves: bool = False,
+    resident: bool | str = "auto",
+) -> Epoch:
     """Train with everything on, and one sample to validate on, or the reverse."""
     directory = tempfile.TemporaryDirectory()
     batcher = TokenBatcher() if case.is_language else NormalizeBatcher(MEAN, STD)
     tensors = make_tensors(case)
     long, short = data.TensorDataset(*tensors), data.TensorDataset(*(each[:1] for each in tensors))
-    loaders = data.DataLoaderBuilder(batcher).batch_size(case.batch_size)
+    loaders = data.DataLoaderBuilder(batcher).batch_size(case.batch_size).resident(resident)
     valid = loaders.build(long if validates else short)
     train = loaders.shuffle(1).build(short if validates else long)
     builder = LearnerBuilder(directory.name).metrics(LossMetric()).devices([device]).seed(1)
@@ -370,6 +378,7 @@ LOOPS: dict[str, Callable[..., Epoch]] = {
     "learner, validation": partial(learner, validates=True),
     "textbook, validation": textbook_validation,
     "learner, saving": partial(learner, saves=True),
+    "learner, prefetched": partial(learner, resident=False),
 }
 
 

@@ -35,7 +35,6 @@ def test_checks_pass_on_a_cpu_and_only_those_that_need_cuda_are_skipped(gpu_chec
     assert {name for name, result in results.items() if result == "skipped"} <= {
         "visible-devices",
         "eager-step",
-        "data-on-host",
         "synchronizations",
         "out-of-memory",
     }
