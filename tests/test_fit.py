@@ -10,6 +10,7 @@ from pipeline.engine.stage_run import read_key_entries
 from stages import data
 from stages.build_learner import build_learner
 from stages.contracts.errors import PluginError, StageError
+from stages.data.device_loader import Transfer
 from stages.fit import fit
 from stages.metrics import areas
 from stages.models import Mlp
@@ -135,6 +136,8 @@ def test_param_of_the_computation_is_part_of_the_key(param, finished, monkeypatc
         ("num_workers: 0", "num_workers: 1"),
         ("device: auto", "device: cpu"),
         ("device: auto", 'device: auto\n  fast_path: "off"'),
+        ("device: auto", "device: auto\n  prefetch: 0"),
+        ("device: auto", "device: auto\n  resident: true"),
     ],
     ids=str,
 )
@@ -144,6 +147,15 @@ def test_param_that_changes_no_number_keeps_the_key(old, new, finished, monkeypa
     [run] = runs(finished.folder / ".runs")
 
     assert differences(run.entries, read_key_entries()) == []
+
+
+def test_loaders_of_both_splits_have_the_params_of_the_transfer():
+    inputs = np.zeros((8, 4), dtype=np.float32)
+    prepared = data.prepare(data.split(data.Arrays(inputs, np.arange(8) % 2), 0.25, 0))
+
+    loaders = FitConfig(num_workers=0, prefetch=5, resident=False).build_loaders(prepared)
+
+    assert [loader.transfer for loader in loaders] == [Transfer(prefetch=5, resident=False)] * 2
 
 
 def test_full_disk_is_reported_before_training(tmp_path):

@@ -21,6 +21,7 @@ MAX_STEPS = 2**53
 MAX_UNITS = 2**20
 """Limit of the units in a layer: the weights between two layers of this size take 4 TB."""
 MAX_PROCESSES = 1024
+MAX_PREFETCH = 1024
 """Limit of threads and worker processes. OpenMP fails to start 16,000 threads, and crashes the process with a
 segmentation fault from 60,000 on."""
 MAX_SECONDS = 10**9
@@ -60,6 +61,12 @@ def _compile(value: Any) -> bool | str:
     if isinstance(value, bool) or (isinstance(value, str) and value in COMPILE_MODES):
         return value
     raise _error(f"must be true, false, or one of {', '.join(COMPILE_MODES)}")
+
+
+def _resident(value: Any) -> bool | str:
+    if isinstance(value, bool) or (isinstance(value, str) and value == "auto"):
+        return value
+    raise _error("must be true, false or 'auto'")
 
 
 def _text(value: Any) -> str:
@@ -112,6 +119,7 @@ Bytes = Annotated[int, integer(1, MAX_STEPS)]
 Units = Annotated[int, integer(1, MAX_UNITS)]
 Threads = Annotated[int, integer(1, MAX_PROCESSES)]
 Workers = Annotated[int, integer(0, MAX_PROCESSES)]
+Prefetch = Annotated[int, integer(0, MAX_PREFETCH)]
 Seed = Annotated[int, integer(-(2**63), 2**63 - 1)]
 """A seed; every record format stores it in 64 bits."""
 Positive = Annotated[float, number("a finite number above 0", lambda value: value > 0)]
@@ -130,6 +138,7 @@ COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 FastPath = Literal["auto", "off"]
 """``auto``: call the fused kernel of the optimizer directly if it gives the same bits; ``off``: never."""
 Compile = Annotated[bool | str, BeforeValidator(_compile)]
+Resident = Annotated[bool | Literal["auto"], BeforeValidator(_resident)]
 Text = Annotated[str, BeforeValidator(_text)]
 FileName = Annotated[str, BeforeValidator(_file_name)]
 Devices = Annotated[str | tuple[str, ...], BeforeValidator(_devices)]

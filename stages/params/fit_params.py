@@ -18,6 +18,8 @@ from stages.contracts.fields import (
     FastPath,
     Flag,
     Precision,
+    Prefetch,
+    Resident,
     Seconds,
     Seed,
     Steps,
@@ -43,6 +45,8 @@ CHANGES_NO_NUMBER = {
     "max_unsaved_seconds",
     "loggers",
     "fast_path",
+    "prefetch",
+    "resident",
 }
 """Params that are not part of a run's key: a run resumes with other values of them.
 
@@ -64,6 +68,10 @@ class FitConfig(Config):
 
     It changes no number.
     """
+    prefetch: Prefetch = 2
+    """Batches that are copied to an accelerator before they are used; 0 for none. It changes no number."""
+    resident: Resident = "auto"
+    """True to keep the data on an accelerator; ``auto``: each split that takes < 25 % of the free memory."""
     seed: Seed = 42
     """Seed of the order of samples and of random layers such as dropout."""
     device: Devices = "auto"
@@ -196,6 +204,8 @@ class FitConfig(Config):
             data.DataLoaderBuilder(data.build_batcher(self.batcher, prepared.info.normalization))
             .batch_size(self.batch_size)
             .num_workers(self.num_workers)
+            .prefetch(self.prefetch)
+            .resident(self.resident)
         )
         valid = builder.build(prepared.valid)
         return builder.shuffle(self.seed).build(prepared.train), valid

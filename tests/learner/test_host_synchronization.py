@@ -6,6 +6,7 @@ from host_synchronization import CountSynchronizations
 
 from stages.checkpoints import FileCheckpointer
 from stages.checkpoints.file_names import STEP_FOLDER, list_epochs
+from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import Cnn, Mlp
@@ -55,6 +56,19 @@ def test_host_reads_the_device_once_in_64_steps(name, clipping, tmp_path, monkey
 
     reads_per_split = STEPS // 64 + 2  # every 64 steps, the rest of the epoch, and the value of the epoch
     assert counter.counts == {"device to host": 2 * reads_per_split + 1}
+
+
+def test_resident_data_is_copied_to_the_device_once_and_the_order_once_per_epoch(tmp_path, monkeypatch):
+    learner = build(tmp_path, MODELS["mlp"](), monkeypatch)
+    images = TensorDataset(torch.zeros(4 * STEPS, 1, 8, 8, dtype=torch.uint8), torch.arange(4 * STEPS) % 10)
+    builder = DataLoaderBuilder(NormalizeBatcher(3.0, 2.0)).batch_size(4).resident(True)
+    valid = builder.build(images)
+
+    with CountSynchronizations() as counter:
+        learner.fit(builder.shuffle(1).build(images), valid)
+
+    tensors_of_both_splits, order_of_training = 4, 1
+    assert counter.counts["host to device"] == tensors_of_both_splits + order_of_training
 
 
 class NanAfter(Mlp):
