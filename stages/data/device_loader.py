@@ -58,8 +58,13 @@ class DeviceLoader:
         ahead = self._transfer.prefetch
         if not ahead or self._device.type not in STREAM_DEVICES:
             return (move(batch, self._device) for batch in batches)
-        ring = StagingRing(StreamCopier(self._device), ahead + 1)
+        ring = StagingRing(self._copier, ahead + 1)
         return copy_in_turn(batches, ring) if self._host.runs_user_code else prefetch(batches, ring, ahead)
+
+    @cached_property
+    def _copier(self) -> StreamCopier:
+        """The same side stream for every pass: the allocator keeps freed memory for each stream."""
+        return StreamCopier(self._device)
 
     @cached_property
     def _resident_split(self) -> TensorDataset | None:

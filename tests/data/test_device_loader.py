@@ -1,14 +1,18 @@
 """Batches on an accelerator. ``meta`` is a device that every machine has and that is not the CPU."""
 
+import itertools
 import logging
+import threading
 from contextlib import contextmanager
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stages.contracts.user_code import user_frames
 from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
 from stages.data.device_loader import fits
+from stages.data.prefetcher import PlainCopier
 
 SAMPLES, BATCH_SIZE = 10, 4
 IMAGES = torch.arange(SAMPLES * 6, dtype=torch.uint8).reshape(SAMPLES, 2, 3)
@@ -17,6 +21,8 @@ NORMALIZE = NormalizeBatcher(mean=30.0, std=11.0)
 
 ACCELERATOR = torch.accelerator.current_accelerator(check_available=True)
 needs_accelerator = pytest.mark.skipif(ACCELERATOR is None, reason="no accelerator found")
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU with CUDA found")
 
 
 class HostCopies(TorchDispatchMode):
@@ -113,6 +119,63 @@ def test_batcher_of_a_user_stays_on_the_cpu(caplog):
     assert "resident is true, but" in caplog.text
 
 
+@pytest.fixture
+def streams(monkeypatch):
+    """Treat ``meta`` as a device with streams."""
+    monkeypatch.setattr("stages.data.device_loader.STREAM_DEVICES", ("meta",))
+    monkeypatch.setattr("stages.data.device_loader.StreamCopier", PlainCopier)
+
+
+class Threads:
+    """A data set that records the threads in which it is called."""
+
+    def __init__(self):
+        self.called_in = set()
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        self.called_in.add(threading.current_thread())
+        return DATASET[index]
+
+
+@pytest.mark.usefixtures("streams")
+def test_code_of_a_user_runs_in_the_thread_of_the_model():
+    """Both may draw from the global generators."""
+    dataset = Threads()
+    loader = build().set_device("meta").build(dataset)
+
+    assert [len(batch.inputs) for batch in loader] == [4, 4, 2]
+    assert dataset.called_in == {threading.current_thread()}
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_prefetched_pass_can_be_left_early_and_repeated(workers):
+    loader = build().resident(False).num_workers(workers).set_device("meta").build(DATASET)
+
+    for taken in (1, 2, 0):
+        assert [len(batch.targets) for batch in itertools.islice(loader, taken)] == [4] * taken
+        assert [len(batch.targets) for batch in loader] == [4, 4, 2]
+
+
+class Corrupt(Threads):
+    def __getitem__(self, index):
+        raise ValueError(f"image {index} is corrupt")
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_error_of_a_prefetched_batch_is_reported_with_the_frame_of_the_user(workers):
+    loader = build().num_workers(workers).set_device("meta").build(Corrupt())
+
+    with pytest.raises(ValueError, match="is corrupt") as raised:
+        list(loader)
+
+    assert [frame.function for frame in user_frames(raised.value)][-1] == "__getitem__"
+
+
 def test_gathering_and_finishing_is_batching():
     items = DATASET.__getitems__(torch.tensor([3, 1]))
 
@@ -182,7 +245,7 @@ def test_resident_prefetched_and_moved_batches_have_the_same_bits(dataset, worke
             assert all(map(torch.equal, one, other))
 
 
-@needs_accelerator
+@needs_cuda
 def test_resident_batches_do_not_wait_for_the_device():
     loader = build().resident(True).set_device(ACCELERATOR).build(DATASET)
     list(loader)
