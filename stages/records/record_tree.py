@@ -127,3 +127,17 @@ def iter_leaves(node: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from iter_leaves(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, node
+
+
+def map_leaves(node: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    """Return *node* with *change* applied to its leaves; type hints for bincode are kept."""
+    if isinstance(node, Some):
+        return Some(map_leaves(node.value, change))
+    if isinstance(node, Variant):
+        return Variant(node.name, node.index, map_leaves(node.value, change))
+    if isinstance(node, dict):
+        kind = Map if isinstance(node, Map) else dict
+        return kind((key, map_leaves(value, change)) for key, value in node.items())
+    if isinstance(node, list | tuple):
+        return type(node)(map_leaves(value, change) for value in node)
+    return change(node)

@@ -1,6 +1,6 @@
 """Recorders, which write a tree of state to one file and load it again. Burn's `Recorder`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from stages.records.config import RecorderConfig
 from stages.records.dotted_names import unflatten
 from stages.records.formats import FORMATS, Format
 from stages.records.precision import DoublePrecision, FullPrecision, HalfPrecision, Precision
-from stages.records.record_tree import Map, RawTensor, Record, Some, Tree, Variant
+from stages.records.record_tree import RawTensor, Record, Tree, map_leaves
 from stages.records.tensors import from_raw, to_raw
 
 
@@ -216,7 +216,7 @@ def write_state_dict(state: Mapping[str, Tensor], path: Path) -> None:
 
 def to_torch_tree(item: Tree) -> Tree:
     """Return *item* with torch tensors in place of raw tensors, over the same memory."""
-    return _map_leaves(item, lambda leaf: from_raw(leaf) if isinstance(leaf, RawTensor) else leaf)
+    return map_leaves(item, lambda leaf: from_raw(leaf) if isinstance(leaf, RawTensor) else leaf)
 
 
 def _convert_tensors(item: Tree, precision: Precision) -> Tree:
@@ -224,18 +224,4 @@ def _convert_tensors(item: Tree, precision: Precision) -> Tree:
         node = to_raw(node) if isinstance(node, Tensor) else node
         return precision.convert(node) if isinstance(node, RawTensor) else node
 
-    return _map_leaves(item, leaf)
-
-
-def _map_leaves(node: Tree, change: Callable[[Tree], Tree]) -> Tree:
-    """Return *node* with *change* applied to its leaves; type hints for bincode are kept."""
-    if isinstance(node, Some):
-        return Some(_map_leaves(node.value, change))
-    if isinstance(node, Variant):
-        return Variant(node.name, node.index, _map_leaves(node.value, change))
-    if isinstance(node, dict):
-        kind = Map if isinstance(node, Map) else dict
-        return kind((key, _map_leaves(value, change)) for key, value in node.items())
-    if isinstance(node, list | tuple):
-        return type(node)(_map_leaves(value, change) for value in node)
-    return change(node)
+    return map_leaves(item, leaf)

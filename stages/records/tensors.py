@@ -1,12 +1,13 @@
 """Conversion between torch tensors and the tensors of a record, over shared memory if possible."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from stages.contracts.errors import RecordError
-from stages.records.record_tree import RawTensor, Some, Tree, Variant
+from stages.records.record_tree import RawTensor, Some, Tree, Variant, map_leaves
 from stages.records.torch_modules.skeleton import Slot
 
 TORCH_DTYPES = {
@@ -33,14 +34,36 @@ A processor's cache holds two such blocks, which makes transposing a matrix five
 """
 
 
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TensorPieces:
+    """The bytes of the tensor that *make* computes from *sources* whenever they are requested."""
+
+    sources: tuple[Tensor, ...]
+    make: Callable[..., Tensor] = _same
+
+    def __call__(self) -> Iterable[memoryview]:
+        """Return the bytes in order."""
+        return _pieces(self.make(*self.sources).detach())
+
+
 def to_raw(tensor: Tensor) -> RawTensor:
     """Return *tensor* as a record's tensor, whose bytes are read on request, not now.
 
     Raises `RecordError` if no record can hold it: complex, float8, quantized, sparse, or without data.
     """
     check_recordable(tensor)
-    tensor = tensor.detach()
-    return RawTensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), lambda: _pieces(tensor))
+    return RawTensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), TensorPieces((tensor.detach(),)))
+
+
+def lazy_tensor(
+    make: Callable[..., Tensor], sources: tuple[Tensor, ...], shape: tuple[int, ...]
+) -> RawTensor:
+    """Return the tensor of *shape* that *make* computes from *sources*, of their dtype, when it is read."""
+    return RawTensor(DTYPE_NAMES[sources[0].dtype], shape, TensorPieces(sources, make))
 
 
 def from_raw(raw: RawTensor) -> Tensor:
@@ -63,6 +86,23 @@ def to_raw_tree(node: Tree) -> Tree:
     if isinstance(node, Some | Variant):
         return to_raw_tree(node.value) if isinstance(node, Some) else {node.name: to_raw_tree(node.value)}
     return to_raw(node) if isinstance(node, Tensor) else node
+
+
+def replace_tensors(node: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
+    """Return *node* with *change* applied to each torch tensor from which its bytes are read.
+
+    The containers of the result are new.
+    """
+
+    def leaf(node: Tree) -> Tree:
+        if isinstance(node, Tensor):
+            return change(node)
+        if isinstance(node, RawTensor) and isinstance(node.pieces, TensorPieces):
+            sources = tuple(change(source) for source in node.pieces.sources)
+            return replace(node, pieces=replace(node.pieces, sources=sources))
+        return node
+
+    return map_leaves(node, leaf)
 
 
 def check_recordable(tensor: Tensor, what: str = "a tensor") -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stages.contracts.errors import RecordError
 from stages.records.record_tree import RawTensor, Some, Tree, Variant
-from stages.records.tensors import DTYPE_NAMES, join_slots, to_raw, view_slot
+from stages.records.tensors import DTYPE_NAMES, join_slots, lazy_tensor, to_raw, view_slot
 from stages.records.torch_modules.skeleton import Slot
 
 STEP = "step"
@@ -62,9 +62,8 @@ def record_state(form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: 
         if key == STEP:
             return int(state[STEP])
         if key == AVERAGE:
-            return lazy_tensor(
-                lambda: view_slot(slot, _average(entries)), entries["square_avg"].dtype, tuple(shape)
-            )
+            used = tuple(entries[name] for name in ("square_avg", "grad_avg") if name in entries)
+            return lazy_tensor(lambda *each: view_slot(slot, _average(*each)), used, tuple(shape))
         return to_raw(view_slot(slot, entries[key]))
 
     names = {*entries, STEP} if STEP in state and _is_step_count(state[STEP]) else {*entries}
@@ -183,14 +182,8 @@ def _is_step_count(count: Any) -> bool:
     return isinstance(count, Tensor | int | float) and float(count) >= 0 and float(count).is_integer()
 
 
-def _average(state: Mapping[str, Tensor]) -> Tensor:
-    square, mean = state["square_avg"], state.get("grad_avg")
+def _average(square: Tensor, mean: Tensor | None = None) -> Tensor:
     return square if mean is None else square - mean * mean
-
-
-def lazy_tensor(make: Callable[[], Tensor], dtype: torch.dtype, shape: tuple[int, ...]) -> RawTensor:
-    """Return a tensor that calls *make* when its bytes are read."""
-    return RawTensor(DTYPE_NAMES[dtype], shape, lambda: to_raw(make()).pieces())
 
 
 def _describe(node: Tree) -> str:

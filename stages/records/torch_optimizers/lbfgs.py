@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
 from stages.records.record_tree import RawTensor, Some, Tree
-from stages.records.tensors import from_raw, view_slot
+from stages.records.tensors import from_raw, lazy_tensor, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Slot, slots
-from stages.records.torch_optimizers.burn_state import lazy_tensor
 from stages.records.torch_optimizers.torch_state import parameters_of
 
 FIRST_STEP_SIZE = 1.0
@@ -118,7 +117,10 @@ class _Order:
 
     def burn(self, flat: Tensor) -> RawTensor:
         """Return PyTorch's vector *flat* in Burn's order."""
-        return lazy_tensor(lambda: flat[self._from_torch.to(flat.device)], flat.dtype, tuple(flat.shape))
+        return lazy_tensor(self._permute, (flat,), tuple(flat.shape))
+
+    def _permute(self, flat: Tensor) -> Tensor:
+        return flat[self._from_torch.to(flat.device)]
 
     def torch(self, vector: Tree, source: str) -> Tensor:
         """Return Burn's *vector* in PyTorch's order."""

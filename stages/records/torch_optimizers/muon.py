@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from stages.records.record_tree import Map, Tree, Variant
-from stages.records.tensors import view_slot
+from stages.records.tensors import lazy_tensor, view_slot
 from stages.records.torch_modules.skeleton import Slot
-from stages.records.torch_optimizers.burn_state import lazy_tensor, read_state
+from stages.records.torch_optimizers.burn_state import read_state
 from stages.records.torch_optimizers.torch_state import members, slots_by_parameter
 
 BUFFER = "momentum_buffer"
@@ -42,8 +42,8 @@ def muon_record(optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: T
         if not is_muon(group) or buffer is None:
             continue
         for slot in places.get(id(parameter), ()):
-            scaled = partial(_velocity, slot, buffer, 1 - group["momentum"])
-            velocity = lazy_tensor(scaled, buffer.dtype, tuple(view_slot(slot, parameter).shape))
+            scaled = partial(_velocity, slot, 1 - group["momentum"])
+            velocity = lazy_tensor(scaled, (buffer,), tuple(view_slot(slot, parameter).shape))
             state = {"momentum": {"velocity": velocity}}
             record[slot.id] = Variant("V1", 0, Variant("Rank2", 2, state))
     return record
@@ -61,5 +61,5 @@ def read_muon(
     return {BUFFER: buffer.mul_(1 - group["momentum"])}
 
 
-def _velocity(slot: Slot, buffer: Tensor, scale: float) -> Tensor:
+def _velocity(slot: Slot, scale: float, buffer: Tensor) -> Tensor:
     return view_slot(slot, buffer) / scale
