@@ -8,3 +8,4 @@ from .retention import KeepLast as KeepLast
 from .retention import Retention as Retention
 from .retention import default_retention as default_retention
 from .retention import epochs_to_keep as epochs_to_keep
+from .snapshot_writer import SnapshotWriter as SnapshotWriter

@@ -2,16 +2,20 @@
 
 A checkpoint is written after every epoch, and a retention rule decides which of them are kept. Within an
 epoch checkpoints are written at an interval, and only the newest is kept.
+
+Training continues while a copy of the state is written. The next save waits until the previous one is on
+disk, so a killed run resumes from the last save or, if that was still being written, from the one before it.
 """
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from stages.checkpoints import Checkpoint, FileCheckpointer, Retention
+from stages.checkpoints import Checkpoint, FileCheckpointer, Retention, SnapshotWriter
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
 from stages.learner.options import CheckpointInterval
@@ -20,8 +24,36 @@ from stages.learner.run_state import LoopPosition
 log = logging.getLogger(__name__)
 
 
+@dataclass
+class _Save:
+    """A save: the write of a checkpoint and, after it, the removal of those that it replaces."""
+
+    checkpointer: FileCheckpointer
+    number: int
+    started_at: float
+    kept: set[int] | None = None
+    """The epochs that the rule keeps; None within an epoch, and if the rule failed."""
+    replaced: list[tuple[FileCheckpointer, int]] = field(default_factory=list)
+    error: OSError | None = None
+    """The reason why the checkpoint could not be written."""
+
+    def run(self, checkpoint: Checkpoint) -> None:
+        """Write *checkpoint*, and remove the replaced ones when it is on disk."""
+        try:
+            self.checkpointer.save(self.number, checkpoint)
+        except OSError as error:
+            self.error = error
+            return
+        for checkpointer, number in self.replaced:
+            checkpointer.delete(number)
+
+
 class CheckpointManager:
-    """Writes and removes the checkpoints of one run."""
+    """Writes and removes the checkpoints of one run.
+
+    A save returns when it has copied the state; `wait` returns when the checkpoint is written. One save is in
+    progress at a time.
+    """
 
     def __init__(
         self,
@@ -37,6 +69,8 @@ class CheckpointManager:
         self._retention = retention
         self._interval = interval
         self._clock = clock
+        self._writer = SnapshotWriter()
+        self._save: _Save | None = None
         self._failed: set[int] = set()
         self._failed_before_step: set[int] = set()
         self._saved_at = self._tried_at = clock()
@@ -48,63 +82,96 @@ class CheckpointManager:
         return self._interval.every_steps is not None or self._interval.every_seconds is not None
 
     def is_due(self, *, can_save_next: bool = True) -> bool:
-        """Return whether to write a checkpoint after this step; call it once after each step.
+        """Return whether to save after this step; call it once after each step.
 
-        If none can be written after the next step, one is due a step early, so that a crash never costs more
-        than an interval.
+        If the run cannot save after the next step, a save is due a step early, so that two saves are never
+        further apart than an interval. Raises as `wait` if the previous save has ended.
         """
+        if self._save is not None and not self._writer.is_writing:
+            self.wait()
         self._steps_since_try += 1
         interval, ahead = self._interval, not can_save_next
         if interval.every_steps and self._steps_since_try + ahead >= interval.every_steps:
             return True
         return interval.every_seconds is not None and self._clock() - self._tried_at >= interval.every_seconds
 
-    def save_step(self, checkpoint: Checkpoint) -> bool:
-        """Write *checkpoint* as the newest within its epoch and remove the previous one.
-
-        Return whether it could be written.
-        """
+    def save_step(self, checkpoint: Checkpoint) -> None:
+        """Save *checkpoint* as the newest within its epoch; it replaces the previous one."""
+        self.wait()
         previous = self.steps.list_saved()
-        if not self._write(self.steps, max(previous, default=0) + 1, checkpoint):
-            return False
-        self._failed_before_step = set(self._failed)
-        for number in previous:
-            self.steps.delete(number)
-        return True
+        save = _Save(self.steps, max(previous, default=0) + 1, self._clock())
+        save.replaced = [(self.steps, number) for number in previous]
+        self._start(save, checkpoint)
 
     def save_epoch(self, epoch: int, checkpoint: Checkpoint, history: History) -> None:
-        """Write *checkpoint* as that of *epoch*; remove those that the rule drops and those of later epochs.
+        """Save *checkpoint* as that of *epoch*; it replaces those that the rule drops, and later epochs.
 
         The newest that could be written is always kept, so that the run can resume from it.
         """
+        self.wait()
         log.info("Saving checkpoint %d to %s", epoch, self.epochs.directory)
-        if not self._write(self.epochs, epoch, checkpoint):
-            self._failed.add(epoch)
-            self._find_kept(epoch, history)  # the result may no longer need an earlier one that failed
-            return
-        self._failed.discard(epoch)
-        self.apply_retention(epoch, history)
-        for number in self.steps.list_saved():
-            self.steps.delete(number)
+        save = _Save(self.epochs, epoch, self._clock())
+        try:
+            saved = self.epochs.list_saved()
+            save.kept = self._choose_kept({*saved, epoch}, epoch, history)
+            kept = save.kept | self._newest_before_failed((self._failed & save.kept) - {epoch})
+            save.replaced = [(self.epochs, each) for each in saved if each not in kept]
+            save.replaced += [(self.steps, number) for number in self.steps.list_saved()]
+        finally:  # if the rule raises, the checkpoint is written all the same
+            self._start(save, checkpoint)
 
     def apply_retention(self, epoch: int, history: History) -> None:
         """Remove all checkpoints but *epoch* and those up to it that the rule keeps.
 
         If one that the rule keeps could not be written, the newest before it is kept too, to resume from.
         """
-        kept = self._find_kept(epoch, history)
-        for each in self.epochs.list_saved():
+        saved = self.epochs.list_saved()
+        kept = self._choose_kept(set(saved), epoch, history)
+        self._failed &= kept
+        kept |= self._newest_before_failed(self._failed)
+        for each in saved:
             if each not in kept:
                 log.info("Removing checkpoint %d", each)
                 self.epochs.delete(each)
-        self.epochs.remove_partial_files()
-        self.steps.remove_partial_files()
+        self._remove_partial_files()
+
+    def wait(self) -> None:
+        """Wait until the last save has ended.
+
+        Raises `CheckpointError` if no checkpoint could be written for longer than ``max_unsaved_seconds``,
+        and whatever else prevented the save.
+        """
+        self._writer.join()
+        save, self._save = self._save, None
+        self._writer.raise_error()
+        if save is None:
+            return
+        if save.error is not None:
+            self._report_failure(save, save.error)
+        elif save.checkpointer is self.steps:
+            self._saved_at = save.started_at
+            self._failed_before_step = set(self._failed)
+        else:
+            self._saved_at = save.started_at
+            self._finish_epoch(save)
+
+    @contextmanager
+    def complete_saves(self) -> Iterator[None]:
+        """Wait at the end of the block as `wait` does; if the block raises, raise only what it raised."""
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):
+                self.wait()
+            raise
+        self.wait()
 
     def finish(self) -> None:
         """Raise `CheckpointError` if a checkpoint that belongs to the result could not be written.
 
         Later checkpoints are removed then, so that the next run resumes before it and has the same result.
         """
+        self.wait()
         if not self._failed:
             return
         for epoch in self.epochs.list_saved():
@@ -119,40 +186,52 @@ class CheckpointManager:
             "again to resume"
         )
 
-    def _find_kept(self, epoch: int, history: History) -> set[int]:
-        """Return the epochs to keep after *epoch*, and forget failed ones that the rule does not keep."""
-        saved = self.epochs.list_saved()
-        own = sorted({each for each in saved if 0 < each <= epoch} | self._failed)
-        kept = self._retention.keep(own, history) | {epoch}
-        self._failed &= kept
-        before = [each for each in saved if each < min(self._failed, default=0)]
-        return kept | set(before[-1:])
+    def _choose_kept(self, saved: set[int], epoch: int, history: History) -> set[int]:
+        """Return the epochs in *saved* up to *epoch*, and those that failed, that the rule keeps."""
+        own = {each for each in saved if 0 < each <= epoch} | self._failed
+        return self._retention.keep(sorted(own), history) | {epoch}
 
-    def _write(self, checkpointer: FileCheckpointer, number: int, checkpoint: Checkpoint) -> bool:
-        """Return whether *checkpoint* could be written.
+    def _newest_before_failed(self, failed: set[int]) -> set[int]:
+        """Return the newest saved epoch before those in *failed*, from which the run would resume."""
+        before = [each for each in self.epochs.list_saved() if each < min(failed, default=0)]
+        return set(before[-1:])
 
-        Raises `CheckpointError` if none could be written for longer than ``max_unsaved_seconds``.
-        """
-        now = self._tried_at = self._clock()
+    def _start(self, save: _Save, checkpoint: Checkpoint) -> None:
+        self._tried_at = save.started_at
         self._steps_since_try = 0
-        try:
-            checkpointer.save(number, checkpoint)
-        except OSError as error:
-            unsaved = now - self._saved_at
-            message = f"cannot write a checkpoint to {checkpointer.directory} ({error.strerror or error})"
-            if unsaved > self._interval.max_unsaved_seconds:
-                raise CheckpointError(
-                    f"{message} for {unsaved:.0f} seconds, more than max_unsaved_seconds. Free some space "
-                    "and run the same command again to resume from the last checkpoint"
-                ) from error
-            log.warning(
-                "%s. The run continues; its last checkpoint is %.0f seconds old. Free some space",
-                message,
-                unsaved,
-            )
-            return False
-        self._saved_at = self._clock()
-        return True
+        self._writer.start(save.run, checkpoint)
+        self._save = save
+
+    def _finish_epoch(self, save: _Save) -> None:
+        self._failed.discard(save.number)
+        if save.kept is None:
+            return
+        self._failed &= save.kept  # the result may no longer need an earlier one that failed
+        for checkpointer, number in save.replaced:
+            if checkpointer is self.epochs:
+                log.info("Removing checkpoint %d", number)
+        self._remove_partial_files()
+
+    def _remove_partial_files(self) -> None:
+        self.epochs.remove_partial_files()
+        self.steps.remove_partial_files()
+
+    def _report_failure(self, save: _Save, error: OSError) -> None:
+        """Log a warning, or raise `CheckpointError` if too much time has passed since the last checkpoint."""
+        unsaved = save.started_at - self._saved_at
+        message = f"cannot write a checkpoint to {save.checkpointer.directory} ({error.strerror or error})"
+        if unsaved > self._interval.max_unsaved_seconds:
+            raise CheckpointError(
+                f"{message} for {unsaved:.0f} seconds, more than max_unsaved_seconds. Free some space "
+                "and run the same command again to resume from the last checkpoint"
+            ) from error
+        log.warning(
+            "%s. The run continues; its last checkpoint is %.0f seconds old. Free some space",
+            message,
+            unsaved,
+        )
+        if save.kept is not None:
+            self._failed = (self._failed | {save.number}) & save.kept
 
 
 @dataclass(frozen=True)

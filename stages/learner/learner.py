@@ -1,7 +1,7 @@
 """The learner that a builder returns."""
 
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -68,8 +68,9 @@ class Learner:
         """
         self._check_between_epochs()
         checkpoints = self._components.checkpoints
+        saves = checkpoints.complete_saves() if checkpoints is not None else nullcontext()
         with self._options.open_application_log(), self.compute_settings():
-            with report_out_of_memory(self._device):
+            with report_out_of_memory(self._device), saves:
                 model = Loop(self._components).run(train, valid)
             if checkpoints is not None and not self.interrupted:
                 checkpoints.finish()
@@ -95,6 +96,7 @@ class Learner:
             raise BuilderError("save() needs a checkpointer: call with_file_checkpointer first")
         self._check_between_epochs()
         checkpoints.save_epoch(state.epoch, state.checkpoint(), state.history)
+        checkpoints.wait()
 
     def _check_between_epochs(self) -> None:
         if self._state.open_epoch is not None:

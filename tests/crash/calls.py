@@ -11,6 +11,8 @@ from workers import run_trials
 
 from stages.runs.layout import FINISHED_FILE
 
+MAX_LOST_STEPS = 2 * EVERY_STEPS
+"""An interval, and the steps while a checkpoint is written: the next save waits for it."""
 OTHER = CONFIG.model_copy(update={"seed": 1, "num_epochs": 3})
 
 
@@ -44,7 +46,7 @@ class Calls:
         return run
 
     def _trace_run(self, run, target=None, change=None):
-        """Return the calls of the run, its exit code and its message."""
+        """Return the calls of the run, its exit code and its message; *target* is changed."""
 
         def action():
             wait_for_tracer()
@@ -68,8 +70,8 @@ class Calls:
         number, change = self.cases[index]
         call = self.calls[number]
         run = self._begin(f"case-{index}")
-        calls, code, text = self._trace_run(run, number, change)
-        reached = len(calls) > number  # calls that depend on the clock may be fewer this time
+        calls, code, text = self._trace_run(run, call, change)
+        reached = call in calls  # calls that depend on the clock may be fewer this time
         lost, wrong = self._wrong_store(run, change if reached else None)
         wrong = [self._wrong_ending(change if reached else None, code, text), wrong]
         ended, _, text = run_in_child(run.fit)
@@ -78,8 +80,7 @@ class Calls:
         wrong.append(difference(run.outputs(), self.reference))
         finding = "; ".join(filter(None, wrong))
         if finding:
-            where = str(call).replace(f"{run.folder.parent}/", "")
-            finding = f"trial {index}, {change} at call {number}: {where}: {finding}"
+            finding = f"trial {index}, {change} at call {number}: {call}: {finding}"
         else:
             shutil.rmtree(run.folder)
         counted = {f"lost {lost} steps": 1} if reached and change == "kill" else {}
@@ -102,14 +103,14 @@ class Calls:
         lost = 0 if steps is None else max(done - steps, 0)
         if skipped:
             return lost, f"not intact: {skipped}"
-        if change == "kill" and (lost > EVERY_STEPS or (steps is None and self._should_have(run, done))):
+        if change == "kill" and (lost > MAX_LOST_STEPS or (steps is None and self._should_have(run, done))):
             return lost, f"{done} steps were completed and {steps} of them saved"
         return lost, ""
 
     def _should_have(self, run, done):
-        """Return whether the store must hold a checkpoint: not before the first is due, nor after the end."""
+        """Return whether the store must hold a checkpoint: not before the first one, nor at the end."""
         store = run.store()
-        return done > EVERY_STEPS and store is not None and not (store / FINISHED_FILE).exists()
+        return done > MAX_LOST_STEPS and store is not None and not (store / FINISHED_FILE).exists()
 
 
 def run(asked, folder, until):

@@ -1,4 +1,4 @@
-"""Trace the system calls of a child process on the files of a folder, and change one of them.
+"""Trace the system calls of a child process and its threads on the files of a folder, and change one.
 
 Like ``strace -e inject``, but counting only the calls on these files, of all kinds, and with real short
 writes: the kernel is asked to write fewer bytes.
@@ -10,13 +10,16 @@ import os
 import platform
 import signal
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from report import SkippedError
 
 TRACEME, POKEUSER, SETOPTIONS, SYSCALL, GET_SYSCALL_INFO = 0, 6, 0x4200, 24, 0x420E
-TRACESYSGOOD, EXITKILL = 1, 0x100000
+TRACESYSGOOD, TRACECLONE, EXITKILL = 1, 8, 0x100000
+ALL_THREADS = 0x40000000
+"""The option of `os.waitpid` that also reports threads."""
 ENTRY, EXIT = 1, 2
 ORIG_RAX, RAX, RDX = 15 * 8, 10 * 8, 12 * 8
 AT_FDCWD = -100
@@ -53,9 +56,12 @@ class Call:
 
     name: str
     path: str
+    """The path relative to the folder."""
+    occurrence: int = 0
+    """The number of earlier calls of this name on this file; threads make the order of others vary."""
 
     def __str__(self):
-        return f"{self.name} {self.path}"
+        return f"{self.name} {self.path} ({self.occurrence})"
 
 
 def check_permitted():
@@ -76,65 +82,72 @@ def wait_for_tracer():
 
 
 def trace(pid, folder, target=None, change=None):
-    """Let the child *pid* run, and *change* its call number *target* below *folder*.
+    """Let the child *pid* run, and *change* its call *target* below *folder*.
 
     Return its calls, and its status from `os.waitpid`. *change* is ``kill``, ``short``, or the name of an
     error such as ``ENOSPC``.
     """
     os.waitpid(pid, 0)
-    _ptrace(SETOPTIONS, pid, 0, TRACESYSGOOD | EXITKILL)
-    calls, changed, pending, passed_on = [], False, None, 0
+    _ptrace(SETOPTIONS, pid, 0, TRACESYSGOOD | TRACECLONE | EXITKILL)
+    calls, counts, pending, threads = [], Counter(), {}, {pid}
+    thread, passed_on = pid, 0
     while True:
-        _ptrace(SYSCALL, pid, 0, passed_on)
-        _, status = os.waitpid(pid, 0)
+        if thread in threads:
+            _ptrace(SYSCALL, thread, 0, passed_on)
+        thread, status = os.waitpid(-1, ALL_THREADS)
         if not os.WIFSTOPPED(status):
-            return calls, status
-        passed_on = 0
+            if thread == pid:
+                return calls, status
+            threads.discard(thread)
+            continue
+        passed_on = _signal_to_pass_on(status, is_new=thread not in threads)
+        threads.add(thread)
         if os.WSTOPSIG(status) != signal.SIGTRAP | 0x80:
-            passed_on = os.WSTOPSIG(status)
             continue
         info = Info()
-        _ptrace(GET_SYSCALL_INFO, pid, ctypes.sizeof(info), ctypes.addressof(info))
-        if info.op == EXIT and pending:
-            _ptrace(POKEUSER, pid, RAX, -pending)
-            pending = None
-        elif info.op == ENTRY and (call := _call(pid, info)) and call.path.startswith(str(folder)):
-            calls.append(call)
-            if not changed and _is_meant(call, len(calls) - 1, target, change):
-                changed, pending = True, _change_call(pid, info, change)
+        _ptrace(GET_SYSCALL_INFO, thread, ctypes.sizeof(info), ctypes.addressof(info))
+        if info.op == EXIT and thread in pending:
+            _ptrace(POKEUSER, thread, RAX, -pending.pop(thread))
+        elif info.op == ENTRY and (found := _call(thread, info)) and found[1].startswith(str(folder)):
+            key = found[0], found[1].removeprefix(str(folder))
+            calls.append(Call(*key, counts[key]))
+            counts[key] += 1
+            if calls[-1] == target and (error := _change_call(pid, thread, info, change)):
+                pending[thread] = error
 
 
-def _is_meant(call, number, target, change):
-    """Return whether to change this call: number *target*, or for a short write the next write from there."""
-    if target is None or number < target:
-        return False
-    return number == target if change != "short" else call.name in WRITES
+def _signal_to_pass_on(status, *, is_new):
+    """Return the signal that stopped a thread; 0 for a stop that the tracer caused."""
+    number = os.WSTOPSIG(status)
+    is_event = number == signal.SIGTRAP | 0x80 or status >> 16
+    return 0 if is_event or (is_new and number == signal.SIGSTOP) else number
 
 
-def _change_call(pid, info, change):
+def _change_call(pid, thread, info, change):
     """Change the call at its entry; return the number of the error to set at its exit, if any."""
     if change == "kill":
         os.kill(pid, signal.SIGKILL)
     elif change == "short":
-        _ptrace(POKEUSER, pid, RDX, max(1, info.arguments[2] // 2))
+        _ptrace(POKEUSER, thread, RDX, max(1, info.arguments[2] // 2))
     else:
-        _ptrace(POKEUSER, pid, ORIG_RAX, -1)
+        _ptrace(POKEUSER, thread, ORIG_RAX, -1)
         return getattr(errno, change)
     return None
 
 
 def _call(pid, info):
+    """Return the name of the call and the path of its file, if it has one."""
     number, arguments = info.number, info.arguments
     if number in BY_HANDLE:
-        return Call(BY_HANDLE[number], _of_handle(pid, arguments[0]))
+        return BY_HANDLE[number], _of_handle(pid, arguments[0])
     if number in BY_PATH:
-        return Call(BY_PATH[number], _text(pid, arguments[0]))
+        return BY_PATH[number], _text(pid, arguments[0])
     if number in BY_FOLDER_AND_PATH:
         path, folder = _text(pid, arguments[1]), ctypes.c_int(arguments[0]).value
         if not path.startswith("/") and folder != AT_FDCWD:
             path = f"{_of_handle(pid, folder)}/{path}"
         writes = BY_FOLDER_AND_PATH[number] == "openat" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        return Call("open to write" if writes else BY_FOLDER_AND_PATH[number], path)
+        return "open to write" if writes else BY_FOLDER_AND_PATH[number], path
     return None
 
 
