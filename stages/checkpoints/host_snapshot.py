@@ -1,5 +1,6 @@
 """A copy of a checkpoint's tensors in host memory, which can be written while training continues."""
 
+import mmap
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from stages.records import check_recordable, replace_tensors
 
 ALIGNMENT = 8
 """Bytes of the largest element of a record; a copied range of memory starts at a multiple of it."""
+MAPPED_BYTES = 1 << 20
+"""Bytes from which a buffer is memory of its own, not of the heap."""
 
 
 class HostSnapshot:
@@ -47,6 +50,11 @@ class HostSnapshot:
         return _replace(
             checkpoint, lambda each: copies[id(each)] if id(each) in copies else _copy_to_host(each)
         )
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all buffers."""
+        return sum(buffer.nbytes for _, buffer in self._buffers)
 
     def synchronize(self) -> None:
         """Wait until the last copy has arrived from every device."""
@@ -136,7 +144,15 @@ def _has_plain_memory(tensor: Tensor) -> bool:
 
 
 def _empty(size: int, pinned: bool) -> Tensor:  # noqa: FBT001  a key of the buffers
-    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+    """Return a buffer.
+
+    Forked workers do not inherit a large one, whose pages the next snapshot would have to duplicate.
+    """
+    if pinned or size < MAPPED_BYTES:
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_DONTFORK)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from stages.contracts.worker_signals import block_signals
 
 NICENESS = 15
 """Niceness of the thread, and of those that it starts: training has priority."""
+MAX_URGENT_BYTES = 16 << 20
+"""Bytes up to which the niceness stays: a small write slows nothing, and on a busy machine it would wait."""
 FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 
@@ -55,7 +57,8 @@ class SnapshotWriter:
 
     def _run(self, write: Callable[[Checkpoint], None], copy: Checkpoint) -> None:
         try:
-            _lower_priority()
+            if self._snapshot.nbytes > MAX_URGENT_BYTES:
+                _lower_priority()
             self._snapshot.synchronize()
             write(copy)
         except BaseException as error:  # noqa: BLE001  `raise_error` raises it in the thread that trains

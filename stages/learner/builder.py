@@ -272,7 +272,8 @@ class LearnerBuilder:
     def checkpoint_every(self, *, steps: int | None = None, seconds: float | None = None) -> Self:
         """Write checkpoints within an epoch too, and keep the newest of them. Default: none.
 
-        An interrupted run with a checkpointer always writes one.
+        An interrupted run with a checkpointer always writes one. Training continues while one is written: a
+        killed run repeats at most two intervals, the second only if it was killed during a write.
         """
         interval = replace(self._options.interval, every_steps=steps, every_seconds=seconds)
         return self._set(interval=interval)

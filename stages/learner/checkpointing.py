@@ -117,7 +117,7 @@ class CheckpointManager:
             kept = save.kept | self._newest_before_failed((self._failed & save.kept) - {epoch})
             save.replaced = [(self.epochs, each) for each in saved if each not in kept]
             save.replaced += [(self.steps, number) for number in self.steps.list_saved()]
-        finally:  # if the rule raises, the checkpoint is written all the same
+        finally:  # the checkpoint is written even if the rule raises
             self._start(save, checkpoint)
 
     def apply_retention(self, epoch: int, history: History) -> None:

@@ -1,0 +1,119 @@
+"""A snapshot of a checkpoint shares nothing with the state, and holds each byte of it once."""
+
+import pytest
+import torch
+from torch import nn
+
+from stages.checkpoints import Checkpoint
+from stages.checkpoints.host_snapshot import HostSnapshot
+from stages.contracts.errors import RecordError
+from stages.records import NamedMpkBytesRecorder, OriginalPrecision, optimizer_record, record_of
+
+VIEWS = {
+    "contiguous": lambda base: base,
+    "transposed": lambda base: base.t(),
+    "rows": lambda base: base[1:3],
+    "columns": lambda base: base[:, 2:4],
+    "scalar": lambda base: base[3, 1],
+    "empty": lambda base: base[:0],
+    "expanded": lambda base: base[:1].expand(4, 6),
+    "parameter": nn.Parameter,
+}
+KINDS = {
+    **VIEWS,
+    "half": lambda base: base.bfloat16(),
+    "bool": lambda base: base > 3,
+    "bytes of doubles": lambda base: base.double().view(torch.uint8)[:, 3:21],
+    "negated": lambda base: torch.view_as_complex(base.reshape(-1, 2)).conj().imag,
+    "large": lambda base: base.repeat(1 << 10, 1 << 5),
+}
+
+
+def base():
+    return torch.arange(24.0).reshape(4, 6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_snapshot_keeps_the_values_if_the_state_changes(kind):
+    state = KINDS[kind](base())
+    expected = state.detach().clone()
+
+    copy = HostSnapshot().copy(Checkpoint({"w": state}, {}, None))
+    state.untyped_storage().fill_(0)
+
+    assert torch.equal(copy.model["w"], expected)
+
+
+def test_views_keep_their_values_in_every_part_and_take_the_memory_of_one():
+    state, snapshot = base(), HostSnapshot()
+    views = [make(state) for make in VIEWS.values()]
+
+    copy = snapshot.copy(Checkpoint({"views": views}, views, tuple(views), {"views": views}))
+
+    assert snapshot.nbytes == state.nbytes
+    for part in (copy.model["views"], copy.optim, copy.scheduler, copy.trainer["views"]):
+        assert all(torch.equal(each, view) for each, view in zip(part, views, strict=True))
+
+
+def test_next_snapshot_reuses_the_buffers_of_the_same_sizes():
+    snapshot, state = HostSnapshot(), [torch.ones(5), torch.ones(1 << 19), torch.ones(5)]
+    first = snapshot.copy(Checkpoint(state, {}, None)).model
+
+    second = snapshot.copy(Checkpoint([*state[1:], torch.zeros(7)], {}, None)).model
+
+    assert first[1].data_ptr() == second[0].data_ptr()
+    assert snapshot.nbytes == state[1].nbytes + 4 * (5 + 7)
+
+
+def test_containers_are_copied():
+    trainer = {"scheduler": {"rates": [0.1]}}
+
+    copy = HostSnapshot().copy(Checkpoint({}, {}, None, trainer))
+    trainer["scheduler"]["rates"].append(0.2)
+
+    assert copy.trainer == {"scheduler": {"rates": [0.1]}}
+
+
+def test_tensor_that_no_record_can_hold_is_rejected_at_once():
+    with pytest.raises(RecordError, match="complex64 cannot be recorded"):
+        HostSnapshot().copy(Checkpoint({}, {}, None, {"w": torch.ones(2, dtype=torch.complex64)}))
+
+
+OPTIMIZERS = {
+    "adam": lambda model: torch.optim.Adam(model.parameters(), amsgrad=True),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), centered=True, momentum=0.9),
+    "muon": lambda model: torch.optim.Muon([model[0].weight], momentum=0.9),
+    "lbfgs": lambda model: torch.optim.LBFGS(model.parameters(), max_iter=3),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_bytes_of_a_snapshot_are_those_of_the_state_at_its_time(kind):
+    torch.manual_seed(1)
+    model, inputs = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(8, 4)
+    optimizer = OPTIMIZERS[kind](model)
+
+    def step():
+        def closure():
+            optimizer.zero_grad()
+            loss = (model(inputs) - 1).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    def record(checkpoint):
+        item = [checkpoint.model, checkpoint.optim, checkpoint.trainer["state"]]
+        return NamedMpkBytesRecorder(OriginalPrecision).record(item)
+
+    step()
+    checkpoint = Checkpoint(
+        record_of(model), optimizer_record(optimizer, model), None, {"state": model.state_dict()}
+    )
+    expected = record(checkpoint)
+
+    copy = HostSnapshot().copy(checkpoint)
+    step()
+
+    assert record(copy) == expected
+    assert record(checkpoint) != expected
