@@ -1,6 +1,7 @@
 """Fixtures for all tests: temporary projects, and commands that run the real programs in them."""
 
 import fcntl
+import logging
 import os
 import shutil
 import signal
@@ -42,6 +43,13 @@ def _configure_process():
     # A non-interactive shell starts a background process with SIGINT ignored, and child processes inherit
     # that. The tests of Ctrl-C would then wait forever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _enable_logging():
+    """Enable logging again, which DVC's command line disables in the process that calls it."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @dataclass(frozen=True)
