@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 USER_CODE = """
 from stages.learner import LearnerBuilder
+from stages.metrics import AccuracyMetric, LearningRateMetric, LossMetric
 
+LearnerBuilder("artifacts").metrics(LossMetric(), AccuracyMetric(), LearningRateMetric())
 reveal_type(LearnerBuilder("artifacts").num_epochs)
 epochs: str = LearnerBuilder("artifacts").num_epochs(3)
 """
@@ -41,9 +43,10 @@ def test_type_checker_finds_the_types_of_an_editable_install(environment, tmp_pa
     found = subprocess.run([*command, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert (
-        'Revealed type is "def (num_epochs: int) -> stages.learner.learner.LearnerBuilder"' in found.stdout
+        'Revealed type is "def (num_epochs: int) -> stages.learner.builder.LearnerBuilder"' in found.stdout
     ), found.stdout
     assert (
         'Incompatible types in assignment (expression has type "LearnerBuilder", variable has type "str")'
         in found.stdout
     )
+    assert "Found 1 error" in found.stdout, found.stdout

@@ -20,9 +20,13 @@ class Metric(Protocol):
       history and of every tracked file.
     """
 
-    name: str
-    """The name in logs, curves and the summary; spaces become ``_`` in file names."""
-    unit: str | None
+    @property
+    def name(self) -> str:
+        """The name in logs, curves and the summary; spaces become ``_`` in file names."""
+
+    @property
+    def unit(self) -> str | None:
+        """The unit that is shown after the value; None for no unit."""
 
     def measure(self, output: Any) -> MetricState:
         """Return the measurement of *output*, the item that a step returned."""
@@ -34,8 +38,13 @@ class StepMetric(Protocol):
     May have the same optional attributes as a `Metric`.
     """
 
-    name: str
-    unit: str | None
+    @property
+    def name(self) -> str:
+        """The name in logs, curves and the summary."""
+
+    @property
+    def unit(self) -> str | None:
+        """The unit that is shown after the value; None for no unit."""
 
     def measure_step(self, step: Any) -> MetricState:
         """Return the measurement of *step*, a `stages.contracts.events.Step`."""
