@@ -47,8 +47,7 @@ def _configure_process():
 
 @pytest.fixture(autouse=True)
 def _enable_logging():
-    """Enable logging again, which DVC's command line disables in the process that calls it."""
-    yield
+    """Enable logging, which DVC's command line disables in the process of a test that calls it."""
     logging.disable(logging.NOTSET)
 
 

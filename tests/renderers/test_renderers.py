@@ -51,13 +51,13 @@ def test_renderer_prints_lines_to_a_pipe(make, lines, capsys):
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_log_renderer_logs_the_lines_of_the_plain_renderer(caplog):
-    logger = logging.Logger("run")  # other tests may have configured the loggers of this process
-    logger.addHandler(caplog.handler)
+def test_log_renderer_logs_the_lines_of_the_plain_renderer():
+    logger, records = logging.Logger("run"), []  # other tests may have configured those of this process
+    logger.addFilter(lambda record: records.append(record) or True)
 
     show(LogRenderer(logger, interval_seconds=0))
 
-    assert [(each.name, each.levelname, each.getMessage()) for each in caplog.records] == [
+    assert [(each.name, each.levelname, each.getMessage()) for each in records] == [
         ("run", "INFO", STEP_LINE),
         ("run", "INFO", LINE),
     ]
