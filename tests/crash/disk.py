@@ -4,6 +4,7 @@ The disk is a small file system in memory, mounted in a mount namespace of the p
 """
 
 import ctypes
+import errno
 import os
 import random
 import re
@@ -29,12 +30,21 @@ def mount_small_disk(folder, kib):
 
 
 def leave_free(folder, kib):
-    """Fill the disk at *folder* until *kib* KiB are free."""
-    about = os.statvfs(folder)
-    size = about.f_bavail * about.f_frsize - kib * KIB
-    if size > 0:
+    """Fill the disk at *folder* until *kib* KiB are free, also while a thread writes a checkpoint there."""
+    while (size := _free_bytes(folder) - kib * KIB) > 0:
         with (folder / BALLAST).open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+            else:
+                return
+
+
+def _free_bytes(folder):
+    about = os.statvfs(folder)
+    return about.f_bavail * about.f_frsize
 
 
 def _ask(code):
