@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from checkouts import leftovers, without_cache
 from damage import read_stages
+from file_damage import delete_tree
 from projects import COMMANDS, difference, templates
 from recovery import RECOVERED, Recovery, recover
 from report import Row
@@ -170,9 +171,9 @@ def delete(folder, patterns, planned):
         return False
     path = found[int(planned.choice * len(found))]
     if path.is_dir():
-        shutil.rmtree(path)
+        delete_tree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
     return True
 
 

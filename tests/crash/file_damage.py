@@ -1,6 +1,7 @@
 """Damage to a file: a flipped bit, a missing half, zeros, other content, conflict markers, no permission."""
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -71,3 +72,9 @@ def counterpart(path, elsewhere, draw):
 def files_below(folder):
     """Return every file below *folder*, relative to it, in order."""
     return [path.relative_to(folder) for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+
+
+def delete_tree(folder):
+    """Delete *folder* and everything below it, also while a run adds, renames and removes files there."""
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from file_damage import delete_tree
 from small_run import CONFIG, Counter, SmallRun, prepare, run_in_child
 
 from stages.contracts.interrupter import Interrupter
@@ -168,7 +169,7 @@ def test_run_on_other_devices_has_its_own_store(before, after, reference, tmp_pa
 def test_deletion_of_store_during_run_stops_run(target, step, is_replaced, new_run):
     def delete():
         store = new_run.store()
-        shutil.rmtree({"store": store, "runs": new_run.paths.runs}[target])
+        delete_tree({"store": store, "runs": new_run.paths.runs}[target])
         if is_replaced:
             store.mkdir(parents=True)
 
@@ -196,7 +197,8 @@ def test_deletion_of_store_during_run_stops_run(target, step, is_replaced, new_r
 def test_files_deleted_during_run_are_recreated(name, new_run, reference):
     def delete():
         for path in map(new_run.store().joinpath, name.split()):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir():
+                delete_tree(path)
             path.unlink(missing_ok=True)
 
     context = FitContext(renderer=ActionAtStep(15, delete))
