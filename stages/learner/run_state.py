@@ -90,9 +90,11 @@ class RunState:
         self._compiled_shapes = CompiledShapes() if options.compile else None
         self.precision = MixedPrecision(options.compute.precision, devices[0])
         names = [name for name, _ in model.model.named_parameters()]
-        self.guard = Guard(options.non_finite, names, self.precision.scaler)
-        if _can_check_on_device(model, options, devices) and self.precision.scaler is None:
-            self.guard = DeviceGuard(names, devices[0])
+        scaler = self.precision.scaler
+        self.guard = Guard(options.non_finite, names, scaler)
+        # the host decides if an overflow in fp16 counts as a batch of a longer window
+        if _can_check_on_device(model, options, devices) and (scaler is None or self.window.length == 1):
+            self.guard = DeviceGuard(names, devices[0], scaler)
         self.history = History()
         self.open_epoch: int | None = None
         """The epoch in progress, in which the weights belong to no checkpoint of an epoch."""

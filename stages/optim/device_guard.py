@@ -10,6 +10,7 @@ from stages.contracts.outputs import TrainOutput
 from stages.optim.config import NonFinite
 from stages.optim.gradients import Gradients
 from stages.optim.guard import Guard, NonFiniteError, format_found, stop_error
+from stages.optim.loss_scaler import LossScaler
 
 MAX_RECORDED_STEPS = 128
 """Steps and accumulated updates that are recorded before the flag is read."""
@@ -21,19 +22,25 @@ class DeviceGuard(Guard):
     Each step writes the loss and the greatest magnitude of each gradient into a row of a table, and sets the
     flag if one is not finite. The kernel of the optimizer reads the flag and skips the update, from the bad
     batch on. The host reads the flag later, and only then finds the batch and its tensors in the table.
+
+    An overflow in fp16 that *scaler* absorbs sets the flag for one update, so it must not be accumulated
+    with other batches.
     """
 
-    def __init__(self, names: Sequence[str], device: torch.device) -> None:
-        super().__init__(NonFinite(), names)
+    def __init__(self, names: Sequence[str], device: torch.device, scaler: LossScaler | None = None) -> None:
+        super().__init__(NonFinite(), names, scaler)
         self._flag = torch.zeros((), device=device)
-        self.flag = self._flag
+        self.flag = self._kernel_flag = self._flag if scaler is None else torch.zeros((), device=device)
         self._rows = torch.zeros((MAX_RECORDED_STEPS, len(self.names) + 1), device=device)
         self._zero = torch.zeros((), device=device)
         self._recorded: list[tuple[int, int, str]] = []
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
         """Record *step*, and return True: the flag decides about the update."""
-        self._record(step.item.loss, step.gradients, (epoch, iteration, ""))
+        absorbed = None if self._scaler is None else self._scaler.absorb_overflow()
+        self._record(step.item.loss, step.gradients, (epoch, iteration, ""), absorbed)
+        if absorbed is not None:
+            torch.maximum(self._flag, absorbed, out=self._kernel_flag)
         return True
 
     def passes_sum(self, gradients: Gradients, epoch: int, iteration: int) -> bool:
@@ -58,7 +65,13 @@ class DeviceGuard(Guard):
         """Forget the recorded steps, all of which were finite."""
         self._recorded.clear()
 
-    def _record(self, loss: Tensor, gradients: Gradients, location: tuple[int, int, str]) -> None:
+    def _record(
+        self,
+        loss: Tensor,
+        gradients: Gradients,
+        location: tuple[int, int, str],
+        absorbed: Tensor | None = None,
+    ) -> None:
         if len(self._recorded) == MAX_RECORDED_STEPS and (error := self.find_error()):
             raise error[1]
         row = self._rows[len(self._recorded)]
@@ -70,6 +83,8 @@ class DeviceGuard(Guard):
         for number, norm in zip(present, norms, strict=True):
             magnitudes[number + 1] = norm
         torch.stack(magnitudes, out=row)
+        if absorbed is not None:
+            row[1:].masked_fill_(absorbed > 0, 0.0)
         torch.maximum(self._flag, (~row.isfinite().all()).to(torch.float32), out=self._flag)
 
 

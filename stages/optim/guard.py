@@ -51,7 +51,7 @@ class Guard:
         Raises `NonFiniteError`, which names the tensors, if it is not and the rule is to stop, or if too
         many consecutive batches were skipped.
         """
-        self.overflowed = self._scaler is not None and self._scaler.absorbs_overflow()
+        self.overflowed = self._scaler is not None and bool(self._scaler.absorb_overflow())
         found = self._non_finite(step.item.loss, () if self.overflowed else step.gradients)
         self.skipped = self.skipped + 1 if found else 0
         if found:

@@ -48,18 +48,17 @@ class LossScaler:
                 "scale the loss. Return TrainOutput(self, backward(self, loss), item), or set precision bf16"
             )
 
-    def absorbs_overflow(self) -> bool:
-        """Return whether the gradients of this step overflowed at a scale above 1, and halve the scale then.
+    def absorb_overflow(self) -> Tensor:
+        """Return 1 if the gradients of this step overflowed at a scale above 1, else 0, and update the scale.
 
-        Waits for the device.
+        The result is a scalar on the device, which the host does not wait for.
         """
-        if not self._found.item():
-            self._update()
-            return False
-        is_absorbed = self._scale.item() > 1.0
-        self._update()
+        absorbed = self._found * (self._scale > 1.0)
+        torch._amp_update_scale_(
+            self._scale, self._growth, self._found, GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL
+        )
         self._scale.clamp_(min=1.0)
-        return is_absorbed
+        return absorbed
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale and the number of steps since it changed."""
@@ -75,8 +74,3 @@ class LossScaler:
                 f"the state of a loss scaler has the keys 'scale' and 'growth'; found {state}. Use a "
                 "checkpoint of this version"
             ) from error
-
-    def _update(self) -> None:
-        torch._amp_update_scale_(
-            self._scale, self._growth, self._found, GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_INTERVAL
-        )

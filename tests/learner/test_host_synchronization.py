@@ -8,9 +8,10 @@ from stages.checkpoints import FileCheckpointer
 from stages.checkpoints.file_names import STEP_FOLDER, list_epochs
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
+from stages.learner.mixed_precision import MixedPrecision
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import Cnn, Mlp
-from stages.optim import Adam, ClipByGlobalNorm, NonFiniteError, Sgd
+from stages.optim import Adam, ClipByGlobalNorm, DeviceGuard, NonFiniteError, Sgd
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 
@@ -56,6 +57,22 @@ def test_host_reads_the_device_once_in_64_steps(name, clipping, tmp_path, monkey
 
     reads_per_split = STEPS // 64 + 2  # every 64 steps, the rest of the epoch, and the value of the epoch
     assert counter.counts == {"device to host": 2 * reads_per_split + 1}
+
+
+def test_host_reads_the_device_once_in_64_steps_of_fp16(tmp_path, monkeypatch):
+    def build_mixed_precision(precision, device):
+        mixed = MixedPrecision("fp16", device)
+        monkeypatch.setattr(mixed, "_device_type", "cpu")  # there is no autocast for `meta`
+        return mixed
+
+    monkeypatch.setattr("stages.learner.run_state.MixedPrecision", build_mixed_precision)
+    learner = build(tmp_path, MODELS["mlp"](), monkeypatch)
+
+    with CountSynchronizations() as counter:
+        learner.fit(BatchesOnDevice((1, 8, 8), STEPS), BatchesOnDevice((1, 8, 8), STEPS))
+
+    assert type(learner._state.guard) is DeviceGuard
+    assert counter.counts == {"device to host": 2 * (STEPS // 64 + 2) + 1}
 
 
 def test_resident_data_is_copied_to_the_device_once_and_the_order_once_per_epoch(tmp_path, monkeypatch):

@@ -113,6 +113,8 @@ class SgdLane:
             self._launch(self.parameters, selected, self.velocities, first=False)
             return False
         starting = [index for index in present if not self._has_velocity(index)]
+        if starting and skip is not None and skip.item():
+            return False  # a velocity starts at the first gradient that is not skipped
         for indices in (starting, [index for index in present if index not in starting]):
             selected = [gradients[index] for index in indices]
             parameters = [self.members[index] for index in indices]
