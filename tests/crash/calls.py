@@ -5,14 +5,10 @@ import shutil
 
 from projects import difference
 from report import Row
-from small_run import CONFIG, EVERY_STEPS, SmallRun, fork, prepare, run_in_child, wait_for_result
+from small_run import CONFIG, SmallRun, fork, inspect_store, prepare, run_in_child, wait_for_result
 from tracer import WRITES, check_permitted, trace, wait_for_tracer
 from workers import run_trials
 
-from stages.runs.layout import FINISHED_FILE
-
-MAX_LOST_STEPS = 2 * EVERY_STEPS
-"""An interval, and the steps while a checkpoint is written: the next save waits for it."""
 OTHER = CONFIG.model_copy(update={"seed": 1, "num_epochs": 3})
 
 
@@ -72,8 +68,10 @@ class Calls:
         run = self._begin(f"case-{index}")
         calls, code, text = self._trace_run(run, call, change)
         reached = call in calls  # calls that depend on the clock may be fewer this time
-        lost, wrong = self._wrong_store(run, change if reached else None)
-        wrong = [self._wrong_ending(change if reached else None, code, text), wrong]
+        lost, unreadable, unsaved = inspect_store(run)
+        wrong = [self._wrong_ending(change if reached else None, code, text), unreadable]
+        if reached and change == "kill":
+            wrong.append(unsaved)
         ended, _, text = run_in_child(run.fit)
         if ended != 0:
             wrong.append(f"the run after it ended with {ended}: {text}")
@@ -92,25 +90,6 @@ class Calls:
         if change in ("short", None):
             return "" if code == 0 else f"a run without an error ended with {code}: {text}"
         return "" if code == 0 or (code == 1 and text) else f"after an error it ended with {code}: {text}"
-
-    def _wrong_store(self, run, change):
-        """Return how many steps are lost, and what is wrong with the store."""
-        done = run.counter.steps
-        code, answer, text = run_in_child(run.newest_checkpoint)
-        if code:
-            return 0, f"no run can resume from the store: {text}"
-        steps, skipped = answer
-        lost = 0 if steps is None else max(done - steps, 0)
-        if skipped:
-            return lost, f"not intact: {skipped}"
-        if change == "kill" and (lost > MAX_LOST_STEPS or (steps is None and self._should_have(run, done))):
-            return lost, f"{done} steps were completed and {steps} of them saved"
-        return lost, ""
-
-    def _should_have(self, run, done):
-        """Return whether the store must hold a checkpoint: not before the first one, nor at the end."""
-        store = run.store()
-        return done > MAX_LOST_STEPS and store is not None and not (store / FINISHED_FILE).exists()
 
 
 def run(asked, folder, until):

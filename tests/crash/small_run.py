@@ -26,6 +26,8 @@ from stages.runs.layout import FINISHED_FILE, RUNS_FOLDER, stores
 EVERY_STEPS = 2
 STEPS = 2 * (4 + 2)
 """The steps of both epochs and both splits."""
+MAX_LOST_STEPS = 2 * EVERY_STEPS
+"""An interval, and the steps while a checkpoint is written: the next save waits for it."""
 CONFIG = FitConfig(
     num_epochs=2,
     batch_size=8,
@@ -133,6 +135,29 @@ class SmallRun:
             return found.trainer["epoch"] * 6, listener.lines
         steps = (place["epoch"] - 1) * 6 + (4 if place["split"] == "valid" else 0) + place["iteration"]
         return steps, listener.lines
+
+
+def inspect_store(run):
+    """Return how many steps are lost, what is unreadable, and what is wrong after a kill if they are many."""
+    done = run.counter.steps
+    code, answer, text = run_in_child(run.newest_checkpoint)
+    if code:
+        return 0, f"no run can resume from the store: {text}", ""
+    steps, skipped = answer
+    lost = 0 if steps is None else max(done - steps, 0)
+    is_missing = steps is None and _should_have_checkpoint(run, done)
+    unsaved = f"{done} steps were completed and {steps} of them saved"
+    return (
+        lost,
+        f"not intact: {skipped}" if skipped else "",
+        unsaved if is_missing or lost > MAX_LOST_STEPS else "",
+    )
+
+
+def _should_have_checkpoint(run, done):
+    """Return whether the store must hold a checkpoint: not before the first one, nor at the end."""
+    store = run.store()
+    return done > MAX_LOST_STEPS and store is not None and not (store / FINISHED_FILE).exists()
 
 
 class Listener(logging.Handler):

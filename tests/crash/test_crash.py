@@ -10,6 +10,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("crash.py")
 PARTS = {
     "kills": "a signal at a random moment of dvc repro, learner run and dvc exp run --temp",
+    "writer_kills": "a kill while a thread writes a checkpoint",
     "calls": "a kill, an error or a short write at a system call",
     "disk": "a full disk",
     "corruption": "a changed byte in a checkpoint",
