@@ -6,7 +6,7 @@ A model of 26 million parameters with Adam, 315 MB of state, trains with a check
 30 steps. The stall is the time from the step before a save to the next one, beyond the median of a step in
 which nothing is written. It is printed as a multiple of the time of a copy of the state in memory, and of
 `torch.save` for the same state in the same directory, both measured at the same moment of the run; the first
-save, which allocates the buffers, has its own line. Memory is the difference between the peaks of two
+save has its own line. Memory is the difference between the peaks of two
 processes, with and without checkpoints.
 """
 
@@ -68,8 +68,8 @@ def build_net() -> Net:
     return Net(*layers, nn.Linear(WIDTHS[-1], CLASSES))
 
 
-def train(directory: Path, steps: int, every: int | None, threads: int) -> tuple[Stopwatch, list[Tensor]]:
-    """Train for one epoch of *steps*; return the times of the steps, and the tensors of the state."""
+def train(directory: Path, steps: int, every: int | None, threads: int) -> Stopwatch:
+    """Train for one epoch of *steps*, and return the times of the steps."""
     torch.set_num_threads(threads)
     batch = torch.randn(BATCH_SIZE, INPUTS), torch.randint(CLASSES, (BATCH_SIZE,))
     watch, optimizer = Stopwatch(), Adam()
@@ -77,9 +77,14 @@ def train(directory: Path, steps: int, every: int | None, threads: int) -> tuple
     if every is not None:
         builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint_every(steps=every)
     learner = builder.build(build_net(), optimizer, 1e-3)
-    model = learner.fit([batch] * steps, [batch])
-    weights = [each.detach() for each in model.parameters()]
-    return watch, [*weights, *(torch.randn_like(each) * 1e-3 for each in weights * 2)]
+    learner.fit([batch] * steps, [batch])
+    return watch
+
+
+def build_state() -> list[Tensor]:
+    """Return tensors like the weights and the two moments."""
+    weights = [each.detach() for each in build_net().parameters()]
+    return [*weights, *(torch.randn_like(each) * 1e-3 for each in weights * 2)]
 
 
 def seconds(action: Any, *arguments: Any) -> float:
@@ -162,7 +167,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         folder = Path(name)
-        watch, state = train(folder / "run", options.steps, options.every, options.threads)
+        watch, state = train(folder / "run", options.steps, options.every, options.threads), build_state()
         report_times(watch, state, options.every, folder)
         size = sum(each.nbytes for each in state)
         few = (3 * 5, 5, options.threads)
