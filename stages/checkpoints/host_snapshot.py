@@ -3,6 +3,7 @@
 import mmap
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -36,12 +37,10 @@ class HostSnapshot:
 
         Raises `RecordError` if no record can hold one of the tensors.
         """
-        found: dict[int, Tensor] = {}
-        _replace(checkpoint, lambda each: found.setdefault(id(each), each))
-        for tensor in found.values():
+        tensors = _tensors_of(checkpoint)
+        for tensor in tensors:
             check_recordable(tensor)
-        ranges = _occupied_ranges(tensor for tensor in found.values() if _has_plain_memory(tensor))
-        self._allocate([each.key for each in ranges])
+        ranges = self._allocate_for(tensors)
         copies: dict[int, Tensor] = {}
         for each, (_, buffer) in zip(ranges, self._buffers, strict=True):
             buffer.copy_(each.content(), non_blocking=each.is_cuda)
@@ -50,6 +49,16 @@ class HostSnapshot:
         return _replace(
             checkpoint, lambda each: copies[id(each)] if id(each) in copies else _copy_to_host(each)
         )
+
+    def allocate(self, checkpoint: Checkpoint) -> None:
+        """Allocate the buffers for a copy of *checkpoint*; the previous copy becomes invalid."""
+        self._allocate_for(_tensors_of(checkpoint))
+
+    def touch(self) -> None:
+        """Write to the buffers, for which the system provides the memory only then."""
+        for (_, is_pinned), buffer in self._buffers:
+            if not is_pinned:
+                buffer.zero_()
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +69,12 @@ class HostSnapshot:
         """Wait until the last copy has arrived from every device."""
         for arrival in self._arrivals:
             arrival.synchronize()
+
+    def _allocate_for(self, tensors: Iterable[Tensor]) -> list["_Range"]:
+        """Return the ranges of memory of *tensors*; the buffers are then those for them, in this order."""
+        ranges = _occupied_ranges(tensor for tensor in tensors if _has_plain_memory(tensor))
+        self._allocate([each.key for each in ranges])
+        return ranges
 
     def _allocate(self, keys: list[tuple[int, bool]]) -> None:
         """Set the buffers to one for each of *keys*; the unused ones are freed before any is allocated."""
@@ -110,6 +125,13 @@ class _Range:
         return copy.set_(buffer.untyped_storage(), offset, tensor.shape, tensor.stride())
 
 
+def _tensors_of(checkpoint: Checkpoint) -> list[Tensor]:
+    """Return each tensor of *checkpoint* once."""
+    found: dict[int, Tensor] = {}
+    _replace(checkpoint, lambda each: found.setdefault(id(each), each))
+    return list(found.values())
+
+
 def _occupied_ranges(tensors: Iterable[Tensor]) -> list[_Range]:
     """Return the ranges of memory that *tensors* occupy; those that overlap are one range."""
     ranges: list[_Range] = []
@@ -146,12 +168,15 @@ def _has_plain_memory(tensor: Tensor) -> bool:
 def _empty(size: int, pinned: bool) -> Tensor:  # noqa: FBT001  a key of the buffers
     """Return a buffer.
 
-    Forked workers do not inherit a large one, whose pages the next snapshot would have to duplicate.
+    A large one has huge pages, which are faster to copy to. Forked workers do not inherit it, because the
+    next snapshot would have to duplicate its pages.
     """
     if pinned or size < MAPPED_BYTES:
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_DONTFORK)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from stages.checkpoints.checkpointer import Checkpoint
 from stages.checkpoints.host_snapshot import HostSnapshot
@@ -32,6 +33,17 @@ class SnapshotWriter:
         """True until the write that was started last has ended."""
         return self._thread is not None and self._thread.is_alive()
 
+    def prepare(self, checkpoint: Checkpoint) -> None:
+        """Provide the memory for a copy of *checkpoint* in the thread, before the first `start` needs it.
+
+        Does nothing if there was a copy before.
+        """
+        if self._snapshot.nbytes:
+            return
+        self._snapshot.allocate(checkpoint)
+        if self._snapshot.nbytes > MAX_URGENT_BYTES:
+            self._start_thread(self._snapshot.touch)
+
     def start(self, write: Callable[[Checkpoint], None], checkpoint: Checkpoint) -> None:
         """Copy *checkpoint* and call *write* with the copy in a thread, after the previous write has ended.
 
@@ -39,9 +51,7 @@ class SnapshotWriter:
         """
         self.join()
         copy = self._snapshot.copy(checkpoint)
-        self._thread = threading.Thread(target=self._run, args=(write, copy), name="checkpoint-writer")
-        with block_signals(*(signal.valid_signals() - FAULTS)):
-            self._thread.start()
+        self._start_thread(partial(self._write, write, copy))
 
     def join(self) -> None:
         """Wait until the write has ended. A handler of a signal may raise an exception here."""
@@ -55,14 +65,26 @@ class SnapshotWriter:
         if error is not None:
             raise error
 
-    def _run(self, write: Callable[[Checkpoint], None], copy: Checkpoint) -> None:
+    def release(self) -> None:
+        """Free the memory of the copy, after the write has ended."""
+        self._snapshot = HostSnapshot()
+
+    def _start_thread(self, action: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=self._run, args=(action,), name="checkpoint-writer")
+        with block_signals(*(signal.valid_signals() - FAULTS)):
+            self._thread.start()
+
+    def _run(self, action: Callable[[], None]) -> None:
         try:
-            if self._snapshot.nbytes > MAX_URGENT_BYTES:
-                _lower_priority()
-            self._snapshot.synchronize()
-            write(copy)
+            action()
         except BaseException as error:  # noqa: BLE001  `raise_error` raises it in the thread that trains
             self._error = error
+
+    def _write(self, write: Callable[[Checkpoint], None], copy: Checkpoint) -> None:
+        if self._snapshot.nbytes > MAX_URGENT_BYTES:
+            _lower_priority()
+        self._snapshot.synchronize()
+        write(copy)
 
 
 def _lower_priority() -> None:

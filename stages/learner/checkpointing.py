@@ -95,6 +95,10 @@ class CheckpointManager:
             return True
         return interval.every_seconds is not None and self._clock() - self._tried_at >= interval.every_seconds
 
+    def prepare(self, checkpoint: Checkpoint) -> None:
+        """Provide the memory for checkpoints like *checkpoint*, while training continues."""
+        self._writer.prepare(checkpoint)
+
     def save_step(self, checkpoint: Checkpoint) -> None:
         """Save *checkpoint* as the newest within its epoch; it replaces the previous one."""
         self.wait()
@@ -157,14 +161,20 @@ class CheckpointManager:
 
     @contextmanager
     def complete_saves(self) -> Iterator[None]:
-        """Wait at the end of the block as `wait` does; if the block raises, raise only what it raised."""
+        """Wait at the end of the block as `wait` does, and free the memory of the copies.
+
+        If the block raises, raise only what it raised.
+        """
         try:
             yield
         except BaseException:
             with suppress(Exception):
                 self.wait()
             raise
-        self.wait()
+        else:
+            self.wait()
+        finally:
+            self._writer.release()
 
     def finish(self) -> None:
         """Raise `CheckpointError` if a checkpoint that belongs to the result could not be written.

@@ -95,8 +95,8 @@ class Learner:
         if checkpoints is None:
             raise BuilderError("save() needs a checkpointer: call with_file_checkpointer first")
         self._check_between_epochs()
-        checkpoints.save_epoch(state.epoch, state.checkpoint(), state.history)
-        checkpoints.wait()
+        with checkpoints.complete_saves():
+            checkpoints.save_epoch(state.epoch, state.checkpoint(), state.history)
 
     def _check_between_epochs(self) -> None:
         if self._state.open_epoch is not None:

@@ -67,7 +67,7 @@ class MidEpochCheckpointer:
         the value of a metric cannot be saved.
         """
         if progress.split in self._unchecked:
-            meter.check_state()
+            self._prepare(meter)
             self._unchecked.remove(progress.split)
         checkpoints, is_asked = self._checkpoints, self._interrupter.should_stop()
         can_save_next = iteration + 1 < progress.batches
@@ -81,6 +81,11 @@ class MidEpochCheckpointer:
         if stops:
             log.info("Interrupted in epoch %d, %s batch %d.", progress.epoch, progress.split, iteration)
         return stops
+
+    def _prepare(self, meter: Meter) -> None:
+        meter.check_state()
+        if self._checkpoints is not None:
+            self._checkpoints.prepare(self._state.checkpoint())
 
     def _save(self, iteration: int, progress: Progress, meter: Meter) -> None:
         try:

@@ -1,5 +1,6 @@
 """A snapshot of a checkpoint shares nothing with the state, and holds each byte of it once."""
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -63,6 +64,19 @@ def test_next_snapshot_reuses_the_buffers_of_the_same_sizes():
 
     assert first[1].data_ptr() == second[0].data_ptr()
     assert snapshot.nbytes == state[1].nbytes + 4 * (5 + 7)
+
+
+def test_allocated_memory_is_in_use_before_the_first_copy():
+    state, snapshot, process = torch.ones(16 << 20), HostSnapshot(), psutil.Process()
+    before = process.memory_info().rss
+
+    snapshot.allocate(Checkpoint({"w": state}, {}, None))
+    snapshot.touch()
+    provided = process.memory_info().rss
+    snapshot.copy(Checkpoint({"w": state}, {}, None))
+
+    assert provided - before >= state.nbytes
+    assert process.memory_info().rss - provided < state.nbytes // 2
 
 
 def test_containers_are_copied():

@@ -51,6 +51,19 @@ def test_exception_of_the_thread_is_raised_once(writer):
     writer.raise_error()
 
 
+@pytest.mark.parametrize("checkpoint", [SMALL, LARGE], ids=["small", "large"])
+def test_prepared_memory_is_that_of_the_first_copy(checkpoint, writer):
+    writer.prepare(checkpoint)
+    prepared = writer._snapshot.nbytes
+
+    written = []
+    writer.start(lambda copy: written.append(copy.model[0].sum().item()), checkpoint)
+    writer.join()
+
+    assert prepared == writer._snapshot.nbytes == checkpoint.model[0].nbytes
+    assert written == [checkpoint.model[0].sum().item()]
+
+
 def test_thread_receives_no_signals(writer):
     masks = []
 

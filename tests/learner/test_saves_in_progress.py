@@ -10,6 +10,7 @@ from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
 from stages.learner.checkpointing import CheckpointManager
 from stages.learner.options import CheckpointInterval
+from stages.optim import Adam
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 
@@ -74,6 +75,24 @@ def test_replaced_checkpoint_is_kept_until_the_next_one_is_written(train, tmp_pa
     assert disk.present == [["trainer-1.mpk.gz"]] * 3
     assert learner.epoch == 3
     assert [path.name for path in tmp_path.glob("checkpoint/trainer-*")] == ["trainer-3.mpk.gz"]
+
+
+def test_memory_of_the_copy_is_provided_after_the_first_step_and_freed_at_the_end(start, tiny, tmp_path):
+    class Watch(NoRenderer):
+        def step(self, progress):
+            sizes.append(snapshot_bytes())
+
+    def snapshot_bytes():
+        return learner._components.checkpoints._writer._snapshot.nbytes
+
+    (net, loaders), sizes = tiny, []
+    learner = start(tmp_path, 1).checkpoint_every(steps=100).renderer(Watch()).build(net(), Adam(), 0.05)
+
+    learner.fit(*loaders())
+
+    assert sizes[0] == 0
+    assert sizes[1] > 0
+    assert snapshot_bytes() == 0
 
 
 class Broken(NamedMpkGzFileRecorder):
