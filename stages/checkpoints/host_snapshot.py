@@ -14,6 +14,7 @@ from stages.records import check_recordable, replace_tensors
 
 ALIGNMENT = 8
 """Bytes of the largest element of a record; a copied range of memory starts at a multiple of it."""
+WORD_BYTES = 4
 MAPPED_BYTES = 1 << 20
 """Bytes from which a buffer is memory of its own, not of the heap."""
 
@@ -43,7 +44,8 @@ class HostSnapshot:
         ranges = self._allocate_for(tensors)
         copies: dict[int, Tensor] = {}
         for each, (_, buffer) in zip(ranges, self._buffers, strict=True):
-            buffer.copy_(each.content(), non_blocking=each.is_cuda)
+            unit = torch.uint8 if each.size % WORD_BYTES else torch.int32  # bytes are copied more slowly
+            buffer.view(unit).copy_(each.content().view(unit), non_blocking=each.is_cuda)
             copies.update((id(tensor), each.find_copy(tensor, buffer)) for tensor in each.tensors)
         self._record_arrivals({each.storage.device for each in ranges if each.is_cuda})
         return _replace(
@@ -105,18 +107,23 @@ class _Range:
     tensors: list[Tensor]
 
     @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return self.end - self.start
+
+    @property
     def is_cuda(self) -> bool:
         return self.storage.device.type == "cuda"
 
     @property
     def key(self) -> tuple[int, bool]:
         """The size of the buffer that can hold the range, and whether it is pinned."""
-        return self.end - self.start, self.is_cuda
+        return self.size, self.is_cuda
 
     def content(self) -> Tensor:
         """Return the bytes, which are not copied."""
         content = torch.empty(0, dtype=torch.uint8, device=self.storage.device)
-        return content.set_(self.storage, self.start, (self.end - self.start,), (1,))
+        return content.set_(self.storage, self.start, (self.size,), (1,))
 
     def find_copy(self, tensor: Tensor, buffer: Tensor) -> Tensor:
         """Return the copy of *tensor* in *buffer*, which holds the range: a view with the same strides."""
