@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from pipeline.engine.stage_run import read_key_entries
 from stages import data
@@ -138,6 +139,7 @@ def test_param_of_the_computation_is_part_of_the_key(param, finished, monkeypatc
         ("device: auto", 'device: auto\n  fast_path: "off"'),
         ("device: auto", "device: auto\n  prefetch: 0"),
         ("device: auto", "device: auto\n  resident: true"),
+        ("device: auto", "device: auto\n  telemetry: [cpu_use]"),
     ],
     ids=str,
 )
@@ -223,7 +225,7 @@ def test_regression_has_an_empty_confusion_matrix(project):
 def test_additional_loggers_write_untracked_files_and_change_no_number(tmp_path):
     plain = fit_two_epochs(tmp_path / "plain", "mlp")
 
-    logged = fit_two_epochs(tmp_path / "logged", "mlp", loggers=("tsv", "json_lines"))
+    logged = fit_two_epochs(tmp_path / "logged", "mlp", loggers=("tsv", "json_lines"), telemetry=())
 
     rows = (logged / "telemetry/tsv/train.tsv").read_text().splitlines()
     assert rows[0] == "epoch\titeration\tname\tvalue\tcount"
@@ -234,10 +236,36 @@ def test_additional_loggers_write_untracked_files_and_change_no_number(tmp_path)
     assert not (plain / "telemetry/tsv").exists()
 
 
+def test_telemetry_is_logged_and_changes_no_number(tmp_path):
+    without = fit_two_epochs(tmp_path / "without", "mlp", telemetry=())
+
+    default = fit_two_epochs(tmp_path / "default", "mlp")
+
+    logged = [f"{name}.log" for name in ("Data_Wait", "Iteration_Speed", "Peak_Memory")]
+    assert sorted(path.name for path in (default / "telemetry/train/epoch-2").iterdir()) == logged
+    assert not (without / "telemetry").exists()
+    for name in ("metrics.json", "train/epoch-2/Loss.log", "checkpoint/model-2.mpk.gz"):
+        assert (default / name).read_bytes() == (without / name).read_bytes()
+    assert sorted(path.name for path in (default / "train/epoch-2").iterdir()) == ["Accuracy.log", "Loss.log"]
+
+
+def test_telemetry_that_is_also_in_metrics_is_measured_once(tmp_path):
+    fitted = fit_two_epochs(tmp_path, "mlp", metrics=({"kind": "loss"}, {"kind": "iteration_speed"}))
+
+    assert (fitted / "telemetry/train/epoch-2/Iteration_Speed.log").exists()
+
+
+def test_metric_of_the_model_is_refused_as_telemetry(tmp_path):
+    with pytest.raises(ValidationError, match="'loss' measures the model: add it to fit.metrics instead"):
+        FitConfig(telemetry=({"kind": "loss"},))
+    with pytest.raises(PluginError, match="AccuracyMetric.telemetry is not True: set it if"):
+        fit_two_epochs(tmp_path, "mlp", telemetry=({"kind": "stages.metrics.classification:AccuracyMetric"},))
+
+
 def test_logger_by_import_path_receives_its_place_and_its_arguments(tmp_path):
     path = f"{__name__}:LastValue"
 
-    logged = fit_two_epochs(tmp_path, "mlp", loggers=({"kind": path, "digits": 2},))
+    logged = fit_two_epochs(tmp_path, "mlp", loggers=({"kind": path, "digits": 2},), telemetry=())
 
     assert (logged / "telemetry/LastValue/valid").read_text().startswith("Accuracy ")
 

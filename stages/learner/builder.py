@@ -28,7 +28,7 @@ from stages.learner.early_stopping import EarlyStopping
 from stages.learner.learner import Learner
 from stages.learner.metering import RegisteredMetric
 from stages.learner.options import LearnerOptions
-from stages.metrics import Metric, StepMetric
+from stages.metrics import Metric, PassMetric, StepMetric
 from stages.models import ModelConfig, build_model
 from stages.optim import (
     Accumulation,
@@ -43,7 +43,7 @@ from stages.records import HalfPrecision, Recorder
 
 log = logging.getLogger(__name__)
 
-AnyMetric = Metric | StepMetric
+AnyMetric = Metric | StepMetric | PassMetric
 SPEC_FILE = "learner.json"
 
 

@@ -148,7 +148,9 @@ class Evaluator:
         model, checks = self._model.eval(), StepChecks(self._model)
         precision = MixedPrecision(self.compute.precision, self.device)
         self._renderer.start(progress)
-        for iteration, batch in enumerate(iterate_on_device(loader, self.device), start=1):
+        meter.begin()
+        batches = meter.watch(iterate_on_device(loader, self.device))
+        for iteration, batch in enumerate(batches, start=1):
             with precision.autocast():
                 item = model.valid_step(batch)  # in `map`, its StopIteration would end the loop
             item = checks.check_valid_step(item)

@@ -102,7 +102,7 @@ class Loop:
         stops_after = self._mid_epoch.stops_after
         meter, rate = self._begin(Split.TRAIN, loader, epoch), 0.0
         iteration = progress.batch
-        for batch in strategy.group(self._open(loader)):
+        for batch in strategy.group(self._open(loader, meter)):
             steps = strategy.compute(batch)
             del batch  # free its memory before the next one is loaded
             while steps:
@@ -133,7 +133,7 @@ class Loop:
         model, split = self._state.model.model.eval(), Split.VALID
         meter = self._begin(split, loader, epoch)
         iteration = self._progress.batch
-        for batch in self._open(loader):
+        for batch in self._open(loader, meter):
             item = self._checks.check_valid_step(self._state.run_step(model.valid_step, split, batch))
             del batch  # free its memory before the next one is loaded
             iteration += 1
@@ -184,15 +184,16 @@ class Loop:
         progress.split, progress.epoch, progress.batches = split, epoch, len(loader)
         progress.batch, progress.items = (position.iteration, position.items) if position else (0, 0)
         progress.running, progress.latest = meter.running, meter.latest
+        meter.begin()
         if position is not None:
             meter.load_state_dict(position.sums)
         return meter
 
-    def _open(self, loader: Loader) -> Any:
+    def _open(self, loader: Loader, meter: Meter) -> Any:
         """Return the batches of *loader* from the position in the epoch, which is reached then."""
         batches = self._mid_epoch.open(loader, self._progress.epoch, self._progress.split)
         self._state.position = None
-        return batches
+        return meter.watch(batches)
 
     def _measure(self, meter: Meter, item: Any, iteration: int, rate: float) -> None:
         meter.measure(item, iteration, rate)
@@ -206,3 +207,4 @@ class Loop:
         """Add the values of the pass to the history."""
         for name, value in meter.finish().items():
             self._state.history.add(Value(self._progress.epoch, self._progress.split, name, value))
+        self._progress.telemetry[self._progress.split] = meter.telemetry

@@ -1,7 +1,7 @@
 """Measurement of each batch with the metrics, and the loggers and renderer that receive the values."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown, Step, Verifiable
 from stages.contracts.history import Split
-from stages.metrics import Mean, Metric, MetricState, StepMetric
+from stages.metrics import Mean, Metric, MetricState, PassMetric, StepMetric
 from stages.metrics.host_transfer import transfer_to_host
 from stages.metrics.state import load_state, save_state
 from stages.optim import Guard
@@ -22,13 +22,18 @@ MAX_PENDING_BATCHES = 64
 class RegisteredMetric:
     """A metric, and whether it is numeric: then it has a curve and a row in the summary."""
 
-    metric: Metric | StepMetric
+    metric: Metric | StepMetric | PassMetric
     numeric: bool
 
     @property
     def telemetry(self) -> bool:
         """True if the metric depends on the clock or the machine; it is then excluded from tracked files."""
         return bool(getattr(self.metric, "telemetry", False))
+
+    @property
+    def covers_pass(self) -> bool:
+        """True for a `PassMetric`, which is read instead of measured on each batch."""
+        return not (hasattr(self.metric, "measure") or hasattr(self.metric, "measure_step"))
 
     @property
     def measures(self) -> str:
@@ -54,6 +59,7 @@ class Meter:
         guard: Guard | None = None,
     ) -> None:
         self._metrics = [each for each, _ in metrics]
+        self._pass_metrics: list[Any] = [each.metric for each in self._metrics if each.covers_pass]
         self._loggers = {each.metric.name: loggers for each, loggers in metrics}
         self._renderer = renderer
         self._split = split
@@ -64,11 +70,26 @@ class Meter:
         self._sums: dict[str, MetricState] = {}
         self._latest: dict[str, MetricState] = {}
         self._resumed: dict[str, Any] = {}
+        self._earlier: dict[str, MetricState] = {}
+        self.telemetry: dict[str, float] = {}
+        """The values of telemetry metrics over the pass; empty before `finish`."""
+
+    def begin(self) -> None:
+        """Start the metrics of the pass, before its loader is opened."""
+        for metric in self._pass_metrics:
+            metric.begin()
+
+    def watch(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """Return *batches*, iterated over by the metrics of the pass that watch them."""
+        for metric in self._pass_metrics:
+            if hasattr(metric, "watch"):
+                batches = metric.watch(batches)
+        return batches
 
     def measure(self, item: Any, iteration: int, learning_rate: float) -> None:
         """Measure and add one batch. Raises `BuilderError` on the first that a metric cannot measure."""
         if not self._measures:
-            self._measures = [_find_measure(each, item) for each in self._metrics]
+            self._measures = [_find_measure(each, item) for each in self._metrics if not each.covers_pass]
         sums, latest = self._sums, self._latest
         for name, measure, takes_step in self._measures:
             if takes_step:
@@ -89,11 +110,11 @@ class Meter:
         Raises `TypeError` for a sum that cannot be saved.
         """
         self.flush()
-        return {name: save_state(total, name) for name, total in self._sums.items()}
+        return {name: save_state(total, name) for name, total in self._totals().items()}
 
     def check_state(self) -> None:
         """Raise `BuilderError` for a metric whose sum cannot be saved, without logging any value."""
-        for name, total in self._sums.items():
+        for name, total in self._totals().items():
             try:
                 save_state(total, name)
             except TypeError as error:
@@ -105,6 +126,20 @@ class Meter:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from *state*. It is added after the next batch, whose values have the types of the sums."""
         self._resumed = dict(state)
+        for metric in self._pass_metrics:
+            if metric.name in self._resumed:
+                self._earlier[metric.name] = load_state(
+                    self._resumed.pop(metric.name), metric.read(), metric.name
+                )
+
+    def _totals(self) -> dict[str, MetricState]:
+        """Return the sum of every metric over the pass so far."""
+        totals = dict(self._sums)
+        for metric in self._pass_metrics:
+            measured = metric.read()
+            earlier = self._earlier.get(metric.name)
+            totals[metric.name] = measured if earlier is None else earlier + measured
+        return totals
 
     def _add_resumed(self) -> None:
         for name, tree in self._resumed.items():
@@ -144,18 +179,22 @@ class Meter:
     def finish(self) -> dict[str, float]:
         """Return the epoch's values of the numeric metrics, without telemetry."""
         self.flush()
+        self._sums, self._pass_metrics = self._totals(), []  # a pass metric may now begin another pass
         values = self.running()
         for name, total in self._sums.items():
             if not isinstance(total, Mean):
                 for logger in self._loggers[name]:
                     logger.log_final(self._epoch, name, values[name])
+        telemetry = {each.metric.name for each in self._metrics if each.telemetry}
+        self.telemetry = {name: value for name, value in values.items() if name in telemetry}
         names = [each.metric.name for each in self._metrics if each.numeric and not each.telemetry]
         return {name: values[name] for name in names if name in values}
 
     def running(self) -> dict[str, float]:
         """Return the value of every metric over the batches measured until now."""
-        hosted, _ = transfer_to_host(list(self._sums.values()))
-        return {name: total.value for name, total in zip(self._sums, hosted, strict=True)}
+        totals = self._totals()
+        hosted, _ = transfer_to_host(list(totals.values()))
+        return {name: total.value for name, total in zip(totals, hosted, strict=True)}
 
     def latest(self) -> dict[str, float]:
         """Return the value of the last batch for every metric whose batches have one."""
@@ -248,7 +287,7 @@ def _has_batch_value(measured: MetricState) -> bool:
 
 def _find_measure(each: RegisteredMetric, item: Any) -> tuple[str, Callable[[Any], MetricState], bool]:
     """Return the metric's name, the method that measures, and whether that takes a `Step`."""
-    metric = each.metric
+    metric: Any = each.metric
     if not isinstance(item, getattr(metric, "measures", object)):
         raise BuilderError(
             f"metric {metric.name!r} measures {each.measures}, but the model's step returned "

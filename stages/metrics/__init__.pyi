@@ -7,12 +7,14 @@ from .confusion_matrix import ConfusionMatrix as ConfusionMatrix
 from .from_torchmetrics import TorchMetric as TorchMetric
 from .metric import Metric as Metric
 from .metric import MetricAdapter as MetricAdapter
+from .metric import PassMetric as PassMetric
 from .metric import StepMetric as StepMetric
 from .precision_recall import FBetaScoreMetric as FBetaScoreMetric
 from .precision_recall import PrecisionMetric as PrecisionMetric
 from .precision_recall import RecallMetric as RecallMetric
 from .registry import MetricConfig as MetricConfig
 from .registry import build_metric as build_metric
+from .registry import build_telemetry as build_telemetry
 from .regression import LossMetric as LossMetric
 from .regression import MaeMetric as MaeMetric
 from .regression import MseMetric as MseMetric
@@ -22,8 +24,11 @@ from .telemetry import CpuMemory as CpuMemory
 from .telemetry import CpuTemperature as CpuTemperature
 from .telemetry import CpuUse as CpuUse
 from .telemetry import CudaMetric as CudaMetric
+from .telemetry import DataWaitMetric as DataWaitMetric
 from .telemetry import IterationSpeedMetric as IterationSpeedMetric
 from .telemetry import LearningRateMetric as LearningRateMetric
+from .telemetry import PeakMemoryMetric as PeakMemoryMetric
+from .telemetry import UtilizationMetric as UtilizationMetric
 from .text import CharErrorRate as CharErrorRate
 from .text import PerplexityMetric as PerplexityMetric
 from .text import WordErrorRate as WordErrorRate

@@ -50,6 +50,31 @@ class StepMetric(Protocol):
         """Return the measurement of *step*, a `stages.contracts.events.Step`."""
 
 
+class PassMetric(Protocol):
+    """A metric of the time or the machine over one pass, such as the peak memory.
+
+    It has a value for the pass and none for its batches, so it costs nothing per batch. May have the same
+    optional attributes as a `Metric`, and also:
+
+    * ``watch(batches)``: called after `begin`; returns an iterator over the same batches, which the pass
+      iterates over instead.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name in logs, curves and the summary."""
+
+    @property
+    def unit(self) -> str | None:
+        """The unit that is shown after the value; None for no unit."""
+
+    def begin(self) -> None:
+        """Start to measure a pass, before its loader is opened."""
+
+    def read(self) -> MetricState:
+        """Return the measurement of the pass so far."""
+
+
 class MetricAdapter:
     """A metric on outputs of your own type. Burn's ``Adaptor``.
 

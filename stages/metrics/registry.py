@@ -12,20 +12,26 @@ from stages.contracts.errors import PluginError
 if TYPE_CHECKING:
     from stages.metrics.metric import Metric
 
-BUILT_IN = {
+TELEMETRY = {
+    "cpu_memory": "stages.metrics.telemetry:CpuMemory",
+    "cpu_temperature": "stages.metrics.telemetry:CpuTemperature",
+    "cpu_use": "stages.metrics.telemetry:CpuUse",
+    "cuda": "stages.metrics.telemetry:CudaMetric",
+    "data_wait": "stages.metrics.telemetry:DataWaitMetric",
+    "iteration_speed": "stages.metrics.telemetry:IterationSpeedMetric",
+    "peak_memory": "stages.metrics.telemetry:PeakMemoryMetric",
+    "utilization": "stages.metrics.telemetry:UtilizationMetric",
+}
+"""The import path of each built-in metric of the clock or the machine by its name in params."""
+BUILT_IN = TELEMETRY | {
     "accuracy": "stages.metrics.classification:AccuracyMetric",
     "auc_pr": "stages.metrics.areas:AucPrMetric",
     "auroc": "stages.metrics.areas:AurocMetric",
     "bleu": "stages.metrics.from_torchmetrics:bleu",
     "cer": "stages.metrics.text:CharErrorRate",
-    "cpu_memory": "stages.metrics.telemetry:CpuMemory",
-    "cpu_temperature": "stages.metrics.telemetry:CpuTemperature",
-    "cpu_use": "stages.metrics.telemetry:CpuUse",
-    "cuda": "stages.metrics.telemetry:CudaMetric",
     "dice": "stages.metrics.from_torchmetrics:dice",
     "f_beta": "stages.metrics.precision_recall:FBetaScoreMetric",
     "hamming": "stages.metrics.classification:HammingScore",
-    "iteration_speed": "stages.metrics.telemetry:IterationSpeedMetric",
     "learning_rate": "stages.metrics.telemetry:LearningRateMetric",
     "loss": "stages.metrics.regression:LossMetric",
     "mae": "stages.metrics.regression:MaeMetric",
@@ -45,6 +51,19 @@ BUILT_IN = {
 MetricConfig = Annotated[Use, AfterValidator(plugins.name_validator("metric", BUILT_IN))]
 
 
+def _check_telemetry(use: Use) -> Use:
+    """Raise `ValueError` for a built-in metric that measures the model: its values belong to the results."""
+    if use.kind in BUILT_IN and use.kind not in TELEMETRY:
+        raise ValueError(
+            f"metric {use.kind!r} measures the model: add it to fit.metrics instead; telemetry is one of "
+            f"{', '.join(TELEMETRY)}"
+        )
+    return use
+
+
+TelemetryConfig = Annotated[MetricConfig, AfterValidator(_check_telemetry)]
+
+
 def build_metric(use: Use) -> "Metric":
     """Return the metric that *use* names; a metric of torchmetrics is wrapped in a `TorchMetric`.
 
@@ -59,10 +78,25 @@ def build_metric(use: Use) -> "Metric":
     return _check_metric(metrics.TorchMetric(metric) if _is_of_torchmetrics(metric) else metric, use.kind)
 
 
+def build_telemetry(use: Use) -> "Metric":
+    """Return the metric that *use* names.
+
+    Raises `PluginError` as `build_metric` does, and for a metric that is not telemetry.
+    """
+    metric = build_metric(use)
+    if not getattr(metric, "telemetry", False):
+        raise PluginError(
+            f"metric {use.kind!r} is in fit.telemetry, but {type(metric).__name__}.telemetry is not True: "
+            "set it if the metric depends on the clock or the machine, or add the metric to fit.metrics"
+        )
+    return metric
+
+
 def _check_metric(metric: Any, kind: str) -> "Metric":
     """Return *metric*. Raises `PluginError` if it lacks an attribute of a metric."""
     missing = [name for name in ("name", "unit") if not hasattr(metric, name)]
-    if not (hasattr(metric, "measure") or hasattr(metric, "measure_step")):
+    of_pass = hasattr(metric, "begin") and hasattr(metric, "read")
+    if not (hasattr(metric, "measure") or hasattr(metric, "measure_step") or of_pass):
         missing.append("measure")
     if missing:
         raise PluginError(

@@ -1,11 +1,14 @@
 """Metrics of the run itself: the learning rate, the iteration speed, and readings of the machine."""
 
 import math
+import resource
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import psutil
 import torch
@@ -79,6 +82,146 @@ class IterationSpeedMetric:
         return Speed(1, now - previous, 1) if is_next else Speed(0, 0.0, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class WaitShare:
+    """The share of a time that was spent waiting, stored as both times in seconds so that it adds."""
+
+    has_batch_value: ClassVar[bool] = False
+    waited: float
+    elapsed: float
+
+    def __add__(self, other: Self, /) -> Self:
+        return type(self)(self.waited + other.waited, self.elapsed + other.elapsed)
+
+    @property
+    def value(self) -> float:
+        """The share in percent; 0 if no time has elapsed."""
+        return 100.0 * self.waited / self.elapsed if self.elapsed else 0.0
+
+    @property
+    def count(self) -> int:
+        """1: the time is measured as a whole."""
+        return 1
+
+
+class DataWaitMetric:
+    """The time that the loop waited for data, in percent of the time of the pass.
+
+    A pass lasts from before its loader is opened, which may start workers, until the loader has reported its
+    end. The loop waits while it opens the loader and while it requests a batch, also if the loader prepares
+    the batch in this process. On a CPU nothing is computed in that time. On an accelerator the metric is an
+    upper bound of the time that the device is idle for lack of data, because a wait counts even if the device
+    is still computing steps that were launched before. Log lines and checkpoints are not waits.
+    """
+
+    name = "Data Wait"
+    unit = "%"
+    telemetry = True
+    better = Direction.LOWEST
+
+    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._waits = _Waits(start=clock())
+
+    def begin(self) -> None:
+        """Start the time of a pass."""
+        self._waits = _Waits(start=self._clock())
+
+    def watch(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Return an iterator over *batches* that measures how long each takes to arrive."""
+        watched = _WatchedBatches(iter(batches), self._waits, self._clock)
+        self._waits.waited = self._clock() - self._waits.start
+        return watched
+
+    def read(self) -> WaitShare:
+        """Return the share of the time until now, or until the end of the pass."""
+        waits = self._waits
+        end = self._clock() if waits.end is None else waits.end
+        return WaitShare(waits.waited, end - waits.start)
+
+
+@dataclass(slots=True)
+class _Waits:
+    """The times of one pass, in seconds. It does not refer to the batches, so that they can be freed."""
+
+    start: float
+    waited: float = 0.0
+    end: float | None = None
+
+
+class _WatchedBatches:
+    """An iterator over *batches* that adds the time of each request to *waits*."""
+
+    __slots__ = ("_batches", "_clock", "_waits")
+
+    def __init__(self, batches: Iterator[Any], waits: _Waits, clock: Callable[[], float]) -> None:
+        self._batches = batches
+        self._waits = waits
+        self._clock = clock
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        waits, start = self._waits, self._clock()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            waits.end = self._clock()
+            waits.waited += waits.end - start
+            raise
+        waits.waited += self._clock() - start
+        return batch
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The largest of several numbers of bytes; 0 if it is unknown."""
+
+    has_batch_value: ClassVar[bool] = False
+    nbytes: int
+
+    def __add__(self, other: Self, /) -> Self:
+        return type(self)(max(self.nbytes, other.nbytes))
+
+    @property
+    def value(self) -> float:
+        """The number in units of 10⁹ bytes; NaN if it is unknown."""
+        return self.nbytes / 1e9 if self.nbytes else float("nan")
+
+    @property
+    def count(self) -> int:
+        """1: the peak is measured as a whole."""
+        return 1
+
+
+class PeakMemoryMetric:
+    """The peak of the memory of tensors on the accelerators of this process, in units of 10⁹ bytes.
+
+    It is the peak since the start of the pass, at which the peak of torch is reset. The peaks of several
+    accelerators are added. The accelerators of this process are those on which it has reserved memory. If
+    there are none, as on a CPU, the metric is the peak of the resident memory of this process since the
+    process started, because operating systems do not reset it; worker processes are not included. It is NaN
+    on ``mps``, which records no peak.
+    """
+
+    name = "Peak Memory"
+    unit = "GB"
+    telemetry = True
+    better = Direction.LOWEST
+
+    def begin(self) -> None:
+        """Reset the peaks of the accelerators."""
+        for index in _find_accelerators():
+            torch.accelerator.reset_peak_memory_stats(index)
+
+    def read(self) -> Peak:
+        """Return the peak since the start of the pass."""
+        if accelerators := _find_accelerators():
+            return Peak(sum(map(torch.accelerator.max_memory_allocated, accelerators)))
+        return Peak(0 if _uses_mps() else _read_process_peak())
+
+
 class Gauge:
     """The mean over steps of a reading that is refreshed at most every 200 ms.
 
@@ -150,6 +293,58 @@ class CudaMetric(Gauge):
 
     def __init__(self) -> None:
         super().__init__(_read_gpu_memory)
+
+
+class UtilizationMetric(Gauge):
+    """The utilization of the GPUs of this process, as their mean, in percent.
+
+    NVIDIA's driver reports the share of its last sample period, of 1/6 to 1 second, in which a kernel ran; so
+    a high value does not mean that a GPU computes as fast as it can. The GPUs of this process are those on
+    which it has reserved memory. It is NaN if there are none, and without the extra ``nvidia``, which
+    installs nvidia-ml-py. For a CPU see `CpuUse`.
+    """
+
+    name = "Utilization"
+    unit = "%"
+
+    def __init__(self) -> None:
+        super().__init__(_read_utilization)
+
+
+def _find_accelerators() -> list[int]:
+    """Return the indices of the accelerators on which this process has reserved memory, except ``mps``."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type == "mps":
+        return []
+    return [
+        index for index in range(torch.accelerator.device_count()) if torch.accelerator.memory_reserved(index)
+    ]
+
+
+def _uses_mps() -> bool:
+    return torch.backends.mps.is_available() and torch.mps.current_allocated_memory() > 0
+
+
+def _read_process_peak() -> int:
+    """Return the peak of the resident memory of this process in bytes; 0 if it is unknown.
+
+    On Linux the peak of `getrusage` is not used: it includes that of the program that started this one.
+    """
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def _read_utilization() -> float:
+    gpus = [index for index in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(index)]
+    try:
+        return fmean(map(torch.cuda.utilization, gpus)) if gpus else float("nan")
+    except Exception:  # noqa: BLE001  the library of the driver has error classes of its own
+        return float("nan")
 
 
 def _read_temperature() -> float:

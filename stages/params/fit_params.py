@@ -31,7 +31,7 @@ from stages.contracts.interrupter import Interrupter
 from stages.data.config import BatcherConfig
 from stages.learner.early_stopping import MetricEarlyStopping
 from stages.loggers.config import LoggerConfig
-from stages.metrics.registry import MetricConfig
+from stages.metrics.registry import MetricConfig, TelemetryConfig
 from stages.optim.config import NonFinite
 from stages.optim.gradients import Accumulation
 from stages.records.config import RecorderConfig
@@ -43,6 +43,7 @@ CHANGES_NO_NUMBER = {
     "checkpoint_every_steps",
     "checkpoint_every_seconds",
     "max_unsaved_seconds",
+    "telemetry",
     "loggers",
     "fast_path",
     "prefetch",
@@ -121,6 +122,7 @@ class FitConfig(Config):
     * ``cpu_temperature``: no arguments
     * ``cpu_use``: no arguments
     * ``cuda``: no arguments
+    * ``data_wait``: no arguments
     * ``dice``: ``num_classes``, ``include_background: false``
     * ``f_beta``: ``beta: 1.0``, ``threshold: null``, ``top_k: null``, ``reduction: macro``
     * ``hamming``: ``threshold: 0.5``, ``sigmoid: true``
@@ -130,6 +132,7 @@ class FitConfig(Config):
     * ``mae``: no arguments
     * ``ms_ssim``: ``data_range: 1.0``, ``sigma: 1.5``
     * ``mse``: no arguments
+    * ``peak_memory``: no arguments
     * ``perplexity``: ``pad_token: null``
     * ``precision``: ``threshold: null``, ``top_k: null``, ``reduction: macro``
     * ``psnr``: ``max_pixel: 1.0``
@@ -137,7 +140,20 @@ class FitConfig(Config):
     * ``rouge_l``: ``pad_token: null``
     * ``ssim``: ``data_range: 1.0``, ``sigma: 1.5``
     * ``top_k``: ``k``, ``pad_token: null``
+    * ``utilization``: no arguments
     * ``wer``: ``pad_token: null``
+    """
+    telemetry: tuple[TelemetryConfig, ...] = (
+        Use(kind="iteration_speed"),
+        Use(kind="data_wait"),
+        Use(kind="peak_memory"),
+    )
+    """Metrics of the clock or the machine: ``iteration_speed``, ``data_wait``, ``peak_memory``, ``cpu_use``,
+    ``cpu_memory``, ``cpu_temperature``, ``cuda``, ``utilization`` (needs the extra ``nvidia``), or import
+    paths of your own classes. They are shown, and logged to ``telemetry/train`` and ``valid`` in the
+    artifact directory, which DVC does not track.
+
+    They change no number, so a run resumes with others. Those that ``metrics`` has too are measured once.
     """
     loggers: tuple[LoggerConfig, ...] = ()
     """Loggers in addition to Burn's log files: kinds, or import paths of your own classes. Each writes to
@@ -171,7 +187,7 @@ class FitConfig(Config):
         """Set every option of *builder* and of torch that this section has, and return *builder*."""
         accumulation = self.grads_accumulation
         builder = (
-            builder.metrics(*[metrics.build_metric(each) for each in self.metrics])
+            builder.metrics(*self._build_metrics())
             .num_epochs(self.num_epochs)
             .seed(self.seed)
             .devices(self._devices())
@@ -197,6 +213,13 @@ class FitConfig(Config):
         if self.compile:
             builder.compile("default" if self.compile is True else self.compile)
         return builder.gradient_checkpointing() if self.gradient_checkpointing else builder
+
+    def _build_metrics(self) -> "list[Any]":
+        """Return the metrics, and the telemetry that is not one of them."""
+        built = [metrics.build_metric(each) for each in self.metrics]
+        names = {each.name for each in built}
+        telemetry = [metrics.build_telemetry(each) for each in self.telemetry]
+        return built + [each for each in telemetry if each.name not in names]
 
     def build_loaders(self, prepared: "data.Prepared") -> "tuple[data.DataLoader, data.DataLoader]":
         """Return the loaders of the train and the valid split of *prepared*."""

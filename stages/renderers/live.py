@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from stages.contracts.errors import KilledError
 from stages.contracts.events import Progress
-from stages.contracts.history import History, Split
+from stages.contracts.history import History, Split, Value
 from stages.renderers.chart import MAX_POINTS, Curve, Point, draw_chart, reduce_points
 from stages.renderers.frame import FrameBuilder, compute_plot_size
 from stages.renderers.plain import format_epoch
@@ -48,6 +49,7 @@ class LiveRenderer:
         self._values = MetricValues()
         self._selection = Selection()
         self._history = History()
+        self._telemetry = History()
         self._lines: list[str] = []
         self._remaining = RemainingTime(time.monotonic())
         self._chart: tuple[object, Text] = (None, Text())
@@ -87,6 +89,9 @@ class LiveRenderer:
     def epoch_end(self, progress: Progress, history: History) -> None:
         """Keep the line of the epoch for `close`, and the history for the view of epochs."""
         self._history = history
+        for split, values in progress.telemetry.items():
+            for name in filter(lambda name: math.isfinite(values[name]), values):
+                self._telemetry.add(Value(progress.epoch, split, name, values[name]))
         self._lines.append(format_epoch(progress, history))
         if not self._screen.is_open:
             self._print_lines()
@@ -177,7 +182,9 @@ class LiveRenderer:
             case View.RECENT:
                 return self._curves[name].sample_recent()
             case View.EPOCHS:
-                series = {split: self._history.series(split, name) for split in Split}
+                is_telemetry = name in self._telemetry.metrics()
+                history = self._telemetry if is_telemetry else self._history
+                series = {split: history.series(split, name) for split in Split}
                 return {
                     split: reduce_points(list(values.items()), MAX_POINTS) for split, values in series.items()
                 }

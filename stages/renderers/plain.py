@@ -1,6 +1,7 @@
 """Renderers that need no terminal: a line per epoch on standard output or in a log, or no output."""
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -93,14 +94,18 @@ class NoRenderer:
 
 
 def format_epoch(progress: Progress, history: History) -> str:
-    """Return the line of an epoch, such as ``epoch 3/10 | train: Accuracy 97.25 %, Loss 0.50 | valid: …``."""
+    """Return the line of an epoch, such as ``epoch 3/10 | train: Accuracy 97.25 %, Loss 0.50 | valid: …``.
+
+    The line ends with the telemetry of training, and of validation if a metric is measured there only.
+    """
     found = sorted((v.metric, v.split, v.value) for v in history.at(progress.epoch))
     parts = [_format_epoch_number(progress)]
     for split in Split:
         values = {metric: value for metric, its_split, value in found if its_split is split}
         if values:
             parts.append(f"{split}: {format_metrics(values, progress.shown)}")
-    return " | ".join(parts)
+    parts.append(format_metrics(_select_telemetry(progress), progress.shown))
+    return " | ".join(filter(None, parts))
 
 
 def format_step(progress: Progress) -> str:
@@ -123,6 +128,13 @@ def format_metrics(values: Mapping[str, float], shown: Mapping[str, Shown]) -> s
 def format_metric(value: float, options: Shown) -> str:
     """Return *value* with its unit, such as ``97.25 %`` or ``9.23e-2``."""
     return f"{format_rounded(value, options.decimals)} {options.unit or ''}".rstrip()
+
+
+def _select_telemetry(progress: Progress) -> dict[str, float]:
+    """Return one value per telemetry metric, without those that this machine cannot provide."""
+    train, valid = (progress.telemetry.get(split, {}) for split in Split)
+    values = {**train, **valid, **train}
+    return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 def _format_epoch_number(progress: Progress) -> str:

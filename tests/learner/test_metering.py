@@ -1,5 +1,8 @@
 """The values of batches and epochs that a meter logs and shows."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 
 from stages.contracts.history import Split
@@ -42,3 +45,82 @@ def test_metric_of_many_classes_has_a_value_for_the_epoch_only():
     assert [(row.iteration, row.value) for row in logger.rows if row.name == "AUROC [Macro]"] == [
         (None, 100.0)
     ]
+
+
+@dataclass(frozen=True)
+class Total:
+    has_batch_value: ClassVar[bool] = False
+    value: float
+    count: int = 1
+
+    def __add__(self, other):
+        return Total(self.value + other.value)
+
+
+class WatchedMetric:
+    """Counts the batches of a pass that the loop requested."""
+
+    name, unit, telemetry = "Watched", None, True
+
+    def begin(self):
+        self.batches = 0
+
+    def watch(self, batches):
+        for batch in batches:
+            self.batches += 1
+            yield batch
+
+    def read(self):
+        return Total(float(self.batches))
+
+
+def meter_of(*metrics, logger=None):
+    registered = [(RegisteredMetric(metric, numeric=True), [logger] if logger else []) for metric in metrics]
+    return Meter(registered, NoRenderer(), Split.TRAIN, epoch=1)
+
+
+def run_pass(meter, count, resumed=None):
+    meter.begin()
+    meter.load_state_dict(resumed or {})
+    for iteration, targets in enumerate(meter.watch([torch.arange(2)] * count), start=1):
+        meter.measure(ClassificationOutput(torch.zeros(()), torch.eye(2), targets), iteration, 0.0)
+
+
+def test_metric_of_a_pass_has_one_value_and_none_for_a_batch():
+    logger = InMemoryMetricLogger()
+    meter = meter_of(AccuracyMetric(), WatchedMetric(), logger=logger)
+
+    run_pass(meter, 3)
+
+    assert meter.running() == {"Accuracy": 100.0, "Watched": 3.0}
+    assert meter.latest() == {"Accuracy": 100.0}
+    assert meter.finish() == {"Accuracy": 100.0}
+    assert meter.telemetry == {"Watched": 3.0}
+    assert [(row.iteration, row.value) for row in logger.rows if row.name == "Watched"] == [(None, 3.0)]
+
+
+def test_values_of_a_finished_pass_stay_when_its_metrics_begin_another():
+    """Both splits share the metrics, and the live view may read the values of training in validation."""
+    metric = WatchedMetric()
+    train, valid = meter_of(metric), meter_of(metric)
+    run_pass(train, 3)
+    train.finish()
+
+    run_pass(valid, 1)
+
+    assert [train.running(), valid.running()] == [{"Watched": 3.0}, {"Watched": 1.0}]
+
+
+def test_resumed_pass_has_the_value_of_all_its_parts():
+    first, second = meter_of(AccuracyMetric(), WatchedMetric()), meter_of(AccuracyMetric(), WatchedMetric())
+    run_pass(first, 3)
+
+    run_pass(second, 2, resumed=first.state_dict())
+
+    assert second.running() == {"Accuracy": 100.0, "Watched": 5.0}
+
+
+def test_pass_without_metrics_that_watch_it_iterates_over_the_loader_itself():
+    batches = [torch.arange(2)]
+
+    assert meter_of(AccuracyMetric()).watch(batches) is batches

@@ -13,7 +13,15 @@ from stages.checkpoints import KeepLast
 from stages.contracts.errors import CheckpointError
 from stages.data import DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder, MetricEarlyStopping
-from stages.metrics import AccuracyMetric, AurocMetric, LossMetric, PrecisionMetric
+from stages.metrics import (
+    AccuracyMetric,
+    AurocMetric,
+    DataWaitMetric,
+    IterationSpeedMetric,
+    LossMetric,
+    PeakMemoryMetric,
+    PrecisionMetric,
+)
 from stages.models import ClassificationStep
 from stages.optim import Adam, Cosine, Scheduler
 from stages.records import NamedMpkGzFileRecorder
@@ -91,6 +99,21 @@ def test_run_stopped_twice_at_any_step_equals_uninterrupted_run(stop_after, work
     assert first.interrupted
     assert second.resumed
     assert files(tmp_path) == uninterrupted
+
+
+def test_telemetry_changes_no_other_file_of_a_resumed_run(uninterrupted, tmp_path):
+    def change(builder):
+        return builder.metrics(DataWaitMetric(), PeakMemoryMetric(), IterationSpeedMetric())
+
+    run(tmp_path, stop_after=2, change=change)
+    run(tmp_path, stop_after=TRAIN_BATCHES + 1, change=change)
+    run(tmp_path, change=change)
+
+    found = files(tmp_path)
+    assert {name for name in found if name.startswith("telemetry/train/epoch-1")} == {
+        f"telemetry/train/epoch-1/{name}.log" for name in ("Data_Wait", "Iteration_Speed", "Peak_Memory")
+    }
+    assert {name: content for name, content in found.items() if "telemetry" not in name} == uninterrupted
 
 
 class Drifting(nn.Module):

@@ -1,6 +1,8 @@
 """The optional settings of the builder."""
 
 import logging
+import math
+import re
 import threading
 
 import pytest
@@ -12,7 +14,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.learner import LearnerBuilder, MetricEarlyStopping
-from stages.metrics import AccuracyMetric, LossMetric
+from stages.metrics import AccuracyMetric, DataWaitMetric, LossMetric, Mean, PeakMemoryMetric
 from stages.models import MlpRegressor
 from stages.optim import Adam, ClipByValue, Sgd
 from stages.renderers import NoRenderer
@@ -196,6 +198,35 @@ def test_telemetry_stays_out_of_history_and_tracked_files(start, tiny, tmp_path)
     assert (tmp_path / "telemetry/train/epoch-1/Clock.log").exists()
     assert not (tmp_path / "train/epoch-1/Clock.log").exists()
     assert learner.history.metrics() == ["Accuracy", "Loss"]
+
+
+def test_telemetry_of_training_ends_the_line_of_each_epoch(start, tiny, tmp_path, capsys):
+    class Reading:
+        unit, telemetry = "s", True
+
+        def __init__(self, name, value):
+            self.name, self.value = name, value
+
+        def measure(self, output):
+            return Mean(self.value, 1)
+
+    net, loaders = tiny
+    builder = start(tmp_path, 2).metrics(Reading("Clock", 0.5), Reading("Sensor", math.nan))
+    builder.metric_valid_numeric(Reading("Valid Clock", 0.25)).build(net(), Adam(), 0.1).fit(*loaders())
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[-1] for line in lines] == ["Clock 0.50 s, Valid Clock 0.25 s"] * 2
+
+
+def test_data_wait_and_peak_memory_are_logged_once_per_epoch_of_each_split(start, tiny, tmp_path):
+    net, loaders = tiny
+    start(tmp_path, 2).metrics(DataWaitMetric(), PeakMemoryMetric()).build(net(), Adam(), 0.1).fit(*loaders())
+
+    for log in ("Data_Wait.log", "Peak_Memory.log"):
+        paths = sorted(tmp_path.rglob(log))
+        folders = [f"telemetry/{split}/epoch-{epoch}" for split in ("train", "valid") for epoch in (1, 2)]
+        assert [str(path.parent.relative_to(tmp_path)) for path in paths] == folders
+        assert all(re.fullmatch(r"[\d.]+,final\n", path.read_text()) for path in paths)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from stages.metrics import (
     RecallMetric,
     build_metric,
 )
-from stages.metrics.registry import BUILT_IN
+from stages.metrics.registry import BUILT_IN, TELEMETRY
 
 LOWEST, HIGHEST = Direction
 
@@ -28,6 +28,7 @@ SHOWN = [
     ({"kind": "cpu_temperature"}, "CPU Temperature", "°C", 2, None),
     ({"kind": "cpu_use"}, "CPU Usage", "%", 2, None),
     ({"kind": "cuda"}, "Cuda", "GB", 2, None),
+    ({"kind": "data_wait"}, "Data Wait", "%", 2, LOWEST),
     ({"kind": "dice", "num_classes": 3}, "2D Dice Metric", None, 4, HIGHEST),
     ({"kind": "f_beta", "beta": 2}, "FBetaScore (2) [Macro]", "%", 2, HIGHEST),
     ({"kind": "f_beta", "beta": 0.5, "top_k": 3}, "FBetaScore (0.5) @ TopK(3) [Macro]", "%", 2, HIGHEST),
@@ -39,6 +40,7 @@ SHOWN = [
     ({"kind": "mae"}, "MAE", None, 4, LOWEST),
     ({"kind": "ms_ssim"}, "MS-SSIM (pr=1, k=11, σ=1.5)", None, 4, HIGHEST),
     ({"kind": "mse"}, "MSE", None, 4, LOWEST),
+    ({"kind": "peak_memory"}, "Peak Memory", "GB", 2, LOWEST),
     ({"kind": "perplexity"}, "Perplexity", None, 2, LOWEST),
     ({"kind": "f_beta", "threshold": 0.5}, "FBetaScore (1) @ Threshold(0.5) [Macro]", "%", 2, HIGHEST),
     ({"kind": "precision"}, "Precision [Macro]", "%", 2, HIGHEST),
@@ -48,14 +50,13 @@ SHOWN = [
     ({"kind": "rouge_l"}, "ROUGE-L", "%", 2, HIGHEST),
     ({"kind": "ssim"}, "SSIM (dr=1, w=11, σ=1.5)", None, 4, HIGHEST),
     ({"kind": "top_k", "k": 5}, "Top-K Accuracy @ TopK(5)", "%", 2, HIGHEST),
+    ({"kind": "utilization"}, "Utilization", "%", 2, None),
     ({"kind": "wer"}, "WER", "%", 2, LOWEST),
 ]
 
-TELEMETRY = {"iteration_speed", "cpu_use", "cpu_temperature", "cpu_memory", "cuda"}
-
 
 @pytest.mark.parametrize(("params", "name", "unit", "decimals", "better"), SHOWN)
-def test_name_unit_and_digits_equal_burn(params, name, unit, decimals, better):
+def test_name_unit_and_digits_of_burns_metrics_equal_burn(params, name, unit, decimals, better):
     metric = build_metric(Use.model_validate(params))
 
     assert metric.name == name

@@ -82,6 +82,7 @@ OUTPUTS = {
     "cpu_temperature": ({}, numbers),
     "cpu_use": ({}, numbers),
     "cuda": ({}, numbers),
+    "data_wait": ({}, numbers),
     "dice": ({"num_classes": 3}, pixels),
     "f_beta": ({"beta": 2.0, "threshold": 0.5}, labels),
     "hamming": ({}, labels),
@@ -91,6 +92,7 @@ OUTPUTS = {
     "mae": ({}, numbers),
     "ms_ssim": ({}, large_images),
     "mse": ({}, numbers),
+    "peak_memory": ({}, numbers),
     "perplexity": ({"pad_token": 1}, tokens),
     "precision": ({"top_k": 2}, classes),
     "psnr": ({}, images),
@@ -98,6 +100,7 @@ OUTPUTS = {
     "rouge_l": ({}, tokens),
     "ssim": ({}, images),
     "top_k": ({"k": 2}, classes),
+    "utilization": ({}, numbers),
     "wer": ({}, tokens),
 }
 CASES = {name: (build_metric(Use.model_validate({"kind": name, **w})), o) for name, (w, o) in OUTPUTS.items()}
@@ -112,6 +115,9 @@ CASES |= {
 
 
 def measure(metric, output, iteration):
+    if hasattr(metric, "begin"):
+        metric.begin()
+        return metric.read()
     if hasattr(metric, "measure_step"):
         return metric.measure_step(Step(output, Split.TRAIN, 1, iteration, 0.1 / iteration))
     return metric.measure(output)

@@ -1,7 +1,10 @@
 """Metrics of the run itself: the learning rate, the clock and the machine."""
 
+import gc
 import math
+import weakref
 
+import psutil
 import pytest
 import torch
 
@@ -12,10 +15,13 @@ from stages.metrics import (
     CpuTemperature,
     CpuUse,
     CudaMetric,
+    DataWaitMetric,
     IterationSpeedMetric,
     LearningRateMetric,
+    PeakMemoryMetric,
+    UtilizationMetric,
 )
-from stages.metrics.telemetry import Gauge
+from stages.metrics.telemetry import Gauge, Peak
 
 
 def step(iteration, *, epoch=1, rate=0.1):
@@ -56,6 +62,171 @@ def test_first_step_after_resume_has_no_speed():
     assert IterationSpeedMetric().measure_step(step(51)).value == 0.0
 
 
+class ManualClock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class SlowLoader:
+    """Takes *opening* seconds of *clock* to open, and *seconds* for each of *count* batches."""
+
+    def __init__(self, clock, count, seconds, opening=0.0):
+        self.clock, self.count, self.seconds, self.opening = clock, count, seconds, opening
+
+    def __iter__(self):
+        self.clock.now += self.opening
+        return self.batches()
+
+    def batches(self):
+        for number in range(self.count):
+            self.clock.now += self.seconds
+            yield number
+
+
+def run_pass(metric, clock, loader, step_seconds):
+    metric.begin()
+    for _ in metric.watch(loader):
+        clock.now += step_seconds
+
+
+def test_data_wait_is_the_share_of_the_pass_in_which_the_loop_waits_for_batches():
+    clock = ManualClock()
+    metric = DataWaitMetric(clock=clock)
+
+    run_pass(metric, clock, SlowLoader(clock, count=4, seconds=1.0), step_seconds=3.0)
+
+    assert metric.read().value == 25.0
+
+
+def test_time_to_open_the_loader_is_waited_for():
+    clock = ManualClock()
+    metric = DataWaitMetric(clock=clock)
+
+    run_pass(metric, clock, SlowLoader(clock, count=2, seconds=0.0, opening=6.0), step_seconds=1.0)
+
+    assert metric.read().value == 75.0
+
+
+def test_data_wait_of_a_pass_in_progress_covers_the_time_until_now():
+    clock = ManualClock()
+    metric = DataWaitMetric(clock=clock)
+    metric.begin()
+    next(metric.watch(SlowLoader(clock, count=4, seconds=1.0)))
+
+    clock.now += 1.0
+
+    assert metric.read().value == 50.0
+
+
+def test_data_wait_covers_no_time_between_passes():
+    clock = ManualClock()
+    metric = DataWaitMetric(clock=clock)
+    run_pass(metric, clock, SlowLoader(clock, count=1, seconds=1.0), step_seconds=1.0)
+    clock.now += 1000.0
+    ended = metric.read()
+
+    run_pass(metric, clock, SlowLoader(clock, count=1, seconds=3.0), step_seconds=1.0)
+
+    assert [ended.value, metric.read().value] == [50.0, 75.0]
+    assert (ended + metric.read()).value == pytest.approx(100 * 4 / 6)
+
+
+def test_data_wait_of_no_time_is_0():
+    metric = DataWaitMetric(clock=ManualClock())
+    metric.begin()
+
+    assert metric.read().value == 0.0
+
+
+def test_watched_batches_are_not_kept_after_a_pass_is_left():
+    """A loader may stop its threads and processes when its iterator is freed."""
+    metric = DataWaitMetric()
+    metric.begin()
+    batches = SlowLoader(ManualClock(), count=4, seconds=1.0).batches()
+    freed = weakref.ref(batches)
+    watched = metric.watch(batches)
+    next(watched)
+
+    del batches, watched
+    gc.collect()
+
+    assert freed() is None
+
+
+class Accelerators:
+    """Accelerators of which those in *reserved* have reserved memory, and the peaks since the last reset."""
+
+    def __init__(self, monkeypatch, kind, reserved):
+        self.reserved, self.peaks = reserved, dict.fromkeys(reserved, 0)
+        accelerator = torch.device(kind)
+        replacements = {
+            "current_accelerator": lambda check_available: accelerator,
+            "device_count": lambda: 4,
+            "memory_reserved": lambda index: 10**9 * (index in self.reserved),
+            "max_memory_allocated": lambda index: self.peaks[index],
+            "reset_peak_memory_stats": lambda index: self.peaks.update({index: 0}),
+        }
+        for name, replacement in replacements.items():
+            monkeypatch.setattr(torch.accelerator, name, replacement)
+
+
+def test_peak_memory_is_that_of_all_accelerators_in_use_since_the_start_of_the_pass(monkeypatch):
+    accelerators = Accelerators(monkeypatch, "cuda", reserved=[1, 3])
+    accelerators.peaks = {1: 9 * 10**9, 3: 9 * 10**9}
+    metric = PeakMemoryMetric()
+
+    metric.begin()
+    accelerators.peaks = {1: 2 * 10**9, 3: 10**9}
+    first = metric.read()
+    metric.begin()
+
+    assert first.value == 3.0
+    assert math.isnan(metric.read().value)
+    assert (first + metric.read()).value == 3.0
+
+
+def test_peak_memory_without_an_accelerator_in_use_is_the_resident_memory_of_the_process():
+    metric = PeakMemoryMetric()
+    metric.begin()
+
+    assert psutil.Process().memory_info().rss / 2e9 < metric.read().value < 1e5
+
+
+def test_peak_memory_is_nan_on_a_device_that_records_none(monkeypatch):
+    Accelerators(monkeypatch, "mps", reserved=[0])
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 10**9)
+    metric = PeakMemoryMetric()
+
+    metric.begin()
+
+    assert metric.read() == Peak(0)
+    assert math.isnan(metric.read().value)
+
+
+def raise_missing(index):
+    raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "utilization", "expected"),
+    [
+        ([], raise_missing, math.nan),
+        ([0, 2], raise_missing, math.nan),
+        ([0, 2], {0: 50, 2: 100}.get, 75.0),
+    ],
+)
+def test_utilization_is_the_mean_of_the_gpus_in_use_or_nan(gpus, utilization, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: int(index in gpus))
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+
+    assert UtilizationMetric().measure_step(step(1)).value == pytest.approx(expected, nan_ok=True)
+
+
 def test_gauge_is_read_at_most_every_200_ms():
     gauge = Gauge(iter([5.0, 7.0]).__next__, clock(0.0, 0.1, 0.19, 0.21))
 
@@ -82,6 +253,17 @@ def test_gpu_memory_is_nan_without_reserved_memory():
     value = CudaMetric().measure_step(step(1)).value
 
     assert math.isnan(value)
+
+
+@pytest.mark.gpu
+def test_peak_memory_includes_tensors_that_were_freed_since_the_start_of_the_pass():
+    kept, metric = torch.ones(1, device="cuda"), PeakMemoryMetric()
+    metric.begin()
+    nbytes = torch.ones(2**28, device="cuda").nbytes
+    first = metric.read()
+    metric.begin()
+
+    assert first.value > nbytes / 1e9 > metric.read().value > kept.nbytes / 1e9
 
 
 @pytest.mark.gpu

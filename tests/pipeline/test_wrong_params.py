@@ -203,6 +203,7 @@ PARAMS = [
             "checkpoint_every_seconds": "seconds or null",
             "max_unsaved_seconds": "seconds",
             "metrics": "parts",
+            "telemetry": "parts",
             "loggers": "parts",
         },
     ),

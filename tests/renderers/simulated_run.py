@@ -53,8 +53,9 @@ class SimulatedRun:
             self.renderer.step(self.progress)
             self.check()
             time.sleep(self.arguments.pause)
-        for name in (name for name, how in SHOWN.items() if how.numeric):
+        for name in ("Accuracy", "Loss"):
             self.history.add(Value(self.progress.epoch, split, name, values[name]))
+        self.progress.telemetry[split] = {"Iteration Speed": values["Iteration Speed"]}
 
     def check(self):
         if self.progress.interrupter.should_stop():

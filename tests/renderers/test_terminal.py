@@ -138,6 +138,16 @@ def test_arrow_keys_change_metric_and_view(terminal):
         screen.wait(title)
 
 
+def test_view_of_epochs_has_the_curve_of_telemetry(terminal):
+    """The history, from which the curves of other metrics are drawn, does not contain it."""
+    screen = terminal()
+    screen.show("--batches", "4")
+
+    screen.type("Left", "Up")
+
+    screen.wait("Iteration Speed · Epochs", "┤")
+
+
 def test_view_is_redrawn_after_a_resize(terminal):
     screen = terminal()
     screen.show()
