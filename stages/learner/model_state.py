@@ -47,13 +47,14 @@ class ModelState:
         """The last finished epoch; 0 before the first."""
         self._stepper = Stepper(list(model.parameters()), optimizer, clipping, fast_path=fast_path)
         self._drives_groups = getattr(scheduler, "drives_groups", False)
+        self._updates_itself = hasattr(model, "optimize")
         self.needs_closure = self._stepper.needs_closure
         """True if the optimizer evaluates a batch several times per step: use `update_with_closure` then."""
 
     @property
     def reads_flag(self) -> bool:
         """True if the update can be skipped by a flag on the device."""
-        return self._stepper.reads_flag and not hasattr(self.model, "optimize")
+        return self._stepper.reads_flag and not self._updates_itself
 
     def update(self, gradients: Sequence[Tensor | None], rate: float, skip: Tensor | None = None) -> None:
         """Update the model with *gradients*, one per parameter, at the learning rate *rate*.
@@ -61,7 +62,7 @@ class ModelState:
         If *skip*, a scalar tensor, is 1, nothing is updated.
         A model with a method ``optimize(optimizer, gradients, learning_rate)`` updates itself, as in Burn.
         """
-        if hasattr(self.model, "optimize"):
+        if self._updates_itself:
             clipping = self._stepper.clipping
             clipped = clip(gradients, clipping) if clipping else gradients
             self.model.optimize(self.optimizer, clipped, rate)

@@ -68,7 +68,8 @@ class Mean:
     @property
     def value(self) -> float:
         """The mean; NaN without samples."""
-        return float(self.total) / self.count if self.count else float("nan")
+        count = self.count
+        return float(self.total) / count if count else float("nan")
 
     @property
     def count(self) -> int:

@@ -125,8 +125,8 @@ def _all_finite(loss: Tensor, gradients: Gradients) -> bool:
     NaN and infinity propagate through sums and norms, so one number per tensor is enough.
     """
     present = [gradient for gradient in gradients if gradient is not None]
-    on_cpu = all(tensor.is_cpu for tensor in (loss, *present[:1]))
-    return _finite_sums(loss, present) if on_cpu else _finite_norms(loss, present)
+    is_on_cpu = loss.is_cpu and (not present or present[0].is_cpu)
+    return _finite_sums(loss, present) if is_on_cpu else _finite_norms(loss, present)
 
 
 def _finite_sums(loss: Tensor, gradients: list[Tensor]) -> bool:
