@@ -88,7 +88,7 @@ class RunState:
         self.model = model
         self.window = Window.of(options.accumulation, len(devices))
         self._compiled_shapes = CompiledShapes() if options.compile else None
-        self.precision = MixedPrecision(options.compute.precision, devices[0])
+        self.precision = MixedPrecision(options.compute.precision, devices[0], fast_path=options.fast_path)
         names = [name for name, _ in model.model.named_parameters()]
         scaler = self.precision.scaler
         self.guard = Guard(options.non_finite, names, scaler)

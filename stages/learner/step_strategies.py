@@ -271,9 +271,7 @@ def _train_mode(models: Sequence[Any], precision: MixedPrecision) -> Iterator[No
     """Set *models* to training mode, and prepare their backward passes for the block."""
     with ExitStack() as stack:
         for model in models:
-            stack.enter_context(
-                prepare_backward(model, None if precision.is_full else precision.run_backward)
-            )
+            stack.enter_context(prepare_backward(model, precision.run_backward))
         for model in models:
             model.train()
         yield

@@ -60,7 +60,7 @@ def test_host_reads_the_device_once_in_64_steps(name, clipping, tmp_path, monkey
 
 
 def test_host_reads_the_device_once_in_64_steps_of_fp16(tmp_path, monkeypatch):
-    def build_mixed_precision(precision, device):
+    def build_mixed_precision(precision, device, *, fast_path):
         mixed = MixedPrecision("fp16", device)
         monkeypatch.setattr(mixed, "_device_type", "cpu")  # there is no autocast for `meta`
         return mixed

@@ -1,1 +1,1 @@
-"""Direct calls of PyTorch's fused optimizer kernels, and the check of the private names that they need."""
+"""Direct calls of PyTorch's autograd engine and fused optimizer kernels, whose names are private."""
