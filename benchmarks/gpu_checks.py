@@ -391,7 +391,7 @@ CHECKS: dict[str, Callable[[Setup], str]] = {
     "kill-mlp": partial(check_kill, model="mlp"),
     "visible-devices": check_visible_devices,
     "eager-step": partial(check_variant, name="eager", feature="step", options=(("step", "eager"),)),
-    "data-on-host": partial(check_variant, name="host", feature="stages.data.prefetcher", resident=False),
+    "data-on-host": partial(check_variant, name="host", feature="stages.transfer.prefetcher", resident=False),
     "tf32": partial(check_loss, tolerance=0.01, precision="tf32"),
     "bf16": partial(check_loss, tolerance=0.01, precision="bf16"),
     "fp16": partial(check_loss, tolerance=0.02, precision="fp16"),

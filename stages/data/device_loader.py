@@ -12,7 +12,7 @@ from stages.contracts.placement import move
 from stages.data.batchers import Batch, GatherBatcher, NormalizeBatcher
 from stages.data.datasets import TensorDataset
 from stages.data.host_loader import HostLoader
-from stages.data.prefetcher import STREAM_DEVICES, StagingRing, StreamCopier, copy_in_turn, prefetch
+from stages.transfer import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier, prefetch
 
 RESIDENT_SHARE = 0.25
 
@@ -58,13 +58,8 @@ class DeviceLoader:
         ahead = self._transfer.prefetch
         if not ahead or self._device.type not in STREAM_DEVICES:
             return (move(batch, self._device) for batch in batches)
-        ring = StagingRing(self._copier, ahead + 1)
+        ring = StagingRing(find_copier(self._device), ahead + 1)
         return copy_in_turn(batches, ring) if self._host.runs_user_code else prefetch(batches, ring, ahead)
-
-    @cached_property
-    def _copier(self) -> StreamCopier:
-        """The same side stream for every pass: the allocator keeps freed memory for each stream."""
-        return StreamCopier(self._device)
 
     @cached_property
     def _resident_split(self) -> TensorDataset | None:

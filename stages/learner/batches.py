@@ -11,6 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from stages.contracts.placement import move
 from stages.contracts.worker_signals import block_signals
+from stages.transfer import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier
+
+STAGED_BATCHES = 3
+"""Batches that are in pinned memory at the same time, as with the default `fit.prefetch` of 2."""
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +32,16 @@ class Loader(Protocol):
 def iterate_on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
     """Return an iterable over the batches of *loader* on *device*.
 
-    Batches of a loader without ``set_device`` are moved.
+    Batches of a loader without ``set_device`` are copied when they are requested: on CUDA and XPU through
+    pinned memory and on a side stream, so that neither this process nor the device waits for the copy. No
+    thread requests them, because the code of a user may draw from the global generators.
     """
     if hasattr(loader, "set_device"):
         loader.set_device(device)
         return loader
     batches = TorchBatches(loader) if isinstance(loader, DataLoader) else loader
+    if device.type in STREAM_DEVICES:
+        return copy_in_turn(iter(batches), StagingRing(find_copier(device), STAGED_BATCHES))
     return batches if device.type == "cpu" else (move(batch, device) for batch in batches)
 
 

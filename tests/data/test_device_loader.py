@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stages.contracts.user_code import user_frames
 from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
 from stages.data.device_loader import fits
-from stages.data.prefetcher import PlainCopier
+from stages.transfer import PlainCopier
 
 SAMPLES, BATCH_SIZE = 10, 4
 IMAGES = torch.arange(SAMPLES * 6, dtype=torch.uint8).reshape(SAMPLES, 2, 3)
@@ -123,7 +123,7 @@ def test_batcher_of_a_user_stays_on_the_cpu(caplog):
 def streams(monkeypatch):
     """Treat ``meta`` as a device with streams."""
     monkeypatch.setattr("stages.data.device_loader.STREAM_DEVICES", ("meta",))
-    monkeypatch.setattr("stages.data.device_loader.StreamCopier", PlainCopier)
+    monkeypatch.setattr("stages.data.device_loader.find_copier", PlainCopier)
 
 
 class Threads:

@@ -26,6 +26,7 @@ from stages.models import ClassificationStep
 from stages.optim import Adam, Cosine, Scheduler
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
+from stages.transfer import PlainCopier
 
 TRAIN_BATCHES, VALID_BATCHES = 5, 2
 MOST_EPOCHS, EPOCHS = 5, 3
@@ -159,7 +160,10 @@ def test_resumed_run_on_cuda_equals_uninterrupted_run_if_deterministic(tmp_path)
     assert files(tmp_path / "interrupted") == files(tmp_path / "uninterrupted")
 
 
-def test_loader_of_torch_resumes_at_the_right_batch(tmp_path):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loader_of_torch_resumes_at_the_right_batch(workers, tmp_path, monkeypatch):
+    """The interrupted run copies its batches as to an accelerator, which changes no byte."""
+
     def fit(directory, stop_after=None):
         torch.manual_seed(3)
         builder = LearnerBuilder(directory).num_epochs(2).seed(1).devices(["cpu"]).metrics(LossMetric())
@@ -167,10 +171,15 @@ def test_loader_of_torch_resumes_at_the_right_batch(tmp_path):
         builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
         model = Net(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3))
         collate = NormalizeBatcher().batch
-        loader = torch.utils.data.DataLoader(dataset(30), 8, shuffle=True, collate_fn=collate)
+        samples = MapperDataset(dataset(30), augmented)
+        loader = torch.utils.data.DataLoader(
+            samples, 8, shuffle=True, collate_fn=collate, num_workers=workers
+        )
         builder.build(model, Adam(), 0.01).fit(loader, loader)
 
     fit(tmp_path / "uninterrupted")
+    monkeypatch.setattr("stages.learner.batches.STREAM_DEVICES", ("cpu",))
+    monkeypatch.setattr("stages.learner.batches.find_copier", PlainCopier)
     for stop_after in (2, 3, 2):
         fit(tmp_path / "interrupted", stop_after)
     fit(tmp_path / "interrupted")

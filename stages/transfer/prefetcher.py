@@ -1,5 +1,6 @@
 """Batches that are copied to an accelerator ahead of their use, through pinned buffers and a side stream."""
 
+import functools
 import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -36,6 +37,9 @@ class Copier(Protocol):
     def allocate(self, nbytes: int) -> Tensor:
         """Return a buffer on the host for *nbytes* bytes, uint8."""
 
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Return whether *tensor* is in memory from which `copy` does not wait."""
+
     def copying(self) -> AbstractContextManager[Any]:
         """Return a context in which `copy` runs beside the computation."""
 
@@ -70,6 +74,10 @@ class StreamCopier:
         """Return a pinned buffer."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Return whether *tensor* is in pinned memory."""
+        return tensor.is_pinned()
+
     def copying(self) -> AbstractContextManager[Any]:
         """Return a context with the side stream as the current one."""
         context: AbstractContextManager[Any] = self._module.stream(self._stream)
@@ -93,6 +101,12 @@ class StreamCopier:
         tensor.record_stream(self._module.current_stream(self.device))
 
 
+@functools.cache
+def find_copier(device: torch.device) -> StreamCopier:
+    """Return the copier of *device*, the same for every pass: torch keeps freed memory for each stream."""
+    return StreamCopier(device)
+
+
 class PlainCopier:
     """The same operations for a device without streams, where each copy is complete at once."""
 
@@ -106,6 +120,10 @@ class PlainCopier:
     def allocate(self, nbytes: int) -> Tensor:
         """Return a buffer in ordinary memory."""
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    def is_pinned(self, tensor: Tensor) -> bool:  # noqa: ARG002  required by the protocol
+        """Return False: no memory is pinned."""
+        return False
 
     def copying(self) -> AbstractContextManager[Any]:
         """Return an empty context."""
@@ -140,7 +158,10 @@ class Copied:
 
 
 class StagingRing:
-    """Host buffers that are used in turn, so that one is filled while others are copied."""
+    """Host buffers that are used in turn, so that one is filled while others are copied.
+
+    A tensor that is in pinned memory already is copied from there, and kept until its copy is complete.
+    """
 
     def __init__(self, copier: Copier, slots: int) -> None:
         self.copier = copier
@@ -161,7 +182,11 @@ class StagingRing:
         return transform(copied.batch, self._receive)
 
     def _copy(self, part: Any, slot: "_Slot") -> Any:
-        return self.copier.copy(slot.stage(part, self.copier)) if _can_be_staged(part) else part
+        if not _can_be_staged(part):
+            return part
+        if self.copier.is_pinned(part):
+            return self.copier.copy(slot.keep(part))
+        return self.copier.copy(slot.stage(part, self.copier))
 
     def _receive(self, part: Any) -> Any:
         on_device = part.to(self.copier.device, non_blocking=True)
@@ -177,12 +202,19 @@ class _Slot:
         self.event: CopyEvent | None = None
         self._buffers: list[Tensor] = []
         self._used = 0
+        self._kept: list[Tensor] = []
 
     def begin(self) -> None:
         """Wait until the buffers may be overwritten."""
         self._used = 0
         if self.event is not None:
             self.event.synchronize()
+        self._kept.clear()
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Return *tensor*, and keep its memory until `begin` has waited for its copy."""
+        self._kept.append(tensor)
+        return tensor
 
     def stage(self, tensor: Tensor, copier: Copier) -> Tensor:
         """Return a copy of *tensor* in the next buffer, which grows if it is too small."""

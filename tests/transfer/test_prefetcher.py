@@ -2,6 +2,7 @@
 
 import threading
 import traceback
+import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from waiting import wait_until
 
-from stages.data.prefetcher import PlainCopier, StagingRing, prefetch
+from stages.transfer import PlainCopier, StagingRing, copy_in_turn, prefetch
 
 CPU = torch.device("cpu")
 
@@ -118,6 +119,50 @@ def test_staging_buffers_are_reused_after_their_last_copy():
 
     assert copier.allocated == [24, 24] * 3
     assert copier.awaited == 7
+
+
+class Pinned(Recorder):
+    """Treats every tensor as pinned, and every copy as incomplete until it is awaited."""
+
+    def is_pinned(self, tensor):
+        return True
+
+
+def test_pinned_tensor_is_copied_without_a_staging_buffer_and_kept_until_the_copy_is_complete():
+    copier, references = Pinned(), []
+
+    def source():
+        for number in range(5):
+            tensor = torch.full((3,), float(number))
+            references.append(weakref.ref(tensor))
+            yield tensor
+            del tensor
+
+    batches = copy_in_turn(source(), StagingRing(copier, 2))
+
+    found = []
+    for number in range(1, 6):
+        found.append(next(batches).tolist())
+        alive = [index for index, each in enumerate(references) if each() is not None]
+        assert alive == list(range(number))[-2:]
+        assert copier.awaited == max(0, number - 2)
+    assert found == [[float(number)] * 3 for number in range(5)]
+    assert not copier.allocated
+
+
+def test_batches_that_are_copied_in_turn_are_loaded_when_they_are_requested_in_the_same_thread():
+    loaded = []
+
+    def source():
+        for number in range(3):
+            loaded.append((number, threading.current_thread()))
+            yield torch.tensor(number)
+
+    batches = copy_in_turn(source(), StagingRing(PlainCopier(CPU), 2))
+
+    for number in range(3):
+        assert next(batches).item() == number
+        assert loaded[-1] == (number, threading.current_thread())
 
 
 def test_at_most_the_given_number_of_batches_is_loaded_ahead():

@@ -1,0 +1,120 @@
+"""Batches of a user's loader on the device of the model, with `meta` as a stand-in for an accelerator."""
+
+import multiprocessing
+import threading
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from waiting import wait_until
+
+from stages.contracts.user_code import user_frames
+from stages.learner.batches import iterate_on_device
+from stages.transfer import PlainCopier
+
+META = torch.device("meta")
+SAMPLES = 10
+DATASET = TensorDataset(torch.arange(SAMPLES * 2.0).reshape(SAMPLES, 2), torch.arange(SAMPLES))
+
+
+class Recorder(PlainCopier):
+    """Records the tensors that are copied from staging buffers."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.copied = []
+
+    def copy(self, staged):
+        self.copied.append(staged.clone())
+        return super().copy(staged)
+
+
+@pytest.fixture
+def copier(monkeypatch):
+    """Treat ``meta`` as a device with streams, and return its copier."""
+    copier = Recorder(META)
+    monkeypatch.setattr("stages.learner.batches.STREAM_DEVICES", ("meta",))
+    monkeypatch.setattr("stages.learner.batches.find_copier", {META: copier}.__getitem__)
+    return copier
+
+
+class Recording(TensorDataset):
+    """Records the threads in which it is called."""
+
+    def __init__(self, *tensors):
+        super().__init__(*tensors)
+        self.threads = set()
+
+    def __getitem__(self, index):
+        self.threads.add(threading.current_thread())
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(DATASET, 4),
+        DataLoader(DATASET, 4, num_workers=1),
+        [DATASET[:4], DATASET[4:8], DATASET[8:]],
+    ],
+    ids=["torch", "workers", "list"],
+)
+def test_batches_are_copied_from_staging_buffers_in_order(loader, copier):
+    batches = list(iterate_on_device(loader, META))
+
+    assert {part.device for batch in batches for part in batch} == {META}
+    assert [len(inputs) for inputs, _ in batches] == [4, 4, 2]
+    assert torch.equal(torch.cat(copier.copied[1::2]), torch.arange(SAMPLES))
+
+
+@pytest.mark.usefixtures("copier")
+def test_dataset_of_a_loader_without_workers_runs_in_the_thread_of_the_model():
+    dataset = Recording(*DATASET.tensors)
+
+    list(iterate_on_device(DataLoader(dataset, 4), META))
+
+    assert dataset.threads == {threading.current_thread()}
+
+
+@pytest.mark.usefixtures("copier")
+@pytest.mark.parametrize("error", [ValueError, StopIteration])
+def test_error_of_a_dataset_keeps_the_frame_of_the_user(error):
+    class Broken(TensorDataset):
+        def __getitem__(self, index):
+            raise error("corrupt")
+
+    with pytest.raises((ValueError, RuntimeError)) as raised:
+        list(iterate_on_device(DataLoader(Broken(*DATASET.tensors), 4), META))
+
+    cause = raised.value.__cause__ or raised.value
+    assert isinstance(cause, error)
+    assert [frame.function for frame in user_frames(cause)][-1] == "__getitem__"
+
+
+@pytest.mark.usefixtures("copier")
+def test_workers_end_when_a_pass_is_left_early():
+    batches = iter(iterate_on_device(DataLoader(DATASET, 2, num_workers=2), META))
+    next(batches)
+    assert len(multiprocessing.active_children()) >= 2
+
+    del batches
+
+    wait_until(lambda: not multiprocessing.active_children())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pin_memory", [True, False])
+def test_copies_of_a_torch_loader_do_not_wait_for_the_device(pin_memory):
+    device = torch.device("cuda:0")
+    loader = DataLoader(DATASET, 2, pin_memory=pin_memory)
+    list(iterate_on_device(loader, device))
+    batches = iter(iterate_on_device(loader, device))
+    found = [next(batches)]
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found += batches
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    assert torch.equal(torch.cat([targets for _, targets in found]).cpu(), torch.arange(SAMPLES))
