@@ -1,6 +1,7 @@
 """The command ``learner doctor``."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 
     from pipeline.doctor.diagnostics import Check, Diagnostic
 
-TIMEOUT_SECONDS = 35.0
+TIMEOUT_SECONDS = 30.0
 DEEP_TIMEOUT_SECONDS = 24 * 3600.0
+RESERVE_SECONDS = 5.0
+"""Time that a check may take after its server or program has timed out."""
 MAX_GIT_FIXES = 3
 """Number of repetitions of the git check, because a lock file hides further problems."""
 
@@ -35,6 +38,10 @@ def doctor(
             "--deep", "Read every file in DVC's cache and compare its hash; with --fix, remove damaged files."
         ),
     ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(help="Seconds after which a server, a remote or a check without an answer is reported."),
+    ] = TIMEOUT_SECONDS,
     as_json: AsJson = False,
 ) -> None:
     """Check the environment and this project, and print a remedy for each problem.
@@ -47,13 +54,13 @@ def doctor(
     """
     from pipeline.doctor.diagnostics import Level, drop_duplicates, run_checks
 
-    checks = _list_checks()
-    by_check = run_checks(checks, TIMEOUT_SECONDS)
+    checks = _list_checks(timeout)
+    by_check = run_checks(checks, timeout + RESERVE_SECONDS)
     if deep:
         checks |= {"cache": _cache_check()}
         by_check |= run_checks({"cache": checks["cache"]}, DEEP_TIMEOUT_SECONDS)
     if fix:
-        for message in _fix_all(by_check, checks):
+        for message in _fix_all(by_check, checks, timeout):
             typer.echo(f"fixed: {message}", err=as_json)
     diagnostics = drop_duplicates(by_check)
     if as_json:
@@ -66,7 +73,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _list_checks() -> "dict[str, Check]":
+def _list_checks(timeout: float) -> "dict[str, Check]":
     """Return the checks by name; only that of the package names if it fails, because the others would too."""
     if list(_check_names()):
         return {"names": _check_names}
@@ -76,12 +83,12 @@ def _list_checks() -> "dict[str, Check]":
         raise StageError(f"{error}. Reinstall learner-pipeline with its requirements") from error
     return {
         "packages": environment.check_packages,
-        "patches": environment.check_patches,
+        "patches": partial(environment.check_patches, timeout),
         "params": dependencies.check_project,
-        "devices": environment.check_devices,
+        "devices": partial(environment.check_devices, timeout),
         "disk": environment.check_disk,
-        "prefect": environment.check_prefect,
-        "remotes": environment.check_remotes,
+        "prefect": partial(environment.check_prefect, timeout),
+        "remotes": partial(environment.check_remotes, timeout),
         "untracked": dependencies.check_untracked_files,
         "git": checkout.check_checkout,
         "locks": stale_files.check_locks,
@@ -105,7 +112,9 @@ def _cache_check() -> "Check":
     return check_cache
 
 
-def _fix_all(by_check: "dict[str, list[Diagnostic]]", checks: "dict[str, Check]") -> list[str]:
+def _fix_all(
+    by_check: "dict[str, list[Diagnostic]]", checks: "dict[str, Check]", timeout: float
+) -> list[str]:
     """Apply the fixes in *by_check*, repeat their checks, and return the messages of what was fixed.
 
     Git comes first: DVC's locks, which are removed later, show which experiment was killed.
@@ -116,7 +125,7 @@ def _fix_all(by_check: "dict[str, list[Diagnostic]]", checks: "dict[str, Check]"
     for name in [*["git"] * MAX_GIT_FIXES, *(each for each in by_check if each != "git")]:
         if fixed := _apply_fixes(by_check[name]):
             messages += fixed
-            seconds = DEEP_TIMEOUT_SECONDS if name == "cache" else TIMEOUT_SECONDS
+            seconds = DEEP_TIMEOUT_SECONDS if name == "cache" else timeout + RESERVE_SECONDS
             by_check |= run_checks({name: checks[name]}, seconds)
     return messages
 

@@ -75,7 +75,10 @@ def run_checks(checks: Mapping[str, Check], timeout_seconds: float) -> dict[str,
         thread.join(max(0.0, deadline - time.monotonic()))
     timed_out = f"no answer within {timeout_seconds:g} seconds"
     return {
-        name: results.get(name, [warning(name, timed_out, "Run `learner doctor` again")]) for name in checks
+        name: results.get(
+            name, [warning(name, timed_out, "Run `learner doctor` again with a greater --timeout")]
+        )
+        for name in checks
     }
 
 

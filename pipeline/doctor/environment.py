@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,9 +30,8 @@ from stages.runs.layout import stores
 
 LISTED_PACKAGES = ("torch", "prefect", "dvc")
 """Packages whose versions are printed."""
-PREFECT_TIMEOUT_SECONDS = 5.0
-DEVICE_TIMEOUT_SECONDS = 30.0
-PATCH_TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
+"""Default time limit of a program, a server or a remote, long enough to log in to a distant one."""
 PATCH_MODULES = (
     "pipeline.engine.dvc_patches",
     "pipeline.flows.prefect_patches",
@@ -47,11 +47,10 @@ print(json.dumps({"count": sum(len(each.PATCHES) for each in modules), "problems
 DEVICE_PROGRAM = (
     "import json; from stages.learner.devices import list_devices; print(json.dumps(list_devices()))"
 )
-REMOTE_TIMEOUT_SECONDS = 8.0
-"""Time limit of a remote, long enough to log in to a distant one; the defaults of the clients are longer."""
 REMOTE_PROGRAM = (
     "import sys; from pipeline.doctor.environment import print_remote_state; print_remote_state(sys.argv[1])"
 )
+RETRY = "Run `learner doctor` again with a greater --timeout"
 REMOTE_REMEDY = "`learner push` and `learner pull` need it. Check its address, your access, and the network"
 
 
@@ -102,15 +101,15 @@ def check_requirement(requirement: Requirement) -> Iterator[Diagnostic]:
         yield problem("packages", message, command)
 
 
-def check_patches() -> Iterator[Diagnostic]:
+def check_patches(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
     """Check that the private names that this project replaces in DVC, Prefect and torch are as expected.
 
     The names are looked up in another process, because that imports all three packages.
     """
-    done = _run_program(PATCH_PROGRAM, *PATCH_MODULES, timeout_seconds=PATCH_TIMEOUT_SECONDS)
+    done = _run_program(PATCH_PROGRAM, *PATCH_MODULES, timeout_seconds=timeout_seconds)
     if done is None:
-        message = f"replaced private names: not checked within {PATCH_TIMEOUT_SECONDS:g} seconds"
-        yield warning("patches", message, "Run `learner doctor` again")
+        message = f"replaced private names: not checked within {timeout_seconds:g} seconds"
+        yield warning("patches", message, RETRY)
         return
     if done.returncode:
         message = f"replaced private names: cannot be checked: {_last_line(done)}"
@@ -124,15 +123,15 @@ def check_patches() -> Iterator[Diagnostic]:
         yield ok("patches", f"replaced private names: {result['count']}, all as expected")
 
 
-def check_devices() -> Iterator[Diagnostic]:
+def check_devices(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
     """List the devices that torch finds, and check that ``fit.device`` is one of them.
 
     torch is imported in another process, which ends if torch does not return in time.
     """
-    done = _run_program(DEVICE_PROGRAM, timeout_seconds=DEVICE_TIMEOUT_SECONDS)
+    done = _run_program(DEVICE_PROGRAM, timeout_seconds=timeout_seconds)
     if done is None:
-        message = f"torch did not list its devices within {DEVICE_TIMEOUT_SECONDS:g} seconds"
-        yield warning("devices", message, "Run `learner doctor` again")
+        message = f"torch did not list its devices within {timeout_seconds:g} seconds"
+        yield warning("devices", message, RETRY)
         return
     if done.returncode:
         remedy = "Reinstall torch with the command from pytorch.org"
@@ -218,7 +217,7 @@ def _newest_size(folder: Path) -> int:
     return sizes[max(sizes)] if sizes else 0
 
 
-def check_prefect() -> Iterator[Diagnostic]:
+def check_prefect(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
     """Check that the configured Prefect API answers, and that its version is that of the client."""
     url = prefect_api.read_setting(prefect_api.URL)
     if not url:
@@ -232,7 +231,7 @@ def check_prefect() -> Iterator[Diagnostic]:
         )
         return
     try:
-        server = json.loads(prefect_api.request("admin/version", PREFECT_TIMEOUT_SECONDS))
+        server = json.loads(prefect_api.request("admin/version", timeout_seconds))
     except urllib.error.HTTPError as error:
         yield _describe_refusal(url, error.code)
     except (OSError, ValueError) as error:
@@ -261,10 +260,10 @@ def _describe_refusal(url: str, code: int) -> Diagnostic:
     return problem("prefect", f"{url} answers HTTP {code}", "Correct the address; it usually ends in /api")
 
 
-def check_remotes() -> Iterator[Diagnostic]:
+def check_remotes(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
     """Check that DVC has a default remote, and that each remote answers.
 
-    Each remote is accessed in a separate process, which is killed after `REMOTE_TIMEOUT_SECONDS`.
+    Each remote is accessed in a separate process, which is killed after *timeout_seconds*.
     """
     try:
         config = Config(Repo.find_dvc_dir())
@@ -282,14 +281,14 @@ def check_remotes() -> Iterator[Diagnostic]:
         yield warning("remotes", message, f"dvc remote default {names[0]}")
     with ThreadPoolExecutor(len(names)) as pool:
         urls = [config["remote"][name].get("url", "") for name in names]
-        yield from pool.map(_check_remote, names, urls)
+        yield from pool.map(partial(_check_remote, timeout_seconds=timeout_seconds), names, urls)
 
 
-def _check_remote(name: str, url: str) -> Diagnostic:
+def _check_remote(name: str, url: str, *, timeout_seconds: float) -> Diagnostic:
     subject = f"remote {name}"
-    done = _run_program(REMOTE_PROGRAM, name, timeout_seconds=REMOTE_TIMEOUT_SECONDS)
+    done = _run_program(REMOTE_PROGRAM, name, timeout_seconds=timeout_seconds)
     if done is None:
-        message = f"{url} did not answer within {REMOTE_TIMEOUT_SECONDS:g} seconds"
+        message = f"{url} did not answer within {timeout_seconds:g} seconds"
         return problem(subject, message, REMOTE_REMEDY)
     try:
         state = json.loads(done.stdout.splitlines()[-1])

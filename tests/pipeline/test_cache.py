@@ -97,8 +97,8 @@ def test_doctor_removes_damaged_files_and_repro_recomputes_them(finished):
     before = finished.files(*OUTPUTS, ".dvc/cache")
     damaged = damage_everywhere(finished)
 
-    found = finished.learner("doctor", "--deep", "--json")
-    fixed = finished.learner("doctor", "--deep", "--fix")
+    found = finished.learner("doctor", "--timeout", "300", "--deep", "--json")
+    fixed = finished.learner("doctor", "--timeout", "300", "--deep", "--fix")
 
     assert found.code == 1
     listed = [each["what"] for each in json.loads(found.out) if each["about"] == "cache"]

@@ -24,7 +24,7 @@ from stages.contracts.errors import ParamsError
 
 def diagnose(project, *arguments, **environment):
     """Return messages and remedies of `learner doctor` by subject and level, and its exit code."""
-    done = project.learner("doctor", "--json", *arguments, **environment)
+    done = project.learner("doctor", "--timeout", "300", "--json", *arguments, **environment)
     assert done.out, done.err
     found = {}
     for each in json.loads(done.out):
@@ -50,7 +50,7 @@ def test_healthy_project_has_no_problem_and_exit_code_0(finished, tmp_path, serv
     (tmp_path / "store").mkdir()
     finished.ok("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
 
-    done = finished.learner("doctor", PREFECT_API_URL=server)
+    done = finished.learner("doctor", "--timeout", "300", PREFECT_API_URL=server)
 
     assert done.code == 0, done.text
     levels = {line.split()[1]: line.split()[0] for line in done.out.splitlines() if line[0] != " "}
@@ -81,7 +81,8 @@ def test_each_problem_has_a_remedy_and_the_exit_code_is_1(finished, tmp_path, si
     finished.ok("dvc", "remote", "add", "disk", str(tmp_path / "unmounted/store"))
     access = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "NO_PROXY": "127.0.0.1"}
 
-    found, code = diagnose(finished, PREFECT_API_URL=f"http://127.0.0.1:{silent_port}/api", **access)
+    url = f"http://127.0.0.1:{silent_port}/api"
+    found, code = diagnose(finished, "--timeout", "20", PREFECT_API_URL=url, **access)
 
     assert code == 1
     assert "add to deps of fit in dvc.yaml:\n      - nets.py" in text_of(found, "deps", "problem")
@@ -90,7 +91,7 @@ def test_each_problem_has_a_remedy_and_the_exit_code_is_1(finished, tmp_path, si
     assert "a stage uses nets.py, which neither git nor DVC tracks" in untracked
     assert "git add mine.npz; or, for data, dvc add mine.npz" in untracked
     assert "`dvc exp run --temp` does not copy them: notes:" in text_of(found, "untracked", "warning")
-    assert "did not answer within 8 seconds" in text_of(found, "remote far", "problem")
+    assert "did not answer within 20 seconds" in text_of(found, "remote far", "problem")
     assert f"is missing: only {tmp_path} exists" in text_of(found, "remote disk", "warning")
     assert "none of far, disk is the default: dvc remote default far" in text_of(found, "remotes", "warning")
     assert "/api: timed out" in text_of(found, "prefect", "problem")
@@ -104,8 +105,8 @@ def test_truncated_lock_and_lockfile_are_repaired(finished):
     recorded = record.read_bytes()
     record.write_text("")
 
-    reported = finished.learner("doctor")
-    fixed = finished.learner("doctor", "--fix")
+    reported = finished.learner("doctor", "--timeout", "300")
+    fixed = finished.learner("doctor", "--timeout", "300", "--fix")
 
     assert reported.code == 1
     assert re.search(r"problem  locks +\S+rwlock is truncated.*\n.*rm \S+rwlock", reported.out)
@@ -196,7 +197,7 @@ def test_killed_experiment_is_removed_and_a_running_one_is_not(finished, monkeyp
     assert stale.level is Level.WARNING
     assert "killed is shown as running, but its process, pid" in stale.message
     assert f"rm -r {standalone.resolve()}/run/" in stale.remedy
-    fixed = finished.learner("doctor", "--fix")
+    fixed = finished.learner("doctor", "--timeout", "300", "--fix")
     assert (fixed.code, fixed.out.startswith("fixed: killed is shown")) == (0, True), fixed.text
     assert not list(standalone.glob("tmp*"))
     assert "killed" not in finished.ok("dvc", "exp", "show", "--json")
