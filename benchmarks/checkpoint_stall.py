@@ -6,8 +6,9 @@ A model of 26 million parameters with Adam, 315 MB of state, trains with a check
 30 steps. The stall is the time from the step before a save to the next one, beyond the median of a step in
 which nothing is written. It is printed as a multiple of the time of a copy of the state in memory, and of
 `torch.save` for the same state in the same directory, both measured at the same moment of the run; the first
-save has its own line. Memory is the difference between the peaks of two
-processes, with and without checkpoints.
+save has its own line. The processor time of the stall leaves out what other processes take, and the wait
+for a previous checkpoint that is still being written. Memory is the difference between the peaks of
+processes with and without checkpoints, medians of three.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +50,14 @@ class Stopwatch(NoRenderer):
     """The start of every step, and whether a checkpoint was being written."""
 
     times: list[float] = field(default_factory=list)
+    cpu_times: list[float] = field(default_factory=list)
+    """Those of the training thread."""
     writing: list[bool] = field(default_factory=list)
 
     def step(self, progress: Progress) -> None:  # noqa: ARG002  the protocol's
         """Note the time of a step."""
         self.writing.append(any(thread.name == WRITER for thread in threading.enumerate()))
+        self.cpu_times.append(time.thread_time())
         self.times.append(time.perf_counter())
 
 
@@ -122,25 +127,30 @@ def peak_bytes(directory: Path, steps: int, every: int | None, threads: int) -> 
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def in_a_process(*arguments: Any) -> int:
-    """Return `peak_bytes` of a new process."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(peak_bytes, *arguments).result()
+def median_peak(directory: Path, *arguments: Any) -> int:
+    """Return the median of `peak_bytes` of three new processes."""
+    peaks = []
+    for number in range(3):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            peaks.append(pool.submit(peak_bytes, directory / str(number), *arguments).result())
+    return statistics.median(peaks)
 
 
 def report_times(watch: Stopwatch, state: list[Tensor], every: int, directory: Path) -> None:
     """Print the stalls and the speed while a checkpoint is written."""
     size = sum(each.nbytes for each in state)
     count = len(watch.times) - 1  # the last one is the validation
-    durations = [
-        end - begin for begin, end in zip(watch.times[: count - 1], watch.times[1:count], strict=True)
-    ]
+    durations, cpu_durations = (
+        [end - begin for begin, end in pairwise(times[:count])] for times in (watch.times, watch.cpu_times)
+    )
     saves = range(every - 1, count - 1, every)
     rest = [index for index in range(1, count - 1) if index not in saves]
     quiet = [durations[index] for index in rest if not (watch.writing[index] or watch.writing[index + 1])]
     busy = [durations[index] for index in rest if watch.writing[index] and watch.writing[index + 1]]
     step = statistics.median(quiet)
     stalls = [durations[index] - step for index in saves]
+    cpu_step = statistics.median(cpu_durations[index] for index in rest)
+    cpu_stalls = [cpu_durations[index] - cpu_step for index in saves]
     copy, torch_save = copy_seconds(state), torch_save_seconds(state, directory)
     print(
         f"{size / MB:.0f} MB of state; a step takes {1e3 * step:.0f} ms, a copy {1e3 * copy:.0f} ms, ", end=""
@@ -151,6 +161,10 @@ def report_times(watch: Stopwatch, state: list[Tensor], every: int, directory: P
             f"stall, {name:7} {1e3 * stall:7.1f} ms, {1e3 * (stall - copy):7.1f} ms beyond a copy, "
             f"{stall / copy:5.2f} × a copy, {stall / torch_save:6.3f} × torch.save"
         )
+    print(
+        f"processor time of the training thread in a stall: first {1e3 * cpu_stalls[0]:.1f} ms, "
+        f"others {1e3 * statistics.median(cpu_stalls[1:]):.1f} ms"
+    )
     speed = sum(step for _ in busy) / sum(busy)
     print(
         f"steps per second while a checkpoint is written: {speed:.2f} of those otherwise ({len(busy)} steps)"
@@ -172,7 +186,7 @@ def main() -> None:
         size = sum(each.nbytes for each in state)
         few = (3 * 5, 5, options.threads)
         del state
-        extra = in_a_process(folder / "with", *few) - in_a_process(folder / "without", few[0], None, few[2])
+        extra = median_peak(folder / "with", *few) - median_peak(folder / "without", few[0], None, few[2])
         print(f"memory: {extra / size:.2f} × the state, {(extra - size) / MB:+.1f} MB beyond one copy of it")
 
 
