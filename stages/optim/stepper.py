@@ -1,6 +1,7 @@
 """Optimizer steps from explicit gradients, through a fused kernel if it gives the same bits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
@@ -13,8 +14,18 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.fields import FastPath
 from stages.optim.clipping import clip
 from stages.optim.config import ClipByGlobalNorm, ClipByNorm, ClipByValue
-from stages.optim.fast_path.kernels import SELECTING, Lane, build_lanes, is_dense, is_skipped_by_sgd
+from stages.optim.fast_path.kernels import (
+    SELECTING,
+    Lane,
+    build_lanes,
+    is_dense,
+    is_skipped_by_sgd,
+    round_rates,
+)
 from stages.optim.gradients import Gradients
+
+VARIABLE = ("params", "lr")
+"""The entries of a group that are not constant options."""
 
 
 class Stepper:
@@ -22,7 +33,8 @@ class Stepper:
 
     A plain ``Adam(fused=True)``, ``AdamW(fused=True)`` or ``SGD(fused=True)`` is updated by its kernel, with
     the same bits and in the same ``optimizer.state``. All other optimizers, those with hooks, and all with
-    *fast_path* ``off``, are updated by their own ``step``.
+    *fast_path* ``off``, are updated by their own ``step``. On CUDA, the rates of fused optimizers are rounded
+    to float32 in both cases, as a step in a CUDA graph reads them.
 
     The stepper adapts to `load_state_dict`, `add_param_group`, a replaced ``optimizer.step``, changed options
     of a group (``amsgrad``, ``maximize`` …) and entries of ``optimizer.state`` that were replaced or removed.
@@ -96,7 +108,8 @@ class Stepper:
             if skip is not None and skip.item():
                 return
             self._set_gradients(gradients)
-            self.optimizer.step()
+            with round_rates(self.optimizer):
+                self.optimizer.step()
             self._clear_gradients()
             return
         with torch.no_grad():
@@ -127,11 +140,36 @@ class Stepper:
         finally:
             self._clear_gradients()
 
+    def set_rates(self, learning_rate: float | None) -> list[float]:
+        """Set the rate of each group, unless *learning_rate* is None, and return the rates."""
+        if learning_rate is not None:
+            self._set_rates(learning_rate)
+        return [group["lr"] for group in self._groups]
+
+    @contextmanager
+    def rates_from(self, rates: Sequence[Tensor]) -> Iterator[None]:
+        """Use *rates*, a scalar on the device for each group, in the block, which a CUDA graph may record."""
+        numbers = [group["lr"] for group in self._groups]
+        for group, rate in zip(self._groups, rates, strict=True):
+            group["lr"] = rate
+        try:
+            yield
+        finally:
+            for group, number in zip(self._groups, numbers, strict=True):
+                group["lr"] = number
+
+    @property
+    def constant_options(self) -> list[list[Any]]:
+        """The options of each group except for its rate: the numbers that a CUDA graph of a step contains."""
+        return [[value for name, value in group.items() if name not in VARIABLE] for group in self._groups]
+
     def _prepare(self, learning_rate: float | None) -> None:
-        if self._is_changed():
+        if self.is_changed():
             self.refresh()
-        if learning_rate is None:
-            return
+        if learning_rate is not None:
+            self._set_rates(learning_rate)
+
+    def _set_rates(self, learning_rate: float) -> None:
         for group, initial in zip(self._groups, self._initial, strict=True):
             rate = learning_rate if self._group_count == 1 else learning_rate * (initial / self._initial[0])
             if isinstance(group["lr"], Tensor):
@@ -139,7 +177,7 @@ class Stepper:
             else:
                 group["lr"] = rate
 
-    def _is_changed(self) -> bool:
+    def is_changed(self) -> bool:
         """Return whether the optimizer was changed since `refresh`; takes about a microsecond."""
         optimizer = self.optimizer
         if optimizer.state is not self._state or optimizer.param_groups is not self._groups:

@@ -14,6 +14,7 @@ from stages.contracts.errors import BuilderError, StageError
 from stages.contracts.patches import find_problems
 from stages.optim import ClipByGlobalNorm, Stepper, without_dynamo
 from stages.optim.fast_path import patches
+from stages.optim.fast_path.kernels import round_rate
 from stages.records import NamedMpkGzFileRecorder
 
 SHAPES = [(5, 3), (3,), (2, 2, 2), (4,)]
@@ -514,4 +515,38 @@ def test_step_replaced_before_construction_is_used():
 
     stepper.step(gradients(0), 0.1)
 
-    assert not stepper._is_changed()
+    assert not stepper.is_changed()
+
+
+@pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_step_at_rates_on_the_device_has_the_bits_of_a_step_at_numbers(build):
+    with_numbers, with_tensors = parameters(), parameters()
+    steppers = [Stepper(each, build(in_groups(each))) for each in (with_numbers, with_tensors)]
+    for stepper in steppers:
+        stepper.step(gradients(0), 0.3)
+
+    steppers[0].step(gradients(1), 0.2)
+    rates = steppers[1].set_rates(0.2)
+    with steppers[1].rates_from([torch.tensor(rate, dtype=torch.float64) for rate in rates]):
+        steppers[1].step(gradients(1), None)
+
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(with_tensors, with_numbers, strict=True))
+    assert [group["lr"] for group in steppers[1].optimizer.param_groups] == rates
+
+
+def test_rate_is_rounded_to_float32_on_cuda_only():
+    on_cuda, on_cpu = (round_rate(0.1, torch.device(name)) for name in ("cuda:1", "cpu"))
+
+    assert on_cuda == torch.tensor(0.1, dtype=torch.float32).item() != 0.1
+    assert on_cpu == 0.1
+
+
+def test_constant_options_are_those_that_a_step_reads_except_for_the_rate():
+    optimizer = OPTIMIZERS["adamw"](parameters())
+    stepper = Stepper(optimizer.param_groups[0]["params"], optimizer)
+    before = stepper.constant_options
+
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert stepper.constant_options == before
+    optimizer.param_groups[0]["betas"] = (0.5, 0.9)
+    assert stepper.constant_options != before

@@ -2,9 +2,14 @@
 
 A lane holds the parameters of one group that are on one device and have one dtype, which is what one call of
 a kernel accepts. Its lists are reused for as long as the same parameters have gradients.
+
+The rate of a group may be a tensor on the device, which a CUDA graph reads when it is launched. On CUDA the
+kernels read it as float32, so other rates are rounded to float32 there: all steps have the same bits.
 """
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -60,7 +65,7 @@ class AdamLane:
             [],
             steps,
             amsgrad=False,
-            lr=group["lr"],
+            lr=round_rate(group["lr"], parameters[0].device),
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             weight_decay=group["weight_decay"],
@@ -149,7 +154,7 @@ class SgdLane:
             velocities,
             weight_decay=group["weight_decay"],
             momentum=group["momentum"],
-            lr=group["lr"],
+            lr=round_rate(group["lr"], parameters[0].device),
             dampening=group["dampening"],
             nesterov=group["nesterov"],
             maximize=False,
@@ -185,6 +190,29 @@ def build_lanes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) 
                 members[index_of[parameter]] = parameter
         lanes += [lane(group, optimizer.state, members) for members in by_kind.values()]
     return lanes
+
+
+def round_rate(rate: Any, device: torch.device) -> Any:
+    """Return the number *rate* as the kernels on *device* read it from a tensor. A tensor stays the same."""
+    return rate if device.type != "cuda" or isinstance(rate, Tensor) else ctypes.c_float(rate).value
+
+
+@contextmanager
+def round_rates(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Round the rates of fused groups of *optimizer* for the block, in which its own ``step`` is called."""
+    rates = {
+        number: group["lr"]
+        for number, group in enumerate(optimizer.param_groups)
+        if group.get("fused") and group["params"] and group["params"][0].is_cuda
+    }
+    for number, rate in rates.items():
+        group = optimizer.param_groups[number]
+        group["lr"] = round_rate(rate, group["params"][0].device)
+    try:
+        yield
+    finally:
+        for number, rate in rates.items():
+            optimizer.param_groups[number]["lr"] = rate
 
 
 def _is_plain(group: dict[str, Any]) -> bool:
