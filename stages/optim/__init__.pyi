@@ -15,6 +15,8 @@ from .config import Sgd as Sgd
 from .device_guard import DeviceGuard as DeviceGuard
 from .fast_path.patches import without_dynamo as without_dynamo
 from .gradients import Accumulation as Accumulation
+from .gradients import Gradients as Gradients
+from .gradients import Totals as Totals
 from .gradients import Window as Window
 from .guard import Guard as Guard
 from .guard import NonFiniteError as NonFiniteError

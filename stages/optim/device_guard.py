@@ -19,9 +19,9 @@ MAX_RECORDED_STEPS = 128
 class DeviceGuard(Guard):
     """A guard with the rule ``stop`` whose flag is a tensor on the device.
 
-    Each step writes the loss and the greatest magnitude of each gradient into a row of a table, and sets the
-    flag if one is not finite. The kernel of the optimizer reads the flag and skips the update, from the bad
-    batch on. The host reads the flag later, and only then finds the batch and its tensors in the table.
+    Each step computes a row with the loss and the greatest magnitude of each gradient, and sets the flag if
+    one is not finite. The kernel of the optimizer reads the flag and skips the update, from the bad batch on.
+    The host reads the flag later, and only then finds the batch and its tensors in the rows.
 
     An overflow in fp16 that *scaler* absorbs sets the flag for one update, so it must not be accumulated
     with other batches.
@@ -31,30 +31,48 @@ class DeviceGuard(Guard):
         super().__init__(NonFinite(), names, scaler)
         self._flag = torch.zeros((), device=device)
         self.flag = self._kernel_flag = self._flag if scaler is None else torch.zeros((), device=device)
-        self._rows = torch.zeros((MAX_RECORDED_STEPS, len(self.names) + 1), device=device)
         self._zero = torch.zeros((), device=device)
-        self._recorded: list[tuple[int, int, str]] = []
+        self._recorded: list[tuple[int, int, str, Tensor]] = []
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
         """Record *step*, and return True: the flag decides about the update."""
-        absorbed = None if self._scaler is None else self._scaler.absorb_overflow()
-        self._record(step.item.loss, step.gradients, (epoch, iteration, ""), absorbed)
-        if absorbed is not None:
-            torch.maximum(self._flag, absorbed, out=self._kernel_flag)
+        self.record(self.measure(step), epoch, iteration)
         return True
 
     def passes_sum(self, gradients: Gradients, epoch: int, iteration: int) -> bool:
         """Record the accumulated *gradients*, and return True."""
-        self._record(self._zero, gradients, (epoch, iteration, ", accumulated gradients"))
+        self.record_sum(self.measure_sum(gradients), epoch, iteration)
         return True
+
+    def measure(self, step: TrainOutput[Any]) -> Tensor:
+        """Set the flag by *step*, and return its row. A CUDA graph may record it."""
+        if self._scaler is None:
+            return self._measure(step.item.loss, step.gradients)
+        absorbed = self._scaler.absorb_overflow()
+        row = self._measure(step.item.loss, step.gradients, absorbed)
+        torch.maximum(self._flag, absorbed, out=self._kernel_flag)
+        return row
+
+    def measure_sum(self, gradients: Gradients) -> Tensor:
+        """Set the flag by the accumulated *gradients*, and return their row."""
+        return self._measure(self._zero, gradients)
+
+    def record(self, row: Tensor, epoch: int, iteration: int) -> None:
+        """Keep the *row* of a step, until the flag is read."""
+        self._record(row, epoch, iteration, "")
+
+    def record_sum(self, row: Tensor, epoch: int, iteration: int) -> None:
+        """Keep the *row* of accumulated gradients, until the flag is read."""
+        self._record(row, epoch, iteration, ", accumulated gradients")
 
     def find_error(self) -> tuple[int, NonFiniteError] | None:
         """Return the batch of the first row that is not finite, and the error to raise; None if all are.
 
         Waits for the device. Forgets the rows if all are finite.
         """
-        rows = self._rows[: len(self._recorded)].tolist() if self._flag.item() else []
-        for (epoch, iteration, what), row in zip(self._recorded, rows, strict=False):
+        is_flagged = bool(self._recorded) and bool(self._flag.item())
+        rows = torch.stack([row for *_, row in self._recorded]).tolist() if is_flagged else []
+        for (epoch, iteration, what, _), row in zip(self._recorded, rows, strict=False):
             found = list(_name_non_finite(("loss", *self.names), row))
             if found:
                 return iteration, stop_error(f"epoch {epoch}, batch {iteration}{what}: {format_found(found)}")
@@ -65,27 +83,23 @@ class DeviceGuard(Guard):
         """Forget the recorded steps, all of which were finite."""
         self._recorded.clear()
 
-    def _record(
-        self,
-        loss: Tensor,
-        gradients: Gradients,
-        location: tuple[int, int, str],
-        absorbed: Tensor | None = None,
-    ) -> None:
+    def _record(self, row: Tensor, epoch: int, iteration: int, what: str) -> None:
         if len(self._recorded) == MAX_RECORDED_STEPS and (error := self.find_error()):
             raise error[1]
-        row = self._rows[len(self._recorded)]
-        self._recorded.append(location)
+        self._recorded.append((epoch, iteration, what, row))
+
+    def _measure(self, loss: Tensor, gradients: Gradients, absorbed: Tensor | None = None) -> Tensor:
         present = [number for number, gradient in enumerate(gradients) if gradient is not None]
         norms = _largest_magnitudes([gradients[number] for number in present])
         magnitudes = [self._zero] * (len(self.names) + 1)
         magnitudes[0] = loss.detach().to(self._flag.device, torch.float32).reshape(())
         for number, norm in zip(present, norms, strict=True):
             magnitudes[number + 1] = norm
-        torch.stack(magnitudes, out=row)
+        row = torch.stack(magnitudes)
         if absorbed is not None:
             row[1:].masked_fill_(absorbed > 0, 0.0)
         torch.maximum(self._flag, (~row.isfinite().all()).to(torch.float32), out=self._flag)
+        return row
 
 
 def _largest_magnitudes(gradients: Sequence[Any]) -> Sequence[Tensor]:

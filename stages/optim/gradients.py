@@ -29,6 +29,21 @@ class Accumulation(Config):
     after the last."""
 
 
+class Totals:
+    """The sums of an accumulation window in tensors that are the same for all windows, as in a CUDA graph."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        self.sums: list[Tensor | None] = [_weight(gradient, 1) for gradient in gradients]
+        self.dtypes = {number: g.dtype for number, g in enumerate(gradients) if g is not None}
+        self.clear()
+
+    def clear(self) -> None:
+        """Set all sums to -0.0: a number that is added to it keeps its sign, also if it is 0."""
+        for total in self.sums:
+            if total is not None:
+                total.fill_(-0.0)
+
+
 class Window:
     """An accumulation window, which sums the gradients of *length* batches.
 
@@ -67,8 +82,7 @@ class Window:
 
     def add(self, gradients: Gradients, samples: int) -> None:
         """Add the mean gradients of one batch of *samples* samples."""
-        weight = samples if self.reduction == "mean" else 1
-        scaled = list(gradients) if self.length == 1 else [_weight(g, weight) for g in gradients]
+        scaled = list(gradients) if self.length == 1 else self._weigh(gradients, samples)
         if self._sums:
             self._sums = [_add(a, b) for a, b in zip(self._sums, scaled, strict=True)]
         else:
@@ -87,11 +101,28 @@ class Window:
         self._clear()
         if self.length == 1:
             return sums
-        if not has_mean:
-            return [None] * len(sums)
-        if self.reduction == "mean":
-            sums = [None if total is None else total.div_(divisor) for total in sums]
-        return [None if total is None else total.to(dtypes[number]) for number, total in enumerate(sums)]
+        return self._reduce(sums, dtypes, divisor) if has_mean else [None] * len(sums)
+
+    def add_on_device(self, totals: "Totals", gradients: Gradients, samples: int) -> None:
+        """Add the mean gradients of one batch to *totals* without counting it. A CUDA graph may record it."""
+        for total, scaled in zip(totals.sums, self._weigh(gradients, samples), strict=True):
+            _add(total, scaled)
+
+    def take_on_device(self, totals: "Totals", samples: int) -> Gradients:
+        """Return what `take` does for a window of *samples* samples that was added to *totals*."""
+        return self._reduce(totals.sums, totals.dtypes, samples)
+
+    def count(self, totals: "Totals", samples: int) -> None:
+        """Count a batch of *samples* samples that `add_on_device` added to *totals*; clear a full window."""
+        self.batches += 1
+        self._samples += samples
+        self._sums, self._dtypes = totals.sums, dict(totals.dtypes)
+        if self.full:
+            self._clear()
+
+    def holds(self, totals: "Totals", samples: int) -> bool:
+        """Return whether all batches of the window, of *samples* samples each, were added to *totals*."""
+        return self.batches == 0 or (self._sums is totals.sums and self._samples == self.batches * samples)
 
     def end_epoch(self) -> "Gradients | None":
         """Return the gradients to apply at the end of an epoch, or None if there are none to apply."""
@@ -133,6 +164,17 @@ class Window:
                 f"the state of an accumulation window has batches, samples, parameters and sums; found "
                 f"{sorted(state)}, and reading it raised {error!r}. Use a checkpoint of this version"
             ) from error
+
+    def _weigh(self, gradients: Gradients, samples: int) -> "list[Tensor | None]":
+        weight = samples if self.reduction == "mean" else 1
+        return [_weight(gradient, weight) for gradient in gradients]
+
+    def _reduce(
+        self, sums: "list[Tensor | None]", dtypes: "dict[int, dtype]", samples: int
+    ) -> "list[Tensor | None]":
+        if self.reduction == "mean":
+            sums = [None if total is None else total.div_(samples) for total in sums]
+        return [None if total is None else total.to(dtypes[number]) for number, total in enumerate(sums)]
 
     @property
     def _has_mean(self) -> bool:

@@ -20,6 +20,8 @@ SGD = (
 )
 FAST = "the public optimizer spends several times the kernel's time in Python"
 HOOKS = "an optimizer with hooks is stepped by its own method; no public function lists the hooks"
+MODULE_HOOKS = "a model with hooks is not captured in a CUDA graph; no public function lists them"
+FAILED_CAPTURE = "a capture that fails leaves its pool of memory open; no public function closes it"
 SCALE = "`GradScaler` scales a loss only through an optimizer, and gradients are returned before that"
 COMPILE = "a model that torch.compile wrapped is compiled in place, as `Module.compile` does"
 
@@ -30,6 +32,13 @@ PATCHES = (
     Patch("torch:ops.aten._fused_adam_.default", FAST, ADAM, SUPPORTED),
     Patch("torch:ops.aten._fused_adamw_.default", FAST, ADAM, SUPPORTED),
     Patch("torch:ops.aten._fused_sgd_.default", FAST, SGD, SUPPORTED),
+    *(
+        Patch(f"torch.nn:Module.{name}", MODULE_HOOKS, None, SUPPORTED)
+        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    ),
+    Patch("torch:Tensor._post_accumulate_grad_hooks", MODULE_HOOKS, None, SUPPORTED),
+    Patch("torch._C:_cuda_endAllocateToPool", FAILED_CAPTURE, None, SUPPORTED),
+    Patch("torch._C:_cuda_releasePool", FAILED_CAPTURE, None, SUPPORTED),
     Patch(
         "torch.autograd:Variable._execution_engine",
         "`Tensor.backward` spends 15 µs with its arguments, as long as the pass of a small model",
