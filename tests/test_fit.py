@@ -137,6 +137,7 @@ def test_param_of_the_computation_is_part_of_the_key(param, finished, monkeypatc
         ("num_workers: 0", "num_workers: 1"),
         ("device: auto", "device: cpu"),
         ("device: auto", 'device: auto\n  fast_path: "off"'),
+        ("device: auto", "device: auto\n  step: captured"),
         ("device: auto", "device: auto\n  prefetch: 0"),
         ("device: auto", "device: auto\n  resident: true"),
         ("device: auto", "device: auto\n  telemetry: [cpu_use]"),

@@ -137,6 +137,8 @@ COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 """Modes of `torch.compile`: those without CUDA graphs of their own."""
 FastPath = Literal["auto", "off"]
 """``auto``: call the fused kernel of the optimizer directly if it gives the same bits; ``off``: never."""
+StepKind = Literal["auto", "eager", "captured"]
+"""``auto``: capture training steps in a CUDA graph if possible; ``captured``: or warn; ``eager``: never."""
 Compile = Annotated[bool | str, BeforeValidator(_compile)]
 Resident = Annotated[bool | Literal["auto"], BeforeValidator(_resident)]
 Text = Annotated[str, BeforeValidator(_text)]

@@ -15,7 +15,7 @@ from stages.checkpoints import Retention
 from stages.contracts.config import Config
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.events import MetricLogger, Renderer
-from stages.contracts.fields import FastPath, Precision
+from stages.contracts.fields import FastPath, Precision, StepKind
 from stages.contracts.files import write_text
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
@@ -227,6 +227,16 @@ class LearnerBuilder:
         Both give the same bits.
         """
         return self._set(fast_path=choice)
+
+    def step(self, kind: StepKind) -> Self:
+        """Launch a training step as one CUDA graph if possible (``auto``, the default), or never (``eager``).
+
+        ``captured`` logs a warning, and ``auto`` a line, if the steps of a run on CUDA cannot be captured.
+        Both give the same bits.
+        """
+        if kind not in get_args(StepKind):
+            raise BuilderError(f"step({kind!r}): use one of {', '.join(get_args(StepKind))}")
+        return self._set(step=kind)
 
     def grads_accumulation(self, batches: int, *, reduction: str = "mean", leftover: str = "flush") -> Self:
         """Accumulate the gradients of *batches* batches for one step of the optimizer. Default: 1.

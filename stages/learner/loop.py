@@ -7,6 +7,7 @@ early stopping. After any batch a checkpoint may be written; an interrupted run 
 """
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,12 +20,14 @@ from stages.contracts.history import Split, Value
 from stages.learner.assembly import Components
 from stages.learner.batches import Loader, check_workers
 from stages.learner.checks import StepChecks, has_gradients, missing_gradients
+from stages.learner.cuda_graph import build_captured_step
 from stages.learner.devices import retain_freed_memory
-from stages.learner.metering import Meter
+from stages.learner.metering import NOTHING, Meter
 from stages.learner.mid_epoch import MidEpochCheckpointer
 from stages.learner.rng import seed_generators
 from stages.learner.run_ahead_limiter import RunAheadLimiter
 from stages.learner.step_strategies import choose_step_strategy
+from stages.metrics import MetricState
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,10 @@ class Loop:
         model = self._state.model
         self._checks = StepChecks(model.model, model.optimizer)
         self._limiter = RunAheadLimiter.of(components.replicas.devices[0])
-        self._strategy = choose_step_strategy(self._state, components.replicas, self._checks)
+        self._captured = build_captured_step(components, self._checks)
+        self._strategy = self._captured or choose_step_strategy(
+            self._state, components.replicas, self._checks
+        )
         self._has_gradients = hasattr(model.model, "optimize")  # such a model updates itself
         self._meter = self._observers.meter(Split.TRAIN, 0, self._state.guard)
         self._progress = Progress(
@@ -98,11 +104,21 @@ class Loop:
         """
         log.info("Executing training step for epoch %d", epoch)
         strategy, window, guard = self._strategy, self._state.window, self._state.guard
+        captured = self._captured
         schedule, progress = self._state.model.scheduler, self._progress
         stops_after = self._mid_epoch.stops_after
         meter, rate = self._begin(Split.TRAIN, loader, epoch), 0.0
         iteration = progress.batch
         for batch in strategy.group(self._open(loader, meter)):
+            if captured is not None and captured.replays(batch):
+                iteration += 1
+                rate = schedule.step()
+                item, measured = captured.replay(batch, rate, epoch=epoch, iteration=iteration)
+                del batch
+                self._measure(meter, item, iteration, rate, measured)
+                if stops_after(iteration, progress, meter):
+                    return False
+                continue
             steps = strategy.compute(batch)
             del batch  # free its memory before the next one is loaded
             while steps:
@@ -195,8 +211,10 @@ class Loop:
         self._state.position = None
         return meter.watch(batches)
 
-    def _measure(self, meter: Meter, item: Any, iteration: int, rate: float) -> None:
-        meter.measure(item, iteration, rate)
+    def _measure(
+        self, meter: Meter, item: Any, iteration: int, rate: float, known: Mapping[str, MetricState] = NOTHING
+    ) -> None:
+        meter.measure(item, iteration, rate, known)
         if self._limiter is not None:
             self._limiter.step()
         self._progress.batch = iteration

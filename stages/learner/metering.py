@@ -16,6 +16,7 @@ from stages.optim import Guard
 
 MAX_PENDING_BATCHES = 64
 """Batches that are measured before their values are read: on an accelerator each read waits."""
+NOTHING: Mapping[str, MetricState] = {}
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,20 @@ class Meter:
                 batches = metric.watch(batches)
         return batches
 
-    def measure(self, item: Any, iteration: int, learning_rate: float) -> None:
-        """Measure and add one batch. Raises `BuilderError` on the first that a metric cannot measure."""
+    def measure(
+        self, item: Any, iteration: int, learning_rate: float, known: Mapping[str, MetricState] = NOTHING
+    ) -> None:
+        """Measure and add one batch, of which *known* has values that are measured already.
+
+        Raises `BuilderError` on the first that a metric cannot measure.
+        """
         if not self._measures:
             self._measures = [_find_measure(each, item) for each in self._metrics if not each.covers_pass]
         sums, latest = self._sums, self._latest
         for name, measure, takes_step in self._measures:
-            if takes_step:
+            if name in known:
+                measured = known[name]
+            elif takes_step:
                 measured = measure(Step(item, self._split, self._epoch, iteration, learning_rate))
             else:
                 measured = measure(item)

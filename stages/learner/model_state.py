@@ -69,6 +69,30 @@ class ModelState:
         else:
             self._stepper.step(gradients, None if self._drives_groups else rate, skip)
 
+    def update_on_device(
+        self, gradients: Sequence[Tensor | None], rates: Sequence[Tensor], skip: Tensor | None
+    ) -> None:
+        """Update at *rates*, a scalar on the device for each group; a CUDA graph may record it.
+
+        Call `prepare_update` before each launch of the graph.
+        """
+        with self._stepper.rates_from(rates):
+            self._stepper.step(gradients, None, skip)
+
+    def prepare_update(self, rate: float) -> list[float]:
+        """Set the rate of each group, as `update` does at the learning rate *rate*, and return the rates."""
+        return self._stepper.set_rates(None if self._drives_groups else rate)
+
+    @property
+    def is_changed(self) -> bool:
+        """True if the optimizer or an entry of its state was replaced since the last update."""
+        return not self._stepper.reads_flag or self._stepper.is_changed()
+
+    @property
+    def constant_options(self) -> list[list[Any]]:
+        """The options of each group of the optimizer, except for its rate."""
+        return self._stepper.constant_options
+
     def update_with_closure(self, evaluate: Callable[[], TrainOutput[Any]], rate: float) -> None:
         """Update with an optimizer that calls *evaluate* several times per step, as L-BFGS does.
 

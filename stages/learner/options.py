@@ -15,7 +15,7 @@ import torch
 from stages.checkpoints import Retention
 from stages.contracts import plugins
 from stages.contracts.events import MetricLogger, Renderer
-from stages.contracts.fields import FastPath
+from stages.contracts.fields import FastPath, StepKind
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.learner.compilation import CompileOptions
@@ -68,6 +68,7 @@ class LearnerOptions:
     compile: CompileOptions | None = None
     """None to train without `torch.compile`, unless the model is compiled already."""
     fast_path: FastPath = "auto"
+    step: StepKind = "auto"
     accumulation: Accumulation = field(default_factory=Accumulation)
     non_finite: NonFinite = field(default_factory=NonFinite)
     clipping: Clipping | None = None

@@ -40,6 +40,13 @@ def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
     }
 
 
+def host_generator_states(device: torch.device) -> tuple[Any, ...]:
+    """Return the states of the global generators on the host that *device* does not draw from, to compare."""
+    name, key, *rest = cast(tuple[Any, ...], np.random.get_state())
+    own = () if device.type == "cpu" else (torch.get_rng_state().numpy().tobytes(),)
+    return (*own, random.getstate(), name, key.tobytes(), *rest)
+
+
 def set_rng_state(state: Mapping[str, Any], devices: Sequence[torch.device]) -> None:
     """Set the global generators to *state*, which `get_rng_state` returned; *devices* by position."""
     torch.set_rng_state(state["torch"])

@@ -22,6 +22,7 @@ from stages.contracts.fields import (
     Resident,
     Seconds,
     Seed,
+    StepKind,
     Steps,
     Threads,
     Workers,
@@ -46,6 +47,7 @@ CHANGES_NO_NUMBER = {
     "telemetry",
     "loggers",
     "fast_path",
+    "step",
     "prefetch",
     "resident",
 }
@@ -94,6 +96,11 @@ class FitConfig(Config):
     """True to compile the model with `torch.compile`, or ``max-autotune-no-cudagraphs``; takes minutes."""
     fast_path: FastPath = "auto"
     """``auto`` calls the fused kernel of the optimizer directly, ``off`` its ``step``; the bits are equal."""
+    step: StepKind = "auto"
+    """``auto`` captures training steps in a CUDA graph if possible, ``captured`` warns if not; or ``eager``.
+
+    It changes no number.
+    """
     gradient_checkpointing: Flag = False
     """Compute activations twice instead of keeping them: less memory, more time, the same numbers."""
     non_finite: NonFinite = NonFinite()
@@ -194,6 +201,7 @@ class FitConfig(Config):
             .precision(self.precision)
             .num_threads(self.num_threads)
             .fast_path(self.fast_path)
+            .step(self.step)
             .grads_accumulation(
                 accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover
             )

@@ -194,6 +194,7 @@ PARAMS = [
             "precision": "choice",
             "compile": "flag or name",
             "fast_path": "choice",
+            "step": "choice",
             "gradient_checkpointing": "flag",
             "non_finite": "section",
             "early_stopping": "section or null",

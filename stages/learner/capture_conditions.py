@@ -1,0 +1,138 @@
+"""The conditions under which a training step can be captured in a CUDA graph.
+
+A launch of a graph repeats the kernels of one step on the same tensors, and runs no Python. So neither the
+model, nor the update, nor a metric that is measured in the graph may depend on anything but tensors:
+
+* A ``train_step`` that sets an attribute of the model, also a tensor, or draws random numbers on the host, is
+  not captured; nor is one that waits for the device. One that depends on something else that changes, such as
+  the clock, is not recognized: call ``step("eager")``.
+* If a model, the optimizer or its options change later, by whatever code, the step is captured again.
+* A metric is measured in the graph if its ``measure`` is annotated with ``-> Mean`` and does not wait for the
+  device. All other metrics measure a copy of the output.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+
+from stages.learner.assembly import Components
+from stages.learner.metering import RegisteredMetric
+from stages.metrics import Mean
+from stages.optim import DeviceGuard
+
+CAPTURE_DEVICES = ("cuda",)
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_post_accumulate_grad_hooks",
+)
+"""Private names of torch: the hooks of a module and of a parameter."""
+CONSTANTS = (int, float, str, bytes, type(None))
+
+
+def find_obstacle(components: Components) -> str | None:
+    """Return the reason for which no step of a run can be captured; None if there is none."""
+    state, devices = components.state, components.replicas.devices
+    model, guard = state.model.model, state.guard
+    kind, optimizer = type(model).__name__, type(state.model.optimizer).__name__
+    obstacles = [
+        (len(devices) > 1, f"it has {len(devices)} devices"),
+        (devices[0].type not in CAPTURE_DEVICES, f"{devices[0]} is not a CUDA device"),
+        (state.model.needs_closure, f"{optimizer} evaluates a batch several times"),
+        (hasattr(model, "optimize"), f"{kind} has a method optimize"),
+        (not state.model.reads_flag, f"{optimizer} is not updated by a fused kernel without hooks"),
+        (guard.rule.kind == "skip", "the host decides which batches non_finite skips"),
+        (not isinstance(guard, DeviceGuard), "the host reads the overflows of accumulated fp16 gradients"),
+        (_has_hooks(model), f"{kind} has hooks, which a graph does not call"),
+    ]
+    return next((reason for applies, reason in obstacles if applies), None)
+
+
+def leaves_of(tree: Any) -> Iterator[Any]:
+    """Yield what the tuples, lists, dicts and dataclasses of *tree* contain."""
+    parts = _parts(tree)
+    if parts is None:
+        yield tree
+    for part in parts or ():
+        yield from leaves_of(part)
+
+
+def has_only_tensors(tree: Any) -> bool:
+    """Return whether *tree* contains only tensors and constants."""
+    return all(isinstance(leaf, (Tensor, *CONSTANTS)) for leaf in leaves_of(tree))
+
+
+def describe_batch(batch: Any) -> Any:
+    """Return the structure of *batch*, its constants, and the layouts of its tensors.
+
+    The description of a batch with anything else in it is equal to no other.
+    """
+    if isinstance(batch, Tensor):
+        return batch.shape, batch.stride(), batch.dtype
+    if isinstance(batch, CONSTANTS):
+        return batch
+    parts = _parts(batch)
+    if parts is None:
+        return object()
+    return type(batch), tuple(batch) if isinstance(batch, dict) else None, [*map(describe_batch, parts)]
+
+
+def describe_model(model: torch.nn.Module) -> dict[str, Any]:
+    """Return what a step of *model* may depend on, except for the values of its tensors, by name."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, module in model.named_modules()
+        for name, value in describe_object(module).items()
+    }
+
+
+def describe_object(value: object) -> dict[str, Any]:
+    """Return the attributes of an object: numbers and text, and the identity of all others."""
+    return {name: _describe(each) for name, each in getattr(value, "__dict__", {}).items()}
+
+
+def find_means(metrics: Sequence[RegisteredMetric]) -> dict[str, Any]:
+    """Return the metrics, by name, that measure an output and declare that they return a `Mean`."""
+    return {each.metric.name: each.metric for each in metrics if _returns_mean(each)}
+
+
+def _returns_mean(registered: RegisteredMetric) -> bool:
+    measure = getattr(registered.metric, "measure", None)
+    if measure is None or registered.telemetry or hasattr(registered.metric, "measure_step"):
+        return False
+    with suppress(Exception):  # an annotation of a user's may have an unknown name
+        return get_type_hints(measure).get("return") is Mean
+    return False
+
+
+def _parts(tree: Any) -> Sequence[Any] | None:
+    """Return the parts of a container; None for any other object."""
+    if isinstance(tree, tuple | list):
+        return tree
+    if isinstance(tree, dict):
+        return list(tree.values())
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return [getattr(tree, each.name) for each in fields(tree)]
+    return None
+
+
+def _describe(value: Any) -> Any:
+    if isinstance(value, CONSTANTS):
+        return [value]  # in a list, a NaN equals itself
+    if isinstance(value, Tensor):
+        address = value.data_ptr() if value.layout is torch.strided else None
+        return id(value), address, value.requires_grad
+    if isinstance(value, dict):
+        return {str(key): _describe(each) for key, each in value.items()}
+    return [*map(_describe, value)] if isinstance(value, list | tuple) else id(value)
+
+
+def _has_hooks(model: torch.nn.Module) -> bool:
+    owners = [*model.modules(), *model.parameters()]
+    return any(getattr(owner, name, None) for owner in owners for name in HOOKS)

@@ -1,0 +1,64 @@
+"""Captures of the work that is launched on a device, as CUDA graphs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class Capturer(Protocol):
+    """Captures the work that is launched on a device."""
+
+    def side_stream(self) -> AbstractContextManager[object]:
+        """Return a context that launches work on the stream of captures, in order with the current stream."""
+
+    def capture(self, run: Callable[[], T]) -> Callable[[], T]:
+        """Capture what *run* launches, without executing it, and return a function that launches it.
+
+        Each call of that function returns the same tensors, those of *run*, with new values. If the capture
+        fails, nothing has changed.
+        """
+
+
+class CudaCapturer:
+    """Captures the work on a CUDA *device* in graphs that share their memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """Launch work after that of the current stream, which then waits for it."""
+        current = torch.cuda.current_stream(self._index)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+    def capture(self, run: Callable[[], T]) -> Callable[[], T]:
+        """Capture *run*, while other threads, which copy batches and checkpoints, use the device."""
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._index)
+        generator = torch.cuda.default_generators[self._index]
+        random_state = generator.clone_state()
+        try:
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                results = run()
+        except BaseException:
+            # if the capture cannot be ended, torch leaves the stream, the generator and the allocator in it
+            torch.cuda.set_stream(current)
+            generator.graphsafe_set_state(random_state)
+            with suppress(RuntimeError):  # it could be ended
+                torch._C._cuda_endAllocateToPool(self._index, self._pool)  # noqa: SLF001  no public name
+                torch._C._cuda_releasePool(self._index, self._pool)  # noqa: SLF001  no public name
+            raise
+
+        def replay() -> T:
+            graph.replay()
+            return results
+
+        return replay

@@ -1,0 +1,337 @@
+"""A training step as one CUDA graph: forward and backward pass, guard, window, clipping, update and metrics.
+
+A step of a small model launches some sixty kernels, and launching them takes longer than their work. A graph
+launches them at once. It reads and writes the same tensors each time: a batch is copied to the tensors that
+were captured, and what is kept of the results is copied from them.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.contracts.history import Split
+from stages.contracts.outputs import TrainOutput
+from stages.contracts.placement import transform
+from stages.learner.assembly import Components
+from stages.learner.capture_conditions import (
+    CAPTURE_DEVICES,
+    describe_batch,
+    describe_model,
+    describe_object,
+    find_means,
+    find_obstacle,
+    has_only_tensors,
+    leaves_of,
+)
+from stages.learner.checks import StepChecks
+from stages.learner.cuda_capturer import Capturer, CudaCapturer
+from stages.learner.rng import host_generator_states
+from stages.learner.step_strategies import PlainStep
+from stages.metrics import Mean
+from stages.models import clear_gradients
+from stages.optim import DeviceGuard, Gradients, Totals
+
+WARM_UP_STEPS = 3
+"""Eager steps on batches of one shape before a capture; they initialize libraries and the optimizer."""
+MIN_REPLAYS = 64
+"""The number of launches that makes up for a capture."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a captured step, in tensors that each launch overwrites."""
+
+    item: Any
+    row: Tensor
+    """The row of the guard."""
+    sum_row: Tensor | None
+    """The row of the accumulated gradients, if the step ends a window of several batches."""
+    means: Mapping[str, Mean]
+    """The values of metrics that are measured in the graph."""
+
+
+@dataclass
+class Capture:
+    """A capture of the step: its progress, its graphs, and the tensors that they read and write."""
+
+    warm_ups: int = 0
+    """The number of eager steps in preparation of the capture."""
+    size: int = 0
+    """The number of samples in a batch."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """A description of the model."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """A description of each metric."""
+    options: list[list[Any]] = field(default_factory=list)
+    """The options of each group of the optimizer, except for its rate."""
+    present: list[bool] = field(default_factory=list)
+    """Whether each parameter has a gradient; empty before an update in the warm-up."""
+    totals: Totals | None = None
+    """The sums of a window of several batches."""
+    has_sums: bool = False
+    """True if `totals` contains sums of an earlier window."""
+    graphs: dict[bool, Callable[[], Results]] = field(default_factory=dict)
+    """The launch of the step without an update, and with one."""
+    batch: Any = None
+    inputs: list[Tensor] = field(default_factory=list)
+    """The tensors in `batch`."""
+    rates: list[Tensor] = field(default_factory=list)
+    filled: list[float] = field(default_factory=list)
+    """The numbers in `rates`."""
+    replays: int = 0
+
+
+class CudaGraphStep(PlainStep):
+    """A plain step that is captured after a few eager ones, and then replayed for all batches of that shape.
+
+    An accumulation window has two graphs: one accumulates, the other also updates. The graphs are dropped if
+    the model, the optimizer or its state is replaced.
+    """
+
+    def __init__(
+        self, components: Components, checks: StepChecks, guard: DeviceGuard, capturer: Capturer
+    ) -> None:
+        super().__init__(components.state, checks)
+        self._flags = guard
+        self._window = components.state.window
+        self._device = components.replicas.devices[0]
+        self._capturer = capturer
+        metrics = [each for each in components.observers.metrics[Split.TRAIN] if not each.covers_pass]
+        self._metric_count, self._metrics = len(metrics), find_means(metrics)
+        self._level = log_level(components)
+        self._is_eager = False
+        self._signature: Any = None
+        self._other: Any = None
+        self._eager_steps = 0
+        self._warms_up = False
+        """True if the next eager step prepares a capture."""
+        self._capture = Capture()
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Set the model to training mode for the block; drop the graphs if it is not what was captured."""
+        with super().training():
+            if self._capture.graphs and self._capture.model != describe_model(self._model):
+                self._restart("the model changes between epochs")
+            yield
+        has_graphs = self._is_eager or self._capture.graphs
+        if not has_graphs and self._eager_steps > MIN_REPLAYS * self._window.length:
+            self._refuse("too few batches have the same shape")
+
+    def compute(self, batch: Any) -> list[TrainOutput[Any]]:
+        """Run forward and backward on *batch* eagerly; before a capture, on its stream."""
+        self._eager_steps += 1
+        if not self._warms_up:
+            return super().compute(batch)
+        self._capture.warm_ups += 1
+        self._capture.model, generators = describe_model(self._model), host_generator_states(self._device)
+        with self._capturer.side_stream():
+            steps = super().compute(batch)
+        if self._capture.warm_ups == WARM_UP_STEPS:
+            self._check_host(generators)
+        self._capture.size = steps[0].item.size
+        return steps
+
+    def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
+        """Update the model eagerly."""
+        super().update(gradients, rate, epoch=epoch, iteration=iteration)
+        if not self._capture.graphs and self._capture.warm_ups == WARM_UP_STEPS:
+            self._capture.present = [gradient is not None for gradient in gradients]
+            self._capture.options = self._state.constant_options
+            self._capture.totals = Totals(gradients) if self._is_sum else None
+
+    def replays(self, batch: Any) -> bool:
+        """Return whether `replay` accepts *batch*; capture the step first if it is time to."""
+        self._warms_up = False
+        if self._is_eager or not self._is_usual(describe_batch(batch)):
+            return False
+        if not self._capture.present:
+            self._warms_up = self._capture.warm_ups < WARM_UP_STEPS
+            return False
+        if self._state.is_changed or self._capture.options != self._state.constant_options:
+            self._restart("the optimizer or an option of it, besides the rate, changes in training")
+            return False
+        totals = self._capture.totals
+        if totals is not None and not self._window.holds(totals, self._capture.size):
+            return False
+        return self._ends in self._capture.graphs or self._capture_step(batch)
+
+    def replay(
+        self, batch: Any, rate: float, *, epoch: int, iteration: int
+    ) -> tuple[Any, Mapping[str, Mean]]:
+        """Run the step on *batch*, with the update if the window is full, by a launch of its graph.
+
+        Return the item, and the values of the metrics that are measured in the graph.
+        """
+        capture, totals, ends = self._capture, self._capture.totals, self._ends
+        with torch.no_grad():
+            for static, tensor in zip(capture.inputs, _tensors_of(batch), strict=True):
+                static.copy_(tensor)
+        if totals is not None and self._window.batches == 0 and capture.has_sums:
+            totals.clear()
+        if ends:
+            self._fill_rates(self._state.prepare_update(rate))
+        results = capture.graphs[ends]()
+        capture.replays += 1
+        self._flags.record(results.row.clone(), epoch, iteration)
+        if results.sum_row is not None:
+            self._flags.record_sum(results.sum_row.clone(), epoch, iteration)
+        if totals is not None:
+            self._window.count(totals, capture.size)
+            capture.has_sums = not ends
+        means = {name: _map_mean(mean, _clone) for name, mean in results.means.items()}
+        is_read = len(means) < self._metric_count
+        return transform(results.item, _clone) if is_read else results.item, means
+
+    @property
+    def _ends(self) -> bool:
+        """True if the next batch fills the window."""
+        return self._window.batches + 1 == self._window.length
+
+    def _is_usual(self, signature: Any) -> bool:
+        """Return whether a batch has the shape to capture: the first, or a later one that is repeated."""
+        if signature == self._signature:
+            self._other = None
+            return True
+        if not self._capture.graphs and (self._signature is None or signature == self._other):
+            self._capture = Capture()
+            self._signature = signature
+            return True
+        self._other = signature
+        return False
+
+    def _check_host(self, generators: tuple[Any, ...]) -> None:
+        """Refuse the capture if the last step changed the model or *generators*, the states before it."""
+        before, after = self._capture.model, describe_model(self._model)
+        changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        name = f"{type(self._model).__name__}.train_step"
+        if changed:
+            self._refuse(f"{name} sets {changed[0]}")
+        elif generators != host_generator_states(self._device):
+            self._refuse(f"{name} draws random numbers on the host")
+        self._capture.metrics = {name: describe_object(each) for name, each in self._metrics.items()}
+
+    def _fill_rates(self, rates: Sequence[float]) -> None:
+        capture = self._capture
+        for number, rate in enumerate(rates):
+            if capture.filled[number] != rate:
+                capture.rates[number].fill_(rate)
+                capture.filled[number] = rate
+
+    def _capture_step(self, batch: Any) -> bool:
+        """Capture the step, and return whether that succeeded."""
+        capture = self._capture
+        if not capture.inputs:
+            capture.batch = transform(batch, _clone)
+            capture.inputs = list(_tensors_of(capture.batch))
+            dtype = torch.float32 if self._device.type == "cuda" else torch.float64  # what the kernels read
+            capture.rates = [torch.zeros((), dtype=dtype, device=self._device) for _ in capture.options]
+            capture.filled = [0.0] * len(capture.rates)
+        try:
+            capture.graphs[self._ends] = self._capture_with_metrics()
+        except Exception as error:  # noqa: BLE001  whatever it is, the same step runs eagerly
+            self._level, reason = logging.WARNING, str(error).partition("\n")[0]
+            self._refuse(f"the capture failed: {type(error).__name__}: {reason}")
+        clear_gradients(self._model)
+        return not self._is_eager
+
+    def _capture_with_metrics(self) -> Callable[[], Results]:
+        """Capture the step with its metrics, or without them if one of them reads the device."""
+        stable = {
+            name: each
+            for name, each in self._metrics.items()
+            if describe_object(each) == self._capture.metrics[name]
+        }
+        with suppress(Exception):
+            return self._capturer.capture(partial(self._run, stable, ends=self._ends))
+        return self._capturer.capture(partial(self._run, {}, ends=self._ends))
+
+    def _run(self, metrics: Mapping[str, Any], *, ends: bool) -> Results:
+        """Run the step to capture. It changes nothing but tensors, as a launch of the graph does."""
+        capture, window = self._capture, self._window
+        [step] = super().compute(capture.batch)
+        if [gradient is not None for gradient in step.gradients] != capture.present:
+            raise ValueError("not all steps have gradients of the same parameters")
+        means = _measure_means(metrics, step.item)
+        if len(means) < self._metric_count and not has_only_tensors(step.item):
+            raise ValueError(f"{type(step.item).__name__} is not a dataclass of tensors, to be copied")
+        row, sum_row, gradients = self._flags.measure(step), None, step.gradients
+        if capture.totals is not None:
+            window.add_on_device(capture.totals, gradients, capture.size)
+        if capture.totals is not None and ends:
+            gradients = window.take_on_device(capture.totals, capture.size * window.length)
+            sum_row = self._flags.measure_sum(gradients)
+        if ends:
+            self._state.update_on_device(gradients, capture.rates, self._flags.flag)
+        if capture.totals is not None and ends:
+            capture.totals.clear()
+        return Results(transform(step.item, _detach), row, sum_row, means)
+
+    def _restart(self, reason: str) -> None:
+        """Drop the graphs, to capture the step again, unless they were used too little."""
+        if self._capture.replays < MIN_REPLAYS:
+            self._refuse(reason)
+        self._eager_steps = 0
+        self._capture = Capture()
+
+    def _refuse(self, reason: str) -> None:
+        """Run all further steps eagerly."""
+        report_eager(reason, self._level)
+        self._is_eager = True
+        self._capture = Capture()
+
+
+def build_captured_step(components: Components, checks: StepChecks) -> CudaGraphStep | None:
+    """Return the captured step of a run; None, with a line in the log, if its steps are all eager."""
+    asked, device = components.options.step, components.replicas.devices[0]
+    if asked == "eager" or (asked == "auto" and device.type not in CAPTURE_DEVICES):
+        return None
+    guard, obstacle = components.state.guard, find_obstacle(components)
+    if isinstance(guard, DeviceGuard) and obstacle is None:
+        return CudaGraphStep(components, checks, guard, CudaCapturer(device))
+    report_eager(str(obstacle), log_level(components))
+    return None
+
+
+def log_level(components: Components) -> int:
+    """Return the level of the line about eager steps: a warning if captured ones were asked for."""
+    return logging.WARNING if components.options.step == "captured" else logging.INFO
+
+
+def report_eager(reason: str, level: int) -> None:
+    """Log the *reason* for which steps run eagerly."""
+    log.log(level, "the training steps of this run are not captured in a CUDA graph: %s", reason)
+
+
+def _measure_means(metrics: Mapping[str, Any], item: Any) -> dict[str, Mean]:
+    """Return the values of *metrics* that are tensors on the device."""
+    values = {name: metric.measure(item) for name, metric in metrics.items()}
+    return {
+        name: _map_mean(value, _detach)
+        for name, value in values.items()
+        if type(value) is Mean and isinstance(value.total, Tensor)
+    }
+
+
+def _map_mean(mean: Mean, change: Callable[[Any], Any]) -> Mean:
+    return Mean(change(mean.total), change(mean.weight))
+
+
+def _clone(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _detach(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _tensors_of(batch: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor))

@@ -1,0 +1,485 @@
+"""A captured step gives the bits of an eager one; a step that cannot be captured is eager, and reported.
+
+On a CPU, a graph is represented by a function that is called again, with results in the same tensors.
+"""
+
+import logging
+import random
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import pytest
+import torch
+from host_synchronization import CountSynchronizations
+from stop_after import StopAfter
+from torch import nn
+from torch.optim import lr_scheduler
+
+from stages.contracts.errors import BuilderError
+from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
+from stages.learner import LearnerBuilder, capture_conditions, cuda_graph
+from stages.learner.capture_conditions import describe_batch, leaves_of
+from stages.metrics import AccuracyMetric, AurocMetric, LearningRateMetric, LossMetric, Mean
+from stages.models import ClassificationStep
+from stages.optim import (
+    Accumulation,
+    Adam,
+    AdamW,
+    ClipByGlobalNorm,
+    Cosine,
+    Lbfgs,
+    NonFinite,
+    NonFiniteError,
+    Scheduler,
+    Sgd,
+    Window,
+)
+from stages.optim.gradients import Totals
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import NoRenderer
+
+BATCHES = 10
+MESSAGE = "the training steps of this run are not captured in a CUDA graph: "
+
+
+class Net(ClassificationStep, nn.Sequential):
+    """A model with dropout and running statistics."""
+
+    def __init__(self):
+        torch.manual_seed(3)
+        layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3)
+        super().__init__(*layers)
+
+
+class HitsMetric:
+    """A mean that stays on the device, as all means do on an accelerator."""
+
+    name = "Hits"
+    unit = None
+
+    def measure(self, output) -> Mean:
+        hits = output.output.argmax(1) == output.targets
+        return Mean(hits.sum().double(), (output.targets >= 0).sum())
+
+
+class RepeatedCalls:
+    """A capturer whose graphs call the captured function again and keep its results in the same tensors."""
+
+    replays = 0
+    error = None
+
+    def __init__(self, device):
+        pass
+
+    def side_stream(self):
+        return nullcontext()
+
+    def capture(self, run):
+        if RepeatedCalls.error:
+            raise RepeatedCalls.error
+        static = None
+
+        def replay():
+            nonlocal static
+            RepeatedCalls.replays += 1
+            results = run()
+            static = static or results
+            with torch.no_grad():
+                for old, new in zip(leaves_of(static), leaves_of(results), strict=True):
+                    if isinstance(old, torch.Tensor):
+                        old.copy_(new)
+            return static
+
+        return replay
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """Return a function after which steps on a CPU are captured."""
+
+    def enable(error=None, device="cpu"):
+        for module in (capture_conditions, cuda_graph):
+            monkeypatch.setattr(module, "CAPTURE_DEVICES", (device,))
+        monkeypatch.setattr(cuda_graph, "CudaCapturer", RepeatedCalls)
+        monkeypatch.setattr(RepeatedCalls, "replays", 0)
+        monkeypatch.setattr(RepeatedCalls, "error", error)
+        monkeypatch.setattr("stages.learner.run_state._can_check_on_device", lambda *_: True)
+
+    return enable
+
+
+def loaders():
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(8 * BATCHES - 3, 4, generator=generator)
+    builder = DataLoaderBuilder(NormalizeBatcher()).batch_size(8)
+    split = TensorDataset(inputs, inputs[:, :3].argmax(1))
+    return builder.shuffle(5).build(split), builder.build(
+        TensorDataset(split.inputs[:13], split.targets[:13])
+    )
+
+
+def run(
+    directory, stops=(), model=None, optimizer=None, rate=0.05, change=lambda builder: builder, kind="auto"
+):
+    """Train in *directory*, stopped and resumed after each number of steps in *stops*; return the learner."""
+    for stop_after in (*stops, None):
+        builder = LearnerBuilder(directory).num_epochs(3).seed(1).devices(["cpu"]).step(kind)
+        builder.metrics(LossMetric(), AccuracyMetric(), HitsMetric(), AurocMetric(), LearningRateMetric())
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto").checkpoint_every(steps=7)
+        builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
+        built = (model or Net)()
+        made = optimizer(built) if callable(optimizer) else optimizer or Adam()
+        learner = change(builder).build(built, made, rate(made) if callable(rate) else rate)
+        learner.fit(*loaders())
+    return learner
+
+
+def files(directory):
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != "experiment.log"
+    }
+
+
+def in_groups(model):
+    first, *others = model.parameters()
+    groups = [{"params": [first]}, {"params": others, "lr": 0.01}]
+    return torch.optim.Adam(groups, lr=0.05, fused=True)
+
+
+RUNS = {
+    "adam": {},
+    "adamw, clipped": {
+        "optimizer": AdamW(),
+        "change": lambda builder: builder.grad_clipping(ClipByGlobalNorm(max_norm=0.1)),
+    },
+    "sgd": {"optimizer": Sgd()},
+    "sgd with momentum": {"optimizer": Sgd(momentum=0.9)},
+    "a schedule": {"rate": lambda _: Scheduler(0.05, Cosine(num_iters=20))},
+    "a schedule of torch, two groups": {
+        "optimizer": in_groups,
+        "rate": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9),
+    },
+    "two groups": {"optimizer": in_groups},
+    "a window, flushed": {"change": lambda builder: builder.grads_accumulation(3)},
+    "a window, carried": {"change": lambda builder: builder.grads_accumulation(4, leftover="carry")},
+    "a window of sums, dropped": {
+        "change": lambda builder: builder.grads_accumulation(2, reduction="sum", leftover="drop")
+    },
+    "bf16": {"change": lambda builder: builder.precision("bf16")},
+    "bf16, a window": {"change": lambda builder: builder.precision("bf16").grads_accumulation(2)},
+    "fp16": {"change": lambda builder: builder.precision("fp16")},
+    "compiled": {"change": lambda builder: builder.compile(backend="eager")},
+}
+
+
+@pytest.mark.parametrize("stops", [(), (5, 8, 11)], ids=["uninterrupted", "resumed"])
+@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
+def test_captured_run_equals_eager_run(options, stops, capture, tmp_path):
+    run(tmp_path / "eager", **options)
+    capture()
+
+    run(tmp_path / "captured", stops, **options)
+
+    assert files(tmp_path / "captured") == files(tmp_path / "eager")
+    assert RepeatedCalls.replays > 0
+
+
+def test_all_batches_of_the_usual_shape_are_replayed_after_three(capture, tmp_path):
+    capture()
+
+    run(tmp_path)
+
+    assert RepeatedCalls.replays == 3 * (BATCHES - 1) - cuda_graph.WARM_UP_STEPS
+
+
+def test_steps_are_eager_if_asked(capture, tmp_path, caplog):
+    capture()
+
+    run(tmp_path, kind="eager")
+
+    assert RepeatedCalls.replays == 0
+    assert MESSAGE not in caplog.text
+
+
+class Counting(Net):
+    calls = 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        return super().forward(inputs)
+
+
+class Remembering(Net):
+    def forward(self, inputs):
+        self.last = super().forward(inputs)
+        return self.last
+
+
+class Rolling(Net):
+    def forward(self, inputs):
+        return super().forward(inputs) * (1 + 0.1 * random.random())  # noqa: S311  not for secrets
+
+
+class Hooked(Net):
+    def __init__(self):
+        super().__init__()
+        self[0].register_forward_hook(lambda *_: None)
+
+
+class Updating(Net):
+    def optimize(self, optimizer, gradients, rate):
+        pass
+
+
+@dataclass(frozen=True)
+class Nameless:
+    loss: torch.Tensor
+    output: torch.Tensor
+    targets: torch.Tensor
+    other: object
+
+    @property
+    def size(self):
+        return len(self.targets)
+
+
+class Opaque(Net):
+    def forward_classification(self, batch):
+        item = super().forward_classification(batch)
+        return Nameless(item.loss, item.output, item.targets, object())
+
+
+def with_hook(model):
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+OBSTACLES = {
+    "Counting.train_step sets calls": {"model": Counting},
+    "Remembering.train_step sets last": {"model": Remembering},
+    "Rolling.train_step draws random numbers on the host": {"model": Rolling},
+    "Hooked has hooks": {"model": Hooked},
+    "Updating has a method optimize": {"model": Updating},
+    "LBFGS evaluates a batch several times": {"optimizer": Lbfgs()},
+    "Adam is not updated by a fused kernel": {"change": lambda builder: builder.fast_path("off")},
+    "AdamW is not updated by a fused kernel": {
+        "optimizer": lambda model: torch.optim.AdamW(model.parameters(), fused=False)
+    },
+    "Adam is not updated by a fused kernel without hooks": {"optimizer": with_hook},
+    "it has 2 devices": {"change": lambda builder: builder.devices(["cpu", "cpu"])},
+    "an option of it, besides the rate, changes": {
+        "optimizer": lambda model: torch.optim.Adam(model.parameters(), fused=True),
+        "rate": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100),
+    },
+}
+
+
+@pytest.mark.parametrize(("kind", "level"), [("auto", logging.INFO), ("captured", logging.WARNING)])
+@pytest.mark.parametrize(("reason", "options"), OBSTACLES.items(), ids=OBSTACLES)
+def test_step_that_cannot_be_captured_is_reported_once_and_changes_nothing(
+    reason, options, kind, level, capture, tmp_path, caplog
+):
+    run(tmp_path / "eager", **options)
+    capture()
+    caplog.set_level(logging.INFO)
+
+    run(tmp_path / "asked", **options, kind=kind)
+
+    assert files(tmp_path / "asked") == files(tmp_path / "eager")
+    [line] = [each for each in caplog.records if each.getMessage().startswith(MESSAGE)]
+    assert reason in line.getMessage()
+    assert line.levelno == level
+
+
+def test_batch_that_may_be_skipped_is_not_captured(capture, tmp_path, caplog, monkeypatch):
+    capture()
+    monkeypatch.setattr("stages.learner.run_state._can_check_on_device", lambda *_: False)
+
+    run(tmp_path, change=lambda builder: builder.non_finite(NonFinite(kind="skip")), kind="captured")
+
+    assert f"{MESSAGE}the host decides which batches non_finite skips" in caplog.text
+
+
+def test_cpu_is_an_obstacle_only_if_a_capture_is_asked_for(tmp_path, caplog):
+    run(tmp_path / "auto")
+    assert MESSAGE not in caplog.text
+
+    run(tmp_path / "captured", kind="captured")
+
+    assert caplog.text.count(f"{MESSAGE}cpu is not a CUDA device") == 1
+
+
+@pytest.mark.parametrize("stops", [(), (4, 5)], ids=["uninterrupted", "resumed"])
+def test_run_continues_eagerly_if_a_capture_fails(stops, capture, tmp_path, caplog):
+    run(tmp_path / "eager")
+    capture(error=RuntimeError("operation not permitted when stream is capturing\nCUDA"))
+
+    run(tmp_path / "failed", stops)
+
+    assert files(tmp_path / "failed") == files(tmp_path / "eager")
+    lines = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    failure = "the capture failed: RuntimeError: operation not permitted when stream is capturing"
+    assert lines == [MESSAGE + failure] * (1 + len(stops))
+
+
+def test_item_that_cannot_be_copied_is_not_captured(capture, tmp_path):
+    capture()
+    builder = LearnerBuilder(tmp_path).devices(["cpu"]).renderer(NoRenderer()).metrics(LossMetric())
+
+    with pytest.raises(ValueError, match="Nameless is not a dataclass of tensors"):
+        builder.build(Opaque(), Adam(), 0.1).fit(*loaders())  # a graph raises this when it is captured
+
+
+class Freezing(Net):
+    """A model whose first layer is frozen after the first epoch."""
+
+    def valid_step(self, batch):
+        self[0].requires_grad_(False)
+        return super().valid_step(batch)
+
+
+@pytest.mark.parametrize("min_replays", [1, 100])
+def test_model_that_changes_between_epochs_is_captured_again_or_not_at_all(
+    min_replays, capture, tmp_path, monkeypatch
+):
+    run(tmp_path / "eager", model=Freezing)
+    capture()
+    monkeypatch.setattr(cuda_graph, "MIN_REPLAYS", min_replays)
+
+    run(tmp_path / "captured", model=Freezing)
+
+    assert files(tmp_path / "captured") == files(tmp_path / "eager")
+    first = BATCHES - 1 - cuda_graph.WARM_UP_STEPS
+    assert RepeatedCalls.replays == (first if min_replays > 1 else first + 2 * (BATCHES - 1) - 3)
+
+
+class NanAfter(Net):
+    def loss(self, logits, targets):
+        return super().loss(logits, targets) / (targets != 7).all()
+
+
+@pytest.mark.parametrize("bad_batch", [2, 20, 70])
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_captured_guard_reports_the_bad_batch(bad_batch, accumulated, capture, tmp_path):
+    capture()
+    batches = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(100)]
+    batches[bad_batch - 1] = (torch.full((8, 4), torch.inf), torch.arange(8) % 3)
+    builder = LearnerBuilder(tmp_path).devices(["cpu"]).renderer(NoRenderer()).metrics(LossMetric())
+    learner = builder.grads_accumulation(accumulated).build(Net(), Adam(), 0.1)
+
+    with pytest.raises(NonFiniteError, match=f"epoch 1, batch {bad_batch}: NaN in loss"):
+        learner.fit(batches, batches)
+
+    assert len((tmp_path / "train/epoch-1/Loss.log").read_text().splitlines()) == bad_batch - 1
+
+
+def test_batches_of_many_shapes_are_reported_after_an_epoch(capture, tmp_path, caplog):
+    capture()
+    batches = [(torch.randn(size, 4), torch.arange(size) % 3) for size in range(1, 81)]
+    builder = LearnerBuilder(tmp_path).devices(["cpu"]).renderer(NoRenderer()).num_epochs(2)
+    model = Net()
+    model[1] = nn.Identity()
+
+    builder.step("captured").metrics(LossMetric()).build(model, Adam(), 0.1).fit(batches, batches)
+
+    assert caplog.text.count(f"{MESSAGE}too few batches have the same shape") == 1
+
+
+def test_batches_of_two_shapes_are_captured_when_one_is_repeated(capture, tmp_path):
+    capture()
+    sizes = [5, 8, 8, 8, 8, 8, 5, 8]
+    batches = [(torch.randn(size, 4), torch.arange(size) % 3) for size in sizes]
+    builder = LearnerBuilder(tmp_path).devices(["cpu"]).renderer(NoRenderer()).metrics(LossMetric())
+
+    builder.build(Net(), Adam(), 0.1).fit(batches, batches)
+
+    assert RepeatedCalls.replays == 2, "the first 8 is unusual, three warm up, and 5 is eager"
+
+
+class OnDevice:
+    """Batches that are on the device already."""
+
+    def __init__(self, steps):
+        self.batches = [
+            (torch.zeros(4, 4, device="meta"), torch.zeros(4, dtype=torch.int64, device="meta"))
+        ] * steps
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def set_device(self, device):
+        pass
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_replayed_step_does_not_wait_for_the_device(accumulated, capture, tmp_path, monkeypatch):
+    capture(device="meta")
+    monkeypatch.setattr("stages.learner.assembly.find_device", torch.device)
+    monkeypatch.setattr("stages.optim.optimizers.FUSED_DEVICES", ("cpu", "meta"))
+    builder = LearnerBuilder(tmp_path).devices(["meta"]).metrics(LossMetric(), AccuracyMetric()).seed(1)
+    builder.grads_accumulation(accumulated).grad_clipping(ClipByGlobalNorm(max_norm=1.0))
+    learner = builder.renderer(NoRenderer()).build(Net(), Adam(), 0.1)
+
+    with CountSynchronizations() as counter:
+        learner.fit(OnDevice(200), OnDevice(1))
+
+    assert RepeatedCalls.replays == 200 - cuda_graph.WARM_UP_STEPS
+    in_training, in_validation = 200 // 64 + 2, 2
+    assert counter.counts == {"device to host": in_training + in_validation + 1}
+
+
+def test_means_on_the_device_are_measured_in_the_graph(capture, tmp_path, monkeypatch):
+    capture()
+    found = []
+    monkeypatch.setattr(cuda_graph, "Results", lambda *args: found.append(args[-1]) or RESULTS(*args))
+
+    run(tmp_path)
+
+    assert all(list(means) == ["Hits"] for means in found)
+
+
+RESULTS = cuda_graph.Results
+
+
+def test_unknown_kind_of_step_is_refused(tmp_path):
+    with pytest.raises(BuilderError, match=r"step\('graph'\): use one of auto, eager, captured"):
+        LearnerBuilder(tmp_path).step("graph")
+
+
+@pytest.mark.parametrize(
+    "other", [[1], (1, 2), {"a": 1}, object(), torch.zeros(2), (torch.zeros(3, 2).T,), 1.5]
+)
+def test_batches_are_alike_only_if_structure_constants_and_layouts_are_equal(other):
+    batch = (torch.zeros(2, 3),)
+
+    assert describe_batch(batch) == describe_batch((torch.ones(2, 3),))
+    assert describe_batch(other) != describe_batch(batch)
+    assert isinstance(other, torch.Tensor | int | float | list | tuple | dict) == (
+        describe_batch(other) == describe_batch(other)
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("value", [-0.0, 0.0, 1.0])
+def test_window_on_the_device_has_the_bits_of_one_on_the_host(reduction, value):
+    gradients = [torch.tensor([value, -3.0]), None, torch.tensor([value], dtype=torch.bfloat16)]
+    on_host, on_device = (Window.of(Accumulation(batches=2, reduction=reduction)) for _ in range(2))
+    totals = Totals(gradients)
+
+    for _ in range(2):
+        on_host.add(gradients, 3)
+        on_device.add_on_device(totals, gradients, 3)
+    expected, found = on_host.take(), on_device.take_on_device(totals, 6)
+
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or (ours.dtype, ours.float().view(torch.int32).tolist()) == (
+            theirs.dtype,
+            theirs.float().view(torch.int32).tolist(),
+        )
