@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -29,7 +30,7 @@ from stages.data import DataLoader, DataLoaderBuilder, NormalizeBatcher, TensorD
 from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import Cnn, Mlp
-from stages.optim import Adam
+from stages.optim import Adam, AdamW, ClipByGlobalNorm, Sgd
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 
@@ -37,7 +38,25 @@ CONTEXT = multiprocessing.get_context("forkserver")
 """Imports torch once, in a process that never uses CUDA."""
 PROCESS_LIMIT_SECONDS = 240.0
 SHAPE, CLASSES, BATCH_SIZE = (1, 28, 28), 10, 64
-MODELS = {"cnn": partial(Cnn, SHAPE, CLASSES), "mlp": partial(Mlp, SHAPE, CLASSES)}
+NOT_CAPTURED = "not captured in a CUDA graph"
+"""The part of a line in ``experiment.log`` that says that steps run eagerly."""
+
+
+class ReadingMlp(Mlp):
+    """A model that reads the device in each step, so that a capture fails."""
+
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss, doubled if a number that the host reads is positive."""
+        loss = super().loss(logits, targets)
+        return 2 * loss if loss.item() > 0 else loss
+
+
+MODELS: dict[str, Callable[..., Any]] = {
+    "cnn": partial(Cnn, SHAPE, CLASSES),
+    "mlp": partial(Mlp, SHAPE, CLASSES),
+    "reading": partial(ReadingMlp, SHAPE, CLASSES),
+}
+OPTIMIZERS = {"adam": Adam(), "adamw": AdamW(), "sgd": Sgd(momentum=0.9)}
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,7 @@ class Training:
     """True for data on the device, False for batches that are copied ahead."""
     dropout: float = 0.5
     epochs: int = 2
+    optimizer: str = "adam"
 
     @property
     def steps(self) -> int:
@@ -150,7 +170,7 @@ def train(
         builder.renderer(AtStep(stop_after, builder.interrupter().stop))
     if kill_after is not None:
         builder.renderer(AtStep(kill_after, partial(os.kill, os.getpid(), signal.SIGKILL)))
-    learner = builder.build(model, Adam(), 1e-3)
+    learner = builder.build(model, OPTIMIZERS[training.optimizer], 1e-3)
     learner.fit(*make_loaders(training))
     return math.nan if learner.interrupted else learner.history.value(training.epochs, "valid", "Loss")
 
@@ -181,6 +201,27 @@ def train_slowly(training: Training, directory: Path, seconds: float) -> tuple[i
     builder.renderer(renderer).build(SlowMlp(SHAPE, CLASSES), Adam(), 1e-3).fit(*make_loaders(training))
     learner = start(training, directory).build(SlowMlp(SHAPE, CLASSES), Adam(), 1e-3)
     return left[0] - renderer.left, learner.resumed
+
+
+def find_synchronizations(device: str, kind: str, steps: int) -> list[str]:
+    """Return the files of the host synchronizations in *steps* training steps after the first ten."""
+    first, modes = 10, iter(("warn", "default"))
+
+    def switch() -> None:
+        torch.cuda.set_sync_debug_mode(next(modes))
+        renderer.left = steps
+
+    training = Training(device, (first + steps + 1) * BATCH_SIZE, "cnn", epochs=1)
+    renderer = AtStep(first, switch)
+    with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        builder = LearnerBuilder(directory).devices([device]).renderer(renderer).step(kind)
+        learner = builder.metrics(LossMetric(), AccuracyMetric()).build(MODELS["cnn"](), Adam(), 1e-3)
+        learner.fit(*make_loaders(training))
+        is_captured = NOT_CAPTURED not in Path(directory, "experiment.log").read_text()
+    if is_captured != (kind == "captured"):
+        raise FailedError("the steps were not captured")
+    return [Path(each.filename).name for each in found if "synchronizing CUDA" in str(each.message)]
 
 
 def exhaust_memory(device: str, images: int = 10**6) -> None:
@@ -288,6 +329,33 @@ def check_variant(setup: Setup, name: str, feature: str, **options: Any) -> str:
     return compare(train_reference(setup, "cnn"), setup.folder / name)
 
 
+def check_capture(setup: Setup, name: str, model: str = "mlp", **options: Any) -> str:
+    """Train with captured and with eager steps, which may not differ in a byte."""
+    setup.require_cuda()
+    given = options.pop("options", ())
+    eager, captured = (setup.folder / f"{name}-{kind}" for kind in ("eager", "captured"))
+    for kind, folder in (("eager", eager), ("captured", captured)):
+        training = setup.training(model, options=(*given, ("step", kind)), **options)
+        run_apart(train, training, folder)
+    lines = [line for line in (captured / "experiment.log").read_text().splitlines() if NOT_CAPTURED in line]
+    if bool(lines) != (model == "reading"):
+        raise FailedError(f"the captured run has the lines {lines}")
+    remark = lines[0].partition("graph: ")[2] if lines else "captured"
+    return f"{compare(read_files(eager), captured)}; {remark}"
+
+
+def check_step_synchronizations(setup: Setup, kind: str) -> str:
+    """Find the host synchronizations of training steps: there is one in 64 steps, where values are read."""
+    setup.require_cuda()
+    steps = 100 if setup.quick else 500
+    places = run_apart(find_synchronizations, setup.device, kind, steps)
+    others = sorted({place for place in places if place != "host_transfer.py"})
+    text = f"{len(places)} in {steps} steps"
+    if others or len(places) > steps / 64 + 1:
+        raise FailedError(f"{text}, of which in other places than host_transfer.py: {others}")
+    return text
+
+
 def check_resume(setup: Setup, model: str) -> str:
     """Stop in training, in validation, and in training of the next epoch."""
     training = setup.training(model)
@@ -391,6 +459,23 @@ CHECKS: dict[str, Callable[[Setup], str]] = {
     "kill-mlp": partial(check_kill, model="mlp"),
     "visible-devices": check_visible_devices,
     "eager-step": partial(check_variant, name="eager", feature="step", options=(("step", "eager"),)),
+    "captured-cnn": partial(check_capture, name="captured-cnn", model="cnn"),
+    "captured-adamw": partial(
+        check_capture,
+        name="captured-adamw",
+        optimizer="adamw",
+        options=(("grad_clipping", ClipByGlobalNorm(max_norm=0.1)),),
+    ),
+    "captured-sgd": partial(
+        check_capture, name="captured-sgd", optimizer="sgd", options=(("grads_accumulation", 3),)
+    ),
+    "captured-bf16": partial(check_capture, name="captured-bf16", model="cnn", precision="bf16"),
+    "captured-fp16": partial(check_capture, name="captured-fp16", model="cnn", precision="fp16"),
+    "captured-compiled": partial(check_capture, name="captured-compiled", compile="inductor"),
+    "captured-prefetched": partial(check_capture, name="captured-prefetched", resident=False),
+    "capture-fails": partial(check_capture, name="capture-fails", model="reading"),
+    "steps-eager": partial(check_step_synchronizations, kind="eager"),
+    "steps-captured": partial(check_step_synchronizations, kind="captured"),
     "data-on-host": partial(check_variant, name="host", feature="stages.transfer.prefetcher", resident=False),
     "tf32": partial(check_loss, tolerance=0.01, precision="tf32"),
     "bf16": partial(check_loss, tolerance=0.01, precision="bf16"),

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stages import data
+from stages.contracts.fields import StepKind
 from stages.contracts.outputs import TrainOutput
 from stages.data import NormalizeBatcher
 from stages.learner import LearnerBuilder
@@ -336,6 +337,7 @@ def learner(
     *,
     validates: bool = False,
     saves: bool = False,
+    step: StepKind = "auto",
     resident: bool | str = "auto",
 ) -> Epoch:
     """Train with everything on, and one sample to validate on, or the reverse."""
@@ -346,7 +348,7 @@ def learner(
     loaders = data.DataLoaderBuilder(batcher).batch_size(case.batch_size).resident(resident)
     valid = loaders.build(long if validates else short)
     train = loaders.shuffle(1).build(short if validates else long)
-    builder = LearnerBuilder(directory.name).metrics(LossMetric()).devices([device]).seed(1)
+    builder = LearnerBuilder(directory.name).metrics(LossMetric()).devices([device]).seed(1).step(step)
     renderer = StepTimes() if saves else PlainRenderer()
     builder.renderer(renderer)
     if saves:
@@ -377,6 +379,7 @@ LOOPS: dict[str, Callable[..., Epoch]] = {
     "4 pinned workers": partial(textbook, workers=4),
     "learner, validation": partial(learner, validates=True),
     "textbook, validation": textbook_validation,
+    "learner, eager steps": partial(learner, step="eager"),
     "learner, saving": partial(learner, saves=True),
     "learner, prefetched": partial(learner, resident=False),
 }

@@ -32,9 +32,9 @@ def test_checks_pass_on_a_cpu_and_only_those_that_need_cuda_are_skipped(gpu_chec
     results = dict(re.findall(r"^([\w-]+) +(ok|skipped|FAILED) ", finished.stdout, re.MULTILINE))
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert results.keys() == gpu_checks.CHECKS.keys()
-    assert {name for name, result in results.items() if result == "skipped"} <= {
+    skipped = {name for name, result in results.items() if result == "skipped"}
+    assert {name for name in skipped if not name.startswith(("captured-", "capture-", "steps-"))} == {
         "visible-devices",
-        "eager-step",
         "synchronizations",
         "out-of-memory",
     }
