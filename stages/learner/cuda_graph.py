@@ -7,7 +7,7 @@ were captured, and what is kept of the results is copied from them.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -250,8 +250,11 @@ class CudaGraphStep(PlainStep):
             for name, each in self._metrics.items()
             if describe_object(each) == self._capture.metrics[name]
         }
-        with suppress(Exception):
+        try:
             return self._capturer.capture(partial(self._run, stable, ends=self._ends))
+        except Exception:  # noqa: BLE001  a user's metric may raise any
+            self._metrics = {}
+            self._capture.graphs.clear()  # a failed capture replaces the generator that they draw from
         return self._capturer.capture(partial(self._run, {}, ends=self._ends))
 
     def _run(self, metrics: Mapping[str, Any], *, ends: bool) -> Results:

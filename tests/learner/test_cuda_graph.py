@@ -67,6 +67,7 @@ class RepeatedCalls:
 
     replays = 0
     error = None
+    accepts_no_metrics = False
 
     def __init__(self, device):
         pass
@@ -75,7 +76,7 @@ class RepeatedCalls:
         return nullcontext()
 
     def capture(self, run):
-        if RepeatedCalls.error:
+        if RepeatedCalls.error and (run.args[0] or not RepeatedCalls.accepts_no_metrics):
             raise RepeatedCalls.error
         static = None
 
@@ -97,7 +98,8 @@ class RepeatedCalls:
 def capture(monkeypatch):
     """Return a function after which steps on a CPU are captured."""
 
-    def enable(error=None, device="cpu"):
+    def enable(error=None, device="cpu", *, accepts_no_metrics=False):
+        monkeypatch.setattr(RepeatedCalls, "accepts_no_metrics", accepts_no_metrics)
         for module in (capture_conditions, cuda_graph):
             monkeypatch.setattr(module, "CAPTURE_DEVICES", (device,))
         monkeypatch.setattr(cuda_graph, "CudaCapturer", RepeatedCalls)
@@ -323,6 +325,18 @@ def test_run_continues_eagerly_if_a_capture_fails(stops, capture, tmp_path, capl
     lines = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     failure = "the capture failed: RuntimeError: operation not permitted when stream is capturing"
     assert lines == [MESSAGE + failure] * (1 + len(stops))
+
+
+@pytest.mark.parametrize("options", [{}, RUNS["a window, flushed"]], ids=["each batch", "a window"])
+def test_metric_that_cannot_be_captured_is_measured_outside_the_graph(options, capture, tmp_path, caplog):
+    run(tmp_path / "eager", **options)
+    capture(error=RuntimeError("operation not permitted"), accepts_no_metrics=True)
+
+    run(tmp_path / "captured", **options)
+
+    assert files(tmp_path / "captured") == files(tmp_path / "eager")
+    assert RepeatedCalls.replays > 0
+    assert MESSAGE not in caplog.text
 
 
 def test_item_that_cannot_be_copied_is_not_captured(capture, tmp_path):
