@@ -1,5 +1,7 @@
 """The checkpoints that exist at each moment of a run, and what is on disk before them."""
 
+import re
+
 import pytest
 
 from stages.checkpoints import FileCheckpointer, epochs_to_keep
@@ -24,20 +26,20 @@ class KeepNone:
 
 
 class Flushed(InMemoryMetricLogger):
-    """A logger that counts the rows since the last `flush`."""
+    """A logger that lists the epochs of the rows since the last `flush`."""
 
-    unflushed = 0
+    unflushed = ()
 
-    def log(self, *row):
-        super().log(*row)
-        self.unflushed += 1
+    def log(self, epoch, *row):
+        super().log(epoch, *row)
+        self.unflushed = (*self.unflushed, epoch)
 
     def flush(self):
-        self.unflushed = 0
+        self.unflushed = ()
 
 
 class Noted(NamedMpkGzFileRecorder, NoRenderer):
-    """Records the number of rows not flushed at the end of an epoch and at each write."""
+    """Records the number of an epoch's rows that are not flushed at its end and at each write."""
 
     def __init__(self, loggers):
         super().__init__()
@@ -45,10 +47,13 @@ class Noted(NamedMpkGzFileRecorder, NoRenderer):
         self.noted = []
 
     def epoch_end(self, progress, history):
-        self.noted.append(sum(each.unflushed for each in self.loggers))
+        self.note(progress.epoch)
+
+    def note(self, epoch):
+        self.noted.append(sum(each.unflushed.count(epoch) for each in self.loggers))
 
     def record(self, item, path):
-        self.noted.append(sum(each.unflushed for each in self.loggers))
+        self.note(int(re.search(r"-(\d+)", path.name)[1]))  # the next epoch may have begun
         return super().record(item, path)
 
 
