@@ -15,8 +15,10 @@ from stages.metrics.state import load_state, save_state
 from stages.optim import Guard
 
 MAX_PENDING_BATCHES = 64
-"""Batches that are measured before their values are read: on an accelerator each read waits."""
+"""Batches that are measured before their values are read and added: on an accelerator each read waits."""
 NOTHING: Mapping[str, MetricState] = {}
+Pending = tuple[str, int, MetricState]
+"""The name of a metric, the iteration, and the value of that batch, which may be on the device."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Meter:
         self._epoch = epoch
         self._measures: list[tuple[str, Callable[[Any], MetricState], bool]] = []
         self._guard = guard
-        self._pending: list[tuple[str, int, MetricState]] = []
+        self._pending: list[Pending] = []
         self._sums: dict[str, MetricState] = {}
         self._latest: dict[str, MetricState] = {}
         self._resumed: dict[str, Any] = {}
@@ -96,7 +98,7 @@ class Meter:
         """
         if not self._measures:
             self._measures = [_find_measure(each, item) for each in self._metrics if not each.covers_pass]
-        sums, latest = self._sums, self._latest
+        pending = self._pending
         for name, measure, takes_step in self._measures:
             if name in known:
                 measured = known[name]
@@ -104,12 +106,8 @@ class Meter:
                 measured = measure(Step(item, self._split, self._epoch, iteration, learning_rate))
             else:
                 measured = measure(item)
-            sums[name] = sums[name] + measured if name in sums else measured
-            latest[name] = measured
-            self._pending.append((name, iteration, measured))
-        if self._resumed:
-            self._add_resumed()
-        if len(self._pending) >= MAX_PENDING_BATCHES * len(self._measures):
+            pending.append((name, iteration, measured))
+        if len(pending) >= MAX_PENDING_BATCHES * len(self._measures):
             self.flush()
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,18 +140,25 @@ class Meter:
 
     def _totals(self) -> dict[str, MetricState]:
         """Return the sum of every metric over the pass so far."""
-        totals = dict(self._sums)
+        hosted, _ = transfer_to_host([measured for _, _, measured in self._pending])
+        totals = self._add(self._pending, hosted)
         for metric in self._pass_metrics:
             measured = metric.read()
             earlier = self._earlier.get(metric.name)
             totals[metric.name] = measured if earlier is None else earlier + measured
         return totals
 
-    def _add_resumed(self) -> None:
-        for name, tree in self._resumed.items():
-            if name in self._sums:
-                self._sums[name] = load_state(tree, self._sums[name], name) + self._sums[name]
-        self._resumed = {}
+    def _add(self, pending: Iterable[Pending], hosted: Iterable[MetricState]) -> dict[str, MetricState]:
+        """Return the sums with *hosted*, the values of *pending* on the host, added in order."""
+        sums = dict(self._sums)
+        for (name, _, _), value in zip(pending, hosted, strict=True):
+            if name in sums:
+                sums[name] = sums[name] + value
+            elif name in self._resumed:
+                sums[name] = load_state(self._resumed[name], value, name) + value
+            else:
+                sums[name] = value
+        return sums
 
     def flush(self) -> None:
         """Log and show the value of every batch since the last call, if the batch has one.
@@ -165,7 +170,9 @@ class Meter:
         flag = None if self._guard is None else self._guard.flag
         hosted, is_flagged = transfer_to_host([measured for _, _, measured in pending], flag)
         bad_iteration, error = self._find_error(is_flagged=is_flagged)
+        self._sums = self._add(pending, hosted)
         for (name, iteration, _), measured in zip(pending, hosted, strict=True):
+            self._latest[name] = measured
             if iteration >= bad_iteration or not _has_batch_value(measured):
                 continue
             value = measured.value
@@ -206,7 +213,8 @@ class Meter:
 
     def latest(self) -> dict[str, float]:
         """Return the value of the last batch for every metric whose batches have one."""
-        latest = {name: each for name, each in self._latest.items() if _has_batch_value(each)}
+        pending = {name: measured for name, _, measured in self._pending}
+        latest = {name: each for name, each in (self._latest | pending).items() if _has_batch_value(each)}
         hosted, _ = transfer_to_host(list(latest.values()))
         return {name: measured.value for name, measured in zip(latest, hosted, strict=True)}
 
