@@ -11,7 +11,7 @@ lowest index counts as the highest. A row of logits that contains NaN predicts n
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -86,8 +86,9 @@ def predict_classes(output: SingleLabelOutput, metric: str) -> tuple[Tensor, Ten
 
 def argmax_class(logits: Tensor, dim: int) -> Tensor:
     """Return the index of the highest of *logits* along *dim*; `NO_CLASS` if one of them is NaN."""
-    if logits.ndim == 2 and _is_surely_without_nan(logits):
-        return torch.from_numpy(logits.numpy().argmax(dim))
+    array = _array_without_nan(logits) if logits.ndim == 2 else None
+    if array is not None:
+        return torch.from_numpy(array.argmax(dim))
     values, classes = logits.max(dim)  # the maximum of a row that contains NaN is NaN
     return classes.masked_fill_(values.isnan(), NO_CLASS)
 
@@ -96,7 +97,7 @@ def top_k_mask(logits: Tensor, k: int, dim: int) -> Tensor:
     """Return a mask of the *k* highest of *logits* along *dim*; all False for a row that contains NaN."""
     lowest = logits.topk(k, dim).values.narrow(dim, k - 1, 1)
     mask = logits >= lowest
-    if _is_surely_without_nan(logits):
+    if _array_without_nan(logits) is not None:
         rows = logits.numel() // logits.shape[dim]
         if np.count_nonzero(mask.numpy()) == k * rows:
             return mask
@@ -106,12 +107,13 @@ def top_k_mask(logits: Tensor, k: int, dim: int) -> Tensor:
     return mask & ~logits.isnan().any(dim, keepdim=True)
 
 
-def _is_surely_without_nan(logits: Tensor) -> bool:
-    """Return True if a check that takes a microsecond shows that *logits* contain no NaN."""
+def _array_without_nan(logits: Tensor) -> "np.ndarray[Any, Any] | None":
+    """Return *logits* as an array if a check that takes a microsecond shows that they contain no NaN."""
     if not (logits.is_cpu and logits.dtype is torch.float32 and logits.is_contiguous()):
-        return False
-    flat = logits.numpy().ravel()
-    return bool(flat.dot(flat) >= 0)  # a sum of squares is NaN only if one of them is
+        return None
+    array = logits.numpy()
+    flat = array.ravel()
+    return array if flat.dot(flat) >= 0 else None  # a sum of squares is NaN only if one of them is
 
 
 def compute_hit_rate(hits: Tensor, targets: Tensor, pad_token: int | None) -> Mean:
@@ -128,13 +130,19 @@ def compute_hit_rate(hits: Tensor, targets: Tensor, pad_token: int | None) -> Me
     return Mean.from_sum(hits.sum(), is_counted.sum(), 100.0)
 
 
-def compute_match_rate(predicted: Tensor, targets: Tensor, pad_token: int | None) -> Mean:
-    """Return the rate of *predicted* classes that equal their target, as `compute_hit_rate` does."""
-    if not targets.is_cpu or targets.dtype is not torch.int64:
+def compute_accuracy(output: SingleLabelOutput, metric: str, pad_token: int | None) -> Mean:
+    """Return the rate of predicted classes that equal their target, as `compute_hit_rate` does.
+
+    Raises `BuilderError`, which names the *metric*, if the shapes do not match.
+    """
+    logits, targets, dim = split_output(output, metric)
+    is_table = dim == 1 and logits.ndim == 2 and targets.is_cpu and targets.dtype is torch.int64
+    array = _array_without_nan(logits) if is_table else None
+    if array is None:
+        predicted, targets = predict_classes(output, metric)
         return compute_hit_rate(predicted == targets, targets, pad_token)
-    classes, labels = predicted.numpy(), targets.numpy()  # NumPy needs a third of torch's time
-    is_counted = labels != IGNORED_TARGET
-    hits = classes == labels
+    labels = targets.numpy()  # NumPy needs a third of torch's time
+    is_counted, hits = labels != IGNORED_TARGET, array.argmax(1) == labels
     if pad_token is not None:
         is_counted &= labels != pad_token
         hits &= is_counted

@@ -7,9 +7,8 @@ from stages.contracts.text import number
 from stages.metrics.class_targets import (
     SingleLabelOutput,
     check_label_shapes,
+    compute_accuracy,
     compute_hit_rate,
-    compute_match_rate,
-    predict_classes,
     split_output,
     top_k_mask,
 )
@@ -37,8 +36,7 @@ class AccuracyMetric:
 
     def measure(self, output: SingleLabelOutput) -> Mean:
         """Return the accuracy of one batch. Raises `BuilderError` if the shapes do not match."""
-        predicted, targets = predict_classes(output, self.name)
-        return compute_match_rate(predicted, targets, self.pad_token)
+        return compute_accuracy(output, self.name, self.pad_token)
 
 
 class TopKAccuracyMetric:
@@ -70,8 +68,7 @@ class TopKAccuracyMetric:
         Raises `BuilderError` if the shapes do not match or there are fewer than *k* classes.
         """
         if self.k == 1:
-            predicted, targets = predict_classes(output, self.name)
-            return compute_match_rate(predicted, targets, self.pad_token)
+            return compute_accuracy(output, self.name, self.pad_token)
         logits, targets, dim = split_output(output, self.name)
         classes = 1 if dim is None else logits.shape[dim]
         if dim is None or self.k > classes:

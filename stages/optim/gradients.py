@@ -82,7 +82,10 @@ class Window:
 
     def add(self, gradients: Gradients, samples: int) -> None:
         """Add the mean gradients of one batch of *samples* samples."""
-        scaled = list(gradients) if self.length == 1 else self._weigh(gradients, samples)
+        if self.length == 1:  # `take` returns the gradients unchanged
+            self._sums, self._samples, self.batches = list(gradients), samples, 1
+            return
+        scaled = self._weigh(gradients, samples)
         if self._sums:
             self._sums = [_add(a, b) for a, b in zip(self._sums, scaled, strict=True)]
         else:
