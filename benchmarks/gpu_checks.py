@@ -472,7 +472,7 @@ CHECKS: dict[str, Callable[[Setup], str]] = {
     "captured-bf16": partial(check_capture, name="captured-bf16", model="cnn", precision="bf16"),
     "captured-fp16": partial(check_capture, name="captured-fp16", model="cnn", precision="fp16"),
     "captured-compiled": partial(check_capture, name="captured-compiled", compile="inductor"),
-    "captured-prefetched": partial(check_capture, name="captured-prefetched", resident=False),
+    "captured-on-host": partial(check_capture, name="captured-on-host", resident=False),
     "capture-fails": partial(check_capture, name="capture-fails", model="reading"),
     "steps-eager": partial(check_step_synchronizations, kind="eager"),
     "steps-captured": partial(check_step_synchronizations, kind="captured"),
