@@ -169,7 +169,7 @@ def run_check(name: str, setup: Setup) -> tuple[bool, str]:
         result, remark = "skipped", str(error)
     except Exception as error:  # noqa: BLE001  an exception of a training fails its check; the others run
         passed, result, remark = False, "FAILED", f"{type(error).__name__}: {error}"
-    return passed, f"{name:<18}{result:<9}{time.monotonic() - start:6.1f} s  {remark}"
+    return passed, f"{name:<20}{result:<9}{time.monotonic() - start:6.1f} s  {remark}"
 
 
 def describe_machine(device: str) -> str:
