@@ -11,6 +11,7 @@ from pipeline.project import parse_paths
 from pipeline.snapshot import interpolate, read_variables
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
+from stages.records.safetensors_format.shards import is_index, read_index
 
 PARAMS = Path("params.yaml")
 SECTIONS_BY_STAGE = {
@@ -87,10 +88,15 @@ def find_modules(config: BaseModel, root: Path) -> Iterator[Path]:
 
 
 def find_data_files(config: BaseModel) -> Iterator[Path]:
-    """Yield the files and directories of the project that *config* names at any depth."""
+    """Yield the files and directories of the project that *config* names at any depth, and their shards.
+
+    Raises `RecordError` if an index of shards is invalid.
+    """
     for _, path in _paths(config, ""):
         if not path.is_absolute():
             yield path
+            if is_index(path) and path.is_file():
+                yield from read_index(path)
 
 
 def list_strings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:

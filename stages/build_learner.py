@@ -5,6 +5,7 @@ the earlier checkpoints that it kept.
 """
 
 import shutil
+import sys
 from pathlib import Path
 
 from stages import checkpoints, data, learner, loggers, records, renderers
@@ -53,13 +54,20 @@ def _write_warm_start(
     wanted: CheckpointConfig, start: "learner.Start", origin: "learner.Origin", target: Path, seed: int
 ) -> None:
     """Write logs, earlier checkpoints and, last, the one to start after; write nothing if it does not fit."""
-    epoch = wanted.epoch or 0
+    epoch, report = wanted.epoch or 0, None
     if not origin.is_ours:
         history = loggers.read_history(origin.logs_directory) if epoch else ()
         past = learner.PastEpochs(epoch, History(each for each in history if each.epoch <= epoch), seed)
-        restores_optimizer = epoch > 0 and not wanted.weights_only
-        checkpoint = origin.read_record(
-            start, past, restores_optimizer=restores_optimizer, limit=wanted.limit
+        checkpoint, report = origin.read_record(
+            start,
+            past,
+            _weights_options(wanted),
+            restores_optimizer=epoch > 0 and not wanted.weights_only and not wanted.is_of_weights,
+        )
+    elif wanted.selects:
+        raise CheckpointError(
+            f"build_learner.checkpoint: {', '.join(wanted.selects)} applies to a file of weights, and "
+            f"{wanted} is a checkpoint. Set path to a file model-N of it"
         )
     elif wanted.weights_only:
         checkpoint = origin.read_weights(start, wanted.epoch, str(wanted))
@@ -70,3 +78,11 @@ def _write_warm_start(
     checkpoints.FileCheckpointer(target / CHECKPOINT_FOLDER, records.DefaultRecorder()).save(
         epoch, checkpoint
     )
+    if report and wanted.is_of_weights:
+        sys.stdout.write(f"{report}\n")
+        report.write(target)
+
+
+def _weights_options(wanted: CheckpointConfig) -> "learner.WeightsOptions":
+    selection = records.Selection(wanted.prefix or "", wanted.rename, wanted.only, wanted.skip)
+    return learner.WeightsOptions(wanted.limit, wanted.key, selection, wanted.strict)

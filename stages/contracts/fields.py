@@ -75,6 +75,43 @@ def _text(value: Any) -> str:
     return value
 
 
+def _patterns(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
+        raise _error("must be a list of regular expressions")
+    return tuple(_check_pattern(each) for each in value)
+
+
+def _renames(value: Any) -> tuple[tuple[str, str], ...]:
+    pairs = value if isinstance(value, list | tuple) else [value]
+    if not all(_is_pair(pair) for pair in pairs):
+        raise _error("must be a list of pairs: a regular expression and its replacement")
+    for pattern, replacement in pairs:
+        _check_pattern(pattern)
+        try:
+            re.sub(f"{pattern}|", replacement, "")  # matches, so that the replacement is parsed
+        except (re.error, IndexError) as error:
+            raise ValueError(f"{replacement!r} is not a replacement for {pattern!r}: {error}") from error
+    return tuple((pattern, replacement) for pattern, replacement in pairs)
+
+
+def _is_pair(value: Any) -> bool:
+    """Return whether *value* is a string that is not empty and another string."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and all(isinstance(each, str) for each in value)
+        and bool(value[0])
+    )
+
+
+def _check_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+    return pattern
+
+
 def _file_name(value: Any) -> str:
     if not isinstance(value, str) or value in ("", ".", "..") or set(value) & {"/", "\0"}:
         raise _error("must be the name of a file or folder, without a path")
@@ -142,6 +179,10 @@ StepKind = Literal["auto", "eager", "captured"]
 Compile = Annotated[bool | str, BeforeValidator(_compile)]
 Resident = Annotated[bool | Literal["auto"], BeforeValidator(_resident)]
 Text = Annotated[str, BeforeValidator(_text)]
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
+"""Regular expressions, searched for in a name."""
+Renames = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_renames)]
+"""Pairs of a regular expression and its replacement, applied in order."""
 FileName = Annotated[str, BeforeValidator(_file_name)]
 Devices = Annotated[str | tuple[str, ...], BeforeValidator(_devices)]
 """Names of PyTorch devices; the build of the learner checks that they exist."""

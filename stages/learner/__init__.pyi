@@ -18,3 +18,4 @@ from .summary import summary_text as summary_text
 from .warm_start import Origin as Origin
 from .warm_start import PastEpochs as PastEpochs
 from .warm_start import Start as Start
+from .warm_start import WeightsOptions as WeightsOptions

@@ -1,31 +1,39 @@
-"""Warm starts: the state of another run, or of a record that Burn wrote, fitted to a new learner.
+"""Warm starts: the state of another run, or the weights of a file, fitted to a new learner.
 
 State that belongs to the other run alone is not restored: its identity, and its position within an epoch.
 """
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, files_of
 from stages.contracts.errors import CheckpointError, RecordError
-from stages.contracts.files import copy_file
+from stages.contracts.files import copy_file, write_text
 from stages.contracts.history import History, Split
+from stages.contracts.text import to_json
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import history_tree
 from stages.optim import OptimizerConfig, Scheduler, Window, build_optimizer
 from stages.records import (
     DefaultRecorder,
     LoadResult,
+    Selection,
     Tree,
     load_burn_optimizer,
     load_into,
     read_item,
     record_of,
+    skeleton_of,
 )
+from stages.records.safetensors_format.shards import is_index
+from stages.records.selection import ALL_TENSORS
+from stages.records.torch_files.reader import is_torch_file
+from stages.records.torch_modules.skeleton import slots
+from stages.records.torch_modules.state_dict import Layout
 
 Start = tuple[Any, OptimizerConfig, Scheduler]
 """The return value of `LearnerSpec.build`: model, optimizer config and scheduler."""
@@ -36,6 +44,16 @@ STATE_OPTIONS = ("amsgrad", "centered", "momentum")
 NEW_ENTRIES = {"epoch", "layout", "model", "optim", "scheduler", "training_state", "place", "files"}
 """Entries of a trainer record that are made from the new learner and not copied."""
 MAX_LISTED_NAMES = 10
+SELECT_ADVICE = ", or prefix, rename, only, skip or strict: false in build_learner.checkpoint"
+REPORT_FILE = "weights.json"
+LABELS = {
+    "missing": "missing",
+    "unexpected": "unexpected",
+    "mismatched": "of another shape",
+    "skipped": "skipped",
+    "initial": "with initial values",
+}
+"""The label of each field of `LoadReport` in messages."""
 WEIGHTS_ONLY = "To restore the weights alone, set weights_only: true in build_learner.checkpoint"
 
 
@@ -49,6 +67,57 @@ class PastEpochs:
     """Their values, as far as there are logs."""
     seed: int
     """Default seed of the epochs after them."""
+
+
+@dataclass(frozen=True)
+class WeightsOptions:
+    """The options of reading a file of weights."""
+
+    limit: int | None = None
+    """Largest number of bytes of content; None: the default limits."""
+    key: str | None = None
+    """The entry of a ``.pt`` or ``.pth`` file that has the state dict."""
+    selection: Selection = ALL_TENSORS
+    """The tensors to load, and their new names."""
+    strict: bool = True
+    """Fail if a selected tensor does not fit; otherwise load those that do."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """The names of the tensors of a file of weights, by the outcome of loading them."""
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: tuple[str, ...]
+    skipped: tuple[str, ...]
+    """Names in the file that the selection leaves out."""
+    initial: tuple[str, ...]
+    """Names in the model that keep their initial values."""
+
+    @classmethod
+    def of(cls, model: Any, loaded: LoadResult) -> "LoadReport":
+        """Return the report of *loaded*, the result of loading into *model*."""
+        names = tuple({slot.name: None for _, slot in slots(skeleton_of(model))})
+        return cls(
+            loaded=tuple(sorted(loaded.state)),
+            missing=tuple(loaded.missing),
+            unexpected=tuple(loaded.unexpected),
+            mismatched=tuple(loaded.mismatched),
+            skipped=tuple(loaded.skipped),
+            initial=tuple(name for name in names if name not in loaded.state),
+        )
+
+    def __str__(self) -> str:
+        """Return a line for each outcome, with its number of tensors and some of their names."""
+        others = {key: names for key, names in vars(self).items() if names and key != "loaded"}
+        lines = [f"  {LABELS[key]}: {len(names)} ({_list_names(names)})" for key, names in others.items()]
+        return "\n".join([f"  loaded: {len(self.loaded)}", *lines])
+
+    def write(self, directory: Path) -> None:
+        """Write every name to ``weights.json`` in *directory*."""
+        write_text(directory / REPORT_FILE, to_json(asdict(self)) + "\n")
 
 
 class Origin:
@@ -94,19 +163,21 @@ class Origin:
         return found
 
     def read_record(
-        self, start: Start, past: PastEpochs, *, restores_optimizer: bool, limit: int | None
-    ) -> Checkpoint:
-        """Return the learner of *start* with the weights of a record that Burn wrote.
+        self, start: Start, past: PastEpochs, options: WeightsOptions, *, restores_optimizer: bool
+    ) -> tuple[Checkpoint, LoadReport]:
+        """Return the learner of *start* with the weights of a file, and the report of their names.
 
-        The record is the file itself, or that of the last of the *past* epochs in a directory. *limit* is the
-        most bytes of content that a record may have. Raises `CheckpointError` if it is of another model, and
-        `RecordError` if it cannot be read.
+        The file is the path itself, or the record of the last of the *past* epochs in a directory. Raises
+        `CheckpointError` if it is of another model, and `RecordError` if it cannot be read.
         """
         model_file = self.find_record(past.count)
         optimizer_file = optimizer_file_of(model_file) if restores_optimizer else None
-        found, outcome = fit_record(start, model_file, optimizer_file, past=past, limit=limit)
+        state, report, outcome = fit_record(start, model_file, optimizer_file, options)
+        state.epoch = past.count
+        history = history_tree(past.history)
+        trainer = {"identity": None, "history": history, **_empty_window(), "seed": past.seed}
         sys.stdout.write(f"starting from {model_file}: {outcome}\n")
-        return found
+        return state.checkpoint(trainer), report
 
     def _restore(self, epoch: int | None, name: str) -> Checkpoint:
         saved = self._checkpointer.list_saved()
@@ -188,25 +259,27 @@ def fit_weights(start: Start, checkpoint: Checkpoint, source: str) -> Checkpoint
 
 
 def fit_record(
-    start: Start,
-    model_file: Path,
-    optimizer_file: Path | None,
-    *,
-    past: PastEpochs,
-    limit: int | None = None,
-) -> tuple[Checkpoint, str]:
-    """Return the learner of *start* with the weights in *model_file*, which Burn wrote, and a description.
+    start: Start, model_file: Path, optimizer_file: Path | None, options: WeightsOptions
+) -> tuple[ModelState, LoadReport, str]:
+    """Return the learner of *start* with the weights in *model_file*, their report, and a description.
 
-    *optimizer_file* is used if it fits the optimizer. *limit* raises how many bytes of content the files may
-    have. Raises `CheckpointError` if the model is another, `RecordError` if its record cannot be read.
+    *optimizer_file* is used if it fits the optimizer. Raises `CheckpointError` if the model is another,
+    `RecordError` if its file cannot be read.
     """
     state = _state(start)
-    item = read_item(model_file, record_of(state.model), limit=limit)
-    _check_fits(load_into(state.model, item, strict=False, source=str(model_file)), str(model_file), start)
-    outcome = _restore_optimizer(state, optimizer_file, item, limit=limit)
-    state.epoch = past.count
-    trainer = {"identity": None, "history": history_tree(past.history), **_empty_window(), "seed": past.seed}
-    return state.checkpoint(trainer), f"its weights; {outcome}; the schedule starts from the beginning"
+    source = str(model_file)
+    item = read_item(model_file, record_of(state.model), limit=options.limit, key=options.key)
+    layout: Layout | None = "torch" if is_torch_file(model_file) or is_index(model_file) else None
+    loaded = load_into(
+        state.model, item, strict=False, source=source, layout=layout, selection=options.selection
+    )
+    report = LoadReport.of(state.model, loaded)
+    if options.strict:
+        _check_fits(loaded, source, start, SELECT_ADVICE)
+    elif not loaded.state:
+        raise CheckpointError(f"{source} has no tensor that fits the {type(start[0]).__name__}:\n{report}")
+    outcome = _restore_optimizer(state, optimizer_file, item, limit=options.limit)
+    return state, report, f"its weights; {outcome}; the schedule starts from the beginning"
 
 
 def optimizer_file_of(model_file: Path) -> Path | None:
@@ -252,7 +325,7 @@ def _empty_window() -> dict[str, Any]:
     return {"window": Window(1).state_dict(), "guard": {"skipped": 0}}
 
 
-def _check_fits(loaded: LoadResult, source: str, start: Start) -> None:
+def _check_fits(loaded: LoadResult, source: str, start: Start, advice: str = "") -> None:
     if loaded.fits:
         return
     kinds = {
@@ -266,7 +339,7 @@ def _check_fits(loaded: LoadResult, source: str, start: Start) -> None:
             [
                 f"{source} does not fit the {type(start[0]).__name__} of build_learner.model:",
                 *lines,
-                "Set build_learner.model to the model that it was saved from",
+                f"Set build_learner.model to the model that it was saved from{advice}",
             ]
         )
     )

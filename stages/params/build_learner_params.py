@@ -3,15 +3,18 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from stages.contracts.config import Config
-from stages.contracts.fields import Bytes, Count, Flag, Seed, Text
+from stages.contracts.fields import Bytes, Count, Flag, Patterns, Renames, Seed, Text
 from stages.models.config import CnnConfig, ModelConfig
 from stages.optim.config import Adam, OptimizerConfig
 from stages.optim.schedules import Constant, ScheduleConfig
+
+OF_WEIGHTS = ("key", "prefix", "rename", "only", "skip", "strict")
+"""Keys of `CheckpointConfig` that apply to a file of weights only."""
 
 
 class CheckpointConfig(Config):
@@ -20,7 +23,10 @@ class CheckpointConfig(Config):
     rev: Text | None = None
     """The full SHA of a commit or an experiment whose outputs DVC tracks; ``learner resume`` writes it."""
     path: Text | None = None
-    """An artifact directory or its checkpoints, of this project or of Burn, or a record of a model.
+    """An artifact directory or its checkpoints, of this project or of Burn, or a file of weights.
+
+    A file of weights is a record of a model, a ``.pt`` or ``.pth`` file with a state dict, of which no code
+    is executed, or a ``.safetensors.index.json`` file beside its shards.
 
     Of files that this project did not write, only the weights are certain to be restored.
     """
@@ -33,6 +39,27 @@ class CheckpointConfig(Config):
 
     The default limits refuse a file that compresses more than 100 times and has more than 64 MiB of content.
     """
+
+    key: Text | None = None
+    """The entry of a ``.pt`` or ``.pth`` file that has the state dict, for example ``ema.model``; null: the
+    file itself, or its entry ``state_dict``, ``model_state_dict`` or ``model``."""
+    prefix: Text | None = None
+    """Load only the names of the file that begin with this text, and remove it from them."""
+    rename: Renames = ()
+    """Pairs of a regular expression and its replacement, applied in order to the names after ``prefix``."""
+    only: Patterns = ()
+    """Load only the renamed tensors in whose name one of these regular expressions is found."""
+    skip: Patterns = ()
+    """Do not load the renamed tensors in whose name one of these regular expressions is found."""
+    strict: Flag = True
+    """Fail if a selected tensor is missing, unexpected or of another shape; false: load what fits."""
+
+    @model_serializer(mode="wrap")
+    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields, without those of a file of weights if they have their defaults."""
+        return {
+            key: value for key, value in dump(self).items() if key not in OF_WEIGHTS or key in self.selects
+        }
 
     @field_validator("rev")
     @classmethod
@@ -50,7 +77,21 @@ class CheckpointConfig(Config):
             raise ValueError("set either rev or path")
         if self.rev is not None and self.epoch is None:
             raise ValueError("set epoch too: a rev needs one")
+        if self.rev is not None and self.selects:
+            raise ValueError(
+                f"set path to a file of weights: {', '.join(self.selects)} does not apply to a rev"
+            )
         return self
+
+    @property
+    def selects(self) -> list[str]:
+        """The keys of a file of weights that do not have their defaults."""
+        return [key for key in OF_WEIGHTS if getattr(self, key) != type(self).model_fields[key].default]
+
+    @property
+    def is_of_weights(self) -> bool:
+        """True if weights are selected, or if the file has PyTorch's format or shards."""
+        return bool(self.selects) or str(self.path).endswith((".pt", ".pth", ".safetensors.index.json"))
 
     def __str__(self) -> str:
         owner = str(self.path) if self.rev is None else f"revision {self.rev[:12]}"

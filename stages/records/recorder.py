@@ -6,15 +6,18 @@ from typing import Protocol
 
 from torch import Tensor
 
+from stages.contracts.errors import RecordError
 from stages.records import formats
 from stages.records.burn_metadata import build_metadata
 from stages.records.byte_readers import PlainReader
 from stages.records.config import RecorderConfig
-from stages.records.dotted_names import unflatten
+from stages.records.dotted_names import flatten, unflatten
 from stages.records.formats import FORMATS, Format
 from stages.records.precision import DoublePrecision, FullPrecision, HalfPrecision, Precision
 from stages.records.record_tree import RawTensor, Record, Tree, map_leaves
+from stages.records.safetensors_format.shards import is_index, read_index
 from stages.records.tensors import from_raw, to_raw
+from stages.records.torch_files.reader import is_torch_file, read_state_dict
 
 
 class Recorder(Protocol):
@@ -203,9 +206,30 @@ def build_recorder(config: RecorderConfig) -> FileRecorder:
     return RECORDERS[config.format_name](PRECISIONS[config.precision_name], compression=config.compression)
 
 
-def read_item(path: Path, like: Tree = None, *, limit: int | None = None) -> Tree:
-    """Return the item of the record at *path*, in the format of its suffix, with torch tensors."""
+def read_item(path: Path, like: Tree = None, *, limit: int | None = None, key: str | None = None) -> Tree:
+    """Return the item of the record at *path*, in the format of its suffix, with torch tensors.
+
+    A ``.pt`` or ``.pth`` file is read without executing code; *key* names the entry with its state dict. The
+    item of a ``.safetensors.index.json`` file has the tensors of all its shards.
+    """
+    if is_torch_file(path):
+        return to_torch_tree(read_state_dict(path, key=key))
+    if key is not None:
+        raise RecordError(f"{path}: key is {key!r}, but only .pt and .pth files have entries. Remove key")
+    if is_index(path):
+        return to_torch_tree(_read_shards(path, limit))
     return to_torch_tree(formats.read(path, like=like, limit=limit).item)
+
+
+def _read_shards(index: Path, limit: int | None) -> Tree:
+    """Return the tree of the tensors in the shards of *index*."""
+    leaves: dict[str, Tree] = {}
+    for path, names in read_index(index).items():
+        found = dict(flatten(formats.read(path, FORMATS["safetensors"], limit=limit).item))
+        if lacking := [name for name in names if name not in found]:
+            raise RecordError(f"{path} lacks {lacking[0]!r}, which {index.name} expects there")
+        leaves.update({name: found[name] for name in names})
+    return unflatten(leaves, str(index))
 
 
 def write_state_dict(state: Mapping[str, Tensor], path: Path) -> None:

@@ -70,6 +70,8 @@ WRONG_VALUES = {
     "pair": [None, True, 1, "", [], [1], [1, 0], [1, True], [1, "1"], [1, 1, 1], {"a": 1}],
     "names": [None, True, 1, "", "x", [""], [1], [True], [".."], ["a/b"], ["a\0"], [["a"]], {"a": 1}],
     "choices": [None, True, 1, "", "safetensors", [""], ["x"], [1], [None], [["burnpack"]], {"a": 1}],
+    "patterns": [None, True, 1, "", "x", [""], [1], [None], ["("], ["a", "*"], [["a"]], {"a": 1}],
+    "renames": [None, True, "x", ["ab"], [1], [["a"]], [["a", 1]], [["(", ""]], [["a", "\\1"]], {"a": "b"}],
     "sections": [None, True, 1, inf, "", "x", [1], [None], [True], ["x"], [{"unknown": 1}], {"a": 1}],
     "parts": [None, True, 1, "", "loss", [1], [None], [""], ["x"], [[]], [{}], [{"kind": ["loss"]}]],
 }
@@ -98,7 +100,9 @@ PARAMS = [
     (
         "build_learner.checkpoint",
         {"path": "x"},
-        {"epoch": "count or null", "weights_only": "flag", "limit": "count or null", "path": "text or null"},
+        {"epoch": "count or null", "weights_only": "flag", "limit": "count or null", "path": "text or null"}
+        | {"key": "text or null", "prefix": "text or null", "strict": "flag"}
+        | {"rename": "renames", "only": "patterns", "skip": "patterns"},
     ),
     ("build_learner.checkpoint", {"rev": "a" * 40, "epoch": 1}, {"rev": "text or null"}),
     (

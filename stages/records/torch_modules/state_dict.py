@@ -8,7 +8,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
+from stages.records.dotted_names import flatten, unflatten
 from stages.records.record_tree import RawTensor, Tree, iter_leaves, strip_type_hints
+from stages.records.selection import ALL_TENSORS, Selection
 from stages.records.tensors import DTYPE_NAMES, from_raw, join_slots, to_raw_tree, view_slot
 from stages.records.torch_modules.module_record import skeleton_of
 from stages.records.torch_modules.skeleton import Constant, Slot, slots
@@ -31,6 +33,8 @@ class LoadResult:
     """Paths of tensors that the module lacks."""
     mismatched: list[str] = field(default_factory=list)
     """Paths of tensors with another shape or kind of dtype, each with what was found and what is expected."""
+    skipped: list[str] = field(default_factory=list)
+    """Names in the record that the selection leaves out."""
 
     @property
     def fits(self) -> bool:
@@ -54,6 +58,7 @@ def load_into(
     strict: bool = True,
     source: str = "the record",
     layout: Layout | None = None,
+    selection: Selection = ALL_TENSORS,
 ) -> LoadResult:
     """Load the tensors of *item* into *module*, converted to its dtypes and devices.
 
@@ -63,6 +68,8 @@ def load_into(
         strict: True: load everything or raise. False: load what fits.
         source: The name of the record in messages. Default: ``the record``.
         layout: Whose names and axes *item* has. Default: infer it from names and shapes.
+        selection: The tensors to load and their new names; a parameter that it leaves out may be missing.
+            Default: all tensors under their own names.
 
     Returns:
         The loaded tensors, and the names that did not fit.
@@ -73,9 +80,11 @@ def load_into(
     """
     own = module.state_dict()
     tree = skeleton_of(module)
-    item = to_raw_tree(item)
+    item, skipped = _select(to_raw_tree(item), selection, source)
     layout = layout or _layout(item, tree, own, source)
     read = _read(item, tree, source, own) if layout == "burn" else _read_names(item, tree, own)
+    read.missing = [name for name in read.missing if selection.includes(name)]
+    read.skipped = skipped
     if strict and not read.fits:
         raise RecordError(_complaint(read, module, source))
     target: OrderedDict[str, Any] = OrderedDict({**own, **read.state})
@@ -83,6 +92,17 @@ def load_into(
         target._metadata = own._metadata  # type: ignore[attr-defined]  # noqa: SLF001  versions of torch's own modules
     module.load_state_dict(target)
     return read
+
+
+def _select(item: Tree, selection: Selection, source: str) -> tuple[Tree, list[str]]:
+    """Return the selected tensors of *item* under their new names, and the names of the others."""
+    if selection == ALL_TENSORS:
+        return item, []
+    leaves = {name: leaf for name, leaf in flatten(item) if _is_tensor(leaf)}
+    names = selection.rename_names(leaves, source)
+    used = set(names.values())
+    skipped = [name for name in leaves if name not in used]
+    return unflatten({new: leaves[old] for new, old in names.items()}, source), skipped
 
 
 class _Reading:

@@ -1,0 +1,1 @@
+"""Reader of the files that `torch.save` writes, without unpickling them."""
