@@ -66,7 +66,7 @@ def _write_warm_start(
         )
     elif wanted.selects:
         raise CheckpointError(
-            f"build_learner.checkpoint: {', '.join(wanted.selects)} applies to a file of weights, and "
+            f"build_learner.checkpoint: only a file of weights has {', '.join(wanted.selects)}, and "
             f"{wanted} is a checkpoint. Set path to a file model-N of it"
         )
     elif wanted.weights_only:

@@ -4,6 +4,7 @@ import json
 import os
 from collections import OrderedDict
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +12,16 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import save_file as save_safetensors
 
+from pipeline.check import find_data_files
 from stages.build_learner import build_learner
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
-from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths, CheckpointConfig
+from stages.params.build_learner_params import (
+    OF_WEIGHTS,
+    BuildLearnerConfig,
+    BuildLearnerPaths,
+    CheckpointConfig,
+)
 from stages.records import DefaultRecorder, Selection, load_into, read_item, save_file
 from stages.records.torch_files.reader import read_state_dict
 
@@ -328,7 +335,7 @@ def test_index_with_a_wrong_shard_is_an_error(tmp_path, shard, message):
 
 
 def test_options_apply_to_a_file_of_weights_only():
-    with pytest.raises(ValidationError, match="set path to a file of weights: skip, strict does not apply"):
+    with pytest.raises(ValidationError, match="instead of rev, which has no skip, strict"):
         CheckpointConfig(rev="a" * 40, epoch=1, skip=["x"], strict=False)
 
 
@@ -341,3 +348,28 @@ def test_config_without_the_options_is_written_as_before():
         "limit": None,
     }
     assert CheckpointConfig(path="x", skip=["y"]).model_dump(mode="json")["skip"] == ["y"]
+
+
+@pytest.mark.parametrize("key", OF_WEIGHTS)
+def test_readme_documents_each_option(key):
+    assert f"`{key}`" in (Path(__file__).parents[1] / "stages/params/README.md").read_text()
+
+
+def test_index_and_its_shards_are_data_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_shards(tmp_path / "weights", {"a": torch.ones(1), "b": torch.ones(1)})
+    index = "weights/model.safetensors.index.json"
+
+    found = find_data_files(BuildLearnerConfig(checkpoint=CheckpointConfig(path=index)))
+
+    names = {"model.safetensors.index.json", "model-0.safetensors", "model-1.safetensors"}
+    assert {path.as_posix() for path in found} == {f"weights/{name}" for name in names}
+
+
+def test_options_do_not_apply_to_a_checkpoint_of_this_project(dataset, tmp_path):
+    folder = tmp_path / "other"
+    config = BuildLearnerConfig.model_validate({"model": MODEL})
+    build_learner(config, BuildLearnerPaths(dataset / "dataset.json", folder))
+
+    with pytest.raises(CheckpointError, match="only a file of weights has prefix"):
+        build(dataset, tmp_path / "learner", folder, prefix="x.")

@@ -79,7 +79,7 @@ class CheckpointConfig(Config):
             raise ValueError("set epoch too: a rev needs one")
         if self.rev is not None and self.selects:
             raise ValueError(
-                f"set path to a file of weights: {', '.join(self.selects)} does not apply to a rev"
+                f"set path to a file of weights instead of rev, which has no {', '.join(self.selects)}"
             )
         return self
 
