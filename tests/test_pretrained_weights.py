@@ -221,6 +221,18 @@ def test_corrupt_file_is_an_error_or_loads(tmp_path, zipped):
             read_item(path)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [{2**70: torch.ones(1)}, {(1,): torch.ones(1)}, [torch.ones(1)], 3],
+    ids=["large key", "tuple as key", "list", "number"],
+)
+def test_file_without_a_state_dict_is_an_error(tmp_path, value):
+    torch.save(value, tmp_path / "weights.pt")
+
+    with pytest.raises(RecordError, match=r"weights.pt (has no state dict|is not an intact file)"):
+        read_item(tmp_path / "weights.pt")
+
+
 def test_tensor_beyond_its_storage_is_an_error(tmp_path):
     path = tmp_path / "weights.pt"
     torch.save({"w": torch.ones(200)}, path, _use_new_zipfile_serialization=False)

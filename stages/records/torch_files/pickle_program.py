@@ -13,6 +13,7 @@ from io import BytesIO
 from typing import Any
 
 from stages.contracts.errors import RecordError
+from stages.records.dtypes import MAX_DIMENSIONS, MAX_ELEMENTS
 
 MAX_OPCODES = 8_000_000
 """Opcodes of one file; a tensor takes about 40."""
@@ -101,9 +102,9 @@ def _describe_typed_tensor(
 def _check_tensor(*parts: Any) -> TensorRef:
     storage, dtype, offset, shape, stride, metadata = parts
     sizes = (offset, *shape, *stride)
-    if not isinstance(storage, StorageRef) or not all(type(size) is int and size >= 0 for size in sizes):
+    if not isinstance(storage, StorageRef) or not all(map(_is_size, sizes)):
         raise ValueError("a tensor has an invalid storage, offset, shape or stride")
-    if metadata or len(shape) != len(stride) or len(shape) > 32:
+    if metadata or len(shape) != len(stride) or len(shape) > MAX_DIMENSIONS:
         raise ValueError("a tensor has an unsupported layout")
     return TensorRef(storage, dtype, offset, tuple(shape), tuple(stride))
 
@@ -262,7 +263,7 @@ class _Program:
     def push_storage(self, _: Any) -> None:
         [found] = self._pop(1)
         kind, storage, key, _location, numel, *view = found
-        if kind != "storage" or not isinstance(key, str) or type(numel) is not int or any(view):
+        if kind != "storage" or not isinstance(key, str) or not _is_size(numel) or any(view):
             raise ValueError("its pickle references an unsupported storage")
         self.stack.append(StorageRef(key, STORAGES[storage.text.rpartition(".")[2]], numel))
 
@@ -282,7 +283,13 @@ class _Program:
 def _check_key(key: Any) -> _Key:
     if not isinstance(key, str | int | float | None) or (isinstance(key, float) and math.isnan(key)):
         raise TypeError(f"a mapping has a key of the type {type(key).__name__}")
+    if isinstance(key, int) and not _is_size(abs(key)):
+        raise ValueError("a mapping has a key of more than 63 bits")
     return key
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < MAX_ELEMENTS
 
 
 _HANDLERS: dict[str, Callable[[_Program, Any], None]] = {
