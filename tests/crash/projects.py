@@ -17,6 +17,7 @@ from stages.runs.layout import HEARTBEAT_FILE, RUNS_FOLDER, stores
 from tests.conftest import fresh
 
 MARK = "CRASH_TRIAL"
+TELEMETRY = "artifacts/telemetry/"
 DVC_PART = re.compile(r"^\.dvc/cache/.*/\.[^/]*\.tmp$")
 """A partial copy of a killed DVC in its cache, which DVC ignores and keeps."""
 TEMP = "dvc exp run --temp"
@@ -186,7 +187,11 @@ class TrialProject:
     def result(self):
         """Return the files that must not depend on interruptions: outputs, dvc.lock and cache."""
         found = self.project.files("dvc.lock", "artifacts", "data", ".dvc/cache")
-        return {name: data for name, data in found.items() if not DVC_PART.search(name)}
+        return {
+            name: data
+            for name, data in found.items()
+            if not (DVC_PART.search(name) or name.startswith(TELEMETRY))
+        }
 
     def store(self):
         """Return the only run store; None if there is none or more than one."""
