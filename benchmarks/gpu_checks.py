@@ -39,7 +39,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 PROCESS_LIMIT_SECONDS = 240.0
 SHAPE, CLASSES, BATCH_SIZE = (1, 28, 28), 10, 64
 NOT_CAPTURED = "not captured in a CUDA graph"
-"""The part of a line in ``experiment.log`` that says that steps run eagerly."""
+"""The part of a line in ``experiment.log`` that reports eager steps."""
 
 
 class ReadingMlp(Mlp):
