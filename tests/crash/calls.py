@@ -3,7 +3,6 @@
 import random
 import shutil
 
-from projects import difference
 from report import Row
 from small_run import CONFIG, SmallRun, fork, inspect_store, prepare, run_in_child, wait_for_result
 from tracer import WRITES, check_permitted, trace, wait_for_tracer
@@ -72,15 +71,8 @@ class Calls:
         wrong = [self._wrong_ending(change if reached else None, code, text), unreadable]
         if reached and change == "kill":
             wrong.append(unsaved)
-        ended, _, text = run_in_child(run.fit)
-        if ended != 0:
-            wrong.append(f"the run after it ended with {ended}: {text}")
-        wrong.append(difference(run.outputs(), self.reference))
-        finding = "; ".join(filter(None, wrong))
-        if finding:
-            finding = f"trial {index}, {change} at call {number}: {call}: {finding}"
-        else:
-            shutil.rmtree(run.folder)
+        wrong += run.resume(self.reference)
+        finding = run.close(f"trial {index}, {change} at call {number}: {call}", wrong)
         counted = {f"lost {lost} steps": 1} if reached and change == "kill" else {}
         return Row(f"a system call: {change}", finding, counted if reached else {"not reached": 1})
 

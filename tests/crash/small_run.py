@@ -4,6 +4,7 @@ import json
 import logging
 import mmap
 import os
+import shutil
 import signal
 import struct
 import sys
@@ -12,6 +13,7 @@ from contextlib import suppress
 
 import numpy as np
 import torch
+from projects import difference
 
 from stages import build_learner, checkpoints, data, fit, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
@@ -89,6 +91,19 @@ class SmallRun:
             confusion=folder / "artifacts/plots/confusion.tsv",
         )
         self.counter = Counter()
+
+    def resume(self, reference):
+        """Run the same command again; return the differences from *reference* and the error, if any."""
+        code, _, text = run_in_child(self.fit)
+        ending = "" if code == 0 else f"the run after it ended with {code}: {text}"
+        return [ending, difference(self.outputs(), reference)]
+
+    def close(self, trial, wrong):
+        """Return what is *wrong* after *trial* in one line; remove the folder if nothing is."""
+        finding = "; ".join(filter(None, wrong))
+        if not finding:
+            shutil.rmtree(self.folder)
+        return finding and f"{trial}: {finding}"
 
     def begin(self, old=None):
         """Create the folder, with the *old* outputs of another run."""

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from run_files import read_run_files
 from small_run import run_in_child
 from torch import nn
 
@@ -43,7 +44,7 @@ class Killer(NamedMpkGzFileRecorder, NoRenderer):
 
 
 def fit(directory, recorder):
-    """Train in *directory* from the newest checkpoint, if any; return where it resumed."""
+    """Train in *directory* from the newest checkpoint, if any; return the position that it resumed after."""
     torch.manual_seed(3)
     batches = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(BATCHES)]
     builder = LearnerBuilder(directory).num_epochs(EPOCHS).seed(1).devices(["cpu"]).metrics(LossMetric())
@@ -55,14 +56,6 @@ def fit(directory, recorder):
     return learner.resumed
 
 
-def files(directory):
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != "experiment.log"
-    }
-
-
 @pytest.mark.parametrize("name", [f"{part}-{EPOCHS - 1}." for part in ("model", "optim", "scheduler")])
 def test_run_killed_while_a_checkpoint_is_written_resumes_to_the_same_bytes(name, tmp_path):
     code, _, _ = run_in_child(lambda: fit(tmp_path / "killed", Killer(name)))
@@ -71,4 +64,4 @@ def test_run_killed_while_a_checkpoint_is_written_resumes_to_the_same_bytes(name
     run_in_child(lambda: fit(tmp_path / "untouched", NamedMpkGzFileRecorder()))
 
     assert (code, again, resumed) == (-signal.SIGKILL, 0, f"after epoch {EPOCHS - 2}"), text
-    assert files(tmp_path / "killed") == files(tmp_path / "untouched")
+    assert read_run_files(tmp_path / "killed") == read_run_files(tmp_path / "untouched")

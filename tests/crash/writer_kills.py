@@ -8,7 +8,6 @@ import time
 from itertools import count
 from pathlib import Path
 
-from projects import difference
 from report import Row, SkippedError
 from small_run import SmallRun, fork, inspect_store, prepare, run_in_child, wait_for_result
 from workers import run_trials
@@ -54,15 +53,8 @@ class WriterKills:
         if draw.random() < SHARE_OF_SECOND_KILLS and self._kill(run, draw):
             counted["killed again"] = 1
             wrong.append(self._inspect(run, counted))
-        code, _, text = run_in_child(run.fit)
-        if code != 0:
-            wrong.append(f"the run after it ended with {code}: {text}")
-        wrong.append(difference(run.outputs(), self.reference))
-        finding = "; ".join(filter(None, wrong))
-        if finding:
-            finding = f"trial {index}, attempt {attempt}, {kind}: {finding}"
-        else:
-            shutil.rmtree(run.folder)
+        wrong += run.resume(self.reference)
+        finding = run.close(f"trial {index}, attempt {attempt}, {kind}", wrong)
         return Row(kind, finding, counted)
 
     def _kill(self, run, draw):

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from run_files import read_run_files
 from torch import nn
 
 from stages.contracts.errors import BuilderError
@@ -82,11 +83,6 @@ def fit(directory, model, epochs=1, devices=("cpu",)):
     return learner
 
 
-def files(directory):
-    paths = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-    return {str(p.relative_to(directory)): p.read_bytes() for p in paths if p.name != "experiment.log"}
-
-
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
 def test_every_step_of_a_compiled_model_is_compiled_and_its_files_are_those_of_the_plain_model(
     make, tmp_path
@@ -97,7 +93,7 @@ def test_every_step_of_a_compiled_model_is_compiled_and_its_files_are_those_of_t
     fit(tmp_path / "plain", plain(None))
 
     assert backend.calls == 6  # three batches of training, three of validation
-    assert files(tmp_path / "compiled") == files(tmp_path / "plain")
+    assert read_run_files(tmp_path / "compiled") == read_run_files(tmp_path / "plain")
     assert list(learner.model.state_dict()) == list(Net().state_dict())
     learner.model(batches()[0][0])
     assert backend.calls == 7
@@ -109,7 +105,7 @@ def test_run_resumes_with_and_without_compilation(ways, tmp_path):
         fit(tmp_path / "resumed", make(Backend()), epochs)
     fit(tmp_path / "uninterrupted", Net(), 2)
 
-    assert files(tmp_path / "resumed") == files(tmp_path / "uninterrupted")
+    assert read_run_files(tmp_path / "resumed") == read_run_files(tmp_path / "uninterrupted")
 
 
 def test_messages_name_the_parameters_of_the_plain_model(tmp_path):
@@ -189,7 +185,7 @@ def test_compile_option_compiles_every_step_and_changes_no_file(tmp_path):
     fit(tmp_path / "plain", Net())
 
     assert backend.calls == 6
-    assert files(tmp_path / "compiled") == files(tmp_path / "plain")
+    assert read_run_files(tmp_path / "compiled") == read_run_files(tmp_path / "plain")
 
 
 def test_batches_of_another_shape_run_uncompiled(tmp_path):

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from host_synchronization import CountSynchronizations
+from host_synchronization import BatchesOnDevice, CountSynchronizations
+from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
 from torch.optim import lr_scheduler
@@ -136,14 +137,6 @@ def run(
     return learner
 
 
-def files(directory):
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != "experiment.log"
-    }
-
-
 def in_groups(model):
     first, *others = model.parameters()
     groups = [{"params": [first]}, {"params": others, "lr": 0.01}]
@@ -184,7 +177,7 @@ def test_captured_run_equals_eager_run(options, stops, capture, tmp_path):
 
     run(tmp_path / "captured", stops, **options)
 
-    assert files(tmp_path / "captured") == files(tmp_path / "eager")
+    assert read_run_files(tmp_path / "captured") == read_run_files(tmp_path / "eager")
     assert RepeatedCalls.replays > 0
 
 
@@ -290,7 +283,7 @@ def test_step_that_cannot_be_captured_is_reported_once_and_changes_nothing(
 
     run(tmp_path / "asked", **options, kind=kind)
 
-    assert files(tmp_path / "asked") == files(tmp_path / "eager")
+    assert read_run_files(tmp_path / "asked") == read_run_files(tmp_path / "eager")
     [line] = [each for each in caplog.records if each.getMessage().startswith(MESSAGE)]
     assert reason in line.getMessage()
     assert line.levelno == level
@@ -321,7 +314,7 @@ def test_run_continues_eagerly_if_a_capture_fails(stops, capture, tmp_path, capl
 
     run(tmp_path / "failed", stops)
 
-    assert files(tmp_path / "failed") == files(tmp_path / "eager")
+    assert read_run_files(tmp_path / "failed") == read_run_files(tmp_path / "eager")
     lines = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     failure = "the capture failed: RuntimeError: operation not permitted when stream is capturing"
     assert lines == [MESSAGE + failure] * (1 + len(stops))
@@ -334,7 +327,7 @@ def test_metric_that_cannot_be_captured_is_measured_outside_the_graph(options, c
 
     run(tmp_path / "captured", **options)
 
-    assert files(tmp_path / "captured") == files(tmp_path / "eager")
+    assert read_run_files(tmp_path / "captured") == read_run_files(tmp_path / "eager")
     assert RepeatedCalls.replays > 0
     assert MESSAGE not in caplog.text
 
@@ -365,7 +358,7 @@ def test_model_that_changes_between_epochs_is_captured_again_or_not_at_all(
 
     run(tmp_path / "captured", model=Freezing)
 
-    assert files(tmp_path / "captured") == files(tmp_path / "eager")
+    assert read_run_files(tmp_path / "captured") == read_run_files(tmp_path / "eager")
     first = BATCHES - 1 - cuda_graph.WARM_UP_STEPS
     assert RepeatedCalls.replays == (first if min_replays > 1 else first + 2 * (BATCHES - 1) - 3)
 
@@ -413,24 +406,6 @@ def test_batches_of_two_shapes_are_captured_when_one_is_repeated(capture, tmp_pa
     assert RepeatedCalls.replays == 2, "the first 8 is unusual, three warm up, and 5 is eager"
 
 
-class OnDevice:
-    """Batches that are on the device already."""
-
-    def __init__(self, steps):
-        self.batches = [
-            (torch.zeros(4, 4, device="meta"), torch.zeros(4, dtype=torch.int64, device="meta"))
-        ] * steps
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __iter__(self):
-        return iter(self.batches)
-
-    def set_device(self, device):
-        pass
-
-
 @pytest.mark.parametrize("accumulated", [1, 3])
 def test_replayed_step_does_not_wait_for_the_device(accumulated, capture, tmp_path, monkeypatch):
     capture(device="meta")
@@ -441,7 +416,7 @@ def test_replayed_step_does_not_wait_for_the_device(accumulated, capture, tmp_pa
     learner = builder.renderer(NoRenderer()).build(Net(), Adam(), 0.1)
 
     with CountSynchronizations() as counter:
-        learner.fit(OnDevice(200), OnDevice(1))
+        learner.fit(BatchesOnDevice((4,), 200), BatchesOnDevice((4,), 1))
 
     assert RepeatedCalls.replays == 200 - cuda_graph.WARM_UP_STEPS
     in_training, in_validation = 200 // 64 + 1, 1

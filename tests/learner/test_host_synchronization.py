@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from host_synchronization import CountSynchronizations
+from host_synchronization import BatchesOnDevice, CountSynchronizations
 
 from stages.checkpoints import FileCheckpointer
 from stages.checkpoints.file_names import STEP_FOLDER, list_epochs
@@ -17,23 +17,6 @@ from stages.renderers import NoRenderer
 
 STEPS = 200
 MODELS = {"cnn": lambda: Cnn((1, 28, 28), 10), "mlp": lambda: Mlp((1, 8, 8), 10)}
-
-
-class BatchesOnDevice:
-    """*steps* batches that are on the device already."""
-
-    def __init__(self, shape, steps):
-        inputs = torch.zeros(4, *shape, device="meta")
-        self.batches = [(inputs, torch.zeros(4, dtype=torch.int64, device="meta"))] * steps
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __iter__(self):
-        return iter(self.batches)
-
-    def set_device(self, device):
-        pass
 
 
 def build(directory, model, monkeypatch, clipping=None, optimizer=None):
@@ -62,7 +45,7 @@ def test_host_reads_the_device_once_in_64_steps(name, clipping, tmp_path, monkey
 def test_host_reads_the_device_once_in_64_steps_of_fp16(tmp_path, monkeypatch):
     def build_mixed_precision(precision, device, *, fast_path):
         mixed = MixedPrecision("fp16", device)
-        monkeypatch.setattr(mixed, "_device_type", "cpu")  # there is no autocast for `meta`
+        monkeypatch.setattr(mixed, "_device_type", "cpu")  # torch has no autocast for `meta`
         return mixed
 
     monkeypatch.setattr("stages.learner.run_state.MixedPrecision", build_mixed_precision)

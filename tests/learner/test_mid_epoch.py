@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
 
@@ -73,21 +74,12 @@ def run(directory, stop_after=None, workers=0, change=lambda builder: builder):
     return learner
 
 
-def files(directory):
-    """Return the content of every file of a run, except for the log with times."""
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != "experiment.log"
-    }
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     directory = tmp_path_factory.mktemp("uninterrupted")
     learner = run(directory)
     assert (learner.epoch, learner.interrupted) == (EPOCHS, False)
-    return files(directory)
+    return read_run_files(directory)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -99,7 +91,7 @@ def test_run_stopped_twice_at_any_step_equals_uninterrupted_run(stop_after, work
 
     assert first.interrupted
     assert second.resumed
-    assert files(tmp_path) == uninterrupted
+    assert read_run_files(tmp_path) == uninterrupted
 
 
 def test_telemetry_changes_no_other_file_of_a_resumed_run(uninterrupted, tmp_path):
@@ -110,7 +102,7 @@ def test_telemetry_changes_no_other_file_of_a_resumed_run(uninterrupted, tmp_pat
     run(tmp_path, stop_after=TRAIN_BATCHES + 1, change=change)
     run(tmp_path, change=change)
 
-    found = files(tmp_path)
+    found = read_run_files(tmp_path)
     assert {name for name in found if name.startswith("telemetry/train/epoch-1")} == {
         f"telemetry/train/epoch-1/{name}.log" for name in ("Data_Wait", "Iteration_Speed", "Peak_Memory")
     }
@@ -144,7 +136,7 @@ def test_buffers_of_each_device_are_restored(tmp_path):
     fit(tmp_path / "interrupted", stop_after=2)
     fit(tmp_path / "interrupted")
 
-    assert files(tmp_path / "interrupted") == files(tmp_path / "uninterrupted")
+    assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")
 
 
 @pytest.mark.gpu
@@ -157,7 +149,7 @@ def test_resumed_run_on_cuda_equals_uninterrupted_run_if_deterministic(tmp_path)
         run(tmp_path / "interrupted", stop_after, change=on_cuda)
     run(tmp_path / "interrupted", change=on_cuda)
 
-    assert files(tmp_path / "interrupted") == files(tmp_path / "uninterrupted")
+    assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -184,7 +176,7 @@ def test_loader_of_torch_resumes_at_the_right_batch(workers, tmp_path, monkeypat
         fit(tmp_path / "interrupted", stop_after)
     fit(tmp_path / "interrupted")
 
-    assert files(tmp_path / "interrupted") == files(tmp_path / "uninterrupted")
+    assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")
 
 
 class Positioned:
@@ -249,7 +241,7 @@ def test_random_augmentation_in_workers_of_a_torch_loader_resumes_exactly(persis
         fit(tmp_path / "resumed", stop_after)
     fit(tmp_path / "resumed")
 
-    assert files(tmp_path / "resumed") == files(tmp_path / "uninterrupted")
+    assert read_run_files(tmp_path / "resumed") == read_run_files(tmp_path / "uninterrupted")
     assert ("are restarted for each epoch" in caplog.text) == persistent
 
 
@@ -294,7 +286,7 @@ def test_crash_repeats_at_most_the_steps_of_one_interval(every, crash, resumed, 
     learner = run(tmp_path)
 
     assert learner.resumed == resumed
-    assert files(tmp_path) == uninterrupted
+    assert read_run_files(tmp_path) == uninterrupted
 
 
 class StepCheckpoints(NoRenderer):
@@ -316,7 +308,7 @@ def test_previous_step_is_kept_until_the_next_one_is_written(tmp_path, uninterru
 
     counts = [count for step, count in enumerate(seen.counts) if step % length >= 2]
     assert set(counts) <= {1, 2}
-    assert files(tmp_path) == uninterrupted
+    assert read_run_files(tmp_path) == uninterrupted
 
 
 @pytest.mark.parametrize("broken", ["model", "optim", "scheduler", "trainer"])
@@ -329,7 +321,7 @@ def test_corrupt_step_is_skipped_for_the_previous_epoch(broken, tmp_path, uninte
 
     assert learner.epoch == EPOCHS
     assert "Passing over" in caplog.text
-    assert files(tmp_path) == uninterrupted
+    assert read_run_files(tmp_path) == uninterrupted
 
 
 class FullDisk(NamedMpkGzFileRecorder):
@@ -353,7 +345,7 @@ def test_run_with_a_missing_checkpoint_fails_and_the_next_one_completes_it(lost,
     learner = run(tmp_path)
 
     assert learner.resumed == f"after epoch {lost - 1}"
-    assert files(tmp_path) == uninterrupted
+    assert read_run_files(tmp_path) == uninterrupted
 
 
 def test_run_without_an_intact_checkpoint_does_not_start_over(tmp_path):
@@ -374,7 +366,7 @@ def test_run_with_more_epochs_resumes_from_the_last(tmp_path):
     run(tmp_path / "three", change=epochs(3))
 
     assert grown.resumed == "after epoch 2"
-    assert files(tmp_path / "two") == files(tmp_path / "three")
+    assert read_run_files(tmp_path / "two") == read_run_files(tmp_path / "three")
 
 
 def test_incomplete_checkpoint_of_a_killed_run_is_removed(tmp_path, uninterrupted):
@@ -384,7 +376,7 @@ def test_incomplete_checkpoint_of_a_killed_run_is_removed(tmp_path, uninterrupte
 
     run(tmp_path)
 
-    assert files(tmp_path) == uninterrupted
+    assert read_run_files(tmp_path) == uninterrupted
 
 
 def test_checkpoint_of_another_run_is_rejected(tmp_path):

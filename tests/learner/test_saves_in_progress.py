@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from run_files import read_run_files
 
 from stages.checkpoints import Checkpoint, FileCheckpointer, KeepLast
 from stages.contracts.errors import CheckpointError
@@ -39,14 +40,6 @@ class SlowDisk(NamedMpkGzFileRecorder, NoRenderer):
             self.go.set()
 
 
-def files(directory):
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != "experiment.log"
-    }
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_checkpoint_written_during_the_next_epoch_has_the_same_bytes(train, workers, tmp_path):
     """With workers, the processes of the next epoch are forked while the thread writes."""
@@ -60,7 +53,7 @@ def test_checkpoint_written_during_the_next_epoch_has_the_same_bytes(train, work
     train(tmp_path / "slow", change=change, workers=workers)
 
     assert len(disk.present) == 3
-    assert files(tmp_path / "slow") == files(tmp_path / "fast")
+    assert read_run_files(tmp_path / "slow") == read_run_files(tmp_path / "fast")
 
 
 def test_replaced_checkpoint_is_kept_until_the_next_one_is_written(train, tmp_path):
