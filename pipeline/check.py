@@ -11,6 +11,7 @@ from pipeline.project import parse_paths
 from pipeline.snapshot import interpolate, read_variables
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
+from stages.contracts.fields import DATA_PATH
 from stages.records.safetensors_format.shards import is_index, read_index
 
 PARAMS = Path("params.yaml")
@@ -82,7 +83,7 @@ def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
 
 def find_modules(config: BaseModel, root: Path) -> Iterator[Path]:
     """Yield the modules below *root* that *config* names at any depth."""
-    for name, value in list_strings(config):
+    for name, value, _ in list_strings(config):
         if name.rpartition(".")[2] == "kind" and ":" in value:
             yield from _module(value.partition(":")[0], root)
 
@@ -99,21 +100,26 @@ def find_data_files(config: BaseModel) -> Iterator[Path]:
                 yield from read_index(path)
 
 
-def list_strings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every string in *config* with its key, which begins with *prefix*."""
+def list_strings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str, bool]]:
+    """Yield every string in *config* with its key, which begins with *prefix*, and if it is a path to data.
+
+    Such a path has the key ``path``, or is a field of the type `DataPath`.
+    """
     for name, value in [*config, *(config.model_extra or {}).items()]:
         key = f"{prefix}{name}"
+        field = type(config).model_fields.get(name)
+        is_path = name == "path" or (field is not None and DATA_PATH in field.metadata)
         for each in value if isinstance(value, tuple | list) else [value]:
             if isinstance(each, BaseModel):
                 yield from list_strings(each, f"{key}.")
             elif isinstance(each, str):
-                yield key, each
+                yield key, each, is_path
 
 
 def _paths(config: BaseModel, prefix: str) -> Iterator[tuple[str, Path]]:
     """Yield every path to data in *config* with its key, except for URLs."""
-    for key, value in list_strings(config, prefix):
-        if key.rpartition(".")[2] == "path" and "://" not in value:
+    for key, value, is_path in list_strings(config, prefix):
+        if is_path and "://" not in value:
             yield key, Path(value)
 
 

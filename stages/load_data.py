@@ -21,6 +21,7 @@ class LoadDataConfig(Config):
     * ``digits``: ``path: null``, which is not used
     * ``idx``: ``path``, a folder
     * ``npz``: ``path``, a file
+    * ``npy``: ``inputs`` and ``targets``, two files
     """
     valid_fraction: Share = 0.2
     """Share of the samples for the valid split, if the source has no valid split."""

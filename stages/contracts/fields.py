@@ -179,6 +179,9 @@ StepKind = Literal["auto", "eager", "captured"]
 Compile = Annotated[bool | str, BeforeValidator(_compile)]
 Resident = Annotated[bool | Literal["auto"], BeforeValidator(_resident)]
 Text = Annotated[str, BeforeValidator(_text)]
+DATA_PATH = "path to data"
+"""Marks a field that is a path to data, of which `learner check` checks that it exists and is in ``deps``."""
+DataPath = Annotated[str, BeforeValidator(_text), DATA_PATH]
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
 """Regular expressions, searched for in a name."""
 Renames = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_renames)]

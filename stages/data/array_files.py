@@ -1,4 +1,4 @@
-"""Readers of array files: NumPy archives and IDX files, optionally compressed with gzip."""
+"""Readers of array files: NumPy arrays and archives, and IDX files, optionally compressed with gzip."""
 
 import gzip
 import math
@@ -12,6 +12,7 @@ from numpy.lib import format as npy
 
 from stages.contracts.errors import DataError
 from stages.data.checks import check_type
+from stages.data.mapped_arrays import map_array
 
 CHUNK_BYTES = 1 << 20
 """The number of bytes read at a time."""
@@ -42,6 +43,27 @@ def read_npz(path: Path, *choices: tuple[str, ...]) -> dict[str, np.ndarray]:
         f"{path} must hold {', or '.join(', '.join(names) for names in choices)}; "
         f"found {', '.join(sorted(members)) or 'no array'}. Save it with np.savez under these names"
     )
+
+
+def map_npy(path: Path, key: str) -> np.ndarray:
+    """Return the array in the .npy file *path*, mapped into memory. Never unpickles.
+
+    *key* names the param with the path. Raises `DataError` if *path* is not an intact array of numbers.
+    """
+    if not path.is_file():
+        raise DataError(f"{key}: there is no file {str(path)!r}. Correct the path")
+    try:
+        with path.open("rb") as file:
+            shape, is_fortran, dtype = _read_npy_header(file, str(path))
+            check_type(dtype, str(path))
+            offset, limit = file.tell(), path.stat().st_size - file.tell()
+        size = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or size > limit:
+            raise DataError(_describe_size(str(path), shape, size, f"at most {limit}"))
+        array = map_array(path, offset, shape[::-1] if is_fortran else shape, dtype)
+        return array.T if is_fortran else array
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}). Check its permissions") from error
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
@@ -96,7 +118,7 @@ def _read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool,
         return _NPY_HEADERS[version](file)
     except (ValueError, KeyError, SyntaxError, TypeError):
         raise DataError(
-            f"{name} is not a NumPy array: its header is invalid. Save it with np.savez"
+            f"{name} is not a NumPy array: its header is invalid. Save it with np.save or np.savez"
         ) from None
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import DataError
+from stages.data.mapped_arrays import release
 from stages.data.splits import Arrays
 
 MAX_CLASSES = 10_000_000
@@ -125,6 +126,7 @@ def _find_first(array: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray])
     for rows in row_blocks(len(array), array.nbytes // len(array)):
         block = array[rows]
         wrong = is_wrong(block)
+        release(array)
         if wrong.any():
             place = np.unravel_index(wrong.argmax(), wrong.shape)
             return f"{block[place]} in sample {rows.start + place[0]}"

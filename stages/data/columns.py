@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from stages.data.checks import check, input_type, row_blocks, target_type
+from stages.data.mapped_arrays import gather, is_mapped, release
 from stages.data.splits import Arrays, divide
 
 
@@ -35,7 +36,12 @@ class Column:
 
     def read(self, rows: slice) -> np.ndarray:
         """Return *rows* in the stored type, contiguous in memory."""
-        found = self.array[rows] if self.rows is None else self.array[self.rows[rows]]
+        release(self.array)
+        if self.rows is None:
+            found = self.array[rows]
+        else:
+            chosen = self.rows[rows]
+            found = gather(self.array, chosen) if is_mapped(self.array) else self.array[chosen]
         return np.ascontiguousarray(found, self.dtype)
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -76,6 +82,12 @@ def to_columns(arrays: Arrays, where: str) -> Columns:
 
 
 def split_columns(columns: Columns, valid_fraction: float, seed: int) -> tuple[Columns, Columns]:
-    """Return the train and the valid split of *columns*, as `stages.data.split` divides arrays."""
+    """Return the train and the valid split of *columns*, as `stages.data.split` divides arrays.
+
+    The samples of mapped arrays keep their order in both splits, so that a file is read from start to end.
+    """
     train, valid = divide(columns.targets.array, valid_fraction, seed)
+    if is_mapped(columns.inputs.array) or is_mapped(columns.targets.array):
+        train.sort()
+        valid.sort()
     return columns.select(train), columns.select(valid)

@@ -5,12 +5,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Tag
 
 from stages.contracts.config import Config, Use, kind_of
-from stages.contracts.fields import Text
+from stages.contracts.fields import DataPath, Text
 from stages.contracts.plugins import name_validator
 
 BUILT_IN = {
     "digits": "stages.data.sources:digits",
     "idx": "stages.data.sources:idx",
+    "npy": "stages.data.sources:npy",
     "npz": "stages.data.sources:npz",
 }
 
@@ -42,6 +43,16 @@ class Npz(Config):
     """The file, relative to the root of the project or absolute."""
 
 
+class Npy(Config):
+    """Two NumPy arrays in files of their own, mapped into memory, so that load-data needs little of it."""
+
+    kind: Literal["npy"]
+    inputs: DataPath
+    """The file with the inputs, (N, …), relative to the root of the project or absolute."""
+    targets: DataPath
+    """The file with the targets, (N,) integers for classes, (N,) or (N, …) floats for regression."""
+
+
 def _tag(value: Any) -> str:
     kind = kind_of(value)
     return kind if kind in BUILT_IN else "use"
@@ -51,6 +62,7 @@ Source = Annotated[
     Annotated[Digits, Tag("digits")]
     | Annotated[Idx, Tag("idx")]
     | Annotated[Npz, Tag("npz")]
+    | Annotated[Npy, Tag("npy")]
     | Annotated[Use, AfterValidator(name_validator("source", BUILT_IN)), Tag("use")],
     Discriminator(_tag),
 ]

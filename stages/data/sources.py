@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from stages.contracts import plugins
-from stages.contracts.config import Use, arguments_of
+from stages.contracts.config import arguments_of
 from stages.contracts.errors import DataError, PluginError
-from stages.data.array_files import read_idx, read_npz
-from stages.data.config import BUILT_IN, Digits, Idx, Npz
+from stages.data.array_files import map_npy, read_idx, read_npz
+from stages.data.config import BUILT_IN, Source
 from stages.data.splits import Arrays, Splits
 
 
-def load_source(config: Digits | Idx | Npz | Use) -> Arrays | Splits:
+def load_source(config: Source) -> Arrays | Splits:
     """Return the data of the source that *config* names. Raises `DataError` or `PluginError`."""
     source = plugins.find("source", config.kind, BUILT_IN)
     loaded = plugins.build("source", config.kind, source, arguments_of(config))
@@ -47,6 +47,15 @@ def npz(path: str) -> Arrays | Splits:
         return _npz_pair(arrays, "inputs", "targets", path)
     return Splits(
         train=_npz_pair(arrays, "x_train", "y_train", path), valid=_npz_pair(arrays, "x_test", "y_test", path)
+    )
+
+
+def npy(inputs: str, targets: str) -> Arrays:
+    """Return the arrays in two .npy files, mapped into memory and read without pickle."""
+    return Arrays(
+        map_npy(Path(inputs), "load_data.source.inputs"),
+        map_npy(Path(targets), "load_data.source.targets"),
+        (inputs, targets),
     )
 
 

@@ -97,6 +97,11 @@ MISTAKES = {
         "kind: npz\n    path: raw/digits.npz",
         "load_data.source.path: the file or folder 'raw/digits.npz' does not exist. Run `dvc pull raw.dvc`",
     ),
+    "one of two files is missing": (
+        SOURCE,
+        "kind: npy\n    inputs: mine.py\n    targets: no/y.npy",
+        "load_data.source.targets: the file or folder 'no/y.npy' does not exist. Correct the path",
+    ),
     "checkpoint is missing": (
         "build_learner:\n",
         "build_learner:\n  checkpoint: {path: old, epoch: 1}\n",
@@ -173,6 +178,16 @@ def test_check_accepts_valid_params(old, new, project):
 
     assert "error" not in checked.text
     assert checked.code == (1 if "would not rerun" in checked.out else 0), checked.text
+
+
+def test_check_reports_the_missing_dep_of_each_file_of_a_source(project):
+    project.edit("params.yaml", SOURCE, "kind: npy\n    inputs: mine.py\n    targets: values.py")
+
+    checked = project.learner("check")
+
+    assert checked.code == 1, checked.text
+    for name in ("mine.py", "values.py"):
+        assert f"an edit of {name} would not rerun load-data; add to its deps:\n      - {name}" in checked.out
 
 
 def test_check_does_not_load_torch_for_a_model_of_the_user(project):

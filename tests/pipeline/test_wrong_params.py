@@ -87,6 +87,11 @@ PARAMS = [
     ("load_data.source", {"kind": "idx", "path": "x"}, {"path": "text"}),
     ("load_data.source", {"kind": "npz", "path": "x"}, {"path": "text"}),
     (
+        "load_data.source",
+        {"kind": "npy", "inputs": "x", "targets": "y"},
+        {"inputs": "text", "targets": "text"},
+    ),
+    (
         "build_learner",
         {},
         {
