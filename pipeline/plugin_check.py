@@ -23,10 +23,12 @@ from stages.data import config as sources
 from stages.loggers import config as loggers
 from stages.metrics import registry as metrics
 from stages.models import config as models
+from stages.optim import config as optimizers
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "source": sources.BUILT_IN,
     "model": models.BUILT_IN,
+    "optimizer": optimizers.BUILT_IN,
     "batcher": sources.BATCHERS,
     "metric": metrics.BUILT_IN,
     "logger": loggers.BUILT_IN,
@@ -102,6 +104,8 @@ def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
         yield "load_data.source", "source", params.load_data.source
     if isinstance(params.build_learner.model, Use):
         yield "build_learner.model", "model", params.build_learner.model
+    if isinstance(params.build_learner.optimizer, Use):
+        yield "build_learner.optimizer", "optimizer", params.build_learner.optimizer
     yield "fit.batcher", "batcher", params.fit.batcher
     for number, metric in enumerate(params.fit.metrics):
         yield f"fit.metrics.{number}", "metric", metric
@@ -135,9 +139,12 @@ def _mistake(part: str, use: Use) -> str:
 
 
 def _try_out(part: str, use: Use) -> None:
-    """Import *use* and check its arguments; build it if it is a metric, whose arguments are all in params."""
+    """Import *use* and check its arguments; build a metric or an optimizer, whose arguments are in params."""
     if part == "metric":
         import_module("stages.metrics.registry").build_metric(use)
+        return
+    if part == "optimizer":
+        import_module("stages.optim").check_class(use)
         return
     maker: Any = plugins.find(part, use.kind, BUILT_IN[part])
     arguments = arguments_of(use)

@@ -38,6 +38,7 @@ from stages.optim import (
     OptimizerConfig,
     ScheduleConfig,
     Scheduler,
+    learning_rate_of,
 )
 from stages.records import HalfPrecision, Recorder
 
@@ -72,7 +73,7 @@ class LearnerSpec(Config):
             "num_outputs": self.num_outputs,
         }
         model = build_model(self.model, data_shape)
-        return model, self.optimizer, Scheduler(self.optimizer.learning_rate, self.schedule)
+        return model, self.optimizer, Scheduler(learning_rate_of(self.optimizer), self.schedule)
 
     def write(self, directory: Path) -> None:
         """Write ``learner.json`` to *directory*."""

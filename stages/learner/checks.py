@@ -277,6 +277,11 @@ class StepChecks:
                     f"returned a gradient of shape {tuple(gradient.shape)} for {name}, which has shape "
                     f"{tuple(parameter.shape)}: return the gradients in the order of self.parameters()",
                 )
+            if gradient.layout == torch.strided and isinstance(self._optimizer, torch.optim.SparseAdam):
+                raise BuilderError(
+                    f"the gradient of {name} is dense, which SparseAdam does not support. Use another "
+                    "optimizer, or create every layer with sparse=True"
+                )
             if gradient.layout != torch.strided and not takes_sparse(self._optimizer):
                 raise BuilderError(
                     f"the gradient of {name} is sparse, which {type(self._optimizer).__name__} with its "

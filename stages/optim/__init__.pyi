@@ -10,6 +10,7 @@ from .config import Lbfgs as Lbfgs
 from .config import Muon as Muon
 from .config import NonFinite as NonFinite
 from .config import OptimizerConfig as OptimizerConfig
+from .config import OptimizerUse as OptimizerUse
 from .config import RmsProp as RmsProp
 from .config import Sgd as Sgd
 from .device_guard import DeviceGuard as DeviceGuard
@@ -21,7 +22,9 @@ from .gradients import Window as Window
 from .guard import Guard as Guard
 from .guard import NonFiniteError as NonFiniteError
 from .loss_scaler import LossScaler as LossScaler
+from .optimizer_classes import check_class as check_class
 from .optimizers import build_optimizer as build_optimizer
+from .optimizers import learning_rate_of as learning_rate_of
 from .scheduler import LrScheduler as LrScheduler
 from .scheduler import Scheduler as Scheduler
 from .schedules import Composed as Composed

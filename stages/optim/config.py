@@ -3,12 +3,27 @@
 Norms are L2.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from stages.contracts.config import Config
+from stages.contracts.config import Config, Use, kind_of
 from stages.contracts.fields import Count, Decay, Flag, NonNegative, Positive, integer
+from stages.contracts.plugins import name_validator
+
+OUR_KINDS = ("adam", "adamw", "sgd", "rmsprop", "adagrad", "muon", "lbfgs")
+"""The optimizers with Burn's formulas and defaults."""
+BUILT_IN = {
+    **dict.fromkeys(OUR_KINDS, "stages.optim.optimizers:build_optimizer"),
+    "adadelta": "torch.optim:Adadelta",
+    "adafactor": "torch.optim:Adafactor",
+    "adamax": "torch.optim:Adamax",
+    "asgd": "torch.optim:ASGD",
+    "nadam": "torch.optim:NAdam",
+    "radam": "torch.optim:RAdam",
+    "rprop": "torch.optim:Rprop",
+    "sparse_adam": "torch.optim:SparseAdam",
+}
 
 
 class ClipByValue(Config):
@@ -185,6 +200,42 @@ class Lbfgs(Optimizer):
     """Null: each iteration uses the learning rate as its step size."""
 
 
+class OptimizerUse(Use):
+    """An optimizer of `torch.optim` or of your own, with the formula and the defaults of its class.
+
+    Every key except ``kind``, ``learning_rate`` and ``clipping`` is an argument of the class.
+    """
+
+    learning_rate: Positive | None = None
+    """The argument ``lr``; null: the default of the class."""
+    clipping: Clipping | None = None
+    """Limit of the gradients, as for every optimizer; null for no limit."""
+
+    @model_validator(mode="after")
+    def _check_rate(self) -> "OptimizerUse":
+        if "lr" in (self.model_extra or {}):
+            raise ValueError("lr: unknown key. Set learning_rate instead")
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the class, except for ``lr``; null is not passed."""
+        return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+
+
+def _tag(value: Any) -> str:
+    kind = kind_of(value)
+    return kind if kind in OUR_KINDS else "use"
+
+
 OptimizerConfig = Annotated[
-    Adam | AdamW | Sgd | RmsProp | AdaGrad | Muon | Lbfgs, Field(discriminator="kind")
+    Annotated[Adam, Tag("adam")]
+    | Annotated[AdamW, Tag("adamw")]
+    | Annotated[Sgd, Tag("sgd")]
+    | Annotated[RmsProp, Tag("rmsprop")]
+    | Annotated[AdaGrad, Tag("adagrad")]
+    | Annotated[Muon, Tag("muon")]
+    | Annotated[Lbfgs, Tag("lbfgs")]
+    | Annotated[OptimizerUse, AfterValidator(name_validator("optimizer", BUILT_IN)), Tag("use")],
+    Discriminator(_tag),
 ]

@@ -6,17 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.optim.config import AdaGrad, Adam, AdamW, Lbfgs, Muon, RmsProp, Sgd
+from stages.optim.config import AdaGrad, Adam, AdamW, Lbfgs, Muon, OptimizerConfig, OptimizerUse, RmsProp, Sgd
 from stages.optim.fast_path.kernels import is_dense, is_skipped_by_sgd
 from stages.optim.fast_path.patches import without_dynamo
+from stages.optim.optimizer_classes import build_class, default_rate
 
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-def build_optimizer(
-    config: Adam | AdamW | Sgd | RmsProp | AdaGrad | Muon | Lbfgs, parameters: Iterable[Tensor]
-) -> torch.optim.Optimizer:
-    """Return the PyTorch optimizer of *parameters*, in its fused form if there is one.
+def build_optimizer(config: OptimizerConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """Return the PyTorch optimizer of *parameters*, in its fused form if it is one of Burn's and has one.
 
     The optimizer does not clip: pass ``config.clipping`` to the `Stepper`.
 
@@ -29,9 +28,12 @@ def build_optimizer(
         return _build(config, parameters)
 
 
-def _build(
-    config: Adam | AdamW | Sgd | RmsProp | AdaGrad | Muon | Lbfgs, parameters: list[Tensor]
-) -> torch.optim.Optimizer:
+def learning_rate_of(config: OptimizerConfig) -> float:
+    """Return the learning rate of *config*, by default that of its class. Raises `PluginError`."""
+    return default_rate(config) if isinstance(config, OptimizerUse) else config.learning_rate
+
+
+def _build(config: OptimizerConfig, parameters: list[Tensor]) -> torch.optim.Optimizer:
     match config:
         case Adam() | AdamW():
             return _adam(config, parameters)
@@ -71,6 +73,8 @@ def _build(
             )
         case Lbfgs():
             return _lbfgs(config, parameters)
+        case OptimizerUse():
+            return build_class(config, parameters)
 
 
 def _adam(config: Adam | AdamW, parameters: list[Tensor]) -> torch.optim.Adam:

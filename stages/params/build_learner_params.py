@@ -112,7 +112,11 @@ class BuildLearnerConfig(Config):
     * ``mlp_regressor``: ``hidden_sizes: [64]``, ``dropout: 0.0``
     """
     optimizer: OptimizerConfig = Adam()
-    """The optimizer; each kind also takes ``clipping`` (see `stages.optim.config`). Arguments and defaults:
+    """The optimizer; each kind also takes ``clipping`` (see `stages.optim.config`).
+
+    ``adadelta``, ``adafactor``, ``adamax``, ``asgd``, ``nadam``, ``radam``, ``rprop``, ``sparse_adam`` and
+    import paths such as ``torch.optim:Adam`` or ``my_lab.optim:Lion`` take the arguments of their class, with
+    ``learning_rate`` for ``lr``. The kinds below have Burn's formulas. Arguments and defaults:
 
     * ``adam``: ``learning_rate: 1e-4``, ``beta_1: 0.9``, ``beta_2: 0.999``, ``epsilon: 1e-5``,
       ``amsgrad: false``, ``weight_decay: 0.0``

@@ -47,6 +47,16 @@ MISTAKES = {
         'kind: "mine:Net"',
         "build_learner.model: model 'mine:Net' cannot be built: missing a required argument: 'width'",
     ),
+    "optimizer with an unknown argument": (
+        "kind: adam\n",
+        "kind: nadam\n    momentum_deacy: 0.1\n",
+        "build_learner.optimizer: optimizer 'nadam' cannot be built: unknown argument 'momentum_deacy'. Did",
+    ),
+    "optimizer with an invalid argument": (
+        "kind: adam\n",
+        "kind: torch.optim:Adam\n    betas: [0.9, 2]\n",
+        "build_learner.optimizer: optimizer 'torch.optim:Adam' cannot be built: ValueError: Invalid beta",
+    ),
     "source with an unknown argument": (
         SOURCE,
         'kind: "mine:rings"\n    count: 3\n    nois: 1',

@@ -20,7 +20,7 @@ INVALID_PARAMS = {
         "learning_rate: -1",
         "learning_rate: must be a finite number above 0; found -1",
     ),
-    "unknown kind": ("kind: adam", "kind: adm", "build_learner.optimizer.kind: must be 'adam', "),
+    "unknown kind": ("kind: adam", "kind: adm", "no optimizer is named 'adm'. Did you mean 'adam'?"),
     "unknown model": ("kind: cnn", "kind: cn", "no model is named 'cn'. Did you mean 'cnn'?"),
     "unknown metric": (
         "[loss, accuracy]",
