@@ -19,6 +19,7 @@ from pipeline.params import Params, read_params
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import StageError
+from stages.data import augmentation_config as augmentations
 from stages.data import config as sources
 from stages.loggers import config as loggers
 from stages.metrics import registry as metrics
@@ -30,6 +31,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "model": models.BUILT_IN,
     "optimizer": optimizers.BUILT_IN,
     "batcher": sources.BATCHERS,
+    "augmentation": augmentations.AUGMENTATIONS,
     "metric": metrics.BUILT_IN,
     "logger": loggers.BUILT_IN,
 }
@@ -107,6 +109,9 @@ def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
     if isinstance(params.build_learner.optimizer, Use):
         yield "build_learner.optimizer", "optimizer", params.build_learner.optimizer
     yield "fit.batcher", "batcher", params.fit.batcher
+    for number, augmentation in enumerate(params.fit.augment):
+        if isinstance(augmentation, Use):
+            yield f"fit.augment.{number}", "augmentation", augmentation
     for number, metric in enumerate(params.fit.metrics):
         yield f"fit.metrics.{number}", "metric", metric
     for number, logger in enumerate(params.fit.loggers):
@@ -139,9 +144,12 @@ def _mistake(part: str, use: Use) -> str:
 
 
 def _try_out(part: str, use: Use) -> None:
-    """Import *use* and check its arguments; build a metric or an optimizer, whose arguments are in params."""
+    """Import *use* and check its arguments; build a metric or an augmentation: params have all arguments."""
     if part == "metric":
         import_module("stages.metrics.registry").build_metric(use)
+        return
+    if part == "augmentation":
+        import_module("stages.data.augmentation").build_augmentation(use)
         return
     if part == "optimizer":
         import_module("stages.optim").check_class(use)

@@ -112,6 +112,20 @@ def _check_pattern(pattern: str) -> str:
     return pattern
 
 
+def _size(value: Any) -> tuple[int, int]:
+    pair = value if isinstance(value, list | tuple) else (value, value)
+    if len(pair) != 2 or not all(_is_integral(each) and 1 <= each <= MAX_UNITS for each in pair):
+        raise _error(f"must be an integer from 1 to {MAX_UNITS}, or a list of two: height and width")
+    return int(pair[0]), int(pair[1])
+
+
+def _range(value: Any) -> tuple[float, float]:
+    is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_finite, value))
+    if not is_pair or not 0 < value[0] <= value[1]:
+        raise _error("must be a list of two numbers above 0, the smaller one first")
+    return float(value[0]), float(value[1])
+
+
 def _file_name(value: Any) -> str:
     if not isinstance(value, str) or value in ("", ".", "..") or set(value) & {"/", "\0"}:
         raise _error("must be the name of a file or folder, without a path")
@@ -165,6 +179,12 @@ Seconds = Annotated[
     float, number(f"a number above 0 and of at most {MAX_SECONDS}", lambda value: 0 < value <= MAX_SECONDS)
 ]
 Share = Annotated[float, number("a number above 0 and below 1", lambda value: 0 < value < 1)]
+Fraction = Annotated[float, number("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+Finite = Annotated[float, number("a finite number", math.isfinite)]
+Size = Annotated[tuple[int, int], BeforeValidator(_size)]
+"""The height and the width of an image; one number is both."""
+Range = Annotated[tuple[float, float], BeforeValidator(_range)]
+"""The smallest and the largest value of a positive number."""
 Decay = Annotated[float, number("a number of at least 0 and below 1", lambda value: 0 <= value < 1)]
 Factor = Annotated[float, number("a number above 0 and of at most 1", lambda value: 0 < value <= 1)]
 Flag = Annotated[bool, BeforeValidator(_flag)]

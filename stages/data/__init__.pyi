@@ -1,3 +1,10 @@
+from .augmentation import Augmentation as Augmentation
+from .augmentation import build_augmentation as build_augmentation
+from .augmentation_config import ColorJitter as ColorJitter
+from .augmentation_config import HorizontalFlip as HorizontalFlip
+from .augmentation_config import RandomCrop as RandomCrop
+from .augmentation_config import RandomErasing as RandomErasing
+from .augmentation_config import VerticalFlip as VerticalFlip
 from .batchers import Batch as Batch
 from .batchers import Batcher as Batcher
 from .batchers import NormalizeBatcher as NormalizeBatcher

@@ -67,11 +67,12 @@ class DeviceLoader:
         dataset, resident = self._host.dataset, self._transfer.resident
         if not resident:
             return None
-        if type(dataset) is not TensorDataset or self._finish is None:
+        is_augmented = self._host.augmenter is not None
+        if type(dataset) is not TensorDataset or self._finish is None or is_augmented:
             if resident is True:
                 log.warning(
-                    "resident is true, but only a TensorDataset with a NormalizeBatcher can be resident on "
-                    "%s: batches are copied from the CPU",
+                    "resident is true, but only a TensorDataset with a NormalizeBatcher and without "
+                    "augmentation can be resident on %s: batches are copied from the CPU",
                     self._device,
                 )
             return None

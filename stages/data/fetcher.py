@@ -1,17 +1,16 @@
 """Batches, made of sample indices with random numbers that depend only on the seed and the epoch."""
 
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from stages.contracts.seeds import derive_seed
+from stages.data.augmentation import Augmenter
 from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher
 from stages.data.datasets import Dataset, TensorDataset
+from stages.data.random_state import preserve_random_state, seed_random_state
 
 Place = tuple[int, int, Sequence[int] | Tensor]
 """The epoch of a batch, its position in the epoch, counted from 0, and the indices of its samples."""
@@ -24,17 +23,21 @@ class Fetcher:
     the batcher depend on (seed, epoch, position of the batch).
     """
 
-    def __init__(self, dataset: Dataset, batcher: Batcher, seed: int) -> None:
+    def __init__(
+        self, dataset: Dataset, batcher: Batcher, seed: int, augmenter: Augmenter | None = None
+    ) -> None:
         self._dataset = dataset
         self._batcher = batcher
+        self._augmenter = augmenter
         self.seed = seed
         self._draws_samples = type(dataset) is not TensorDataset
         self._draws_batches = type(batcher) not in (NormalizeBatcher, GatherBatcher)
 
     @property
     def runs_user_code(self) -> bool:
-        """True if the dataset or the batcher may draw from the global generators."""
-        return self._draws_samples or self._draws_batches
+        """True if the dataset, a transform or the batcher may draw from the global generators."""
+        draws_inputs = self._augmenter is not None and self._augmenter.runs_user_code
+        return self._draws_samples or draws_inputs or self._draws_batches
 
     def __getitem__(self, place: Place) -> Any:
         """Return the batch at *place*.
@@ -55,6 +58,9 @@ class Fetcher:
                 items = self._draw(epoch, position, torch.as_tensor(indices).tolist())
         else:
             items = self._dataset.__getitems__(indices)  # type: ignore[attr-defined]  # a TensorDataset
+        if self._augmenter is not None:
+            with preserve_random_state() if self._augmenter.runs_user_code else nullcontext():
+                items = self._augmenter.augment(items, epoch, indices)
         if not self._draws_batches:
             return self._batcher.batch(items)
         with preserve_random_state():
@@ -71,23 +77,3 @@ class Fetcher:
     def _sample(self, epoch: int, index: int) -> Any:
         seed_random_state(self.seed, epoch, index)
         return self._dataset[index]
-
-
-@contextmanager
-def preserve_random_state() -> Iterator[None]:
-    """Restore the random state of torch on the CPU, of Python and of NumPy at the end of the block."""
-    state, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-def seed_random_state(seed: int, *path: int | str) -> None:
-    """Seed torch on the CPU, Python and NumPy from *seed* and *path*. Generators of devices are unchanged."""
-    derived = derive_seed(seed, *path)
-    torch.default_generator.manual_seed(derived)  # torch.manual_seed would also seed CUDA
-    random.seed(derived)
-    np.random.seed(derived % 2**32)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from stages.data.augmentation import Augmenter
 from stages.data.batchers import Batcher
 from stages.data.datasets import Dataset
 from stages.data.fetcher import Fetcher, Place
@@ -14,12 +15,21 @@ from stages.data.worker_pool import WorkerPool
 class HostLoader:
     """The batches of every epoch of *dataset*, combined by *batcher*."""
 
-    def __init__(self, dataset: Dataset, batcher: Batcher, order: Order, workers: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        batcher: Batcher,
+        order: Order,
+        workers: int,
+        augmenter: Augmenter | None = None,
+    ) -> None:
         self.dataset = dataset
         self.batcher = batcher
         self.order = order
+        self.workers = workers
+        self.augmenter = augmenter
         self._workers = min(workers, len(order))
-        self._fetcher = Fetcher(dataset, batcher, order.seed or 0)
+        self._fetcher = Fetcher(dataset, batcher, order.seed or 0, augmenter)
         self._pool: WorkerPool | None = None
 
     @property
@@ -29,7 +39,7 @@ class HostLoader:
 
     def with_batcher(self, batcher: Batcher) -> "HostLoader":
         """Return the same with another batcher, and with its own workers."""
-        return HostLoader(self.dataset, batcher, self.order, self._workers)
+        return HostLoader(self.dataset, batcher, self.order, self.workers, self.augmenter)
 
     def batches(self, epoch: int, first: int) -> Iterator[Any]:
         """Return an iterator over the batches of *epoch*, counted from 1, from batch *first* on."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 import torch
 
 from stages.contracts.errors import CheckpointError
+from stages.data.augmentation import Augmentation, Augmenter, check_augmentation
 from stages.data.batchers import Batcher, as_batcher
 from stages.data.datasets import Dataset
 from stages.data.device_loader import DeviceLoader, Transfer
@@ -36,6 +37,7 @@ class DataLoaderBuilder:
         self._workers = 0
         self._device = CPU
         self._transfer = Transfer()
+        self._augmentations: list[Augmentation] = []
 
     def batch_size(self, batch_size: int) -> Self:
         """Set the number of samples in a batch; the last batch of an epoch may be smaller. Default: 1."""
@@ -57,6 +59,17 @@ class DataLoaderBuilder:
         if num_workers < 0:
             raise ValueError(f"num_workers must be at least 0; found {num_workers}")
         self._workers = num_workers
+        return self
+
+    def augment(self, augmentations: Sequence[Augmentation]) -> Self:
+        """Change the input of each sample before the batcher receives it. Default: no change.
+
+        Each of *augmentations* is a built-in kind for images, such as `RandomCrop`, or is called with the
+        input of one sample. Their random numbers depend on the seed of `shuffle`, the epoch and the index of
+        the sample. Batches of an augmented dataset are always made on the CPU. Raises `BuilderError` for
+        an augmentation that cannot be called.
+        """
+        self._augmentations = [check_augmentation(each) for each in augmentations]
         return self
 
     def set_device(self, device: torch.device | str) -> Self:
@@ -88,7 +101,9 @@ class DataLoaderBuilder:
     def build(self, dataset: Dataset) -> "DataLoader":
         """Return a loader of *dataset*."""
         order = Order(len(dataset), self._batch_size, self._seed)
-        loader = DataLoader(dataset, self._batcher, order, _limit_workers(self._workers), self._transfer)
+        augmenter = Augmenter(self._augmentations, self._seed or 0) if self._augmentations else None
+        host = HostLoader(dataset, self._batcher, order, _limit_workers(self._workers), augmenter)
+        loader = DataLoader(host, self._transfer)
         loader.set_device(self._device)
         return loader
 
@@ -96,18 +111,17 @@ class DataLoaderBuilder:
 class DataLoader:
     """An iterable over the batches of one epoch, which `set_epoch` selects."""
 
-    def __init__(
-        self, dataset: Dataset, batcher: Batcher, order: Order, workers: int, transfer: Transfer
-    ) -> None:
-        self.dataset = dataset
-        self.batcher = batcher
-        self.order = order
-        self.workers = workers
+    def __init__(self, host: HostLoader, transfer: Transfer) -> None:
+        self.dataset = host.dataset
+        self.batcher = host.batcher
+        self.order = host.order
+        self.workers = host.workers
         self.transfer = transfer
         self.device = CPU
         self.epoch = 1
         self._first = 0
-        self._source: HostLoader | DeviceLoader = HostLoader(dataset, batcher, order, workers)
+        self._host = host
+        self._source: HostLoader | DeviceLoader = host
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -135,8 +149,7 @@ class DataLoader:
         if device == self.device:
             return
         self.device = device
-        host = HostLoader(self.dataset, self.batcher, self.order, self.workers)
-        self._source = host if device == CPU else DeviceLoader(host, device, self.transfer)
+        self._source = self._host if device == CPU else DeviceLoader(self._host, device, self.transfer)
 
     def __iter__(self) -> Iterator[Any]:
         first, self._first = self._first, 0

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from stages import checkpoints, data, learner, loggers, metrics, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.checkpoints.retention import Keep
@@ -29,6 +31,7 @@ from stages.contracts.fields import (
 )
 from stages.contracts.history import History, Split
 from stages.contracts.interrupter import Interrupter
+from stages.data.augmentation_config import AugmentationConfig
 from stages.data.config import BatcherConfig
 from stages.learner.early_stopping import MetricEarlyStopping
 from stages.loggers.config import LoggerConfig
@@ -55,6 +58,8 @@ CHANGES_NO_NUMBER = {
 
 ``device`` is in this set because the key has an entry with the number and the kinds of the devices instead.
 """
+OMITTED_IF_DEFAULT = ("augment",)
+"""Params without which older runs were recorded: absent from ``config.json`` and keys at their defaults."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
 """Device files of which Linux has at least one if torch can use an accelerator."""
 
@@ -66,6 +71,16 @@ class FitConfig(Config):
     batch_size: Count = 64
     batcher: BatcherConfig = Use(kind="normalize")
     """``normalize``, or the import path of a function of the items or of a class with ``batch(items)``."""
+    augment: tuple[AugmentationConfig, ...] = ()
+    """Random changes of the inputs of the train split, in order, before they are normalized: kinds
+    for images, or import paths of functions of an input, or of classes of such. Arguments and defaults:
+
+    * ``random_crop``: ``padding: 0``, ``size: null``, ``fill: 0.0``
+    * ``horizontal_flip``: ``p: 0.5``
+    * ``vertical_flip``: ``p: 0.5``
+    * ``random_erasing``: ``p: 0.5``, ``scale: [0.02, 0.33]``, ``ratio: [0.3, 3.3]``, ``value: 0.0``
+    * ``color_jitter``: ``brightness: 0.0``, ``contrast: 0.0``
+    """
     num_workers: Workers = 4
     """Processes that prepare batches; 0 prepares them in the training process, enough for data in memory.
 
@@ -173,6 +188,13 @@ class FitConfig(Config):
     They change no number, so a run resumes with other loggers.
     """
 
+    @model_serializer(mode="wrap")
+    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields, without those of `OMITTED_IF_DEFAULT` that have their defaults."""
+        fields = type(self).model_fields
+        unset = {name for name in OMITTED_IF_DEFAULT if getattr(self, name) == fields[name].default}
+        return {name: value for name, value in dump(self).items() if name not in unset}
+
     def key_params(self) -> dict[str, Any]:
         """Return the params that can change a number, as plain values.
 
@@ -239,6 +261,7 @@ class FitConfig(Config):
             .resident(self.resident)
         )
         valid = builder.build(prepared.valid)
+        builder.augment([data.build_augmentation(each) for each in self.augment])
         return builder.shuffle(self.seed).build(prepared.train), valid
 
     def epochs_to_keep(self, history: History, last_epoch: int, initial: Path) -> set[int]:

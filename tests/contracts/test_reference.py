@@ -23,6 +23,7 @@ FIELDS = {
     "schedule": (BuildLearnerConfig, "schedule"),
     "model": (BuildLearnerConfig, "model"),
     "source": (LoadDataConfig, "source"),
+    "augmentation": (FitConfig, "augment"),
     "clipping": (Optimizer, "clipping"),
 }
 

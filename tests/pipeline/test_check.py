@@ -72,6 +72,16 @@ MISTAKES = {
         'batcher: "values:x"\n  num_epochs:',
         "fit.batcher: the batcher must be a function or have a method batch(items); found the type int",
     ),
+    "module of an augmentation is missing": (
+        "num_epochs:",
+        'augment: [horizontal_flip, "no_such_module:Crop"]\n  num_epochs:',
+        "fit.augment.1: augmentation 'no_such_module:Crop' cannot be imported",
+    ),
+    "argument of an augmentation is invalid": (
+        "num_epochs:",
+        "augment: [{kind: random_crop, padding: -1}]\n  num_epochs:",
+        "fit.augment.0.padding: must be an integer from 0 to 1000000000",
+    ),
     "module of the metric is missing": (
         METRICS,
         '[loss, "no_such_module:F1"]',

@@ -1,0 +1,114 @@
+"""Augmentation: random changes of the inputs of a split, before its batches are combined and normalized."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.contracts import plugins
+from stages.contracts.config import Use, arguments_of
+from stages.contracts.errors import BuilderError, PluginError
+from stages.contracts.seeds import derive_seed
+from stages.data.augmentation_config import AUGMENTATIONS, BuiltIn
+from stages.data.datasets import Samples
+from stages.data.image_operations import augment_images
+from stages.data.random_state import seed_generators
+from stages.data.sample_draws import SampleDraws
+
+Augmentation = BuiltIn | Callable[[Any], Any]
+"""A built-in kind, or a transform that is called with the input of each sample and returns another one."""
+
+
+class Augmenter:
+    """The augmentation of a split: a pure function of (seed, epoch, index) for each sample.
+
+    Built-in kinds change all images of a batch together. Before a transform is called with an input, the
+    generators of torch, Python and NumPy are seeded for that sample.
+    """
+
+    def __init__(self, augmentations: Sequence[Augmentation], seed: int) -> None:
+        self._augmentations = [(f"augment-{n}", each) for n, each in enumerate(augmentations)]
+        self._seed = seed
+
+    @property
+    def runs_user_code(self) -> bool:
+        """True if a transform may draw from the global generators, whose state is then not restored."""
+        return not all(isinstance(each, BuiltIn) for _, each in self._augmentations)
+
+    def augment(self, items: Any, epoch: int, indices: Sequence[int] | Tensor) -> Any:
+        """Return *items*, the samples at *indices*, with new inputs; other parts of a sample are unchanged.
+
+        Raises `BuilderError` if a built-in kind cannot change an input, for example because it is no image.
+        """
+        indices = torch.as_tensor(indices)
+        if isinstance(items, Samples):
+            inputs = self._change(items.inputs, epoch, indices)
+            if isinstance(inputs, Tensor):
+                return Samples(inputs, items.targets)
+        else:
+            inputs = self._change([item[0] for item in items], epoch, indices)
+        return [(each, *item[1:]) for each, item in zip(inputs, items, strict=True)]
+
+    def _change(self, inputs: Any, epoch: int, indices: Tensor) -> Any:
+        for name, each in self._augmentations:
+            draws = partial(SampleDraws, derive_seed(self._seed, name, epoch))
+            if isinstance(each, BuiltIn):
+                inputs = _change_images(each, inputs, draws, indices)
+            else:
+                inputs = _call_for_each(each, inputs, draws(indices).seeds())
+        return inputs
+
+
+def _call_for_each(transform: Callable[[Any], Any], inputs: Any, seeds: Sequence[int]) -> list[Any]:
+    changed = []
+    for value, seed in zip(inputs, seeds, strict=True):
+        seed_generators(seed)
+        changed.append(transform(value))
+    return changed
+
+
+def _change_images(
+    config: BuiltIn, inputs: Any, make_draws: Callable[[Tensor], SampleDraws], indices: Tensor
+) -> Any:
+    """Return *inputs* after a built-in kind: together if all have the same shape, else one by one."""
+    if not isinstance(inputs, Tensor) and len({(each.shape, each.dtype) for each in inputs}) == 1:
+        inputs = torch.stack(inputs)
+    if isinstance(inputs, Tensor):
+        return torch.from_numpy(augment_images(config, inputs.numpy(), make_draws(indices)))
+    return [
+        torch.from_numpy(augment_images(config, each[None].numpy(), make_draws(index[None])))[0]
+        for each, index in zip(inputs, indices, strict=True)
+    ]
+
+
+def build_augmentation(config: BuiltIn | Use) -> Augmentation:
+    """Return the augmentation that *config* names: a built-in kind, or an instance of a class or a function.
+
+    A class is built with the arguments in *config*; a function receives them at each call, after the input.
+    Raises `PluginError` if it cannot be built.
+    """
+    if not isinstance(config, Use):
+        return config
+    found = plugins.find("augmentation", config.kind, AUGMENTATIONS)
+    arguments = arguments_of(config)
+    if isinstance(found, type):
+        found = plugins.build("augmentation", config.kind, found, arguments)
+    elif arguments:
+        found = partial(found, **arguments)
+    try:
+        return check_augmentation(found)
+    except BuilderError as error:
+        raise PluginError(f"augmentation {config.kind!r}: {error}") from None
+
+
+def check_augmentation(augmentation: Any) -> Augmentation:
+    """Return *augmentation*. Raises `BuilderError` if it cannot be called with an input."""
+    if isinstance(augmentation, BuiltIn) or (callable(augmentation) and not isinstance(augmentation, type)):
+        return augmentation
+    name = augmentation.__name__ if isinstance(augmentation, type) else type(augmentation).__name__
+    raise BuilderError(
+        f"an augmentation must be a built-in kind, a function of an input, or an object that can be called "
+        f"with one; found {name}. Pass an instance of a class, not the class"
+    )

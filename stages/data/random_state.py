@@ -1,0 +1,34 @@
+"""The global random state of torch on the CPU, of Python and of NumPy."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from stages.contracts.seeds import derive_seed
+
+
+@contextmanager
+def preserve_random_state() -> Iterator[None]:
+    """Restore the random state of torch on the CPU, of Python and of NumPy at the end of the block."""
+    state, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def seed_random_state(seed: int, *path: int | str) -> None:
+    """Seed torch on the CPU, Python and NumPy from *seed* and *path*. Generators of devices are unchanged."""
+    seed_generators(derive_seed(seed, *path))
+
+
+def seed_generators(derived: int) -> None:
+    """Seed torch on the CPU, Python and NumPy with *derived*, an integer of 63 bits."""
+    torch.default_generator.manual_seed(derived)  # torch.manual_seed would also seed CUDA
+    random.seed(derived)
+    np.random.seed(derived % 2**32)

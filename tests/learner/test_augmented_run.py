@@ -1,0 +1,74 @@
+"""A run with augmentation has the same bytes for any number of workers, and after a resume."""
+
+import numpy as np
+import pytest
+import torch
+from run_files import read_run_files
+from stop_after import StopAfter
+
+from stages import data
+from stages.learner import LearnerBuilder
+from stages.models import Mlp
+from stages.optim import Adam, Scheduler
+from stages.params.fit_params import FitConfig
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import NoRenderer
+
+AUGMENT = [
+    {"kind": "random_crop", "padding": 2},
+    {"kind": "horizontal_flip"},
+    {"kind": f"{__name__}:add_noise", "scale": 2.0},
+]
+
+
+def add_noise(image, scale):
+    return image + scale * np.random.rand()
+
+
+def run(directory, workers=0, stop_after=None, augment=AUGMENT):
+    """Train two epochs of 5 batches, with 2 of validation, in *directory* from the newest checkpoint."""
+    images = np.random.default_rng(0).integers(0, 256, (50, 1, 6, 5), dtype=np.uint8)
+    prepared = data.prepare(data.split(data.Arrays(images, np.arange(50) % 3), 0.25, 0))
+    config = FitConfig(num_workers=workers, batch_size=8, augment=augment)
+    builder = LearnerBuilder(directory).num_epochs(2).devices(["cpu"]).seed(1)
+    builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
+    builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
+    torch.manual_seed(3)
+    model = Mlp(input_shape=(1, 6, 5), num_outputs=3, hidden_sizes=(8,))
+    learner = builder.metrics(*config._build_metrics()[:2]).build(model, Adam(), Scheduler(0.05))
+    learner.fit(*config.build_loaders(prepared))
+    return read_run_files(directory)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("uninterrupted"))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_augmented_run_that_was_stopped_within_an_epoch_equals_uninterrupted_run(
+    workers, uninterrupted, tmp_path
+):
+    stopped = run(tmp_path, workers, stop_after=10)
+    resumed = run(tmp_path, workers)
+
+    assert stopped != uninterrupted
+    assert resumed == uninterrupted
+
+
+def test_valid_split_is_not_augmented(tmp_path):
+    images = np.arange(40 * 12, dtype=np.uint8).reshape(40, 1, 3, 4)
+    prepared = data.prepare(data.Splits(*[data.Arrays(images, np.arange(40) % 2)] * 2))
+    config = FitConfig(num_workers=0, batch_size=40, augment=[{"kind": "vertical_flip", "p": 1}])
+
+    for loader in config.build_loaders(prepared):
+        (batch,) = loader
+        (plain,) = FitConfig(num_workers=0, batch_size=40).build_loaders(prepared)[loader.order.seed is None]
+        flipped = plain.inputs.flip(2)
+        assert batch.inputs.equal(plain.inputs if loader.order.seed is None else flipped)
+
+
+def test_config_without_augmentation_does_not_contain_the_param():
+    assert "augment" not in FitConfig().model_dump()
+    assert "augment" not in FitConfig(augment=()).key_params()
+    assert FitConfig(augment=AUGMENT).key_params()["augment"][2] == AUGMENT[2]
