@@ -21,6 +21,8 @@ SECTIONS_BY_STAGE = {
     "fit": ("build_learner", "fit"),
 }
 """The sections of params.yaml that name the code that a stage runs."""
+CODE_KEYS = ("kind", "lr_lambda", "scale_fn")
+"""The keys of params.yaml whose value may be an import path."""
 
 
 def check_params(params: Params) -> None:
@@ -84,7 +86,7 @@ def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
 def find_modules(config: BaseModel, root: Path) -> Iterator[Path]:
     """Yield the modules below *root* that *config* names at any depth."""
     for name, value, _ in list_strings(config):
-        if name.rpartition(".")[2] == "kind" and ":" in value:
+        if name.rpartition(".")[2] in CODE_KEYS and ":" in value:
             yield from _module(value.partition(":")[0], root)
 
 

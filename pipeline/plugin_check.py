@@ -25,11 +25,13 @@ from stages.loggers import config as loggers
 from stages.metrics import registry as metrics
 from stages.models import config as models
 from stages.optim import config as optimizers
+from stages.optim import schedules
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "source": sources.BUILT_IN,
     "model": models.BUILT_IN,
     "optimizer": optimizers.BUILT_IN,
+    "schedule": schedules.BUILT_IN,
     "batcher": sources.BATCHERS,
     "augmentation": augmentations.AUGMENTATIONS,
     "metric": metrics.BUILT_IN,
@@ -108,6 +110,8 @@ def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
         yield "build_learner.model", "model", params.build_learner.model
     if isinstance(params.build_learner.optimizer, Use):
         yield "build_learner.optimizer", "optimizer", params.build_learner.optimizer
+    if isinstance(params.build_learner.schedule, Use):
+        yield "build_learner.schedule", "schedule", params.build_learner.schedule
     yield "fit.batcher", "batcher", params.fit.batcher
     for number, augmentation in enumerate(params.fit.augment):
         if isinstance(augmentation, Use):
@@ -153,6 +157,9 @@ def _try_out(part: str, use: Use) -> None:
         return
     if part == "optimizer":
         import_module("stages.optim").check_class(use)
+        return
+    if part == "schedule":
+        import_module("stages.optim").check_schedule_class(use)
         return
     maker: Any = plugins.find(part, use.kind, BUILT_IN[part])
     arguments = arguments_of(use)

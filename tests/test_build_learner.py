@@ -116,6 +116,31 @@ def test_changed_options_apply_from_the_epoch_of_the_warm_start(three_epochs, tr
     assert {name: data for name, data in resumed.files("train", "valid").items() if name in old} == old
 
 
+PLATEAU = {"kind": "reduce_on_plateau", "monitor": "Accuracy", "mode": "max", "patience": 0}
+ANNEALING = {"kind": "cosine_annealing", "per": "batch", "T_max": 9}
+
+
+@pytest.mark.parametrize("schedule", [PLATEAU, ANNEALING], ids=["plateau", "annealing"])
+def test_warm_start_resumes_a_scheduler_of_torch(train, schedule):
+    uninterrupted = train(3, learner={"schedule": schedule})
+
+    first = train(2, learner={"schedule": schedule})
+    start = {"schedule": schedule, "checkpoint": {"path": str(first.folder), "epoch": 2}}
+    resumed = train(3, first.folder, learner=start)
+
+    for part in ("model", "optim", "scheduler"):
+        name = f"checkpoint/{part}-3.mpk.gz"
+        assert resumed.files(name) == uninterrupted.files(name)
+
+
+def test_warm_start_with_other_options_of_a_scheduler_of_torch_is_refused(train, dataset, tmp_path):
+    first = train(1, learner={"schedule": ANNEALING})
+    changed = {"schedule": {**ANNEALING, "T_max": 5}, "checkpoint": {"path": "x", "epoch": 1}}
+
+    with pytest.raises(CheckpointError, match="its schedule ran with T_max: 9.*weights_only: true"):
+        build_start(dataset, tmp_path / "learner", first.folder, **changed)
+
+
 def test_weights_only_permits_another_optimizer(three_epochs, train, dataset, tmp_path):
     sgd = {"optimizer": {"kind": "sgd", "learning_rate": 0.1}}
     with pytest.raises(CheckpointError, match="that of Adam, and the optimizer is a SGD.*weights_only: true"):

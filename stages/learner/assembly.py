@@ -39,7 +39,7 @@ from stages.learner.options import LearnerOptions, default_metric_loggers, defau
 from stages.learner.run_state import RunState
 from stages.learner.step_strategies import Replicas
 from stages.learner.training_state import check_training_state
-from stages.optim import LrScheduler, OptimizerConfig, as_scheduler, build_optimizer
+from stages.optim import LrScheduler, OptimizerConfig, ScheduleUse, as_scheduler, build_optimizer
 from stages.records import NamedMpkGzFileRecorder, fields_unlike_burn
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def assemble(
     options: LearnerOptions,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | OptimizerConfig,
-    lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | None,
+    lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | ScheduleUse | None,
 ) -> Components:
     """Return the components of the run, restored from the checkpoint that *options* name, if any.
 
@@ -78,7 +78,8 @@ def assemble(
     check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches * len(replicas))
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)
-    check_monitored_metrics(scheduler, options.metrics)
+    if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
+        check_monitored_metrics(scheduler, options.metrics)
     model_state = ModelState(model, optimizer, scheduler, clipping, fast_path=options.fast_path)
     components = Components(
         options=options,

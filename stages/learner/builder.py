@@ -38,6 +38,7 @@ from stages.optim import (
     OptimizerConfig,
     ScheduleConfig,
     Scheduler,
+    ScheduleUse,
     learning_rate_of,
 )
 from stages.records import HalfPrecision, Recorder
@@ -61,8 +62,8 @@ class LearnerSpec(Config):
     num_outputs: int
     """The number of values that the model predicts for one sample."""
 
-    def build(self, seed: int) -> tuple[Any, OptimizerConfig, Scheduler]:
-        """Return the arguments of `LearnerBuilder.build`: model, optimizer config and scheduler.
+    def build(self, seed: int) -> tuple[Any, OptimizerConfig, Scheduler | ScheduleUse]:
+        """Return the arguments of `LearnerBuilder.build`: model, optimizer config and schedule.
 
         The initial weights are drawn on the CPU from a generator seeded with *seed*.
         """
@@ -73,7 +74,12 @@ class LearnerSpec(Config):
             "num_outputs": self.num_outputs,
         }
         model = build_model(self.model, data_shape)
-        return model, self.optimizer, Scheduler(learning_rate_of(self.optimizer), self.schedule)
+        return model, self.optimizer, self._build_schedule()
+
+    def _build_schedule(self) -> Scheduler | ScheduleUse:
+        if isinstance(self.schedule, ScheduleUse):
+            return self.schedule
+        return Scheduler(learning_rate_of(self.optimizer), self.schedule)
 
     def write(self, directory: Path) -> None:
         """Write ``learner.json`` to *directory*."""
@@ -339,14 +345,15 @@ class LearnerBuilder:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | OptimizerConfig,
-        lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | None = None,
+        lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | ScheduleUse | None = None,
     ) -> Learner:
         """Return the learner, with its model on the device and restored from the checkpoint, if any.
 
         *model* may be the result of `torch.compile`: its ``forward`` then runs compiled, and the learner's
         model is the wrapped one. *optimizer* is an optimizer of torch over the model's parameters, or a
-        config. *lr* is a rate, a scheduler (of `stages.optim` or of torch), or None for the rates of the
-        optimizer's groups, which may change during training and are restored from a checkpoint.
+        config. *lr* is a rate, a scheduler (of `stages.optim` or of torch), the config of one of torch, or
+        None for the rates of the optimizer's groups, which may change during training and are restored from
+        a checkpoint.
 
         Raises `BuilderError` for options that cannot work together, and `CheckpointError` if the checkpoint
         is missing, corrupt or of another model.

@@ -13,7 +13,7 @@ from stages.learner.batches import Loader
 from stages.learner.compute_settings import apply_compute_settings
 from stages.learner.devices import report_out_of_memory
 from stages.learner.loop import Loop
-from stages.learner.summary import summary_text
+from stages.learner.summary import summary_text, training_lines
 
 
 class Learner:
@@ -75,7 +75,8 @@ class Learner:
             if checkpoints is not None and not self.interrupted:
                 checkpoints.finish()
         if self._options.summary:
-            sys.stdout.write(summary_text(self.history, model) + "\n")
+            training = training_lines(self._state.model.optimizer, self._state.model.scheduler)
+            sys.stdout.write(summary_text(self.history, model, training=training) + "\n")
         return model
 
     def compute_settings(self) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """The table that is printed at the end of a run, in Burn's layout, and its content as JSON."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,18 +49,29 @@ def summary_rows(history: History, tests: Tests | None = None) -> list[SummaryRo
 
 
 def summary_text(
-    history: History, model: Any = None, *, tests: Tests | None = None, epochs: int | None = None
+    history: History,
+    model: Any = None,
+    *,
+    tests: Tests | None = None,
+    epochs: int | None = None,
+    training: Sequence[str] = (),
 ) -> str:
-    """Return the table; with *model*, also the text of the model.
+    """Return the table; with *model*, also the text of the model, and the lines *training*.
 
     *epochs* is the number of epochs; by default the last one with a value. Unlike in Burn, a test set has
     rows too, without an epoch, and the text of the model ends with its number of parameters.
     """
     lines = [f"{_RULE} Learner Summary {_RULE}"]
     if model is not None:
-        lines += ["Model:", _display(model)]
+        lines += ["Model:", _display(model), *training]
     lines += [f"Total Epochs: {history.epochs if epochs is None else epochs}", "", ""]
     return "\n".join([*lines, *_table(summary_rows(history, tests))]) + "\n"
+
+
+def training_lines(optimizer: Any, scheduler: Any) -> list[str]:
+    """Return the lines of the summary about the optimizer and its learning rate schedule."""
+    schedule = str(scheduler) if "__str__" in vars(type(scheduler)) else type(scheduler).__name__
+    return [f"Optimizer: {type(optimizer).__name__}", f"Schedule: {schedule}"]
 
 
 def summary_json(history: History, tests: Tests | None = None, *, epochs: int | None = None) -> str:

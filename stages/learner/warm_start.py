@@ -17,7 +17,7 @@ from stages.contracts.history import History, Split
 from stages.contracts.text import to_json
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import history_tree
-from stages.optim import OptimizerConfig, Scheduler, Window, build_optimizer
+from stages.optim import OptimizerConfig, Scheduler, ScheduleUse, Window, as_scheduler, build_optimizer
 from stages.records import (
     DefaultRecorder,
     LoadResult,
@@ -35,8 +35,8 @@ from stages.records.torch_files.reader import is_torch_file
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_modules.state_dict import Layout
 
-Start = tuple[Any, OptimizerConfig, Scheduler]
-"""The return value of `LearnerSpec.build`: model, optimizer config and scheduler."""
+Start = tuple[Any, OptimizerConfig, Scheduler | ScheduleUse]
+"""The return value of `LearnerSpec.build`: model, optimizer config and schedule."""
 SCHEDULED_OPTIONS = {"lr", "initial_lr"}
 """Optimizer options that the schedule sets in each step, so that restored values have no effect."""
 STATE_OPTIONS = ("amsgrad", "centered", "momentum")
@@ -229,10 +229,12 @@ def fit_checkpoint(start: Start, checkpoint: Checkpoint, source: str) -> Checkpo
     state = _state(start)
     _check_fits(load_into(state.model, checkpoint.model, strict=False, layout="burn"), source, start)
     own = [_options(group) for group in state.optimizer.param_groups]
+    schedule = getattr(state.scheduler, "options", {})
     try:
         state.restore(checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}. {WEIGHTS_ONLY}") from error
+    _check_schedule(schedule, getattr(state.scheduler, "options", {}), source)
     for group, options in zip(state.optimizer.param_groups, own, strict=True):
         added = [name for name in STATE_OPTIONS if options.get(name) and not group.get(name)]
         if added:
@@ -241,9 +243,20 @@ def fit_checkpoint(start: Start, checkpoint: Checkpoint, source: str) -> Checkpo
                 f"state for it. Turn it off. {WEIGHTS_ONLY}"
             )
         group.update(options)
-    if getattr(start[2].schedule, "per", "batch") == "epoch":
-        start[2].iteration = state.epoch  # the other schedule may have counted batches
+    scheduler = start[2]
+    if isinstance(scheduler, Scheduler) and getattr(scheduler.schedule, "per", "batch") == "epoch":
+        scheduler.iteration = state.epoch  # the other schedule may have counted batches
     return state.checkpoint(_select_entries(checkpoint))
+
+
+def _check_schedule(own: Mapping[str, Any], saved: Mapping[str, Any], source: str) -> None:
+    """Raise `CheckpointError` if a scheduler of torch was *saved* with other options than its *own*."""
+    changed = [name for name in own if own[name] != saved[name]]
+    if changed:
+        raise CheckpointError(
+            f"{source}: its schedule ran with {', '.join(f'{name}: {saved[name]}' for name in changed)}, and "
+            f"a scheduler of torch cannot resume with other options. Set these. {WEIGHTS_ONLY}"
+        )
 
 
 def fit_weights(start: Start, checkpoint: Checkpoint, source: str) -> Checkpoint:
@@ -306,8 +319,9 @@ def _restore_optimizer(
 
 
 def _state(start: Start) -> ModelState:
-    model, optimizer, scheduler = start
-    return ModelState(model, build_optimizer(optimizer, model.parameters()), scheduler)
+    model, config, schedule = start
+    optimizer = build_optimizer(config, model.parameters())
+    return ModelState(model, optimizer, as_scheduler(optimizer, schedule))
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

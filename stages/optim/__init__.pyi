@@ -35,8 +35,10 @@ from .schedules import Linear as Linear
 from .schedules import Noam as Noam
 from .schedules import Schedule as Schedule
 from .schedules import ScheduleConfig as ScheduleConfig
+from .schedules import ScheduleUse as ScheduleUse
 from .schedules import Sequential as Sequential
 from .schedules import Step as Step
 from .stepper import Stepper as Stepper
 from .torch_scheduler import TorchScheduler as TorchScheduler
 from .torch_scheduler import as_scheduler as as_scheduler
+from .torch_scheduler import check_schedule_class as check_schedule_class

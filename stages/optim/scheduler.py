@@ -62,6 +62,12 @@ class Scheduler:
         if self._per_epoch:
             self.iteration += 1
 
+    def __str__(self) -> str:
+        """Return the kind of the schedule and the unit of an iteration."""
+        kind = getattr(self.schedule, "kind", type(self.schedule).__name__)
+        unit = "epoch" if self._per_epoch else "batch"
+        return kind if isinstance(self.schedule, Constant) else f"{kind}, one step per {unit}"
+
     def burn_state(self) -> Any:
         """Return the state that Burn's scheduler would save, or the iteration for a user's schedule."""
         if hasattr(self.schedule, "burn_state"):

@@ -8,11 +8,29 @@ import math
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from stages.contracts.config import Config
+from stages.contracts.config import Config, Use, kind_of
 from stages.contracts.errors import ParamsError
-from stages.contracts.fields import Count, Factor, NonNegative, Positive, Steps
+from stages.contracts.fields import Count, Factor, NonNegative, Positive, Steps, Text
+from stages.contracts.plugins import name_validator
+
+OUR_KINDS = ("constant", "linear", "cosine", "exponential", "noam", "step", "composed", "sequential")
+"""The schedules with Burn's formulas."""
+PLATEAU = "torch.optim.lr_scheduler:ReduceLROnPlateau"
+BUILT_IN = {
+    **dict.fromkeys(OUR_KINDS, "stages.optim.scheduler:Scheduler"),
+    "chained": "torch.optim.lr_scheduler:ChainedScheduler",
+    "cosine_annealing": "torch.optim.lr_scheduler:CosineAnnealingLR",
+    "cosine_annealing_warm_restarts": "torch.optim.lr_scheduler:CosineAnnealingWarmRestarts",
+    "cyclic": "torch.optim.lr_scheduler:CyclicLR",
+    "lambda": "torch.optim.lr_scheduler:LambdaLR",
+    "multi_step": "torch.optim.lr_scheduler:MultiStepLR",
+    "multiplicative": "torch.optim.lr_scheduler:MultiplicativeLR",
+    "one_cycle": "torch.optim.lr_scheduler:OneCycleLR",
+    "polynomial": "torch.optim.lr_scheduler:PolynomialLR",
+    "reduce_on_plateau": PLATEAU,
+}
 
 
 class Schedule(Protocol):
@@ -240,7 +258,53 @@ def _check_units(parts: tuple[Rule, ...]) -> None:
         raise ValueError("a part of a schedule has per: epoch. Set it for the outer schedule instead")
 
 
+class ScheduleUse(Use):
+    """A scheduler of `torch.optim.lr_scheduler` or of your own, which scales the optimizer's learning rates.
+
+    Every key except ``kind``, ``per`` and ``monitor`` is an argument of the class. A function, such as
+    ``lr_lambda``, is an import path; a list ``schedulers`` has a kind and arguments for each part.
+    """
+
+    per: Literal["batch", "epoch"] | None = None
+    """The unit of a step. Required, except for ``reduce_on_plateau``, which steps after each epoch."""
+    monitor: Text | None = None
+    """The metric that ``reduce_on_plateau`` follows, for example ``Accuracy`` or ``train Loss``; null: the
+    validation loss."""
+
+    @model_validator(mode="after")
+    def _check_unit(self) -> "ScheduleUse":
+        name_validator("schedule", BUILT_IN)(self)
+        if self.is_plateau and self.per == "batch":
+            raise ValueError(f"{self.kind} steps after each epoch; found per: batch. Remove per")
+        if not self.is_plateau and self.per is None:
+            raise ValueError(f"set per to batch or epoch, after which {self.kind} makes a step")
+        return self
+
+    @property
+    def is_plateau(self) -> bool:
+        """True if the schedule follows a metric."""
+        return BUILT_IN.get(self.kind, self.kind) == PLATEAU
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the class; null is not passed."""
+        return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+
+
+def _tag(value: Any) -> str:
+    kind = kind_of(value)
+    return kind if kind in OUR_KINDS else "use"
+
+
 ScheduleConfig = Annotated[
-    Constant | Linear | Cosine | Exponential | Noam | Step | Composed | Sequential,
-    Field(discriminator="kind"),
+    Annotated[Constant, Tag("constant")]
+    | Annotated[Linear, Tag("linear")]
+    | Annotated[Cosine, Tag("cosine")]
+    | Annotated[Exponential, Tag("exponential")]
+    | Annotated[Noam, Tag("noam")]
+    | Annotated[Step, Tag("step")]
+    | Annotated[Composed, Tag("composed")]
+    | Annotated[Sequential, Tag("sequential")]
+    | Annotated[ScheduleUse, Tag("use")],
+    Discriminator(_tag),
 ]

@@ -4,13 +4,16 @@ import copy
 from numbers import Real
 from typing import Any, Literal
 
-from torch import Tensor
-from torch.optim import Optimizer
+from torch import Tensor, nn, zeros
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.history import Direction, Split
+from stages.optim.class_arguments import read_signature
 from stages.optim.scheduler import LrScheduler, Scheduler, check_rate
+from stages.optim.scheduler_classes import HIDDEN, build_class, find_class
+from stages.optim.schedules import ScheduleUse
 
 
 class TorchScheduler:
@@ -51,10 +54,19 @@ class TorchScheduler:
         """The direction in which the monitored metric improves."""
         return Direction.HIGHEST if getattr(self.scheduler, "mode", "min") == "max" else Direction.LOWEST
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of a scheduler of torch that its state contains; none of any other scheduler."""
+        kind, state = type(self.scheduler), vars(self.scheduler)
+        if not kind.__module__.startswith("torch.optim"):
+            return {}
+        names = [name for name in read_signature(kind).parameters if name in state and name not in HIDDEN]
+        return {name: state[name] for name in names if _is_plain(state[name])}
+
     def step(self) -> float:
         """Return the rate of the first group for the next batch; the optimizer holds the other rates."""
         if self.per == "batch" and self._started:
-            self.scheduler.step()
+            self._advance()
         self._started = True
         return float(self.scheduler.optimizer.param_groups[0]["lr"])
 
@@ -63,7 +75,7 @@ class TorchScheduler:
         if self.per == "batch":
             return
         if not isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step()
+            self._advance()
         elif metric is not None:
             self.scheduler.step(metric)
         else:
@@ -72,6 +84,19 @@ class TorchScheduler:
                 f"ReduceLROnPlateau monitors the {split} {name!r}, but this epoch has no such value. "
                 f"Register a {name} metric for the {split} split"
             )
+
+    def _advance(self) -> None:
+        try:
+            self.scheduler.step()
+        except ValueError as error:  # a schedule of a fixed length has ended
+            raise BuilderError(
+                f"the {type(self.scheduler).__name__} cannot make another step per {self.per}: {error}"
+            ) from error
+
+    def __str__(self) -> str:
+        """Return the class, the unit of a step, and the monitored metric."""
+        monitors = f", monitors {' '.join(self.monitored)}" if self.is_plateau else ""
+        return f"{type(self.scheduler).__name__}, one step per {self.per}{monitors}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plain data in the scheduler's state, without functions and constructor options."""
@@ -112,6 +137,10 @@ class OptimizerRate:
         """Return an empty dict, because the optimizer's state holds the rates."""
         return {}
 
+    def __str__(self) -> str:
+        """Return that the optimizer keeps its rates."""
+        return "the rates of the optimizer"
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Ignore *state*, which may also be that of a constant schedule."""
 
@@ -120,7 +149,27 @@ class OptimizerRate:
         return float(self.optimizer.param_groups[0]["lr"])
 
 
-def as_scheduler(optimizer: Optimizer, lr: float | LrScheduler | LRScheduler | None) -> LrScheduler:
+def build_torch_scheduler(config: ScheduleUse, optimizer: Optimizer) -> TorchScheduler:
+    """Return the scheduler of *optimizer* that *config* names.
+
+    Raises `PluginError` or `BuilderError` if it does not exist, or does not accept its arguments.
+    """
+    scheduler = build_class(config, optimizer)
+    return TorchScheduler(scheduler, config.per or "epoch", monitor=config.monitor)
+
+
+def check_schedule_class(config: ScheduleUse) -> None:
+    """Raise `PluginError` or `BuilderError` unless the class that *config* names accepts its arguments.
+
+    The values of the arguments are checked only if it is a class of torch.
+    """
+    if find_class(config.kind, config.arguments).__module__.startswith("torch.optim"):
+        build_torch_scheduler(config, SGD([nn.Parameter(zeros(1))], lr=0.1, momentum=0.9))
+
+
+def as_scheduler(
+    optimizer: Optimizer, lr: float | LrScheduler | LRScheduler | ScheduleUse | None
+) -> LrScheduler:
     """Return *lr* as a scheduler: a number is a constant rate, None the optimizer's own rate.
 
     A scheduler of PyTorch steps after each batch, as Burn's do; to step after each epoch, pass
@@ -128,6 +177,8 @@ def as_scheduler(optimizer: Optimizer, lr: float | LrScheduler | LRScheduler | N
     another metric, pass ``TorchScheduler(scheduler, monitor="Accuracy")``. Raises `BuilderError` if the
     scheduler belongs to another optimizer, or if *lr* has no method ``step``.
     """
+    if isinstance(lr, ScheduleUse):
+        return build_torch_scheduler(lr, optimizer)
     if isinstance(lr, LRScheduler):
         lr = TorchScheduler(lr)
     if isinstance(lr, TorchScheduler) and lr.scheduler.optimizer is not optimizer:

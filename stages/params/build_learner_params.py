@@ -133,8 +133,14 @@ class BuildLearnerConfig(Config):
       ``tolerance_grad: 1e-7``, ``tolerance_change: 1e-9``, ``line_search: null``
     """
     schedule: ScheduleConfig = Constant()
-    """The learning rate schedule; each kind also takes ``initial`` (default: the optimizer's learning rate)
-    and ``per``, ``batch`` (the default) or ``epoch``. Arguments and defaults:
+    """The learning rate schedule.
+
+    ``chained``, ``cosine_annealing``, ``cosine_annealing_warm_restarts``, ``cyclic``, ``lambda``,
+    ``multi_step``, ``multiplicative``, ``one_cycle``, ``polynomial``, ``reduce_on_plateau`` and import paths
+    such as ``torch.optim.lr_scheduler:StepLR`` take the arguments of their class and ``per``, ``batch`` or
+    ``epoch``; ``reduce_on_plateau`` takes ``monitor`` instead. The kinds below have Burn's formulas, and also
+    take ``initial`` (default: the optimizer's learning rate) and ``per``, ``batch`` (the default) or
+    ``epoch``. Arguments and defaults:
 
     * ``constant``: no arguments
     * ``linear``: ``final``, ``num_iters``

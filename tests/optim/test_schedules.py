@@ -200,7 +200,7 @@ def test_cosine_with_a_minimum_above_its_start_is_rejected(schedule):
             {"kind": "sequential", "schedulers": [{"kind": "noam"}] * 3, "milestones": [3, 3]},
             "must be in ascending order",
         ),
-        ({"kind": "cosin", "num_iters": 3}, "does not match any of the expected tags"),
+        ({"kind": "cosin", "num_iters": 3}, "no schedule is named .cosin.. Did you mean .cosine."),
     ],
 )
 def test_invalid_schedule_config_is_rejected(section, message):

@@ -57,6 +57,16 @@ MISTAKES = {
         "kind: torch.optim:Adam\n    betas: [0.9, 2]\n",
         "build_learner.optimizer: optimizer 'torch.optim:Adam' cannot be built: ValueError: Invalid beta",
     ),
+    "schedule with an unknown argument": (
+        "kind: constant",
+        "kind: one_cycle\n    per: batch\n    max_rl: 0.1",
+        "build_learner.schedule: schedule 'one_cycle' cannot be built: unknown argument 'max_rl'. Did you",
+    ),
+    "schedule without the unit of a step": (
+        "kind: constant",
+        "kind: cosine_annealing\n    T_max: 9",
+        "build_learner.schedule: set per to batch or epoch, after which cosine_annealing makes a step",
+    ),
     "source with an unknown argument": (
         SOURCE,
         'kind: "mine:rings"\n    count: 3\n    nois: 1',

@@ -102,7 +102,7 @@ PARAMS = [
             "seed": "seed",
             "model": "part",
             "optimizer": "part",
-            "schedule": "section",
+            "schedule": "part",
             "checkpoint": "section or null",
         },
     ),
@@ -261,6 +261,8 @@ PARAMS = [
 ]
 PARTS = [
     ("build_learner.optimizer", {"kind": "nadam"}, OPTIMIZER | {"learning_rate": "positive or null"}),
+    ("build_learner.schedule", {"kind": "reduce_on_plateau"}, {"monitor": "text or null"}),
+    ("build_learner.schedule", {"kind": "one_cycle", "per": "batch"}, {"per": "choice or null"}),
 ]
 """Sections of which every further key is an argument of a class."""
 ROWS = [(path, base, key, shape) for path, base, keys in PARAMS + PARTS for key, shape in keys.items()]
@@ -411,7 +413,7 @@ MISTAKES = {
     "schedule that is not a mapping": (
         SCHEDULE,
         "  schedule: cosin",
-        "build_learner.schedule: must be a mapping; found 'cosin'. Write {kind: cosine}",
+        "build_learner.schedule: no schedule is named 'cosin'. Did you mean 'cosine'?",
     ),
     "model that is not a mapping": (
         MODEL,

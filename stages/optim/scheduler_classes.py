@@ -1,0 +1,69 @@
+"""Schedulers of `torch.optim.lr_scheduler` and of your own, built from a name with its arguments."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from stages.contracts import plugins
+from stages.contracts.errors import PluginError
+from stages.optim.class_arguments import call_class, check_class_arguments
+from stages.optim.schedules import BUILT_IN, OUR_KINDS, ScheduleUse
+
+HIDDEN = ("optimizer", "last_epoch")
+"""Parameters of a scheduler that params.yaml cannot set."""
+FUNCTIONS = ("lr_lambda", "scale_fn")
+"""Arguments of torch's schedulers that are functions, which params.yaml names by their import paths."""
+WITHOUT_OPTIMIZER = "ChainedScheduler"
+"""The scheduler of torch whose first argument is not the optimizer."""
+
+
+def build_class(config: ScheduleUse, optimizer: torch.optim.Optimizer) -> LRScheduler:
+    """Return the scheduler of *optimizer* that *config* names.
+
+    Raises `PluginError` if its class cannot be found or called, or if the result is not a scheduler of torch.
+    """
+    return _build(config.kind, config.arguments, optimizer)
+
+
+def find_class(kind: str, arguments: Mapping[str, Any]) -> Any:
+    """Return the class named *kind*. Raises `PluginError` unless it exists and accepts *arguments*."""
+    maker = plugins.find("schedule", kind, BUILT_IN)
+    check_class_arguments("schedule", kind, maker, arguments, hidden=HIDDEN)
+    return maker
+
+
+def _build(kind: str, given: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> LRScheduler:
+    maker = find_class(kind, given)
+    arguments = {name: _resolve(name, value, optimizer) for name, value in given.items()}
+    first = () if getattr(maker, "__name__", "") == WITHOUT_OPTIMIZER else (optimizer,)
+    scheduler = call_class("schedule", kind, lambda: maker(*first, **arguments))
+    if isinstance(scheduler, LRScheduler):
+        return scheduler
+    raise PluginError(
+        f"schedule {kind!r} is a {type(scheduler).__name__}, which is not a scheduler of torch. Derive its "
+        "class from torch.optim.lr_scheduler.LRScheduler"
+    )
+
+
+def _resolve(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """Return the argument *name* with functions for their import paths, and schedulers for their configs."""
+    if name in FUNCTIONS:
+        paths = value if isinstance(value, list | tuple) else [value]
+        found = [plugins.find("function", str(path), {}) for path in paths]
+        return found if isinstance(value, list | tuple) else found[0]
+    if name == "schedulers" and isinstance(value, list | tuple):
+        return [_build_part(part, optimizer) for part in value]
+    return value
+
+
+def _build_part(part: Any, optimizer: torch.optim.Optimizer) -> LRScheduler:
+    if not isinstance(part, Mapping) or not isinstance(part.get("kind"), str):
+        raise PluginError(f"each of schedulers must be a mapping with a kind; found {part!r:.60}")
+    if part["kind"] in OUR_KINDS:
+        raise PluginError(
+            f"a part of a scheduler of torch cannot be {part['kind']!r}, a schedule of Burn. Write the "
+            "import path of a scheduler, for example torch.optim.lr_scheduler:LinearLR"
+        )
+    return _build(part["kind"], {key: value for key, value in part.items() if key != "kind"}, optimizer)
