@@ -125,7 +125,8 @@ def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
 def _is_uncertain(part: str, use: Use) -> bool:
     """Return whether *use* may fail although params are valid."""
     path = BUILT_IN[part].get(use.kind, "")
-    return not path or path.startswith(NEEDS_EXTRA) or bool(arguments_of(use))
+    needs_extra = path.startswith(NEEDS_EXTRA) or use.kind in loggers.TRACKERS
+    return not path or needs_extra or bool(arguments_of(use))
 
 
 def _list_special_devices(params: Params) -> list[str]:
@@ -149,6 +150,9 @@ def _mistake(part: str, use: Use) -> str:
 
 def _try_out(part: str, use: Use) -> None:
     """Import *use* and check its arguments; build a metric or an augmentation: params have all arguments."""
+    if part == "logger" and loggers.is_tracker(use):
+        loggers.check_tracker(use)
+        return
     if part == "metric":
         import_module("stages.metrics.registry").build_metric(use)
         return

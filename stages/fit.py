@@ -57,7 +57,7 @@ def key_entries(config: FitConfig, paths: FitPaths, code: Mapping[str, Any]) -> 
 def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: FitContext) -> None:
     """Train the remaining epochs in *store*, and write metrics and plots there."""
     plots = loggers.PlotPaths(paths.plots, paths.iterations, paths.confusion).relocate(store.path / "plots")
-    builder = context.configure(config.configure(learner.LearnerBuilder(store.path))).summary()
+    builder = context.configure(config, learner.LearnerBuilder(store.path)).summary()
     builder.identity(store.key).checkpoint("auto").with_progress_logger(runs.heartbeat_of(store))
     run = builder.build(*learner.LearnerSpec.read(paths.learner).build(config.seed))
     runs.check_space(store.path, config.max_checkpoints * run.checkpoint_bytes)

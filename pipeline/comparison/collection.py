@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
 from pipeline.project import runs_root
 from pipeline.revisions.files import RevisionFiles, read_revisions
+from stages.contracts.config import flatten
 from stages.contracts.confusion import select_cells
 from stages.contracts.errors import StageError
 from stages.contracts.files import md5
@@ -89,15 +90,6 @@ class Durations:
             for key in [key for key, seconds in runs.items() if seconds is None]:
                 runs[key] = working_seconds_of(self._root / key)
         return found
-
-
-def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return *params* with a dotted key for each value; an empty section and a list are values."""
-    found: dict[str, Any] = {}
-    for key, value in params.items():
-        is_section = isinstance(value, Mapping) and bool(value)
-        found |= flatten(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
-    return found
 
 
 def _summary(name: str, files: RevisionFiles, durations: Durations) -> RunSummary:

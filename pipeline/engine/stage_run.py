@@ -1,5 +1,6 @@
 """The run of one stage in this process, with the params and paths of the project in the current folder."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from pipeline.check import check_params
 from pipeline.engine.cache_links import link_into_cache, local_objects
 from pipeline.engine.edit_guard import check_loaded, check_unchanged
 from pipeline.engine.signals import defer_signals
+from pipeline.git import try_git
 from pipeline.params import Params, read_params
 from pipeline.project import build_stage_paths, find_output_md5, read_paths, runs_root
 from pipeline.revisions.checkpoint_source import open_checkpoint
@@ -46,11 +48,25 @@ def _build_learner(params: Params, paths: dict[str, Path]) -> None:
 def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = None) -> None:
     own = build_stage_paths(FitPaths, paths, runs=runs_root())
     interrupter = Interrupter()
-    context = FitContext(_code(own), find_output_md5(own.metrics), renderer, interrupter)
+    context = FitContext(
+        _code(own),
+        find_output_md5(own.metrics),
+        renderer,
+        interrupter,
+        params=params.model_dump(mode="json") if params.fit.loggers else {},
+        tags=_tags() if params.fit.loggers else {},
+    )
     with defer_signals(interrupter):
         store = fit.fit(params.fit, own, context)
         if objects := local_objects(Path(".dvc")):
             link_into_cache(store / CHECKPOINT_FOLDER, objects)
+
+
+def _tags() -> dict[str, str]:
+    """Return the commit that the run starts from, and the name of DVC's experiment, if any."""
+    commit = try_git(Path(), "rev-parse", "HEAD").stdout.strip()
+    tags = {"git.commit": commit, "dvc.experiment": os.environ.get("DVC_EXP_NAME", "")}
+    return {name: value for name, value in tags.items() if value}
 
 
 def _code(paths: FitPaths) -> dict[str, str | None]:

@@ -1,5 +1,6 @@
 """The base of all sections of params.yaml, and references to parts that users may supply."""
 
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, Self
@@ -71,6 +72,15 @@ def kind_of(value: Any) -> str | None:
     """Return the ``kind`` of raw data or of a config; None if it has none."""
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", value)
     return kind if isinstance(kind, str) else None
+
+
+def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return *params* with a dotted key for each value; an empty section and a list are values."""
+    found: dict[str, Any] = {}
+    for key, value in params.items():
+        is_section = isinstance(value, Mapping) and bool(value)
+        found |= flatten(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return found
 
 
 def save_config(config: BaseModel, path: Path) -> None:

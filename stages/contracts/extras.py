@@ -1,6 +1,7 @@
 """Optional dependencies, imported when they are used."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from stages.contracts.errors import PluginError
@@ -15,8 +16,15 @@ def load_extra(module: str, extra: str, user: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        name = "tensorboard" if extra == "tensorboard" else module.partition(".")[0]
-        raise PluginError(
-            f"{user} needs {name}, which cannot be imported: {error}. "
-            f"Run `pip install 'learner-pipeline[{extra}]'`"
-        ) from error
+        raise _missing(module, extra, user, f"cannot be imported: {error}") from error
+
+
+def check_extra(module: str, extra: str, user: str) -> None:
+    """Raise `PluginError`, as `load_extra` does, if *module* is not installed; it is not imported."""
+    if find_spec(module.partition(".")[0]) is None:
+        raise _missing(module, extra, user, "is not installed")
+
+
+def _missing(module: str, extra: str, user: str, reason: str) -> PluginError:
+    name = "tensorboard" if extra == "tensorboard" else module.partition(".")[0]
+    return PluginError(f"{user} needs {name}, which {reason}. Run `pip install 'learner-pipeline[{extra}]'`")

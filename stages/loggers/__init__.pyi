@@ -1,4 +1,6 @@
 from .config import build_loggers as build_loggers
+from .config import build_tracker as build_tracker
+from .config import is_tracker as is_tracker
 from .event_files import TensorBoardMetricLogger as TensorBoardMetricLogger
 from .experiment import ExperimentLog as ExperimentLog
 from .log_files import FileMetricLogger as FileMetricLogger
@@ -15,3 +17,8 @@ from .tables import InMemoryMetricLogger as InMemoryMetricLogger
 from .tables import JsonLinesMetricLogger as JsonLinesMetricLogger
 from .tables import Row as Row
 from .tables import TsvMetricLogger as TsvMetricLogger
+from .trackers import MlflowTracker as MlflowTracker
+from .trackers import WandbTracker as WandbTracker
+from .tracking import Point as Point
+from .tracking import RunDescription as RunDescription
+from .tracking import TrackerProcess as TrackerProcess

@@ -1,28 +1,74 @@
 """Metric loggers by their names in params."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import PluginError
+from stages.contracts.extras import check_extra
 from stages.contracts.history import Split
+from stages.loggers.tracking import RunDescription, TrackerProcess
 
 if TYPE_CHECKING:
     from stages.contracts.events import MetricLogger
 
+TRACKERS = {
+    "mlflow": "stages.loggers.trackers:MlflowTracker",
+    "wandb": "stages.loggers.trackers:WandbTracker",
+}
+"""The import path of each built-in tracker."""
 BUILT_IN = {
     "json_lines": "stages.loggers.tables:JsonLinesMetricLogger",
     "tensorboard": "stages.loggers.event_files:TensorBoardMetricLogger",
     "tsv": "stages.loggers.tables:TsvMetricLogger",
+    **TRACKERS,
 }
 """The import path of each built-in logger by its name in params."""
 PATH_PARAMETERS = ("path", "directory")
 """Parameters of a logger that receive the path to write to, if its signature has them."""
 
+PROCESS_OPTIONS = ("interval_seconds", "wait_seconds")
+"""Arguments of a tracker in params that `TrackerProcess` takes."""
+
 LoggerConfig = Annotated[Use, AfterValidator(plugins.name_validator("logger", BUILT_IN))]
+
+
+def is_tracker(use: Use) -> bool:
+    """Return whether *use* names a tracker: a class with the methods of `stages.loggers.tracking.Tracker`.
+
+    Raises `PluginError` if the name cannot be resolved.
+    """
+    maker = plugins.find("logger", use.kind, BUILT_IN)
+    return isinstance(maker, type) and all(hasattr(maker, name) for name in ("start", "log", "finish"))
+
+
+def build_tracker(use: Use, directory: Path, run: RunDescription) -> TrackerProcess:
+    """Return the renderer that passes *run* to the tracker that *use* names, whose files are in *directory*.
+
+    The directory is ``<directory>/<kind>``. Raises `PluginError` if the arguments do not fit, or if the
+    extra of the tracker is not installed.
+    """
+    arguments = check_tracker(use)
+    options = {name: float(arguments.pop(name)) for name in PROCESS_OPTIONS if name in arguments}
+    path = plugins.import_path("logger", use.kind, BUILT_IN)
+    folder = directory / use.kind.rpartition(":")[2]
+    return TrackerProcess(path, folder, run, arguments=arguments, **options)
+
+
+def check_tracker(use: Use) -> dict[str, Any]:
+    """Return the arguments in *use*. Raises `PluginError` as `build_tracker` does."""
+    maker, arguments = plugins.find("logger", use.kind, BUILT_IN), arguments_of(use)
+    own = {name: value for name, value in arguments.items() if name not in PROCESS_OPTIONS}
+    plugins.check_arguments("logger", use.kind, maker, {"directory": None, **own})
+    for name in set(arguments) - set(own):
+        if not isinstance(arguments[name], int | float) or not arguments[name] > 0:
+            raise PluginError(f"logger {use.kind!r}: {name} must be above 0; found {arguments[name]!r}")
+    if use.kind in TRACKERS:
+        check_extra(use.kind, use.kind, f"the logger {use.kind}")
+    return arguments
 
 
 def build_loggers(use: Use, directory: Path) -> "dict[Split, MetricLogger]":

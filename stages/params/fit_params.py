@@ -35,6 +35,7 @@ from stages.data.augmentation_config import AugmentationConfig
 from stages.data.config import BatcherConfig
 from stages.learner.early_stopping import MetricEarlyStopping
 from stages.loggers.config import LoggerConfig
+from stages.loggers.tracking import RunDescription
 from stages.metrics.registry import MetricConfig, TelemetryConfig
 from stages.optim.config import NonFinite
 from stages.optim.gradients import Accumulation
@@ -182,8 +183,11 @@ class FitConfig(Config):
     ``telemetry/<kind>/train`` and ``valid`` in the artifact directory, which DVC does not track. Arguments:
 
     * ``json_lines``: ``flush_seconds: 1.0``
+    * ``mlflow``: ``uri: null``, ``experiment: Default``, ``interval_seconds: 10``, ``wait_seconds: 60``
     * ``tensorboard``: no arguments
     * ``tsv``: ``flush_seconds: 1.0``
+    * ``wandb``: ``project: null``, ``entity: null``, ``mode: null``, ``interval_seconds: 10``,
+      ``wait_seconds: 60``
 
     They change no number, so a run resumes with other loggers.
     """
@@ -212,8 +216,13 @@ class FitConfig(Config):
         """The most checkpoints that a run has on disk at once: those to keep, one more, and one of a step."""
         return min(self.keep.most, self.num_epochs) + 2
 
-    def configure(self, builder: "learner.LearnerBuilder") -> "learner.LearnerBuilder":
-        """Set every option of *builder* and of torch that this section has, and return *builder*."""
+    def configure(
+        self, builder: "learner.LearnerBuilder", run: RunDescription | None = None
+    ) -> "learner.LearnerBuilder":
+        """Set every option of *builder* and of torch that this section has, and return *builder*.
+
+        Trackers receive the description *run*.
+        """
         accumulation = self.grads_accumulation
         builder = (
             builder.metrics(*self._build_metrics())
@@ -233,9 +242,7 @@ class FitConfig(Config):
             .checkpoint_every(steps=self.checkpoint_every_steps, seconds=self.checkpoint_every_seconds)
             .max_unsaved(self.max_unsaved_seconds)
         )
-        for each in self.loggers:
-            added = loggers.build_loggers(each, builder.directory / "telemetry")
-            builder.add_metric_loggers(added[Split.TRAIN], added[Split.VALID])
+        self._add_loggers(builder, run or RunDescription(builder.directory.name))
         if self.early_stopping:
             builder.early_stopping(self.early_stopping)
         if self.deterministic:
@@ -243,6 +250,15 @@ class FitConfig(Config):
         if self.compile:
             builder.compile("default" if self.compile is True else self.compile)
         return builder.gradient_checkpointing() if self.gradient_checkpointing else builder
+
+    def _add_loggers(self, builder: "learner.LearnerBuilder", run: RunDescription) -> None:
+        directory = builder.directory / "telemetry"
+        for each in self.loggers:
+            if loggers.is_tracker(each):
+                builder.with_progress_logger(loggers.build_tracker(each, directory, run))
+            else:
+                added = loggers.build_loggers(each, directory)
+                builder.add_metric_loggers(added[Split.TRAIN], added[Split.VALID])
 
     def _build_metrics(self) -> "list[Any]":
         """Return the metrics, and the telemetry that is not one of them."""
@@ -325,9 +341,15 @@ class FitContext:
     """Shows the run; None for the default of `LearnerBuilder`."""
     interrupter: Interrupter | None = None
     """Stops the run from outside."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """The params of all stages, for trackers."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Further facts about the run for trackers, such as the commit."""
 
-    def configure(self, builder: "learner.LearnerBuilder") -> "learner.LearnerBuilder":
-        """Set the renderer and the interrupter of *builder*, and return it."""
+    def configure(self, config: FitConfig, builder: "learner.LearnerBuilder") -> "learner.LearnerBuilder":
+        """Set every option of *builder* that *config* and the caller have, and return it."""
+        key = builder.directory.name
+        config.configure(builder, RunDescription(key, self.params, {"run.key": key, **self.tags}))
         if self.interrupter:
             builder.with_interrupter(self.interrupter)
         return builder.renderer(self.renderer) if self.renderer else builder

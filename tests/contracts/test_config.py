@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from stages.contracts.config import Config, Use, save_config
+from stages.contracts.config import Config, Use, flatten, save_config
 
 BURN = Path(__file__).parents[3] / "shared" / "burn" / "config.json"
 
@@ -110,3 +110,7 @@ def test_any_pydantic_model_can_be_saved(tmp_path):
     save_config(Plain(rate=1e-5), tmp_path / "config.json")
 
     assert (tmp_path / "config.json").read_text() == '{\n  "rate": 0.00001\n}'
+
+
+def test_flatten_keeps_an_empty_section_as_a_value():
+    assert flatten({"fit": {"keep": {}, "seed": 1}}) == {"fit.keep": {}, "fit.seed": 1}

@@ -115,3 +115,35 @@ def test_best_epoch_can_be_saved_instead_of_the_last(finished):
     files = finished.files("artifacts")
     checkpoint, saved = files[f"artifacts/checkpoint/model-{best}.mpk.gz"], files["artifacts/model.mpk.gz"]
     assert checkpoint == saved
+
+
+TRACKER = '''
+import json
+
+
+class Recording:
+    """A tracker that writes the description of the run to a file."""
+
+    def __init__(self, directory):
+        self.file = directory / "run.json"
+
+    def start(self, run):
+        self.file.write_text(json.dumps([run.params["fit"]["seed"], run.tags]))
+
+    def log(self, points):
+        pass
+
+    def finish(self, status, summary):
+        pass
+'''
+
+
+def test_tracker_receives_the_params_and_the_commit(project):
+    (project.folder / "trackers.py").write_text(TRACKER)
+    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 1\n  loggers: ['trackers:Recording']")
+
+    project.ok("dvc", "repro", "fit")
+
+    seed, tags = json.loads((project.folder / "artifacts/telemetry/Recording/run.json").read_text())
+    assert (seed, tags["git.commit"]) == (42, project.ok("git", "rev-parse", "HEAD").strip())
+    assert tags["run.key"] in project.ok("learner", "runs", "list")

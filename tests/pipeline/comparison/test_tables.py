@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pipeline.comparison.collection import MAX_POINTS, PlotData, direction_of, flatten, parse_matrix, thin
+from pipeline.comparison.collection import MAX_POINTS, PlotData, direction_of, parse_matrix, thin
 from pipeline.comparison.page import build_page
 from pipeline.comparison.plots import empty_confusion_spec
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions, sort_runs
@@ -118,10 +118,6 @@ def test_param_is_shown_with_its_shortest_unique_suffix():
     keys = ["fit.seed", "load_data.seed", "fit.batch_size"]
 
     assert short_names(keys) == {key: key if "seed" in key else "batch_size" for key in keys}
-
-
-def test_flatten_keeps_an_empty_section_as_a_value():
-    assert flatten({"fit": {"keep": {}, "seed": 1}}) == {"fit.keep": {}, "fit.seed": 1}
 
 
 def test_control_characters_and_markup_in_names_are_escaped():

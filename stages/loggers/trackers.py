@@ -1,0 +1,148 @@
+"""Clients of MLflow and Weights & Biases, which `stages.loggers.tracking` calls in a process of their own."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from stages.contracts.config import flatten
+from stages.contracts.extras import load_extra
+from stages.contracts.files import write_text
+from stages.loggers.tracking import Point, RunDescription
+
+RUN_FILE = "run.json"
+"""The id of the run, with which a resumed run continues it."""
+STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+"""The status of a run in MLflow."""
+MAX_PARAMS = 100
+"""The most params in one request to MLflow."""
+MAX_METRICS = 1000
+"""The most values of metrics in one request."""
+MAX_PARAM_LENGTH = 6000
+"""The most characters of a param in MLflow."""
+
+
+class MlflowTracker:
+    """A run in MLflow. Needs the extra ``mlflow``.
+
+    *uri* is the address of a server, or of a database such as ``sqlite:///mlflow.db``; None for MLflow's
+    default, which the variable ``MLFLOW_TRACKING_URI`` sets. The params and the summary are also stored as
+    artifacts, ``params.json`` and ``summary.json``.
+    """
+
+    def __init__(self, directory: Path, *, uri: str | None = None, experiment: str = "Default") -> None:
+        client = load_extra("mlflow.tracking", "mlflow", "the logger mlflow")
+        self._entities = load_extra("mlflow.entities", "mlflow", "the logger mlflow")
+        self._client = client.MlflowClient(uri)
+        self._experiment = experiment
+        self._file = directory / RUN_FILE
+        self._id = ""
+
+    def start(self, run: RunDescription) -> None:
+        """Create the run with its params and tags, or mark the existing one as running."""
+        known = read_run_id(self._file)
+        if known:
+            self._id = known
+            self._client.update_run(known, status="RUNNING")
+        else:
+            self._id = self._create(run)
+            write_run_id(self._file, self._id)
+        self._client.log_dict(self._id, dict(run.params), "params.json")
+
+    def _create(self, run: RunDescription) -> str:
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        created = self._client.create_run(experiment, run_name=run.name, tags=dict(run.tags))
+        params = [
+            self._entities.Param(mlflow_name(name), str(value)[:MAX_PARAM_LENGTH])
+            for name, value in flatten(run.params).items()
+        ]
+        for start in range(0, len(params), MAX_PARAMS):
+            self._client.log_batch(created.info.run_id, params=params[start : start + MAX_PARAMS])
+        return str(created.info.run_id)
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Send *points*."""
+        metrics = [
+            self._entities.Metric(mlflow_name(name), value, round(point.time * 1000), point.step)
+            for point in points
+            for name, value in point.values.items()
+        ]
+        for start in range(0, len(metrics), MAX_METRICS):
+            self._client.log_batch(self._id, metrics=metrics[start : start + MAX_METRICS])
+
+    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        """End the run."""
+        self._client.log_dict(self._id, dict(summary), "summary.json")
+        self._client.set_terminated(self._id, STATUSES[status])
+
+
+class WandbTracker:
+    """A run in Weights & Biases. Needs the extra ``wandb``.
+
+    *mode* is ``online``, ``offline`` (``wandb sync`` sends the run later) or None for the default, which the
+    variable ``WANDB_MODE`` sets. *project* and *entity* are those of W&B.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        project: str | None = None,
+        entity: str | None = None,
+        mode: str | None = None,
+    ) -> None:
+        self._wandb = load_extra("wandb", "wandb", "the logger wandb")
+        self._directory = directory
+        self._options = {"project": project, "entity": entity, "mode": mode}
+        self._run: Any = None
+
+    def start(self, run: RunDescription) -> None:
+        """Create or resume the run, with its params as the config and its tags as notes."""
+        file = self._directory / RUN_FILE
+        identifier = read_run_id(file) or uuid4().hex[:12]
+        write_run_id(file, identifier)
+        self._run = self._wandb.init(
+            id=identifier,
+            name=run.name,
+            config={**run.params, "tags": dict(run.tags)},
+            dir=str(self._directory),
+            resume="allow",
+            settings=self._wandb.Settings(console="off", save_code=False, disable_git=True),
+            **{name: value for name, value in self._options.items() if value is not None},
+        )
+        self._run.define_metric("epoch")
+        self._run.define_metric("batch")
+        self._run.define_metric("*", step_metric="epoch")
+        self._run.define_metric("running/*", step_metric="batch")
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Send *points*: values of epochs by ``epoch``, means of an epoch so far by ``batch``."""
+        for point in points:
+            axis = "batch" if all(name.startswith("running/") for name in point.values) else "epoch"
+            self._run.log({**point.values, axis: point.step})
+
+    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        """End the run."""
+        self._run.summary.update({**summary, "status": status})
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+
+
+def read_run_id(file: Path) -> str | None:
+    """Return the id that *file* has; None if it does not exist or is incomplete."""
+    with suppress(OSError, ValueError, KeyError):
+        return str(json.loads(file.read_text())["id"])
+    return None
+
+
+def write_run_id(file: Path, identifier: str) -> None:
+    """Write the id of the run to *file*."""
+    write_text(file, json.dumps({"id": identifier}) + "\n")
+
+
+def mlflow_name(name: str) -> str:
+    """Return *name* with ``_`` for each character that MLflow does not allow."""
+    return re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII)

@@ -1,0 +1,257 @@
+"""Experiment trackers, such as MLflow, which receive the values of a run in a process of their own.
+
+The process of the run only appends lines to a file. Another process reads them and calls the tracker, so
+neither a slow server nor the threads, signal handlers and random numbers of a client affect the run.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from stages.contracts import plugins
+from stages.contracts.events import Progress
+from stages.contracts.files import write_text
+from stages.contracts.history import History, Split
+from stages.contracts.text import to_json
+from stages.loggers.line_file import LineFile
+
+EVENTS_FILE = "events.jsonl"
+SENT_FILE = "sent.json"
+"""The number of bytes of the events that the tracker has received."""
+OUTPUT_FILE = "tracker.log"
+"""The output of the tracker's process, with its error if it failed."""
+POLL_SECONDS = 0.2
+MAX_EVENTS = 256
+"""The most events in one call of a tracker."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """The data about a run that a tracker receives before its values."""
+
+    name: str = ""
+    """The key of the run."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """The sections of ``params.yaml`` with all defaults."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """For example ``git.commit``, the commit that the run started from."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The values of metrics at one step."""
+
+    step: int
+    """The epoch, counted from 1; for the mean of an epoch so far, the batch, counted through all epochs."""
+    values: Mapping[str, float]
+    """The value of each metric, named ``train/Loss``, ``telemetry/train/…`` or ``running/train/…``."""
+    time: float
+    """Seconds since 1970."""
+
+
+class Tracker(Protocol):
+    """A client of a tracking service; it is built in a process of its own, with *directory* for its files."""
+
+    def start(self, run: RunDescription) -> None:
+        """Start a run, or resume the one that an earlier process started."""
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Send *points*; after a failure they are sent again when the run is resumed."""
+
+    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        """End the run: *status* is ``finished``, ``failed`` or ``stopped``.
+
+        *summary* has the last and the best value of each metric.
+        """
+
+
+class TrackerProcess:
+    """A renderer that passes the values of a run to a `Tracker` in another process.
+
+    *kind* is the import path of the tracker, which is built with *arguments* and *directory*. The end of the
+    run waits for the tracker up to *wait_seconds*. If the tracker fails, the run continues: the values stay
+    in ``events.jsonl``, and are sent when the run is resumed.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        directory: Path,
+        run: RunDescription,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        interval_seconds: float = 10.0,
+        wait_seconds: float = 60.0,
+    ) -> None:
+        self.directory = directory
+        self._kind = kind
+        self._arguments = dict(arguments or {})
+        self._run = run
+        self._interval = interval_seconds
+        self._wait = wait_seconds
+        self._due = 0.0
+        self._file: LineFile | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._progress: Progress | None = None
+        self._summary: dict[str, Any] = {}
+
+    def start(self, progress: Progress) -> None:
+        """Start the tracker's process."""
+        self._progress = progress
+        self._due = time.monotonic() + self._interval
+        self._file = LineFile(self.directory / EVENTS_FILE, "a", flush_seconds=0.0)
+        self._file.write("\n")  # ends a line that a killed process began
+        self._write({"run": asdict(self._run)})
+        command = [sys.executable, "-m", __name__, self._kind, str(self.directory), to_json(self._arguments)]
+        search_path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
+        with (self.directory / OUTPUT_FILE).open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603  this interpreter
+                command,
+                stdin=subprocess.PIPE,  # closed when this process ends, however it ends
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for the run, which then ends the tracker
+                env=os.environ | {"PYTHONPATH": search_path},
+            )
+
+    def log(self, split: Split, epoch: int, name: str, value: float) -> None:
+        """Do nothing: the means of the epoch so far are sent instead of the values of batches."""
+
+    def step(self, progress: Progress) -> None:
+        """Send the means of the epoch so far, once per *interval_seconds* in training."""
+        if progress.split is Split.TRAIN and time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._interval
+            step = (progress.epoch - 1) * progress.batches + progress.batch
+            running = {f"running/train/{name}": value for name, value in progress.running().items()}
+            self._write({"point": asdict(Point(step, running, time.time()))})
+
+    def epoch_end(self, progress: Progress, history: History) -> None:
+        """Send the values of the epoch."""
+        values = {f"{each.split}/{each.metric}": each.value for each in history.at(progress.epoch)}
+        values |= {
+            f"telemetry/{split}/{name}": value
+            for split, measured in progress.telemetry.items()
+            for name, value in measured.items()
+        }
+        self._write({"point": asdict(Point(progress.epoch, values, time.time()))})
+        self._summary = summarize(history)
+
+    def close(self) -> None:
+        """End the run of the tracker, and wait for its process."""
+        if self._file is None or self._process is None:
+            return
+        stopped = self._progress is not None and self._progress.interrupter.should_stop()
+        status = "failed" if sys.exc_info()[0] else "stopped" if stopped else "finished"
+        self._write({"status": status, "summary": self._summary})
+        self._file.close()
+        self._file = None
+        with suppress(OSError, subprocess.TimeoutExpired):
+            self._process.stdin.close()  # type: ignore[union-attr]  # a pipe
+            self._process.wait(self._wait)
+        code = self._process.returncode
+        if code != 0:
+            self._process.kill()
+            self._process.wait()
+            log.warning("%s", self._describe_failure(code))
+
+    def _describe_failure(self, code: int | None) -> str:
+        reason = f"took more than {self._wait:g} seconds" if code is None else f"ended with {code}"
+        return (
+            f"the tracker {self._kind} {reason}, and has not received all values of the run. They are in "
+            f"{self.directory / EVENTS_FILE}, and the error is in {self.directory / OUTPUT_FILE}"
+        )
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        if self._file:
+            self._file.write(json.dumps(event) + "\n")
+
+
+def summarize(history: History) -> dict[str, Any]:
+    """Return the last value of each metric by its split and name, and the number of epochs."""
+    last = {f"{each.split}/{each.metric}": each.value for each in history.at(history.epochs)}
+    return {"epochs": history.epochs, **last}
+
+
+def deliver(tracker: Tracker, directory: Path, parent: IO[bytes]) -> None:
+    """Pass the events in *directory* to *tracker* until the run ends or *parent* is closed."""
+    sent = _read_sent(directory)
+    with (directory / EVENTS_FILE).open("rb") as events:
+        _start(tracker, events)
+        events.seek(sent)
+        for lines in _follow(events, parent):
+            points = [Point(**line["point"]) for line in lines if "point" in line]
+            if points:
+                tracker.log(points)
+            write_text(directory / SENT_FILE, json.dumps(events.tell()))
+            if "status" in lines[-1]:
+                tracker.finish(lines[-1]["status"], lines[-1]["summary"])
+
+
+def _start(tracker: Tracker, events: IO[bytes]) -> None:
+    """Start the last run in *events*: each process of a run adds a description, which may have changed."""
+    runs = [line["run"] for line in map(_parse, events) if "run" in line]
+    tracker.start(RunDescription(**runs[-1]))
+
+
+def _follow(events: IO[bytes], parent: IO[bytes]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the lines of a file that another process appends to, until that process ends."""
+    os.set_blocking(parent.fileno(), False)
+    ended = False
+    while True:
+        lines = _read_lines(events)
+        if lines:
+            yield lines
+        elif ended:
+            return
+        else:
+            ended = parent.read() == b""  # None while the pipe is open
+            time.sleep(0 if ended else POLL_SECONDS)
+
+
+def _read_lines(events: IO[bytes]) -> list[dict[str, Any]]:
+    """Return up to `MAX_EVENTS` complete lines; stop after the end of a run."""
+    lines: list[dict[str, Any]] = []
+    while len(lines) < MAX_EVENTS:
+        start = events.tell()
+        line = events.readline()
+        if not line.endswith(b"\n"):
+            events.seek(start)
+            break
+        lines.append(_parse(line))
+        if "status" in lines[-1]:
+            break
+    return lines
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """Return the event in *line*; an empty one for a line that a killed process did not complete."""
+    with suppress(ValueError):
+        return dict(json.loads(line))
+    return {}
+
+
+def _read_sent(directory: Path) -> int:
+    with suppress(OSError, ValueError):
+        return int(json.loads((directory / SENT_FILE).read_text()))
+    return 0
+
+
+def main(kind: str, directory: str, arguments: str) -> None:
+    """Build the tracker *kind*, and pass it the events in *directory*."""
+    maker = plugins.find("logger", kind, {})
+    tracker = plugins.build("logger", kind, maker, {"directory": Path(directory), **json.loads(arguments)})
+    deliver(tracker, Path(directory), sys.stdin.buffer)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,261 @@
+"""Trackers in a process of their own: MLflow against a real server, W&B offline, and trackers that fail."""
+
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+import torch
+from run_files import read_run_files
+from waiting import wait_until
+
+from stages.contracts.config import Use
+from stages.contracts.errors import PluginError
+from stages.learner import LearnerBuilder
+from stages.loggers import RunDescription, TrackerProcess, build_tracker
+from stages.metrics import LossMetric
+from stages.models import ClassificationStep
+from stages.optim import Adam
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import NoRenderer
+
+RUN = RunDescription("a-key", {"fit": {"seed": 3, "metrics": ["loss"]}}, {"git.commit": "f" * 40})
+RECORDING = '''
+import json
+class Recording:
+    """A tracker that appends its calls to a file."""
+    def __init__(self, directory, fails=False):
+        self.file, self.fails = directory / "calls", fails
+    def _append(self, *call):
+        with self.file.open("a") as file:
+            file.write(json.dumps(call) + "\\n")
+    def start(self, run):
+        self._append("start", run.name, run.params)
+    def log(self, points):
+        if self.fails:
+            raise RuntimeError("no connection")
+        for point in points:
+            self._append("log", point.step, sorted(point.values))
+    def finish(self, status, summary):
+        self._append("finish", status, summary["epochs"])
+'''
+
+
+class Net(ClassificationStep, torch.nn.Linear):
+    pass
+
+
+def train(directory, tracker=None, epochs=2, interrupter=None):
+    torch.manual_seed(0)
+    random.seed(0)
+    batches = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(3)]
+    builder = LearnerBuilder(directory).devices(["cpu"]).metrics(LossMetric()).num_epochs(epochs).seed(1)
+    builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto").renderer(NoRenderer())
+    if tracker:
+        builder.with_progress_logger(tracker)
+    learner = builder.build(Net(4, 3), Adam(), 0.1)
+    learner.fit(batches, batches)
+    return learner
+
+
+@pytest.fixture
+def recording(tmp_path, monkeypatch):
+    """Return a function that returns a tracker which appends its calls to ``calls`` in a directory."""
+    (tmp_path / "own_trackers.py").write_text(RECORDING)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def build(directory, **arguments):
+        return build_tracker(Use(kind="own_trackers:Recording", **arguments), directory, RUN)
+
+    return build
+
+
+def calls(directory):
+    return [json.loads(line) for line in (directory / "Recording" / "calls").read_text().splitlines()]
+
+
+def test_tracker_receives_the_description_each_epoch_and_the_end(recording, tmp_path):
+    train(tmp_path / "run", recording(tmp_path))
+
+    assert calls(tmp_path) == [
+        ["start", "a-key", RUN.params],
+        ["log", 1, ["train/Loss", "valid/Loss"]],
+        ["log", 2, ["train/Loss", "valid/Loss"]],
+        ["finish", "finished", 2],
+    ]
+
+
+def test_run_with_a_tracker_has_the_bytes_of_one_without(recording, tmp_path):
+    train(tmp_path / "tracked", recording(tmp_path))
+    train(tmp_path / "plain")
+
+    assert read_run_files(tmp_path / "tracked") == read_run_files(tmp_path / "plain")
+
+
+def test_run_finishes_if_its_tracker_fails(recording, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        learner = train(tmp_path / "run", recording(tmp_path, fails=True))
+
+    assert learner.epoch == 2
+    assert "ended with 1, and has not received all values" in caplog.text
+    assert "no connection" in (tmp_path / "Recording" / "tracker.log").read_text()
+
+
+def test_resumed_run_sends_what_a_failed_tracker_has_not_received(recording, tmp_path):
+    train(tmp_path / "run", recording(tmp_path, fails=True))
+
+    train(tmp_path / "run", recording(tmp_path), epochs=3)
+
+    assert [call[1] for call in calls(tmp_path) if call[0] == "log"] == [1, 2, 3]
+
+
+def test_tracker_that_is_too_slow_is_ended(tmp_path, caplog):
+    (tmp_path / "run").mkdir()
+    tracker = TrackerProcess("time:sleep", tmp_path / "slow", RUN, arguments={}, wait_seconds=0.01)
+
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path / "run", tracker)
+
+    assert "has not received all values" in caplog.text
+
+
+def test_process_of_a_tracker_ends_when_the_run_is_killed(recording, tmp_path):
+    program = (
+        "import os, sys, signal; sys.path.insert(0, sys.argv[1]); from pathlib import Path;"
+        "from stages.contracts.config import Use; from stages.contracts.events import Progress;"
+        "from stages.loggers import RunDescription, build_tracker;"
+        "tracker = build_tracker(Use(kind='own_trackers:Recording'), Path(sys.argv[1]), RunDescription());"
+        "tracker.start(Progress(1)); print(tracker._process.pid, flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False
+    )
+
+    pid = int(done.stdout)
+    assert done.returncode == -signal.SIGKILL
+    assert wait_until(lambda: not is_running(pid))
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"wait_seconds": 0}, "wait_seconds must be above 0; found 0"),
+        ({"interval_seconds": "soon"}, "interval_seconds must be above 0; found 'soon'"),
+        ({"project": "x"}, "unexpected keyword argument 'project'"),
+    ],
+)
+def test_wrong_argument_of_a_tracker_is_refused_before_the_run(arguments, message, tmp_path):
+    with pytest.raises(PluginError, match=message):
+        build_tracker(Use(kind="mlflow", **arguments), tmp_path, RUN)
+
+
+def test_missing_extra_of_a_tracker_is_refused_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("stages.contracts.extras.find_spec", lambda name: None)
+
+    with pytest.raises(PluginError, match=r"mlflow, which is not installed.*learner-pipeline\[mlflow\]"):
+        build_tracker(Use(kind="mlflow"), tmp_path, RUN)
+
+
+@pytest.fixture(scope="module")
+def mlflow_server(tmp_path_factory):
+    """Run MLflow's server with a database on a free port, and return its address."""
+    pytest.importorskip("mlflow.server", reason="needs mlflow")
+    import socket
+
+    folder = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--workers", "1"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    with (folder / "log").open("wb") as output:
+        server = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+        )
+    uri = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: is_healthy(uri), (folder / "log").read_text, server)
+        yield uri
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)  # its workers are in its group
+        server.wait(60)
+
+
+def is_healthy(uri):
+    try:
+        return httpx.get(f"{uri}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_mlflow_has_params_metrics_and_artifacts_of_a_run(mlflow_server, tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    tracker = build_tracker(Use(kind="mlflow", uri=mlflow_server, experiment="digits"), tmp_path, RUN)
+    learner = train(tmp_path / "run", tracker)
+
+    client = MlflowClient(mlflow_server)
+    [run] = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("a-key", "FINISHED")
+    assert run.data.params == {"fit.seed": "3", "fit.metrics": "['loss']"}
+    assert run.data.tags["git.commit"] == "f" * 40
+    found = {each.step: each.value for each in client.get_metric_history(run.info.run_id, "valid/Loss")}
+    assert found == learner.history.series("valid", "Loss")
+    assert {each.path for each in client.list_artifacts(run.info.run_id)} == {"params.json", "summary.json"}
+
+
+def test_resumed_run_continues_the_run_in_mlflow(mlflow_server, tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    use = Use(kind="mlflow", uri=mlflow_server, experiment="resumed")
+    train(tmp_path / "run", build_tracker(use, tmp_path, RUN), epochs=1)
+    train(tmp_path / "run", build_tracker(use, tmp_path, RUN), epochs=3)
+
+    client = MlflowClient(mlflow_server)
+    [run] = client.search_runs([client.get_experiment_by_name("resumed").experiment_id])
+    points = client.get_metric_history(run.info.run_id, "train/Loss")
+    assert (run.info.status, [each.step for each in points]) == ("FINISHED", [1, 2, 3])
+
+
+def test_run_finishes_without_the_server_of_mlflow(tmp_path, caplog):
+    use = Use(kind="mlflow", uri="http://127.0.0.1:9", wait_seconds=1)
+
+    with caplog.at_level(logging.WARNING):
+        learner = train(tmp_path / "run", build_tracker(use, tmp_path, RUN))
+
+    assert learner.epoch == 2
+    assert "took more than 1 seconds" in caplog.text or "ended with 1" in caplog.text
+
+
+def test_wandb_stores_a_run_offline(tmp_path, caplog):
+    pytest.importorskip("wandb")
+    use = Use(kind="wandb", mode="offline", project="digits", wait_seconds=600)
+
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path / "run", build_tracker(use, tmp_path, RUN))
+
+    assert not caplog.text
+    [stored] = (tmp_path / "wandb").glob("wandb/offline-run-*/run-*.wandb")
+    content = stored.read_bytes()
+    assert all(name in content for name in (b"train/Loss", b"valid/Loss", b"git.commit", b"a-key"))
