@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from stages import data
 from stages.contracts.config import Config
 from stages.contracts.fields import Share, integer
-from stages.data.config import Digits, Source
+from stages.data.config import Digits, NormalizationConfig, Source
 
 VERSION = "3"
 
@@ -27,6 +29,18 @@ class LoadDataConfig(Config):
     """Share of the samples for the valid split, if the source has no valid split."""
     seed: Annotated[int, integer(0, 2**32 - 1)] = 42
     """Seed of that split; NumPy accepts 0 to 2³² - 1."""
+    normalization: NormalizationConfig = NormalizationConfig()
+    """The numbers that inputs are normalized with, computed over the train split: ``kind: mean_std``,
+    ``min_max`` or ``none``, and ``per: dataset`` or ``channel``. ``dataset.json`` contains them.
+    """
+
+    @model_serializer(mode="wrap")
+    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields, without the normalization if it is the default."""
+        is_default = self.normalization == NormalizationConfig()
+        return {
+            name: value for name, value in dump(self).items() if not (name == "normalization" and is_default)
+        }
 
 
 @dataclass(frozen=True)
@@ -49,4 +63,4 @@ def load_data(config: LoadDataConfig, paths: LoadDataPaths) -> None:
     else:
         train = data.to_columns(loaded.train, "the train split")
         valid = data.to_columns(loaded.valid, "the valid split")
-    data.write_columns(paths.data, data.describe(train, valid), train, valid)
+    data.write_columns(paths.data, data.describe(train, valid, config.normalization), train, valid)

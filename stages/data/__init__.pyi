@@ -15,6 +15,7 @@ from .columns import split_columns as split_columns
 from .columns import to_columns as to_columns
 from .config import Digits as Digits
 from .config import Idx as Idx
+from .config import NormalizationConfig as NormalizationConfig
 from .config import Npy as Npy
 from .config import Npz as Npz
 from .config import Source as Source

@@ -35,11 +35,18 @@ class Batcher(Protocol):
 class NormalizeBatcher:
     """A batcher that converts inputs to float32, subtracts *mean* and divides by *std*.
 
+    Each is a number, or a sequence with one for each index of the first axis of a sample: for each channel of
+    an image (C, H, W), or each column of a table (F,).
+
     It has two halves, so that a loader can copy the samples to an accelerator in their own dtype, such as
     uint8, and convert them there.
     """
 
-    def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
+    def __init__(self, mean: float | Sequence[float] = 0.0, std: float | Sequence[float] = 1.0) -> None:
+        self._channels: ChannelScale | None = None
+        if isinstance(mean, Sequence) or isinstance(std, Sequence):
+            self._channels = ChannelScale(mean, std)
+            return
         self._scale = 1.0 / std
         self._offset = torch.tensor(-mean / std)
         self._offsets: dict[torch.device, Tensor] = {}
@@ -61,6 +68,8 @@ class NormalizeBatcher:
 
     def _normalize(self, stored: Tensor) -> Tensor:
         inputs = stored.to(torch.float32, copy=True)
+        if self._channels is not None:
+            return self._channels.apply(inputs)
         offset = self._offset if inputs.is_cpu else self._offset_on(inputs.device)
         torch.add(offset, inputs, alpha=self._scale, out=inputs)  # one pass
         return inputs
@@ -69,6 +78,43 @@ class NormalizeBatcher:
         if device not in self._offsets:
             self._offsets[device] = torch.full((), float(self._offset), device=device)
         return self._offsets[device]
+
+
+class ChannelScale:
+    """A scale and an offset for each channel, the second axis of a batch, on every device that needs them.
+
+    Raises `BuilderError` if *mean* and *std* do not have the same number of values.
+    """
+
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        means, divisors = (torch.tensor(each, dtype=torch.float64).reshape(-1) for each in (mean, std))
+        if len(means) != len(divisors) and 1 not in (len(means), len(divisors)):
+            raise BuilderError(
+                f"mean and std must have the same number of values; found {len(means)} and {len(divisors)}"
+            )
+        offset = -means / divisors
+        scale = (1.0 / divisors).expand_as(offset)
+        self._numbers = {torch.device("cpu"): (scale.float(), offset.float())}
+
+    def apply(self, inputs: Tensor) -> Tensor:
+        """Multiply *inputs*, (B, C, …) float32, by the scale, add the offset, and return them.
+
+        Two operations, each rounded, have the same bits on every device.
+        """
+        scale, offset = self._numbers_on(inputs.device)
+        if inputs.ndim < 2 or inputs.shape[1] != len(scale):
+            raise BuilderError(
+                f"the batcher normalizes {len(scale)} channels or columns, the first axis of a sample; found "
+                f"samples of shape {tuple(inputs.shape[1:])}. Run load-data again, or correct mean and std"
+            )
+        shape = (-1, *[1] * (inputs.ndim - 2))
+        return inputs.mul_(scale.view(shape)).add_(offset.view(shape))
+
+    def _numbers_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._numbers:
+            scale, offset = self._numbers[torch.device("cpu")]
+            self._numbers[device] = scale.to(device), offset.to(device)
+        return self._numbers[device]
 
 
 class GatherBatcher:

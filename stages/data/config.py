@@ -1,4 +1,4 @@
-"""Configuration of data sources and batchers."""
+"""Configuration of data sources, normalization and batchers."""
 
 from typing import Annotated, Any, Literal
 
@@ -51,6 +51,16 @@ class Npy(Config):
     """The file with the inputs, (N, …), relative to the root of the project or absolute."""
     targets: DataPath
     """The file with the targets, (N,) integers for classes, (N,) or (N, …) floats for regression."""
+
+
+class NormalizationConfig(Config):
+    """The normalization of inputs, whose numbers are computed over the train split."""
+
+    kind: Literal["mean_std", "min_max", "none"] = "mean_std"
+    """``mean_std``: to mean 0 and standard deviation 1; ``min_max``: to the range 0 to 1; or ``none``."""
+    per: Literal["dataset", "channel"] = "dataset"
+    """``dataset``: the same numbers for all values; ``channel``: numbers for each index of the first axis of
+    a sample, which is the channel of an image (C, H, W) or the column of a table (F,)."""
 
 
 def _tag(value: Any) -> str:

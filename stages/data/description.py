@@ -1,21 +1,22 @@
 """The description of two splits: shapes, classes, counts and normalization."""
 
-import math
-from collections.abc import Callable
-
 import numpy as np
 
 from stages.contracts.errors import DataError
 from stages.data.columns import Column, Columns
-from stages.data.storage import DatasetInfo, Normalization
+from stages.data.config import NormalizationConfig
+from stages.data.normalization import compute_normalization
+from stages.data.storage import DatasetInfo
 
-SUM_VALUES = 1 << 20
-"""The number of values added at a time: a multiple of 8192, NumPy's block size for conversions."""
+DEFAULT_NORMALIZATION = NormalizationConfig()
 
 
-def describe(train: Columns, valid: Columns) -> DatasetInfo:
+def describe(
+    train: Columns, valid: Columns, normalization: NormalizationConfig = DEFAULT_NORMALIZATION
+) -> DatasetInfo:
     """Return the content of ``dataset.json`` for two splits, without the hash.
 
+    *normalization* is computed over the train split; default: one mean and standard deviation of all values.
     Raises `DataError` if the splits do not match or the train split has one class only.
     """
     _check_match(train.inputs, valid.inputs, "inputs")
@@ -30,7 +31,7 @@ def describe(train: Columns, valid: Columns) -> DatasetInfo:
         num_classes=None if counts is None else len(counts["train"]),
         counts={"train": len(train), "valid": len(valid)},
         class_counts=counts,
-        normalization=_normalization(train.inputs),
+        normalization=compute_normalization(train.inputs, normalization),
     )
 
 
@@ -56,42 +57,3 @@ def _class_counts(train: Column, valid: Column) -> dict[str, list[int]]:
             "Add samples of other classes, or save float targets for regression"
         )
     return {"train": in_train.tolist(), "valid": in_valid.tolist()}
-
-
-def _normalization(inputs: Column) -> Normalization:
-    """Return mean and standard deviation of all values, in float64; the latter is 1 if all are equal.
-
-    Both have the bits of NumPy's ``mean`` and ``std`` of a contiguous array, which need a copy of the data.
-    """
-    size = math.prod(inputs.shape)
-    total = np.float64(0)
-    for start in range(0, size, SUM_VALUES):
-        values = inputs.values(start, min(start + SUM_VALUES, size))
-        total = np.add.reduce(values, dtype=np.float64, initial=total)
-    mean = total / size
-    if _is_constant(inputs):
-        return Normalization(mean=float(mean), std=1.0)
-
-    def squares(start: int, stop: int) -> np.float64:
-        """Return the sum of squared deviations of some values."""
-        deviations = inputs.values(start, stop).astype(np.float64)
-        deviations -= mean
-        deviations *= deviations
-        return np.float64(np.add.reduce(deviations))
-
-    return Normalization(mean=float(mean), std=math.sqrt(_pairwise_sum(squares, 0, size) / size) or 1.0)
-
-
-def _is_constant(column: Column) -> bool:
-    """Return whether all values are equal; most columns are read up to their first block only."""
-    first = column.values(0, 1)
-    return all((block == first).all() for block in column.blocks())
-
-
-def _pairwise_sum(sum_of: Callable[[int, int], np.float64], start: int, stop: int) -> np.float64:
-    """Add the values from *start* to *stop* in halves, as NumPy adds a contiguous array."""
-    count = stop - start
-    if count <= SUM_VALUES:
-        return sum_of(start, stop)
-    middle = start + count // 2 - count // 2 % 8
-    return _pairwise_sum(sum_of, start, middle) + _pairwise_sum(sum_of, middle, stop)

@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 
 from stages.contracts.errors import DataError
 from stages.data.columns import Column, Columns, to_columns
+from stages.data.config import NormalizationConfig
 from stages.data.datasets import TensorDataset
-from stages.data.description import describe
+from stages.data.description import DEFAULT_NORMALIZATION, describe
 from stages.data.splits import Splits
 from stages.data.storage import DatasetInfo, read_info, write_columns
 
@@ -25,11 +26,11 @@ class Prepared:
     valid: TensorDataset
 
 
-def prepare(splits: Splits) -> Prepared:
+def prepare(splits: Splits, normalization: NormalizationConfig = DEFAULT_NORMALIZATION) -> Prepared:
     """Return both splits as tensors, with their description. Raises `DataError` as load-data does."""
     train = to_columns(splits.train, "the train split")
     valid = to_columns(splits.valid, "the valid split")
-    return Prepared(describe(train, valid), dataset(train), dataset(valid))
+    return Prepared(describe(train, valid, normalization), dataset(train), dataset(valid))
 
 
 def dataset(columns: Columns) -> TensorDataset:

@@ -31,10 +31,15 @@ _TYPES = {
 
 
 class Normalization(Config):
-    """The normalization of inputs, ``(x - mean) / std``; both values are computed over the train split."""
+    """The normalization of inputs, ``(x - mean) / std``, computed over the train split.
 
-    mean: float
-    std: float
+    Both are one number, or one for each channel: for each index of the first axis of a sample.
+    """
+
+    mean: float | tuple[float, ...]
+    """The mean; the smallest value for ``min_max``; 0 for ``none``."""
+    std: float | tuple[float, ...]
+    """The standard deviation; the range of values for ``min_max``; 1 for ``none`` and for equal values."""
 
 
 class DatasetInfo(Config):

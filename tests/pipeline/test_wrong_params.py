@@ -86,7 +86,12 @@ RECORDER = {"precision": "choice or null", "compression": "0 or 1"}
 SHARES = {"epsilon": "positive", "weight_decay": "non-negative"}
 PARAMS = [
     ("create_artifact_dir", {}, {"keep": "names"}),
-    ("load_data", {}, {"source": "part", "valid_fraction": "share", "seed": "seed of NumPy"}),
+    (
+        "load_data",
+        {},
+        {"source": "part", "valid_fraction": "share", "seed": "seed of NumPy"} | {"normalization": "section"},
+    ),
+    ("load_data.normalization", {}, {"kind": "choice", "per": "choice"}),
     ("load_data.source", {"kind": "digits"}, {"path": "null"}),
     ("load_data.source", {"kind": "idx", "path": "x"}, {"path": "text"}),
     ("load_data.source", {"kind": "npz", "path": "x"}, {"path": "text"}),
