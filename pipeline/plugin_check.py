@@ -106,12 +106,12 @@ def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
     """Yield every part in *params* that a user may supply: its key, what it is, and the part."""
     if isinstance(params.load_data.source, Use):
         yield "load_data.source", "source", params.load_data.source
-    if isinstance(params.build_learner.model, Use):
-        yield "build_learner.model", "model", params.build_learner.model
-    if isinstance(params.build_learner.optimizer, Use):
-        yield "build_learner.optimizer", "optimizer", params.build_learner.optimizer
-    if isinstance(params.build_learner.schedule, Use):
-        yield "build_learner.schedule", "schedule", params.build_learner.schedule
+    for part in ("model", "optimizer", "schedule"):
+        if isinstance(use := getattr(params.build_learner, part), Use):
+            yield f"build_learner.{part}", part, use
+    for number, group in enumerate(params.build_learner.parameter_groups):
+        if isinstance(use := optimizers.with_options(params.build_learner.optimizer, group.options), Use):
+            yield f"build_learner.parameter_groups.{number}", "optimizer", use
     yield "fit.batcher", "batcher", params.fit.batcher
     for number, augmentation in enumerate(params.fit.augment):
         if isinstance(augmentation, Use):

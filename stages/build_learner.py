@@ -23,15 +23,7 @@ def build_learner(config: BuildLearnerConfig, paths: BuildLearnerPaths, origin: 
     *origin* is the path at which ``config.checkpoint`` is in the file system now. Raises `CheckpointError` if
     it is missing, corrupt, or of another model or optimizer.
     """
-    info = data.read_info(paths.dataset)
-    spec = learner.LearnerSpec(
-        model=config.model,
-        optimizer=config.optimizer,
-        schedule=config.schedule,
-        input_shape=info.input_shape,
-        num_classes=info.num_classes,
-        num_outputs=info.num_outputs,
-    )
+    spec = config.spec(data.read_info(paths.dataset))
     start = spec.build(config.seed)
     if config.checkpoint is None:
         _write_new_learner(start, paths.learner)

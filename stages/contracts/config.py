@@ -1,6 +1,6 @@
 """The base of all sections of params.yaml, and references to parts that users may supply."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, Self
@@ -66,6 +66,19 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 def arguments_of(config: BaseModel) -> dict[str, Any]:
     """Return the arguments of a part: all keys except ``kind`` whose value is not null."""
     return {key: value for key, value in config if key != "kind" and value is not None}
+
+
+def omit_defaults(config: BaseModel, dump: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return *dump*, the fields of *config*, without those in *names* that have their defaults.
+
+    A key that a new version adds then changes no file and no key of a run that does not set it.
+    """
+    fields = type(config).model_fields
+    return {
+        key: value
+        for key, value in dump.items()
+        if key not in names or getattr(config, key) != fields[key].get_default(call_default_factory=True)
+    }
 
 
 def kind_of(value: Any) -> str | None:

@@ -39,7 +39,15 @@ from stages.learner.options import LearnerOptions, default_metric_loggers, defau
 from stages.learner.run_state import RunState
 from stages.learner.step_strategies import Replicas
 from stages.learner.training_state import check_training_state
-from stages.optim import LrScheduler, OptimizerConfig, ScheduleUse, as_scheduler, build_optimizer
+from stages.optim import (
+    GroupedOptimizer,
+    LrScheduler,
+    OptimizerConfig,
+    ScheduleUse,
+    as_scheduler,
+    build_model_optimizer,
+    freeze_parameters,
+)
 from stages.records import NamedMpkGzFileRecorder, fields_unlike_burn
 
 log = logging.getLogger(__name__)
@@ -60,7 +68,7 @@ class Components:
 def assemble(
     options: LearnerOptions,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | OptimizerConfig,
+    optimizer: torch.optim.Optimizer | OptimizerConfig | GroupedOptimizer,
     lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | ScheduleUse | None,
 ) -> Components:
     """Return the components of the run, restored from the checkpoint that *options* name, if any.
@@ -71,10 +79,12 @@ def assemble(
     if options.compile is not None:
         compilers.setdefault("", options.compile.compiler())
     _check(options, model)
+    if isinstance(optimizer, GroupedOptimizer):
+        freeze_parameters(model, optimizer.freeze)  # before the copies for further devices
     model, replicas = _build_replicas(options, model, compilers)
     clipping = options.clipping or getattr(optimizer, "clipping", None)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = build_optimizer(optimizer, model.parameters())
+        optimizer = build_model_optimizer(optimizer, model)
     check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches * len(replicas))
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import torch
-from pydantic import ValidationError
+from pydantic import SerializerFunctionWrapHandler, ValidationError, model_serializer
 from torch import nn
 
 from stages.checkpoints import Retention
-from stages.contracts.config import Config
+from stages.contracts.config import Config, omit_defaults
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.events import MetricLogger, Renderer
-from stages.contracts.fields import FastPath, Precision, StepKind
+from stages.contracts.fields import FastPath, Patterns, Precision, StepKind
 from stages.contracts.files import write_text
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
@@ -33,9 +33,11 @@ from stages.models import ModelConfig, build_model
 from stages.optim import (
     Accumulation,
     Clipping,
+    GroupedOptimizer,
     LrScheduler,
     NonFinite,
     OptimizerConfig,
+    ParameterGroup,
     ScheduleConfig,
     Scheduler,
     ScheduleUse,
@@ -61,8 +63,15 @@ class LearnerSpec(Config):
     """None for regression."""
     num_outputs: int
     """The number of values that the model predicts for one sample."""
+    parameter_groups: tuple[ParameterGroup, ...] = ()
+    freeze: Patterns = ()
 
-    def build(self, seed: int) -> tuple[Any, OptimizerConfig, Scheduler | ScheduleUse]:
+    @model_serializer(mode="wrap")
+    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields, without those of later versions if they have their defaults."""
+        return omit_defaults(self, dump(self), ("parameter_groups", "freeze"))
+
+    def build(self, seed: int) -> tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]:
         """Return the arguments of `LearnerBuilder.build`: model, optimizer config and schedule.
 
         The initial weights are drawn on the CPU from a generator seeded with *seed*.
@@ -74,7 +83,9 @@ class LearnerSpec(Config):
             "num_outputs": self.num_outputs,
         }
         model = build_model(self.model, data_shape)
-        return model, self.optimizer, self._build_schedule()
+        has_groups = self.parameter_groups or self.freeze
+        grouped = GroupedOptimizer(self.optimizer, self.parameter_groups, self.freeze)
+        return model, grouped if has_groups else self.optimizer, self._build_schedule()
 
     def _build_schedule(self) -> Scheduler | ScheduleUse:
         if isinstance(self.schedule, ScheduleUse):
@@ -344,16 +355,16 @@ class LearnerBuilder:
     def build(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | OptimizerConfig,
+        optimizer: torch.optim.Optimizer | OptimizerConfig | GroupedOptimizer,
         lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | ScheduleUse | None = None,
     ) -> Learner:
         """Return the learner, with its model on the device and restored from the checkpoint, if any.
 
         *model* may be the result of `torch.compile`: its ``forward`` then runs compiled, and the learner's
         model is the wrapped one. *optimizer* is an optimizer of torch over the model's parameters, or a
-        config. *lr* is a rate, a scheduler (of `stages.optim` or of torch), the config of one of torch, or
-        None for the rates of the optimizer's groups, which may change during training and are restored from
-        a checkpoint.
+        config, also with groups of parameters. *lr* is a rate, a scheduler (of `stages.optim` or of torch),
+        the config of one of torch, or None for the rates of the optimizer's groups, which may change during
+        training and are restored from a checkpoint.
 
         Raises `BuilderError` for options that cannot work together, and `CheckpointError` if the checkpoint
         is missing, corrupt or of another model.

@@ -75,7 +75,7 @@ class Learner:
             if checkpoints is not None and not self.interrupted:
                 checkpoints.finish()
         if self._options.summary:
-            training = training_lines(self._state.model.optimizer, self._state.model.scheduler)
+            training = training_lines(model, self._state.model.optimizer, self._state.model.scheduler)
             sys.stdout.write(summary_text(self.history, model, training=training) + "\n")
         return model
 

@@ -13,6 +13,7 @@ Tests = Mapping[str, Mapping[str, float]]
 """The value of each metric for each test set, by name."""
 
 _RULE = "=" * 24
+MAX_LISTED_NAMES = 8
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,34 @@ def summary_text(
     return "\n".join([*lines, *_table(summary_rows(history, tests))]) + "\n"
 
 
-def training_lines(optimizer: Any, scheduler: Any) -> list[str]:
-    """Return the lines of the summary about the optimizer and its learning rate schedule."""
+def training_lines(model: Any, optimizer: Any, scheduler: Any) -> list[str]:
+    """Return the lines of the summary about the optimizer, its schedule and frozen parameters."""
     schedule = str(scheduler) if "__str__" in vars(type(scheduler)) else type(scheduler).__name__
-    return [f"Optimizer: {type(optimizer).__name__}", f"Schedule: {schedule}"]
+    lines = [f"Optimizer: {type(optimizer).__name__}", *_group_lines(optimizer), f"Schedule: {schedule}"]
+    frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
+    if frozen:
+        names = [name for name, _ in frozen]
+        more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+        total = sum(each.numel() for _, each in frozen)
+        lines.append(f"Frozen parameters: {total} in {', '.join(names[:MAX_LISTED_NAMES])}{more}")
+    return lines
+
+
+def _group_lines(optimizer: Any) -> list[str]:
+    """Return a line for each of several groups, with the options in which it differs from the first."""
+    first, *others = optimizer.param_groups
+    lines = []
+    for number, group in enumerate([first, *others] if others else [], start=1):
+        options = [
+            f"{name} {value}"
+            for name, value in group.items()
+            if name not in ("params", "lr", "initial_lr") and value != first.get(name)
+        ]
+        if group is not first and group["lr"] != first["lr"] and first["lr"]:
+            options.insert(0, f"learning rate times {group['lr'] / first['lr']:.3g}")
+        total = sum(each.numel() for each in group["params"])
+        lines.append(", ".join([f"  group {number}: {total} parameters", *options]))
+    return lines
 
 
 def summary_json(history: History, tests: Tests | None = None, *, epochs: int | None = None) -> str:

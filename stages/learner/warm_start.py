@@ -17,7 +17,15 @@ from stages.contracts.history import History, Split
 from stages.contracts.text import to_json
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import history_tree
-from stages.optim import OptimizerConfig, Scheduler, ScheduleUse, Window, as_scheduler, build_optimizer
+from stages.optim import (
+    GroupedOptimizer,
+    OptimizerConfig,
+    Scheduler,
+    ScheduleUse,
+    Window,
+    as_scheduler,
+    build_model_optimizer,
+)
 from stages.records import (
     DefaultRecorder,
     LoadResult,
@@ -35,7 +43,7 @@ from stages.records.torch_files.reader import is_torch_file
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_modules.state_dict import Layout
 
-Start = tuple[Any, OptimizerConfig, Scheduler | ScheduleUse]
+Start = tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]
 """The return value of `LearnerSpec.build`: model, optimizer config and schedule."""
 SCHEDULED_OPTIONS = {"lr", "initial_lr"}
 """Optimizer options that the schedule sets in each step, so that restored values have no effect."""
@@ -320,7 +328,7 @@ def _restore_optimizer(
 
 def _state(start: Start) -> ModelState:
     model, config, schedule = start
-    optimizer = build_optimizer(config, model.parameters())
+    optimizer = build_model_optimizer(config, model)
     return ModelState(model, optimizer, as_scheduler(optimizer, schedule))
 
 

@@ -11,8 +11,11 @@ from .config import Muon as Muon
 from .config import NonFinite as NonFinite
 from .config import OptimizerConfig as OptimizerConfig
 from .config import OptimizerUse as OptimizerUse
+from .config import ParameterGroup as ParameterGroup
 from .config import RmsProp as RmsProp
 from .config import Sgd as Sgd
+from .config import check_groups as check_groups
+from .config import with_options as with_options
 from .device_guard import DeviceGuard as DeviceGuard
 from .fast_path.patches import without_dynamo as without_dynamo
 from .gradients import Accumulation as Accumulation
@@ -25,6 +28,9 @@ from .loss_scaler import LossScaler as LossScaler
 from .optimizer_classes import check_class as check_class
 from .optimizers import build_optimizer as build_optimizer
 from .optimizers import learning_rate_of as learning_rate_of
+from .parameter_groups import GroupedOptimizer as GroupedOptimizer
+from .parameter_groups import build_model_optimizer as build_model_optimizer
+from .parameter_groups import freeze_parameters as freeze_parameters
 from .scheduler import LrScheduler as LrScheduler
 from .scheduler import Scheduler as Scheduler
 from .schedules import Composed as Composed

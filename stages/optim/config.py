@@ -3,13 +3,26 @@
 Norms are L2.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from stages.contracts.config import Config, Use, kind_of
-from stages.contracts.fields import Count, Decay, Flag, NonNegative, Positive, integer
+from stages.contracts.errors import ParamsError, closest
+from stages.contracts.fields import Count, Decay, Flag, NonNegative, Patterns, Positive, integer
 from stages.contracts.plugins import name_validator
+from stages.contracts.validation import describe_errors
 
 OUR_KINDS = ("adam", "adamw", "sgd", "rmsprop", "adagrad", "muon", "lbfgs")
 """The optimizers with Burn's formulas and defaults."""
@@ -239,3 +252,74 @@ OptimizerConfig = Annotated[
     | Annotated[OptimizerUse, AfterValidator(name_validator("optimizer", BUILT_IN)), Tag("use")],
     Discriminator(_tag),
 ]
+
+
+BIASES_AND_NORMS = "biases_and_norms"
+"""A pattern for parameters of at most one dimension, and those whose name ends in ``bias``."""
+NOT_PER_GROUP = ("kind", "clipping", "others")
+"""Options of an optimizer that a group of parameters cannot have."""
+
+
+class ParameterGroup(BaseModel):
+    """Options of the optimizer for the parameters that a pattern matches.
+
+    Every key except ``match`` is an option of the optimizer, such as ``learning_rate`` or ``weight_decay``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    match: Annotated[
+        Patterns,
+        Field(min_length=1),
+        BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    ]
+    """Regular expressions, each searched for in the names of the parameters; ``biases_and_norms`` matches
+    parameters of at most one dimension, and those whose name ends in ``bias``."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the group."""
+        return dict(self.model_extra or {})
+
+
+def with_options(config: OptimizerConfig, options: Mapping[str, Any]) -> OptimizerConfig:
+    """Return *config* with the *options* of a group of parameters.
+
+    Those of `Muon` also apply to its ``others``. Raises `ParamsError` for an option that *config* lacks, for
+    a wrong value, and for `Lbfgs`, which has no groups.
+    """
+    if isinstance(config, Lbfgs):
+        raise ParamsError("lbfgs has no groups of parameters. Use another optimizer, or remove the groups")
+    if isinstance(config, OptimizerUse):
+        named: OptimizerConfig = _replace(config, options)
+        return named
+    others = set(AdamW.model_fields) if isinstance(config, Muon) else set()
+    known = sorted({*type(config).model_fields, *others} - {*NOT_PER_GROUP})
+    if unknown := [name for name in options if name not in known]:
+        raise ParamsError(
+            f"{config.kind} has no option {unknown[0]!r} for a group.{closest(unknown[0], known)} "
+            f"Known: {', '.join(known)}"
+        )
+    if isinstance(config, Muon):
+        others_changes = {name: value for name, value in options.items() if name in others}
+        config = config.model_copy(update={"others": _replace(config.others, others_changes)})
+    own = {name: value for name, value in options.items() if name in type(config).model_fields}
+    changed: OptimizerConfig = _replace(config, own)
+    return changed
+
+
+def check_groups(config: OptimizerConfig, groups: Iterable[ParameterGroup]) -> None:
+    """Raise `ParamsError` if *config* does not accept the options of one of *groups*."""
+    for number, group in enumerate(groups):
+        try:
+            with_options(config, group.options)
+        except ParamsError as error:
+            raise ParamsError(f"parameter_groups.{number}: {error}") from error
+
+
+def _replace(config: Any, options: Mapping[str, Any]) -> Any:
+    kind = type(config)
+    try:
+        return kind.model_validate({**config.model_dump(), **options})
+    except ValidationError as error:
+        raise ParamsError("; ".join(describe_errors(error, kind))) from error

@@ -1,6 +1,6 @@
 """PyTorch optimizers built from their configuration."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,17 @@ from stages.optim.fast_path.patches import without_dynamo
 from stages.optim.optimizer_classes import build_class, default_rate
 
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
+NAMES_IN_TORCH = {
+    "learning_rate": "lr",
+    "epsilon": "eps",
+    "adjust_lr": "adjust_lr_fn",
+    "line_search": "line_search_fn",
+}
+"""The options that torch calls by another name."""
+
+
+Part = tuple[OptimizerConfig, list[Tensor]]
+"""A group of parameters with the config of its options."""
 
 
 def build_optimizer(config: OptimizerConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -23,9 +34,16 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[Tensor]) -> to
     and in another order of operations (last digits); Muon averages the momentum instead of summing it, which
     the orthogonalization cancels, and iterates in bfloat16. The other optimizers differ by rounding only.
     """
-    parameters = list(parameters)
+    return build_from_parts([(config, list(parameters))])
+
+
+def build_from_parts(parts: Sequence[Part]) -> torch.optim.Optimizer:
+    """Return the optimizer of the first of *parts*, with a group for each part.
+
+    The configs are of one class. The first part may be empty: the rates of the others are ratios to its rate.
+    """
     with without_dynamo():
-        return _build(config, parameters)
+        return _build(parts)
 
 
 def learning_rate_of(config: OptimizerConfig) -> float:
@@ -33,87 +51,69 @@ def learning_rate_of(config: OptimizerConfig) -> float:
     return default_rate(config) if isinstance(config, OptimizerUse) else config.learning_rate
 
 
-def _build(config: OptimizerConfig, parameters: list[Tensor]) -> torch.optim.Optimizer:
+def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
+    config = parts[0][0]
+    parameters = [parameter for _, members in parts for parameter in members]
+    groups = _groups(parts)
     match config:
         case Adam() | AdamW():
-            return _adam(config, parameters)
+            kind = torch.optim.AdamW if isinstance(config, AdamW) else torch.optim.Adam
+            return kind(groups, **_options(config), fused=_can_be_fused(parameters))
         case Sgd():
-            return torch.optim.SGD(
-                parameters,
-                lr=config.learning_rate,
-                momentum=config.momentum or 0.0,
-                dampening=config.dampening if config.momentum else 0.0,
-                nesterov=config.nesterov,
-                weight_decay=config.weight_decay,
-                fused=_can_be_fused(parameters) and not any(map(is_skipped_by_sgd, parameters)),
-            )
+            fused = _can_be_fused(parameters) and not any(map(is_skipped_by_sgd, parameters))
+            return torch.optim.SGD(groups, **_options(config), fused=fused)
         case RmsProp():
-            return torch.optim.RMSprop(
-                parameters,
-                lr=config.learning_rate,
-                alpha=config.alpha,
-                momentum=config.momentum,
-                eps=config.epsilon,
-                centered=config.centered,
-                weight_decay=config.weight_decay,
-            )
+            return torch.optim.RMSprop(groups, **_options(config))
         case AdaGrad():
-            return torch.optim.Adagrad(
-                parameters,
-                lr=config.learning_rate,
-                lr_decay=config.lr_decay,
-                eps=config.epsilon,
-                weight_decay=config.weight_decay,
-            )
+            return torch.optim.Adagrad(groups, **_options(config))
         case Muon():
-            return MuonWithAdamW(
-                parameters,
-                lambda matrices: _muon(config, matrices),
-                lambda others: _adam(config.others, others),
-            )
+            return MuonWithAdamW(_build_muon(parts))
         case Lbfgs():
-            return _lbfgs(config, parameters)
+            return torch.optim.LBFGS(groups, **_options(config))
         case OptimizerUse():
-            return build_class(config, parameters)
+            return build_class(config, groups)
 
 
-def _adam(config: Adam | AdamW, parameters: list[Tensor]) -> torch.optim.Adam:
-    kind = torch.optim.AdamW if isinstance(config, AdamW) else torch.optim.Adam
-    return kind(
-        parameters,
-        lr=config.learning_rate,
-        betas=(config.beta_1, config.beta_2),
-        eps=config.epsilon,
-        amsgrad=config.amsgrad,
-        weight_decay=config.weight_decay,
-        fused=_can_be_fused(parameters),
-    )
+def _options(config: OptimizerConfig) -> dict[str, Any]:
+    """Return the options of *config* by their names in torch."""
+    own: dict[str, Any] = config.model_dump(exclude={"kind", "clipping", "others"})
+    if isinstance(config, OptimizerUse):
+        rate = {} if config.learning_rate is None else {"lr": config.learning_rate}
+        return rate | config.arguments
+    named = {NAMES_IN_TORCH.get(name, name): value for name, value in own.items()}
+    if isinstance(config, Adam | AdamW):
+        named["betas"] = (named.pop("beta_1"), named.pop("beta_2"))
+    if isinstance(config, Sgd):
+        named["momentum"] = config.momentum or 0.0
+        named["dampening"] = config.dampening if config.momentum else 0.0
+    return named
 
 
-def _muon(config: Muon, parameters: list[Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.Muon(
-        parameters,
-        lr=config.learning_rate,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        ns_steps=config.ns_steps,
-        eps=config.epsilon,
-        adjust_lr_fn=config.adjust_lr,
-        weight_decay=config.weight_decay,
-    )
+def _build_muon(parts: Sequence[Part]) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices of *parts*, and AdamW for all other parameters."""
+    matrices: list[Part] = [(own, [each for each in members if each.ndim == 2]) for own, members in parts]
+    others: list[Part] = [
+        (getattr(own, "others", own), [each for each in members if each.ndim != 2]) for own, members in parts
+    ]
+    built: list[torch.optim.Optimizer] = []
+    if any(members for _, members in matrices):
+        config, kept = matrices[0][0], _without_empty(matrices)
+        built.append(torch.optim.Muon(_groups(kept), **_options(config)))
+    if any(members for _, members in others):
+        built.append(_build(_without_empty(others)))
+    return built
 
 
-def _lbfgs(config: Lbfgs, parameters: list[Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.LBFGS(
-        parameters,
-        lr=config.learning_rate,
-        max_iter=config.max_iter,
-        max_eval=config.max_eval,
-        history_size=config.history_size,
-        tolerance_grad=config.tolerance_grad,
-        tolerance_change=config.tolerance_change,
-        line_search_fn=config.line_search,
-    )
+def _without_empty(parts: list[Part]) -> list[Part]:
+    """Return the first of *parts*, whose rate is the reference, and those that have parameters."""
+    return [parts[0], *(part for part in parts[1:] if part[1])]
+
+
+def _groups(parts: Sequence[Part]) -> Any:
+    """Return the parameters of one part, or a group with its options for each of several."""
+    if len(parts) == 1:
+        return parts[0][1]
+    return [{"params": members, **_options(config)} for config, members in parts]
 
 
 def _can_be_fused(parameters: list[Tensor]) -> bool:
@@ -127,23 +127,12 @@ def _can_be_fused(parameters: list[Tensor]) -> bool:
 class MuonWithAdamW(torch.optim.Optimizer):
     """Muon for the matrices of a model and AdamW for all other parameters, as one optimizer.
 
-    The two share one state and one list of groups; the group of the matrices is the first. *muon* and *adamw*
-    build the PyTorch optimizers of the parameters that they receive.
+    *parts*, the PyTorch optimizers, share one state and one list of groups; those of the matrices come first.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        muon: Callable[[list[Tensor]], torch.optim.Optimizer],
-        adamw: Callable[[list[Tensor]], torch.optim.Optimizer],
-    ) -> None:
-        parameters = list(parameters)
-        matrices = [parameter for parameter in parameters if parameter.ndim == 2]
-        others = [parameter for parameter in parameters if parameter.ndim != 2]
-        self._parts: list[torch.optim.Optimizer] = [
-            build(group) for build, group in ((muon, matrices), (adamw, others)) if group
-        ]
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self._parts = [(part, len(part.param_groups)) for part in parts]
+        super().__init__([group for part in parts for group in part.param_groups], {})
 
     def step(self, closure: Any = None) -> Any:
         """Step both optimizers, with the current groups and state of this one."""
@@ -151,7 +140,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part, group in zip(self._parts, self.param_groups, strict=True):
-            part.param_groups, part.state = [group], self.state
+        start = 0
+        for part, count in self._parts:
+            part.param_groups, part.state = self.param_groups[start : start + count], self.state
             part.step()
+            start += count
         return loss

@@ -7,14 +7,18 @@ from typing import Any, Self
 
 from pydantic import SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from stages.contracts.config import Config
+from stages import data, learner
+from stages.contracts.config import Config, omit_defaults
+from stages.contracts.errors import ParamsError
 from stages.contracts.fields import Bytes, Count, Flag, Patterns, Renames, Seed, Text
 from stages.models.config import CnnConfig, ModelConfig
-from stages.optim.config import Adam, OptimizerConfig
+from stages.optim.config import Adam, OptimizerConfig, ParameterGroup, check_groups
 from stages.optim.schedules import Constant, ScheduleConfig
 
 OF_WEIGHTS = ("key", "prefix", "rename", "only", "skip", "strict")
 """Keys of `CheckpointConfig` that apply to a file of weights only."""
+LATER_KEYS = ("parameter_groups", "freeze")
+"""Keys of `BuildLearnerConfig` that the resolved configuration lacks if they have their defaults."""
 
 
 class CheckpointConfig(Config):
@@ -153,6 +157,40 @@ class BuildLearnerConfig(Config):
     """
     checkpoint: CheckpointConfig | None = None
     """The checkpoint to start from; null: new weights."""
+    parameter_groups: tuple[ParameterGroup, ...] = ()
+    """Options of the optimizer for some parameters: ``match``, one or several regular expressions that are
+    searched for in their names, and options such as ``learning_rate`` and ``weight_decay``. The first group
+    that matches applies. ``match: biases_and_norms`` selects the parameters of at most one dimension and
+    those whose name ends in ``bias``. A schedule scales the rate of a group as it scales the optimizer's.
+    """
+    freeze: Patterns = ()
+    """Parameters that are not trained: regular expressions, searched for in their names."""
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        try:
+            check_groups(self.optimizer, self.parameter_groups)
+        except ParamsError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def spec(self, info: "data.DatasetInfo") -> "learner.LearnerSpec":
+        """Return the content of ``learner.json`` for the data that *info* describes."""
+        return learner.LearnerSpec(
+            model=self.model,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            input_shape=info.input_shape,
+            num_classes=info.num_classes,
+            num_outputs=info.num_outputs,
+            parameter_groups=self.parameter_groups,
+            freeze=self.freeze,
+        )
+
+    @model_serializer(mode="wrap")
+    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields, without those of later versions if they have their defaults."""
+        return omit_defaults(self, dump(self), LATER_KEYS)
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ WRONG_VALUES = {
     "names": [None, True, 1, "", "x", [""], [1], [True], [".."], ["a/b"], ["a\0"], [["a"]], {"a": 1}],
     "choices": [None, True, 1, "", "safetensors", [""], ["x"], [1], [None], [["burnpack"]], {"a": 1}],
     "patterns": [None, True, 1, "", "x", [""], [1], [None], ["("], ["a", "*"], [["a"]], {"a": 1}],
+    "one or more patterns": [None, True, 1, "", [], [""], [1], [None], "(", ["a", "*"], [["a"]], {"a": 1}],
     "renames": [None, True, "x", ["ab"], [1], [["a"]], [["a", 1]], [["(", ""]], [["a", "\\1"]], {"a": "b"}],
     "sections": [None, True, 1, inf, "", "x", [1], [None], [True], ["x"], [{"unknown": 1}], {"a": 1}],
     "parts": [None, True, 1, "", "loss", [1], [None], [""], ["x"], [[]], [{}], [{"kind": ["loss"]}]],
@@ -109,6 +110,8 @@ PARAMS = [
             "optimizer": "part",
             "schedule": "part",
             "checkpoint": "section or null",
+            "parameter_groups": "sections",
+            "freeze": "patterns",
         },
     ),
     (
@@ -266,6 +269,7 @@ PARAMS = [
 ]
 PARTS = [
     ("build_learner.optimizer", {"kind": "nadam"}, OPTIMIZER | {"learning_rate": "positive or null"}),
+    ("build_learner.parameter_groups.0", {"match": "x"}, {"match": "one or more patterns"}),
     ("build_learner.schedule", {"kind": "reduce_on_plateau"}, {"monitor": "text or null"}),
     ("build_learner.schedule", {"kind": "one_cycle", "per": "batch"}, {"per": "choice or null"}),
 ]

@@ -1,0 +1,151 @@
+"""Options for groups of parameters, which patterns select by their names, and frozen parameters."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor, nn
+
+from stages.contracts.errors import BuilderError
+from stages.optim.config import (
+    BIASES_AND_NORMS,
+    ClipByGlobalNorm,
+    ClipByNorm,
+    ClipByValue,
+    OptimizerConfig,
+    ParameterGroup,
+    check_groups,
+    with_options,
+)
+from stages.optim.optimizers import build_from_parts, build_optimizer
+
+MAX_LISTED_NAMES = 8
+
+
+@dataclass(frozen=True)
+class GroupedOptimizer:
+    r"""The config of an optimizer with options for groups of parameters, and with frozen parameters::
+
+        GroupedOptimizer(
+            AdamW(learning_rate=1e-3),
+            groups=(ParameterGroup(match="biases_and_norms", weight_decay=0.0),),
+            freeze=(r"^backbone\.",),
+        )
+
+    A parameter belongs to the first group that matches one of its names; all others have the options of the
+    config. A schedule changes the learning rate of a group in proportion to that of the config.
+    """
+
+    config: OptimizerConfig
+    groups: tuple[ParameterGroup, ...] = ()
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameters that are not trained: they need no gradient, and the optimizer lacks them."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the optimizer."""
+        return self.config.kind
+
+    @property
+    def clipping(self) -> ClipByValue | ClipByNorm | ClipByGlobalNorm | None:
+        """The limit of the gradients."""
+        return self.config.clipping
+
+
+def build_model_optimizer(
+    config: OptimizerConfig | GroupedOptimizer, model: nn.Module
+) -> torch.optim.Optimizer:
+    """Return the optimizer of *model*, whose frozen parameters no longer need a gradient.
+
+    Raises `BuilderError` for a pattern without a match and for a group without parameters, and `ParamsError`
+    for an option that the optimizer lacks.
+    """
+    if not isinstance(config, GroupedOptimizer):
+        return build_optimizer(config, model.parameters())
+    check_groups(config.config, config.groups)
+    frozen = freeze_parameters(model, config.freeze)
+    trained = [each for each in _named(model).values() if id(each.tensor) not in frozen]
+    return build_from_parts(_split(config, trained, model))
+
+
+def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> set[int]:
+    """Set ``requires_grad`` of the parameters that *patterns* match to False, and return their ids.
+
+    Raises `BuilderError` for a pattern without a match, and if no parameter is left to train.
+    """
+    named = _named(model)
+    for pattern in patterns:
+        _check_match(pattern, named.values(), "freeze")
+    frozen = [each for each in named.values() if any(each.is_matched(pattern) for pattern in patterns)]
+    if len(frozen) == len(named):
+        raise BuilderError(
+            f"build_learner.freeze: {list(patterns)} match all {len(named)} parameters, so none is left to "
+            "train. Remove a pattern"
+        )
+    for each in frozen:
+        each.tensor.requires_grad = False
+    return {id(each.tensor) for each in frozen}
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A parameter with its names, of which a tied parameter has several."""
+
+    tensor: Tensor
+    names: tuple[str, ...]
+
+    def is_matched(self, pattern: str) -> bool:
+        if pattern == BIASES_AND_NORMS:
+            return self.tensor.ndim <= 1 or any(name.endswith("bias") for name in self.names)
+        return any(re.search(pattern, name) for name in self.names)
+
+
+def _named(model: nn.Module) -> Mapping[int, _Named]:
+    """Return the parameters of *model* by their ids, in their order."""
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Tensor] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+        tensors[id(parameter)] = parameter
+    return {key: _Named(tensors[key], tuple(found)) for key, found in names.items()}
+
+
+def _split(
+    config: GroupedOptimizer, trained: Sequence[_Named], model: nn.Module
+) -> list[tuple[OptimizerConfig, list[Tensor]]]:
+    """Return the parameters without a group, then those of each group, with their options."""
+    every = _named(model).values()
+    members: list[list[Tensor]] = [[] for _ in config.groups]
+    rest: list[Tensor] = []
+    for each in trained:
+        chosen = (n for n, group in enumerate(config.groups) if any(map(each.is_matched, group.match)))
+        number = next(chosen, None)
+        (rest if number is None else members[number]).append(each.tensor)
+    for number, (group, found) in enumerate(zip(config.groups, members, strict=True)):
+        where = f"parameter_groups.{number}.match"
+        for pattern in group.match:
+            _check_match(pattern, every, where)
+        if not found:
+            raise BuilderError(
+                f"build_learner.{where}: all parameters that {list(group.match)} match are frozen or in "
+                "earlier groups. Remove the group, or move it up"
+            )
+    own = [with_options(config.config, group.options) for group in config.groups]
+    return [(config.config, rest), *zip(own, members, strict=True)]
+
+
+def _check_match(pattern: str, every: Iterable[_Named], where: str) -> None:
+    parameters = list(every)
+    if any(each.is_matched(pattern) for each in parameters):
+        return
+    names = [name for each in parameters for name in each.names]
+    plain = re.sub(r"[\\^$]", "", pattern)
+    close = get_close_matches(plain, [*names, *{name.rpartition(".")[0] for name in names}], n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    raise BuilderError(
+        f"build_learner.{where}: the name of no parameter matches {pattern!r}.{hint} "
+        f"Names: {', '.join(names[:MAX_LISTED_NAMES])}{more}"
+    )

@@ -1,0 +1,213 @@
+"""Groups of parameters and frozen parameters: their options, their rates, their resume and their mistakes."""
+
+import json
+
+import pytest
+import torch
+from run_files import read_run_files
+from stop_after import StopAfter
+from torch import nn
+
+from stages.contracts.errors import BuilderError, ParamsError
+from stages.learner import LearnerSpec
+from stages.models import ClassificationStep
+from stages.optim import (
+    AdaGrad,
+    Adam,
+    AdamW,
+    Cosine,
+    GroupedOptimizer,
+    Lbfgs,
+    Muon,
+    OptimizerUse,
+    ParameterGroup,
+    RmsProp,
+    Scheduler,
+    Sgd,
+    build_model_optimizer,
+    check_groups,
+)
+from stages.params.build_learner_params import BuildLearnerConfig
+from stages.renderers import NoRenderer
+
+OPTIMIZERS = {
+    "adam": Adam(weight_decay=0.1),
+    "adamw": AdamW(weight_decay=0.1),
+    "sgd": Sgd(momentum=0.9, weight_decay=0.1),
+    "rmsprop": RmsProp(weight_decay=0.1),
+    "adagrad": AdaGrad(weight_decay=0.1),
+    "muon": Muon(weight_decay=0.1),
+    "nadam": OptimizerUse(kind="nadam", weight_decay=0.1),
+}
+GROUPS = (
+    ParameterGroup(match="biases_and_norms", weight_decay=0.0),
+    ParameterGroup(match=[r"^3\.", "head"], learning_rate=0.02),
+)
+
+
+class Net(ClassificationStep, nn.Sequential):
+    """Layers 0 to 4: a linear layer, a norm, ReLU, two linear layers."""
+
+
+def net():
+    torch.manual_seed(3)
+    return Net(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 3))
+
+
+def grouped(kind, freeze=("^0.weight",)):
+    group = GROUPS[1].model_copy(update={"match": (r"^3\.",)})
+    return GroupedOptimizer(OPTIMIZERS[kind], (GROUPS[0], group), freeze)
+
+
+def run(start, tiny, optimizer, directory, stop_after=None):
+    """Train, or resume; *stop_after* is the number of steps after which the run is interrupted."""
+    builder = start(directory).checkpoint("auto").summary()
+    builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
+    learner = builder.build(net(), optimizer, Scheduler(0.01, Cosine(num_iters=20)))
+    learner.fit(*tiny[1]())
+    return learner
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_resumed_run_with_groups_equals_uninterrupted_run(start, tiny, kind, tmp_path):
+    run(start, tiny, grouped(kind), tmp_path / "uninterrupted")
+
+    run(start, tiny, grouped(kind), tmp_path / "resumed", stop_after=8)
+    learner = run(start, tiny, grouped(kind), tmp_path / "resumed")
+
+    assert learner.resumed == "in epoch 2, after batch 2 of training"
+    assert read_run_files(tmp_path / "resumed") == read_run_files(tmp_path / "uninterrupted")
+
+
+@pytest.mark.parametrize("fast_path", ["auto", "off"])
+def test_groups_train_as_those_of_torch(start, tiny, tmp_path, fast_path):
+    """The second group has twice the rate of the first, also after the schedule has changed it."""
+    ours, model = net(), net()
+    config = GroupedOptimizer(AdamW(learning_rate=0.01, weight_decay=0.1), grouped("adam").groups)
+    plain = [p for name, p in model.named_parameters() if name in ("0.weight", "4.weight")]
+    groups = [
+        {"params": plain},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        {"params": [model[3].weight], "lr": 0.02},
+    ]
+    of_torch = torch.optim.AdamW(groups, lr=0.01, eps=1e-5, weight_decay=0.1, fused=True)
+
+    for number, (each, optimizer) in enumerate([(ours, config), (model, of_torch)]):
+        builder = start(tmp_path / str(number)).fast_path(fast_path)
+        builder.build(each, optimizer, Scheduler(0.01, Cosine(num_iters=20))).fit(*tiny[1]())
+
+    assert all(map(torch.equal, ours.parameters(), model.parameters()))
+
+
+def test_first_match_wins_and_the_others_keep_the_options_of_the_optimizer():
+    optimizer = build_model_optimizer(grouped("adamw", freeze=()), model := net())
+
+    shapes = [[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
+    assert shapes == [[(8, 4), (3, 8)], [(8,), (8,), (8,), (8,), (3,)], [(8, 8)]]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0, 0.1]
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-4, 1e-4, 0.02]
+    assert all(each.requires_grad for each in model.parameters())
+
+
+def test_muon_applies_the_options_of_a_group_to_both_of_its_optimizers():
+    optimizer = build_model_optimizer(grouped("muon", freeze=()), net())
+
+    kinds = ["muon" if "ns_steps" in group else "adamw" for group in optimizer.param_groups]
+    assert kinds == ["muon", "muon", "adamw", "adamw"]
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 0.02, 1e-4, 1e-4]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 1e-4, 0.0]
+
+
+def test_groups_may_have_all_parameters(start, tiny, tmp_path):
+    every = GroupedOptimizer(Adam(), (ParameterGroup(match=".", learning_rate=2e-4),))
+    model, plain = net(), net()
+
+    start(tmp_path / "groups").build(model, every, 0.01).fit(*tiny[1]())
+    start(tmp_path / "plain").build(plain, Adam(), 0.02).fit(*tiny[1]())
+
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+
+
+def test_frozen_parameters_keep_their_values_and_are_in_the_summary(start, tiny, tmp_path, capsys):
+    learner = run(start, tiny, grouped("adamw", freeze=(r"^0\.", "1.bias")), tmp_path)
+
+    frozen = [name for name, each in learner.model.named_parameters() if not each.requires_grad]
+    assert frozen == ["0.weight", "0.bias", "1.bias"]
+    assert all(torch.equal(dict(net().named_parameters())[n], learner.model.get_parameter(n)) for n in frozen)
+    lines = capsys.readouterr().out.splitlines()
+    assert "Frozen parameters: 48 in 0.weight, 0.bias, 1.bias" in lines
+    assert "  group 2: 19 parameters, weight_decay 0.0" in lines
+    assert "  group 3: 64 parameters, learning rate times 200" in lines
+
+
+MISTAKES = {
+    "pattern without a match": (
+        ("head\\.weigth",),
+        (),
+        r"freeze: .*no parameter matches 'head.*'. Did.*'head.weight'",
+    ),
+    "group without a match": (
+        (),
+        ("haed",),
+        r"parameter_groups.0.match: .* 'haed'. Did you mean 'head'.* Names: body",
+    ),
+    "group without parameters": (("bias",), ("bias",), "are frozen or in earlier groups"),
+    "nothing to train": (("",), (), "match all 4 parameters, so none is left"),
+}
+
+
+@pytest.mark.parametrize(("freeze", "match", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_pattern_without_effect_is_refused(freeze, match, message):
+    model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+    groups = (ParameterGroup(match=match, weight_decay=0.0),) if match else ()
+
+    with pytest.raises(BuilderError, match=message):
+        build_model_optimizer(GroupedOptimizer(Adam(), groups, freeze), model)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "message"),
+    [
+        (
+            Adam(),
+            {"weight_decy": 0},
+            "0: adam has no option 'weight_decy' for a group. Did you mean 'weight_d",
+        ),
+        (Sgd(), {"learning_rate": -1}, "0: learning_rate: must be a finite number above 0; found -1"),
+        (Muon(), {"beta_1": 1}, "0: beta_1: must be a number of at least 0 and below 1; found 1"),
+        (Lbfgs(), {"learning_rate": 1}, "lbfgs has no groups of parameters"),
+        (OptimizerUse(kind="nadam"), {"lr": 1}, "lr: unknown key. Set learning_rate instead"),
+    ],
+)
+def test_wrong_option_of_a_group_is_refused_with_the_known_ones(optimizer, options, message):
+    with pytest.raises(ParamsError, match=message):
+        check_groups(optimizer, [ParameterGroup(match="bias", **options)])
+
+
+def test_params_pass_groups_and_frozen_parameters_to_the_learner(tmp_path):
+    params = BuildLearnerConfig.model_validate(
+        {
+            "model": {"kind": "mlp"},
+            "parameter_groups": [{"match": "biases_and_norms", "weight_decay": 0}],
+            "freeze": ["^layers.0"],
+        }
+    )
+    spec = LearnerSpec(
+        input_shape=(4,), num_classes=3, num_outputs=3, **{name: getattr(params, name) for name in FIELDS}
+    )
+    spec.write(tmp_path)
+
+    model, optimizer, _ = LearnerSpec.read(tmp_path).build(1)
+
+    built = build_model_optimizer(optimizer, model)
+    assert [len(group["params"]) for group in built.param_groups] == [1, 1]
+    assert not model.layers[0].weight.requires_grad
+
+
+FIELDS = ("model", "optimizer", "schedule", "parameter_groups", "freeze")
+
+
+def test_defaults_are_in_no_file():
+    assert "freeze" not in BuildLearnerConfig().model_dump()
+    assert set(json.loads(BuildLearnerConfig(freeze=["x"]).model_dump_json())) >= {"freeze", "optimizer"}
+    assert "parameter_groups" not in BuildLearnerConfig(freeze=["x"]).model_dump()
