@@ -63,7 +63,7 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
     runs.check_space(store.path, config.max_checkpoints * run.checkpoint_bytes)
     if run.resumed:
         sys.stdout.write(f"resuming run {store.key} {run.resumed}\n")
-    train, valid = config.build_loaders(data.read(paths.data))
+    train, valid = config.build_loaders(data.read(paths.data, ["valid"]))
     with store.explain_removal():
         run.fit(train, valid)
     cells = learner.confusion_cells(run, valid, derive_seed(config.seed, "confusion"))

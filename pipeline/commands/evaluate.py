@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stages import data
     from stages.contracts.config import Use
 
-SPLITS = ("train", "valid")
+SPLITS = ("train", "valid", "test")
 
 
 def evaluate(
@@ -21,7 +21,7 @@ def evaluate(
         "artifacts/model.mpk.gz"
     ),
     source: Annotated[
-        str, typer.Option(help="Data: train, valid, digits, idx:FOLDER, npz:FILE, or an import path.")
+        str, typer.Option(help="Data: train, valid, test, digits, idx:FOLDER, npz:FILE, or an import path.")
     ] = "valid",
 ) -> None:
     """Compute the metrics of a saved model on a data set.
@@ -41,9 +41,9 @@ def evaluate_model(
 ) -> dict[str, float]:
     """Compute, log, print and return the metrics in ``fit.metrics`` of the model at *model_path*.
 
-    *source* is ``train`` or ``valid`` for a split of the prepared data, ``digits``, ``idx:FOLDER``,
-    ``npz:FILE``, or an import path. If another source has a valid split, only that is used. Raises
-    `ParamsError` for any other text.
+    *source* is ``train``, ``valid`` or ``test`` for a split of the prepared data, ``digits``,
+    ``idx:FOLDER``, ``npz:FILE``, or an import path. Of another source with splits, only the test split is
+    used, or else the valid split. Raises `ParamsError` for any other text, and for a split that is missing.
     """
     from stages import data, learner, metrics, records
 
@@ -72,11 +72,17 @@ def _dataset(directory: Path, source: str) -> "data.TensorDataset":
     from stages import data
 
     if source in SPLITS:
-        prepared = data.read(directory)
-        return prepared.train if source == "train" else prepared.valid
+        found = data.read_info(directory / "dataset.json").counts
+        if source not in found:
+            raise ParamsError(
+                f"--source {source}: the data has no {source} split. Use one of {', '.join(found)}, or set "
+                f"load_data.{source}_fraction"
+            )
+        return data.read_split(directory, source)
     loaded = data.load_source(parse_source(source))
-    arrays = loaded.valid if isinstance(loaded, data.Splits) else loaded
-    return data.dataset(data.to_columns(arrays, source))
+    if isinstance(loaded, data.Splits):
+        loaded = list(loaded.by_name().values())[-1]
+    return data.dataset(data.to_columns(loaded, source))
 
 
 def parse_source(text: str) -> "data.Idx | data.Npz | data.Digits | Use":
@@ -95,6 +101,6 @@ def parse_source(text: str) -> "data.Idx | data.Npz | data.Digits | Use":
         case _ if path:
             return Use(kind=text)
     raise ParamsError(
-        f"--source {text!r} names no data. Use train, valid, digits, idx:FOLDER, npz:FILE, or "
+        f"--source {text!r} names no data. Use train, valid, test, digits, idx:FOLDER, npz:FILE, or "
         "package.module:function"
     )

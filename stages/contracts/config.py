@@ -3,9 +3,15 @@
 from collections.abc import Collection, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from stages.contracts.fields import Text
 from stages.contracts.files import write_text
@@ -19,6 +25,22 @@ class Config(BaseModel):
     """A section of params.yaml: frozen, and with an error for unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ExtendedConfig(Config):
+    """A section that leaves newer fields out of its dump if they have their defaults.
+
+    The ``config.json`` and the keys of runs that are older than these fields then stay the same.
+    """
+
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset()
+    """The names of these fields."""
+
+    @model_serializer(mode="wrap")
+    def _omit_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        default = {name for name in self.omitted_defaults if getattr(self, name) == fields[name].default}
+        return {key: value for key, value in dump(self).items() if key not in default}
 
 
 class Use(BaseModel):

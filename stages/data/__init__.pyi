@@ -29,6 +29,7 @@ from .preparation import Prepared as Prepared
 from .preparation import dataset as dataset
 from .preparation import prepare as prepare
 from .preparation import read as read
+from .preparation import read_split as read_split
 from .preparation import write as write
 from .sources import load_source as load_source
 from .splits import Arrays as Arrays

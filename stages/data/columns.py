@@ -1,6 +1,6 @@
 """The arrays of a split, whose rows are selected and converted block by block."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from stages.data.checks import check, input_type, row_blocks, target_type
 from stages.data.mapped_arrays import gather, is_mapped, release
-from stages.data.splits import Arrays, divide
+from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,25 @@ def to_columns(arrays: Arrays, where: str) -> Columns:
     return Columns(Column(inputs, input_type(inputs.dtype)), Column(targets, target_type(targets.dtype)))
 
 
-def split_columns(columns: Columns, valid_fraction: float, seed: int) -> tuple[Columns, Columns]:
-    """Return the train and the valid split of *columns*, as `stages.data.split` divides arrays.
+def split_columns(
+    loaded: Arrays | Splits, fractions: Mapping[str, float] | None = None, seed: int = 0
+) -> dict[str, Columns]:
+    """Return the columns of each split of *loaded* by name: train, and those of valid and test that exist.
 
-    The samples of mapped arrays keep their order in both splits, so that a file is read from start to end.
+    The splits in *fractions* that *loaded* lacks are drawn from its train split as `stages.data.split` draws
+    them; a fraction of 0 leaves the split out. The samples of mapped arrays keep their order in each split,
+    so that a file is read from start to end. Raises `DataError` as `to_columns` and `split` do.
     """
-    train, valid = divide(columns.targets.array, valid_fraction, seed)
-    if is_mapped(columns.inputs.array) or is_mapped(columns.targets.array):
-        train.sort()
-        valid.sort()
-    return columns.select(train), columns.select(valid)
+    if isinstance(loaded, Arrays):
+        found = {"train": to_columns(loaded, "the data")}
+    else:
+        found = {name: to_columns(each, f"the {name} split") for name, each in loaded.by_name().items()}
+    missing = {name: each for name, each in (fractions or {}).items() if each and name not in found}
+    if missing:
+        train = found["train"]
+        parts = divide(train.targets.array, missing, seed)
+        if is_mapped(train.inputs.array) or is_mapped(train.targets.array):
+            for rows in parts.values():
+                rows.sort()
+        found |= {name: train.select(rows) for name, rows in parts.items()}
+    return {name: found[name] for name in SPLIT_NAMES if name in found}

@@ -1,5 +1,6 @@
-"""Prepared data in memory: both splits as tensors, and their description."""
+"""Prepared data in memory: the splits as tensors, and their description."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,28 +10,29 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from stages.contracts.errors import DataError
-from stages.data.columns import Column, Columns, to_columns
+from stages.data.columns import Column, Columns, split_columns
 from stages.data.config import NormalizationConfig
 from stages.data.datasets import TensorDataset
 from stages.data.description import DEFAULT_NORMALIZATION, describe
-from stages.data.splits import Splits
+from stages.data.splits import SPLIT_NAMES, Splits
 from stages.data.storage import DatasetInfo, read_info, write_columns
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Both splits and their description."""
+    """The splits and their description."""
 
     info: DatasetInfo
     train: TensorDataset
-    valid: TensorDataset
+    valid: TensorDataset | None = None
+    test: TensorDataset | None = None
 
 
 def prepare(splits: Splits, normalization: NormalizationConfig = DEFAULT_NORMALIZATION) -> Prepared:
-    """Return both splits as tensors, with their description. Raises `DataError` as load-data does."""
-    train = to_columns(splits.train, "the train split")
-    valid = to_columns(splits.valid, "the valid split")
-    return Prepared(describe(train, valid, normalization), dataset(train), dataset(valid))
+    """Return the splits as tensors, with their description. Raises `DataError` as load-data does."""
+    columns = split_columns(splits)
+    info = describe(columns, normalization)
+    return Prepared(info, **{name: dataset(each) for name, each in columns.items()})
 
 
 def dataset(columns: Columns) -> TensorDataset:
@@ -40,13 +42,18 @@ def dataset(columns: Columns) -> TensorDataset:
 
 def write(directory: Path, prepared: Prepared) -> None:
     """Write the split files to *directory*, then ``dataset.json`` with the hash of their content."""
-    write_columns(directory, prepared.info, _columns(prepared.train), _columns(prepared.valid))
+    splits = {name: getattr(prepared, name) for name in prepared.info.counts}
+    write_columns(directory, prepared.info, {name: _columns(each) for name, each in splits.items()})
 
 
-def read(directory: Path) -> Prepared:
-    """Return both splits in *directory*. Raises `DataError` if a file is missing or not intact."""
+def read(directory: Path, names: Collection[str] = SPLIT_NAMES) -> Prepared:
+    """Return the train split in *directory*, and those of valid and test that exist and are in *names*.
+
+    Raises `DataError` if a file is missing or not intact.
+    """
     info = read_info(directory / "dataset.json")
-    return Prepared(info, _read_split(directory, "train"), _read_split(directory, "valid"))
+    found = [name for name in info.counts if name in {"train", *names}]
+    return Prepared(info, **{name: read_split(directory, name) for name in found})
 
 
 def _tensor(column: Column) -> torch.Tensor:
@@ -59,7 +66,8 @@ def _columns(split: TensorDataset) -> Columns:
     return Columns(Column(inputs, inputs.dtype), Column(targets, targets.dtype))
 
 
-def _read_split(directory: Path, name: str) -> TensorDataset:
+def read_split(directory: Path, name: str) -> TensorDataset:
+    """Return one split in *directory*. Raises `DataError` if its file is missing or not intact."""
     path = directory / f"{name}.safetensors"
     try:
         tensors = load_file(path)

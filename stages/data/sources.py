@@ -1,4 +1,4 @@
-"""The built-in data sources: functions that return `Arrays`, or `Splits` if the data has a valid split."""
+"""The built-in data sources: functions that return `Arrays`, or `Splits` if the data has several."""
 
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +20,7 @@ def load_source(config: Source) -> Arrays | Splits:
     if not isinstance(loaded, Arrays | Splits):
         raise PluginError(
             f"source {config.kind!r} must return stages.data.Arrays(inputs, targets), or Splits(train, "
-            f"valid) of two such; found {type(loaded).__name__}"
+            f"valid, test) of such; found {type(loaded).__name__}"
         )
     return loaded
 

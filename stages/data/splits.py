@@ -1,5 +1,6 @@
-"""Raw data, and its division into two splits."""
+"""Raw data, and its division into splits."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from stages.contracts.errors import DataError
 
+SPLIT_NAMES = ("train", "valid", "test")
 CHUNK_ROWS = 1 << 18
 """The number of targets counted or sorted at a time."""
 
@@ -28,62 +30,94 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Splits:
-    """A train and a valid split; a data source with its own valid split returns them."""
+    """The splits of a data source that has more than one; a missing one is drawn from the train split."""
 
     train: Arrays
-    valid: Arrays
+    valid: Arrays | None = None
+    test: Arrays | None = None
+
+    def by_name(self) -> dict[str, Arrays]:
+        """Return the splits that there are by name: train, valid, test."""
+        found = {name: getattr(self, name) for name in SPLIT_NAMES}
+        return {name: arrays for name, arrays in found.items() if arrays is not None}
 
 
-def split(arrays: Arrays, valid_fraction: float, seed: int) -> Splits:
-    """Divide *arrays* at random by *seed*, with the same proportion of every class in both parts.
+def split(arrays: Arrays, valid_fraction: float, seed: int, *, test_fraction: float = 0.0) -> Splits:
+    """Divide *arrays* at random by *seed*, with the same proportion of every class in each part.
 
-    Regression targets are divided without strata. Raises `DataError` if a part would be empty or would
-    miss a class.
+    Both fractions are shares of all samples; 0 leaves the split out. Regression targets are divided without
+    strata. Raises `DataError` if a part would be empty or would miss a class.
     """
-    train, valid = divide(arrays.targets, valid_fraction, seed)
+    fractions = {"test": test_fraction, "valid": valid_fraction}
+    parts = divide(arrays.targets, {name: each for name, each in fractions.items() if each}, seed)
     return Splits(
-        *(Arrays(arrays.inputs[rows], arrays.targets[rows], arrays.names) for rows in (train, valid))
+        **{
+            name: Arrays(arrays.inputs[rows], arrays.targets[rows], arrays.names)
+            for name, rows in parts.items()
+        }
     )
 
 
-def divide(targets: np.ndarray, valid_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the train and the valid samples, stratified by *targets* if they are classes.
+def divide(targets: np.ndarray, fractions: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
+    """Return the indices of the samples of each split: one for each of *fractions*, and train, the rest.
 
-    The indices and their order are those of scikit-learn's ``train_test_split``. Raises `DataError` as
-    `split` does.
+    The splits are drawn in the order of *fractions*, each from the rest, and stratified by *targets* if they
+    are classes. The first has the indices and their order of scikit-learn's ``train_test_split``. Raises
+    `DataError` as `split` does.
     """
-    count, valid = len(targets), round(len(targets) * valid_fraction)
-    if not 0 < valid < count:
-        raise DataError(
-            f"an empty split: valid_fraction {valid_fraction} of {count} samples leaves "
-            f"{count - valid} for train and {valid} for valid. Change load_data.valid_fraction"
-        )
+    sizes = {name: round(len(targets) * fraction) for name, fraction in fractions.items()}
+    _check_sizes(len(targets), fractions, sizes)
     generator = np.random.RandomState(seed)
-    if targets.dtype.kind in "bui" and targets.ndim == 1:
-        return _divide_classes(targets, valid, generator)
-    order = generator.permutation(count).astype(_index_type(count))
-    return order[valid:], order[:valid]
+    parts: dict[str, np.ndarray] = {}
+    for name, size in sizes.items():
+        rest = parts.get("train")
+        kept, drawn = _draw(targets if rest is None else targets[rest], name, size, generator)
+        parts |= {"train": kept, name: drawn} if rest is None else {"train": rest[kept], name: rest[drawn]}
+    return parts or {"train": np.arange(len(targets), dtype=_index_type(len(targets)))}
 
 
-def _divide_classes(
-    targets: np.ndarray, valid: int, generator: np.random.RandomState
+def _check_sizes(count: int, fractions: Mapping[str, float], sizes: Mapping[str, int]) -> None:
+    left = count - sum(sizes.values())
+    if left > 0 and all(sizes.values()):
+        return
+    names = [f"{name}_fraction" for name in fractions]
+    found = " and ".join(f"{name} {each}" for name, each in zip(names, fractions.values(), strict=True))
+    numbers = " and ".join(f"{size} for {name}" for name, size in sizes.items())
+    raise DataError(
+        f"an empty split: {found} of {count} samples {'leaves' if len(names) == 1 else 'leave'} "
+        f"{left} for train and {numbers}. Change load_data.{' or load_data.'.join(names)}"
+    )
+
+
+def _draw(
+    targets: np.ndarray, name: str, size: int, generator: np.random.RandomState
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw *valid* samples, as scikit-learn's ``StratifiedShuffleSplit`` does."""
+    """Return the indices of the samples that remain, and of *size* samples drawn for the split *name*."""
+    if targets.dtype.kind in "bui" and targets.ndim == 1:
+        return _draw_classes(targets, name, size, generator)
+    order = generator.permutation(len(targets)).astype(_index_type(len(targets)))
+    return order[size:], order[:size]
+
+
+def _draw_classes(
+    targets: np.ndarray, name: str, size: int, generator: np.random.RandomState
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw *size* samples, as scikit-learn's ``StratifiedShuffleSplit`` does."""
     classes, counts = _count_classes(targets)
-    train = len(targets) - valid
-    if counts.min() < 2 or min(train, valid) < len(classes):
+    train = len(targets) - size
+    if counts.min() < 2 or min(train, size) < len(classes):
         raise DataError(
             f"{len(targets)} samples cannot be divided so that every class is in both splits: "
             f"class {classes[counts.argmin()]} has {counts.min()}, and {len(classes)} classes share {train} "
-            f"samples in train and {valid} in valid. Add samples, or change load_data.valid_fraction"
+            f"samples in train and {size} in {name}. Add samples, or change load_data.{name}_fraction"
         )
     rows = _sort_by_class(targets, classes, counts)
-    chosen = np.empty(valid, rows.dtype)
+    chosen = np.empty(size, rows.dtype)
     from_train = _shares(counts, train, generator)
-    from_valid = _shares(counts - from_train, valid, generator)
+    from_drawn = _shares(counts - from_train, size, generator)
     kept = taken = 0
-    for end, size, first, second in zip(counts.cumsum(), counts, from_train, from_valid, strict=True):
-        drawn = rows[end - size : end][generator.permutation(size)]
+    for end, count, first, second in zip(counts.cumsum(), counts, from_train, from_drawn, strict=True):
+        drawn = rows[end - count : end][generator.permutation(count)]
         rows[kept : kept + first] = drawn[:first]  # in place: kept never exceeds the start of the class
         chosen[taken : taken + second] = drawn[first : first + second]
         kept, taken = kept + first, taken + second

@@ -14,6 +14,7 @@ from stages.contracts.errors import DataError
 from stages.contracts.files import open_atomic, write_text
 from stages.contracts.text import to_json
 from stages.data.columns import Column, Columns
+from stages.data.splits import SPLIT_NAMES
 
 _TYPES = {
     "uint64": "U64",
@@ -54,12 +55,12 @@ class DatasetInfo(Config):
     num_classes: int | None
     """None for regression."""
     counts: dict[str, int]
-    """The number of samples in each split."""
+    """The number of samples in each split: train, and those of valid and test that exist."""
     class_counts: dict[str, list[int]] | None
     """The number of samples of each class in each split; None for regression."""
     normalization: Normalization
     sha256: str = ""
-    """The SHA-256 of the content of the split files, train first."""
+    """The SHA-256 of the content of the split files: train, valid, test."""
 
     @property
     def num_outputs(self) -> int:
@@ -72,10 +73,15 @@ class DatasetInfo(Config):
         return size
 
 
-def write_columns(directory: Path, info: DatasetInfo, train: Columns, valid: Columns) -> None:
-    """Write the split files to *directory*, then ``dataset.json`` with the hash of their content."""
+def write_columns(directory: Path, info: DatasetInfo, splits: Mapping[str, Columns]) -> None:
+    """Write the split files to *directory*, then ``dataset.json`` with the hash of their content.
+
+    The files of splits that an earlier call has written, and that *splits* lacks, are removed.
+    """
     digest = hashlib.sha256()
-    for name, split in (("train", train), ("valid", valid)):
+    for name in set(SPLIT_NAMES) - set(splits):
+        (directory / f"{name}.safetensors").unlink(missing_ok=True)
+    for name, split in splits.items():
         with open_atomic(directory / f"{name}.safetensors") as file:
             for chunk in _encode({"inputs": split.inputs, "targets": split.targets}):
                 digest.update(chunk)

@@ -12,6 +12,7 @@ from stages import checkpoints, data, learner, loggers, metrics, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
+from stages.contracts.errors import DataError
 from stages.contracts.events import Renderer
 from stages.contracts.fields import (
     Compile,
@@ -276,6 +277,8 @@ class FitConfig(Config):
             .prefetch(self.prefetch)
             .resident(self.resident)
         )
+        if prepared.valid is None:
+            raise DataError("the data has no valid split. Set load_data.valid_fraction above 0")
         valid = builder.build(prepared.valid)
         builder.augment([data.build_augmentation(each) for each in self.augment])
         return builder.shuffle(self.seed).build(prepared.train), valid

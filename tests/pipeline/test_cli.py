@@ -52,7 +52,8 @@ def test_evaluate_accepts_other_sources_and_refuses_unknown_ones(finished):
     assert "Test (digits)" in finished.learner("evaluate", "--source", "digits").out
 
     for source, message in (
-        ("nowhere", "Use train, valid, digits"),
+        ("nowhere", "Use train, valid, test, digits"),
+        ("test", "the data has no test split. Use one of train, valid, or set load_data.test_fraction"),
         ("idx:nowhere", "there is no folder 'nowhere'"),
     ):
         refused = finished.learner("evaluate", "--source", source)

@@ -90,7 +90,8 @@ PARAMS = [
     (
         "load_data",
         {},
-        {"source": "part", "valid_fraction": "share", "seed": "seed of NumPy"} | {"normalization": "section"},
+        {"source": "part", "valid_fraction": "share", "test_fraction": "decay", "seed": "seed of NumPy"}
+        | {"normalization": "section"},
     ),
     ("load_data.normalization", {}, {"kind": "choice", "per": "choice"}),
     ("load_data.source", {"kind": "digits"}, {"path": "null"}),

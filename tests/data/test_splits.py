@@ -1,0 +1,121 @@
+"""Division of data into train, valid and test."""
+
+import json
+
+import numpy as np
+import pytest
+
+from stages import data
+from stages.contracts.errors import DataError
+from stages.data.config import Npz
+from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
+
+CLASSES = data.Arrays(np.arange(100), np.arange(100) % 4)
+
+
+def samples(splits):
+    return {name: set(arrays.inputs.tolist()) for name, arrays in splits.by_name().items()}
+
+
+def class_counts(arrays):
+    return np.bincount(arrays.targets).tolist()
+
+
+def prepare(tmp_path, **options):
+    config = LoadDataConfig(source=Npz(kind="npz", path=str(tmp_path / "data.npz")), **options)
+    load_data(config, LoadDataPaths(tmp_path / "prepared"))
+    return {path.name: path.read_bytes() for path in (tmp_path / "prepared").iterdir()}
+
+
+def save(tmp_path, arrays=CLASSES):
+    np.savez(tmp_path / "data.npz", inputs=arrays.inputs, targets=arrays.targets)
+
+
+@pytest.mark.parametrize("targets", [CLASSES.targets, CLASSES.targets.astype(np.float32)])
+def test_fractions_of_a_split_are_shares_of_all_samples(targets):
+    made = samples(data.split(data.Arrays(CLASSES.inputs, targets), 0.2, 1, test_fraction=0.3))
+
+    assert {name: len(each) for name, each in made.items()} == {"train": 50, "valid": 20, "test": 30}
+    assert set.union(*made.values()) == set(range(100))
+
+
+def test_every_split_has_the_same_proportion_of_each_class():
+    made = data.split(CLASSES, 0.2, 1, test_fraction=0.4)
+
+    assert class_counts(made.train) == class_counts(made.test) == [10] * 4
+    assert class_counts(made.valid) == [5] * 4
+
+
+def test_test_split_depends_on_the_seed_and_not_on_the_valid_fraction():
+    def draw(seed, valid_fraction):
+        return samples(data.split(CLASSES, valid_fraction, seed, test_fraction=0.2))["test"]
+
+    assert draw(1, 0.2) == draw(1, 0.5)
+    assert draw(1, 0.2) != draw(2, 0.2)
+
+
+def test_prepared_data_has_a_test_split_only_if_there_is_one(tmp_path):
+    save(tmp_path)
+
+    with_test = prepare(tmp_path, test_fraction=0.2)
+    without = prepare(tmp_path)
+
+    assert json.loads(with_test["dataset.json"])["counts"] == {"train": 60, "valid": 20, "test": 20}
+    assert set(with_test) - set(without) == {"test.safetensors"}
+
+
+def test_split_of_the_source_is_not_drawn(tmp_path):
+    own = {
+        "x_train": CLASSES.inputs,
+        "y_train": CLASSES.targets,
+        "x_test": np.arange(8),
+        "y_test": np.arange(8) % 4,
+    }
+    np.savez(tmp_path / "data.npz", **own)
+
+    prepare(tmp_path, valid_fraction=0.5, test_fraction=0.2)
+
+    prepared = data.read(tmp_path / "prepared")
+    assert prepared.valid.inputs.tolist() == list(range(8))
+    assert (len(prepared.train), len(prepared.test)) == (80, 20)
+
+
+def test_split_that_is_not_named_is_not_read(tmp_path):
+    save(tmp_path)
+    prepare(tmp_path, test_fraction=0.2)
+
+    prepared = data.read(tmp_path / "prepared", ["valid"])
+
+    assert prepared.test is None
+    assert data.read_split(tmp_path / "prepared", "test").inputs.shape == (20,)
+
+
+def test_prepared_data_with_a_test_split_is_written_as_it_was_read(tmp_path):
+    save(tmp_path)
+    written = prepare(tmp_path, test_fraction=0.2)
+
+    data.write(tmp_path / "copy", data.read(tmp_path / "prepared"))
+
+    assert {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()} == written
+
+
+@pytest.mark.parametrize(
+    ("fractions", "words"),
+    [
+        ((0.6, 0.4), "test_fraction 0.4 and valid_fraction 0.6 of 100 samples leave 0 for train"),
+        ((0.2, 0.001), "leave 80 for train and 0 for test and 20 for valid"),
+        ((0.5, 0.48), "share 2 samples in train and 50 in valid. Add samples, or change load_data.valid"),
+    ],
+)
+def test_fractions_that_leave_a_split_empty_are_rejected(fractions, words):
+    valid, test = fractions
+
+    with pytest.raises(DataError, match=words):
+        data.split(CLASSES, valid, 1, test_fraction=test)
+
+
+def test_test_split_of_another_shape_is_rejected():
+    splits = data.Splits(CLASSES, CLASSES, data.Arrays(np.zeros((4, 2)), np.arange(4)))
+
+    with pytest.raises(DataError, match="int64 of shape .* in train and float32 of shape .* in test"):
+        data.prepare(splits)
