@@ -11,6 +11,7 @@ import typer
 from pipeline.collision import find_collision_in_project
 from pipeline.commands.check import check, versions
 from pipeline.commands.compare import compare, plot
+from pipeline.commands.data import data
 from pipeline.commands.doctor import doctor
 from pipeline.commands.evaluate import evaluate
 from pipeline.commands.init import init
@@ -40,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(run, resume, stage, check, status, summary, evaluate, compare, plot),
+    *(run, resume, stage, check, status, data, summary, evaluate, compare, plot),
     *(sweep, serve, push, pull, doctor, init, versions),
 )
 for command in COMMANDS:

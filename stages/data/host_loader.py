@@ -1,6 +1,6 @@
 """The batches of a split on the host, loaded in this process or by worker processes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,6 +45,10 @@ class HostLoader:
         """Return an iterator over the batches of *epoch*, counted from 1, from batch *first* on."""
         places = self._places(epoch, first)
         return self._from_workers(places) if self._workers else map(self._fetcher.__getitem__, places)
+
+    def read(self, epoch: int, indices: Sequence[int]) -> Any:
+        """Return the batch of the samples at *indices*, made in this process as the first one of *epoch*."""
+        return self._fetcher[epoch, 0, indices]
 
     def _from_workers(self, places: Iterator[Place]) -> Iterator[Any]:
         """Return the same batches from worker processes, which are kept for the next pass."""

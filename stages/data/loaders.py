@@ -10,7 +10,7 @@ import torch
 
 from stages.contracts.errors import CheckpointError
 from stages.data.augmentation import Augmentation, Augmenter, check_augmentation
-from stages.data.batchers import Batcher, as_batcher
+from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher, as_batcher
 from stages.data.datasets import Dataset
 from stages.data.device_loader import DeviceLoader, Transfer
 from stages.data.host_loader import HostLoader
@@ -150,6 +150,16 @@ class DataLoader:
             return
         self.device = device
         self._source = self._host if device == CPU else DeviceLoader(self._host, device, self.transfer)
+
+    def read_samples(self, epoch: int, indices: Sequence[int]) -> Any:
+        """Return one batch of the samples at *indices* as in *epoch*, on the CPU.
+
+        A `NormalizeBatcher` does not normalize them.
+        """
+        host = self._host
+        if type(host.batcher) is NormalizeBatcher:
+            host = host.with_batcher(GatherBatcher())
+        return host.read(epoch, indices)
 
     def __iter__(self) -> Iterator[Any]:
         first, self._first = self._first, 0
