@@ -48,6 +48,15 @@ def test_evaluate_equals_the_validation_of_the_saved_epoch(finished):
     assert from_evaluate == metrics
 
 
+def test_lr_find_suggests_a_rate_and_changes_no_output(finished):
+    result = finished.learner("lr-find", "--steps", "40", "--output", "curve.tsv")
+
+    header, first, *_ = (finished.folder / "curve.tsv").read_text().splitlines()
+    assert "suggested learning rate: " in result.out
+    assert (header, first.split("\t")[0]) == ("learning_rate\tloss\tsmoothed", "0.0000001")
+    assert "up to date" in finished.ok("dvc", "status")
+
+
 def test_evaluate_accepts_other_sources_and_refuses_unknown_ones(finished):
     assert "Test (digits)" in finished.learner("evaluate", "--source", "digits").out
 

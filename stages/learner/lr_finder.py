@@ -1,0 +1,146 @@
+"""The learning-rate finder of Smith (2017): the loss while the rate grows from batch to batch."""
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from stages.contracts.errors import BuilderError
+from stages.contracts.history import Split
+from stages.learner.batches import Loader
+from stages.learner.builder import LearnerBuilder
+from stages.metrics import LossMetric
+from stages.optim import NonFiniteError, Scheduler
+
+SMOOTHING = 0.9
+"""The share of the mean that the next loss keeps."""
+DIVERGENCE = 4.0
+"""The curve ends when the smoothed loss exceeds its minimum by this factor, as in fastai."""
+SKIPPED_SHARE = 0.1
+"""The share of the first rates that is not suggested, because the mean of few losses is not smooth."""
+
+
+@dataclass(frozen=True)
+class LearningRateCurve:
+    """The loss of each batch, by the learning rate of its step."""
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def smoothed(self) -> list[float]:
+        """The running mean of the losses, without the bias of its start."""
+        mean, smoothed = 0.0, []
+        for number, loss in enumerate(self.losses, start=1):
+            mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
+            smoothed.append(mean / (1 - SMOOTHING**number))
+        return smoothed
+
+    @property
+    def suggestion(self) -> float | None:
+        """The rate at which the smoothed loss falls most steeply; None if it falls nowhere."""
+        first = math.ceil(SKIPPED_SHARE * len(self.rates))
+        rates, smoothed = self.rates[first:], self.smoothed[first:]
+        if len(rates) < 3:
+            return None
+        slopes = np.gradient(np.array(smoothed), np.log(np.array(rates)))
+        steepest = int(slopes.argmin())
+        return rates[steepest] if slopes[steepest] < 0 else None
+
+    def until_divergence(self) -> "LearningRateCurve":
+        """Return the curve up to the first loss that is not finite or far above the minimum."""
+        lowest, end = math.inf, 0
+        for end, loss in enumerate(self.smoothed):  # noqa: B007  used after the loop
+            lowest = min(lowest, loss)
+            if not math.isfinite(loss) or loss > DIVERGENCE * lowest:
+                break
+        else:
+            end = len(self.losses)
+        return LearningRateCurve(self.rates[:end], self.losses[:end])
+
+
+def find_learning_rate(
+    builder: LearnerBuilder,
+    model: Any,
+    optimizer: Any,
+    train: Loader,
+    *,
+    rates: tuple[float, float] = (1e-7, 10.0),
+    steps: int = 100,
+) -> LearningRateCurve:
+    """Train *model* for *steps* batches while the rate grows from the first of *rates* to the second.
+
+    *builder* has the options of the training, for example its devices, but neither metrics nor a
+    checkpointer. The model and the optimizer are changed: build new ones for a training. The curve ends
+    before the loss diverges. Raises `BuilderError` if *rates* do not grow, or *steps* is below 10.
+    """
+    lowest, highest = rates
+    if not 0 < lowest < highest:
+        raise BuilderError(f"the learning rates must be above 0 and grow; found {lowest:g} to {highest:g}")
+    if steps < 10:
+        raise BuilderError(f"steps must be at least 10; found {steps}")
+    growth = (highest / lowest) ** (1 / (steps - 1))
+    losses = _Losses()
+    builder.metrics(LossMetric()).num_epochs(1).renderer(losses)
+    learner = builder.build(model, optimizer, Scheduler(lowest, _Growth(growth)))
+    batches = _FirstBatches(train, steps)
+    with suppress(NonFiniteError):  # the last loss is then the end of the curve
+        learner.fit(batches, [next(iter(batches))])
+    measured = tuple(losses.values)
+    curve = LearningRateCurve(tuple(lowest * growth**step for step in range(len(measured))), measured)
+    return curve.until_divergence()
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """A schedule that multiplies the rate by *factor* in each step."""
+
+    factor: float
+
+    def rate(self, initial: float, iteration: int) -> float:
+        return initial * self.factor**iteration
+
+
+class _FirstBatches:
+    """The first *steps* batches of a loader, which starts new epochs as often as needed."""
+
+    def __init__(self, loader: Loader, steps: int) -> None:
+        self._loader = loader
+        self._steps = steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._batches(), self._steps)
+
+    def _batches(self) -> Iterator[Any]:
+        for epoch in count(1):
+            if hasattr(self._loader, "set_epoch"):
+                self._loader.set_epoch(epoch)
+            yield from self._loader
+
+    def set_device(self, device: torch.device) -> None:
+        if hasattr(self._loader, "set_device"):
+            self._loader.set_device(device)
+
+
+class _Losses:
+    """A renderer that collects the loss of each training batch."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def log(self, split: Split, epoch: int, name: str, value: float) -> None:  # noqa: ARG002  the protocol's
+        if split is Split.TRAIN:
+            self.values.append(value)
+
+    def start(self, *_: object) -> None:
+        pass
+
+    step = epoch_end = close = start

@@ -1,0 +1,74 @@
+"""The learning-rate finder."""
+
+import math
+
+import pytest
+import torch
+
+from stages.contracts.errors import BuilderError
+from stages.learner import LearnerBuilder, LearningRateCurve, find_learning_rate
+from stages.models import ClassificationStep
+from stages.optim import Sgd
+
+
+class Net(ClassificationStep, torch.nn.Linear):
+    pass
+
+
+def measure(directory, batches=7, **options):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(batches, 8, 4, generator=generator)
+    torch.manual_seed(0)
+    builder = LearnerBuilder(directory).devices(["cpu"]).seed(1)
+    return find_learning_rate(
+        builder, Net(4, 3), Sgd(), [(each, each.argmax(1) % 3) for each in inputs], **options
+    )
+
+
+def test_rates_grow_by_a_constant_factor_over_several_epochs(tmp_path):
+    curve = measure(tmp_path, rates=(1e-6, 1e-3), steps=31)
+
+    assert curve.rates == pytest.approx([1e-6 * 10 ** (step / 10) for step in range(31)])
+    assert all(map(math.isfinite, curve.losses))
+
+
+def test_curve_ends_before_the_loss_diverges(tmp_path):
+    curve = measure(tmp_path, rates=(1e-3, 1e30), steps=60)
+
+    assert 5 < len(curve.rates) < 60
+    assert max(curve.smoothed) <= 4 * min(curve.smoothed)
+
+
+def test_first_loss_is_that_of_the_initial_weights(tmp_path):
+    curve = measure(tmp_path, steps=10)
+
+    torch.manual_seed(0)
+    inputs = torch.randn(7, 8, 4, generator=torch.Generator().manual_seed(0))[0]
+    expected = torch.nn.functional.cross_entropy(Net(4, 3)(inputs), inputs.argmax(1) % 3)
+    assert curve.losses[0] == pytest.approx(expected.item())
+
+
+def test_suggestion_is_the_rate_of_the_steepest_descent():
+    rates = tuple(10.0 ** (step / 10 - 6) for step in range(60))
+    losses = tuple(1 / (1 + (rate / 1e-3) ** 2) for rate in rates)
+
+    found = LearningRateCurve(rates, losses).suggestion
+
+    assert 1e-3 <= found <= 4e-3, "the mean of the losses is late by a few steps"
+
+
+def test_loss_that_only_grows_has_no_suggestion():
+    assert LearningRateCurve(tuple(range(1, 40)), tuple(range(1, 40))).suggestion is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rates": (1e-2, 1e-3)}, "must be above 0 and grow; found 0.01 to 0.001"),
+        ({"rates": (0.0, 1e-3)}, "must be above 0 and grow; found 0 to 0.001"),
+        ({"steps": 9}, "steps must be at least 10; found 9"),
+    ],
+)
+def test_wrong_options_are_refused(options, message, tmp_path):
+    with pytest.raises(BuilderError, match=message):
+        measure(tmp_path, **options)
