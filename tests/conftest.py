@@ -114,12 +114,13 @@ class Project:
         path.write_text(text.replace(old, new))
 
     def files(self, *names):
-        """Return the content of each file below *names* by its path, except the log, which has times."""
+        """Return the content of each file below *names* by its path, except for those with times."""
         found = {}
         for name in names:
             base = self.folder / name
             for path in [base] if base.is_file() else sorted(base.rglob("*")):
-                if path.is_file() and path.name != "experiment.log":
+                untracked = path.name == "experiment.log" or "telemetry" in path.parts
+                if path.is_file() and not untracked:
                     found[str(path.relative_to(self.folder))] = path.read_bytes()
         return found
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from ruamel.yaml import YAML
+from waiting import wait_until
 
 RUN = """
 import logging, sys
@@ -50,6 +51,7 @@ def test_killed_experiment_keeps_the_checkout_unchanged_and_resumes(edited, tmp_
     )  # fmt: skip
     with process:
         assert any(line.startswith("epoch 1/3") for line in process.stdout)
+        wait_until(lambda: list((edited.folder / ".runs").glob("*/checkpoint/trainer-1.*")))
         os.killpg(process.pid, signal.SIGKILL)
     assert checkout(edited) == before
 

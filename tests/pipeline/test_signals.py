@@ -61,7 +61,7 @@ if os.environ.get("HOLD"):
 '''
 MODEL = """
 import os
-from sitecustomize import hold
+from phases import hold
 from torch import nn
 from stages.models.steps import ClassificationStep
 
@@ -150,7 +150,8 @@ def _default_handlers():
 def _holdable(_finished, tmp_path_factory):
     """A finished project whose model waits in the phase that HOLD selects, with `fit` out of date."""
     made = _finished.copied_to(tmp_path_factory.mktemp("holdable") / "project")
-    (made.folder / "sitecustomize.py").write_text(HOLD)
+    (made.folder / "phases.py").write_text(HOLD)
+    (made.folder / "sitecustomize.py").write_text("import phases")  # with PYTHONPATH, before any other module
     (made.folder / "holding.py").write_text(MODEL)
     (made.folder / "release").touch()
     made.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "holding:Holding"')
