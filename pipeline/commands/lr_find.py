@@ -38,7 +38,7 @@ def lr_find(
     from stages.contracts.text import number
 
     curve = measure_curve(read_params(), read_paths(), (lowest, highest), steps)
-    rows = zip(curve.rates, curve.losses, curve.smoothed, strict=True)
+    rows = zip(curve.rates, curve.losses, curve.running_mean, strict=True)
     lines = ["learning_rate\tloss\tsmoothed", *("\t".join(map(number, row)) for row in rows)]
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, "\n".join(lines) + "\n")
@@ -72,5 +72,5 @@ def _draw(curve: "learner.LearningRateCurve") -> None:
     from stages.contracts.history import Split
     from stages.renderers.chart import draw_chart
 
-    points = {Split.TRAIN: list(enumerate(curve.smoothed))}
+    points = {Split.TRAIN: list(enumerate(curve.running_mean))}
     Console().print(draw_chart(points, *CHART_SIZE))

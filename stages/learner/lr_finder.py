@@ -33,7 +33,7 @@ class LearningRateCurve:
     losses: tuple[float, ...]
 
     @property
-    def smoothed(self) -> list[float]:
+    def running_mean(self) -> list[float]:
         """The running mean of the losses, without the bias of its start."""
         mean, smoothed = 0.0, []
         for number, loss in enumerate(self.losses, start=1):
@@ -45,7 +45,7 @@ class LearningRateCurve:
     def suggestion(self) -> float | None:
         """The rate at which the smoothed loss falls most steeply; None if it falls nowhere."""
         first = math.ceil(SKIPPED_SHARE * len(self.rates))
-        rates, smoothed = self.rates[first:], self.smoothed[first:]
+        rates, smoothed = self.rates[first:], self.running_mean[first:]
         if len(rates) < 3:
             return None
         slopes = np.gradient(np.array(smoothed), np.log(np.array(rates)))
@@ -55,7 +55,7 @@ class LearningRateCurve:
     def until_divergence(self) -> "LearningRateCurve":
         """Return the curve up to the first loss that is not finite or far above the minimum."""
         lowest, end = math.inf, 0
-        for end, loss in enumerate(self.smoothed):  # noqa: B007  used after the loop
+        for end, loss in enumerate(self.running_mean):  # noqa: B007  used after the loop
             lowest = min(lowest, loss)
             if not math.isfinite(loss) or loss > DIVERGENCE * lowest:
                 break
