@@ -35,6 +35,11 @@ class ClassificationOutput:
 
     For a model with one logit: 0 or 1, integers or floats, (B,) or (B, 1).
     """
+    weight: "int | Tensor | None" = None
+    """The number of targets that the loss is the mean of; None: the number of samples.
+
+    Set it if the loss is the mean over the tokens of padded sequences, so that the loss of an epoch is too.
+    """
 
     @property
     def size(self) -> int:
@@ -88,6 +93,8 @@ class SequenceOutput:
     """The decoded tokens, (B, any length), integers; None for the tokens with the highest logits."""
     targets: "Tensor"
     """The target tokens, (B, T), integers."""
+    weight: "int | Tensor | None" = None
+    """The number of tokens that the loss is the mean of; None: the number of sequences."""
 
     @property
     def size(self) -> int:

@@ -25,6 +25,8 @@ from .datasets import TensorDataset as TensorDataset
 from .description import describe as describe
 from .loaders import DataLoader as DataLoader
 from .loaders import DataLoaderBuilder as DataLoaderBuilder
+from .padding import PadBatcher as PadBatcher
+from .padding import PaddedBatch as PaddedBatch
 from .preparation import Prepared as Prepared
 from .preparation import dataset as dataset
 from .preparation import prepare as prepare

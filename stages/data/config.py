@@ -16,7 +16,10 @@ BUILT_IN = {
 }
 
 
-BATCHERS = {"normalize": "stages.data.batchers:NormalizeBatcher"}
+BATCHERS = {
+    "normalize": "stages.data.batchers:NormalizeBatcher",
+    "pad": "stages.data.padding:PadBatcher",
+}
 
 
 class Digits(Config):

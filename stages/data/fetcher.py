@@ -10,6 +10,7 @@ from torch import Tensor
 from stages.data.augmentation import Augmenter
 from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher
 from stages.data.datasets import Dataset, TensorDataset
+from stages.data.padding import PadBatcher
 from stages.data.random_state import preserve_random_state, seed_random_state
 
 Place = tuple[int, int, Sequence[int] | Tensor]
@@ -31,7 +32,7 @@ class Fetcher:
         self._augmenter = augmenter
         self.seed = seed
         self._draws_samples = type(dataset) is not TensorDataset
-        self._draws_batches = type(batcher) not in (NormalizeBatcher, GatherBatcher)
+        self._draws_batches = type(batcher) not in (NormalizeBatcher, GatherBatcher, PadBatcher)
 
     @property
     def runs_user_code(self) -> bool:

@@ -14,7 +14,8 @@ from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher, as_ba
 from stages.data.datasets import Dataset
 from stages.data.device_loader import DeviceLoader, Transfer
 from stages.data.host_loader import HostLoader
-from stages.data.order import Order
+from stages.data.order import BucketOrder, Order
+from stages.data.padding import measure_lengths
 
 CPU = torch.device("cpu")
 MAX_WORKERS_PER_CPU = 8
@@ -38,6 +39,7 @@ class DataLoaderBuilder:
         self._device = CPU
         self._transfer = Transfer()
         self._augmentations: list[Augmentation] = []
+        self._is_bucketed = False
 
     def batch_size(self, batch_size: int) -> Self:
         """Set the number of samples in a batch; the last batch of an epoch may be smaller. Default: 1."""
@@ -72,6 +74,16 @@ class DataLoaderBuilder:
         self._augmentations = [check_augmentation(each) for each in augmentations]
         return self
 
+    def bucket(self) -> Self:
+        """Combine samples of similar length to a batch, so that little is padded. Default: any samples.
+
+        The batches depend on the seed of `shuffle` and the epoch; without a seed they are sorted by length.
+        The lengths are the attribute ``lengths`` of the dataset if it has one, and otherwise those of the
+        inputs, which are read once.
+        """
+        self._is_bucketed = True
+        return self
+
     def set_device(self, device: torch.device | str) -> Self:
         """Set the device of the batches. Default: the device of the learner."""
         self._device = torch.device(device)
@@ -101,6 +113,8 @@ class DataLoaderBuilder:
     def build(self, dataset: Dataset) -> "DataLoader":
         """Return a loader of *dataset*."""
         order = Order(len(dataset), self._batch_size, self._seed)
+        if self._is_bucketed:
+            order = BucketOrder(measure_lengths(dataset, self._batcher), self._batch_size, self._seed)
         augmenter = Augmenter(self._augmentations, self._seed or 0) if self._augmentations else None
         host = HostLoader(dataset, self._batcher, order, _limit_workers(self._workers), augmenter)
         loader = DataLoader(host, self._transfer)

@@ -11,6 +11,9 @@ CPU = torch.device("cpu")
 MAX_SPLIT_BATCHES = 1024
 """The number of batches whose indices are split with one call, which bounds the memory."""
 
+POOL_BATCHES = 50
+"""The number of batches whose samples are sorted by length together: more pad less, and shuffle less."""
+
 
 class Order:
     """The samples of each batch of an epoch: a pure function of (seed, epoch)."""
@@ -28,12 +31,44 @@ class Order:
 
         They are copied to *device* once for the epoch.
         """
-        if self.seed is None:
-            order = torch.arange(self.samples, device=device)
-        else:
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
-            order = torch.randperm(self.samples, generator=generator).to(device)
+        order = self._arrange(epoch, device)
         for start in range(first * self.batch_size, self.samples, MAX_SPLIT_BATCHES * self.batch_size):
             yield from torch.split(
                 order[start : start + MAX_SPLIT_BATCHES * self.batch_size], self.batch_size
             )
+
+    def _arrange(self, epoch: int, device: torch.device) -> torch.Tensor:
+        """Return the indices of all samples in the order of *epoch*, on *device*."""
+        if self.seed is None:
+            return torch.arange(self.samples, device=device)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
+        return torch.randperm(self.samples, generator=generator).to(device)
+
+
+class BucketOrder(Order):
+    """An order in which the samples of a batch have similar *lengths*, so that little is padded.
+
+    Groups of `POOL_BATCHES` batches of the shuffled samples are sorted by length and divided into batches,
+    and the batches are shuffled; the last batch of the epoch may be smaller. Without a seed all samples are
+    sorted.
+    """
+
+    def __init__(self, lengths: torch.Tensor, batch_size: int, seed: int | None) -> None:
+        super().__init__(len(lengths), batch_size, seed)
+        self._lengths = lengths
+
+    def _arrange(self, epoch: int, device: torch.device) -> torch.Tensor:
+        """Return the indices of all samples in the order of *epoch*, on *device*."""
+        shuffled = super()._arrange(epoch, CPU)
+        if self.seed is None:
+            return self._sort(shuffled).to(device)
+        pools = torch.split(shuffled, POOL_BATCHES * self.batch_size)
+        ordered = torch.cat([self._sort(pool) for pool in pools])
+        full = self.samples // self.batch_size
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "buckets", epoch))
+        batches = ordered[: full * self.batch_size].view(full, self.batch_size)
+        batches = batches[torch.randperm(full, generator=generator)]
+        return torch.cat([batches.flatten(), ordered[full * self.batch_size :]]).to(device)
+
+    def _sort(self, indices: torch.Tensor) -> torch.Tensor:
+        return indices[self._lengths[indices].argsort(stable=True)]

@@ -13,7 +13,8 @@ class LossMetric:
     """The mean loss over samples.
 
     Burn gives every batch the same weight; here every sample has the same weight, so that the value does not
-    depend on the batch size.
+    depend on the batch size. An output with a ``weight`` counts with that weight, for example its number of
+    tokens.
     """
 
     name = "Loss"
@@ -21,7 +22,10 @@ class LossMetric:
     better = Direction.LOWEST
 
     def measure(self, output: Output) -> Mean:
-        """Return the mean loss of one batch, weighted by its size."""
+        """Return the mean loss of one batch, weighted by its ``weight`` if it has one, else by its size."""
+        weight = getattr(output, "weight", None)
+        if weight is not None:
+            return Mean.from_sum(output.loss.double() * weight, weight)
         return Mean.from_mean(output.loss, output.size)
 
 

@@ -60,7 +60,7 @@ CHANGES_NO_NUMBER = {
 
 ``device`` is in this set because the key has an entry with the number and the kinds of the devices instead.
 """
-OMITTED_IF_DEFAULT = ("augment",)
+OMITTED_IF_DEFAULT = ("augment", "bucket")
 """Params without which older runs were recorded: absent from ``config.json`` and keys at their defaults."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
 """Device files of which Linux has at least one if torch can use an accelerator."""
@@ -72,7 +72,14 @@ class FitConfig(Config):
     num_epochs: Count = 10
     batch_size: Count = 64
     batcher: BatcherConfig = Use(kind="normalize")
-    """``normalize``, or the import path of a function of the items or of a class with ``batch(items)``."""
+    """``normalize``, ``pad`` for sequences of different lengths, or the import path of a function of the
+    items, such as a ``collate_fn`` of PyTorch, or of a class with ``batch(items)``. Arguments and defaults:
+
+    * ``normalize``: ``mean`` and ``std``, those of the train split
+    * ``pad``: ``pad_value: 0``, ``target_pad: -100``
+    """
+    bucket: Flag = False
+    """Combine sequences of similar length to a batch, so that little is padded. It changes the order."""
     augment: tuple[AugmentationConfig, ...] = ()
     """Random changes of the inputs of the train split, in order, before they are normalized: kinds
     for images, or import paths of functions of an input, or of classes of such. Arguments and defaults:
@@ -270,6 +277,12 @@ class FitConfig(Config):
 
     def build_loaders(self, prepared: "data.Prepared") -> "tuple[data.DataLoader, data.DataLoader]":
         """Return the loaders of the train and the valid split of *prepared*."""
+        if prepared.valid is None:
+            raise DataError("the data has no valid split. Set load_data.valid_fraction above 0")
+        return self.build_loader(prepared, "train"), self.build_loader(prepared, "valid")
+
+    def build_loader(self, prepared: "data.Prepared", split: str) -> "data.DataLoader":
+        """Return the loader of one split of *prepared*; only the train split is shuffled and augmented."""
         builder = (
             data.DataLoaderBuilder(data.build_batcher(self.batcher, prepared.info.normalization))
             .batch_size(self.batch_size)
@@ -277,11 +290,11 @@ class FitConfig(Config):
             .prefetch(self.prefetch)
             .resident(self.resident)
         )
-        if prepared.valid is None:
-            raise DataError("the data has no valid split. Set load_data.valid_fraction above 0")
-        valid = builder.build(prepared.valid)
-        builder.augment([data.build_augmentation(each) for each in self.augment])
-        return builder.shuffle(self.seed).build(prepared.train), valid
+        if self.bucket:
+            builder.bucket()
+        if split == "train":
+            builder.shuffle(self.seed).augment([data.build_augmentation(each) for each in self.augment])
+        return builder.build(getattr(prepared, split))
 
     def epochs_to_keep(self, history: History, last_epoch: int, initial: Path) -> set[int]:
         """Return the epochs whose checkpoints are kept after *last_epoch*.

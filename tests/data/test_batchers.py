@@ -5,7 +5,7 @@ import torch
 
 from stages.contracts.config import Use
 from stages.contracts.errors import PluginError
-from stages.data import Normalization, build_batcher
+from stages.data import DataLoaderBuilder, Normalization, TensorDataset, build_batcher
 
 ITEMS = [(torch.tensor([2.0]), torch.tensor(0)), (torch.tensor([4.0]), torch.tensor(1))]
 MEAN_3_STD_2 = Normalization(mean=3.0, std=2.0)
@@ -29,6 +29,15 @@ def test_batcher_is_built_with_the_normalization_of_the_data_unless_params_overr
 def test_function_receives_the_items_of_a_batch_and_its_arguments():
     assert build("builtins:sorted").batch([2, 3, 1]) == [1, 2, 3]
     assert build("builtins:sorted", reverse=True).batch([2, 3, 1]) == [3, 2, 1]
+
+
+def test_collate_function_of_pytorch_is_a_batcher():
+    dataset = TensorDataset(torch.arange(6).reshape(3, 2), torch.arange(3))
+    loader = DataLoaderBuilder(build("torch.utils.data:default_collate")).batch_size(2).build(dataset)
+
+    batches = [[part.tolist() for part in batch] for batch in loader]
+
+    assert batches == [[[[0, 1], [2, 3]], [0, 1]], [[[4, 5]], [2]]]
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,7 @@ PARAMS = [
             "batch_size": "count",
             "batcher": "part",
             "augment": "parts",
+            "bucket": "flag",
             "num_workers": "processes",
             "prefetch": "processes",
             "resident": "flag or name",

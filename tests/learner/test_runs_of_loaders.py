@@ -1,14 +1,19 @@
-"""A run with augmentation has the same bytes for any number of workers, and after a resume."""
+"""A run with augmentation or buckets has the same bytes for any number of workers, and after a resume."""
+
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from run_files import read_run_files
 from stop_after import StopAfter
+from torch import nn
 
 from stages import data
+from stages.contracts.outputs import ClassificationOutput
 from stages.learner import LearnerBuilder
-from stages.models import Mlp
+from stages.metrics import AccuracyMetric, LossMetric
+from stages.models import ClassificationStep, Mlp
 from stages.optim import Adam, Scheduler
 from stages.params.fit_params import FitConfig
 from stages.records import NamedMpkGzFileRecorder
@@ -30,12 +35,18 @@ def run(directory, workers=0, stop_after=None, augment=AUGMENT):
     images = np.random.default_rng(0).integers(0, 256, (50, 1, 6, 5), dtype=np.uint8)
     prepared = data.prepare(data.split(data.Arrays(images, np.arange(50) % 3), 0.25, 0))
     config = FitConfig(num_workers=workers, batch_size=8, augment=augment)
+    make_model = partial(Mlp, input_shape=(1, 6, 5), num_outputs=3, hidden_sizes=(8,))
+    return train(directory, config, prepared, make_model, stop_after)
+
+
+def train(directory, config, prepared, make_model, stop_after=None):
+    """Train two epochs with the loaders of *config*; return the files of the run."""
     builder = LearnerBuilder(directory).num_epochs(2).devices(["cpu"]).seed(1)
+    builder.metrics(LossMetric(), AccuracyMetric())
     builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
     builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
     torch.manual_seed(3)
-    model = Mlp(input_shape=(1, 6, 5), num_outputs=3, hidden_sizes=(8,))
-    learner = builder.metrics(*config._build_metrics()[:2]).build(model, Adam(), Scheduler(0.05))
+    learner = builder.build(make_model(), Adam(), Scheduler(0.05))
     learner.fit(*config.build_loaders(prepared))
     return read_run_files(directory)
 
@@ -72,3 +83,45 @@ def test_config_without_augmentation_does_not_contain_the_param():
     assert "augment" not in FitConfig().model_dump()
     assert "augment" not in FitConfig(augment=()).key_params()
     assert FitConfig(augment=AUGMENT).key_params()["augment"][2] == AUGMENT[2]
+
+
+class TextNet(ClassificationStep, nn.Module):
+    """A classifier of the mean of the embedded tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 8)
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, inputs, mask):
+        weights = mask / mask.sum(1, keepdim=True)
+        return self.linear((self.embedding(inputs) * weights[..., None]).sum(1))
+
+    def forward_classification(self, batch):
+        logits = self(batch.inputs, batch.mask)
+        return ClassificationOutput(self.loss(logits, batch.targets), logits, batch.targets)
+
+
+def run_texts(directory, workers=0, stop_after=None):
+    """Train two epochs on padded rows of ids in *directory*, from the newest checkpoint."""
+    generator = np.random.default_rng(0)
+    rows = generator.integers(1, 9, (50, 12)) * (np.arange(12) < generator.integers(1, 13, 50)[:, None])
+    prepared = data.prepare(data.split(data.Arrays(rows, rows.sum(1) % 3), 0.25, 0))
+    config = FitConfig(num_workers=workers, batch_size=8, batcher="pad", bucket=True)
+    return train(directory, config, prepared, TextNet, stop_after)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_run_with_buckets_that_was_stopped_within_an_epoch_equals_uninterrupted_run(workers, tmp_path):
+    uninterrupted = run_texts(tmp_path / "uninterrupted")
+
+    stopped = run_texts(tmp_path / "run", workers, stop_after=10)
+    resumed = run_texts(tmp_path / "run", workers)
+
+    assert stopped != uninterrupted
+    assert resumed == uninterrupted
+
+
+def test_buckets_are_part_of_the_key_if_they_are_set():
+    assert "bucket" not in FitConfig().key_params()
+    assert FitConfig(bucket=True).key_params()["bucket"] is True
