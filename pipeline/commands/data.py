@@ -7,14 +7,13 @@ import typer
 
 from stages.contracts.errors import ParamsError
 
-SPLITS = ("train", "valid")
 IMAGE_FILE = Path("samples.png")
 EPOCHS_OF_AUGMENTATION = (1, 2, 3, 4)
 
 
 def data(
     *,
-    split: Annotated[str, typer.Option(help="Split to show: train or valid.")] = "train",
+    split: Annotated[str, typer.Option(help="Split to show: train, valid or test.")] = "train",
     count: Annotated[int, typer.Option(min=1, max=1000, help="Samples to show, from the first one on.")] = 8,
     epoch: Annotated[
         list[int],
@@ -44,12 +43,13 @@ def data(
     from stages.data import read
     from stages.data.sample_sheet import read_samples
 
-    if split not in SPLITS:
-        raise ParamsError(f"--split {split!r} is not a split. Use {' or '.join(SPLITS)}")
-    fit = read_params().fit
-    loaders = dict(zip(SPLITS, fit.build_loaders(read(read_paths()["data"])), strict=True))
+    fit, prepared = read_params().fit, read(read_paths()["data"], (split,))
+    if split not in prepared.info.counts:
+        raise ParamsError(
+            f"--split {split!r}: the data has only {', '.join(prepared.info.counts)}. Use one of them"
+        )
     epochs = epoch or (EPOCHS_OF_AUGMENTATION if fit.augment and split == "train" else (1,))
-    sheet = read_samples(loaders[split], epochs, count)
+    sheet = read_samples(fit.build_loader(prepared, split), epochs, count)
     content = sheet.to_png() if sheet.has_images else sheet.to_text().encode()
     path = output or (IMAGE_FILE if sheet.has_images else None)
     if path is None:

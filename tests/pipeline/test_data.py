@@ -3,6 +3,8 @@
 import shutil
 import struct
 
+NO_SPLIT = "--split 'dev': the data has only train, valid. Use one of them"
+
 
 def test_data_writes_a_sheet_of_images(finished):
     finished.edit("params.yaml", "num_epochs:", "augment: [{kind: random_crop, padding: 2}]\n  num_epochs:")
@@ -26,6 +28,6 @@ def test_data_refuses_an_unknown_split_and_missing_data(finished):
     shutil.rmtree(finished.folder / "data")
     missing = finished.learner("data")
 
-    assert (refused.code, refused.err) == (2, "error: --split 'dev' is not a split. Use train or valid\n")
+    assert (refused.code, refused.err) == (2, f"error: {NO_SPLIT}\n")
     assert missing.code == 1
     assert "Run load-data first" in missing.err
