@@ -81,6 +81,15 @@ def _patterns(value: Any) -> tuple[str, ...]:
     return tuple(_check_pattern(each) for each in value)
 
 
+def _class_weights(value: Any) -> str | tuple[float, ...]:
+    if value == "balanced":
+        return "balanced"
+    is_list = isinstance(value, list | tuple) and len(value) > 1
+    if not is_list or not all(_is_finite(each) and each >= 0 for each in value) or not any(value):
+        raise _error("must be 'balanced', or a list of a finite number of at least 0 for each class")
+    return tuple(map(float, value))
+
+
 def _renames(value: Any) -> tuple[tuple[str, str], ...]:
     pairs = value if isinstance(value, list | tuple) else [value]
     if not all(_is_pair(pair) for pair in pairs):
@@ -206,6 +215,8 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
 """Regular expressions, searched for in a name."""
 Renames = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_renames)]
 """Pairs of a regular expression and its replacement, applied in order."""
+ClassWeights = Annotated[tuple[float, ...] | Literal["balanced"], BeforeValidator(_class_weights)]
+"""A weight for each class, or ``balanced``."""
 FileName = Annotated[str, BeforeValidator(_file_name)]
 Devices = Annotated[str | tuple[str, ...], BeforeValidator(_devices)]
 """Names of PyTorch devices; the build of the learner checks that they exist."""

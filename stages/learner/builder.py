@@ -15,7 +15,7 @@ from stages.checkpoints import Retention
 from stages.contracts.config import Config, omit_defaults
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.events import MetricLogger, Renderer
-from stages.contracts.fields import FastPath, Patterns, Precision, StepKind
+from stages.contracts.fields import Decay, FastPath, Patterns, Precision, StepKind
 from stages.contracts.files import write_text
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
@@ -29,7 +29,7 @@ from stages.learner.learner import Learner
 from stages.learner.metering import RegisteredMetric
 from stages.learner.options import LearnerOptions
 from stages.metrics import Metric, PassMetric, StepMetric
-from stages.models import ModelConfig, build_model
+from stages.models import ModelConfig, build_model, configure_loss
 from stages.optim import (
     Accumulation,
     Clipping,
@@ -65,11 +65,14 @@ class LearnerSpec(Config):
     """The number of values that the model predicts for one sample."""
     parameter_groups: tuple[ParameterGroup, ...] = ()
     freeze: Patterns = ()
+    label_smoothing: Decay = 0.0
+    class_weights: tuple[float, ...] | None = None
 
     @model_serializer(mode="wrap")
     def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Return the fields, without those of later versions if they have their defaults."""
-        return omit_defaults(self, dump(self), ("parameter_groups", "freeze"))
+        later = ("parameter_groups", "freeze", "label_smoothing", "class_weights")
+        return omit_defaults(self, dump(self), later)
 
     def build(self, seed: int) -> tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]:
         """Return the arguments of `LearnerBuilder.build`: model, optimizer config and schedule.
@@ -83,6 +86,8 @@ class LearnerSpec(Config):
             "num_outputs": self.num_outputs,
         }
         model = build_model(self.model, data_shape)
+        if self.label_smoothing or self.class_weights:
+            configure_loss(model, self.class_weights, self.label_smoothing)
         has_groups = self.parameter_groups or self.freeze
         grouped = GroupedOptimizer(self.optimizer, self.parameter_groups, self.freeze)
         return model, grouped if has_groups else self.optimizer, self._build_schedule()

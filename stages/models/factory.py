@@ -1,6 +1,6 @@
 """Construction of the model that params name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -8,8 +8,10 @@ from torch import nn
 
 from stages.contracts import plugins
 from stages.contracts.config import arguments_of
-from stages.contracts.errors import PluginError
+from stages.contracts.errors import BuilderError, PluginError
+from stages.contracts.user_code import place_of
 from stages.models.config import BUILT_IN
+from stages.models.steps import ClassificationStep
 
 
 def build_model(config: BaseModel, offered: Mapping[str, Any]) -> nn.Module:
@@ -38,6 +40,21 @@ def build_model(config: BaseModel, offered: Mapping[str, Any]) -> nn.Module:
         "  Add the steps with a mixin: class Net(ClassificationStep, YourModule): ...\n"
         "  (from stages.models import ClassificationStep, or RegressionStep)"
     )
+
+
+def configure_loss(model: nn.Module, class_weights: Sequence[float] | None, label_smoothing: float) -> None:
+    """Set the options of the default loss of *model*.
+
+    Raises:
+        BuilderError: If *model* is not a `ClassificationStep` with the default loss.
+    """
+    if not isinstance(model, ClassificationStep):
+        raise BuilderError(
+            "build_learner: class_weights and label_smoothing apply to the cross entropy of "
+            f"ClassificationStep, and {type(model).__name__}{place_of(type(model))} is not derived from it. "
+            "Remove them, or add the mixin"
+        )
+    model.configure_loss(class_weights=class_weights, label_smoothing=label_smoothing)
 
 
 def _build_built_in(part: str, kind: str, maker: Any, arguments: Mapping[str, Any]) -> Any:

@@ -122,8 +122,37 @@ def prepare_backward(model: "torch.nn.Module", run_backward: RunBackward | None 
 class ClassificationStep(Module):
     """Training and validation steps for a module with logits (B, classes) for inputs (B, …)."""
 
+    _label_smoothing = 0.0
+    _has_class_weights = False
+
+    def configure_loss(
+        self, *, class_weights: Sequence[float] | None = None, label_smoothing: float = 0.0
+    ) -> None:
+        """Set the options of the default `loss`, in training and in validation.
+
+        Args:
+            class_weights: A weight for each class. Default: 1 for each. They are not part of checkpoints.
+            label_smoothing: The share of each target that is spread evenly over all classes.
+
+        Raises:
+            BuilderError: If the class has a loss of its own.
+        """
+        if type(self).loss is not ClassificationStep.loss:
+            raise BuilderError(
+                f"{type(self).__name__}{place_of(type(self))} overrides loss, so class_weights and "
+                "label_smoothing have no effect. Use them in that method, or remove it"
+            )
+        self._label_smoothing = label_smoothing
+        self._has_class_weights = class_weights is not None
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.register_buffer("_class_weights", weights, persistent=False)
+
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss of the batch. Default: cross entropy; override it for another loss.
+
+        The default is that of `torch.nn.functional.cross_entropy` with the weights w and the label smoothing
+        ε of `configure_loss`: the sum over samples of ``-(1 - ε) w[y] log p[y] - ε / C Σ w[c] log p[c]``,
+        divided by the sum of ``w[y]``, for C classes, the target y and the predicted probabilities p.
 
         Raises:
             BuilderError: If there is one logit, (B, 1), because its cross entropy is always 0.
@@ -133,7 +162,8 @@ class ClassificationStep(Module):
                 f"cross entropy takes a logit per class, and the model returns one, {tuple(logits.shape)}. "
                 "Give the model two outputs, or override loss with F.binary_cross_entropy_with_logits"
             )
-        return F.cross_entropy(logits, targets)
+        weights: Any = self._class_weights.to(logits.dtype) if self._has_class_weights else None
+        return F.cross_entropy(logits, targets, weights, label_smoothing=self._label_smoothing)
 
     def forward_classification(self, batch: Any) -> ClassificationOutput:
         """Return loss, logits and targets of a batch (inputs, targets).

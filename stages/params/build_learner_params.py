@@ -10,14 +10,14 @@ from pydantic import SerializerFunctionWrapHandler, field_validator, model_seria
 from stages import data, learner
 from stages.contracts.config import Config, omit_defaults
 from stages.contracts.errors import ParamsError
-from stages.contracts.fields import Bytes, Count, Flag, Patterns, Renames, Seed, Text
+from stages.contracts.fields import Bytes, ClassWeights, Count, Decay, Flag, Patterns, Renames, Seed, Text
 from stages.models.config import CnnConfig, ModelConfig
 from stages.optim.config import Adam, OptimizerConfig, ParameterGroup, check_groups
 from stages.optim.schedules import Constant, ScheduleConfig
 
 OF_WEIGHTS = ("key", "prefix", "rename", "only", "skip", "strict")
 """Keys of `CheckpointConfig` that apply to a file of weights only."""
-LATER_KEYS = ("parameter_groups", "freeze")
+LATER_KEYS = ("parameter_groups", "freeze", "label_smoothing", "class_weights")
 """Keys of `BuildLearnerConfig` that the resolved configuration lacks if they have their defaults."""
 
 
@@ -165,6 +165,11 @@ class BuildLearnerConfig(Config):
     """
     freeze: Patterns = ()
     """Parameters that are not trained: regular expressions, searched for in their names."""
+    label_smoothing: Decay = 0.0
+    """The share of each target that the default loss of a classifier spreads evenly over all classes."""
+    class_weights: ClassWeights | None = None
+    """A weight for each class in the default loss of a classifier, or ``balanced``: N / (C n) for a class
+    with n of the N train samples, and C classes; null: 1 for each."""
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
@@ -185,7 +190,30 @@ class BuildLearnerConfig(Config):
             num_outputs=info.num_outputs,
             parameter_groups=self.parameter_groups,
             freeze=self.freeze,
+            label_smoothing=self.label_smoothing,
+            class_weights=self._resolve_weights(info),
         )
+
+    def _resolve_weights(self, info: "data.DatasetInfo") -> tuple[float, ...] | None:
+        """Return the weight of each class. Raises `ParamsError` if they do not fit the data."""
+        weights, counts = self.class_weights, (info.class_counts or {}).get("train", [])
+        if weights is None:
+            return None
+        if not counts:
+            raise ParamsError("build_learner.class_weights needs classes; the targets are numbers")
+        if weights == "balanced" and 0 in counts:
+            raise ParamsError(
+                f"build_learner.class_weights: class {counts.index(0)} has no sample in the train split, so "
+                "that its balanced weight would be infinite. Set a list of weights"
+            )
+        if weights == "balanced":
+            return tuple(sum(counts) / (len(counts) * count) for count in counts)
+        if len(weights) != len(counts):
+            raise ParamsError(
+                f"build_learner.class_weights: found {len(weights)} weights for {len(counts)} classes. Set "
+                "one for each class"
+            )
+        return tuple(map(float, weights))
 
     @model_serializer(mode="wrap")
     def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -76,6 +76,7 @@ WRONG_VALUES = {
     "choices": [None, True, 1, "", "safetensors", [""], ["x"], [1], [None], [["burnpack"]], {"a": 1}],
     "patterns": [None, True, 1, "", "x", [""], [1], [None], ["("], ["a", "*"], [["a"]], {"a": 1}],
     "one or more patterns": [None, True, 1, "", [], [""], [1], [None], "(", ["a", "*"], [["a"]], {"a": 1}],
+    "class weights": [True, 1, "", "x", [], [1], [1, -1], [1, inf], [0, 0], ["1", "2"], [[1]], {"a": 1}],
     "renames": [None, True, "x", ["ab"], [1], [["a"]], [["a", 1]], [["(", ""]], [["a", "\\1"]], {"a": "b"}],
     "sections": [None, True, 1, inf, "", "x", [1], [None], [True], ["x"], [{"unknown": 1}], {"a": 1}],
     "parts": [None, True, 1, "", "loss", [1], [None], [""], ["x"], [[]], [{}], [{"kind": ["loss"]}]],
@@ -113,6 +114,8 @@ PARAMS = [
             "checkpoint": "section or null",
             "parameter_groups": "sections",
             "freeze": "patterns",
+            "label_smoothing": "decay",
+            "class_weights": "class weights",
         },
     ),
     (
