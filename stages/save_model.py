@@ -32,6 +32,8 @@ def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
     chosen = _choose_checkpoint(
         config, checkpoints.FileCheckpointer(paths.checkpoint, records.DefaultRecorder())
     )
+    if config.weights == "averaged":
+        chosen = learner.use_average(chosen)
     recorder.record(chosen.model, paths.model)
     paths.exports.mkdir(parents=True, exist_ok=True)
     files = [paths.exports / f"model{SUFFIXES[name]}" for name in config.exports]

@@ -3,11 +3,54 @@
 import json
 
 import pytest
+import torch
 from ruamel.yaml import YAML
+from safetensors.torch import load_file
+from torch.nn.utils import parameters_to_vector
 
 from stages.contracts.files import describe
+from stages.learner import LearnerBuilder
+from stages.models import Mlp
+from stages.optim import Adam, Ema
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
+from stages.records import DefaultRecorder, load_into, read_item
+from stages.renderers import NoRenderer
 from stages.save_model import save_model
+
+
+def save(checkpoint, folder, **params):
+    """Save the last model of the checkpoints in *checkpoint*, and return the weights that were exported."""
+    config = SaveModelConfig(exports=("safetensors",), **params)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"save_model": config.model_dump(mode="json")}))
+    paths = (folder / "config.json", folder / "model.mpk.gz", folder / "exports")
+    save_model(config, SaveModelPaths(checkpoint, *paths))
+    model = Mlp((4,), 3)
+    load_into(model, read_item(folder / "model.mpk.gz"))
+    exported = load_file(folder / "exports/model.safetensors")
+    assert all(torch.equal(each, exported[name]) for name, each in model.state_dict().items())
+    return torch.cat([each.flatten() for each in model.state_dict().values()])
+
+
+def test_average_is_saved_unless_the_weights_of_the_training_are_asked_for(tmp_path):
+    batches = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(3)]
+    builder = LearnerBuilder(tmp_path).with_file_checkpointer(DefaultRecorder()).renderer(NoRenderer())
+    learner = builder.average_weights(Ema(decay=0.5)).devices(["cpu"]).build(Mlp((4,), 3), Adam(), 0.1)
+    learner.fit(batches, batches)
+    raw = parameters_to_vector(learner.model.parameters()).detach()
+    with learner.apply_average():
+        averaged = parameters_to_vector(learner.model.parameters()).detach()
+
+    checkpoint = tmp_path / "checkpoint"
+    assert torch.equal(save(checkpoint, tmp_path / "default"), averaged)
+    assert torch.equal(save(checkpoint, tmp_path / "averaged", weights="averaged"), averaged)
+    assert torch.equal(save(checkpoint, tmp_path / "raw", weights="raw"), raw)
+    assert not torch.equal(raw, averaged)
+
+
+def test_weights_are_in_the_configuration_only_if_they_are_not_the_default():
+    assert "weights" not in SaveModelConfig().model_dump()
+    assert SaveModelConfig(weights="raw").model_dump()["weights"] == "raw"
 
 
 def test_default_run_has_no_empty_output_directory(finished):

@@ -14,6 +14,7 @@ from .learner import Learner as Learner
 from .lr_finder import LearningRateCurve as LearningRateCurve
 from .lr_finder import find_learning_rate as find_learning_rate
 from .model_state import state_dict_of as state_dict_of
+from .model_state import use_average as use_average
 from .run_state import best_epoch as best_epoch
 from .summary import summary_json as summary_json
 from .summary import summary_text as summary_text

@@ -44,6 +44,7 @@ from stages.optim import (
     LrScheduler,
     OptimizerConfig,
     ScheduleUse,
+    WeightAverage,
     as_scheduler,
     build_model_optimizer,
     freeze_parameters,
@@ -91,6 +92,8 @@ def assemble(
     if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
         check_monitored_metrics(scheduler, options.metrics)
     model_state = ModelState(model, optimizer, scheduler, clipping, fast_path=options.fast_path)
+    if options.averaging is not None:
+        model_state.average = WeightAverage(options.averaging, model)
     components = Components(
         options=options,
         state=RunState(model_state, options, replicas.devices),

@@ -32,6 +32,7 @@ from stages.metrics import Metric, PassMetric, StepMetric
 from stages.models import ModelConfig, build_model, configure_loss
 from stages.optim import (
     Accumulation,
+    Averaging,
     Clipping,
     GroupedOptimizer,
     LrScheduler,
@@ -288,6 +289,14 @@ class LearnerBuilder:
         Default: the clipping of the optimizer's config.
         """
         return self._set(clipping=clipping)
+
+    def average_weights(self, averaging: Averaging) -> Self:
+        """Average the weights by *averaging*, `Ema` or `Swa`. Default: no.
+
+        The average is validated and saved in checkpoints, and the training continues with its own weights:
+        those of ``Learner.model``. Use `Learner.apply_average` to evaluate the average.
+        """
+        return self._set(averaging=averaging)
 
     def gradient_checkpointing(self) -> Self:
         """Recompute activations in the backward pass instead of keeping them: less memory, more time."""

@@ -174,7 +174,7 @@ def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int,
     Any error, also of the user's model, is logged as a warning: a plot must not fail the run that it shows.
     """
     try:
-        with run.compute_settings():
+        with run.compute_settings(), run.apply_average():
             matrix = confusion_matrix(
                 run.model, loader, seed=seed, should_stop=lambda: run.interrupted, autocast=run.autocast
             )

@@ -53,13 +53,16 @@ class Learner:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """The maximum size of one checkpoint: the model, and two numbers for each of its parameters."""
+        """The maximum size of one checkpoint: the model, its average, and two numbers for each parameter."""
         state = self.model.state_dict().values()
         weights = sum(each.nbytes for each in state if isinstance(each, torch.Tensor))
+        weights += self._state.model.average.nbytes if self._state.model.average else 0
         return weights + 2 * sum(each.nbytes for each in self.model.parameters())
 
     def fit(self, train: Loader, valid: Loader) -> nn.Module:
         """Train for the remaining epochs, with a validation after each, and return the trained model.
+
+        If the weights are averaged, the model has those of the training; see `apply_average`.
 
         Raises `BuilderError` if a loader has no batches or a metric cannot measure the output of a step,
         `NonFiniteError` before a NaN or infinity reaches the weights, `StageError` if the memory of an
@@ -86,6 +89,10 @@ class Learner:
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context of one forward pass in the precision of the run."""
         return self._state.precision.autocast()
+
+    def apply_average(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the average of its weights, if there is one."""
+        return self._state.model.apply_average()
 
     def save(self) -> None:
         """Write a checkpoint of the last finished epoch; 0 before the first.

@@ -92,7 +92,9 @@ class Loop:
                 is_complete = self._train(train, epoch)
             if not is_complete:
                 return False
-        if not self._validate(valid, epoch):
+        with self._state.model.apply_average():
+            is_complete = self._validate(valid, epoch)
+        if not is_complete:
             return False
         self._finish(epoch)
         return not (self._stops_early() or self._interrupter.should_stop())
@@ -139,6 +141,7 @@ class Loop:
                     return False
         if (rest := window.end_epoch()) is not None:
             self._update(rest, rate, iteration)
+        self._state.model.end_training(epoch)
         self._end(meter)
         return True
 

@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from stages.contracts.fields import FastPath
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import TrainOutput
 from stages.learner.training_state import load_training_state, training_state
-from stages.optim import Clipping, LrScheduler, Stepper, clip, without_dynamo
+from stages.optim import Clipping, LrScheduler, Stepper, WeightAverage, clip, without_dynamo
 from stages.records import (
     from_plain,
     load_into,
@@ -21,6 +23,7 @@ from stages.records import (
     optimizer_record,
     optimizer_supplement,
     record_of,
+    record_of_state,
     restore_optimizer,
     skeleton_of,
     state_of,
@@ -45,6 +48,8 @@ class ModelState:
         self.scheduler = scheduler
         self.epoch = 0
         """The last finished epoch; 0 before the first."""
+        self.average: WeightAverage | None = None
+        """The average of the weights; None if they are not averaged."""
         self._stepper = Stepper(list(model.parameters()), optimizer, clipping, fast_path=fast_path)
         self._drives_groups = getattr(scheduler, "drives_groups", False)
         self._updates_itself = hasattr(model, "optimize")
@@ -68,6 +73,7 @@ class ModelState:
             self.model.optimize(self.optimizer, clipped, rate)
         else:
             self._stepper.step(gradients, None if self._drives_groups else rate, skip)
+        self._end_step()
 
     def update_on_device(
         self, gradients: Sequence[Tensor | None], rates: Sequence[Tensor], skip: Tensor | None
@@ -114,6 +120,23 @@ class ModelState:
                     parameter.copy_(weight)
                 self.optimizer.load_state_dict(optimizer)
             raise
+        self._end_step()
+
+    def _end_step(self) -> None:
+        if self.average is not None:
+            self.average.end_step(self.epoch + 1)
+
+    def end_training(self, epoch: int) -> None:
+        """End the training of *epoch*, before its validation."""
+        if self.average is not None:
+            self.average.end_epoch(epoch)
+
+    def apply_average(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the average of its weights, if there is one yet.
+
+        A checkpoint that is saved in it has the weights of the training.
+        """
+        return nullcontext() if self.average is None else self.average.apply()
 
     def end_schedule_epoch(self, history: History) -> None:
         """End an epoch of the scheduler with the value in *history* of the metric that it monitors."""
@@ -123,18 +146,21 @@ class ModelState:
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:
         """Return a checkpoint: Burn's records, and the rest of the state with *trainer*, that of the loop."""
         layout, extra = skeleton_of(self.model), training_state(self.model)
+        average = {} if self.average is None else {"average": self.average.state_dict()}
+        raw = {} if self.average is None else self.average.raw
         with without_dynamo():
             return Checkpoint(
-                model=record_of(self.model, tree=layout),
+                model=record_of(self.model, {**self.model.state_dict(), **raw}, layout),
                 optim=optimizer_record(self.optimizer, self.model, layout) or {},
                 scheduler=getattr(self.scheduler, "burn_state", lambda: None)(),
                 trainer={
                     "epoch": self.epoch,
                     "layout": to_plain(layout),
-                    "model": module_supplement(self.model),
+                    "model": _replace_entries(module_supplement(self.model), raw),
                     "optim": optimizer_supplement(self.optimizer, self.model),
                     "scheduler": self.scheduler.state_dict(),
                     **({"training_state": extra} if extra else {}),
+                    **average,
                     **trainer,
                 },
             )
@@ -150,12 +176,32 @@ class ModelState:
             self._stepper.refresh()
             self.scheduler.load_state_dict(trainer["scheduler"])
             self.epoch = int(trainer["epoch"])
+            if self.average is not None:
+                self.average.load_state_dict(trainer.get("average"))
         except (RecordError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint does not fit this model and optimizer: {error}. Build the learner with the "
                 "model and the optimizer that it was saved from"
             ) from error
         load_training_state(self.model, trainer.get("training_state", {}))
+
+
+def use_average(checkpoint: Checkpoint) -> Checkpoint:
+    """Return *checkpoint* with the average of the weights as its model, if it has one."""
+    trainer = checkpoint.trainer
+    average = trainer.get("average", {}).get("state")
+    if not average:
+        return checkpoint
+    layout = from_plain(trainer["layout"], "the checkpoint")
+    model = record_of_state({**state_dict_of(checkpoint), **average}, layout)
+    return replace(
+        checkpoint, model=model, trainer={**trainer, "model": _replace_entries(trainer["model"], average)}
+    )
+
+
+def _replace_entries(entries: Mapping[str, Any], others: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return *entries*, with those of *others* in place of their own."""
+    return {name: others.get(name, entry) for name, entry in entries.items()}
 
 
 def state_dict_of(checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from stages.learner.compilation import CompileOptions
 from stages.learner.compute_settings import ComputeSettings
 from stages.learner.early_stopping import EarlyStopping
 from stages.learner.metering import RegisteredMetric
-from stages.optim import Accumulation, Clipping, NonFinite
+from stages.optim import Accumulation, Averaging, Clipping, NonFinite
 from stages.records import Recorder
 
 FILE_LOGGER = "stages.loggers:FileMetricLogger"
@@ -73,6 +73,8 @@ class LearnerOptions:
     non_finite: NonFinite = field(default_factory=NonFinite)
     clipping: Clipping | None = None
     """None for the clipping of the optimizer's config."""
+    averaging: Averaging | None = None
+    """None to validate and save the weights of the training alone."""
     gradient_checkpointing: bool = False
     checkpoint: int | Literal["auto"] | None = None
     """The epoch to resume after; ``auto`` for the newest intact checkpoint."""

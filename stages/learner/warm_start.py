@@ -276,7 +276,8 @@ def fit_weights(start: Start, checkpoint: Checkpoint, source: str) -> Checkpoint
     _check_fits(load_into(state.model, checkpoint.model, strict=False, layout="burn"), source, start)
     state.model.load_state_dict({**state.model.state_dict(), **trainer["model"]})
     state.epoch = int(trainer["epoch"])
-    return state.checkpoint({**_select_entries(checkpoint), **_empty_window()})
+    kept = {name: each for name, each in _select_entries(checkpoint).items() if name != "average"}
+    return state.checkpoint({**kept, **_empty_window()})
 
 
 def fit_record(

@@ -1,11 +1,14 @@
+from .averaging import WeightAverage as WeightAverage
 from .clipping import clip as clip
 from .config import AdaGrad as AdaGrad
 from .config import Adam as Adam
 from .config import AdamW as AdamW
+from .config import Averaging as Averaging
 from .config import ClipByGlobalNorm as ClipByGlobalNorm
 from .config import ClipByNorm as ClipByNorm
 from .config import ClipByValue as ClipByValue
 from .config import Clipping as Clipping
+from .config import Ema as Ema
 from .config import Lbfgs as Lbfgs
 from .config import Muon as Muon
 from .config import NonFinite as NonFinite
@@ -14,6 +17,7 @@ from .config import OptimizerUse as OptimizerUse
 from .config import ParameterGroup as ParameterGroup
 from .config import RmsProp as RmsProp
 from .config import Sgd as Sgd
+from .config import Swa as Swa
 from .config import check_groups as check_groups
 from .config import with_options as with_options
 from .device_guard import DeviceGuard as DeviceGuard

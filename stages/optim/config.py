@@ -1,4 +1,4 @@
-"""Configuration of optimizers with Burn's defaults, of gradient clipping, and of non-finite numbers.
+"""Configuration of optimizers with Burn's defaults, of clipping, of non-finite numbers and of averages.
 
 Norms are L2.
 """
@@ -70,6 +70,27 @@ class NonFinite(Config):
     """``stop``: end the run. ``skip``: leave the batch out."""
     limit: Count = 10
     """Number of consecutive batches that ``skip`` may leave out; one more ends the run."""
+
+
+class Ema(Config):
+    """An exponential moving average, updated after each step of the optimizer from ``start_epoch`` on.
+
+    ``average = decay average + (1 - decay) weights``; the first average is the weights after the first step.
+    """
+
+    kind: Literal["ema"] = "ema"
+    decay: Decay = 0.999
+    start_epoch: Count = 1
+
+
+class Swa(Config):
+    """The mean of the weights at the ends of the epochs from ``start_epoch`` on. Izmailov et al., 2018."""
+
+    kind: Literal["swa"] = "swa"
+    start_epoch: Count
+
+
+Averaging = Annotated[Ema | Swa, Field(discriminator="kind")]
 
 
 class Optimizer(Config):

@@ -38,7 +38,7 @@ from stages.learner.early_stopping import MetricEarlyStopping
 from stages.loggers.config import LoggerConfig
 from stages.loggers.tracking import RunDescription
 from stages.metrics.registry import MetricConfig, TelemetryConfig
-from stages.optim.config import NonFinite
+from stages.optim.config import Averaging, NonFinite
 from stages.optim.gradients import Accumulation
 from stages.records.config import RecorderConfig
 
@@ -60,7 +60,7 @@ CHANGES_NO_NUMBER = {
 
 ``device`` is in this set because the key has an entry with the number and the kinds of the devices instead.
 """
-OMITTED_IF_DEFAULT = ("augment", "bucket")
+OMITTED_IF_DEFAULT = ("augment", "averaging", "bucket")
 """Params without which older runs were recorded: absent from ``config.json`` and keys at their defaults."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
 """Device files of which Linux has at least one if torch can use an accelerator."""
@@ -124,6 +124,13 @@ class FitConfig(Config):
     """``auto`` captures training steps in a CUDA graph if possible, ``captured`` warns if not; or ``eager``.
 
     It changes no number.
+    """
+    averaging: Averaging | None = None
+    """Average of the weights that is validated and saved, while the training continues with its own weights;
+    null: none. Arguments and defaults:
+
+    * ``ema``: ``decay: 0.999``, ``start_epoch: 1``
+    * ``swa``: ``start_epoch``
     """
     gradient_checkpointing: Flag = False
     """Compute activations twice instead of keeping them: less memory, more time, the same numbers."""
@@ -253,6 +260,8 @@ class FitConfig(Config):
         self._add_loggers(builder, run or RunDescription(builder.directory.name))
         if self.early_stopping:
             builder.early_stopping(self.early_stopping)
+        if self.averaging:
+            builder.average_weights(self.averaging)
         if self.deterministic:
             builder.deterministic()
         if self.compile:

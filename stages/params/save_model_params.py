@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from stages.contracts.config import Config
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from stages.contracts.config import Config, omit_defaults
 from stages.contracts.errors import ParamsError
 from stages.records.config import RecorderConfig
 
@@ -18,6 +20,15 @@ class SaveModelConfig(Config):
     """Further formats of the weights: safetensors with PyTorch's names and axes, burnpack with Burn's."""
     epoch: Literal["last", "best"] = "last"
     """``last``, or ``best``: the epoch with the lowest validation loss."""
+
+    weights: Literal["averaged", "raw"] = "averaged"
+    """``averaged``: the average of ``fit.averaging``, which the validation measured, or the weights of the
+    training in a run without one; ``raw``: the weights of the training."""
+
+    @model_serializer(mode="wrap")
+    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields, without those of later versions if they have their defaults."""
+        return omit_defaults(self, dump(self), ("weights",))
 
     def check_suffix(self, model: Path) -> None:
         """Raise `ParamsError` unless the name of the file *model* ends as the recorder's files do."""

@@ -38,6 +38,7 @@ from .tensors import replace_tensors as replace_tensors
 from .torch_modules.module_record import fields_unlike_burn as fields_unlike_burn
 from .torch_modules.module_record import module_supplement as module_supplement
 from .torch_modules.module_record import record_of as record_of
+from .torch_modules.module_record import record_of_state as record_of_state
 from .torch_modules.module_record import skeleton_of as skeleton_of
 from .torch_modules.skeleton import from_plain as from_plain
 from .torch_modules.skeleton import to_plain as to_plain

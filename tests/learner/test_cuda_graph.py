@@ -28,11 +28,15 @@ from stages.optim import (
     AdamW,
     ClipByGlobalNorm,
     Cosine,
+    Ema,
+    GroupedOptimizer,
     Lbfgs,
     NonFinite,
     NonFiniteError,
+    ParameterGroup,
     Scheduler,
     Sgd,
+    Swa,
     Window,
 )
 from stages.optim.gradients import Totals
@@ -165,6 +169,14 @@ RUNS = {
     "bf16": {"change": lambda builder: builder.precision("bf16")},
     "bf16, a window": {"change": lambda builder: builder.precision("bf16").grads_accumulation(2)},
     "fp16": {"change": lambda builder: builder.precision("fp16")},
+    "averaged over epochs": {"change": lambda builder: builder.average_weights(Swa(start_epoch=2))},
+    "groups with options, some frozen": {
+        "optimizer": GroupedOptimizer(
+            AdamW(learning_rate=0.05),
+            (ParameterGroup(match="biases_and_norms", weight_decay=0.0, learning_rate=0.01),),
+            (r"^0\.weight",),
+        )
+    },
     "compiled": {"change": lambda builder: builder.compile(backend="eager")},
 }
 
@@ -264,6 +276,9 @@ OBSTACLES = {
         "optimizer": lambda model: torch.optim.AdamW(model.parameters(), fused=False)
     },
     "Adam is not updated by a fused kernel without hooks": {"optimizer": with_hook},
+    "the average of the weights is updated in each step": {
+        "change": lambda builder: builder.average_weights(Ema(decay=0.9))
+    },
     "it has 2 devices": {"change": lambda builder: builder.devices(["cpu", "cpu"])},
     "an option of it, besides the rate, changes": {
         "optimizer": lambda model: torch.optim.Adam(model.parameters(), fused=True),

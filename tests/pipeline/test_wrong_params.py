@@ -222,6 +222,7 @@ PARAMS = [
             "compile": "flag or name",
             "fast_path": "choice",
             "step": "choice",
+            "averaging": "section or null",
             "gradient_checkpointing": "flag",
             "non_finite": "section",
             "early_stopping": "section or null",
@@ -253,6 +254,8 @@ PARAMS = [
         {"brightness": "non-negative", "contrast": "non-negative"},
     ),
     ("fit.grads_accumulation", {}, {"batches": "count", "reduction": "choice", "leftover": "choice"}),
+    ("fit.averaging", {"kind": "ema"}, {"decay": "decay", "start_epoch": "count"}),
+    ("fit.averaging", {"kind": "swa", "start_epoch": 2}, {"start_epoch": "count"}),
     ("fit.non_finite", {}, {"limit": "count"}),
     (
         "fit.early_stopping",
@@ -269,7 +272,11 @@ PARAMS = [
     ("fit.keep", {}, {"last": "count", "best": "sections"}),
     ("fit.keep.best.0", {}, {"metric": "text", "split": "choice", "direction": "choice"}),
     ("fit.recorder", {}, RECORDER),
-    ("save_model", {}, {"recorder": "section", "exports": "choices", "epoch": "choice"}),
+    (
+        "save_model",
+        {},
+        {"recorder": "section", "exports": "choices", "epoch": "choice", "weights": "choice"},
+    ),
     ("save_model.recorder", {}, RECORDER),
 ]
 PARTS = [

@@ -85,17 +85,26 @@ def record_of(module: nn.Module, state: Mapping[str, Any] | None = None, tree: T
         RecordError: If *state* lacks a tensor, or if a record cannot hold one.
     """
     tensors = module.state_dict() if state is None else state
+    return record_of_state(tensors, skeleton_of(module) if tree is None else tree, type(module).__name__)
+
+
+def record_of_state(state: Mapping[str, Any], tree: Tree, owner: str = "the model") -> Tree:
+    """Return the record of the tensors *state* in the structure of *tree*, the skeleton of *owner*.
+
+    Raises:
+        RecordError: If *state* lacks a tensor, or if a record cannot hold one.
+    """
 
     def parameter(slot: Slot) -> Tree:
-        if slot.name not in tensors:
+        if slot.name not in state:
             raise RecordError(
-                f"{type(module).__name__} has a tensor {slot.name!r} that its state_dict lacks. Define a "
+                f"{owner} has a tensor {slot.name!r} that its state_dict lacks. Define a "
                 "burn_record method that leaves it out of the record"
             )
-        check_recordable(tensors[slot.name], slot.name)
-        return {"id": slot.id, "param": to_raw(view_slot(slot, tensors[slot.name]))}
+        check_recordable(state[slot.name], slot.name)
+        return {"id": slot.id, "param": to_raw(view_slot(slot, state[slot.name]))}
 
-    return fill_slots(skeleton_of(module) if tree is None else tree, parameter)
+    return fill_slots(tree, parameter)
 
 
 def fields_unlike_burn(module: nn.Module) -> list[str]:
