@@ -94,9 +94,12 @@ def main(result: str) -> None:
             file.write(json.dumps([where, mistake]) + "\n")
             file.flush()
 
+        mistakes: set[str] = set()
         for where, part, use in _parts(params):
             note(where, "")
-            note(where, _mistake(part, use))
+            mistake = _mistake(part, use)
+            note(where, "" if mistake in mistakes else mistake)  # a group repeats those of its optimizer
+            mistakes.add(mistake)
         for name in _list_special_devices(params):
             note("fit.device", _device_mistake(name))
         note(*END)

@@ -78,7 +78,8 @@ class Learner:
             if checkpoints is not None and not self.interrupted:
                 checkpoints.finish()
         if self._options.summary:
-            training = training_lines(model, self._state.model.optimizer, self._state.model.scheduler)
+            state = self._state.model
+            training = training_lines(model, state.optimizer, state.scheduler, self._options.averaging)
             sys.stdout.write(summary_text(self.history, model, training=training) + "\n")
         return model
 

@@ -69,10 +69,13 @@ def summary_text(
     return "\n".join([*lines, *_table(summary_rows(history, tests))]) + "\n"
 
 
-def training_lines(model: Any, optimizer: Any, scheduler: Any) -> list[str]:
-    """Return the lines of the summary about the optimizer, its schedule and frozen parameters."""
+def training_lines(model: Any, optimizer: Any, scheduler: Any, averaging: Any = None) -> list[str]:
+    """Return the lines of the summary about the optimizer, its schedule, averages and frozen parameters."""
     schedule = str(scheduler) if "__str__" in vars(type(scheduler)) else type(scheduler).__name__
     lines = [f"Optimizer: {type(optimizer).__name__}", *_group_lines(optimizer), f"Schedule: {schedule}"]
+    if averaging is not None:
+        options = ", ".join(f"{name} {value}" for name, value in averaging if name != "kind")
+        lines.append(f"Average of the weights: {averaging.kind}, {options}")
     frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
     if frozen:
         names = [name for name, _ in frozen]

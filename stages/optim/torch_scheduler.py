@@ -15,6 +15,9 @@ from stages.optim.scheduler import LrScheduler, Scheduler, check_rate
 from stages.optim.scheduler_classes import HIDDEN, build_class, find_class
 from stages.optim.schedules import ScheduleUse
 
+NOT_PER_GROUP = ("milestones", "schedulers")
+"""Arguments of torch's schedulers whose list does not have an item for each group of the optimizer."""
+
 
 class TorchScheduler:
     """An adapter for a scheduler of PyTorch, which sets the learning rates of its optimizer's groups.
@@ -164,7 +167,10 @@ def check_schedule_class(config: ScheduleUse) -> None:
     The values of the arguments are checked only if it is a class of torch.
     """
     if find_class(config.kind, config.arguments).__module__.startswith("torch.optim"):
-        build_torch_scheduler(config, SGD([nn.Parameter(zeros(1))], lr=0.1, momentum=0.9))
+        lists = [each for name, each in config.arguments.items() if name not in NOT_PER_GROUP]
+        count = max([len(each) for each in lists if isinstance(each, list)], default=1)
+        groups = [{"params": [nn.Parameter(zeros(1))]} for _ in range(count)]
+        build_torch_scheduler(config, SGD(groups, lr=0.1, momentum=0.9))
 
 
 def as_scheduler(

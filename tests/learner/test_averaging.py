@@ -154,6 +154,12 @@ def test_checkpoint_without_an_average_is_unchanged(start, tiny, tmp_path):
     assert use_average(saved) is saved
 
 
+def test_summary_names_the_average(start, tiny, tmp_path, capsys):
+    run(start, tiny, Ema(decay=0.8), tmp_path, configure=lambda b: b.summary())
+
+    assert "Average of the weights: ema, decay 0.8, start_epoch 1" in capsys.readouterr().out.splitlines()
+
+
 def test_each_path_of_an_update_adds_to_the_average(start, tiny, tmp_path):
     """The fused kernel and the step of the optimizer give the same average; L-BFGS has one too."""
     fast = run(start, tiny, Ema(decay=0.8), tmp_path / "fast")

@@ -137,6 +137,10 @@ def test_unit_of_a_step_is_explicit(schedule, message):
         ScheduleUse.model_validate(schedule)
 
 
+def test_list_with_a_value_for_each_group_is_accepted():
+    check_schedule_class(ScheduleUse(kind="one_cycle", per="batch", max_lr=[0.1, 0.2, 0.3], total_steps=9))
+
+
 def test_only_a_plateau_monitors_a_metric():
     with pytest.raises(BuilderError, match="does not monitor a metric"):
         check_schedule_class(ScheduleUse(kind="polynomial", per="batch", monitor="Accuracy"))
