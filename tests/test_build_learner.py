@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from stages.build_learner import build_learner
 from stages.checkpoints import FileCheckpointer
@@ -131,6 +132,19 @@ def test_warm_start_resumes_a_scheduler_of_torch(train, schedule):
     for part in ("model", "optim", "scheduler"):
         name = f"checkpoint/{part}-3.mpk.gz"
         assert resumed.files(name) == uninterrupted.files(name)
+
+
+def test_warm_start_continues_the_average_of_the_weights(train):
+    averaging = {"kind": "ema", "decay": 0.9}
+    uninterrupted = train(3, averaging=averaging)
+
+    first = train(2, averaging=averaging)
+    start = {"checkpoint": {"path": str(first.folder), "epoch": 2}}
+    resumed = train(3, first.folder, learner=start, averaging=averaging)
+
+    found, expected = (run.checkpoint(3).trainer["average"] for run in (resumed, uninterrupted))
+    assert found["count"] == expected["count"] > 2
+    assert all(torch.equal(each, expected["state"][name]) for name, each in found["state"].items())
 
 
 def test_warm_start_with_other_options_of_a_scheduler_of_torch_is_refused(train, dataset, tmp_path):
