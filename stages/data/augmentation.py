@@ -44,7 +44,7 @@ class Augmenter:
         """
         indices = torch.as_tensor(indices)
         if isinstance(items, Samples):
-            inputs = self._change(items.inputs, epoch, indices)
+            inputs = _stack(self._change(items.inputs, epoch, indices))
             if isinstance(inputs, Tensor):
                 return Samples(inputs, items.targets)
         else:
@@ -73,14 +73,20 @@ def _change_images(
     config: BuiltIn, inputs: Any, make_draws: Callable[[Tensor], SampleDraws], indices: Tensor
 ) -> Any:
     """Return *inputs* after a built-in kind: together if all have the same shape, else one by one."""
-    if not isinstance(inputs, Tensor) and len({(each.shape, each.dtype) for each in inputs}) == 1:
-        inputs = torch.stack(inputs)
+    inputs = _stack(inputs)
     if isinstance(inputs, Tensor):
         return torch.from_numpy(augment_images(config, inputs.numpy(), make_draws(indices)))
     return [
         torch.from_numpy(augment_images(config, each[None].numpy(), make_draws(index[None])))[0]
         for each, index in zip(inputs, indices, strict=True)
     ]
+
+
+def _stack(inputs: Any) -> Any:
+    """Return *inputs* as one tensor if they are tensors of one shape and dtype, else unchanged."""
+    if isinstance(inputs, Tensor) or not all(isinstance(each, Tensor) for each in inputs):
+        return inputs
+    return torch.stack(inputs) if len({(each.shape, each.dtype) for each in inputs}) == 1 else inputs
 
 
 def build_augmentation(config: BuiltIn | Use) -> Augmentation:
