@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.params import Params, build_params_error
-from pipeline.project import parse_paths
+from pipeline.project import parse_paths, read_paths
 from pipeline.snapshot import interpolate, read_variables
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
@@ -50,7 +50,24 @@ def find_late_mistakes(
             params.save_model.check_suffix(model)
     except ParamsError as error:
         lines.append(str(error))
-    return lines
+    return lines + _find_missing_test_entries(params, definition)
+
+
+def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> list[str]:
+    """Return a line if params set a test split and dvc.yaml lacks an entry with which the model is tested."""
+    stage = (definition.get("stages") or {}).get("save-model") or {}
+    paths = parse_paths(definition, "dvc.yaml")
+    if not params.load_data.test_fraction:
+        return []
+    missing = [] if "test" in paths else ["'test: artifacts/test/split' to vars.paths"]
+    values = read_variables(definition)
+    for kind, names in {"deps": ("learner", "data"), "outs": ("test",)}.items():
+        entries = {_plain(each) for each in interpolate(stage.get(kind) or [], values)}
+        lacking = [f"'${{paths.{each}}}'" for each in names if str(paths.get(each)) not in entries]
+        if lacking:
+            missing.append(f"{' and '.join(lacking)} to the {kind} of save-model")
+    line = "load_data.test_fraction: dvc.yaml lacks entries with which save-model tests the model. Add "
+    return [f"{line}{', '.join(missing)}, and '${{paths.test}}/metrics.json' to metrics"] if missing else []
 
 
 def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
@@ -71,7 +88,8 @@ def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
     """Return a line for each file below *root* that a stage uses and that its ``deps`` lack."""
     stages = read_yaml(root / "dvc.yaml").get("stages", {})
     lines = []
-    for stage, sections in SECTIONS_BY_STAGE.items():
+    tested = {"save-model": SECTIONS_BY_STAGE["fit"]} if "test" in read_paths(root / "dvc.yaml") else {}
+    for stage, sections in (SECTIONS_BY_STAGE | tested).items():
         deps = [root / str(dep) for dep in stages.get(stage, {}).get("deps", [])]
         used = {path for section in sections for path in find_modules(getattr(params, section), root)}
         used |= set(find_data_files(getattr(params, stage.replace("-", "_"))))

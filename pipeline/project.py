@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,9 +45,9 @@ def find_output_md5(output: Path, path: Path = Path("dvc.lock")) -> str | None:
 
 
 def build_stage_paths(kind: type[StagePaths], paths: dict[str, Path], **more: Any) -> StagePaths:
-    """Return the ``Paths`` of a stage. Raises `ParamsError` if dvc.yaml lacks one of their names."""
-    names = [each.name for each in fields(kind) if each.name not in more]  # type: ignore[arg-type]
-    missing = [name for name in names if name not in paths]
+    """Return the ``Paths`` of a stage. Raises `ParamsError` if dvc.yaml lacks a name that has no default."""
+    own = [each for each in fields(kind) if each.name not in more]  # type: ignore[arg-type]
+    missing = [each.name for each in own if each.name not in paths and each.default is MISSING]
     if missing:
         raise ParamsError(f"dvc.yaml: vars.paths has no {', '.join(missing)}. Add it")
-    return kind(**{name: paths[name] for name in names}, **more)
+    return kind(**{each.name: paths[each.name] for each in own if each.name in paths}, **more)

@@ -1,4 +1,4 @@
-"""save-model: write the weights of one epoch as the model, and in the requested export formats."""
+"""save-model: write the weights of one epoch as the model and as exports, and test the model."""
 
 import json
 from pathlib import Path
@@ -8,21 +8,23 @@ from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.files import describe, write_text
 from stages.contracts.text import to_json
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
+from stages.params.test_results import write_test_results
 from stages.records.config import SUFFIXES
 
-VERSION = "3"
+VERSION = "4"
 
 MANIFEST = "manifest.json"
 """The epoch of the exported weights, and size and sha256 of each export; without exports, the only file."""
 
 
 def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
-    """Write the model of the last or the best epoch, and its exports with their manifest.
+    """Write the model of the last or the best epoch, its exports with their manifest, and its test metrics.
 
     Raises `CheckpointError` if the checkpoint of that epoch is missing or corrupt, `StageError` if
     config.json is that of another run, and `ParamsError` if the model has another suffix in dvc.yaml.
     """
-    if json.loads(paths.config.read_bytes())["save_model"] != config.model_dump(mode="json"):
+    resolved = json.loads(paths.config.read_bytes())
+    if resolved["save_model"] != config.model_dump(mode="json"):
         raise StageError(
             f"{paths.config} has another save_model section than this run, whose model it would describe. "
             "Run create-artifact-dir first"
@@ -41,6 +43,7 @@ def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
         _export(name, chosen, file)
     content = {"epoch": chosen.trainer["epoch"], "files": {file.name: describe(file) for file in files}}
     write_text(paths.exports / MANIFEST, to_json(content) + "\n")
+    write_test_results(resolved, recorder, paths)
 
 
 def _choose_checkpoint(

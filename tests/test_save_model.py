@@ -72,3 +72,45 @@ def test_manifest_has_size_and_hash_of_each_export(finished, tmp_path, exports, 
 
     manifest = json.loads((tmp_path / "exports/manifest.json").read_text())
     assert manifest == {"epoch": 2, "files": {name: describe(tmp_path / "exports" / name) for name in names}}
+
+
+@pytest.fixture
+def tested(finished):
+    """Return a project whose data has a test split, and whose five stages have run."""
+    finished.edit("params.yaml", "valid_fraction: 0.2", "valid_fraction: 0.2\n  test_fraction: 0.1")
+    finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
+    finished.edit("params.yaml", "[loss, accuracy]", "[loss, accuracy, learning_rate, cpu_use]")
+    finished.ok("dvc", "repro")
+    return finished
+
+
+def test_metrics_of_the_test_split_are_those_of_evaluate_in_dvc_metrics(tested):
+    file = "artifacts/test/split/metrics.json"
+
+    shown = json.loads(tested.ok("dvc", "metrics", "show", "--json"))[""]["data"][file]["data"]
+    assert tested.learner("evaluate", "--source", "test").code == 0
+
+    rows = json.loads(tested.learner("summary", "--json").out)["metrics"]
+    evaluated = {row["metric"]: row["min"] for row in rows if row["split"] == "Test (test)"}
+    assert shown["test"] == {name: evaluated[name] for name in ("Accuracy", "Loss")}
+    assert sorted(tested.files("artifacts/test/split")) == [
+        f"artifacts/test/split/{name}" for name in ("Accuracy.log", "Loss.log", "metrics.json")
+    ]
+    assert "up to date" in tested.ok("dvc", "status")
+
+
+def test_project_without_the_entry_of_the_test_split_still_runs(finished, tmp_path):
+    """A dvc.yaml of an older project has no such entry; the test split then has no effect but a warning."""
+    for line in (
+        "      test: artifacts/test/split\n",
+        "      - ${paths.test}\n",
+        "  - ${paths.test}/metrics.json\n",
+    ):
+        finished.edit("dvc.yaml", line, "")
+
+    finished.ok("dvc", "repro")
+    finished.edit("params.yaml", "valid_fraction: 0.2", "valid_fraction: 0.2\n  test_fraction: 0.1")
+    refused = finished.learner("check")
+
+    assert refused.code == 2
+    assert "Add 'test: artifacts/test/split' to vars.paths, '${paths.test}' to the outs of" in refused.err

@@ -50,21 +50,10 @@ def evaluate_model(
     info = data.read_info(paths["dataset"])
     model, _, _ = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
     records.load_into(model, records.read_item(model_path), source=str(model_path))
-    batcher = data.build_batcher(params.fit.batcher, info.normalization)
-    loader = (
-        data.DataLoaderBuilder(batcher)
-        .batch_size(params.fit.batch_size)
-        .build(_dataset(paths["data"], source))
-    )
-    device = params.fit.device if isinstance(params.fit.device, str) else params.fit.device[0]
-    evaluator = (
-        learner.EvaluatorBuilder(paths["artifacts"])
-        .metrics(*[metrics.build_metric(each) for each in params.fit.metrics])
-        .device(device)
-        .compute(learner.ComputeSettings(precision=params.fit.precision, num_threads=params.fit.num_threads))
-        .summary()
-        .build(model)
-    )
+    loader = params.fit.build_test_loader(_dataset(paths["data"], source), info)
+    builder = learner.EvaluatorBuilder(paths["artifacts"])
+    builder.metrics(*[metrics.build_metric(each) for each in params.fit.metrics])
+    evaluator = params.fit.configure_evaluator(builder).build(model)
     return evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from stages.contracts.confusion import select_cells
 from stages.contracts.errors import BuilderError
-from stages.contracts.events import Progress, Renderer
+from stages.contracts.events import MetricLogger, Progress, Renderer
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import ClassificationOutput
 from stages.learner.batches import Loader, iterate_on_device
@@ -47,6 +47,7 @@ class EvaluatorBuilder:
         self._device: str | torch.device = "auto"
         self._compute = ComputeSettings()
         self._summary = False
+        self._logger: MetricLogger | None = None
 
     def metrics(self, *metrics: AnyMetric) -> Self:
         """Measure *metrics*, with a row in the summary."""
@@ -60,6 +61,11 @@ class EvaluatorBuilder:
         for registered in [RegisteredMetric(metric, numeric=numeric) for metric in metrics]:
             check_unique_name(registered, self._metrics, "an evaluation")
             self._metrics.append(registered)
+        return self
+
+    def metric_logger(self, logger: MetricLogger) -> Self:
+        """Log to *logger* instead of ``<directory>/test/<name>``; an evaluation closes it."""
+        self._logger = logger
         return self
 
     def renderer(self, renderer: Renderer) -> Self:
@@ -92,6 +98,7 @@ class EvaluatorBuilder:
         compile_in_place(model, compilers)
         evaluator = Evaluator(self._directory, model.to(device), list(self._metrics), renderer)
         evaluator.device, evaluator.compute, evaluator.summary = device, self._compute, self._summary
+        evaluator.logger = self._logger
         return evaluator
 
 
@@ -111,6 +118,8 @@ class Evaluator:
         """The precision and the threads of an evaluation."""
         self.summary = False
         """True to print the table after each evaluation."""
+        self.logger: MetricLogger | None = None
+        """None for log files in ``<directory>/test/<name>``."""
         self.tests: dict[str, dict[str, float]] = {}
         """The value of each metric by its name, for every finished evaluation by its name."""
 
@@ -126,7 +135,7 @@ class Evaluator:
             raise BuilderError(
                 f"eval({name!r}): the loader has no batches; pass one with at least one sample"
             )
-        logger = default_test_logger(self._directory / "test" / tag)
+        logger = self.logger or default_test_logger(self._directory / "test" / tag)
         meter = Meter([(each, [logger]) for each in self._metrics], self._renderer, Split.VALID, 1)
         shown = {each.metric.name: each.shown for each in self._metrics}
         progress = Progress(

@@ -284,6 +284,26 @@ class FitConfig(Config):
         telemetry = [metrics.build_telemetry(each) for each in self.telemetry]
         return built + [each for each in telemetry if each.name not in names]
 
+    def build_test_metrics(self) -> "list[Any]":
+        """Return the metrics of an evaluation whose values DVC tracks: those of the model's outputs."""
+        built = [metrics.build_metric(each) for each in self.metrics]
+        return [
+            each
+            for each in built
+            if not (getattr(each, "telemetry", False) or getattr(each, "train_only", False))
+        ]
+
+    def configure_evaluator(self, builder: "learner.EvaluatorBuilder") -> "learner.EvaluatorBuilder":
+        """Set the first device and the settings of the computation on *builder*, and return it."""
+        settings = learner.ComputeSettings(
+            precision=self.precision, deterministic=self.deterministic, num_threads=self.num_threads
+        )
+        return builder.device(self._devices()[0]).compute(settings).summary()
+
+    def build_test_loader(self, dataset: "data.Dataset", info: "data.DatasetInfo") -> "data.DataLoader":
+        """Return a loader of *dataset*, which is not shuffled, with the normalization in *info*."""
+        return self._loader_builder(info).build(dataset)
+
     def build_loaders(self, prepared: "data.Prepared") -> "tuple[data.DataLoader, data.DataLoader]":
         """Return the loaders of the train and the valid split of *prepared*."""
         if prepared.valid is None:
@@ -292,18 +312,20 @@ class FitConfig(Config):
 
     def build_loader(self, prepared: "data.Prepared", split: str) -> "data.DataLoader":
         """Return the loader of one split of *prepared*; only the train split is shuffled and augmented."""
+        builder = self._loader_builder(prepared.info)
+        if split == "train":
+            builder.shuffle(self.seed).augment([data.build_augmentation(each) for each in self.augment])
+        return builder.build(getattr(prepared, split))
+
+    def _loader_builder(self, info: "data.DatasetInfo") -> "data.DataLoaderBuilder":
         builder = (
-            data.DataLoaderBuilder(data.build_batcher(self.batcher, prepared.info.normalization))
+            data.DataLoaderBuilder(data.build_batcher(self.batcher, info.normalization))
             .batch_size(self.batch_size)
             .num_workers(self.num_workers)
             .prefetch(self.prefetch)
             .resident(self.resident)
         )
-        if self.bucket:
-            builder.bucket()
-        if split == "train":
-            builder.shuffle(self.seed).augment([data.build_augmentation(each) for each in self.augment])
-        return builder.build(getattr(prepared, split))
+        return builder.bucket() if self.bucket else builder
 
     def epochs_to_keep(self, history: History, last_epoch: int, initial: Path) -> set[int]:
         """Return the epochs whose checkpoints are kept after *last_epoch*.

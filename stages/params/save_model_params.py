@@ -42,9 +42,17 @@ class SaveModelConfig(Config):
 
 @dataclass(frozen=True)
 class SaveModelPaths:
-    """The paths that the stage reads and writes."""
+    """The paths that the stage reads and writes.
+
+    The last three have no effect if the data has no test split, and older dvc.yaml files lack ``test``.
+    """
 
     checkpoint: Path
     config: Path
     model: Path
     exports: Path
+    learner: Path | None = None
+    """The directory that build-learner wrote."""
+    data: Path | None = None
+    test: Path | None = None
+    """A directory for the logs and the metrics of the test split."""
