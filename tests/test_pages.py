@@ -61,7 +61,7 @@ def test_command_of_a_page_is_accepted(name, command):
 
 
 def test_every_command_is_documented():
-    documented = {name for each in PAGES for name in re.findall(r"learner (\w+)", each.text)}
+    documented = {name for each in PAGES for name in re.findall(r"learner ([\w-]+)", each.text)}
 
     assert set(LEARNER.commands) <= documented
 
