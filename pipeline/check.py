@@ -12,6 +12,7 @@ from pipeline.snapshot import interpolate, read_variables
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import DATA_PATH
+from stages.data.config import ImageFolder
 from stages.records.safetensors_format.shards import is_index, read_index
 
 PARAMS = Path("params.yaml")
@@ -93,6 +94,7 @@ def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
         deps = [root / str(dep) for dep in stages.get(stage, {}).get("deps", [])]
         used = {path for section in sections for path in find_modules(getattr(params, section), root)}
         used |= set(find_data_files(getattr(params, stage.replace("-", "_"))))
+        used |= set(_find_indexed_files(params, root) if stage == "fit" else ())
         lines += [
             f"dvc.yaml: an edit of {path} would not rerun {stage}; add to its deps:\n      - {path}"
             for path in sorted(used)
@@ -118,6 +120,16 @@ def find_data_files(config: BaseModel) -> Iterator[Path]:
             yield path
             if is_index(path) and path.is_file():
                 yield from read_index(path)
+
+
+def _find_indexed_files(params: Params, root: Path) -> Iterator[Path]:
+    """Yield the folder of the project whose files fit reads, if load-data writes or has written an index."""
+    source, materialize = params.load_data.source, params.load_data.materialize
+    if not isinstance(source, ImageFolder) or materialize == "tensors" or Path(source.path).is_absolute():
+        return
+    dataset = root / parse_paths(read_yaml(root / "dvc.yaml"), "dvc.yaml").get("dataset", "")
+    if materialize == "index" or (dataset.is_file() and "index" in read_yaml(dataset)):
+        yield Path(source.path)
 
 
 def list_strings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str, bool]]:

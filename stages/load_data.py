@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from stages import data
 from stages.contracts.config import ExtendedConfig
@@ -15,7 +15,7 @@ VERSION = "3"
 class LoadDataConfig(ExtendedConfig):
     """The section ``load_data``."""
 
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"test_fraction", "normalization"})
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"materialize", "test_fraction", "normalization"})
 
     source: Source = Digits()
     """The data source: the import path of your own function with its arguments, or a kind. Arguments:
@@ -24,7 +24,10 @@ class LoadDataConfig(ExtendedConfig):
     * ``idx``: ``path``, a folder
     * ``npz``: ``path``, a file
     * ``npy``: ``inputs`` and ``targets``, two files
+    * ``image_folder``: ``path``, ``labels: null``, ``size: null``, ``mode: rgb``, ``corrupt: error``
     """
+    materialize: Literal["auto", "tensors", "index"] = "auto"
+    """``tensors``, or ``index`` to leave images in their files; ``auto``: an index above 1 GiB of pixels."""
     valid_fraction: Share = 0.2
     """Share of the samples for the valid split, if the source has no valid split."""
     test_fraction: Decay = 0.0
@@ -54,7 +57,9 @@ def load_data(config: LoadDataConfig, paths: LoadDataPaths) -> None:
     It needs the memory of the source's arrays and a few megabytes. Raises `DataError` if the data cannot be
     trained on, and `PluginError` if the source cannot be found.
     """
-    loaded = data.load_source(config.source)
+    loaded = data.materialize(data.load_source(config.source), config.materialize)
     fractions = {"test": config.test_fraction, "valid": config.valid_fraction}
     splits = data.split_columns(loaded, fractions, config.seed)
-    data.write_columns(paths.data, data.describe(splits, config.normalization), splits)
+    facts = loaded.facts if isinstance(loaded, data.Arrays) else loaded.train.facts
+    info = data.describe(splits, config.normalization).model_copy(update=facts)
+    data.write_columns(paths.data, info, splits)

@@ -57,7 +57,7 @@ def evaluate_model(
     return evaluator.eval(source.replace("/", "-").replace(":", "-").strip("."), loader)
 
 
-def _dataset(directory: Path, source: str) -> "data.TensorDataset":
+def _dataset(directory: Path, source: str) -> "data.TensorDataset | data.ImageFileDataset":
     from stages import data
 
     if source in SPLITS:
@@ -67,7 +67,7 @@ def _dataset(directory: Path, source: str) -> "data.TensorDataset":
                 f"--source {source}: the data has no {source} split. Use one of {', '.join(found)}, or set "
                 f"load_data.{source}_fraction"
             )
-        return data.read_split(directory, source)
+        return data.read_split(directory, source, data.read_info(directory / "dataset.json").index)
     loaded = data.load_source(parse_source(source))
     if isinstance(loaded, data.Splits):
         loaded = list(loaded.by_name().values())[-1]

@@ -15,6 +15,7 @@ from .columns import split_columns as split_columns
 from .columns import to_columns as to_columns
 from .config import Digits as Digits
 from .config import Idx as Idx
+from .config import ImageFolder as ImageFolder
 from .config import NormalizationConfig as NormalizationConfig
 from .config import Npy as Npy
 from .config import Npz as Npz
@@ -23,6 +24,8 @@ from .datasets import Dataset as Dataset
 from .datasets import Samples as Samples
 from .datasets import TensorDataset as TensorDataset
 from .description import describe as describe
+from .image_dataset import ImageFileDataset as ImageFileDataset
+from .image_folder import materialize as materialize
 from .loaders import DataLoader as DataLoader
 from .loaders import DataLoaderBuilder as DataLoaderBuilder
 from .padding import PadBatcher as PadBatcher

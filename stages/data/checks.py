@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import DataError
+from stages.data.image_files import ImageFiles
 from stages.data.mapped_arrays import release
 from stages.data.splits import Arrays
 
@@ -63,6 +64,8 @@ def row_blocks(rows: int, row_bytes: int) -> Iterator[slice]:
 
 
 def _array(value: Any, name: str) -> np.ndarray:
+    if isinstance(value, ImageFiles):
+        return value  # type: ignore[return-value]  # an array of uint8, whose values are in files
     if isinstance(value, np.ma.MaskedArray):
         raise DataError(f"{name} must not be a masked array; found one. Fill it or remove the masked samples")
     try:

@@ -20,6 +20,8 @@ class Column:
     """The stored type."""
     rows: np.ndarray | None = None
     """Indices of the rows that belong to the column; None for all of them."""
+    moments: np.ndarray | None = None
+    """`Arrays.moments`, for all rows of *array*."""
 
     def __len__(self) -> int:
         return len(self.array) if self.rows is None else len(self.rows)
@@ -78,7 +80,10 @@ def to_columns(arrays: Arrays, where: str) -> Columns:
     `DataError` as `stages.data.checks.check` does.
     """
     inputs, targets = check(arrays, where)
-    return Columns(Column(inputs, input_type(inputs.dtype)), Column(targets, target_type(targets.dtype)))
+    return Columns(
+        Column(inputs, input_type(inputs.dtype), moments=arrays.moments),
+        Column(targets, target_type(targets.dtype)),
+    )
 
 
 def split_columns(

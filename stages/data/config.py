@@ -5,12 +5,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Tag
 
 from stages.contracts.config import Config, Use, kind_of
-from stages.contracts.fields import DataPath, Text
+from stages.contracts.fields import DATA_PATH, DataPath, Text, Units
 from stages.contracts.plugins import name_validator
 
 BUILT_IN = {
     "digits": "stages.data.sources:digits",
     "idx": "stages.data.sources:idx",
+    "image_folder": "stages.data.image_folder:image_folder",
     "npy": "stages.data.sources:npy",
     "npz": "stages.data.sources:npz",
 }
@@ -56,6 +57,22 @@ class Npy(Config):
     """The file with the targets, (N,) integers for classes, (N,) or (N, …) floats for regression."""
 
 
+class ImageFolder(Config):
+    """Images in a folder for each class, or with a CSV file of labels; needs the extra ``images``."""
+
+    kind: Literal["image_folder"]
+    path: Text
+    """The folder, relative to the root of the project or absolute; its folders have the names of classes."""
+    labels: Annotated[Text | None, DATA_PATH] = None
+    """A CSV file with the columns ``path``, relative to the folder, and ``label``; or null."""
+    size: tuple[Units, Units] | None = None
+    """Height and width to which other images are resized; null if all images have one size."""
+    mode: Literal["rgb", "gray"] = "rgb"
+    """``rgb`` for three channels, ``gray`` for one."""
+    corrupt: Literal["error", "skip"] = "error"
+    """``skip`` leaves files out that are missing or corrupt; ``dataset.json`` has their number."""
+
+
 class NormalizationConfig(Config):
     """The normalization of inputs, whose numbers are computed over the train split."""
 
@@ -76,6 +93,7 @@ Source = Annotated[
     | Annotated[Idx, Tag("idx")]
     | Annotated[Npz, Tag("npz")]
     | Annotated[Npy, Tag("npy")]
+    | Annotated[ImageFolder, Tag("image_folder")]
     | Annotated[Use, AfterValidator(name_validator("source", BUILT_IN)), Tag("use")],
     Discriminator(_tag),
 ]

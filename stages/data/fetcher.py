@@ -10,6 +10,7 @@ from torch import Tensor
 from stages.data.augmentation import Augmenter
 from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher
 from stages.data.datasets import Dataset, TensorDataset
+from stages.data.image_dataset import ImageFileDataset
 from stages.data.padding import PadBatcher
 from stages.data.random_state import preserve_random_state, seed_random_state
 
@@ -31,7 +32,7 @@ class Fetcher:
         self._batcher = batcher
         self._augmenter = augmenter
         self.seed = seed
-        self._draws_samples = type(dataset) is not TensorDataset
+        self._draws_samples = type(dataset) not in (TensorDataset, ImageFileDataset)
         self._draws_batches = type(batcher) not in (NormalizeBatcher, GatherBatcher, PadBatcher)
 
     @property
@@ -58,7 +59,7 @@ class Fetcher:
             with preserve_random_state():
                 items = self._draw(epoch, position, torch.as_tensor(indices).tolist())
         else:
-            items = self._dataset.__getitems__(indices)  # type: ignore[attr-defined]  # a TensorDataset
+            items = self._dataset.__getitems__(indices)  # type: ignore[attr-defined]  # one of these two
         if self._augmenter is not None:
             with preserve_random_state() if self._augmenter.runs_user_code else nullcontext():
                 items = self._augmenter.augment(items, epoch, indices)

@@ -23,6 +23,8 @@ def compute_normalization(inputs: Column, config: NormalizationConfig) -> Normal
     """
     if config.kind == "none":
         return Normalization(mean=0.0, std=1.0)
+    if inputs.moments is not None:
+        return _normalize_from(inputs.moments, inputs, config)
     if config.per == "dataset":
         return _compute_mean_std(inputs) if config.kind == "mean_std" else _compute_range(inputs)
     if len(inputs.shape) == 1:
@@ -40,6 +42,29 @@ def compute_normalization(inputs: Column, config: NormalizationConfig) -> Normal
         divisors = np.sqrt(statistics.squares / statistics.count)
     divisors = np.where(is_constant | (divisors == 0), 1.0, divisors)
     return Normalization(mean=tuple(means.tolist()), std=tuple(divisors.tolist()))
+
+
+def _normalize_from(moments: np.ndarray, inputs: Column, config: NormalizationConfig) -> Normalization:
+    """Return the same from `Arrays.moments`: sums of integers, which are rounded once."""
+    sums, squares, lows, highs = moments if inputs.rows is None else moments[:, inputs.rows]
+    axis = None if config.per == "dataset" else 0
+    groups = [np.atleast_1d(each).tolist() for each in (sums.sum(axis), squares.sum(axis))]
+    bounds = [np.atleast_1d(each).tolist() for each in (lows.min(axis), highs.max(axis))]
+    size = math.prod(inputs.shape) // len(groups[0])
+    numbers = [
+        (low, high - low) if config.kind == "min_max" else _mean_std(total, square, size)
+        for total, square, low, high in zip(*groups, *bounds, strict=True)
+    ]
+    means, divisors = (tuple(map(float, each)) for each in zip(*numbers, strict=True))
+    divisors = tuple(each or 1.0 for each in divisors)
+    if config.per == "dataset":
+        return Normalization(mean=means[0], std=divisors[0])
+    return Normalization(mean=means, std=divisors)
+
+
+def _mean_std(total: int, square: int, size: int) -> tuple[float, float]:
+    """Return mean and standard deviation of *size* integers from their sum and their sum of squares."""
+    return total / size, math.sqrt((size * square - total * total) / (size * size))
 
 
 @dataclass(frozen=True)

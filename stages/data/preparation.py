@@ -1,8 +1,9 @@
-"""Prepared data in memory: the splits as tensors, and their description."""
+"""Prepared data: the splits as tensors in memory or as images in files, and their description."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from stages.data.columns import Column, Columns, split_columns
 from stages.data.config import NormalizationConfig
 from stages.data.datasets import TensorDataset
 from stages.data.description import DEFAULT_NORMALIZATION, describe
+from stages.data.image_dataset import ImageFileDataset
+from stages.data.image_files import ImageFiles, ImageFormat
 from stages.data.splits import SPLIT_NAMES, Splits
 from stages.data.storage import DatasetInfo, read_info, write_columns
 
@@ -23,9 +26,9 @@ class Prepared:
     """The splits and their description."""
 
     info: DatasetInfo
-    train: TensorDataset
-    valid: TensorDataset | None = None
-    test: TensorDataset | None = None
+    train: TensorDataset | ImageFileDataset
+    valid: TensorDataset | ImageFileDataset | None = None
+    test: TensorDataset | ImageFileDataset | None = None
 
 
 def prepare(splits: Splits, normalization: NormalizationConfig = DEFAULT_NORMALIZATION) -> Prepared:
@@ -53,7 +56,7 @@ def read(directory: Path, names: Collection[str] = SPLIT_NAMES) -> Prepared:
     """
     info = read_info(directory / "dataset.json")
     found = [name for name in info.counts if name in {"train", *names}]
-    return Prepared(info, **{name: read_split(directory, name) for name in found})
+    return Prepared(info, **{name: read_split(directory, name, info.index) for name in found})
 
 
 def _tensor(column: Column) -> torch.Tensor:
@@ -61,16 +64,25 @@ def _tensor(column: Column) -> torch.Tensor:
     return torch.from_numpy(np.require(array, requirements=["C_CONTIGUOUS", "WRITEABLE"]))
 
 
-def _columns(split: TensorDataset) -> Columns:
-    inputs, targets = split.inputs.numpy(), split.targets.numpy()
+def _columns(split: TensorDataset | ImageFileDataset) -> Columns:
+    inputs: Any = split.files if isinstance(split, ImageFileDataset) else split.inputs.numpy()
+    targets = split.targets.numpy()
     return Columns(Column(inputs, inputs.dtype), Column(targets, targets.dtype))
 
 
-def read_split(directory: Path, name: str) -> TensorDataset:
-    """Return one split in *directory*. Raises `DataError` if its file is missing or not intact."""
+def read_split(
+    directory: Path, name: str, index: ImageFormat | None = None
+) -> TensorDataset | ImageFileDataset:
+    """Return one split in *directory*: tensors, or images in the form of *index*, the field of `DatasetInfo`.
+
+    Raises `DataError` if its file is missing or not intact.
+    """
     path = directory / f"{name}.safetensors"
     try:
         tensors = load_file(path)
-        return TensorDataset(tensors["inputs"], tensors["targets"])
+        if index is None:
+            return TensorDataset(tensors["inputs"], tensors["targets"])
+        arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
+        return ImageFileDataset(ImageFiles.from_arrays(index, arrays), tensors["targets"])
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}). Run load-data again") from error

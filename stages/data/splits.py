@@ -1,7 +1,7 @@
 """Raw data, and its division into splits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,13 @@ class Arrays:
     """(N,) integers for classes, (N,) or (N, …) floats for regression."""
     names: tuple[str, str] | None = None
     """Names of the two arrays in error messages, for example "data.npz: inputs"."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of `DatasetInfo`, for example ``class_names``."""
+    moments: np.ndarray | None = None
+    """Sums, sums of squares, minima and maxima of the values of each sample by channel, (4, N, C), int64.
+
+    A source that reads all values has them, so that the normalization needs no pass of its own.
+    """
 
     def __len__(self) -> int:
         return len(self.inputs)

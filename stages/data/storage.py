@@ -5,15 +5,16 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
-from stages.contracts.config import Config
+from stages.contracts.config import Config, ExtendedConfig
 from stages.contracts.errors import DataError
 from stages.contracts.files import open_atomic, write_text
 from stages.contracts.text import to_json
 from stages.data.columns import Column, Columns
+from stages.data.image_files import ImageFiles, ImageFormat
 from stages.data.splits import SPLIT_NAMES
 
 _TYPES = {
@@ -43,8 +44,10 @@ class Normalization(Config):
     """The standard deviation; the range of values for ``min_max``; 1 for ``none`` and for equal values."""
 
 
-class DatasetInfo(Config):
+class DatasetInfo(ExtendedConfig):
     """The content of ``dataset.json``."""
+
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"class_names", "skipped", "index"})
 
     task: Literal["classification", "regression"]
     input_shape: tuple[int, ...]
@@ -61,6 +64,12 @@ class DatasetInfo(Config):
     normalization: Normalization
     sha256: str = ""
     """The SHA-256 of the content of the split files: train, valid, test."""
+    class_names: tuple[str, ...] | None = None
+    """The names of the classes, if the source has names."""
+    skipped: int | None = None
+    """The number of corrupt files that were left out, if the source permits it."""
+    index: ImageFormat | None = None
+    """The form of images in files, of which the split files have an index; None for tensors."""
 
     @property
     def num_outputs(self) -> int:
@@ -83,7 +92,7 @@ def write_columns(directory: Path, info: DatasetInfo, splits: Mapping[str, Colum
         (directory / f"{name}.safetensors").unlink(missing_ok=True)
     for name, split in splits.items():
         with open_atomic(directory / f"{name}.safetensors") as file:
-            for chunk in _encode({"inputs": split.inputs, "targets": split.targets}):
+            for chunk in _encode(_select_columns(split)):
                 digest.update(chunk)
                 file.write(chunk)
     info = info.model_copy(update={"sha256": digest.hexdigest()})
@@ -100,6 +109,16 @@ def read_info(path: Path) -> DatasetInfo:
         raise DataError(
             f"{path} was not written by load-data: {error.errors()[0]['msg']}. Run load-data again"
         ) from error
+
+
+def _select_columns(split: Columns) -> dict[str, Column]:
+    """Return the tensors of a split file by name: an index if the inputs are in files."""
+    files: Any = split.inputs.array
+    if not isinstance(files, ImageFiles):
+        return {"inputs": split.inputs, "targets": split.targets}
+    chosen = files if split.inputs.rows is None else files.select(split.inputs.rows)
+    arrays = {name: Column(array, array.dtype) for name, array in chosen.to_arrays().items()}
+    return arrays | {"targets": split.targets}
 
 
 def _encode(columns: Mapping[str, Column]) -> Iterator[bytes | memoryview]:

@@ -1,5 +1,6 @@
 """`learner check` reports mistakes beyond the values in params.yaml."""
 
+import re
 import sys
 
 import pytest
@@ -218,6 +219,33 @@ def test_check_reports_the_missing_dep_of_each_file_of_a_source(project):
     assert checked.code == 1, checked.text
     for name in ("mine.py", "values.py"):
         assert f"an edit of {name} would not rerun load-data; add to its deps:\n      - {name}" in checked.out
+
+
+INDEXED = "kind: image_folder\n    path: raw_images\n  materialize: {}"
+
+
+@pytest.mark.parametrize(
+    ("materialize", "written", "stages"),
+    [
+        ("tensors", '{"index": {}}', ["load-data"]),
+        ("auto", "{}", ["load-data"]),
+        ("auto", '{"index": {}}', ["load-data", "fit"]),
+        ("index", "{}", ["load-data", "fit"]),
+    ],
+)
+def test_check_reports_the_missing_dep_of_each_stage_that_reads_images(project, materialize, written, stages):
+    project.edit("params.yaml", SOURCE, INDEXED.format(materialize))
+    dataset = project.folder / "data/prepared/dataset.json"
+    for folder in (dataset.parent, project.folder / "raw_images"):
+        folder.mkdir(parents=True, exist_ok=True)
+    dataset.write_text(written)
+
+    checked = project.learner("check")
+
+    found = re.findall(
+        r"an edit of raw_images would not rerun (\S+); add to its deps:\n      - raw_images", checked.out
+    )
+    assert (checked.code, found) == (1, stages), checked.text
 
 
 def test_check_does_not_load_torch_for_a_model_of_the_user(project):

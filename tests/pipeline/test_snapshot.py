@@ -123,6 +123,19 @@ def reported_changes(edit):
     return str(caught.value).splitlines()
 
 
+def test_data_leaves_the_hashed_bytes_to_the_code_after_it(folder, monkeypatch):
+    """The content of code is part of the key of a run."""
+    monkeypatch.setattr(snapshot, "MAX_HASHED_BYTES", 40)
+    (folder / "dvc.yaml").write_text("stages: {fit: {cmd: x, deps: [inputs, module.py]}}")
+    (folder / "inputs/large.bin").write_bytes(bytes(39))
+    (folder / "module.py").write_text("x = 1")
+
+    states = take_snapshot("fit").files
+
+    assert states[Path("module.py")].digest
+    assert not states[Path("inputs/large.bin")].digest
+
+
 def test_changed_times_and_ignored_files_are_not_reported(folder):
     before = take_snapshot("fit")
     for name in ("single.txt", "params.yaml"):

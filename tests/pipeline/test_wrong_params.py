@@ -72,6 +72,7 @@ WRONG_VALUES = {
     ],
     "counts": [None, True, 1, inf, "", "12", [0], [True], ["1"], [1e29], [nan], [[1]], {"a": 1}],
     "pair": [None, True, 1, "", [], [1], [1, 0], [1, True], [1, "1"], [1, 1, 1], {"a": 1}],
+    "pair or null": [True, 1, "", [], [1], [1, 0], [1, True], [1, "1"], [1, 1, 1], {"a": 1}],
     "names": [None, True, 1, "", "x", [""], [1], [True], [".."], ["a/b"], ["a\0"], [["a"]], {"a": 1}],
     "choices": [None, True, 1, "", "safetensors", [""], ["x"], [1], [None], [["burnpack"]], {"a": 1}],
     "patterns": [None, True, 1, "", "x", [""], [1], [None], ["("], ["a", "*"], [["a"]], {"a": 1}],
@@ -92,7 +93,7 @@ PARAMS = [
         "load_data",
         {},
         {"source": "part", "valid_fraction": "share", "test_fraction": "decay", "seed": "seed of NumPy"}
-        | {"normalization": "section"},
+        | {"materialize": "choice", "normalization": "section"},
     ),
     ("load_data.normalization", {}, {"kind": "choice", "per": "choice"}),
     ("load_data.source", {"kind": "digits"}, {"path": "null"}),
@@ -102,6 +103,17 @@ PARAMS = [
         "load_data.source",
         {"kind": "npy", "inputs": "x", "targets": "y"},
         {"inputs": "text", "targets": "text"},
+    ),
+    (
+        "load_data.source",
+        {"kind": "image_folder", "path": "x"},
+        {
+            "path": "text",
+            "labels": "text or null",
+            "size": "pair or null",
+            "mode": "choice",
+            "corrupt": "choice",
+        },
     ),
     (
         "build_learner",

@@ -1,0 +1,197 @@
+"""Images in files: an array of them, of which those that are requested are decoded."""
+
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from stages.contracts.config import Config
+from stages.contracts.errors import DataError
+from stages.contracts.extras import load_extra
+
+CHANNELS = {"rgb": 3, "gray": 1}
+_PILLOW_MODES = {"rgb": "RGB", "gray": "L"}
+_UINT8 = np.dtype(np.uint8)
+
+
+class ImageFormat(Config):
+    """The form in which images are decoded."""
+
+    root: str
+    """The folder to which the paths of the files are relative."""
+    mode: Literal["rgb", "gray"]
+    size: tuple[int, int]
+    """Height and width."""
+    resize: bool
+    """True if other images are resized to that size; they are an error otherwise."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of an image: channels, height, width."""
+        return CHANNELS[self.mode], *self.size
+
+
+class UndecodableImageError(DataError):
+    """A file that is not an intact image, or is missing."""
+
+
+class ImageDecoder:
+    """A decoder of image files. It needs Pillow, of the extra ``images``."""
+
+    def __init__(self, form: ImageFormat) -> None:
+        self._form = form
+        self._pillow = load_extra("PIL.Image", "images", "the data source 'image_folder'")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImageDecoder, (self._form,)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of the file *name*. Raises `UndecodableImageError` if it cannot be read."""
+        path = os.path.join(self._form.root, name)  # noqa: PTH118  much faster than pathlib
+        try:
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  the same
+                return file.read()
+        except OSError as error:
+            raise UndecodableImageError(f"{path} cannot be read: {error.strerror}") from error
+
+    def decode(self, name: str, content: bytes) -> np.ndarray:
+        """Return the image in *content*, of the file *name*: (height, width) or (height, width, 3), uint8.
+
+        Raises `UndecodableImageError` if it is not an intact image, and `DataError` if it has another size.
+        """
+        form, path = self._form, Path(self._form.root, name)
+        image = self._open(path, content)
+        if image.mode != _PILLOW_MODES[form.mode]:
+            image = image.convert(_PILLOW_MODES[form.mode])
+        height, width = form.size
+        if image.size != (width, height):
+            if not form.resize:
+                raise DataError(
+                    f"{path} has {image.size[1]}×{image.size[0]} pixels, but an earlier image has "
+                    f"{height}×{width}. Set load_data.source.size to [{height}, {width}], for example"
+                )
+            image = image.resize((width, height), self._pillow.Resampling.BILINEAR)
+        return np.asarray(image)
+
+    def read_size(self, name: str) -> tuple[int, int]:
+        """Return height and width of the image in the file *name*.
+
+        Raises `UndecodableImageError` if it is not an intact image.
+        """
+        image = self._open(Path(self._form.root, name), self.read(name))
+        return image.height, image.width
+
+    def _open(self, path: Path, content: bytes) -> Any:
+        try:
+            image = self._pillow.open(io.BytesIO(content))
+            image.load()
+        except Exception as error:  # Pillow raises errors of many kinds for corrupt files
+            raise UndecodableImageError(f"{path} cannot be decoded: {error}") from error
+        return image
+
+
+@dataclass(frozen=True)
+class FileNames(Sequence[str]):
+    """Names of files, stored as two arrays, which processes share without copies."""
+
+    text: np.ndarray
+    """All names in UTF-8, (bytes,), uint8."""
+    ends: np.ndarray
+    """The position after each name in *text*, (N,), int64."""
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Self:
+        """Return *names* as two arrays."""
+        encoded = [os.fsencode(name) for name in names]
+        ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        start = int(self.ends[index - 1]) if index else 0
+        return os.fsdecode(self.text[start : int(self.ends[index])].tobytes())
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Images in files as an array of the shape (N, channels, height, width), decoded when they are read."""
+
+    form: ImageFormat
+    names: Sequence[str]
+    """The paths of the files, relative to the root."""
+    sizes: np.ndarray | None = None
+    """The number of bytes in each file, (N,), int64; None before the files were read."""
+    hashes: np.ndarray | None = None
+    """The SHA-256 of each file, (N, 32), uint8; None before the files were read."""
+
+    dtype = _UINT8
+    ndim = 4
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return len(self), *self.form.shape
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes in all decoded images."""
+        channels, height, width = self.form.shape
+        return len(self) * channels * height * width
+
+    @property
+    def itemsize(self) -> int:
+        """The number of bytes in a value: 1."""
+        return 1
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        chosen = np.arange(len(self))[rows]
+        found = np.empty((len(chosen), *self.form.shape), np.uint8)
+        decoder = ImageDecoder(self.form)
+        for image, row in zip(found, chosen, strict=True):
+            name = self.names[row]
+            put(image, decoder.decode(name, decoder.read(name)))
+        return found
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # NumPy's signature
+        return self[:].astype(dtype or np.uint8, copy=False)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return the names, sizes and hashes of the files as arrays. The files must have been read."""
+        names = FileNames.of(self.names)
+        found = {"names": names.text, "name_ends": names.ends, "sizes": self.sizes, "hashes": self.hashes}
+        return {name: array for name, array in found.items() if array is not None}
+
+    @classmethod
+    def from_arrays(cls, form: ImageFormat, arrays: Mapping[str, np.ndarray]) -> Self:
+        """Return the files that `to_arrays` returned as *arrays*. Raises `KeyError` if one is missing."""
+        names = FileNames(arrays["names"], arrays["name_ends"])
+        return cls(form, names, arrays["sizes"], arrays["hashes"])
+
+    def select(self, rows: np.ndarray) -> "ImageFiles":
+        """Return the images at *rows*."""
+        return replace(
+            self,
+            names=[self.names[row] for row in rows],
+            sizes=None if self.sizes is None else self.sizes[rows],
+            hashes=None if self.hashes is None else self.hashes[rows],
+        )
+
+
+def put(image: np.ndarray, decoded: np.ndarray) -> None:
+    """Copy a *decoded* image to *image*, (channels, height, width)."""
+    image[...] = decoded.transpose(2, 0, 1) if decoded.ndim == 3 else decoded
+
+
+def blocks_of(count: int, size: int) -> Iterator[range]:
+    """Yield ranges of at most *size* numbers that cover those from 0 to *count*."""
+    for start in range(0, count, size):
+        yield range(start, min(start + size, count))

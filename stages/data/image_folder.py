@@ -1,0 +1,249 @@
+"""The data source ``image_folder``: images in a folder for each class, or with a CSV file of labels."""
+
+import csv
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from stages.contracts.errors import DataError
+from stages.data.image_files import (
+    ImageDecoder,
+    ImageFiles,
+    ImageFormat,
+    UndecodableImageError,
+    blocks_of,
+    put,
+)
+from stages.data.splits import Arrays, Splits
+
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+"""Endings of the names of image files; other files in the folders of classes are ignored."""
+MAX_TENSOR_BYTES = 1 << 30
+"""The size of decoded images up to which ``auto`` writes tensors: 1 GiB, which most machines hold twice."""
+FILES_AT_ONCE = 256
+"""The number of images that threads decode before the next ones are read."""
+
+MAX_THREADS = 16
+"""More threads wait for each other, as parts of Pillow hold the interpreter's lock."""
+Materialize = Literal["auto", "tensors", "index"]
+"""The form in which load-data stores images: their values, or the names of the files."""
+
+log = logging.getLogger(__name__)
+
+
+def image_folder(
+    path: str,
+    labels: str | None = None,
+    size: Sequence[int] | None = None,
+    mode: Literal["rgb", "gray"] = "rgb",
+    corrupt: Literal["error", "skip"] = "error",
+) -> Arrays:
+    """Return the images below the folder *path*: (N, channels, height, width), uint8, and their classes.
+
+    The classes are the sorted names of the folders in *path*, or the labels in the CSV file *labels* with
+    the columns ``path``, relative to the folder, and ``label``. *size* is height and width, to which other
+    images are resized; without it, all images have one size. An image is decoded when it is read. Raises
+    `DataError` if there is no image.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise DataError(f"load_data.source.path: there is no folder {path!r}. Correct the path")
+    listed = list(_read_labels(Path(labels))) if labels else list(_list_classes(folder))
+    if not listed:
+        raise DataError(
+            f"{path} has no images. Put those of each class in a folder of its own, or set labels"
+        )
+    classes = _sort_labels({label for _, label in listed})
+    numbers = {name: number for number, name in enumerate(classes)}
+    names = [name for name, _ in listed]
+    form = ImageFormat(root=path, mode=mode, size=(1, 1), resize=size is not None)
+    found = tuple(size) if size is not None else _find_size(ImageDecoder(form), names, corrupt)
+    files = ImageFiles(form.model_copy(update={"size": found}), names)
+    targets = np.array([numbers[label] for _, label in listed], np.int64)
+    facts = {"class_names": classes} | ({"skipped": 0} if corrupt == "skip" else {})
+    return Arrays(cast(Any, files), targets, (f"{path}: images", f"{labels or path}: classes"), facts)
+
+
+def materialize(loaded: Arrays | Splits, kind: Materialize) -> Arrays | Splits:
+    """Return *loaded* in the form in which it is stored, after images in files were read.
+
+    Raises `DataError` if an index is requested of data that is not in files, or if an image is corrupt.
+    """
+    if isinstance(loaded, Arrays) and isinstance(loaded.inputs, ImageFiles):
+        return read_images(loaded, kind)
+    if kind == "index":
+        raise DataError(
+            "load_data.materialize: only the source 'image_folder' has files for an index. Set it to tensors"
+        )
+    return loaded
+
+
+def read_images(arrays: Arrays, kind: Materialize) -> Arrays:
+    """Read each image of *arrays* once: check and hash it, and add its values for the normalization.
+
+    The images become tensors in memory or remain files, as *kind* requests; ``auto`` leaves more than
+    `MAX_TENSOR_BYTES` in files. Corrupt ones are left out if *arrays* has ``skipped`` in its facts; otherwise
+    they raise `DataError`.
+    """
+    files: Any = arrays.inputs
+    is_index = kind == "index" or (kind == "auto" and files.nbytes > MAX_TENSOR_BYTES)
+    scan = _Scan.of(files, None if is_index else np.empty(files.shape, np.uint8))
+    scan.run(is_skipping="skipped" in arrays.facts)
+    rows = np.flatnonzero(scan.is_intact)
+    facts = dict(arrays.facts)
+    if "skipped" in facts:
+        facts["skipped"] = len(files) - len(rows)
+    targets = arrays.targets[rows]
+    _check_classes(targets, facts["class_names"])
+    kept: Any
+    if scan.pixels is None:
+        kept = replace(files, sizes=scan.sizes, hashes=scan.hashes).select(rows)
+        facts["index"] = files.form
+    else:
+        kept = scan.pixels if len(rows) == len(files) else scan.pixels[rows]
+    return replace(arrays, inputs=kept, targets=targets, facts=facts, moments=scan.moments[:, rows])
+
+
+@dataclass
+class _Scan:
+    """One pass over images: what was found in each file."""
+
+    files: ImageFiles
+    pixels: np.ndarray | None
+    sizes: np.ndarray
+    hashes: np.ndarray
+    moments: np.ndarray
+    is_intact: np.ndarray
+    problems: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, files: ImageFiles, pixels: np.ndarray | None) -> "_Scan":
+        """Return a pass over *files* that has not begun; *pixels* takes the decoded images."""
+        count, channels = len(files), files.shape[1]
+        return cls(
+            files,
+            pixels,
+            sizes=np.zeros(count, np.int64),
+            hashes=np.zeros((count, 32), np.uint8),
+            moments=np.zeros((4, count, channels), np.int64),
+            is_intact=np.ones(count, bool),
+        )
+
+    def run(self, *, is_skipping: bool) -> None:
+        """Read all files, with a thread for each CPU. Raises `DataError` for a corrupt one, or skips it."""
+        decoder = ImageDecoder(self.files.form)
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
+            for rows in blocks_of(len(self.files), FILES_AT_ONCE):
+                for row, error in zip(rows, pool.map(partial(self._read, decoder), rows), strict=True):
+                    if error is None:
+                        continue
+                    if not is_skipping:
+                        raise DataError(
+                            f"{error}. Correct or remove the file, or set load_data.source.corrupt to skip"
+                        ) from error
+                    log.warning("skipping an image: %s", error)
+                    self.is_intact[row] = False
+
+    def _read(self, decoder: ImageDecoder, row: int) -> UndecodableImageError | None:
+        """Store what is in the file of *row*; return the error if it is corrupt."""
+        name = self.files.names[row]
+        try:
+            content = decoder.read(name)
+            decoded = decoder.decode(name, content)
+        except UndecodableImageError as error:
+            return error
+        self.sizes[row] = len(content)
+        self.hashes[row] = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
+        values = decoded.reshape(-1, self.moments.shape[2]).astype(np.int64)
+        self.moments[:, row] = values.sum(0), (values * values).sum(0), values.min(0), values.max(0)
+        if self.pixels is not None:
+            put(self.pixels[row], decoded)
+        return None
+
+
+def _list_classes(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the path, relative to *folder*, and the class of each image, sorted."""
+    for each in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
+        if each.startswith("."):
+            continue
+        names = sorted(_list_images(folder, each))
+        if not names:
+            raise DataError(
+                f"{folder / each} has no images. Add images of this class, whose names end in "
+                f"{', '.join(sorted(SUFFIXES))}, or remove the folder"
+            )
+        yield from ((name, each) for name in names)
+
+
+def _list_images(folder: Path, name: str) -> Iterator[str]:
+    with os.scandir(folder / name) as entries:
+        for entry in entries:
+            below = f"{name}/{entry.name}"
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _list_images(folder, below)
+            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:  # noqa: PTH122  much faster
+                yield below
+
+
+def _read_labels(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the path and the label in each row of the CSV file *path*."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            if not {"path", "label"} <= set(rows.fieldnames or ()):
+                raise DataError(
+                    f"{path} must have the columns path and label; found {', '.join(rows.fieldnames or ())}. "
+                    "Write them in its first line"
+                )
+            for row in rows:
+                name, label = row["path"] or "", row["label"] or ""
+                parts = PurePosixPath(name)
+                if not name or not label or parts.is_absolute() or ".." in parts.parts:
+                    raise DataError(
+                        f"{path}, line {rows.line_num}: each row needs a path below the folder and a label; "
+                        f"found {name!r} and {label!r}. Correct the row"
+                    )
+                yield name, label
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"load_data.source.labels: {path} cannot be read ({error}). Correct the file"
+        ) from error
+
+
+def _sort_labels(labels: set[str]) -> tuple[str, ...]:
+    """Return *labels* in the order of their numbers if all are integers, else in that of the alphabet."""
+    if all(label.isascii() and label.isdigit() for label in labels):
+        return tuple(sorted(labels, key=lambda label: (int(label), label)))
+    return tuple(sorted(labels))
+
+
+def _find_size(decoder: ImageDecoder, names: Sequence[str], corrupt: str) -> tuple[int, int]:
+    """Return height and width of the first image that is intact."""
+    for name in names:
+        try:
+            return decoder.read_size(name)
+        except UndecodableImageError as error:
+            if corrupt != "skip":
+                raise DataError(
+                    f"{error}. Correct or remove the file, or set load_data.source.corrupt to skip"
+                ) from error
+    raise DataError("no image can be decoded. Correct load_data.source.path")
+
+
+def _check_classes(targets: np.ndarray, names: Sequence[str]) -> None:
+    """Raise `DataError` if each image of a class was left out."""
+    empty = set(range(len(names))) - set(np.unique(targets).tolist())
+    if empty:
+        raise DataError(
+            f"the class {names[min(empty)]!r} has no intact image. Correct its files, or remove the class"
+        )
