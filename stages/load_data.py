@@ -25,6 +25,8 @@ class LoadDataConfig(ExtendedConfig):
     * ``npz``: ``path``, a file
     * ``npy``: ``inputs`` and ``targets``, two files
     * ``image_folder``: ``path``, ``labels: null``, ``size: null``, ``mode: rgb``, ``corrupt: error``
+    * ``table``: ``path``, ``target``, ``features: null``, ``categorical: []``, ``encoding: one_hot``,
+      ``missing: error``, ``fill: 0.0``, ``task: null``
     """
     materialize: Literal["auto", "tensors", "index"] = "auto"
     """``tensors``, or ``index`` to leave images in their files; ``auto``: an index above 1 GiB of pixels."""

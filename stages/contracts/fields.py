@@ -75,6 +75,12 @@ def _text(value: Any) -> str:
     return value
 
 
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
+        raise _error("must be a list of names")
+    return tuple(value)
+
+
 def _patterns(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
         raise _error("must be a list of regular expressions")
@@ -211,6 +217,7 @@ Text = Annotated[str, BeforeValidator(_text)]
 DATA_PATH = "path to data"
 """Marks a field that is a path to data, of which `learner check` checks that it exists and is in ``deps``."""
 DataPath = Annotated[str, BeforeValidator(_text), DATA_PATH]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
 """Regular expressions, searched for in a name."""
 Renames = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_renames)]

@@ -9,6 +9,7 @@ from stages.contracts.errors import DataError
 from stages.data.image_files import ImageFiles
 from stages.data.mapped_arrays import release
 from stages.data.splits import Arrays
+from stages.data.tables import TableRows
 
 MAX_CLASSES = 10_000_000
 BLOCK_BYTES = 1 << 22
@@ -31,7 +32,8 @@ def check(arrays: Arrays, where: str) -> tuple[np.ndarray, np.ndarray]:
             f"found {len(inputs)} and {len(targets)}. Remove the samples without a partner"
         )
     for array, name in zip((inputs, targets), names, strict=True):
-        _check_values(array, name)
+        if not isinstance(array, ImageFiles | TableRows):
+            _check_values(array, name)
     if targets.dtype.kind != "f":
         _check_classes(targets, names[1])
     return inputs, targets
@@ -64,8 +66,8 @@ def row_blocks(rows: int, row_bytes: int) -> Iterator[slice]:
 
 
 def _array(value: Any, name: str) -> np.ndarray:
-    if isinstance(value, ImageFiles):
-        return value  # type: ignore[return-value]  # an array of uint8, whose values are in files
+    if isinstance(value, ImageFiles | TableRows):
+        return value  # type: ignore[return-value]  # arrays of numbers in files, which they check
     if isinstance(value, np.ma.MaskedArray):
         raise DataError(f"{name} must not be a masked array; found one. Fill it or remove the masked samples")
     try:

@@ -1,5 +1,6 @@
 """The arrays of a split, whose rows are selected and converted block by block."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -9,6 +10,7 @@ import numpy as np
 from stages.data.checks import check, input_type, row_blocks, target_type
 from stages.data.mapped_arrays import gather, is_mapped, release
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide
+from stages.data.tables import TableRows
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Column:
     @property
     def row_values(self) -> int:
         """The number of values in a row."""
-        return self.array[:1].size
+        return math.prod(self.array.shape[1:])
 
     def read(self, rows: slice) -> np.ndarray:
         """Return *rows* in the stored type, contiguous in memory."""
@@ -92,8 +94,8 @@ def split_columns(
     """Return the columns of each split of *loaded* by name: train, and those of valid and test that exist.
 
     The splits in *fractions* that *loaded* lacks are drawn from its train split as `stages.data.split` draws
-    them; a fraction of 0 leaves the split out. The samples of mapped arrays keep their order in each split,
-    so that a file is read from start to end. Raises `DataError` as `to_columns` and `split` do.
+    them; a fraction of 0 leaves the split out. The samples of mapped arrays and of tables keep their order in
+    each split, so that a file is read from start to end. Raises `DataError` as `to_columns` and `split` do.
     """
     if isinstance(loaded, Arrays):
         found = {"train": to_columns(loaded, "the data")}
@@ -103,8 +105,13 @@ def split_columns(
     if missing:
         train = found["train"]
         parts = divide(train.targets.array, missing, seed)
-        if is_mapped(train.inputs.array) or is_mapped(train.targets.array):
+        if _is_read_in_order(train):
             for rows in parts.values():
                 rows.sort()
         found |= {name: train.select(rows) for name, rows in parts.items()}
     return {name: found[name] for name in SPLIT_NAMES if name in found}
+
+
+def _is_read_in_order(columns: Columns) -> bool:
+    inputs: Any = columns.inputs.array
+    return isinstance(inputs, TableRows) or is_mapped(inputs) or is_mapped(columns.targets.array)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Tag
 
 from stages.contracts.config import Config, Use, kind_of
-from stages.contracts.fields import DATA_PATH, DataPath, Text, Units
+from stages.contracts.fields import DATA_PATH, DataPath, Finite, Text, Texts, Units
 from stages.contracts.plugins import name_validator
 
 BUILT_IN = {
@@ -14,6 +14,7 @@ BUILT_IN = {
     "image_folder": "stages.data.image_folder:image_folder",
     "npy": "stages.data.sources:npy",
     "npz": "stages.data.sources:npz",
+    "table": "stages.data.tables:table",
 }
 
 
@@ -73,6 +74,28 @@ class ImageFolder(Config):
     """``skip`` leaves files out that are missing or corrupt; ``dataset.json`` has their number."""
 
 
+class Table(Config):
+    """Columns of a CSV, Parquet or Arrow file, read in batches of rows; needs the extra ``tables``."""
+
+    kind: Literal["table"]
+    path: Text
+    """The file, relative to the root of the project or absolute; it ends in the name of its format."""
+    target: Text
+    """The column to predict: text or integers are classes, floats are numbers."""
+    features: Texts | None = None
+    """Names of columns, or patterns of a shell such as ``x_*``; null for all columns except the target."""
+    categorical: Texts = ()
+    """Names or patterns of the features that are categories and not numbers."""
+    encoding: Literal["one_hot", "codes"] = "one_hot"
+    """``one_hot``: a feature of 0 and 1 for each category; ``codes``: the number of the category, sorted."""
+    missing: Literal["error", "drop", "mean", "constant"] = "error"
+    """The rule for missing values: an error, no sample, the mean of the column in the table, or ``fill``."""
+    fill: Finite = 0.0
+    """The value for ``missing: constant``."""
+    task: Literal["classification", "regression"] | None = None
+    """``regression`` predicts integers as numbers; null for the type of the target."""
+
+
 class NormalizationConfig(Config):
     """The normalization of inputs, whose numbers are computed over the train split."""
 
@@ -94,6 +117,7 @@ Source = Annotated[
     | Annotated[Npz, Tag("npz")]
     | Annotated[Npy, Tag("npy")]
     | Annotated[ImageFolder, Tag("image_folder")]
+    | Annotated[Table, Tag("table")]
     | Annotated[Use, AfterValidator(name_validator("source", BUILT_IN)), Tag("use")],
     Discriminator(_tag),
 ]

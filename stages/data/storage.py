@@ -47,7 +47,9 @@ class Normalization(Config):
 class DatasetInfo(ExtendedConfig):
     """The content of ``dataset.json``."""
 
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"class_names", "skipped", "index"})
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset(
+        {"class_names", "feature_names", "categories", "skipped", "index"}
+    )
 
     task: Literal["classification", "regression"]
     input_shape: tuple[int, ...]
@@ -66,8 +68,12 @@ class DatasetInfo(ExtendedConfig):
     """The SHA-256 of the content of the split files: train, valid, test."""
     class_names: tuple[str, ...] | None = None
     """The names of the classes, if the source has names."""
+    feature_names: tuple[str, ...] | None = None
+    """The names of the features of a table, in their order in a sample."""
+    categories: dict[str, tuple[str | None, ...]] | None = None
+    """The categories of each categorical column of a table, in the order of their codes; None: missing."""
     skipped: int | None = None
-    """The number of corrupt files that were left out, if the source permits it."""
+    """The number of corrupt files, or of rows with missing values, that the source was set to leave out."""
     index: ImageFormat | None = None
     """The form of images in files, of which the split files have an index; None for tensors."""
 

@@ -1,0 +1,380 @@
+"""The data source ``table``: the columns of a CSV, Parquet or Arrow file as features and a target."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from stages.contracts.errors import DataError, closest
+from stages.data.splits import Arrays
+from stages.data.table_files import TableFile, load_arrow
+
+BLOCK_BYTES = 1 << 21
+"""The size of the features that are decoded at a time."""
+MAX_CATEGORIES = 10_000
+"""Limit of the categories of a column. A column with more is rather a text or a key."""
+
+Missing = Literal["error", "drop", "mean", "constant"]
+Encoding = Literal["one_hot", "codes"]
+Task = Literal["classification", "regression"]
+
+
+def table(
+    path: str,
+    target: str,
+    *,
+    features: Sequence[str] | None = None,
+    categorical: Sequence[str] = (),
+    encoding: Encoding = "one_hot",
+    missing: Missing = "error",
+    fill: float = 0.0,
+    task: Task | None = None,
+) -> Arrays:
+    """Return the columns of a table that match *features* as (N, F) float32, and the column *target*.
+
+    Names may be patterns of a shell; without *features*, all other columns are features. Those that match
+    *categorical* have a feature for each category (``one_hot``), or one with its number in sorted order
+    (``codes``). *missing* is the rule for missing values: an error, no sample for the row, the mean of the
+    column, or *fill*; with the last two, a missing category is a category of its own. A target of text or
+    integers is a class, one of floats a number; *task* overrides this. The file is read in batches. Raises
+    `DataError` if a column is missing or not usable.
+    """
+    file = TableFile(Path(path))
+    names = _select(file.schema.names, target, features, path)
+    found = [_Feature(name, _is_match(name, categorical)) for name in names]
+    _set_types(file, found, target, task)
+    scan = _Scan(file, found, target, missing, task)
+    rows = TableRows(file, tuple(found), encoding, missing, fill, scan.run())
+    facts: dict[str, Any] = {"feature_names": rows.feature_names}
+    if categories := {each.name: each.category_names for each in found if each.is_categorical}:
+        facts["categories"] = categories
+    if missing == "drop":
+        facts["skipped"] = int(len(rows.is_kept) - len(rows))
+    targets, class_names = scan.targets()
+    if class_names is not None:
+        facts["class_names"] = class_names
+    return Arrays(cast(Any, rows), targets, (f"{path}: features", f"{path}: {target}"), facts)
+
+
+@dataclass
+class _Feature:
+    """A column, and what a pass over the table has found in it."""
+
+    name: str
+    is_categorical: bool
+    categories: list[Any] = field(default_factory=list)
+    total: float = 0.0
+    count: int = 0
+
+    @property
+    def category_names(self) -> tuple[str | None, ...]:
+        """The categories as text, sorted; None, the last, if values are missing."""
+        return tuple(None if each is None else str(each) for each in self.categories)
+
+    @property
+    def mean(self) -> float:
+        """The mean of the values that are not missing."""
+        return self.total / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The features of a table as an array of the shape (N, F), float32, which is read from start to end.
+
+    A read of rows before those of the previous one opens the file again.
+    """
+
+    file: TableFile
+    features: tuple[_Feature, ...]
+    encoding: Encoding
+    missing: Missing
+    fill: float
+    is_kept: np.ndarray
+    """True for each row of the table that is a sample."""
+
+    dtype = np.dtype(np.float32)
+    ndim = 2
+    itemsize = 4
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @cached_property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the features: of the column, or ``column=category``."""
+        found: list[str] = []
+        for each in self.features:
+            if each.is_categorical and self.encoding == "one_hot":
+                found += [f"{each.name}={name or ''}" for name in each.category_names]
+            else:
+                found.append(each.name)
+        return tuple(found)
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the array."""
+        return int(np.count_nonzero(self.is_kept)), len(self.feature_names)
+
+    @cached_property
+    def _window(self) -> "_Window":
+        return _Window(self)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        chosen = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
+        order = chosen.argsort(kind="stable")
+        found = self._window.read(chosen[order])
+        return found if (order[1:] > order[:-1]).all() else found[order.argsort()]
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self[:].astype(dtype or np.float32, copy=False)
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield the features of all samples in their order, in blocks of `BLOCK_BYTES`."""
+        start, width = 0, self.shape[1]
+        for batch in self.file.batches([each.name for each in self.features], _batch_rows(width)):
+            kept = self.is_kept[start : start + batch.num_rows]
+            block = self._encode(batch, width)
+            yield block if kept.all() else block[kept]
+            start += batch.num_rows
+
+    def _encode(self, batch: Any, width: int) -> np.ndarray:
+        block = np.zeros((batch.num_rows, width), np.float32)
+        place = 0
+        for each, column in zip(self.features, batch.columns, strict=True):
+            if not each.is_categorical:
+                fill = each.mean if self.missing == "mean" else self.fill
+                values = _to_floats(column)
+                block[:, place] = np.where(np.isnan(values), fill, values)
+                place += 1
+                continue
+            codes = _to_codes(column, each)
+            if self.encoding == "codes":
+                block[:, place] = codes
+                place += 1
+            else:
+                known = np.flatnonzero(codes >= 0)
+                block[known, place + codes[known]] = 1
+                place += len(each.categories)
+        return block
+
+
+class _Window:
+    """The two newest blocks of a pass over the rows."""
+
+    def __init__(self, rows: TableRows) -> None:
+        self._rows = rows
+        self._restart()
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Return *rows*, which are in ascending order. Raises `DataError` if the table has become shorter."""
+        found = np.empty((len(rows), self._rows.shape[1]), np.float32)
+        if len(rows) and rows[0] < self._start:
+            self._restart()
+        done = 0
+        while done < len(rows):
+            stop = int(np.searchsorted(rows, self._start + len(self._values)))
+            found[done:stop] = self._values[rows[done:stop] - self._start]
+            done = stop
+            if done < len(rows):
+                self._advance()
+        return found
+
+    def _restart(self) -> None:
+        self._blocks = self._rows.blocks()
+        self._start = 0
+        self._newest = self._values = np.empty((0, self._rows.shape[1]), np.float32)
+
+    def _advance(self) -> None:
+        block = next(self._blocks, None)
+        if block is None:
+            raise DataError(f"{self._rows.file.path} was changed while it was read. Run load-data again")
+        self._start += len(self._values) - len(self._newest)
+        self._values, self._newest = np.concatenate((self._newest, block)), block
+
+
+class _Scan:
+    """The first pass over a table: it checks all values, and finds categories, means and targets."""
+
+    def __init__(
+        self, file: TableFile, features: list[_Feature], target: str, missing: Missing, task: Task | None
+    ) -> None:
+        self._file = file
+        self._features = features
+        self._target = target
+        self._missing = missing
+        self._task = task
+        self._targets: list[Any] = []
+
+    def run(self) -> np.ndarray:
+        """Read the table, and return whether each row is a sample. Raises `DataError` for a wrong value."""
+        names = [each.name for each in self._features]
+        kept, start = [], 0
+        for batch in self._file.batches([*names, self._target], _batch_rows(len(names) + 1)):
+            kept.append(self._check(batch, start))
+            start += batch.num_rows
+        for each in self._features:
+            each.categories.sort(key=lambda value: (value is None, 0 if value is None else value))
+        return np.concatenate(kept) if kept else np.zeros(0, bool)
+
+    def targets(self) -> tuple[np.ndarray, tuple[str, ...] | None]:
+        """Return the targets of the samples, and the names of the classes if they are text."""
+        arrow = load_arrow()
+        column = arrow.chunked_array(self._targets) if self._targets else arrow.chunked_array([[]], "float64")
+        if _is_text(column.type):
+            names = tuple(sorted(column.unique().to_pylist()))
+            codes = load_arrow(".compute").index_in(column, value_set=arrow.array(names, column.type))
+            return codes.to_numpy().astype(np.int64), names
+        is_number = arrow.types.is_floating(column.type) or self._task == "regression"
+        return column.to_numpy().astype(np.float64 if is_number else np.int64), None
+
+    def _check(self, batch: Any, start: int) -> np.ndarray:
+        *columns, target = batch.columns
+        is_missing = np.zeros(batch.num_rows, bool)
+        for each, column in zip(self._features, columns, strict=True):
+            is_missing |= self._check_feature(each, column, start)
+        is_absent = _find_missing(target)
+        if is_absent.any() and self._missing != "drop":
+            self._refuse(self._target, start + int(is_absent.argmax()), "a missing target", "drop")
+        kept = ~(is_missing | is_absent) if self._missing == "drop" else np.ones(batch.num_rows, bool)
+        self._targets.append(_decode(target).filter(load_arrow().array(kept)))
+        for each, column in zip(self._features, columns, strict=True):
+            if each.is_categorical:
+                self._add_categories(each, column.filter(load_arrow().array(kept)))
+        return kept
+
+    def _check_feature(self, feature: _Feature, column: Any, start: int) -> np.ndarray:
+        """Return whether each value is missing, and add the others to the mean."""
+        is_missing = _find_missing(column)
+        if is_missing.any() and self._missing == "error":
+            self._refuse(
+                feature.name, start + int(is_missing.argmax()), "a missing value", "drop, mean or constant"
+            )
+        if not feature.is_categorical:
+            values = _to_floats(column)[~is_missing]
+            if not np.isfinite(values).all():
+                row = start + int(np.flatnonzero(~is_missing)[(~np.isfinite(values)).argmax()])
+                raise DataError(
+                    f"{self._file.path}: column {feature.name!r} must have finite float32 numbers; "
+                    f"found another in row {row}, counted from 0. Correct the row, or leave the column "
+                    "out of load_data.source.features"
+                )
+            feature.total += float(values.sum(dtype=np.float64))
+            feature.count += len(values)
+        return is_missing
+
+    def _add_categories(self, feature: _Feature, column: Any) -> None:
+        known = set(feature.categories)
+        found = [None if each != each else each for each in _decode(column).unique().to_pylist()]  # NaN
+        feature.categories += [each for each in dict.fromkeys(found) if each not in known]
+        if len(feature.categories) > MAX_CATEGORIES:
+            raise DataError(
+                f"{self._file.path}: column {feature.name!r} has more than {MAX_CATEGORIES:,} categories. "
+                "Leave it out of load_data.source.features"
+            )
+
+    def _refuse(self, name: str, row: int, problem: str, rules: str) -> None:
+        raise DataError(
+            f"{self._file.path}: column {name!r} has {problem} in row {row}, counted from 0. Correct it, or "
+            f"set load_data.source.missing to {rules}"
+        )
+
+
+def _select(names: Sequence[str], target: str, patterns: Sequence[str] | None, path: str) -> list[str]:
+    """Return the names of the features. Raises `DataError` if the target or a pattern matches no column."""
+    if target not in names:
+        raise DataError(
+            f"load_data.source.target: {path} has no column {target!r}.{closest(target, names)} "
+            f"Columns: {', '.join(names)}"
+        )
+    others = [name for name in names if name != target]
+    for pattern in patterns or ():
+        if not any(fnmatchcase(name, pattern) for name in others):
+            raise DataError(
+                f"load_data.source.features: no column of {path} except the target matches {pattern!r}."
+                f"{closest(pattern, others)} Columns: {', '.join(others)}"
+            )
+    found = [name for name in others if patterns is None or _is_match(name, patterns)]
+    if not found:
+        raise DataError(f"{path} has no column for a feature. Add one, or correct load_data.source.features")
+    return found
+
+
+def _is_match(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _set_types(file: TableFile, features: list[_Feature], target: str, task: Task | None) -> None:
+    """Check the types of the columns, and set those of a file that has none: floats and text."""
+    arrow = load_arrow()
+    types: dict[str, Any] = {}
+    for each in features:
+        kind = file.schema.field(each.name).type
+        if each.is_categorical:
+            types[each.name] = arrow.string()
+        elif arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_null(kind):
+            types[each.name] = arrow.float64()
+        elif not (arrow.types.is_boolean(kind) or arrow.types.is_decimal(kind)):
+            raise DataError(
+                f"{file.path}: column {each.name!r} has the type {kind}, which is not a number. Add it to "
+                "load_data.source.categorical, or leave it out of load_data.source.features"
+            )
+    kind = file.schema.field(target).type
+    is_number = arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_boolean(kind)
+    if not is_number and not (_is_text(kind) and task != "regression"):
+        raise DataError(
+            f"load_data.source.target: column {target!r} of {file.path} has the type {kind}. "
+            "Use a column of numbers, or one of text for classes"
+        )
+    if task == "classification" and arrow.types.is_floating(kind):
+        raise DataError(
+            f"load_data.source.task: column {target!r} of {file.path} has the type {kind}, but classes are "
+            "integers or text. Convert the column"
+        )
+    if task == "regression":
+        types[target] = arrow.float64()
+    file.convert(types)
+
+
+def _is_text(kind: Any) -> bool:
+    types = load_arrow().types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _decode(column: Any) -> Any:
+    """Return the values of a column that may be stored as numbers of a dictionary."""
+    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+
+
+def _find_missing(column: Any) -> np.ndarray:
+    """Return whether each value is null or NaN."""
+    return np.asarray(column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False), bool)
+
+
+def _to_floats(column: Any) -> np.ndarray:
+    """Return the numbers in *column* as float32; missing ones are NaN."""
+    arrow = load_arrow()
+    if arrow.types.is_decimal(column.type) or arrow.types.is_boolean(column.type):
+        column = column.cast(arrow.float64() if arrow.types.is_decimal(column.type) else arrow.uint8())
+    values = column.to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        return np.asarray(values).astype(np.float32)
+
+
+def _to_codes(column: Any, feature: _Feature) -> np.ndarray:
+    """Return the number of the category of each value."""
+    decoded = _decode(column)
+    known = load_arrow().array(feature.categories, decoded.type)
+    codes = load_arrow(".compute").index_in(decoded, value_set=known)
+    absent = feature.categories.index(None) if None in feature.categories else -1
+    return np.asarray(codes.fill_null(absent).to_numpy(zero_copy_only=False))
+
+
+def _batch_rows(columns: int) -> int:
+    """Return the number of rows of a batch of `BLOCK_BYTES` with *columns* numbers in a row."""
+    return max(1, BLOCK_BYTES // (4 * columns))

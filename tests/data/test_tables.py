@@ -1,0 +1,214 @@
+"""The source `table`: CSV, Parquet and Arrow files, read in batches of rows."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv, feather, ipc, parquet
+from safetensors.numpy import load_file
+
+from stages import data
+from stages.contracts.errors import DataError
+from stages.data import tables
+from stages.data.tables import table
+from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
+
+
+def trees(rows=300):
+    """Return a table of numbers, flags, categories and text classes."""
+    rng = np.random.default_rng(0)
+    return pa.table(
+        {
+            "height": rng.normal(10, 3, rows),
+            "age": rng.integers(1, 90, rows),
+            "is_old": rng.integers(0, 2, rows).astype(bool),
+            "soil": rng.choice(["clay", "sand", "loam"], rows),
+            "kind": np.array(["oak", "ash", "elm"])[np.arange(rows) % 3],
+        }
+    )
+
+
+def write_ipc(content, path):
+    with ipc.new_file(path, content.schema) as file:
+        file.write_table(content, max_chunksize=64)
+
+
+WRITERS = {
+    "trees.csv": csv.write_csv,
+    "trees.parquet": lambda content, path: parquet.write_table(content, path, row_group_size=100),
+    "trees.feather": feather.write_feather,
+    "trees.arrow": write_ipc,
+}
+
+
+def prepare(source, folder, **params):
+    load_data(LoadDataConfig(source={"kind": "table"} | source, **params), LoadDataPaths(folder))
+    splits = {name: load_file(folder / f"{name}.safetensors") for name in ("train", "valid")}
+    return splits, json.loads((folder / "dataset.json").read_text())
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_columns_become_features_and_classes(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 7 * 4 * 20)
+    content = trees()
+    WRITERS[name](content, tmp_path / name)
+    source = {"path": str(tmp_path / name), "target": "kind", "categorical": ["soil"]}
+
+    splits, info = prepare(source, tmp_path / "prepared")
+
+    soil = np.array(content["soil"].to_pylist())
+    columns = [np.array(content[each].to_pylist(), np.float32) for each in ("height", "age", "is_old")]
+    expected = np.stack([*columns, *(soil == each for each in ("clay", "loam", "sand"))], 1)
+    rows = {tuple(row): index for index, row in enumerate(expected.astype(np.float32).tolist())}
+    found = [rows[tuple(row)] for row in splits["train"]["inputs"].tolist()]
+    assert found == sorted(found)
+    assert splits["train"]["targets"].tolist() == [[2, 0, 1][index % 3] for index in found]
+    assert info["class_names"] == ["ash", "elm", "oak"]
+    assert info["feature_names"] == ["height", "age", "is_old", "soil=clay", "soil=loam", "soil=sand"]
+    assert info["categories"] == {"soil": ["clay", "loam", "sand"]}
+    assert info["counts"] == {"train": 240, "valid": 60}
+
+
+def test_prepared_data_is_that_of_the_same_arrays(tmp_path, monkeypatch):
+    """The files differ from those of an archive only in the order of the samples."""
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 1000)
+    content = trees().select(["height", "age"]).append_column("y", pa.array(np.arange(300) % 3))
+    parquet.write_table(content, tmp_path / "t.parquet", row_group_size=70)
+    inputs = np.stack([content[name].to_numpy() for name in ("height", "age")], 1).astype(np.float32)
+    for name, array in (("x", inputs), ("y", content["y"].to_numpy())):
+        np.save(tmp_path / f"{name}.npy", array)
+    npy = {"kind": "npy", "inputs": str(tmp_path / "x.npy"), "targets": str(tmp_path / "y.npy")}
+
+    _, info = prepare({"path": str(tmp_path / "t.parquet"), "target": "y"}, tmp_path / "table")
+    load_data(LoadDataConfig(source=npy), LoadDataPaths(tmp_path / "npy"))
+
+    assert info.pop("feature_names") == ["height", "age"]
+    assert info == json.loads((tmp_path / "npy/dataset.json").read_text())
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("arguments", "inputs", "targets", "skipped"),
+    [
+        ({"missing": "drop"}, [[1, 0], [5, 1]], [1, 0], 2),
+        ({"missing": "mean"}, [[1, 0], [3, 2], [5, 1]], [1, 0, 0], None),
+        ({"missing": "constant", "fill": -1}, [[1, 0], [-1, 2], [5, 1]], [1, 0, 0], None),
+    ],
+)
+def test_missing_values_follow_the_rule(tmp_path, suffix, arguments, inputs, targets, skipped):
+    content = pa.table({"x": [1.0, None, 5.0, 7.0], "c": ["a", None, "b", "b"], "y": ["t", "s", "s", None]})
+    content = content if arguments["missing"] == "drop" else content.slice(0, 3)
+    write = csv.write_csv if suffix == "csv" else parquet.write_table
+    write(content, tmp_path / f"t.{suffix}")
+
+    arrays = table(str(tmp_path / f"t.{suffix}"), "y", categorical=["c"], encoding="codes", **arguments)
+
+    assert arrays.inputs[:].tolist() == inputs
+    assert arrays.targets.tolist() == targets
+    assert arrays.facts.get("skipped") == skipped
+
+
+def test_integers_are_numbers_for_regression(tmp_path):
+    content = trees().select(["height", "age"])
+    csv.write_csv(content, tmp_path / "t.csv")
+
+    _, info = prepare(
+        {"path": str(tmp_path / "t.csv"), "target": "age", "task": "regression"}, tmp_path / "prepared"
+    )
+
+    assert (info["task"], info["num_classes"]) == ("regression", None)
+
+
+def test_features_are_selected_by_patterns(tmp_path):
+    csv.write_csv(pa.table({"x_1": [1], "z": [2], "x_2": [3], "y": [0]}), tmp_path / "t.csv")
+
+    assert table(str(tmp_path / "t.csv"), "y", features=["x_*"]).facts["feature_names"] == ("x_1", "x_2")
+
+
+def test_rows_are_read_in_any_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 40)
+    csv.write_csv(pa.table({"x": np.arange(50), "y": np.arange(50) % 2}), tmp_path / "t.csv")
+    arrays = table(str(tmp_path / "t.csv"), "y")
+
+    assert arrays.inputs[np.array([9, 0, 49, 9])][:, 0].tolist() == [9, 0, 49, 9]
+    assert data.prepare(data.split(arrays, 0.2, 42)).info.counts == {"train": 40, "valid": 10}
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
+source = {"kind": "table", "path": sys.argv[1], "target": "y"}
+load_data(LoadDataConfig(source=source, valid_fraction=0.01), LoadDataPaths(Path(sys.argv[2])))
+print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_memory_of_load_data_does_not_grow_with_the_table(tmp_path):
+    peaks = []
+    for count in (1000, 1_500_000):
+        columns = {f"x{number}": np.arange(count, dtype=np.float32) % 97 for number in range(40)}
+        path = tmp_path / "t.parquet"
+        parquet.write_table(pa.table(columns | {"y": np.arange(count) % 2}), path)
+        command = [sys.executable, "-c", MEASURE, path, tmp_path / "prepared"]
+        peaks.append(int(subprocess.run(command, capture_output=True, check=True).stdout) << 10)
+
+    assert peaks[1] - peaks[0] <= 120 << 20  # of 240 MB; 36 MB are targets and indices
+
+
+TEXT = "height,soil,kind\n1.5,clay,oak\n2.5,,ash\n"
+REJECTED = {
+    "missing file": (None, {}, "load_data.source.path: there is no file"),
+    "unknown ending": (TEXT, {"path": "t.xlsx"}, "'t.xlsx' must end in one of .csv, .tsv, .parquet"),
+    "missing target": (
+        TEXT,
+        {"target": "kinds"},
+        "has no column 'kinds'. Did you mean 'kind'\\? Columns: height",
+    ),
+    "missing feature": (TEXT, {"features": ["heigth"]}, "matches 'heigth'. Did you mean 'height'"),
+    "text as a number": (TEXT, {}, "column 'soil' has the type string, which is not a number. Add it to"),
+    "missing value": (TEXT, {"categorical": ["soil"]}, "column 'soil' has a missing value in row 1, counted"),
+    "missing class": ("x,y\n1,a\n2,\n", {"target": "y"}, "column 'y' has a missing target in row 1"),
+    "infinity": (
+        "x,y\n1,a\n1e40,b\n",
+        {"target": "y"},
+        "column 'x' must have finite float32 numbers; found .* 1",
+    ),
+    "float classes": (
+        "x,y\n1,0.5\n",
+        {"target": "y", "task": "classification"},
+        "load_data.source.task: column 'y' .* has the type double, but classes are integers or text",
+    ),
+    "no feature": ("y\n1\n", {"target": "y"}, "has no column for a feature"),
+    "empty file": ("", {}, "t.csv is not a readable table"),
+}
+
+
+@pytest.mark.parametrize(("text", "arguments", "words"), REJECTED.values(), ids=REJECTED)
+def test_unusable_tables_are_rejected(tmp_path, text, arguments, words):
+    if text is not None:
+        (tmp_path / "t.csv").write_text(text)
+
+    with pytest.raises(DataError, match=words):
+        table(**({"path": str(tmp_path / "t.csv"), "target": "kind"} | arguments))
+
+
+def test_value_that_is_not_a_number_is_rejected(tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n" + "1,a\n" * 10 + "one,b\n")
+
+    with pytest.raises(DataError, match="column 'x' has the type string"):
+        table(str(tmp_path / "t.csv"), "y")
+
+
+def test_corrupt_file_is_rejected_by_name(tmp_path):
+    parquet.write_table(trees(), tmp_path / "t.parquet")
+    content = (tmp_path / "t.parquet").read_bytes()
+    (tmp_path / "t.parquet").write_bytes(content[:-10])
+
+    with pytest.raises(DataError, match="t.parquet is not a readable table"):
+        table(str(tmp_path / "t.parquet"), "kind")
