@@ -20,6 +20,8 @@ MANIFEST = "manifest.json"
 def save_model(config: SaveModelConfig, paths: SaveModelPaths) -> None:
     """Write the model of the last or the best epoch, its exports with their manifest, and its test metrics.
 
+    Its weights are their average if the run has one, unless those of the training are asked for.
+
     Raises `CheckpointError` if the checkpoint of that epoch is missing or corrupt, `StageError` if
     config.json is that of another run, and `ParamsError` if the model has another suffix in dvc.yaml.
     """

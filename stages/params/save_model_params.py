@@ -20,7 +20,6 @@ class SaveModelConfig(Config):
     """Further formats of the weights: safetensors with PyTorch's names and axes, burnpack with Burn's."""
     epoch: Literal["last", "best"] = "last"
     """``last``, or ``best``: the epoch with the lowest validation loss."""
-
     weights: Literal["averaged", "raw"] = "averaged"
     """``averaged``: the average of ``fit.averaging``, which the validation measured, or the weights of the
     training in a run without one; ``raw``: the weights of the training."""
