@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from stages import data
 from stages.contracts.config import ExtendedConfig
-from stages.contracts.fields import Decay, Share, integer
+from stages.contracts.fields import Decay, integer
 from stages.data.config import Digits, NormalizationConfig, Source
 
 VERSION = "3"
@@ -30,8 +30,8 @@ class LoadDataConfig(ExtendedConfig):
     """
     materialize: Literal["auto", "tensors", "index"] = "auto"
     """``tensors``, or ``index`` to leave images in their files; ``auto``: an index above 1 GiB of pixels."""
-    valid_fraction: Share = 0.2
-    """Share of the samples for the valid split, if the source has no valid split."""
+    valid_fraction: Decay = 0.2
+    """Share of the samples for the valid split, if the source has no valid split; 0 to train without one."""
     test_fraction: Decay = 0.0
     """Share of the samples for the test split, if the source has no test split; 0 for none.
 

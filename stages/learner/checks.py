@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
+from stages.checkpoints.retention import KeepBest
 from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.history import Direction, Split
 from stages.contracts.outputs import TrainOutput
@@ -145,6 +146,24 @@ def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[Register
                 "rule to another metric (fit.keep and fit.early_stopping in params.yaml)"
             )
         _check_direction(rule, name, f"{split} {metric!r}", getattr(known[split, metric], "better", None))
+
+
+def check_rules_without_validation(*rules: Any) -> None:
+    """Raise `BuilderError` if one of *rules* reads a metric of the valid split, which the run does not have.
+
+    The part of the default retention that keeps the best epoch is accepted, and keeps none.
+    """
+    for rule in rules:
+        if hasattr(rule, "rules"):
+            check_rules_without_validation(*rule.rules)
+            continue
+        monitored = [metric for split, metric in getattr(rule, "needs", set()) if split is Split.VALID]
+        if monitored and rule != KeepBest():
+            raise BuilderError(
+                f"{type(getattr(rule, 'scheduler', rule)).__name__} uses the valid {monitored[0]!r}, but the "
+                "run has no validation. Pass a valid loader (load_data.valid_fraction above 0), or use a "
+                "metric of the train split (fit.early_stopping and fit.keep.best in params.yaml)"
+            )
 
 
 def _check_direction(rule: Any, name: str, metric: str, better: Any) -> None:

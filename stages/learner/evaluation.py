@@ -180,8 +180,11 @@ def _tag(name: str) -> str:
 def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int, ...]]:
     """Return the cells to show of the confusion matrix of *run* over *loader*; none if it cannot be computed.
 
-    Any error, also of the user's model, is logged as a warning: a plot must not fail the run that it shows.
+    There are none without a loader. Any error, also of the user's model, is logged as a warning: a plot must
+    not fail the run that it shows.
     """
+    if loader is None:
+        return []
     try:
         with run.compute_settings(), run.apply_average():
             matrix = confusion_matrix(

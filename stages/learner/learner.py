@@ -59,9 +59,11 @@ class Learner:
         weights += self._state.model.average.nbytes if self._state.model.average else 0
         return weights + 2 * sum(each.nbytes for each in self.model.parameters())
 
-    def fit(self, train: Loader, valid: Loader) -> nn.Module:
+    def fit(self, train: Loader, valid: Loader | None = None) -> nn.Module:
         """Train for the remaining epochs, with a validation after each, and return the trained model.
 
+        Without *valid* there is no validation: the last epoch is the best, and no rule may read a metric of
+        the valid split. The default retention then keeps the last two checkpoints.
         If the weights are averaged, the model has those of the training; see `apply_average`.
 
         Raises `BuilderError` if a loader has no batches or a metric cannot measure the output of a step,

@@ -19,7 +19,12 @@ from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
 from stages.learner.assembly import Components
 from stages.learner.batches import Loader, check_workers
-from stages.learner.checks import StepChecks, has_gradients, missing_gradients
+from stages.learner.checks import (
+    StepChecks,
+    check_rules_without_validation,
+    has_gradients,
+    missing_gradients,
+)
 from stages.learner.cuda_graph import build_captured_step
 from stages.learner.devices import retain_freed_memory
 from stages.learner.metering import NOTHING, Meter
@@ -58,13 +63,16 @@ class Loop:
             interrupter=self._interrupter,
         )
 
-    def run(self, train: Loader, valid: Loader) -> nn.Module:
-        """Train on *train* and validate on *valid* after each epoch; return the trained model."""
-        if not (len(train) and len(valid)):
+    def run(self, train: Loader, valid: Loader | None) -> nn.Module:
+        """Train on *train*, validate on *valid*, if any, after each epoch, and return the trained model."""
+        loaders = [loader for loader in (train, valid) if loader is not None]
+        if not all(map(len, loaders)):
             raise BuilderError(
                 "a loader has no batches: pass a loader with at least one batch for each split"
             )
-        check_workers(train, valid)
+        if valid is None:
+            self._check_without_validation()
+        check_workers(*loaders)
         retain_freed_memory()
         first = self._state.epoch + 1
         try:
@@ -81,7 +89,16 @@ class Loop:
         model: nn.Module = self._state.model.model
         return model
 
-    def _run_epoch(self, train: Loader, valid: Loader, epoch: int) -> bool:
+    def _check_without_validation(self) -> None:
+        """Raise `BuilderError` if something in the run needs a validation."""
+        options, position = self._options, self._state.position
+        check_rules_without_validation(options.early_stopping, options.retention, self._state.model.scheduler)
+        if position is not None and position.split is Split.VALID:
+            raise BuilderError(
+                f"cannot resume {position} without a valid loader: pass the same loaders to fit as before"
+            )
+
+    def _run_epoch(self, train: Loader, valid: Loader | None, epoch: int) -> bool:
         """Train, validate and save; return whether the run continues."""
         position = self._state.position
         self._state.begin_epoch(epoch)
@@ -93,7 +110,7 @@ class Loop:
             if not is_complete:
                 return False
         with self._state.model.apply_average():
-            is_complete = self._validate(valid, epoch)
+            is_complete = valid is None or self._validate(valid, epoch)
         if not is_complete:
             return False
         self._finish(epoch)

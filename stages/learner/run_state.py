@@ -253,11 +253,14 @@ def history_of(checkpoint: Checkpoint) -> History:
 
 
 def best_epoch(checkpoint: Checkpoint) -> int:
-    """Return the epoch with the lowest validation loss up to *checkpoint*.
+    """Return the epoch with the lowest validation loss up to *checkpoint*; its own epoch without validation.
 
     Raises `CheckpointError` if no epoch has a finite validation loss.
     """
-    best = history_of(checkpoint).best(Split.VALID, "Loss", Direction.LOWEST)
+    history = history_of(checkpoint)
+    best = history.best(Split.VALID, "Loss", Direction.LOWEST)
+    if all(split is Split.TRAIN for split, _ in history.columns()):
+        return int(checkpoint.trainer["epoch"])
     if best is None:
         raise CheckpointError(
             "no epoch has a finite validation loss, so there is no best epoch: choose an epoch by its number"

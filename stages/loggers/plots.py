@@ -62,7 +62,13 @@ class PlotPaths:
 def write_results(
     history: History, confusion: Sequence[tuple[int, ...]], directory: Path, paths: PlotPaths
 ) -> None:
-    """Write ``metrics.json`` to the artifact directory *directory*, and replace all plots."""
+    """Write ``metrics.json`` to the artifact directory *directory*, and replace all plots.
+
+    A run without validation has a note instead of valid logs, because DVC warns about an empty output.
+    """
+    valid = directory / Split.VALID
+    if not (valid.is_dir() and any(valid.iterdir())):
+        write_text(valid / "no-validation.txt", "The run had no validation.\n")
     write_metrics(history, directory / "metrics.json")
     shutil.rmtree(paths.plots, ignore_errors=True)
     write_plots(history, confusion, directory, paths)
@@ -130,7 +136,8 @@ def write_curves(history: History, directory: Path) -> None:
 def write_iterations(logs: Path, directory: Path) -> None:
     """Write ``<directory>/<Metric>.tsv`` from all ``<logs>/epoch-<n>/<Metric>.log``; text has no rows."""
     epochs = sorted(find_epoch_folders(logs).items())
-    directory.mkdir(parents=True, exist_ok=True)
+    if epochs:
+        directory.mkdir(parents=True, exist_ok=True)
     for name in sorted({path.stem for _, folder in epochs for path in folder.glob("*.log")}):
         files = [(epoch, folder / f"{name}.log") for epoch, folder in epochs]
         with open_atomic(directory / f"{name}.tsv") as file:

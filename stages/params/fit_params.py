@@ -12,7 +12,6 @@ from stages import checkpoints, data, learner, loggers, metrics, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
-from stages.contracts.errors import DataError
 from stages.contracts.events import Renderer
 from stages.contracts.fields import (
     Compile,
@@ -304,11 +303,10 @@ class FitConfig(Config):
         """Return a loader of *dataset*, which is not shuffled, with the normalization in *info*."""
         return self._loader_builder(info).build(dataset)
 
-    def build_loaders(self, prepared: "data.Prepared") -> "tuple[data.DataLoader, data.DataLoader]":
-        """Return the loaders of the train and the valid split of *prepared*."""
-        if prepared.valid is None:
-            raise DataError("the data has no valid split. Set load_data.valid_fraction above 0")
-        return self.build_loader(prepared, "train"), self.build_loader(prepared, "valid")
+    def build_loaders(self, prepared: "data.Prepared") -> "tuple[data.DataLoader, data.DataLoader | None]":
+        """Return the loaders of the train and the valid split of *prepared*; None without a valid split."""
+        valid = None if prepared.valid is None else self.build_loader(prepared, "valid")
+        return self.build_loader(prepared, "train"), valid
 
     def build_loader(self, prepared: "data.Prepared", split: str) -> "data.DataLoader":
         """Return the loader of one split of *prepared*; only the train split is shuffled and augmented."""

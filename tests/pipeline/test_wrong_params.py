@@ -94,7 +94,7 @@ PARAMS = [
     (
         "load_data",
         {},
-        {"source": "part", "valid_fraction": "share", "test_fraction": "decay", "seed": "seed of NumPy"}
+        {"source": "part", "valid_fraction": "decay", "test_fraction": "decay", "seed": "seed of NumPy"}
         | {"materialize": "choice", "normalization": "section"},
     ),
     ("load_data.normalization", {}, {"kind": "choice", "per": "choice"}),
