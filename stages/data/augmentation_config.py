@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 
 from stages.contracts.config import Config, Use, kind_of
 from stages.contracts.fields import CountFromZero, Finite, Fraction, NonNegative, Range, Size
@@ -82,6 +82,10 @@ def _tag(value: Any) -> str:
     return kind if kind in AUGMENTATIONS else "use"
 
 
+def _accept_bare_name(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
 AugmentationConfig = Annotated[
     Annotated[RandomCrop, Tag("random_crop")]
     | Annotated[HorizontalFlip, Tag("horizontal_flip")]
@@ -90,4 +94,5 @@ AugmentationConfig = Annotated[
     | Annotated[ColorJitter, Tag("color_jitter")]
     | Annotated[Use, AfterValidator(name_validator("augmentation", AUGMENTATIONS)), Tag("use")],
     Discriminator(_tag),
+    BeforeValidator(_accept_bare_name),
 ]

@@ -22,6 +22,7 @@ from stages.data import (
 )
 from stages.data.image_operations import augment_images
 from stages.data.sample_draws import SampleDraws
+from stages.params.fit_params import FitConfig
 
 COUNT = 64
 IMAGES = torch.arange(1, 1 + COUNT * 3 * 6 * 8).remainder(251).to(torch.uint8).reshape(COUNT, 3, 6, 8)
@@ -228,3 +229,9 @@ def test_augmented_data_is_not_resident_on_an_accelerator(caplog):
 
     assert (batch.inputs.device.type, batch.inputs.dtype) == ("meta", torch.float32)
     assert "without augmentation" in caplog.text
+
+
+def test_kind_without_arguments_is_written_as_its_name():
+    config = FitConfig(augment=["horizontal_flip", "my_lab:blur", {"kind": "random_crop", "size": 5}])
+
+    assert config.augment == (HorizontalFlip(), Use(kind="my_lab:blur"), RandomCrop(size=(5, 5)))
