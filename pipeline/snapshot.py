@@ -125,15 +125,16 @@ def _literals(body: list[ast.stmt]) -> Iterator[tuple[str, Any]]:
 
 
 def _files(deps: list[Any]) -> dict[Path, FileState]:
+    """Return the state of every file of *deps*; code is read first, as its content is in the key of a run."""
     ignored = _read_ignore_rules()
+    names = [next(iter(dep)) if isinstance(dep, Mapping) else str(dep) for dep in deps]
+    paths = [path for name in names if "://" not in name for path in _walk(Path(name), ignored)]
     found = {}
     left = MAX_HASHED_BYTES
-    for dep in deps:
-        name = next(iter(dep)) if isinstance(dep, Mapping) else str(dep)
-        for path in _walk(Path(name), ignored) if "://" not in name else ():
-            with suppress(OSError):
-                found[path] = state = _read_state(path, left)
-                left -= state.size if state.digest else 0
+    for path in sorted(paths, key=lambda path: path.suffix != ".py"):
+        with suppress(OSError):
+            found[path] = state = _read_state(path, left)
+            left -= state.size if state.digest else 0
     return found
 
 

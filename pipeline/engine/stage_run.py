@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.check import check_params
+from pipeline.check import check_params, find_data_files
 from pipeline.engine.cache_links import link_into_cache, local_objects
 from pipeline.engine.edit_guard import check_loaded, check_unchanged
 from pipeline.engine.signals import defer_signals
@@ -70,9 +70,13 @@ def _tags() -> dict[str, str]:
 
 
 def _code(paths: FitPaths) -> dict[str, str | None]:
-    """Return path to digest of the code that a run depends on, including the user's own models."""
+    """Return path to digest of the code that a run depends on, including the user's own models.
+
+    Raw data is not part of it: the prepared data has the hashes of its files.
+    """
     snapshot = take_snapshot("fit")
-    inputs = (paths.learner, paths.data)
+    raw = [path for path in find_data_files(read_params().load_data) if path != Path()]
+    inputs = (paths.learner, paths.data, *raw)
     return read_code_hashes(snapshot.params) | {
         path.as_posix(): state.digest
         for path, state in sorted(snapshot.files.items())

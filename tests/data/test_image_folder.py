@@ -169,6 +169,18 @@ def test_run_has_the_same_bytes_with_tensors_and_with_an_index(tmp_path):
     assert train(tmp_path, "index-2", 2) == expected
 
 
+def test_iteration_resumes_in_the_middle_of_an_epoch(tmp_path):
+    prepare(draw(tmp_path / "raw"), tmp_path / "prepared", materialize="index")
+    dataset = data.read(tmp_path / "prepared").train
+    loader = data.DataLoaderBuilder(data.NormalizeBatcher()).batch_size(4).shuffle(1).build(dataset)
+    loader.set_epoch(2)
+    expected = [batch.inputs for batch in loader][3:]
+
+    loader.set_position(3)
+
+    assert torch.equal(torch.cat(expected), torch.cat([batch.inputs for batch in loader]))
+
+
 def cut(folder):
     path = folder / "bee/3.png"
     path.write_bytes(path.read_bytes()[:-40])

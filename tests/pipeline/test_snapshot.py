@@ -127,7 +127,7 @@ def test_data_leaves_the_hashed_bytes_to_the_code_after_it(folder, monkeypatch):
     """The content of code is part of the key of a run."""
     monkeypatch.setattr(snapshot, "MAX_HASHED_BYTES", 40)
     (folder / "dvc.yaml").write_text("stages: {fit: {cmd: x, deps: [inputs, module.py]}}")
-    (folder / "inputs/large.bin").write_bytes(bytes(39))
+    (folder / "inputs/large.bin").write_bytes(bytes(34))
     (folder / "module.py").write_text("x = 1")
 
     states = take_snapshot("fit").files

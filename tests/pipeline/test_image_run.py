@@ -1,0 +1,47 @@
+"""A run whose images stay in files that DVC tracks."""
+
+import json
+import re
+
+import numpy as np
+from PIL import Image
+
+SOURCE = "kind: digits\n    path: null"
+INDEX = "kind: image_folder\n    path: raw\n  materialize: index"
+
+
+def draw(folder):
+    for number, name in enumerate(("ant", "bee")):
+        (folder / name).mkdir(parents=True)
+        for index in range(12):
+            pixels = np.full((28, 28, 3), 100 * number + index, np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+
+
+def test_images_in_files_train_with_the_lines_that_check_prints(project):
+    """A changed image reruns load-data and fit; raw data is not in the key of the run, but code is."""
+    draw(project.folder / "raw")
+    project.edit("params.yaml", SOURCE, INDEX)
+    checked = project.learner("check")
+    project.edit(
+        "dvc.yaml", "      - stages/data/sources.py\n", "      - stages/data/sources.py\n      - raw\n"
+    )
+    project.edit(
+        "dvc.yaml",
+        "      - ${paths.data}\n      - stages",
+        "      - ${paths.data}\n      - raw\n      - stages",
+    )
+    project.ok("dvc", "add", "raw")
+
+    project.ok("dvc", "repro")
+    (project.folder / "raw/ant/3.png").write_bytes((project.folder / "raw/ant/4.png").read_bytes())
+    project.ok("dvc", "add", "raw")
+    again = project.ok("dvc", "repro")
+
+    assert re.findall(r"rerun (\S+); add to its deps:\n      - raw", checked.out) == ["load-data", "fit"]
+    assert project.learner("check").code == 0
+    assert re.findall("Running stage '(.*)'", again) == ["load-data", "build-learner", "fit", "save-model"]
+    keys = [json.loads(path.read_text()) for path in (project.folder / ".runs").glob("*/key.json")]
+    code = [name for key in keys for name in key["code"]]
+    assert not [name for name in code if name.startswith("raw")]
+    assert "stages/models/cnn.py" in code
