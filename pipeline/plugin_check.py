@@ -29,6 +29,7 @@ from stages.optim import schedules
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "source": sources.BUILT_IN,
+    "dataset": {},
     "model": models.BUILT_IN,
     "optimizer": optimizers.BUILT_IN,
     "schedule": schedules.BUILT_IN,
@@ -39,6 +40,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
 }
 OFFERED = {
     "source": (),
+    "dataset": (),
     "model": ("input_shape", "num_classes", "num_outputs"),  # by build-learner
     "batcher": ("mean", "std"),  # by fit
     "logger": loggers.PATH_PARAMETERS,  # by fit
@@ -107,8 +109,7 @@ def main(result: str) -> None:
 
 def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
     """Yield every part in *params* that a user may supply: its key, what it is, and the part."""
-    if isinstance(params.load_data.source, Use):
-        yield "load_data.source", "source", params.load_data.source
+    yield from _source_parts(params.load_data.source)
     for part in ("model", "optimizer", "schedule"):
         if isinstance(use := getattr(params.build_learner, part), Use):
             yield f"build_learner.{part}", part, use
@@ -123,6 +124,14 @@ def _parts(params: Params) -> Iterator[tuple[str, str, Use]]:
         yield f"fit.metrics.{number}", "metric", metric
     for number, logger in enumerate(params.fit.loggers):
         yield f"fit.loggers.{number}", "logger", logger
+
+
+def _source_parts(source: sources.Source) -> Iterator[tuple[str, str, Use]]:
+    """Yield the part that *source* is or names."""
+    if isinstance(source, Use):
+        yield "load_data.source", "source", source
+    if isinstance(source, sources.TorchDatasets):
+        yield "load_data.source.factory", "dataset", source.factory
 
 
 def _is_uncertain(part: str, use: Use) -> bool:

@@ -27,6 +27,7 @@ class LoadDataConfig(ExtendedConfig):
     * ``image_folder``: ``path``, ``labels: null``, ``size: null``, ``mode: rgb``, ``corrupt: error``
     * ``table``: ``path``, ``target``, ``features: null``, ``categorical: []``, ``encoding: one_hot``,
       ``missing: error``, ``fill: 0.0``, ``task: null``
+    * ``dataset``: ``factory``, an import path with its arguments
     """
     materialize: Literal["auto", "tensors", "index"] = "auto"
     """``tensors``, or ``index`` to leave images in their files; ``auto``: an index above 1 GiB of pixels."""

@@ -9,6 +9,7 @@ from stages.contracts.fields import DATA_PATH, DataPath, Finite, Text, Texts, Un
 from stages.contracts.plugins import name_validator
 
 BUILT_IN = {
+    "dataset": "stages.data.torch_datasets:dataset",
     "digits": "stages.data.sources:digits",
     "idx": "stages.data.sources:idx",
     "image_folder": "stages.data.image_folder:image_folder",
@@ -96,6 +97,14 @@ class Table(Config):
     """``regression`` predicts integers as numbers; null for the type of the target."""
 
 
+class TorchDatasets(Config):
+    """Datasets of PyTorch, whose samples are stored as tensors."""
+
+    kind: Literal["dataset"]
+    factory: Annotated[Use, AfterValidator(name_validator("dataset", {}))]
+    """The import path of a function or a class with its arguments, which returns one dataset, or several."""
+
+
 class NormalizationConfig(Config):
     """The normalization of inputs, whose numbers are computed over the train split."""
 
@@ -118,6 +127,7 @@ Source = Annotated[
     | Annotated[Npy, Tag("npy")]
     | Annotated[ImageFolder, Tag("image_folder")]
     | Annotated[Table, Tag("table")]
+    | Annotated[TorchDatasets, Tag("dataset")]
     | Annotated[Use, AfterValidator(name_validator("source", BUILT_IN)), Tag("use")],
     Discriminator(_tag),
 ]

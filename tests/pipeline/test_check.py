@@ -73,6 +73,11 @@ MISTAKES = {
         'kind: "mine:rings"\n    count: 3\n    nois: 1',
         "load_data.source: source 'mine:rings' cannot be built: got an unexpected keyword argument 'nois'",
     ),
+    "dataset with an unknown argument": (
+        SOURCE,
+        'kind: dataset\n    factory: {kind: "mine:rings", count: 3, nois: 1}',
+        "load_data.source.factory: dataset 'mine:rings' cannot be built: got an unexpected keyword argument",
+    ),
     "module of the batcher is missing": (
         "num_epochs:",
         'batcher: "no_such_module:stack"\n  num_epochs:',

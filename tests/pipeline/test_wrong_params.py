@@ -131,6 +131,7 @@ PARAMS = [
             "task": "choice or null",
         },
     ),
+    ("load_data.source", {"kind": "dataset", "factory": "a:b"}, {"factory": "part"}),
     (
         "build_learner",
         {},
