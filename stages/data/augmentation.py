@@ -12,7 +12,7 @@ from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import BuilderError, PluginError
 from stages.contracts.seeds import derive_seed
 from stages.data.augmentation_config import AUGMENTATIONS, BuiltIn
-from stages.data.datasets import Samples
+from stages.data.datasets import Samples, TensorDataset
 from stages.data.image_operations import augment_images
 from stages.data.random_state import seed_generators
 from stages.data.sample_draws import SampleDraws
@@ -36,6 +36,14 @@ class Augmenter:
     def runs_user_code(self) -> bool:
         """True if a transform may draw from the global generators, whose state is then not restored."""
         return not all(isinstance(each, BuiltIn) for _, each in self._augmentations)
+
+    def check(self, dataset: TensorDataset) -> None:
+        """Raise `BuilderError` if built-in kinds cannot change the first input; call no transform of a user.
+
+        In a worker process the same error would be reported with a traceback.
+        """
+        if len(dataset) and not self.runs_user_code:
+            self.augment(dataset.__getitems__([0]), 1, [0])
 
     def augment(self, items: Any, epoch: int, indices: Sequence[int] | Tensor) -> Any:
         """Return *items*, the samples at *indices*, with new inputs; other parts of a sample are unchanged.

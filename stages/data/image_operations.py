@@ -38,6 +38,7 @@ def random_crop(images: np.ndarray, draws: SampleDraws, config: RandomCrop) -> n
 
     Raises `BuilderError` if the padded images are smaller.
     """
+    _check_value(config.kind, config.fill, images)
     padded = _pad(images, config.padding, config.fill)
     height, width = config.size or images.shape[2:]
     rows, columns = padded.shape[2] - height, padded.shape[3] - width
@@ -66,6 +67,7 @@ def vertical_flip(images: np.ndarray, draws: SampleDraws, config: VerticalFlip) 
 
 def random_erasing(images: np.ndarray, draws: SampleDraws, config: RandomErasing) -> np.ndarray:
     """Return *images*, some of them with a rectangle of one value."""
+    _check_value(config.kind, config.value, images)
     is_erased = draws.uniform() < config.p
     areas = images.shape[2] * images.shape[3] * draws.uniform(*config.scale)
     ratios = np.exp(draws.uniform(*np.log(config.ratio)))
@@ -113,6 +115,18 @@ def _pad(images: np.ndarray, padding: int, fill: float) -> np.ndarray:
     padded = np.full((batch, channels, height + 2 * padding, width + 2 * padding), fill, images.dtype)
     padded[:, :, padding : padding + height, padding : padding + width] = images
     return padded
+
+
+def _check_value(kind: str, value: float, images: np.ndarray) -> None:
+    """Raise `BuilderError` if integer *images* cannot contain *value*."""
+    if images.dtype.kind not in "iu":
+        return
+    limits = np.iinfo(images.dtype)
+    if not (limits.min <= value <= limits.max and float(value).is_integer()):
+        raise BuilderError(
+            f"augmentation {kind!r} fills with {value}, which images of {images.dtype} cannot contain. Set "
+            f"an integer from {limits.min} to {limits.max}"
+        )
 
 
 def _flip(images: np.ndarray, is_flipped: np.ndarray, axis: int) -> np.ndarray:

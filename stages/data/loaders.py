@@ -11,7 +11,7 @@ import torch
 from stages.contracts.errors import CheckpointError
 from stages.data.augmentation import Augmentation, Augmenter, check_augmentation
 from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher, as_batcher
-from stages.data.datasets import Dataset
+from stages.data.datasets import Dataset, TensorDataset
 from stages.data.device_loader import DeviceLoader, Transfer
 from stages.data.host_loader import HostLoader
 from stages.data.order import BucketOrder, Order
@@ -103,7 +103,8 @@ class DataLoaderBuilder:
         """Set whether an accelerator holds the entire dataset, so that batches are gathered there.
 
         Default: ``auto``, if the dataset takes less than a quarter of the free memory. It needs a
-        `TensorDataset` and a `NormalizeBatcher`, changes no batch, and has no effect on a CPU.
+        `TensorDataset` without augmentation and a `NormalizeBatcher`, changes no batch, and has no effect on
+        a CPU.
         """
         if resident not in (True, False, "auto"):
             raise ValueError(f"resident must be True, False or 'auto'; found {resident!r}")
@@ -111,11 +112,17 @@ class DataLoaderBuilder:
         return self
 
     def build(self, dataset: Dataset) -> "DataLoader":
-        """Return a loader of *dataset*."""
+        """Return a loader of *dataset*.
+
+        Raises `BuilderError` if built-in augmentation cannot change its inputs, or if they have no length for
+        `bucket`.
+        """
         order = Order(len(dataset), self._batch_size, self._seed)
         if self._is_bucketed:
             order = BucketOrder(measure_lengths(dataset, self._batcher), self._batch_size, self._seed)
         augmenter = Augmenter(self._augmentations, self._seed or 0) if self._augmentations else None
+        if augmenter is not None and type(dataset) is TensorDataset:
+            augmenter.check(dataset)
         host = HostLoader(dataset, self._batcher, order, _limit_workers(self._workers), augmenter)
         loader = DataLoader(host, self._transfer)
         loader.set_device(self._device)

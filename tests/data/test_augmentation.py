@@ -190,19 +190,22 @@ def test_draws_are_uniform_and_independent_of_each_other():
     assert np.bincount(draws.integers(5)).tolist() == pytest.approx([20_000] * 5, rel=0.03)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("augmentation", "inputs", "message"),
     [
         (HorizontalFlip(), torch.zeros(4, 5), "takes images .* found inputs of shape \\(5,\\)"),
         (RandomCrop(size=9, padding=1), torch.zeros(4, 1, 6, 8), "cannot cut 9×9 pixels .* of 6×8 with"),
+        (RandomCrop(padding=1, fill=-1), IMAGES, "fills with -1.0, which images of uint8 cannot contain"),
+        (RandomErasing(value=0.5), IMAGES, "fills with 0.5, .* Set an integer from 0 to 255"),
     ],
 )
-def test_inputs_that_an_augmentation_cannot_change_are_reported(augmentation, inputs, message, workers):
-    loader = build([augmentation], TensorDataset(inputs, torch.zeros(4)), workers)
-
+def test_inputs_that_an_augmentation_cannot_change_are_reported(augmentation, inputs, message):
+    """If they are in memory, before the first batch."""
+    dataset = TensorDataset(inputs, torch.zeros(len(inputs)))
     with pytest.raises(BuilderError, match=message):
-        list(loader)
+        build([augmentation], dataset)
+    with pytest.raises(BuilderError, match=message):
+        next(iter(build([augmentation], MapperDataset(dataset, tuple))))
 
 
 def test_part_that_cannot_be_called_is_refused():
