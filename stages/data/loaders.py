@@ -36,6 +36,7 @@ class DataLoaderBuilder:
         self._batch_size = 1
         self._seed: int | None = None
         self._workers = 0
+        self._limit: int | None = None
         self._device = CPU
         self._transfer = Transfer()
         self._augmentations: list[Augmentation] = []
@@ -84,6 +85,13 @@ class DataLoaderBuilder:
         self._is_bucketed = True
         return self
 
+    def limit_batches(self, limit: int | None) -> Self:
+        """Set the maximum number of batches in an epoch, which are the first of its order. Default: all."""
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit_batches must be at least 1; found {limit}")
+        self._limit = limit
+        return self
+
     def set_device(self, device: torch.device | str) -> Self:
         """Set the device of the batches. Default: the device of the learner."""
         self._device = torch.device(device)
@@ -117,9 +125,11 @@ class DataLoaderBuilder:
         Raises `BuilderError` if built-in augmentation cannot change its inputs, or if they have no length for
         `bucket`.
         """
-        order = Order(len(dataset), self._batch_size, self._seed)
+        order = Order(len(dataset), self._batch_size, self._seed, self._limit)
         if self._is_bucketed:
-            order = BucketOrder(measure_lengths(dataset, self._batcher), self._batch_size, self._seed)
+            order = BucketOrder(
+                measure_lengths(dataset, self._batcher), self._batch_size, self._seed, self._limit
+            )
         augmenter = Augmenter(self._augmentations, self._seed or 0) if self._augmentations else None
         if augmenter is not None and type(dataset) is TensorDataset:
             augmenter.check(dataset)

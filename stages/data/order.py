@@ -16,23 +16,28 @@ POOL_BATCHES = 50
 
 
 class Order:
-    """The samples of each batch of an epoch: a pure function of (seed, epoch)."""
+    """The samples of each batch of an epoch: a pure function of (seed, epoch).
 
-    def __init__(self, samples: int, batch_size: int, seed: int | None) -> None:
+    An epoch has at most *limit* batches, which are the first ones without it.
+    """
+
+    def __init__(self, samples: int, batch_size: int, seed: int | None, limit: int | None = None) -> None:
         self.samples = samples
         self.batch_size = batch_size
         self.seed = seed
+        self.limit = limit
 
     def __len__(self) -> int:
-        return math.ceil(self.samples / self.batch_size)
+        batches = math.ceil(self.samples / self.batch_size)
+        return batches if self.limit is None else min(batches, self.limit)
 
     def batches(self, epoch: int, first: int = 0, device: torch.device = CPU) -> Iterator[torch.Tensor]:
         """Yield the indices of each batch, int64, from batch *first* (counted from 0) to the last.
 
         They are copied to *device* once for the epoch.
         """
-        order = self._arrange(epoch, device)
-        for start in range(first * self.batch_size, self.samples, MAX_SPLIT_BATCHES * self.batch_size):
+        order = self._arrange(epoch, device)[: len(self) * self.batch_size]
+        for start in range(first * self.batch_size, len(order), MAX_SPLIT_BATCHES * self.batch_size):
             yield from torch.split(
                 order[start : start + MAX_SPLIT_BATCHES * self.batch_size], self.batch_size
             )
@@ -53,8 +58,10 @@ class BucketOrder(Order):
     sorted.
     """
 
-    def __init__(self, lengths: torch.Tensor, batch_size: int, seed: int | None) -> None:
-        super().__init__(len(lengths), batch_size, seed)
+    def __init__(
+        self, lengths: torch.Tensor, batch_size: int, seed: int | None, limit: int | None = None
+    ) -> None:
+        super().__init__(len(lengths), batch_size, seed, limit)
         self._lengths = lengths
 
     def _arrange(self, epoch: int, device: torch.device) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from stages import checkpoints, data, learner, loggers, metrics, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
@@ -14,6 +14,7 @@ from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
 from stages.contracts.events import Renderer
 from stages.contracts.fields import (
+    MAX_COUNT,
     Compile,
     Count,
     Devices,
@@ -59,10 +60,26 @@ CHANGES_NO_NUMBER = {
 
 ``device`` is in this set because the key has an entry with the number and the kinds of the devices instead.
 """
-OMITTED_IF_DEFAULT = ("augment", "averaging", "bucket")
+OMITTED_IF_DEFAULT = ("augment", "averaging", "bucket", "limit_batches", "overfit_batches")
 """Params without which older runs were recorded: absent from ``config.json`` and keys at their defaults."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
 """Device files of which Linux has at least one if torch can use an accelerator."""
+
+
+class BatchLimits(Config):
+    """The maximum number of batches in an epoch of each split; one number is that of both."""
+
+    train: Count | None = None
+    valid: Count | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_number(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        if not (1 <= value <= MAX_COUNT and value == int(value)):
+            raise ValueError(f"must be an integer from 1 to {MAX_COUNT}, or a mapping with train and valid")
+        return {"train": value, "valid": value}
 
 
 class FitConfig(Config):
@@ -88,6 +105,17 @@ class FitConfig(Config):
     * ``vertical_flip``: ``p: 0.5``
     * ``random_erasing``: ``p: 0.5``, ``scale: [0.02, 0.33]``, ``ratio: [0.3, 3.3]``, ``value: 0.0``
     * ``color_jitter``: ``brightness: 0.0``, ``contrast: 0.0``
+    """
+    limit_batches: BatchLimits = BatchLimits()
+    """``{train: N, valid: N}``, or one number for both: the first N batches of each epoch only.
+
+    The train split is shuffled before, so that an epoch has other samples than the one before.
+    """
+    overfit_batches: Count | None = None
+    """Train on the same first N batches of the train split in every epoch, and validate on them too.
+
+    They are neither shuffled nor augmented, and ``limit_batches`` has no effect. A model that cannot fit them
+    has a mistake. null: train on all batches.
     """
     num_workers: Workers = 4
     """Processes that prepare batches; 0 prepares them in the training process, enough for data in memory.
@@ -311,6 +339,9 @@ class FitConfig(Config):
     def build_loader(self, prepared: "data.Prepared", split: str) -> "data.DataLoader":
         """Return the loader of one split of *prepared*; only the train split is shuffled and augmented."""
         builder = self._loader_builder(prepared.info)
+        if self.overfit_batches is not None:
+            return builder.limit_batches(self.overfit_batches).build(prepared.train)
+        builder.limit_batches(getattr(self.limit_batches, split, None))
         if split == "train":
             builder.shuffle(self.seed).augment([data.build_augmentation(each) for each in self.augment])
         return builder.build(getattr(prepared, split))

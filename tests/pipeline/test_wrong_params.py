@@ -50,6 +50,7 @@ WRONG_VALUES = {
     "choice or null": [True, 0, nan, "", "x", *NOT_A_SCALAR],
     "0 or 1": [None, True, False, 2, -1, 0.5, nan, "", "1", *NOT_A_SCALAR],
     "section": [None, True, 0, -1, 1e29, inf, "", "x", [], [1]],
+    "section of limits": [None, True, "", "x", 0, -1, 1.5, 1e29, inf, [], [1]],
     "section or null": [True, 0, -1, inf, "", "x", [], [1]],
     "part": [None, True, 0, -1, 1e29, inf, "", [], [1], {}, {"kind": ["mlp"]}, {"kind": {"a": "b"}}]
     + [{"kind": kind} for kind in (None, True, 0, "", ":", ":x", "a:", "a b:c", "a:b:c", "unknown")],
@@ -230,6 +231,7 @@ PARAMS = [
         {"kind": "sequential", "schedulers": [{"kind": "constant"}] * 2, "milestones": [1]},
         RULE | {"schedulers": "sections", "milestones": "counts"},
     ),
+    ("fit.limit_batches", {}, {"train": "count or null", "valid": "count or null"}),
     (
         "fit",
         {},
@@ -239,6 +241,8 @@ PARAMS = [
             "batcher": "part",
             "augment": "parts",
             "bucket": "flag",
+            "limit_batches": "section of limits",
+            "overfit_batches": "count or null",
             "num_workers": "processes",
             "prefetch": "processes",
             "resident": "flag or name",
