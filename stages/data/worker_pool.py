@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
+from stages.contracts.errors import DataError
 from stages.contracts.worker_signals import RESET, block_signals, prepare_worker
 from stages.data.fetcher import Fetcher, Place
 
@@ -27,7 +28,7 @@ class WorkerPool:
         Finalize(self, setattr, (may_exit, "value", True), exitpriority=0)  # multiprocessing ends them next
         self._places = _Places()
         self._loader: TorchDataLoader[Any] = TorchDataLoader(
-            fetcher,  # type: ignore[arg-type]  # structurally a dataset of batches
+            _WorkerFetcher(fetcher),  # type: ignore[arg-type]  # structurally a dataset of batches
             batch_size=None,
             sampler=self._places,
             collate_fn=_identity,
@@ -40,9 +41,32 @@ class WorkerPool:
             iter(self._loader)
 
     def batches(self, places: Iterable[Place]) -> Iterator[Any]:
-        """Return an iterator over the batches at *places*; batches of an earlier call are dropped."""
+        """Return an iterator over the batches at *places*; batches of an earlier call are dropped.
+
+        It raises the `DataError` that a worker has raised, without the traceback that torch adds.
+        """
         self._places.places = places
-        return iter(self._loader)
+        return map(_raise_error, iter(self._loader))
+
+
+class _WorkerFetcher:
+    """A fetcher that returns a `DataError` instead of raising it."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    def __getitem__(self, place: Place) -> Any:
+        try:
+            return self._fetcher[place]
+        except DataError as error:
+            return error
+
+
+def _raise_error(batch: Any) -> Any:
+    """Return *batch*, or raise it if it is an error."""
+    if isinstance(batch, DataError):
+        raise batch
+    return batch
 
 
 class _Places:

@@ -249,6 +249,20 @@ def test_unusable_labels_are_rejected(tmp_path, text, words):
         prepare(source, tmp_path / "prepared")
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_missing_file_of_an_index_is_named_without_a_traceback(tmp_path, workers):
+    prepare(draw(tmp_path / "raw"), tmp_path / "prepared", materialize="index")
+    split = data.read(tmp_path / "prepared").train
+    name = split.files.names[5]
+    (tmp_path / "raw" / name).unlink()
+    loader = data.DataLoaderBuilder(data.NormalizeBatcher()).batch_size(4).num_workers(workers).build(split)
+
+    with pytest.raises(DataError) as caught:
+        list(loader)
+
+    assert str(caught.value) == f"{tmp_path / 'raw' / name} cannot be read: No such file or directory"
+
+
 def test_changed_file_of_an_index_is_named(tmp_path):
     source = draw(tmp_path / "raw")
     prepare(source, tmp_path / "prepared", materialize="index")
