@@ -15,6 +15,8 @@ from stages.contracts.extras import load_extra
 
 CHANNELS = {"rgb": 3, "gray": 1}
 _PILLOW_MODES = {"rgb": "RGB", "gray": "L"}
+_WIDE_MODES = ("I", "F")
+"""Beginnings of Pillow's names of modes of 16 and 32 bits, whose conversion to 8 bits cuts values off."""
 _UINT8 = np.dtype(np.uint8)
 
 
@@ -61,10 +63,16 @@ class ImageDecoder:
     def decode(self, name: str, content: bytes) -> np.ndarray:
         """Return the image in *content*, of the file *name*: (height, width) or (height, width, 3), uint8.
 
-        Raises `UndecodableImageError` if it is not an intact image, and `DataError` if it has another size.
+        Raises `UndecodableImageError` if it is not an intact image, and `DataError` if it has another size
+        or more than 8 bits per channel.
         """
         form, path = self._form, Path(self._form.root, name)
         image = self._open(path, content)
+        if image.mode.startswith(_WIDE_MODES):
+            raise DataError(
+                f"{path} has more than 8 bits per channel, which would be cut off. Convert the images to 8 "
+                "bits, or to an array for the source 'npy'"
+            )
         if image.mode != _PILLOW_MODES[form.mode]:
             image = image.convert(_PILLOW_MODES[form.mode])
         height, width = form.size

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
@@ -122,7 +122,6 @@ class _Scan:
     hashes: np.ndarray
     moments: np.ndarray
     is_intact: np.ndarray
-    problems: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, files: ImageFiles, pixels: np.ndarray | None) -> "_Scan":

@@ -44,11 +44,6 @@ class TableFile:
         self._types: dict[str, Any] = {}
         self.schema = self._read_schema()
 
-    @property
-    def infers_types(self) -> bool:
-        """True if the types of the columns are those of the first rows."""
-        return self._kind == "csv"
-
     def convert(self, types: dict[str, Any]) -> None:
         """Read the columns in *types* with these types, if the file itself has none."""
         self._types = types

@@ -208,6 +208,11 @@ REJECTED = {
         {},
         "cow/z.png has 9×9 pixels, but an earlier image has 6×5. Set load_data.source.size",
     ),
+    "16 bits": (
+        lambda folder: Image.fromarray(np.full((6, 5), 999, np.uint16)).save(folder / "cow/z.png"),
+        {},
+        "cow/z.png has more than 8 bits per channel, which would be cut off. Convert",
+    ),
     "an empty class": (
         lambda folder: (folder / "dog").mkdir(),
         {},
