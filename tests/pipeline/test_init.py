@@ -59,7 +59,11 @@ def test_edited_model_and_new_version_rerun_the_stages_that_depend_on_them(new_p
     assert new_project.files("artifacts/model.mpk.gz") != made
 
     package.edit("stages/fit.py", f'VERSION = "{fit.VERSION}"', 'VERSION = "new"')
-    package.edit("stages/models/steps.py", "F.cross_entropy(logits, targets)", "F.nll_loss(logits, targets)")
+    package.edit(
+        "stages/models/steps.py",
+        "F.cross_entropy(logits, targets, weights",
+        "F.nll_loss(logits, targets, weights",
+    )
     old = new_project.learner("check")
     assert old.code == 1
     assert f"versions.yaml: fit is {fit.VERSION}, but new is installed. Run `learner versions`" in old.out

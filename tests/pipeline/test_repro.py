@@ -48,7 +48,9 @@ def test_graph_orders_the_five_stages(finished):
         ("create-artifact-dir", "save-model"),
         ("load-data", "build-learner"),
         ("load-data", "fit"),
+        ("load-data", "save-model"),
         ("build-learner", "fit"),
+        ("build-learner", "save-model"),
         ("fit", "save-model"),
     }
 
