@@ -355,6 +355,15 @@ class LearnerBuilder:
         """
         return self._set(checkpoint=epoch)
 
+    def sanity_check(self, batches: int) -> Self:
+        """Validate on the first *batches* before a new run trains, and discard the values. Default: 0.
+
+        A mistake in the validation is then reported at once. The run has the same numbers.
+        """
+        if batches < 0:
+            raise BuilderError(f"sanity_check({batches}): pass 0 or a number of batches")
+        return self._set(sanity_check=batches)
+
     def seed(self, seed: int) -> Self:
         """Derive the random state of each epoch from *seed*.
 

@@ -9,6 +9,7 @@ early stopping. After any batch a checkpoint may be written; an interrupted run 
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from torch import nn
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
+from stages.contracts.renderers import Renderers
 from stages.learner.assembly import Components
-from stages.learner.batches import Loader, check_workers
+from stages.learner.batches import Loader, check_workers, iterate_on_device
 from stages.learner.checks import (
     StepChecks,
     check_rules_without_validation,
@@ -46,6 +48,7 @@ class Loop:
         self._observers = components.observers
         self._checkpoints = components.checkpoints
         self._interrupter = components.interrupter
+        self._device = components.replicas.devices[0]
         self._mid_epoch = MidEpochCheckpointer(components)
         model = self._state.model
         self._checks = StepChecks(model.model, model.optimizer)
@@ -73,6 +76,8 @@ class Loop:
         if valid is None:
             self._check_without_validation()
         check_workers(*loaders)
+        if valid is not None and self._options.sanity_check and self._state.resumed is None:
+            self._check_validation(valid)
         retain_freed_memory()
         first = self._state.epoch + 1
         try:
@@ -88,6 +93,24 @@ class Loop:
             self._observers.close()
         model: nn.Module = self._state.model.model
         return model
+
+    @torch.no_grad()
+    def _check_validation(self, loader: Loader) -> None:
+        """Validate on the first batches of *loader*, and discard the values and changes of buffers."""
+        state, split = self._state, Split.VALID
+        model = state.model.model.eval()
+        buffers = [(each, each.clone()) for each in model.buffers()]
+        metrics = [
+            (each, ()) for each in self._observers.metrics[split] if not (each.telemetry or each.covers_pass)
+        ]
+        meter = Meter(metrics, Renderers([]), split, 1)
+        batches = iter(iterate_on_device(loader, self._device))
+        for iteration, batch in enumerate(islice(batches, self._options.sanity_check), start=1):
+            item = self._checks.check_valid_step(state.run_step(model.valid_step, split, batch))
+            meter.measure(item, iteration, 0.0)
+        meter.finish()
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
     def _check_without_validation(self) -> None:
         """Raise `BuilderError` if something in the run needs a validation."""

@@ -85,6 +85,8 @@ class LearnerOptions:
     retention: Retention | None = None
     early_stopping: EarlyStopping | None = None
     interrupter: Interrupter | None = None
+    sanity_check: int = 0
+    """Batches of the valid split that are validated before the first epoch."""
     seed: int | None = None
     summary: bool = False
     """True to print the summary after the run."""

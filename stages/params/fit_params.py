@@ -17,6 +17,7 @@ from stages.contracts.fields import (
     MAX_COUNT,
     Compile,
     Count,
+    CountFromZero,
     Devices,
     FastPath,
     Flag,
@@ -55,12 +56,13 @@ CHANGES_NO_NUMBER = {
     "step",
     "prefetch",
     "resident",
+    "sanity_check",
 }
 """Params that are not part of a run's key: a run resumes with other values of them.
 
 ``device`` is in this set because the key has an entry with the number and the kinds of the devices instead.
 """
-OMITTED_IF_DEFAULT = ("augment", "averaging", "bucket", "limit_batches", "overfit_batches")
+OMITTED_IF_DEFAULT = ("augment", "averaging", "bucket", "limit_batches", "overfit_batches", "sanity_check")
 """Params without which older runs were recorded: absent from ``config.json`` and keys at their defaults."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
 """Device files of which Linux has at least one if torch can use an accelerator."""
@@ -116,6 +118,11 @@ class FitConfig(Config):
 
     They are neither shuffled nor augmented, and ``limit_batches`` has no effect. A model that cannot fit them
     has a mistake. null: train on all batches.
+    """
+    sanity_check: CountFromZero = 0
+    """Batches of the valid split that are validated before the first epoch of a new run, to find a mistake.
+
+    It changes no number.
     """
     num_workers: Workers = 4
     """Processes that prepare batches; 0 prepares them in the training process, enough for data in memory.
@@ -269,6 +276,7 @@ class FitConfig(Config):
         builder = (
             builder.metrics(*self._build_metrics())
             .num_epochs(self.num_epochs)
+            .sanity_check(self.sanity_check)
             .seed(self.seed)
             .devices(self._devices())
             .precision(self.precision)

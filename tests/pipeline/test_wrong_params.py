@@ -243,6 +243,7 @@ PARAMS = [
             "bucket": "flag",
             "limit_batches": "section of limits",
             "overfit_batches": "count or null",
+            "sanity_check": "count from 0",
             "num_workers": "processes",
             "prefetch": "processes",
             "resident": "flag or name",

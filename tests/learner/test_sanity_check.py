@@ -1,0 +1,74 @@
+"""Batches of validation before the first epoch."""
+
+import pytest
+import torch
+from torch import nn
+
+from stages.contracts.errors import BuilderError
+from stages.learner import LearnerBuilder
+from stages.metrics import LossMetric
+from stages.models import ClassificationStep
+from stages.params.fit_params import FitConfig
+from stages.records import DefaultRecorder
+
+BATCHES = [(torch.arange(8.0).reshape(2, 4), torch.tensor([0, 1]))] * 3
+
+
+class Counting(ClassificationStep, nn.Linear):
+    """A model that counts the batches of each split, those of validation also in a buffer."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.register_buffer("validated", torch.zeros(()))
+        self.seen = []
+
+    def train_step(self, batch):
+        self.seen.append("train")
+        return super().train_step(batch)
+
+    def valid_step(self, batch):
+        self.seen.append("valid")
+        self.validated += 1
+        torch.rand(3)
+        return super().valid_step(batch)
+
+
+def fit(directory, batches, num_epochs=1):
+    model = Counting()
+    builder = LearnerBuilder(directory).metrics(LossMetric()).devices(["cpu"]).sanity_check(batches)
+    builder.with_file_checkpointer(DefaultRecorder()).checkpoint("auto").num_epochs(num_epochs)
+    builder.build(model, torch.optim.SGD(model.parameters(), 0.1)).fit(BATCHES, BATCHES)
+    return model
+
+
+def test_first_batches_are_validated_before_training(tmp_path):
+    model = fit(tmp_path, 2)
+
+    assert model.seen == ["valid"] * 2 + ["train"] * 3 + ["valid"] * 3
+    assert model.validated == 3
+
+
+def test_sanity_check_changes_no_file_of_the_run(train, tmp_path):
+    def files(folder):
+        paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "experiment.log"]
+        return {path.relative_to(folder): path.read_bytes() for path in paths}
+
+    train(tmp_path / "without")
+    train(tmp_path / "with", change=lambda builder: builder.sanity_check(2))
+
+    assert files(tmp_path / "with") == files(tmp_path / "without")
+
+
+def test_run_is_checked_at_its_start_and_not_after_a_resume(tmp_path):
+    fit(tmp_path, 0)
+
+    assert fit(tmp_path, 2, num_epochs=2).seen == ["train"] * 3 + ["valid"] * 3
+
+
+def test_param_is_not_part_of_the_key():
+    assert FitConfig(sanity_check=2).key_params() == FitConfig().key_params()
+
+
+def test_negative_number_is_rejected(tmp_path):
+    with pytest.raises(BuilderError, match="pass 0 or a number of batches"):
+        LearnerBuilder(tmp_path).sanity_check(-1)
