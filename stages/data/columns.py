@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from stages.data.checks import check, input_type, row_blocks, target_type
+from stages.data.group_division import divide_groups
 from stages.data.mapped_arrays import gather, is_mapped, release
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide
 from stages.data.tables import TableRows
@@ -104,7 +105,11 @@ def split_columns(
     missing = {name: each for name, each in (fractions or {}).items() if each and name not in found}
     if missing:
         train = found["train"]
-        parts = divide(train.targets.array, missing, seed)
+        groups = (loaded.train if isinstance(loaded, Splits) else loaded).groups
+        if groups is not None:
+            parts = divide_groups(groups, train.targets.array, missing, seed)
+        else:
+            parts = divide(train.targets.array, missing, seed)
         if _is_read_in_order(train):
             for rows in parts.values():
                 rows.sort()

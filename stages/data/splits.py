@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import DataError
+from stages.data.group_division import divide_groups
 
 SPLIT_NAMES = ("train", "valid", "test")
 CHUNK_ROWS = 1 << 18
@@ -30,6 +31,8 @@ class Arrays:
 
     A source that reads all values has them, so that the normalization needs no pass of its own.
     """
+    groups: np.ndarray | None = None
+    """(N,) labels of any type, for example of persons; samples with the same label stay in one split."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -53,10 +56,15 @@ def split(arrays: Arrays, valid_fraction: float, seed: int, *, test_fraction: fl
     """Divide *arrays* at random by *seed*, with the same proportion of every class in each part.
 
     Both fractions are shares of all samples; 0 leaves the split out. Regression targets are divided without
-    strata. Raises `DataError` if a part would be empty or would miss a class.
+    strata, and samples of a group stay together. Raises `DataError` if a part would be empty or, without
+    groups, would miss a class.
     """
     fractions = {"test": test_fraction, "valid": valid_fraction}
-    parts = divide(arrays.targets, {name: each for name, each in fractions.items() if each}, seed)
+    wanted = {name: each for name, each in fractions.items() if each}
+    if arrays.groups is not None:
+        parts = divide_groups(arrays.groups, arrays.targets, wanted, seed)
+    else:
+        parts = divide(arrays.targets, wanted, seed)
     return Splits(
         **{
             name: Arrays(arrays.inputs[rows], arrays.targets[rows], arrays.names)

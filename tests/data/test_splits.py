@@ -119,3 +119,50 @@ def test_test_split_of_another_shape_is_rejected():
 
     with pytest.raises(DataError, match="int64 of shape .* in train and float32 of shape .* in test"):
         data.prepare(splits)
+
+
+def grouped(seed=0, count=60):
+    generator = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(count), generator.integers(1, 8, count))
+    targets = generator.integers(0, 3, count)[groups]
+    return data.Arrays(groups, targets, groups=groups.astype(str))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_samples_of_a_group_are_in_one_split_of_about_its_fraction(seed):
+    arrays = grouped(seed)
+
+    made = data.split(arrays, 0.2, seed, test_fraction=0.3)
+
+    parts = samples(made)
+    assert sum(len(each) for each in parts.values()) == len(set.union(*parts.values())) == 60
+    for name, share in {"train": 0.5, "valid": 0.2, "test": 0.3}.items():
+        counts = class_counts(made.by_name()[name])
+        assert counts == pytest.approx(share * np.bincount(arrays.targets), abs=7)
+
+
+def test_division_by_group_depends_on_the_seed():
+    arrays = grouped()
+
+    drawn = [samples(data.split(arrays, 0.2, seed))["valid"] for seed in (1, 1, 2)]
+
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_groups_of_a_source_are_used_by_load_data():
+    splits = data.split_columns(grouped(), {"valid": 0.2}, 1)
+
+    expected = data.split(grouped(), 0.2, 1)
+    assert splits["valid"].targets.read(slice(None)).tolist() == expected.valid.targets.tolist()
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (np.zeros(100), "1 groups cannot be divided by .*: the valid split would be empty"),
+        (np.zeros(99), r"one label per sample, shape \(100,\); found shape \(99,\)"),
+    ],
+)
+def test_groups_that_cannot_be_divided_are_rejected(groups, words):
+    with pytest.raises(DataError, match=words):
+        data.split(data.Arrays(CLASSES.inputs, CLASSES.targets, groups=groups), 0.2, 1)
