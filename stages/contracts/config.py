@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
@@ -85,6 +86,11 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     return value is None or isinstance(value, str | int)
 
 
+def arguments_beside(config: BaseModel) -> dict[str, Any]:
+    """Return the keys of *config* that its class does not have, without those that are null."""
+    return {key: value for key, value in (config.model_extra or {}).items() if value is not None}
+
+
 def arguments_of(config: BaseModel) -> dict[str, Any]:
     """Return the arguments of a part: all keys except ``kind`` whose value is not null."""
     return {key: value for key, value in config if key != "kind" and value is not None}
@@ -107,6 +113,16 @@ def kind_of(value: Any) -> str | None:
     """Return the ``kind`` of raw data or of a config; None if it has none."""
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", value)
     return kind if isinstance(kind, str) else None
+
+
+def select_by_kind(kinds: Collection[str]) -> Discriminator:
+    """Return the discriminator of a union: the tag is one of *kinds*, or ``use`` for any other kind."""
+
+    def tag(value: Any) -> str:
+        kind = kind_of(value)
+        return kind if kind is not None and kind in kinds else "use"
+
+    return Discriminator(tag)
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

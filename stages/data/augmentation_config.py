@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
+from pydantic import AfterValidator, BeforeValidator, Tag
 
-from stages.contracts.config import Config, Use, kind_of
+from stages.contracts.config import Config, Use, select_by_kind
 from stages.contracts.fields import CountFromZero, Finite, Fraction, NonNegative, Range, Size
 from stages.contracts.plugins import name_validator
 
@@ -77,11 +77,6 @@ class ColorJitter(Config):
 BuiltIn = RandomCrop | HorizontalFlip | VerticalFlip | RandomErasing | ColorJitter
 
 
-def _tag(value: Any) -> str:
-    kind = kind_of(value)
-    return kind if kind in AUGMENTATIONS else "use"
-
-
 def _accept_bare_name(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
@@ -93,6 +88,6 @@ AugmentationConfig = Annotated[
     | Annotated[RandomErasing, Tag("random_erasing")]
     | Annotated[ColorJitter, Tag("color_jitter")]
     | Annotated[Use, AfterValidator(name_validator("augmentation", AUGMENTATIONS)), Tag("use")],
-    Discriminator(_tag),
+    select_by_kind(AUGMENTATIONS),
     BeforeValidator(_accept_bare_name),
 ]

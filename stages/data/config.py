@@ -1,10 +1,10 @@
 """Configuration of data sources, normalization and batchers."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Discriminator, Tag
+from pydantic import AfterValidator, Tag
 
-from stages.contracts.config import Config, Use, kind_of
+from stages.contracts.config import Config, Use, select_by_kind
 from stages.contracts.fields import DATA_PATH, DataPath, Finite, Text, Texts, Units
 from stages.contracts.plugins import name_validator
 
@@ -115,11 +115,6 @@ class NormalizationConfig(Config):
     a sample, which is the channel of an image (C, H, W) or the column of a table (F,)."""
 
 
-def _tag(value: Any) -> str:
-    kind = kind_of(value)
-    return kind if kind in BUILT_IN else "use"
-
-
 Source = Annotated[
     Annotated[Digits, Tag("digits")]
     | Annotated[Idx, Tag("idx")]
@@ -129,7 +124,7 @@ Source = Annotated[
     | Annotated[Table, Tag("table")]
     | Annotated[TorchDatasets, Tag("dataset")]
     | Annotated[Use, AfterValidator(name_validator("source", BUILT_IN)), Tag("use")],
-    Discriminator(_tag),
+    select_by_kind(BUILT_IN),
 ]
 
 BatcherConfig = Annotated[Use, AfterValidator(name_validator("batcher", BATCHERS))]

@@ -11,14 +11,13 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     Tag,
     ValidationError,
     model_validator,
 )
 
-from stages.contracts.config import Config, Use, kind_of
+from stages.contracts.config import Config, Use, arguments_beside, select_by_kind
 from stages.contracts.errors import ParamsError, closest
 from stages.contracts.fields import Count, Decay, Flag, NonNegative, Patterns, Positive, integer
 from stages.contracts.plugins import name_validator
@@ -254,12 +253,7 @@ class OptimizerUse(Use):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of the class, except for ``lr``; null is not passed."""
-        return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
-
-
-def _tag(value: Any) -> str:
-    kind = kind_of(value)
-    return kind if kind in OUR_KINDS else "use"
+        return arguments_beside(self)
 
 
 OptimizerConfig = Annotated[
@@ -271,7 +265,7 @@ OptimizerConfig = Annotated[
     | Annotated[Muon, Tag("muon")]
     | Annotated[Lbfgs, Tag("lbfgs")]
     | Annotated[OptimizerUse, AfterValidator(name_validator("optimizer", BUILT_IN)), Tag("use")],
-    Discriminator(_tag),
+    select_by_kind(OUR_KINDS),
 ]
 
 

@@ -8,9 +8,9 @@ import math
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 
-from stages.contracts.config import Config, Use, kind_of
+from stages.contracts.config import Config, Use, arguments_beside, select_by_kind
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import Count, Factor, NonNegative, Positive, Steps, Text
 from stages.contracts.plugins import name_validator
@@ -288,12 +288,7 @@ class ScheduleUse(Use):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of the class; null is not passed."""
-        return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
-
-
-def _tag(value: Any) -> str:
-    kind = kind_of(value)
-    return kind if kind in OUR_KINDS else "use"
+        return arguments_beside(self)
 
 
 ScheduleConfig = Annotated[
@@ -306,5 +301,5 @@ ScheduleConfig = Annotated[
     | Annotated[Composed, Tag("composed")]
     | Annotated[Sequential, Tag("sequential")]
     | Annotated[ScheduleUse, Tag("use")],
-    Discriminator(_tag),
+    select_by_kind(OUR_KINDS),
 ]
