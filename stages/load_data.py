@@ -27,6 +27,8 @@ class LoadDataConfig(ExtendedConfig):
     * ``image_folder``: ``path``, ``labels: null``, ``size: null``, ``mode: rgb``, ``corrupt: error``
     * ``table``: ``path``, ``target``, ``features: null``, ``categorical: []``, ``encoding: one_hot``,
       ``missing: error``, ``fill: 0.0``, ``task: null``
+    * ``text``: ``path``, ``text: text``, ``label: label``, ``tokenizer: bytes``, ``vocabulary_size: 10000``,
+      ``max_length: 256``
     * ``dataset``: ``factory``, an import path with its arguments
     """
     materialize: Literal["auto", "tensors", "index"] = "auto"

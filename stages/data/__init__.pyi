@@ -21,6 +21,7 @@ from .config import Npy as Npy
 from .config import Npz as Npz
 from .config import Source as Source
 from .config import Table as Table
+from .config import TextFiles as TextFiles
 from .config import TorchDatasets as TorchDatasets
 from .datasets import Dataset as Dataset
 from .datasets import Samples as Samples

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Tag
 
 from stages.contracts.config import Config, Use, select_by_kind
-from stages.contracts.fields import DATA_PATH, DataPath, Finite, Text, Texts, Units
+from stages.contracts.fields import DATA_PATH, DataPath, Finite, Text, Texts, Units, integer
 from stages.contracts.plugins import name_validator
 
 BUILT_IN = {
@@ -16,6 +16,7 @@ BUILT_IN = {
     "npy": "stages.data.sources:npy",
     "npz": "stages.data.sources:npz",
     "table": "stages.data.tables:table",
+    "text": "stages.data.texts:text",
 }
 
 
@@ -97,6 +98,24 @@ class Table(Config):
     """``regression`` predicts integers as numbers; null for the type of the target."""
 
 
+class TextFiles(Config):
+    """Texts and their classes, as ids of tokens; needs the extra ``text``, except for bytes."""
+
+    kind: Literal["text"]
+    path: Text
+    """A CSV, TSV or JSON lines file, or a folder with a folder of ``.txt`` files for each class."""
+    text: Text = "text"
+    """The column, or the key of JSON, with the text."""
+    label: Text = "label"
+    """The column, or the key of JSON, with the class: an integer or a name."""
+    tokenizer: Text = "bytes"
+    """``bytes``; ``words`` or ``bpe``, whose vocabulary is trained on all texts; or a ``tokenizer.json``."""
+    vocabulary_size: Annotated[int, integer(3, 10_000_000)] = 10_000
+    """Largest number of tokens in a trained vocabulary, with those for padding (0) and unknown words (1)."""
+    max_length: Units = 256
+    """The number of tokens after which a text is cut; ``dataset.json`` has the number of cut texts."""
+
+
 class TorchDatasets(Config):
     """Datasets of PyTorch, whose samples are stored as tensors."""
 
@@ -122,6 +141,7 @@ Source = Annotated[
     | Annotated[Npy, Tag("npy")]
     | Annotated[ImageFolder, Tag("image_folder")]
     | Annotated[Table, Tag("table")]
+    | Annotated[TextFiles, Tag("text")]
     | Annotated[TorchDatasets, Tag("dataset")]
     | Annotated[Use, AfterValidator(name_validator("source", BUILT_IN)), Tag("use")],
     select_by_kind(BUILT_IN),

@@ -48,7 +48,16 @@ class DatasetInfo(ExtendedConfig):
     """The content of ``dataset.json``."""
 
     omitted_defaults: ClassVar[frozenset[str]] = frozenset(
-        {"class_names", "feature_names", "categories", "skipped", "index"}
+        {
+            "class_names",
+            "feature_names",
+            "categories",
+            "skipped",
+            "index",
+            "tokenizer",
+            "vocabulary_size",
+            "truncated",
+        }
     )
 
     task: Literal["classification", "regression"]
@@ -74,6 +83,12 @@ class DatasetInfo(ExtendedConfig):
     """The categories of each categorical column of a table, in the order of their codes; None: missing."""
     skipped: int | None = None
     """The number of corrupt files, or of rows with missing values, that the source was set to leave out."""
+    tokenizer: dict[str, Any] | None = None
+    """The content of the ``tokenizer.json`` of texts; ``{"kind": "bytes"}`` for bytes."""
+    vocabulary_size: int | None = None
+    """The number of ids of tokens, with 0 for padding."""
+    truncated: int | None = None
+    """The number of texts that were cut."""
     index: ImageFormat | None = None
     """The form of images in files, of which the split files have an index; None for tensors."""
 

@@ -1,0 +1,183 @@
+"""The data source ``text``: texts and their classes, as ids of tokens."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.contracts.errors import DataError, closest
+from stages.contracts.extras import load_extra
+from stages.data.splits import Arrays
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+PADDING, UNKNOWN = "[PAD]", "[UNK]"
+"""The tokens with the ids 0 and 1 of a trained vocabulary."""
+ENCODED_TEXTS = 1024
+"""The number of texts that are encoded at a time."""
+
+Sample = tuple[str, Any]
+"""A text and its label."""
+
+
+def text(
+    path: str,
+    *,
+    text: str = "text",
+    label: str = "label",
+    tokenizer: str = "bytes",
+    vocabulary_size: int = 10_000,
+    max_length: int = 256,
+) -> Arrays:
+    """Return texts as ids of tokens, (N, T), padded with 0, and their classes.
+
+    *path* is a CSV or TSV file with a header, a file of JSON lines, or a folder with a folder of ``.txt``
+    files for each class. *text* and *label* are columns or keys. *tokenizer* is ``bytes`` (an id is the byte
+    + 1), ``words`` or ``bpe`` (a vocabulary of at most *vocabulary_size* tokens is trained on all texts), or
+    the path of a ``tokenizer.json`` whose id 0 is the padding. Texts are cut after *max_length* tokens.
+    Raises `DataError` if a file cannot be read, and for a text without tokens.
+    """
+    texts, labels = zip(*_read(Path(path), text, label), strict=True)
+    targets, class_names = _to_classes(labels)
+    encoder = _build_encoder(tokenizer, texts, vocabulary_size)
+    ids, truncated = _encode(encoder, texts, max_length, path)
+    facts: dict[str, Any] = {"tokenizer": encoder.description, "vocabulary_size": encoder.size}
+    facts |= {"truncated": truncated} | ({"class_names": class_names} if class_names else {})
+    return Arrays(ids, targets, (f"{path}: {text}", f"{path}: {label}"), facts)
+
+
+class ByteEncoder:
+    """The bytes of a text in UTF-8, as ids from 1 to 256."""
+
+    size = 257
+    description: dict[str, Any] = {"kind": "bytes"}  # noqa: RUF012  never changed
+
+    def encode(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
+        """Yield the ids of each text."""
+        for each in texts:
+            yield np.frombuffer(each.encode("utf-8", "replace"), np.uint8).astype(np.int64) + 1
+
+
+class TokenEncoder:
+    """A tokenizer of the package ``tokenizers``."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.size: int = tokenizer.get_vocab_size()
+        self.description: dict[str, Any] = json.loads(tokenizer.to_str())
+        """The content of its ``tokenizer.json``."""
+
+    def encode(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
+        """Yield the ids of each text."""
+        for each in self._tokenizer.encode_batch(list(texts)):
+            yield np.array(each.ids, np.int64)
+
+
+def _build_encoder(name: str, texts: Sequence[str], size: int) -> ByteEncoder | TokenEncoder:
+    if name == "bytes":
+        return ByteEncoder()
+    package = load_extra("tokenizers", "text", "the data source 'text'")
+    if name not in ("words", "bpe"):
+        return TokenEncoder(_load_tokenizer(package, Path(name)))
+    is_bpe = name == "bpe"
+    model = package.models.BPE(unk_token=UNKNOWN) if is_bpe else package.models.WordLevel(unk_token=UNKNOWN)
+    tokenizer = package.Tokenizer(model)
+    tokenizer.normalizer = package.normalizers.Sequence(
+        [package.normalizers.NFKC(), package.normalizers.Lowercase()]
+    )
+    tokenizer.pre_tokenizer = package.pre_tokenizers.Whitespace()
+    trainers = package.trainers
+    trainer = (trainers.BpeTrainer if is_bpe else trainers.WordLevelTrainer)(
+        vocab_size=size, special_tokens=[PADDING, UNKNOWN], show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return TokenEncoder(tokenizer)
+
+
+def _load_tokenizer(package: Any, path: Path) -> Any:
+    if not path.is_file():
+        raise DataError(
+            f"load_data.source.tokenizer: there is no file {str(path)!r}. Use bytes, words, bpe, or the path "
+            "of a tokenizer.json"
+        )
+    try:
+        tokenizer = package.Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001  the package raises Exception itself
+        raise DataError(f"{path} is not a file of the package tokenizers: {error}") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _encode(
+    encoder: ByteEncoder | TokenEncoder, texts: Sequence[str], max_length: int, path: str
+) -> tuple[np.ndarray, int]:
+    """Return the ids of *texts* in the smallest type, cut and padded, and the number of cut texts."""
+    ids = np.zeros((len(texts), max_length), np.min_scalar_type(encoder.size))
+    longest = truncated = 0
+    for start in range(0, len(texts), ENCODED_TEXTS):
+        for row, found in enumerate(encoder.encode(texts[start : start + ENCODED_TEXTS]), start=start):
+            if not len(found):
+                raise DataError(f"{path}: text {row}, counted from 0, has no tokens. Remove it")
+            kept = found[:max_length]
+            ids[row, : len(kept)] = kept
+            longest = max(longest, len(kept))
+            truncated += len(found) > max_length
+    return ids[:, :longest], truncated
+
+
+def _to_classes(labels: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Return the class of each label, and the names of the classes unless the labels are integers."""
+    if all(isinstance(each, int) or str(each).isdecimal() for each in labels):
+        return np.array([int(each) for each in labels], np.int64), None
+    names = tuple(sorted({str(each) for each in labels}))
+    numbers = {name: number for number, name in enumerate(names)}
+    return np.array([numbers[str(each)] for each in labels], np.int64), names
+
+
+def _read(path: Path, text: str, label: str) -> list[Sample]:
+    """Return all samples at *path*, in the order of the file or of the names of the files."""
+    try:
+        samples = list(_iterate(path, text, label))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"load_data.source.path: {path} cannot be read: {error}. Correct it") from error
+    if not samples:
+        raise DataError(f"load_data.source.path: {path} has no texts. Correct the path")
+    return samples
+
+
+def _iterate(path: Path, text: str, label: str) -> Iterator[Sample]:
+    if path.is_dir():
+        for each in sorted(path.glob("*/*.txt")):
+            yield each.read_text(encoding="utf-8"), each.parent.name
+        return
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.suffix in DELIMITERS:
+            rows: Iterable[Any] = csv.DictReader(file, delimiter=DELIMITERS[path.suffix])
+        elif path.suffix in JSON_SUFFIXES:
+            rows = (_parse(line, number, path) for number, line in enumerate(file, start=1) if line.strip())
+        else:
+            raise DataError(f"load_data.source.path: {path} must be a folder, or end in .csv, .tsv or .jsonl")
+        for number, row in enumerate(rows):
+            yield str(_pick(row, text, number, path)), _pick(row, label, number, path)
+
+
+def _parse(line: str, number: int, path: Path) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path}, line {number}: not JSON: {error}. Correct the line") from None
+
+
+def _pick(row: Any, name: str, number: int, path: Path) -> Any:
+    value = row.get(name) if isinstance(row, dict) else None
+    if value is None:
+        known = [str(each) for each in row] if isinstance(row, dict) else []
+        raise DataError(
+            f"{path}: sample {number}, counted from 0, has no {name!r}.{closest(name, known)} "
+            f"Found: {', '.join(known) or 'no keys'}"
+        )
+    return value

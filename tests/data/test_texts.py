@@ -1,0 +1,110 @@
+"""The source `text`: texts as padded ids of tokens."""
+
+import json
+
+import numpy as np
+import pytest
+
+from stages.contracts.errors import DataError
+from stages.data import load_source
+from stages.data.config import TextFiles
+from stages.data.texts import text
+
+SAMPLES = [("ab", "good"), ("the cat sat on the mat", "bad"), ("äb the", "good")]
+
+
+def write(folder, form):
+    """Write `SAMPLES` in one form, and return the path."""
+    if form == "folder":
+        for number, (content, label) in enumerate(SAMPLES):
+            (folder / "texts" / label).mkdir(parents=True, exist_ok=True)
+            (folder / "texts" / label / f"{number}.txt").write_text(content)
+        return folder / "texts"
+    path = folder / f"texts.{form}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps({"text": t, "label": c}) + "\n" for t, c in SAMPLES))
+    else:
+        mark = "," if form == "csv" else "\t"
+        path.write_text(f"text{mark}label\n" + "".join(f"{t}{mark}{c}\n" for t, c in SAMPLES))
+    return path
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl"])
+def test_files_have_the_same_samples(form, tmp_path):
+    arrays = text(str(write(tmp_path, form)))
+
+    assert arrays.targets.tolist() == [1, 0, 1]
+    assert arrays.facts["class_names"] == ("bad", "good")
+    assert arrays.inputs[0].tolist() == [98, 99] + [0] * 20
+    assert bytes((arrays.inputs[2, :7] - 1).astype(np.uint8)).decode() == "äb the"
+
+
+def test_folder_has_a_class_for_each_folder(tmp_path):
+    arrays = text(str(write(tmp_path, "folder")))
+
+    assert arrays.targets.tolist() == [0, 1, 1]
+    assert arrays.facts["class_names"] == ("bad", "good")
+
+
+@pytest.mark.parametrize("tokenizer", ["words", "bpe"])
+def test_trained_vocabulary_is_the_same_each_time_and_can_be_loaded_from_its_file(tokenizer, tmp_path):
+    pytest.importorskip("tokenizers")
+    path = str(write(tmp_path, "csv"))
+
+    first, second = (text(path, tokenizer=tokenizer, vocabulary_size=30) for _ in range(2))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(first.facts["tokenizer"]))
+    loaded = text(path, tokenizer=str(tmp_path / "tokenizer.json"))
+
+    assert first.facts == second.facts
+    assert np.array_equal(first.inputs, loaded.inputs)
+    assert np.array_equal(first.inputs, second.inputs)
+
+
+def test_words_are_lower_case_and_rare_ones_unknown(tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "texts.csv").write_text("text,label\nThe the a,0\nthe zebra,1\n")
+
+    arrays = text(str(tmp_path / "texts.csv"), tokenizer="words", vocabulary_size=4)
+
+    vocabulary = arrays.facts["tokenizer"]["model"]["vocab"]
+    assert (len(vocabulary), vocabulary["[PAD]"], vocabulary["[UNK]"]) == (4, 0, 1)
+    assert arrays.inputs[0].tolist()[:2] == [vocabulary["the"]] * 2
+    assert 1 in arrays.inputs, "one of the two rare words is unknown"
+    assert "class_names" not in arrays.facts, "integers are classes themselves"
+
+
+def test_long_texts_are_cut_and_counted(tmp_path):
+    arrays = text(str(write(tmp_path, "csv")), max_length=5)
+
+    assert arrays.inputs.shape == (3, 5)
+    assert arrays.facts["truncated"] == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        ("text,label\n", "a.csv", "has no texts"),
+        ("txt,label\na,1\n", "a.csv", "sample 0, counted from 0, has no 'text'. Did you mean 'txt'"),
+        ('{"text": "a"', "a.jsonl", "line 1: not JSON"),
+        ("text,label\n,1\n", "a.csv", "text 0, counted from 0, has no tokens"),
+        ("a", "a.doc", "must be a folder, or end in .csv, .tsv or .jsonl"),
+    ],
+)
+def test_wrong_file_is_refused_with_its_place(content, name, message, tmp_path):
+    (tmp_path / name).write_text(content)
+
+    with pytest.raises(DataError, match=message):
+        text(str(tmp_path / name))
+
+
+def test_missing_files_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"no-file\.csv cannot be read"):
+        text(str(tmp_path / "no-file.csv"))
+    with pytest.raises(DataError, match="Use bytes, words, bpe, or the path"):
+        text(str(write(tmp_path, "csv")), tokenizer="byts")
+
+
+def test_source_is_configured_in_params(tmp_path):
+    arrays = load_source(TextFiles(kind="text", path=str(write(tmp_path, "csv")), max_length=4))
+
+    assert arrays.inputs.shape == (3, 4)
