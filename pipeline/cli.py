@@ -17,6 +17,7 @@ from pipeline.commands.evaluate import evaluate
 from pipeline.commands.init import init
 from pipeline.commands.lr_find import lr_find
 from pipeline.commands.options import flag
+from pipeline.commands.profile import profile
 from pipeline.commands.records import app as records_app
 from pipeline.commands.run import print_warning, resume, run
 from pipeline.commands.runs import app as runs_app
@@ -42,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(run, resume, stage, check, status, data, summary, evaluate, lr_find, compare, plot),
+    *(run, resume, stage, check, status, data, summary, evaluate, lr_find, profile, compare, plot),
     *(sweep, serve, push, pull, doctor, init, versions),
 )
 for command in COMMANDS:

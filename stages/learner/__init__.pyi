@@ -16,6 +16,8 @@ from .lr_finder import find_learning_rate as find_learning_rate
 from .model_state import state_dict_of as state_dict_of
 from .model_state import use_average as use_average
 from .run_state import best_epoch as best_epoch
+from .step_profile import StepProfile as StepProfile
+from .step_profile import profile_steps as profile_steps
 from .summary import summary_json as summary_json
 from .summary import summary_text as summary_text
 from .warm_start import Origin as Origin

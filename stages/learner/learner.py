@@ -26,6 +26,11 @@ class Learner:
         self._device = components.replicas.devices[0]
 
     @property
+    def components(self) -> Components:
+        """The parts of the run, for tools such as `profile_steps`."""
+        return self._components
+
+    @property
     def model(self) -> nn.Module:
         """The model in its current state."""
         model: nn.Module = self._state.model.model

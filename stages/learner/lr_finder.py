@@ -88,7 +88,7 @@ def find_learning_rate(
     losses = _Losses()
     builder.metrics(LossMetric()).num_epochs(1).renderer(losses)
     learner = builder.build(model, optimizer, Scheduler(lowest, _Growth(growth)))
-    batches = _FirstBatches(train, steps)
+    batches = FirstBatches(train, steps)
     with suppress(NonFiniteError):  # the last loss is then the end of the curve
         learner.fit(batches, [next(iter(batches))])
     measured = tuple(losses.values)
@@ -106,7 +106,7 @@ class _Growth:
         return initial * self.factor**iteration
 
 
-class _FirstBatches:
+class FirstBatches:
     """The first *steps* batches of a loader, which starts new epochs as often as needed."""
 
     def __init__(self, loader: Loader, steps: int) -> None:
@@ -126,6 +126,7 @@ class _FirstBatches:
             yield from self._loader
 
     def set_device(self, device: torch.device) -> None:
+        """Move all following batches to *device*."""
         if hasattr(self._loader, "set_device"):
             self._loader.set_device(device)
 

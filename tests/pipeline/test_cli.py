@@ -57,6 +57,14 @@ def test_lr_find_suggests_a_rate_and_changes_no_output(finished):
     assert "up to date" in finished.ok("dvc", "status")
 
 
+def test_profile_prints_the_parts_of_a_step_and_writes_a_trace(finished):
+    result = finished.learner("profile", "--steps", "5", "--warm-up", "2", "--trace", "trace.json")
+
+    parts = [line.split()[0] for line in result.out.splitlines() if " µs " in line]
+    assert parts == ["data", "forward", "backward", "optimizer", "other", "step"]
+    assert json.loads((finished.folder / "trace.json").read_text())["traceEvents"]
+
+
 def test_evaluate_accepts_other_sources_and_refuses_unknown_ones(finished):
     assert "Test (digits)" in finished.learner("evaluate", "--source", "digits").out
 
