@@ -113,6 +113,9 @@ def test_plot_that_cannot_be_written_is_a_warning_and_the_others_are_written(nam
     expected = {"confusion.tsv", "Loss.tsv", "iterations"} - {name}
     blocked = tmp_path / name
     blocked.mkdir() if name.endswith("tsv") else blocked.touch()
+    logger = FileMetricLogger(tmp_path / "logs/train")
+    logger.log(1, "Loss", 0.5, 32)
+    logger.close()
 
     write_plots(HISTORY, [(0, 1, 2)], tmp_path / "logs", paths(tmp_path))
 

@@ -16,6 +16,22 @@ logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 choice = Experiment("apart", ["fit.num_epochs=3"], [])
 run_experiment(choice, logging.getLogger("run"), flow_run="", deadline=None)
 """
+MODEL = """
+import os, signal
+from torch import nn
+from stages.models.steps import ClassificationStep
+
+class Waiting(ClassificationStep, nn.Sequential):
+    def __init__(self, input_shape, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+        self.steps = 0
+
+    def train_step(self, batch):
+        self.steps += 1
+        if "WAIT_IN_SECOND_EPOCH" in os.environ and self.steps == 30:
+            signal.pause()
+        return super().train_step(batch)
+"""
 GIT = (".git/HEAD", ".git/logs", ".git/refs/heads", ".git/refs/stash", ".git/config")
 
 
@@ -42,13 +58,16 @@ def edited(finished):
 
 
 def test_killed_experiment_keeps_the_checkout_unchanged_and_resumes(edited, tmp_path):
+    (edited.folder / "waiting_model.py").write_text(MODEL)
+    edited.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "waiting_model:Waiting"')
+    edited.ok("git", "add", "waiting_model.py")
     before = checkout(edited)
     other = edited.copied_to(tmp_path / "other")
     command = [sys.executable, "-c", RUN]
+    environment = {**edited.environment, "WAIT_IN_SECOND_EPOCH": "yes"}
     process = subprocess.Popen(
-        command, cwd=edited.folder, env=edited.environment, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+        command, cwd=edited.folder, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     with process:
         assert any(line.startswith("epoch 1/3") for line in process.stdout)
         wait_until(lambda: list((edited.folder / ".runs").glob("*/checkpoint/trainer-1.*")))
