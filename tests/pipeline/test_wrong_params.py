@@ -22,6 +22,7 @@ NOT_A_SCALAR = [[], [1], {"a": 1}]
 NOT_A_NUMBER = [True, "", "12", "many", *NOT_A_SCALAR]
 WRONG_VALUES = {
     "count": [*NOT_A_NUMBER, None, -1, 0, 1.5, 1e29, 10**400, inf, nan],
+    "vocabulary size": [*NOT_A_NUMBER, None, -1, 2, 3.5, 10_000_001, 1e29, inf, nan],
     "count or null": [*NOT_A_NUMBER, -1, 0, 1.5, 1e29, inf, nan],
     "count from 0": [*NOT_A_NUMBER, None, -1, 1.5, 1e29, inf, nan],
     "processes": [*NOT_A_NUMBER, None, -1, 1.5, 1025, 100_000_000, inf, nan],
@@ -130,6 +131,18 @@ PARAMS = [
             "missing": "choice",
             "fill": "finite",
             "task": "choice or null",
+        },
+    ),
+    (
+        "load_data.source",
+        {"kind": "text", "path": "x"},
+        {
+            "path": "text",
+            "text": "text",
+            "label": "text",
+            "tokenizer": "text",
+            "vocabulary_size": "vocabulary size",
+            "max_length": "count",
         },
     ),
     ("load_data.source", {"kind": "dataset", "factory": "a:b"}, {"factory": "part"}),
