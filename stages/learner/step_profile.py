@@ -82,7 +82,7 @@ class _Timer:
         """Return *function*, whose calls are added to *part*."""
 
         @wraps(function)
-        def timed(*arguments: Any, **options: Any) -> Any:
+        def measure(*arguments: Any, **options: Any) -> Any:
             start = time.perf_counter()
             with record_function(part):
                 result = function(*arguments, **options)
@@ -90,11 +90,11 @@ class _Timer:
                 self.seconds[part] += time.perf_counter() - start
             return result
 
-        return timed
+        return measure
 
 
 class _TimedBatches(FirstBatches):
-    """Batches whose loading is timed after the first *warm_up* ones."""
+    """Batches whose loading is measure after the first *warm_up* ones."""
 
     def __init__(
         self, loader: Loader, timer: _Timer, end_step: Callable[[], None], warm_up: int, steps: int
