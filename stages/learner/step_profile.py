@@ -94,7 +94,7 @@ class _Timer:
 
 
 class _TimedBatches(FirstBatches):
-    """Batches whose loading is measure after the first *warm_up* ones."""
+    """Batches whose loading is measured after the first *warm_up* ones."""
 
     def __init__(
         self, loader: Loader, timer: _Timer, end_step: Callable[[], None], warm_up: int, steps: int
