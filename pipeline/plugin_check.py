@@ -41,7 +41,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
 OFFERED = {
     "source": (),
     "dataset": (),
-    "model": ("input_shape", "num_classes", "num_outputs"),  # by build-learner
+    "model": ("input_shape", "num_classes", "num_outputs", "vocabulary_size"),  # by build-learner
     "batcher": ("mean", "std"),  # by fit
     "logger": loggers.PATH_PARAMETERS,  # by fit
 }

@@ -68,11 +68,13 @@ class LearnerSpec(Config):
     freeze: Patterns = ()
     label_smoothing: Decay = 0.0
     class_weights: tuple[float, ...] | None = None
+    vocabulary_size: int | None = None
+    """The number of ids of tokens in the data; None if its inputs are not tokens."""
 
     @model_serializer(mode="wrap")
     def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Return the fields, without those of later versions if they have their defaults."""
-        later = ("parameter_groups", "freeze", "label_smoothing", "class_weights")
+        later = ("parameter_groups", "freeze", "label_smoothing", "class_weights", "vocabulary_size")
         return omit_defaults(self, dump(self), later)
 
     def build(self, seed: int) -> tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]:
@@ -85,6 +87,7 @@ class LearnerSpec(Config):
             "input_shape": self.input_shape,
             "num_classes": self.num_classes,
             "num_outputs": self.num_outputs,
+            **({} if self.vocabulary_size is None else {"vocabulary_size": self.vocabulary_size}),
         }
         model = build_model(self.model, data_shape)
         if self.label_smoothing or self.class_weights:

@@ -192,6 +192,7 @@ class BuildLearnerConfig(Config):
             freeze=self.freeze,
             label_smoothing=self.label_smoothing,
             class_weights=self._resolve_weights(info),
+            vocabulary_size=info.vocabulary_size,
         )
 
     def _resolve_weights(self, info: "data.DatasetInfo") -> tuple[float, ...] | None:

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from stages.contracts.config import Use
 from stages.contracts.errors import StageError
 from stages.learner import LearnerSpec
 from stages.learner.devices import find_device
+from stages.models import ClassificationStep
 
 SPEC = LearnerSpec(
     model={"kind": "mlp"},
@@ -15,6 +17,11 @@ SPEC = LearnerSpec(
     num_classes=3,
     num_outputs=3,
 )
+
+
+class Tagger(ClassificationStep, torch.nn.Embedding):
+    def __init__(self, vocabulary_size=3):
+        super().__init__(vocabulary_size, 2)
 
 
 def weights(seed):
@@ -27,6 +34,18 @@ def test_initial_weights_depend_on_the_seed():
 
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(("vocabulary_size", "rows"), [(7, 7), (None, 3)])
+def test_model_receives_the_vocabulary_size_of_texts(vocabulary_size, rows):
+    """Data without tokens leaves the default of the model."""
+    spec = SPEC.model_copy(
+        update={"model": Use(kind=f"{__name__}:Tagger"), "vocabulary_size": vocabulary_size}
+    )
+
+    model, _, _ = spec.build(1)
+
+    assert model.num_embeddings == rows
 
 
 def test_unknown_device_is_rejected_with_a_list_of_devices():
