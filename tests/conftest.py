@@ -169,6 +169,12 @@ def checked_out(home):
     return lambda folder: fresh(folder, home)
 
 
+@pytest.fixture(scope="session")
+def open_project(home):
+    """Return a function that opens the project in a folder, which may be empty."""
+    return lambda folder: Project(folder, home)
+
+
 @pytest.fixture
 def project(tmp_path, home):
     """Return a fresh project that is set to train for two epochs."""

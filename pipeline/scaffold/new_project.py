@@ -7,15 +7,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, distributions
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from urllib.parse import unquote, urlparse
+
+from packaging.requirements import Requirement
 
 from pipeline import versions
 from pipeline.collision import find_collision
 from pipeline.git import run_git, try_git
-from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.errors import ParamsError, StageError, closest
 from stages.contracts.files import write_text
 
 PLOT = ".dvc/plots/confusion_counts.json"
@@ -30,6 +33,13 @@ NAMES_IN_PROJECT = {
 LOCAL = "local.mk"
 """Makefile with the paths of this machine, which git ignores."""
 README = "README.md"
+REQUIREMENTS = "requirements.txt"
+SCAFFOLD = files("pipeline.scaffold")
+BASE = SCAFFOLD / "template"
+"""The files that every project has."""
+TEMPLATES = SCAFFOLD / "templates"
+"""A folder for each template: the files that it adds to those of `BASE`, or has instead of them."""
+DEFAULT_TEMPLATE = "minimal"
 MAY_EXIST = {".gitignore", ".dvcignore", README}
 COMMIT_MESSAGE = "Create the project with learner init"
 DVC_CONFIG = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
@@ -47,50 +57,93 @@ class Installation:
     """Content of local.mk, which is specific to this machine; None if the requirement is sufficient."""
 
 
-def make_project(directory: Path) -> Iterator[str]:
+def list_templates() -> list[str]:
+    """Return the names of the templates, in the order of the alphabet after the default."""
+    names = sorted(each.name for each in TEMPLATES.iterdir() if (each / README).is_file())
+    return [DEFAULT_TEMPLATE, *(name for name in names if name != DEFAULT_TEMPLATE)]
+
+
+def describe_templates() -> Iterator[str]:
+    """Yield a line for each template, from the top of its README, and an example of the command."""
+    names = list_templates()
+    width = max(map(len, names))
+    for name in names:
+        _, *text = (TEMPLATES / name / README).read_text(encoding="utf-8").splitlines()
+        yield f"{name:{width}}  {next(filter(None, text))}"
+    yield f"\nExample: learner init my-project --template {names[-1]}"
+
+
+def make_project(directory: Path, template: str = DEFAULT_TEMPLATE) -> Iterator[str]:
     """Create a project in *directory*, commit it, and yield lines about its content and the next commands.
 
-    Raises `ParamsError`, and writes nothing, if one of its files already exists or if a package in
-    *directory* has the name of one of ours.
+    Raises `ParamsError`, and writes nothing, if there is no template of the name *template*, if one of its
+    files already exists, or if a package in *directory* has the name of one of ours.
     """
     collision = find_collision(directory)
     if collision:
         raise ParamsError(str(collision))
     bin_folder = environment_bin()
-    texts = project_files(find_installation(versions.find_this_package()), bin_folder)
+    texts = project_files(find_installation(versions.find_this_package()), bin_folder, template=template)
     plot = texts.pop(PLOT)
     existing = _write_files(directory, texts)
     added = [PLOT, *(name for name in texts if name not in (LOCAL, *existing)), *_git_and_dvc(directory)]
     if not (directory / PLOT).exists():
         write_text(directory / PLOT, plot)  # after `dvc init`, which requires that .dvc does not exist
     run_git(directory, "add", "--", *added)
-    yield f"{directory} has a model (model.py), its data (source.py), params.yaml, dvc.yaml and a test"
+    own = sorted(read_template(template).keys() - {README, REQUIREMENTS})
+    yield f"{directory} has the template {template}: {', '.join(own)}"
     for name, missing in existing.items():
         if missing:
             yield f"{directory / name} exists. Add these lines to it:\n  " + "\n  ".join(missing)
     yield from _commit(directory, added)
     if bin_folder:
         yield f"environment: {bin_folder.parent}, from {directory / LOCAL}, which git ignores"
+        yield from _missing_packages(directory, texts[REQUIREMENTS])
     yield from _next_steps(directory, bin_folder)
 
 
-def project_files(package: Installation, bin_folder: Path | None = None) -> dict[str, str]:
+def project_files(
+    package: Installation, bin_folder: Path | None = None, *, template: str = DEFAULT_TEMPLATE
+) -> dict[str, str]:
     """Return the content of every file of a new project, by name.
 
     *package* is the requirement of this package for pip. *bin_folder* has the programs of the environment
-    that the project's Makefile uses on this machine; if it is None, the Makefile installs one.
+    that the project's Makefile uses on this machine; if it is None, the Makefile installs one. Raises
+    `ParamsError` if there is no template of the name *template*.
     """
-    template = files("pipeline.scaffold") / "template"
-    texts = {
-        NAMES_IN_PROJECT.get(each.name, each.name): each.read_text(encoding="utf-8")
-        for each in template.iterdir()
-        if each.is_file()
+    base, own = _read_files(BASE), read_template(template)
+    texts = base | own
+    texts |= {
+        README: f"{own[README]}\n{base[README]}",
+        REQUIREMENTS: f"{package.requirement}\n{texts[REQUIREMENTS]}",
+        "versions.yaml": versions.text(),
     }
-    texts |= {"versions.yaml": versions.text(), "requirements.txt": f"{package.requirement}\npytest>=8\n"}
     local = package.local or ""
     if bin_folder:
         local += f"LEARNER_BIN := {make_value(str(bin_folder))}\n"
     return texts | ({LOCAL: local} if local else {})
+
+
+def read_template(name: str) -> dict[str, str]:
+    """Return the content of the files that the template *name* adds or replaces, by their names in a project.
+
+    Raises `ParamsError` if there is no such template.
+    """
+    known = list_templates()
+    if name not in known:
+        raise ParamsError(
+            f"there is no template {name!r}. Use one of {', '.join(known)}.{closest(name, known)}"
+        )
+    return _read_files(TEMPLATES / name)
+
+
+def _read_files(folder: Traversable) -> dict[str, str]:
+    """Return the content of the files in *folder*, by their names in a project."""
+    return {
+        NAMES_IN_PROJECT.get(each.name, each.name): each.read_text(encoding="utf-8")
+        for each in folder.iterdir()
+        if each.is_file()
+    }
 
 
 def find_installation(package: Distribution) -> Installation:
@@ -188,6 +241,17 @@ def _commit(directory: Path, names: Sequence[str]) -> Iterator[str]:
         return
     commit = try_git(directory, "rev-parse", "--short", "HEAD").stdout.strip()
     yield f"committed as {commit}: {COMMIT_MESSAGE}"
+
+
+def _missing_packages(directory: Path, requirements: str) -> Iterator[str]:
+    """Yield a line if packages of *requirements*, after its first line, are not in this environment."""
+    _, *lines = requirements.splitlines()
+    missing = [line for line in lines if not any(distributions(name=Requirement(line).name))]
+    if missing:
+        yield (
+            f"not installed: {', '.join(missing)}. Run: "
+            f"{sys.executable} -m pip install -r {shlex.quote(str(directory / REQUIREMENTS))}"
+        )
 
 
 def _next_steps(directory: Path, bin_folder: Path | None) -> Iterator[str]:

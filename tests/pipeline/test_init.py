@@ -112,6 +112,14 @@ def test_new_project_trains_with_make_repro(installed_project, tmp_path):
     assert parse_started_stages(new_project.ok("make", "repro")) == []
     assert "2 passed" in new_project.ok("make", "test")
     assert not (new_project.folder / ".venv").exists()
+    [packages] = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    assert find_template_files(packages) == find_template_files(ROOT)
+
+
+def find_template_files(folder):
+    """Return the files of all templates in the packages below *folder*, except for compiled modules."""
+    paths = folder.glob("pipeline/scaffold/template*/**/*")
+    return {path.relative_to(folder) for path in paths if path.is_file() and path.suffix != ".pyc"}
 
 
 def test_printed_commands_activate_the_environment_train_and_compare(installed_project):

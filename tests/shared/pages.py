@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TEMPLATE = "pipeline/scaffold/template/"
+TEMPLATES = ("pipeline/scaffold/template/", "pipeline/scaffold/templates/")
 """The pages in new projects of `learner init`, which have their own tests."""
 
 
@@ -56,7 +56,7 @@ def pages():
         text=True,
         check=True,
     ).stdout.split()
-    paths = [ROOT / name for name in sorted(set(listed)) if not name.startswith(TEMPLATE)]
+    paths = [ROOT / name for name in sorted(set(listed)) if not name.startswith(TEMPLATES)]
     return [Page(path) for path in paths if path.exists()]
 
 

@@ -1,0 +1,140 @@
+"""Every template of `learner init` makes a project that trains, resumes, and can be compared."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from waiting import wait_until
+
+from pipeline.scaffold.new_project import PLOT, Installation, list_templates, project_files
+
+ROOT = Path(__file__).parents[2]
+NAMES = list_templates()
+OUTPUTS = ("dvc.lock", "artifacts", "data")
+
+
+def read_files(name):
+    return project_files(Installation("learner-pipeline==1"), template=name)
+
+
+@pytest.fixture
+def new_project(request, open_project, tmp_path):
+    """Return a project that `learner init` created from a template in an empty folder."""
+    project = open_in_environment(open_project, tmp_path / "own")
+    project.folder.mkdir()
+    printed = project.learner("init", ".", "--template", request.param)
+    assert printed.code == 0, printed.text
+    return project
+
+
+def open_in_environment(open_project, folder):
+    """Return the project in *folder*, whose commands use the package of this repository."""
+    project = open_project(folder)
+    project.environment["PYTHONPATH"] = str(ROOT)
+    return project
+
+
+every_template = pytest.mark.parametrize("new_project", NAMES, indirect=True)
+
+
+@every_template
+def test_new_project_is_valid_committed_and_passes_its_tests(new_project):
+    assert new_project.ok("git", "status", "--short") == ""
+    assert new_project.learner("check").text == "params.yaml is valid\n"
+    assert re.search(r"\d passed", new_project.ok("make", "test"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_readme_has_a_title_and_a_description_and_names_every_file_to_edit(name):
+    made = read_files(name)
+    title, _, description, *_ = made["README.md"].splitlines()
+
+    assert re.fullmatch("# [A-Z].*[^.]", title)
+    assert re.fullmatch(r"[A-Z].{,100}\.", description)
+    hidden = {"Makefile", "README.md", ".gitignore", ".dvcignore", PLOT}
+    assert [path for path in made.keys() - hidden if f"`{path}`" not in made["README.md"]] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stages_of_learner_have_the_params_and_outputs_of_the_default_project(name):
+    """A template may add stages of its own, and dependencies."""
+    default, own = (
+        YAML(typ="safe").load(read_files(each)["dvc.yaml"])["stages"] for each in ("minimal", name)
+    )
+
+    for stage in [each for each in own if own[each]["cmd"].startswith("learner stage")]:
+        assert {**own[stage], "deps": None} == {**default[stage], "deps": None}
+        built_in = set(default[stage].get("deps", [])) - {"model.py", "source.py"}
+        assert built_in <= set(own[stage].get("deps", []))
+
+
+def test_init_without_a_folder_lists_the_templates(open_project, tmp_path):
+    printed = open_in_environment(open_project, tmp_path).learner("init")
+
+    lines = printed.out.splitlines()
+    assert (printed.code, printed.err) == (0, "")
+    assert [line.split()[0] for line in lines[: len(NAMES)]] == NAMES
+    assert (
+        lines[0]
+        == f"{'minimal':{max(map(len, NAMES))}}  " + read_files("minimal")["README.md"].splitlines()[2]
+    )
+    assert lines[-1].startswith("Example: learner init my-project --template ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_template_is_refused_with_the_names_and_the_nearest(open_project, tmp_path):
+    refused = open_in_environment(open_project, tmp_path).learner("init", "own", "--template", "minimla")
+
+    assert (refused.code, "Traceback" in refused.err) == (2, False)
+    assert f"there is no template 'minimla'. Use one of {', '.join(NAMES)}" in refused.err
+    assert "Did you mean 'minimal'?" in refused.err
+    assert not (tmp_path / "own").exists()
+
+
+def find_started_stages(text):
+    """Return the stages whose command DVC started, from its output *text*."""
+    return re.findall(r"Running stage '(.*)'", text)
+
+
+def kill_in_fit(project):
+    """Run `dvc repro`, and kill it with all its child processes after the first checkpoint of fit."""
+    process = subprocess.Popen(
+        ["dvc", "repro"],
+        cwd=project.folder,
+        env=project.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_until(lambda: list(project.folder.glob(".runs/*/checkpoint/trainer-1.*")), process=process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert "\n  fit:" not in (project.folder / "dvc.lock").read_text(), "killed too late"
+
+
+@pytest.mark.long
+@every_template
+def test_killed_run_equals_an_uninterrupted_one_and_compares_with_an_experiment(
+    new_project, open_project, tmp_path
+):
+    killed = open_in_environment(open_project, new_project.copied_to(tmp_path / "killed").folder)
+
+    assert "fit" in find_started_stages(new_project.ok("make", "repro"))
+    made = new_project.files(*OUTPUTS)
+    assert re.search(r"\d passed", new_project.ok("make", "test"))
+    assert find_started_stages(new_project.ok("make", "repro")) == []
+    assert new_project.files(*OUTPUTS) == made
+
+    kill_in_fit(killed)
+    assert "resuming run" in killed.ok("dvc", "repro")
+    assert killed.files(*OUTPUTS) == made
+
+    new_project.ok("git", "add", "-A")
+    new_project.ok("git", "commit", "-qm", "Train")
+    new_project.ok("dvc", "exp", "run", "-n", "short", "-S", "fit.num_epochs=1")
+    rows = new_project.learner("compare", "HEAD", "short").out
+    assert {"HEAD", "short"} <= {line.split()[0] for line in rows.splitlines() if line}
