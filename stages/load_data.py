@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from stages import data
 from stages.contracts.config import ExtendedConfig
-from stages.contracts.fields import Decay, integer
+from stages.contracts.fields import Decay, Flag, integer
 from stages.data.config import Digits, NormalizationConfig, Source
 
 VERSION = "3"
@@ -15,7 +15,9 @@ VERSION = "3"
 class LoadDataConfig(ExtendedConfig):
     """The section ``load_data``."""
 
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"materialize", "test_fraction", "normalization"})
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset(
+        {"materialize", "test_fraction", "stratify", "normalization"}
+    )
 
     source: Source = Digits()
     """The data source: the import path of your own function with its arguments, or a kind. Arguments:
@@ -26,9 +28,10 @@ class LoadDataConfig(ExtendedConfig):
     * ``npy``: ``inputs`` and ``targets``, two files
     * ``image_folder``: ``path``, ``labels: null``, ``size: null``, ``mode: rgb``, ``corrupt: error``
     * ``table``: ``path``, ``target``, ``features: null``, ``categorical: []``, ``encoding: one_hot``,
-      ``missing: error``, ``fill: 0.0``, ``task: null``
+      ``missing: error``, ``fill: 0.0``, ``task: null``, ``valid_path: null``, ``test_path: null``,
+      ``split: null``, ``group: null``
     * ``text``: ``path``, ``text: text``, ``label: label``, ``tokenizer: bytes``, ``vocabulary_size: 10000``,
-      ``max_length: 256``
+      ``max_length: 256``, ``valid_path: null``, ``test_path: null``, ``split: null``, ``group: null``
     * ``dataset``: ``factory``, an import path with its arguments
     """
     materialize: Literal["auto", "tensors", "index"] = "auto"
@@ -41,6 +44,8 @@ class LoadDataConfig(ExtendedConfig):
     ``save-model`` evaluates the model on it. It does not depend on ``valid_fraction``. Both are shares of all
     samples of a source without splits, or of the train split of the source.
     """
+    stratify: Flag = True
+    """Whether each of these splits has the same proportion of every class."""
     seed: Annotated[int, integer(0, 2**32 - 1)] = 42
     """Seed of these splits; NumPy accepts 0 to 2³² - 1."""
     normalization: NormalizationConfig = NormalizationConfig()
@@ -64,7 +69,7 @@ def load_data(config: LoadDataConfig, paths: LoadDataPaths) -> None:
     """
     loaded = data.materialize(data.load_source(config.source), config.materialize)
     fractions = {"test": config.test_fraction, "valid": config.valid_fraction}
-    splits = data.split_columns(loaded, fractions, config.seed)
+    splits = data.split_columns(loaded, fractions, config.seed, stratify=config.stratify)
     facts = loaded.facts if isinstance(loaded, data.Arrays) else loaded.train.facts
     info = data.describe(splits, config.normalization).model_copy(update=facts)
     data.write_columns(paths.data, info, splits)

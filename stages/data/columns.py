@@ -8,9 +8,8 @@ from typing import Any, Self
 import numpy as np
 
 from stages.data.checks import check, input_type, row_blocks, target_type
-from stages.data.group_division import divide_groups
 from stages.data.mapped_arrays import gather, is_mapped, release
-from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide
+from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide_samples
 from stages.data.tables import TableRows
 
 
@@ -90,7 +89,11 @@ def to_columns(arrays: Arrays, where: str) -> Columns:
 
 
 def split_columns(
-    loaded: Arrays | Splits, fractions: Mapping[str, float] | None = None, seed: int = 0
+    loaded: Arrays | Splits,
+    fractions: Mapping[str, float] | None = None,
+    seed: int = 0,
+    *,
+    stratify: bool = True,
 ) -> dict[str, Columns]:
     """Return the columns of each split of *loaded* by name: train, and those of valid and test that exist.
 
@@ -99,17 +102,14 @@ def split_columns(
     each split, so that a file is read from start to end. Raises `DataError` as `to_columns` and `split` do.
     """
     if isinstance(loaded, Arrays):
-        found = {"train": to_columns(loaded, "the data")}
+        arrays, found = loaded, {"train": to_columns(loaded, "the data")}
     else:
+        arrays = loaded.train
         found = {name: to_columns(each, f"the {name} split") for name, each in loaded.by_name().items()}
     missing = {name: each for name, each in (fractions or {}).items() if each and name not in found}
-    if missing:
+    if missing or arrays.splits is not None:
         train = found["train"]
-        groups = (loaded.train if isinstance(loaded, Splits) else loaded).groups
-        if groups is not None:
-            parts = divide_groups(groups, train.targets.array, missing, seed)
-        else:
-            parts = divide(train.targets.array, missing, seed)
+        parts = divide_samples(arrays, train.targets.array, missing, seed, stratify=stratify)
         if _is_read_in_order(train):
             for rows in parts.values():
                 rows.sort()

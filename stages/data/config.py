@@ -1,10 +1,10 @@
 """Configuration of data sources, normalization and batchers."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Tag
 
-from stages.contracts.config import Config, Use, select_by_kind
+from stages.contracts.config import Config, ExtendedConfig, Use, select_by_kind
 from stages.contracts.fields import DATA_PATH, DataPath, Finite, Text, Texts, Units, integer
 from stages.contracts.plugins import name_validator
 
@@ -65,9 +65,13 @@ class ImageFolder(Config):
 
     kind: Literal["image_folder"]
     path: Text
-    """The folder, relative to the root of the project or absolute; its folders have the names of classes."""
+    """The folder, relative to the root of the project or absolute; its folders have the names of classes.
+
+    A folder with only ``train``, ``valid`` (or ``val``) and ``test`` has the folders of classes in these.
+    """
     labels: Annotated[Text | None, DATA_PATH] = None
-    """A CSV file with the columns ``path``, relative to the folder, and ``label``; or null."""
+    """A CSV file with the columns ``path``, relative to the folder, and ``label``; or null. The columns
+    ``split`` (``train``, ``valid`` or ``test``) and ``group``, for example a person, are optional."""
     size: tuple[Units, Units] | None = None
     """Height and width to which other images are resized; null if all images have one size."""
     mode: Literal["rgb", "gray"] = "rgb"
@@ -76,12 +80,22 @@ class ImageFolder(Config):
     """``skip`` leaves files out that are missing or corrupt; ``dataset.json`` has their number."""
 
 
-class Table(Config):
-    """Columns of a CSV, Parquet or Arrow file, read in batches of rows; needs the extra ``tables``."""
+class Table(ExtendedConfig):
+    """Columns of CSV, Parquet or Arrow files, read in batches of rows; needs the extra ``tables``."""
+
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"valid_path", "test_path", "split", "group"})
 
     kind: Literal["table"]
     path: Text
-    """The file, relative to the root of the project or absolute; it ends in the name of its format."""
+    """The file, whose name ends in that of its format, or a folder of files with the same columns."""
+    valid_path: Annotated[Text | None, DATA_PATH] = None
+    """The file or the folder of the valid split; null for none."""
+    test_path: Annotated[Text | None, DATA_PATH] = None
+    """The file or the folder of the test split; null for none."""
+    split: Text | None = None
+    """A column with the split of each row: ``train``, ``valid`` or ``test``."""
+    group: Text | None = None
+    """A column whose equal values keep rows in one split, for example of a person."""
     target: Text
     """The column to predict: text or integers are classes, floats are numbers."""
     features: Texts | None = None
@@ -98,12 +112,22 @@ class Table(Config):
     """``regression`` predicts integers as numbers; null for the type of the target."""
 
 
-class TextFiles(Config):
+class TextFiles(ExtendedConfig):
     """Texts and their classes, as ids of tokens; needs the extra ``text``, except for bytes."""
+
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"valid_path", "test_path", "split", "group"})
 
     kind: Literal["text"]
     path: Text
     """A CSV, TSV or JSON lines file, or a folder with a folder of ``.txt`` files for each class."""
+    valid_path: Annotated[Text | None, DATA_PATH] = None
+    """The file or the folder of the valid split; null for none."""
+    test_path: Annotated[Text | None, DATA_PATH] = None
+    """The file or the folder of the test split; null for none."""
+    split: Text | None = None
+    """The column, or the key, with the split of each text: ``train``, ``valid`` or ``test``."""
+    group: Text | None = None
+    """The column, or the key, whose equal values keep texts in one split, for example of an author."""
     text: Text = "text"
     """The column, or the key of JSON, with the text."""
     label: Text = "label"

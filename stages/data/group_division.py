@@ -15,15 +15,9 @@ def divide_groups(
     The groups are visited from the largest to the smallest, equal ones in an order drawn by *seed*. Each goes
     to the split that lacks most of its samples, class by class if *targets* are classes.
 
-    Raises `DataError` if *groups* and *targets* differ in length, or if a split would be empty.
+    Raises `DataError` if a split would be empty.
     """
-    labels = np.asarray(groups)
-    if labels.shape != targets.shape[:1]:
-        raise DataError(
-            f"groups must have one label per sample, shape ({len(targets)},); found shape {labels.shape}. "
-            "Return a label for each sample"
-        )
-    _, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    _, codes, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     members = np.split(codes.argsort(kind="stable"), sizes.cumsum()[:-1])
     generator = np.random.RandomState(seed)
     visited = generator.permutation(len(members))
@@ -40,6 +34,15 @@ def divide_groups(
             )
         parts[name] = generator.permutation(np.sort(np.concatenate(found)))
     return parts
+
+
+def check_length(labels: np.ndarray, targets: np.ndarray, name: str) -> None:
+    """Raise `DataError` unless *labels*, the field *name* of `Arrays`, has a label for each target."""
+    if labels.shape != targets.shape[:1]:
+        raise DataError(
+            f"{name} must have one label per sample, shape ({len(targets)},); found shape {labels.shape}. "
+            "Return a label for each sample"
+        )
 
 
 def _choose_splits(members: list[np.ndarray], targets: np.ndarray, shares: list[float]) -> list[int]:

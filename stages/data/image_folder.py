@@ -31,6 +31,8 @@ MAX_TENSOR_BYTES = 1 << 30
 FILES_AT_ONCE = 256
 """The number of images that threads decode before the next ones are read."""
 
+SPLIT_FOLDERS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
+"""Names of folders that are splits, if there are no others beside them."""
 MAX_THREADS = 16
 """More threads wait for each other, as parts of Pillow hold the interpreter's lock."""
 Materialize = Literal["auto", "tensors", "index"]
@@ -49,27 +51,36 @@ def image_folder(
     """Return the images below the folder *path*: (N, channels, height, width), uint8, and their classes.
 
     The classes are the sorted names of the folders in *path*, or the labels in the CSV file *labels* with
-    the columns ``path``, relative to the folder, and ``label``. *size* is height and width, to which other
+    the columns ``path``, relative to the folder, and ``label``. Splits are the folders ``train``, ``valid``
+    or ``val``, and ``test`` if *path* has no others, or a column ``split``; groups are a column ``group``.
+    *size* is height and width, to which other
     images are resized; without it, all images have one size. An image is decoded when it is read. Raises
     `DataError` if there is no image.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise DataError(f"load_data.source.path: there is no folder {path!r}. Correct the path")
-    listed = list(_read_labels(Path(labels))) if labels else list(_list_classes(folder))
+    listed = list(_read_labels(Path(labels))) if labels else list(_list_splits(folder))
     if not listed:
         raise DataError(
             f"{path} has no images. Put those of each class in a folder of its own, or set labels"
         )
-    classes = _sort_labels({label for _, label in listed})
+    classes = _sort_labels({each.label for each in listed})
     numbers = {name: number for number, name in enumerate(classes)}
-    names = [name for name, _ in listed]
+    names = [each.path for each in listed]
     form = ImageFormat(root=path, mode=mode, size=(1, 1), resize=size is not None)
     found = tuple(size) if size is not None else _find_size(ImageDecoder(form), names, corrupt)
     files = ImageFiles(form.model_copy(update={"size": found}), names)
-    targets = np.array([numbers[label] for _, label in listed], np.int64)
+    targets = np.array([numbers[each.label] for each in listed], np.int64)
     facts = {"class_names": classes} | ({"skipped": 0} if corrupt == "skip" else {})
-    return Arrays(cast(Any, files), targets, (f"{path}: images", f"{labels or path}: classes"), facts)
+    return Arrays(
+        cast(Any, files),
+        targets,
+        (f"{path}: images", f"{labels or path}: classes"),
+        facts,
+        groups=None if listed[0].group is None else np.array([each.group for each in listed]),
+        splits=None if listed[0].split is None else np.array([each.split for each in listed]),
+    )
 
 
 def materialize(loaded: Arrays | Splits, kind: Materialize) -> Arrays | Splits:
@@ -109,7 +120,20 @@ def read_images(arrays: Arrays, kind: Materialize) -> Arrays:
         facts["index"] = files.form
     else:
         kept = scan.pixels if len(rows) == len(files) else scan.pixels[rows]
-    return replace(arrays, inputs=kept, targets=targets, facts=facts, moments=scan.moments[:, rows])
+    labels = {
+        name: None if (each := getattr(arrays, name)) is None else each[rows] for name in ("groups", "splits")
+    }
+    return replace(arrays, inputs=kept, targets=targets, facts=facts, moments=scan.moments[:, rows], **labels)
+
+
+@dataclass(frozen=True)
+class _Image:
+    """An image that is listed: its path relative to the folder, and its labels."""
+
+    path: str
+    label: str
+    split: str | None = None
+    group: str | None = None
 
 
 @dataclass
@@ -168,18 +192,35 @@ class _Scan:
         return None
 
 
-def _list_classes(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the path, relative to *folder*, and the class of each image, sorted."""
-    for each in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
-        if each.startswith("."):
-            continue
+def _list_splits(folder: Path) -> Iterator["_Image"]:
+    """Yield the images of each split if *folder* has folders of splits only, else those of each class."""
+    names = _list_folders(folder)
+    splits = {name: SPLIT_FOLDERS.get(name) for name in names}
+    is_split = "train" in names and len(names) > 1 and all(splits.values())
+    if not is_split or not all(_list_folders(folder / name) for name in names):
+        yield from _list_classes(folder)
+        return
+    for name, split in splits.items():
+        yield from (
+            replace(each, path=f"{name}/{each.path}", split=split) for each in _list_classes(folder / name)
+        )
+
+
+def _list_classes(folder: Path) -> Iterator["_Image"]:
+    """Yield the images in each folder of a class in *folder*, sorted."""
+    for each in _list_folders(folder):
         names = sorted(_list_images(folder, each))
         if not names:
             raise DataError(
                 f"{folder / each} has no images. Add images of this class, whose names end in "
                 f"{', '.join(sorted(SUFFIXES))}, or remove the folder"
             )
-        yield from ((name, each) for name in names)
+        yield from (_Image(name, each) for name in names)
+
+
+def _list_folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(each.name for each in entries if each.is_dir() and not each.name.startswith("."))
 
 
 def _list_images(folder: Path, name: str) -> Iterator[str]:
@@ -194,8 +235,8 @@ def _list_images(folder: Path, name: str) -> Iterator[str]:
                 yield below
 
 
-def _read_labels(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the path and the label in each row of the CSV file *path*."""
+def _read_labels(path: Path) -> Iterator["_Image"]:
+    """Yield the image of each row of the CSV file *path*."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
@@ -212,7 +253,7 @@ def _read_labels(path: Path) -> Iterator[tuple[str, str]]:
                         f"{path}, line {rows.line_num}: each row needs a path below the folder and a label; "
                         f"found {name!r} and {label!r}. Correct the row"
                     )
-                yield name, label
+                yield _Image(name, label, row.get("split"), row.get("group"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"load_data.source.labels: {path} cannot be read ({error}). Correct the file"

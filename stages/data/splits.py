@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import DataError
-from stages.data.group_division import divide_groups
+from stages.data.group_division import check_length, divide_groups
 
 SPLIT_NAMES = ("train", "valid", "test")
 CHUNK_ROWS = 1 << 18
@@ -33,6 +33,8 @@ class Arrays:
     """
     groups: np.ndarray | None = None
     """(N,) labels of any type, for example of persons; samples with the same label stay in one split."""
+    splits: np.ndarray | None = None
+    """(N,) the name of each sample's split: train, valid or test. Those that do not occur are drawn."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -52,25 +54,65 @@ class Splits:
         return {name: arrays for name, arrays in found.items() if arrays is not None}
 
 
-def split(arrays: Arrays, valid_fraction: float, seed: int, *, test_fraction: float = 0.0) -> Splits:
+def split(
+    arrays: Arrays, valid_fraction: float, seed: int, *, test_fraction: float = 0.0, stratify: bool = True
+) -> Splits:
     """Divide *arrays* at random by *seed*, with the same proportion of every class in each part.
 
     Both fractions are shares of all samples; 0 leaves the split out. Regression targets are divided without
-    strata, and samples of a group stay together. Raises `DataError` if a part would be empty or, without
-    groups, would miss a class.
+    strata, as all are with *stratify* False, and samples of a group stay together. A split in `Arrays.splits`
+    is not drawn. Raises `DataError` if a part would be empty or, without groups, would miss a class.
     """
     fractions = {"test": test_fraction, "valid": valid_fraction}
-    wanted = {name: each for name, each in fractions.items() if each}
-    if arrays.groups is not None:
-        parts = divide_groups(arrays.groups, arrays.targets, wanted, seed)
-    else:
-        parts = divide(arrays.targets, wanted, seed)
+    parts = divide_samples(arrays, arrays.targets, fractions, seed, stratify=stratify)
     return Splits(
         **{
             name: Arrays(arrays.inputs[rows], arrays.targets[rows], arrays.names)
             for name, rows in parts.items()
         }
     )
+
+
+def divide_samples(
+    arrays: Arrays, targets: np.ndarray, fractions: Mapping[str, float], seed: int, *, stratify: bool
+) -> dict[str, np.ndarray]:
+    """Return the indices of the samples of each split: those in `Arrays.splits`, and those in *fractions*.
+
+    A split that `Arrays.splits` lacks is drawn from train, by group or stratified by *targets*. Raises
+    `DataError` as `split` does, and for the name of another split.
+    """
+    named = _find_named(arrays.splits, len(targets))
+    train = named.get("train")
+    chosen = targets if train is None else targets[train]
+    if not stratify:
+        chosen = np.zeros(len(chosen), np.float32)
+    wanted = {name: each for name, each in fractions.items() if each and name not in named}
+    if arrays.groups is not None and wanted:
+        groups = np.asarray(arrays.groups)
+        check_length(groups, targets, "groups")
+        drawn = divide_groups(groups if train is None else groups[train], chosen, wanted, seed)
+    elif wanted or train is None:
+        drawn = divide(chosen, wanted, seed)
+    else:
+        return named
+    return named | {name: rows if train is None else train[rows] for name, rows in drawn.items()}
+
+
+def _find_named(names: np.ndarray | None, count: int) -> dict[str, np.ndarray]:
+    """Return the indices of the samples of each split in *names*."""
+    if names is None:
+        return {}
+    check_length(names, np.empty(count, bool), "splits")
+    found = {name: np.flatnonzero(names == name) for name in SPLIT_NAMES}
+    parts = {name: rows.astype(_index_type(count)) for name, rows in found.items() if len(rows)}
+    if sum(map(len, parts.values())) < count or "train" not in parts:
+        others = sorted({str(name) for name in names} - set(SPLIT_NAMES))
+        problem = f"found {', '.join(map(repr, others[:3]))}" if others else "no sample is in train"
+        raise DataError(
+            f"the split of a sample must be train, valid or test, and some must be train; {problem}. "
+            "Correct the values"
+        )
+    return parts
 
 
 def divide(targets: np.ndarray, fractions: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Readers of tables: CSV, Parquet and Arrow files, in batches of rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,19 @@ def load_arrow(module: str = "") -> Any:
 class TableFile:
     """A table in one file."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the file *path*. Raises `DataError` if it is missing or not a table."""
+    def __init__(self, path: Path, argument: str = "path") -> None:
+        """Open the file *path*, the *argument* of the source.
+
+        Raises `DataError` if it is missing or not a table.
+        """
         self.path = path
         if path.suffix.lower() not in SUFFIXES:
             raise DataError(
-                f"load_data.source.path: {str(path)!r} must end in one of {', '.join(SUFFIXES)}. "
+                f"load_data.source.{argument}: {str(path)!r} must end in one of {', '.join(SUFFIXES)}. "
                 "Rename or convert it"
             )
         if not path.is_file():
-            raise DataError(f"load_data.source.path: there is no file {str(path)!r}. Correct the path")
+            raise DataError(f"load_data.source.{argument}: there is no file {str(path)!r}. Correct the path")
         self._kind = SUFFIXES[path.suffix.lower()]
         self._types: dict[str, Any] = {}
         self.schema = self._read_schema()
@@ -99,3 +103,65 @@ class TableFile:
                 include_columns=columns, column_types=self._types, strings_can_be_null=True
             ),
         )
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """A file of a table, and the split of its rows."""
+
+    split: str
+    file: TableFile
+
+
+class TableParts:
+    """Files with the same columns, which are read one after the other as one table."""
+
+    def __init__(self, paths: Mapping[str, str | None]) -> None:
+        """Open the files of each split: one, or all in a folder in the order of their names.
+
+        Raises `DataError` if one is missing or not a table, or if its columns differ from those of the first.
+        """
+        self.parts = [
+            TablePart(split, TableFile(each, SPLIT_PATHS[split]))
+            for split, path in paths.items()
+            if path is not None
+            for each in _list_files(Path(path), SPLIT_PATHS[split])
+        ]
+        first = self.parts[0].file
+        self.path = Path(str(paths["train"]))
+        self.schema = first.schema
+        for part in self.parts[1:]:
+            if part.file.schema.names != first.schema.names:
+                raise DataError(
+                    f"{part.file.path} has the columns {', '.join(part.file.schema.names)}, but {first.path} "
+                    f"has {', '.join(first.schema.names)}. Write files with the same columns"
+                )
+
+    def convert(self, types: dict[str, Any]) -> None:
+        """Read the columns in *types* with these types, if the files themselves have none."""
+        for part in self.parts:
+            part.file.convert(types)
+
+    def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
+        """Yield the *columns* of all rows of all files in their order, as `TableFile.batches` does."""
+        for part in self.parts:
+            yield from part.file.batches(columns, rows)
+
+
+SPLIT_PATHS = {"train": "path", "valid": "valid_path", "test": "test_path"}
+"""The argument with the files of each split."""
+
+
+def _list_files(path: Path, argument: str) -> list[Path]:
+    """Return *path*, or the tables in it if it is a folder, sorted by name."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(
+        each for each in path.iterdir() if each.suffix.lower() in SUFFIXES and each.name[0] not in "._"
+    )
+    if not found:
+        raise DataError(
+            f"load_data.source.{argument}: the folder {str(path)!r} has no file that ends in one of "
+            f"{', '.join(SUFFIXES)}. Correct the path"
+        )
+    return found

@@ -1,17 +1,17 @@
 """The data source ``table``: the columns of a CSV, Parquet or Arrow file as features and a target."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 
 from stages.contracts.errors import DataError, closest
 from stages.data.splits import Arrays
-from stages.data.table_files import TableFile, load_arrow
+from stages.data.table_files import TableParts, load_arrow
 
 BLOCK_BYTES = 1 << 21
 """The size of the features that are decoded at a time."""
@@ -33,6 +33,10 @@ def table(
     missing: Missing = "error",
     fill: float = 0.0,
     task: Task | None = None,
+    valid_path: str | None = None,
+    test_path: str | None = None,
+    split: str | None = None,
+    group: str | None = None,
 ) -> Arrays:
     """Return the columns of a table that match *features* as (N, F) float32, and the column *target*.
 
@@ -40,14 +44,23 @@ def table(
     *categorical* have a feature for each category (``one_hot``), or one with its number in sorted order
     (``codes``). *missing* is the rule for missing values: an error, no sample for the row, the mean of the
     column, or *fill*; with the last two, a missing category is a category of its own. A target of text or
-    integers is a class, one of floats a number; *task* overrides this. The file is read in batches. Raises
-    `DataError` if a column is missing or not usable.
+    integers is a class, one of floats a number; *task* overrides this.
+
+    A path is a file, or a folder of files with the same columns. *valid_path* and *test_path* are those of
+    further splits, or *split* is a column with ``train``, ``valid`` and ``test``; *group* is a column whose
+    values decide which rows stay in one split. The files are read in batches. Raises `DataError` if a column
+    is missing or not usable.
     """
-    file = TableFile(Path(path))
-    names = _select(file.schema.names, target, features, path)
-    found = [_Feature(name, _is_match(name, categorical)) for name in names]
+    if split and (valid_path or test_path):
+        raise DataError("load_data.source.split: set either split, or valid_path and test_path")
+    file = TableParts({"train": path, "valid": valid_path, "test": test_path})
+    extra = {name: column for name, column in (("split", split), ("group", group)) if column is not None}
+    for name, column in {"target": target, **extra}.items():
+        _check_column(file.schema.names, name, column, path)
+    columns = _select(file.schema.names, {target, *extra.values()}, features, path)
+    found = [_Feature(name, _is_match(name, categorical)) for name in columns]
     _set_types(file, found, target, task)
-    scan = _Scan(file, found, target, missing, task)
+    scan = _Scan(file, found, target, extra, missing, task)
     rows = TableRows(file, tuple(found), encoding, missing, fill, scan.run())
     facts: dict[str, Any] = {"feature_names": rows.feature_names}
     if categories := {each.name: each.category_names for each in found if each.is_categorical}:
@@ -57,7 +70,9 @@ def table(
     targets, class_names = scan.targets()
     if class_names is not None:
         facts["class_names"] = class_names
-    return Arrays(cast(Any, rows), targets, (f"{path}: features", f"{path}: {target}"), facts)
+    names = (f"{path}: features", f"{path}: {target}")
+    groups, splits = scan.labels("group"), scan.labels("split")
+    return Arrays(cast(Any, rows), targets, names, facts, groups=groups, splits=splits)
 
 
 @dataclass
@@ -88,7 +103,7 @@ class TableRows:
     A read of rows before those of the previous one opens the file again.
     """
 
-    file: TableFile
+    file: TableParts
     features: tuple[_Feature, ...]
     encoding: Encoding
     missing: Missing
@@ -200,25 +215,47 @@ class _Scan:
     """The first pass over a table: it checks all values, and finds categories, means and targets."""
 
     def __init__(
-        self, file: TableFile, features: list[_Feature], target: str, missing: Missing, task: Task | None
+        self,
+        file: TableParts,
+        features: list[_Feature],
+        target: str,
+        extra: Mapping[str, str],
+        missing: Missing,
+        task: Task | None,
     ) -> None:
         self._file = file
+        self._path = file.path
         self._features = features
         self._target = target
+        self._extra = extra
         self._missing = missing
         self._task = task
         self._targets: list[Any] = []
+        self._labels: dict[str, list[np.ndarray]] = {name: [] for name in extra}
+        self._counts: Counter[str] = Counter()
 
     def run(self) -> np.ndarray:
         """Read the table, and return whether each row is a sample. Raises `DataError` for a wrong value."""
         names = [each.name for each in self._features]
-        kept, start = [], 0
-        for batch in self._file.batches([*names, self._target], _batch_rows(len(names) + 1)):
-            kept.append(self._check(batch, start))
-            start += batch.num_rows
+        columns = [*names, self._target, *self._extra.values()]
+        kept = []
+        for part in self._file.parts:
+            self._path, start = part.file.path, 0
+            for batch in part.file.batches(columns, _batch_rows(len(columns))):
+                kept.append(self._check(batch, start))
+                start += batch.num_rows
+                self._counts[part.split] += int(np.count_nonzero(kept[-1]))
         for each in self._features:
             each.categories.sort(key=lambda value: (value is None, 0 if value is None else value))
         return np.concatenate(kept) if kept else np.zeros(0, bool)
+
+    def labels(self, name: str) -> np.ndarray | None:
+        """Return the ``split`` or the ``group`` of each sample; None if neither a column nor a file has it."""
+        if name in self._labels:
+            return np.concatenate(self._labels[name])
+        if name == "split" and len(self._counts) > 1:
+            return np.repeat(list(self._counts), list(self._counts.values()))
+        return None
 
     def targets(self) -> tuple[np.ndarray, tuple[str, ...] | None]:
         """Return the targets of the samples, and the names of the classes if they are text."""
@@ -232,7 +269,7 @@ class _Scan:
         return column.to_numpy().astype(np.float64 if is_number else np.int64), None
 
     def _check(self, batch: Any, start: int) -> np.ndarray:
-        *columns, target = batch.columns
+        columns, target = batch.columns[: len(self._features)], batch.columns[len(self._features)]
         is_missing = np.zeros(batch.num_rows, bool)
         for each, column in zip(self._features, columns, strict=True):
             is_missing |= self._check_feature(each, column, start)
@@ -240,11 +277,22 @@ class _Scan:
         if is_absent.any() and self._missing != "drop":
             self._refuse(self._target, start + int(is_absent.argmax()), "a missing target", "drop")
         kept = ~(is_missing | is_absent) if self._missing == "drop" else np.ones(batch.num_rows, bool)
+        for name, column in zip(self._extra, batch.columns[len(self._features) + 1 :], strict=True):
+            self._labels[name].append(self._read_labels(name, column, start)[kept])
         self._targets.append(_decode(target).filter(load_arrow().array(kept)))
         for each, column in zip(self._features, columns, strict=True):
             if each.is_categorical:
                 self._add_categories(each, column.filter(load_arrow().array(kept)))
         return kept
+
+    def _read_labels(self, name: str, column: Any, start: int) -> np.ndarray:
+        is_absent = _find_missing(column)
+        if is_absent.any():
+            raise DataError(
+                f"{self._path}: column {self._extra[name]!r}, the {name} of each row, has a missing value in "
+                f"row {start + int(is_absent.argmax())}, counted from 0. Correct it"
+            )
+        return np.array([str(each) for each in _decode(column).to_pylist()])
 
     def _check_feature(self, feature: _Feature, column: Any, start: int) -> np.ndarray:
         """Return whether each value is missing, and add the others to the mean."""
@@ -258,7 +306,7 @@ class _Scan:
             if not np.isfinite(values).all():
                 row = start + int(np.flatnonzero(~is_missing)[(~np.isfinite(values)).argmax()])
                 raise DataError(
-                    f"{self._file.path}: column {feature.name!r} must have finite float32 numbers; "
+                    f"{self._path}: column {feature.name!r} must have finite float32 numbers; "
                     f"found another in row {row}, counted from 0. Correct the row, or leave the column "
                     "out of load_data.source.features"
                 )
@@ -272,25 +320,28 @@ class _Scan:
         feature.categories += [each for each in dict.fromkeys(found) if each not in known]
         if len(feature.categories) > MAX_CATEGORIES:
             raise DataError(
-                f"{self._file.path}: column {feature.name!r} has more than {MAX_CATEGORIES:,} categories. "
+                f"{self._path}: column {feature.name!r} has more than {MAX_CATEGORIES:,} categories. "
                 "Leave it out of load_data.source.features"
             )
 
     def _refuse(self, name: str, row: int, problem: str, rules: str) -> None:
         raise DataError(
-            f"{self._file.path}: column {name!r} has {problem} in row {row}, counted from 0. Correct it, or "
+            f"{self._path}: column {name!r} has {problem} in row {row}, counted from 0. Correct it, or "
             f"set load_data.source.missing to {rules}"
         )
 
 
-def _select(names: Sequence[str], target: str, patterns: Sequence[str] | None, path: str) -> list[str]:
-    """Return the names of the features. Raises `DataError` if the target or a pattern matches no column."""
-    if target not in names:
+def _check_column(names: Sequence[str], argument: str, column: str, path: str) -> None:
+    if column not in names:
         raise DataError(
-            f"load_data.source.target: {path} has no column {target!r}.{closest(target, names)} "
+            f"load_data.source.{argument}: {path} has no column {column!r}.{closest(column, names)} "
             f"Columns: {', '.join(names)}"
         )
-    others = [name for name in names if name != target]
+
+
+def _select(names: Sequence[str], used: set[str], patterns: Sequence[str] | None, path: str) -> list[str]:
+    """Return the names of the features, which are not *used* otherwise. Raises `DataError` without one."""
+    others = [name for name in names if name not in used]
     for pattern in patterns or ():
         if not any(fnmatchcase(name, pattern) for name in others):
             raise DataError(
@@ -307,7 +358,7 @@ def _is_match(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _set_types(file: TableFile, features: list[_Feature], target: str, task: Task | None) -> None:
+def _set_types(file: TableParts, features: list[_Feature], target: str, task: Task | None) -> None:
     """Check the types of the columns, and set those of a file that has none: floats and text."""
     arrow = load_arrow()
     types: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ PADDING, UNKNOWN = "[PAD]", "[UNK]"
 ENCODED_TEXTS = 1024
 """The number of texts that are encoded at a time."""
 
-Sample = tuple[str, Any]
-"""A text and its label."""
+Sample = dict[str, Any]
+"""The ``text`` and the ``label`` of a sample, and its ``split`` and ``group`` if they are known."""
 
 
 def text(
@@ -31,6 +31,10 @@ def text(
     tokenizer: str = "bytes",
     vocabulary_size: int = 10_000,
     max_length: int = 256,
+    valid_path: str | None = None,
+    test_path: str | None = None,
+    split: str | None = None,
+    group: str | None = None,
 ) -> Arrays:
     """Return texts as ids of tokens, (N, T), padded with 0, and their classes.
 
@@ -38,15 +42,28 @@ def text(
     files for each class. *text* and *label* are columns or keys. *tokenizer* is ``bytes`` (an id is the byte
     + 1), ``words`` or ``bpe`` (a vocabulary of at most *vocabulary_size* tokens is trained on all texts), or
     the path of a ``tokenizer.json`` whose id 0 is the padding. Texts are cut after *max_length* tokens.
+
+    *valid_path* and *test_path* have the texts of further splits, or *split* is a column or key with
+    ``train``, ``valid`` and ``test``; *group* is one whose values decide which texts stay in one split.
     Raises `DataError` if a file cannot be read, and for a text without tokens.
     """
-    texts, labels = zip(*_read(Path(path), text, label), strict=True)
+    if split and (valid_path or test_path):
+        raise DataError("load_data.source.split: set either split, or valid_path and test_path")
+    paths = {"train": path, "valid": valid_path, "test": test_path}
+    names = {"text": text, "label": label, "split": split, "group": group}
+    samples = list(_read_splits(paths, {key: name for key, name in names.items() if name is not None}))
+    texts, labels = [str(each["text"]) for each in samples], [each["label"] for each in samples]
     targets, class_names = _to_classes(labels)
     encoder = _build_encoder(tokenizer, texts, vocabulary_size)
     ids, truncated = _encode(encoder, texts, max_length, path)
     facts: dict[str, Any] = {"tokenizer": encoder.description, "vocabulary_size": encoder.size}
     facts |= {"truncated": truncated} | ({"class_names": class_names} if class_names else {})
-    return Arrays(ids, targets, (f"{path}: {text}", f"{path}: {label}"), facts)
+    columns = {
+        f"{key}s": np.array([str(each[key]) for each in samples])
+        for key in ("split", "group")
+        if key in samples[0]
+    }
+    return Arrays(ids, targets, (f"{path}: {text}", f"{path}: {label}"), facts, **columns)
 
 
 class ByteEncoder:
@@ -138,21 +155,34 @@ def _to_classes(labels: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...] | No
     return np.array([numbers[str(each)] for each in labels], np.int64), names
 
 
-def _read(path: Path, text: str, label: str) -> list[Sample]:
+def _read_splits(paths: Mapping[str, str | None], names: Mapping[str, str]) -> Iterator[Sample]:
+    """Yield the samples of each path; with several, each sample has the name of its path as ``split``."""
+    found = {split: Path(path) for split, path in paths.items() if path is not None}
+    for split, path in found.items():
+        label = {"split": split} if len(found) > 1 else {}
+        argument = "path" if split == "train" else f"{split}_path"
+        yield from (sample | label for sample in _read(path, names, f"load_data.source.{argument}"))
+
+
+def _read(path: Path, names: Mapping[str, str], argument: str) -> list[Sample]:
     """Return all samples at *path*, in the order of the file or of the names of the files."""
     try:
-        samples = list(_iterate(path, text, label))
+        samples = list(_iterate(path, names, argument))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"load_data.source.path: {path} cannot be read: {error}. Correct it") from error
+        raise DataError(f"{argument}: {path} cannot be read: {error}. Correct it") from error
     if not samples:
-        raise DataError(f"load_data.source.path: {path} has no texts. Correct the path")
+        raise DataError(f"{argument}: {path} has no texts. Correct the path")
     return samples
 
 
-def _iterate(path: Path, text: str, label: str) -> Iterator[Sample]:
+def _iterate(path: Path, names: Mapping[str, str], argument: str) -> Iterator[Sample]:
     if path.is_dir():
+        if others := sorted({"split", "group"} & set(names)):
+            raise DataError(
+                f"load_data.source.{others[0]}: {path} is a folder and has no columns. Remove the key"
+            )
         for each in sorted(path.glob("*/*.txt")):
-            yield each.read_text(encoding="utf-8"), each.parent.name
+            yield {"text": each.read_text(encoding="utf-8"), "label": each.parent.name}
         return
     with path.open(encoding="utf-8", newline="") as file:
         if path.suffix in DELIMITERS:
@@ -160,9 +190,9 @@ def _iterate(path: Path, text: str, label: str) -> Iterator[Sample]:
         elif path.suffix in JSON_SUFFIXES:
             rows = (_parse(line, number, path) for number, line in enumerate(file, start=1) if line.strip())
         else:
-            raise DataError(f"load_data.source.path: {path} must be a folder, or end in .csv, .tsv or .jsonl")
+            raise DataError(f"{argument}: {path} must be a folder, or end in .csv, .tsv or .jsonl")
         for number, row in enumerate(rows):
-            yield str(_pick(row, text, number, path)), _pick(row, label, number, path)
+            yield {key: _pick(row, name, number, path) for key, name in names.items()}
 
 
 def _parse(line: str, number: int, path: Path) -> Any:

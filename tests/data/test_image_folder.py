@@ -281,3 +281,50 @@ def test_changed_file_of_an_index_is_named(tmp_path):
 def test_an_index_needs_files(tmp_path):
     with pytest.raises(DataError, match="load_data.materialize: only the source 'image_folder' has files"):
         prepare({"kind": "digits"}, tmp_path, materialize="index")
+
+
+@pytest.mark.parametrize("name", ["valid", "val", "validation"])
+def test_folders_named_as_splits_are_the_splits(name, tmp_path):
+    for split, count in {"train": 8, name: 4, "test": 2}.items():
+        draw(tmp_path / "raw" / split, count)
+
+    _, info = prepare({"kind": "image_folder", "path": str(tmp_path / "raw")}, tmp_path / "prepared")
+
+    assert info["counts"] == {"train": 24, "valid": 12, "test": 6}
+    assert info["class_names"] == list(COLORS)
+
+
+def test_folders_named_as_splits_without_folders_in_them_are_classes(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / "raw" / split).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "raw" / split / "0.png")
+
+    arrays = image_folder.image_folder(str(tmp_path / "raw"))
+
+    assert (arrays.splits, arrays.facts["class_names"]) == (None, ("test", "train"))
+
+
+def test_splits_and_groups_come_from_the_file_of_labels(tmp_path):
+    source = draw(tmp_path / "raw", count=4)
+    (tmp_path / "raw/bee/3.png").write_bytes(b"")
+    rows = [
+        f"{name}/{number}.png,{name},{'test' if number == 0 else 'train'},{number}"
+        for name in COLORS
+        for number in range(4)
+    ]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label,split,group", *rows]))
+    source |= {"labels": str(tmp_path / "labels.csv"), "corrupt": "skip"}
+
+    prepared = image_folder.read_images(
+        image_folder.image_folder(**{k: v for k, v in source.items() if k != "kind"}), "index"
+    )
+
+    assert prepared.splits.tolist() == [
+        "test",
+        *["train"] * 3,
+        "test",
+        *["train"] * 2,
+        "test",
+        *["train"] * 3,
+    ]
+    assert prepared.groups.tolist() == list("01230120123")

@@ -166,3 +166,58 @@ def test_groups_of_a_source_are_used_by_load_data():
 def test_groups_that_cannot_be_divided_are_rejected(groups, words):
     with pytest.raises(DataError, match=words):
         data.split(data.Arrays(CLASSES.inputs, CLASSES.targets, groups=groups), 0.2, 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "drawn"), [(["train", "valid"], 0), (["train", "test"], 12), (["train"], 12)]
+)
+def test_named_splits_are_kept_and_missing_ones_drawn_from_train(names, drawn):
+    named = np.array(names)[np.arange(60) % len(names)]
+    arrays = data.Arrays(np.arange(60.0)[:, None], np.arange(60) % 3, splits=named)
+
+    splits = data.split_columns(arrays, {"valid": 0.2 * len(names)}, seed=1)
+
+    found = {name: columns.inputs.read(slice(None)).ravel().astype(int) for name, columns in splits.items()}
+    assert sorted(np.concatenate(list(found.values()))) == list(range(60))
+    for name in {"valid", "test"} & set(names):
+        assert found[name].tolist() == np.flatnonzero(named == name).tolist()
+    if "valid" not in names:
+        assert len(found["valid"]) == drawn
+        assert set(named[found["valid"]]) == {"train"}
+
+
+def test_groups_stay_together_beside_a_named_split():
+    named = np.where(np.arange(60) < 20, "test", "train")
+    arrays = data.Arrays(np.arange(60.0)[:, None], np.arange(60) % 2, groups=np.arange(60) // 5, splits=named)
+
+    splits = data.split(arrays, 0.3, 0)
+
+    assert splits.test.inputs.ravel().tolist() == list(range(20))
+    assert not set(splits.train.inputs.ravel() // 5) & set(splits.valid.inputs.ravel() // 5)
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        (["train"] * 59 + ["dev"], "must be train, valid or test.*found 'dev'"),
+        (["test"] * 60, "no sample is in train"),
+        (["train"], r"splits must have one label per sample, shape \(60,\); found shape \(1,\)"),
+    ],
+)
+def test_unusable_names_of_splits_are_rejected(named, words):
+    arrays = data.Arrays(np.zeros((60, 1)), np.arange(60) % 2, splits=np.array(named))
+
+    with pytest.raises(DataError, match=words):
+        data.split_columns(arrays)
+
+
+def test_without_strata_a_class_of_one_sample_can_be_split(tmp_path):
+    arrays = data.Arrays(np.zeros((20, 1)), np.array([0] * 18 + [1, 2]))
+    with pytest.raises(DataError, match="cannot be divided so that every class is in both splits"):
+        data.split(arrays, 0.2, 0)
+
+    save(tmp_path, arrays)
+    prepare(tmp_path, stratify=False)
+
+    assert len(data.split(arrays, 0.2, 0, stratify=False).train) == 16
+    assert data.read(tmp_path / "prepared").info.counts == {"train": 16, "valid": 4}

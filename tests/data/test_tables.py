@@ -212,3 +212,69 @@ def test_corrupt_file_is_rejected_by_name(tmp_path):
 
     with pytest.raises(DataError, match="t.parquet is not a readable table"):
         table(str(tmp_path / "t.parquet"), "kind")
+
+
+def test_folder_of_files_is_one_table(tmp_path):
+    content = trees()
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/_SUCCESS").touch()
+    for number in range(3):
+        parquet.write_table(content.slice(100 * number, 100), tmp_path / f"parts/part-{number}.parquet")
+    parquet.write_table(content, tmp_path / "whole.parquet")
+
+    parts = table(str(tmp_path / "parts"), "kind", categorical=["soil"])
+    whole = table(str(tmp_path / "whole.parquet"), "kind", categorical=["soil"])
+
+    np.testing.assert_array_equal(parts.inputs[:], whole.inputs[:])
+    assert (parts.targets.tolist(), parts.facts) == (whole.targets.tolist(), whole.facts)
+
+
+def test_splits_come_from_files_or_from_a_column(tmp_path):
+    content = trees()
+    names = np.array(["train", "valid", "train", "test", "train"])[np.arange(300) % 5]
+    csv.write_csv(content.append_column("part", pa.array(names)), tmp_path / "all.csv")
+    for name in ("train", "valid", "test"):
+        csv.write_csv(content.filter(pa.array(names == name)), tmp_path / f"{name}.csv")
+    columns = {"target": "kind", "categorical": ["soil"]}
+    files = {"path": "train.csv", "valid_path": "valid.csv", "test_path": "test.csv"}
+
+    by_file = prepare(columns | {key: str(tmp_path / name) for key, name in files.items()}, tmp_path / "1")
+    by_column = prepare(columns | {"path": str(tmp_path / "all.csv"), "split": "part"}, tmp_path / "2")
+
+    assert by_file[1] == by_column[1]
+    assert by_file[1]["counts"] == {"train": 180, "valid": 60, "test": 60}
+    assert "part" not in by_column[1]["feature_names"]
+
+
+def test_rows_of_a_group_are_in_one_split(tmp_path):
+    content = trees().append_column("forest", pa.array(np.arange(300) // 10))
+    csv.write_csv(content, tmp_path / "trees.csv")
+
+    arrays = table(str(tmp_path / "trees.csv"), "kind", features=["age"], group="forest")
+    splits = data.split(arrays, 0.2, 0)
+
+    assert arrays.groups.tolist() == [str(row // 10) for row in range(300)]
+    assert len(splits.valid) == 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"split": "par"}, "source.split: .* has no column 'par'. Did you mean 'part'"),
+        ({"group": "part", "features": ["part"]}, "no column of .* except the target matches 'part'"),
+        ({"split": "part"}, "found 'dev'"),
+        ({"group": "gap"}, "column 'gap', the group of each row, has a missing value in row 1"),
+        ({"valid_path": "other.csv"}, "other.csv has the columns a, but .*has a, b, part, gap"),
+        ({"valid_path": "other.csv", "split": "part"}, "set either split, or valid_path and test_path"),
+        ({"test_path": "missing.csv"}, "load_data.source.test_path: there is no file"),
+        ({"valid_path": "empty"}, "load_data.source.valid_path: the folder 'empty' has no file"),
+    ],
+)
+def test_unusable_splits_of_a_table_are_rejected(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("a,b,part,gap\n1,0,train,x\n2,1,dev,\n")
+    (tmp_path / "other.csv").write_text("a\n1\n")
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(DataError, match=words):
+        data.split_columns(table("rows.csv", "b", **({"features": ["a"]} | arguments)))

@@ -108,3 +108,26 @@ def test_source_is_configured_in_params(tmp_path):
     arrays = load_source(TextFiles(kind="text", path=str(write(tmp_path, "csv")), max_length=4))
 
     assert arrays.inputs.shape == (3, 4)
+
+
+def test_splits_and_groups_come_from_columns_or_files(tmp_path):
+    rows = ["text,label,part,author", "a b,x,train,1", "b c,y,train,2", "c d,x,test,1", "d e,y,valid,2"]
+    for name, chosen in {"all": rows[1:], "train": rows[1:3], "valid": rows[4:], "test": rows[3:4]}.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join([rows[0], *chosen]))
+
+    by_column = text(str(tmp_path / "all.csv"), split="part", group="author")
+    by_file = text(
+        str(tmp_path / "train.csv"),
+        valid_path=str(tmp_path / "valid.csv"),
+        test_path=str(tmp_path / "test.csv"),
+    )
+
+    assert by_column.splits.tolist() == ["train", "train", "test", "valid"]
+    assert by_column.groups.tolist() == ["1", "2", "1", "2"]
+    assert by_file.splits.tolist() == ["train", "train", "valid", "test"]
+    assert sorted(map(bytes, by_file.inputs)) == sorted(map(bytes, by_column.inputs))
+
+
+def test_folder_of_texts_has_no_column_for_a_split(tmp_path):
+    with pytest.raises(DataError, match="is a folder and has no columns. Remove the key"):
+        text(str(write(tmp_path, "folder")), split="part")

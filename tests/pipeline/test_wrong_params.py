@@ -96,7 +96,13 @@ PARAMS = [
     (
         "load_data",
         {},
-        {"source": "part", "valid_fraction": "decay", "test_fraction": "decay", "seed": "seed of NumPy"}
+        {
+            "source": "part",
+            "valid_fraction": "decay",
+            "test_fraction": "decay",
+            "stratify": "flag",
+            "seed": "seed of NumPy",
+        }
         | {"materialize": "choice", "normalization": "section"},
     ),
     ("load_data.normalization", {}, {"kind": "choice", "per": "choice"}),
@@ -131,6 +137,10 @@ PARAMS = [
             "missing": "choice",
             "fill": "finite",
             "task": "choice or null",
+            "valid_path": "text or null",
+            "test_path": "text or null",
+            "split": "text or null",
+            "group": "text or null",
         },
     ),
     (
@@ -143,6 +153,10 @@ PARAMS = [
             "tokenizer": "text",
             "vocabulary_size": "vocabulary size",
             "max_length": "count",
+            "valid_path": "text or null",
+            "test_path": "text or null",
+            "split": "text or null",
+            "group": "text or null",
         },
     ),
     ("load_data.source", {"kind": "dataset", "factory": "a:b"}, {"factory": "part"}),
