@@ -11,6 +11,7 @@ from stages.contracts.plugins import name_validator
 BUILT_IN = {
     "dataset": "stages.data.torch_datasets:dataset",
     "digits": "stages.data.sources:digits",
+    "huggingface": "stages.data.hugging_face:huggingface",
     "idx": "stages.data.sources:idx",
     "image_folder": "stages.data.image_folder:image_folder",
     "npy": "stages.data.sources:npy",
@@ -140,6 +141,34 @@ class TextFiles(ExtendedConfig):
     """The number of tokens after which a text is cut; ``dataset.json`` has the number of cut texts."""
 
 
+class HuggingFace(ExtendedConfig):
+    """Two columns of a dataset of the package ``datasets``; needs the extra ``huggingface``."""
+
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"config", "revision"})
+
+    kind: Literal["huggingface"]
+    path: Text
+    """The folder that ``save_to_disk`` wrote, or the name of a dataset on the hub."""
+    inputs: Text
+    """The column of the inputs: images, texts, numbers, or lists of numbers of one shape."""
+    targets: Text = "label"
+    """The column of the classes or numbers to predict."""
+    config: Text | None = None
+    """The configuration of a dataset on the hub."""
+    revision: Text | None = None
+    """The commit or tag of a dataset on the hub; name one, because DVC does not track the hub."""
+    size: tuple[Units, Units] | None = None
+    """Height and width to which images are resized; null if all have one size."""
+    mode: Literal["rgb", "gray"] = "rgb"
+    """``rgb`` for images of three channels, ``gray`` for one."""
+    tokenizer: Text = "bytes"
+    """For texts, as that of the source ``text``."""
+    vocabulary_size: Annotated[int, integer(3, 10_000_000)] = 10_000
+    """For texts, as that of the source ``text``."""
+    max_length: Units = 256
+    """For texts, as that of the source ``text``."""
+
+
 class TorchDatasets(Config):
     """Datasets of PyTorch, whose samples are stored as tensors."""
 
@@ -166,6 +195,7 @@ Source = Annotated[
     | Annotated[ImageFolder, Tag("image_folder")]
     | Annotated[Table, Tag("table")]
     | Annotated[TextFiles, Tag("text")]
+    | Annotated[HuggingFace, Tag("huggingface")]
     | Annotated[TorchDatasets, Tag("dataset")]
     | Annotated[Use, AfterValidator(name_validator("source", BUILT_IN)), Tag("use")],
     select_by_kind(BUILT_IN),

@@ -90,7 +90,11 @@ class ImageDecoder:
 
         Raises `UndecodableImageError` if it is not an intact image.
         """
-        image = self._open(Path(self._form.root, name), self.read(name))
+        return self.size_of(name, self.read(name))
+
+    def size_of(self, name: str, content: bytes) -> tuple[int, int]:
+        """Return height and width of the image in *content*, of the file *name*, as `read_size` does."""
+        image = self._open(Path(self._form.root, name), content)
         return image.height, image.width
 
     def _open(self, path: Path, content: bytes) -> Any:

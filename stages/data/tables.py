@@ -250,8 +250,8 @@ class _Scan:
         return np.concatenate(kept) if kept else np.zeros(0, bool)
 
     def labels(self, name: str) -> np.ndarray | None:
-        """Return the ``split`` or the ``group`` of each sample; None if neither a column nor a file has it."""
-        if name in self._labels:
+        """Return the ``split`` or the ``group`` of each sample; None if no column and no file has it."""
+        if self._labels.get(name):
             return np.concatenate(self._labels[name])
         if name == "split" and len(self._counts) > 1:
             return np.repeat(list(self._counts), list(self._counts.values()))

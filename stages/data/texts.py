@@ -53,9 +53,9 @@ def text(
     names = {"text": text, "label": label, "split": split, "group": group}
     samples = list(_read_splits(paths, {key: name for key, name in names.items() if name is not None}))
     texts, labels = [str(each["text"]) for each in samples], [each["label"] for each in samples]
-    targets, class_names = _to_classes(labels)
-    encoder = _build_encoder(tokenizer, texts, vocabulary_size)
-    ids, truncated = _encode(encoder, texts, max_length, path)
+    targets, class_names = to_classes(labels)
+    encoder = build_encoder(tokenizer, texts, vocabulary_size)
+    ids, truncated = encode_texts(encoder, texts, max_length, path)
     facts: dict[str, Any] = {"tokenizer": encoder.description, "vocabulary_size": encoder.size}
     facts |= {"truncated": truncated} | ({"class_names": class_names} if class_names else {})
     columns = {
@@ -93,7 +93,8 @@ class TokenEncoder:
             yield np.array(each.ids, np.int64)
 
 
-def _build_encoder(name: str, texts: Sequence[str], size: int) -> ByteEncoder | TokenEncoder:
+def build_encoder(name: str, texts: Sequence[str], size: int) -> ByteEncoder | TokenEncoder:
+    """Return the encoder *name*: ``bytes``, ``words``, ``bpe`` or the path of a file, as `text` describes."""
     if name == "bytes":
         return ByteEncoder()
     package = load_extra("tokenizers", "text", "the data source 'text'")
@@ -129,7 +130,7 @@ def _load_tokenizer(package: Any, path: Path) -> Any:
     return tokenizer
 
 
-def _encode(
+def encode_texts(
     encoder: ByteEncoder | TokenEncoder, texts: Sequence[str], max_length: int, path: str
 ) -> tuple[np.ndarray, int]:
     """Return the ids of *texts* in the smallest type, cut and padded, and the number of cut texts."""
@@ -146,7 +147,7 @@ def _encode(
     return ids[:, :longest], truncated
 
 
-def _to_classes(labels: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...] | None]:
+def to_classes(labels: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Return the class of each label, and the names of the classes unless the labels are integers."""
     if all(isinstance(each, int) or str(each).isdecimal() for each in labels):
         return np.array([int(each) for each in labels], np.int64), None

@@ -159,6 +159,22 @@ PARAMS = [
             "group": "text or null",
         },
     ),
+    (
+        "load_data.source",
+        {"kind": "huggingface", "path": "x", "inputs": "x"},
+        {
+            "path": "text",
+            "inputs": "text",
+            "targets": "text",
+            "config": "text or null",
+            "revision": "text or null",
+            "size": "pair or null",
+            "mode": "choice",
+            "tokenizer": "text",
+            "vocabulary_size": "vocabulary size",
+            "max_length": "count",
+        },
+    ),
     ("load_data.source", {"kind": "dataset", "factory": "a:b"}, {"factory": "part"}),
     (
         "build_learner",

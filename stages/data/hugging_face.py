@@ -1,0 +1,202 @@
+"""The data source ``huggingface``: columns of a dataset of the package ``datasets``."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from stages.contracts.errors import DataError, closest
+from stages.contracts.extras import load_extra
+from stages.data.image_files import ImageDecoder, ImageFormat, put
+from stages.data.image_folder import SPLIT_FOLDERS
+from stages.data.splits import Arrays
+from stages.data.texts import build_encoder, encode_texts, to_classes
+
+IMAGE, LABEL = "Image", "ClassLabel"
+"""Types of columns in the package ``datasets``."""
+BATCH_ROWS = 1000
+"""The number of rows that are converted at a time."""
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """The form of the images of a column."""
+
+    size: tuple[int, int] | None
+    mode: Literal["rgb", "gray"]
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """The tokens of the texts of a column, as of the source ``text``."""
+
+    tokenizer: str
+    vocabulary_size: int
+    max_length: int
+
+
+def huggingface(
+    path: str,
+    *,
+    inputs: str,
+    targets: str = "label",
+    config: str | None = None,
+    revision: str | None = None,
+    size: Sequence[int] | None = None,
+    mode: Literal["rgb", "gray"] = "rgb",
+    tokenizer: str = "bytes",
+    vocabulary_size: int = 10_000,
+    max_length: int = 256,
+) -> Arrays:
+    """Return two columns of a dataset that ``save_to_disk`` wrote to the folder *path*, or of one on the hub.
+
+    The column *inputs* has images, (N, channels, height, width), uint8, of *size* and *mode*; texts, as ids
+    of tokens like those of the source ``text``; or numbers and lists of numbers of one shape. *targets* has
+    classes or numbers. The splits ``train``, ``validation`` and ``test`` are used if there are several.
+    *config* and *revision* choose among those of a dataset on the hub. All samples are read into memory.
+    Raises `DataError` if the dataset or a column is missing or has another type.
+    """
+    package = load_extra("datasets", "huggingface", "the data source 'huggingface'")
+    splits = _name_splits(_load(package, path, config, revision), path)
+    first = next(iter(splits.values()))
+    for argument, column in (("inputs", inputs), ("targets", targets)):
+        if column not in first.features:
+            raise DataError(
+                f"load_data.source.{argument}: {path} has no column {column!r}."
+                f"{closest(column, list(first.features))} Columns: {', '.join(first.features)}"
+            )
+    values = _Column(package, path, inputs, list(splits.values()))
+    if values.kind == IMAGE:
+        array, facts = values.read_images(ImageOptions(None if size is None else (size[0], size[1]), mode))
+    elif values.kind == "string":
+        array, facts = values.read_texts(TextOptions(tokenizer, vocabulary_size, max_length))
+    else:
+        array, facts = values.read_numbers(), {}
+    classes, names = _Column(package, path, targets, list(splits.values())).read_targets()
+    if names:
+        facts["class_names"] = names
+    labels = np.repeat(list(splits), [len(each) for each in splits.values()]) if len(splits) > 1 else None
+    return Arrays(array, classes, (f"{path}: {inputs}", f"{path}: {targets}"), facts, splits=labels)
+
+
+def _load(package: Any, path: str, config: str | None, revision: str | None) -> Any:
+    try:
+        if Path(path).is_dir():
+            return package.load_from_disk(path)
+        return package.load_dataset(path, config, revision=revision)
+    except Exception as error:  # the package and its network clients raise errors of many kinds
+        raise DataError(
+            f"load_data.source.path: {path!r} is neither a folder that save_to_disk wrote nor a dataset that "
+            f"can be loaded from the hub ({type(error).__name__}: {error}). Correct the path"
+        ) from error
+
+
+def _name_splits(found: Any, path: str) -> dict[str, Any]:
+    """Return the splits of *found*, which is a dataset or a mapping of several, by our names of them."""
+    if not isinstance(found, Mapping):
+        return {"train": found}
+    others = [name for name in found if name not in SPLIT_FOLDERS]
+    if others or "train" not in found:
+        raise DataError(
+            f"load_data.source.path: {path} has the splits {', '.join(found)}; they must be train and, if "
+            "there are others, validation and test. Save a dataset with these names"
+        )
+    return {SPLIT_FOLDERS[name]: found[name] for name in sorted(found, key=list(SPLIT_FOLDERS).index)}
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of all splits."""
+
+    package: Any
+    path: str
+    name: str
+    splits: Sequence[Any]
+
+    @property
+    def kind(self) -> str:
+        """The type of the values: ``Image``, ``ClassLabel``, or that of Arrow, such as ``string``."""
+        feature = self.splits[0].features[self.name]
+        return (
+            str(getattr(feature, "dtype", ""))
+            if type(feature).__name__ == "Value"
+            else type(feature).__name__
+        )
+
+    @property
+    def where(self) -> str:
+        """The column in error messages."""
+        return f"{self.path}: the column {self.name!r}"
+
+    def read_images(self, options: ImageOptions) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return the decoded images, and no facts.
+
+        Raises `DataError` if one is corrupt or of another size.
+        """
+        form = ImageFormat(
+            root=self.path, mode=options.mode, size=options.size or (1, 1), resize=options.size is not None
+        )
+        files = [each.cast_column(self.name, self.package.Image(decode=False)) for each in self.splits]
+        contents = (self._content(row, number) for number, row in enumerate(self._values(files)))
+        count = sum(map(len, self.splits))
+        pixels = np.empty((count, *form.shape), np.uint8)
+        for number, content in enumerate(contents):
+            name = f"image {number} of {self.name}"
+            if number == 0 and options.size is None:
+                form = form.model_copy(update={"size": ImageDecoder(form).size_of(name, content)})
+                pixels = np.empty((count, *form.shape), np.uint8)
+            put(pixels[number], ImageDecoder(form).decode(name, content))
+        return pixels, {}
+
+    def read_texts(self, options: TextOptions) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return the ids of the tokens, and the facts of the source ``text``."""
+        texts = [str(each) for each in self._values(self.splits)]
+        encoder = build_encoder(options.tokenizer, texts, options.vocabulary_size)
+        ids, truncated = encode_texts(encoder, texts, options.max_length, self.path)
+        size = {"tokenizer": encoder.description, "vocabulary_size": encoder.size}
+        return ids, size | {"truncated": truncated}
+
+    def read_numbers(self) -> np.ndarray:
+        """Return an array with a row for each sample. Raises `DataError` if their shapes differ."""
+        try:
+            found = np.concatenate([np.asarray(rows) for rows in self._batches()])
+        except ValueError as error:
+            raise DataError(f"{self.where} has values of different shapes. Choose another column") from error
+        if found.dtype.kind not in "biuf":
+            raise DataError(
+                f"{self.where} has the type {self.splits[0].features[self.name]}; inputs and targets are "
+                "images, texts, classes, or numbers of one shape. Choose another column"
+            )
+        return found[:, None] if found.ndim == 1 else found
+
+    def read_targets(self) -> tuple[np.ndarray, tuple[str, ...] | None]:
+        """Return the class or the number of each sample, and the names of the classes if there are any."""
+        feature = self.splits[0].features[self.name]
+        if self.kind == "string":
+            return to_classes(list(self._values(self.splits)))
+        values = self.read_numbers()
+        names = tuple(feature.names) if self.kind == LABEL else None
+        return (values[:, 0] if values.shape[1:] == (1,) else values), names
+
+    def _values(self, splits: Sequence[Any]) -> Iterator[Any]:
+        for each in splits:
+            for number, value in enumerate(each[self.name]):
+                if value is None:
+                    raise DataError(f"{self.where} has no value in row {number}, counted from 0. Correct it")
+                yield value
+
+    def _batches(self) -> Iterator[Any]:
+        for each in self.splits:
+            rows = each.select_columns([self.name]).with_format("numpy")
+            for batch in rows.iter(batch_size=BATCH_ROWS):
+                yield batch[self.name]
+
+    def _content(self, row: Mapping[str, Any], number: int) -> bytes:
+        if row.get("bytes"):
+            return bytes(row["bytes"])
+        try:
+            return Path(str(row["path"])).read_bytes()
+        except OSError as error:
+            raise DataError(f"{self.where}: image {number} cannot be read: {error}") from error

@@ -1,0 +1,103 @@
+"""The source `huggingface`: datasets of the package ``datasets``, saved to a folder."""
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from stages.contracts.errors import DataError
+from stages.data import load_source
+from stages.data.config import HuggingFace
+from stages.data.hugging_face import huggingface
+from stages.data.texts import text
+from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
+
+TEXTS = ["a b", "c d e", "f"]
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def save(columns, features=None, path="saved"):
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(path)
+    return path
+
+
+def test_images_are_decoded_and_classes_have_their_names():
+    pixels = np.random.default_rng(0).integers(0, 255, (3, 5, 4, 3), np.uint8)
+    labels = datasets.ClassLabel(names=["ant", "bee"])
+    columns = {"image": [Image.fromarray(each) for each in pixels], "label": [1, 0, 1]}
+    path = save(columns, datasets.Features({"image": datasets.Image(), "label": labels}))
+
+    arrays = huggingface(path, inputs="image")
+    resized = huggingface(path, inputs="image", size=[2, 3], mode="gray")
+
+    np.testing.assert_array_equal(arrays.inputs, pixels.transpose(0, 3, 1, 2))
+    assert (resized.inputs.shape, resized.inputs.dtype) == ((3, 1, 2, 3), np.uint8)
+    assert arrays.targets.tolist() == [1, 0, 1]
+    assert arrays.facts == {"class_names": ("ant", "bee")}
+
+
+def test_texts_have_the_ids_of_the_source_text(tmp_path):
+    path = save({"review": TEXTS, "stars": ["good", "bad", "good"]})
+    (tmp_path / "texts.csv").write_text("text,label\n" + "".join(f"{each},x\n" for each in TEXTS))
+
+    arrays = huggingface(path, inputs="review", targets="stars", tokenizer="words", max_length=2)
+
+    expected = text("texts.csv", tokenizer="words", max_length=2)
+    np.testing.assert_array_equal(arrays.inputs, expected.inputs)
+    assert arrays.facts == expected.facts | {"class_names": ("bad", "good")}
+    assert arrays.targets.tolist() == [1, 0, 1]
+
+
+def test_splits_are_those_of_the_dataset(tmp_path):
+    made = {
+        name: datasets.Dataset.from_dict({"x": np.full((count, 2), 0.5), "y": np.arange(count) % 2})
+        for name, count in {"test": 2, "train": 6, "validation": 4}.items()
+    }
+    datasets.DatasetDict(made).save_to_disk("saved")
+    source = HuggingFace(kind="huggingface", path="saved", inputs="x", targets="y")
+
+    load_data(LoadDataConfig(source=source), LoadDataPaths(tmp_path / "prepared"))
+
+    arrays = load_source(source)
+    assert arrays.inputs.shape == (12, 2)
+    assert arrays.splits.tolist() == ["train"] * 6 + ["valid"] * 4 + ["test"] * 2
+    assert {path.name for path in (tmp_path / "prepared").glob("*.safetensors")} == {
+        f"{name}.safetensors" for name in ("train", "valid", "test")
+    }
+
+
+def test_numbers_are_regression_targets():
+    arrays = huggingface(save({"x": [1, 2, 3], "y": [0.5, 1.5, 2.5]}), inputs="x", targets="y")
+
+    assert arrays.inputs.tolist() == [[1], [2], [3]]
+    assert arrays.targets.tolist() == [0.5, 1.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("columns", "arguments", "words"),
+    [
+        ({"text": TEXTS, "label": [0, 1, 0]}, {"inputs": "txt"}, "no column 'txt'. Did you mean 'text'"),
+        ({"x": [[1], [2, 3]], "label": [0, 1]}, {"inputs": "x"}, "values of different shapes|has the type"),
+        ({"x": [1, 2], "label": [[["a"]], [["b"]]]}, {"inputs": "x"}, "'label' has the type"),
+        ({"x": ["a", None], "label": [0, 1]}, {"inputs": "x"}, "no value in row 1, counted from 0"),
+    ],
+)
+def test_unusable_columns_are_rejected(columns, arguments, words):
+    with pytest.raises(DataError, match=words):
+        huggingface(save(columns), **arguments)
+
+
+def test_unknown_splits_and_missing_folders_are_rejected():
+    made = datasets.Dataset.from_dict({"x": [1], "label": [0]})
+    datasets.DatasetDict({"train": made, "extra": made}).save_to_disk("saved")
+
+    with pytest.raises(DataError, match="has the splits train, extra; they must be train and"):
+        huggingface("saved", inputs="x")
+    with pytest.raises(DataError, match="'missing/data' is neither a folder that save_to_disk wrote nor"):
+        huggingface("missing/data", inputs="x")
