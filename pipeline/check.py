@@ -87,11 +87,11 @@ def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
 
 def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
     """Return a line for each file below *root* that a stage uses and that its ``deps`` lack."""
-    stages = read_yaml(root / "dvc.yaml").get("stages", {})
-    lines = []
+    definition = read_yaml(root / "dvc.yaml")
+    stages, values, lines = definition.get("stages", {}), read_variables(definition), []
     tested = {"save-model": SECTIONS_BY_STAGE["fit"]} if "test" in read_paths(root / "dvc.yaml") else {}
     for stage, sections in (SECTIONS_BY_STAGE | tested).items():
-        deps = [root / str(dep) for dep in stages.get(stage, {}).get("deps", [])]
+        deps = [root / str(dep) for dep in interpolate(stages.get(stage, {}).get("deps", []), values)]
         used = {path for section in sections for path in find_modules(getattr(params, section), root)}
         used |= set(find_data_files(getattr(params, stage.replace("-", "_"))))
         used |= set(_find_indexed_files(params, root) if stage == "fit" else ())

@@ -5,10 +5,12 @@ Only the body is ours: DVC calls a function instead of starting ``cmd`` (see `pi
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
@@ -69,6 +71,11 @@ def _restore_on_error(name: str, call: StageCall) -> Iterator[None]:
             restore_outputs(name)
         if isinstance(error, DvcException):
             cause = _find_cause(error)
+            if isinstance(cause, FileNotFoundError) and not call.has_started:
+                raise StageFailedError(
+                    f"{name}: the dependency {_relative(cause.filename)} does not exist. "
+                    f"Run `dvc repro {name}`, which also runs the stage that writes it"
+                ) from error
             raise cause from (cause.__cause__ or error)
         raise
 
@@ -106,6 +113,11 @@ def _reason(error: BaseException) -> str:
             return cause.strerror
         cause = cause.__cause__ or cause.__context__
     return str(error) or type(error).__name__
+
+
+def _relative(path: str) -> str:
+    """Return *path* relative to the current folder if it is below that."""
+    return path.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def _find_cause(error: BaseException) -> BaseException:

@@ -226,6 +226,23 @@ def test_check_reports_the_missing_dep_of_each_file_of_a_source(project):
         assert f"an edit of {name} would not rerun load-data; add to its deps:\n      - {name}" in checked.out
 
 
+def test_check_accepts_a_dep_that_is_a_reference_to_an_output_of_another_stage(project):
+    project.edit("params.yaml", SOURCE, "kind: npz\n    path: data/made.npz")
+    project.edit(
+        "dvc.yaml", "      data: data/prepared\n", "      data: data/prepared\n      made: data/made.npz\n"
+    )
+    project.edit(
+        "dvc.yaml",
+        "      - stages/data/sources.py\n",
+        "      - stages/data/sources.py\n      - ${paths.made}\n",
+    )
+    project.edit("dvc.yaml", "stages:\n", "stages:\n  make:\n    cmd: make\n    outs: ['${paths.made}']\n\n")
+
+    checked = project.learner("check")
+
+    assert (checked.code, checked.out) == (0, "params.yaml is valid\n"), checked.text
+
+
 INDEXED = "kind: image_folder\n    path: raw_images\n  materialize: {}"
 
 

@@ -187,3 +187,15 @@ def test_stage_that_dvc_cannot_load_is_reported_with_the_message_of_dvc(body, co
 
     with pytest.raises(StageFailedError, match=reported):
         reproduce("make", run=body)
+
+
+def test_missing_output_of_another_stage_is_reported_with_the_command_that_makes_it(body):
+    raw = "  draw:\n    cmd: echo > raw\n    outs: [raw]\n"
+    Path("dvc.yaml").write_text(PIPELINE.replace("    params", "    deps: [raw]\n    params") + raw)
+
+    with pytest.raises(
+        StageFailedError, match="make: the dependency raw does not exist. Run `dvc repro make`"
+    ):
+        reproduce("make", run=body)
+
+    assert body.calls == []
