@@ -9,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OWN = {"stages", "pipeline", "model", "source"}  # the last two are modules of a user's project
+TEMPLATES = ROOT / "pipeline/scaffold/templates"
+OWN = {"stages", "pipeline", *(path.stem for path in TEMPLATES.glob("*/*.py"))}  # with those of new projects
 
 
 def imported_packages(*folders):
