@@ -110,6 +110,8 @@ def texts() -> Iterator[tuple[str, str]]:
         yield path.relative_to(ROOT).as_posix(), path.read_text()
     for page in pages():
         yield page.name, page.text
+    for path in sorted(ROOT.glob("pipeline/scaffold/template*/**/README.md")):
+        yield path.relative_to(ROOT).as_posix(), path.read_text()
     for words, command in walk_commands():
         options = [getattr(parameter, "help", None) or "" for parameter in command.params]
         yield " ".join(words), "\n".join([command.help or "", *options])

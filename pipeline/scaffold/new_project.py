@@ -98,7 +98,7 @@ def make_project(directory: Path, template: str = DEFAULT_TEMPLATE) -> Iterator[
     yield from _commit(directory, added)
     if bin_folder:
         yield f"environment: {bin_folder.parent}, from {directory / LOCAL}, which git ignores"
-        yield from _missing_packages(directory, texts[REQUIREMENTS])
+        yield from report_missing_packages(directory, texts[REQUIREMENTS])
     yield from _next_steps(directory, bin_folder)
 
 
@@ -243,7 +243,7 @@ def _commit(directory: Path, names: Sequence[str]) -> Iterator[str]:
     yield f"committed as {commit}: {COMMIT_MESSAGE}"
 
 
-def _missing_packages(directory: Path, requirements: str) -> Iterator[str]:
+def report_missing_packages(directory: Path, requirements: str) -> Iterator[str]:
     """Yield a line if packages of *requirements*, after its first line, are not in this environment."""
     _, *lines = requirements.splitlines()
     missing = [line for line in lines if not any(distributions(name=Requirement(line).name))]

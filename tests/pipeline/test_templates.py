@@ -10,7 +10,13 @@ import pytest
 from ruamel.yaml import YAML
 from waiting import wait_until
 
-from pipeline.scaffold.new_project import PLOT, Installation, list_templates, project_files
+from pipeline.scaffold.new_project import (
+    PLOT,
+    Installation,
+    list_templates,
+    project_files,
+    report_missing_packages,
+)
 
 ROOT = Path(__file__).parents[2]
 NAMES = list_templates()
@@ -55,6 +61,7 @@ def test_readme_has_a_title_and_a_description_and_names_every_file_to_edit(name)
 
     assert re.fullmatch("# [A-Z].*[^.]", title)
     assert re.fullmatch(r"[A-Z].{,100}\.", description)
+    assert f"| `{name}` |" in (ROOT / "pipeline/scaffold/README.md").read_text()
     hidden = {"Makefile", "README.md", ".gitignore", ".dvcignore", PLOT}
     assert [path for path in made.keys() - hidden if f"`{path}`" not in made["README.md"]] == []
 
@@ -93,6 +100,22 @@ def test_unknown_template_is_refused_with_the_names_and_the_nearest(open_project
     assert f"there is no template 'minimla'. Use one of {', '.join(NAMES)}" in refused.err
     assert "Did you mean 'minimal'?" in refused.err
     assert not (tmp_path / "own").exists()
+
+
+def test_template_without_a_folder_is_refused_with_the_command(open_project, tmp_path):
+    refused = open_in_environment(open_project, tmp_path).learner("init", "--template", "minimal")
+
+    assert (refused.code, refused.err) == (2, "error: no folder. Run: learner init DIR --template minimal\n")
+
+
+def test_packages_that_are_not_installed_are_reported_with_the_command(tmp_path):
+    requirements = "# this package\nno-such-package>=1\npytest>=8\n"
+
+    [line] = report_missing_packages(tmp_path, requirements)
+
+    assert line.startswith("not installed: no-such-package>=1. Run: ")
+    assert line.endswith(f" -m pip install -r {tmp_path}/requirements.txt")
+    assert list(report_missing_packages(tmp_path, "# this package\npytest>=8\n")) == []
 
 
 def find_started_stages(text):
