@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pipeline.params import Params, build_params_error
 from pipeline.project import parse_paths, read_paths
 from pipeline.snapshot import interpolate, read_variables
+from pipeline.versions import VERSIONS
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import DATA_PATH
@@ -56,9 +57,9 @@ def find_late_mistakes(
 
 def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> list[str]:
     """Return a line if params set a test split and dvc.yaml lacks an entry with which the model is tested."""
-    stage = (definition.get("stages") or {}).get("save-model") or {}
+    stage = (definition.get("stages") or {}).get("save-model")
     paths = parse_paths(definition, "dvc.yaml")
-    if not params.load_data.test_fraction:
+    if not params.load_data.test_fraction or stage is None:
         return []
     missing = [] if "test" in paths else ["'test: artifacts/test/split' to vars.paths"]
     values = read_variables(definition)
@@ -69,6 +70,27 @@ def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) ->
             missing.append(f"{' and '.join(lacking)} to the {kind} of save-model")
     line = "load_data.test_fraction: dvc.yaml lacks entries with which save-model tests the model. Add "
     return [f"{line}{', '.join(missing)}, and '${{paths.test}}/metrics.json' to metrics"] if missing else []
+
+
+def check_stages(definition: Mapping[str, Any]) -> None:
+    """Raise `ParamsError` if *definition*, that of dvc.yaml, lacks one of the five stages or replaces it."""
+    commands = {name: each.get("cmd") for name, each in (definition.get("stages") or {}).items()}
+    lacking = [name for name in VERSIONS if name not in commands]
+    replaced = [name for name in VERSIONS if name in commands and is_custom(name, definition)]
+    found = [
+        *([f"no stage {', '.join(lacking)}"] if lacking else []),
+        *(f"a program of its own in the stage {name}, {commands[name]!r}" for name in replaced),
+    ]
+    if found:
+        raise ParamsError(
+            f"dvc.yaml has {' and '.join(found)}, and this command runs the five stages of learner-pipeline "
+            "only. Run `dvc repro` or `dvc exp run`"
+        )
+
+
+def is_custom(name: str, definition: Mapping[str, Any]) -> bool:
+    """Return whether the command of the stage *name* of dvc.yaml is not that of ours."""
+    return f" stage {name}" not in str(definition["stages"][name].get("cmd"))
 
 
 def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
@@ -91,7 +113,9 @@ def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
     stages, values, lines = definition.get("stages", {}), read_variables(definition), []
     tested = {"save-model": SECTIONS_BY_STAGE["fit"]} if "test" in read_paths(root / "dvc.yaml") else {}
     for stage, sections in (SECTIONS_BY_STAGE | tested).items():
-        deps = [root / str(dep) for dep in interpolate(stages.get(stage, {}).get("deps", []), values)]
+        if stage not in stages:
+            continue  # the project has a stage of its own instead
+        deps = [root / str(dep) for dep in interpolate(stages[stage].get("deps", []), values)]
         used = {path for section in sections for path in find_modules(getattr(params, section), root)}
         used |= set(find_data_files(getattr(params, stage.replace("-", "_"))))
         used |= set(_find_indexed_files(params, root) if stage == "fit" else ())

@@ -14,6 +14,13 @@ from stages.runs.layout import RUNS_FOLDER
 StagePaths = TypeVar("StagePaths")
 
 
+class ProjectPaths(dict[str, Path]):
+    """The paths by name; a missing one raises `ParamsError`, since a project may lack some of our stages."""
+
+    def __missing__(self, name: str) -> Path:
+        raise ParamsError(f"dvc.yaml: vars.paths has no {name}, which this command needs. Add it")
+
+
 def read_paths(path: Path = Path("dvc.yaml")) -> dict[str, Path]:
     """Return the paths in ``vars: [{paths: …}]`` of the file *path*, by name.
 
@@ -27,7 +34,7 @@ def parse_paths(content: Mapping[str, Any], source: Path | str) -> dict[str, Pat
     found = [each["paths"] for each in content.get("vars", []) if "paths" in each]
     if not found:
         raise ParamsError(f"{source} has no vars: [{{paths: …}}], from which stages read their paths. Add it")
-    return {name: Path(value) for name, value in found[0].items()}
+    return ProjectPaths({name: Path(value) for name, value in found[0].items()})
 
 
 def runs_root() -> Path:

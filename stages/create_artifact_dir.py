@@ -48,7 +48,7 @@ class CreateArtifactDirPaths:
     config: Path
     layout: Path
     owned: Mapping[str, Path]
-    """A path for each name in `ENTRIES`."""
+    """The paths in dvc.yaml by name: those of `ENTRIES`, and those of stages of the user."""
 
 
 def create_artifact_dir(
@@ -59,8 +59,10 @@ def create_artifact_dir(
     layout.json changes only with VERSION and the paths, so a changed param does not rerun a stage that
     depends on it for the order. Raises `ParamsError` if the artifact directory contains the project.
     """
-    entries = {paths.owned[name].name: meaning for name, meaning in ENTRIES.items()} | UNTRACKED
-    _clear(paths.artifacts, {*entries, *config.keep, ".gitignore"})
+    owned = paths.owned
+    entries = {owned[name].name: meaning for name, meaning in ENTRIES.items() if name in owned} | UNTRACKED
+    below = (path.relative_to(paths.artifacts) for path in owned.values() if paths.artifacts in path.parents)
+    _clear(paths.artifacts, {*entries, *(path.parts[0] for path in below), *config.keep, ".gitignore"})
     write_text(paths.config, to_json(resolved) + "\n")
     write_text(paths.layout, to_json({"version": VERSION, "entries": entries}) + "\n")
 

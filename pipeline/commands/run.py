@@ -2,6 +2,7 @@
 
 import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -73,11 +74,14 @@ def run_stages(report: "Callable[[str, Outcome], None]", overrides: "Sequence[st
     from pipeline.engine.edit_guard import record_loaded_sources
 
     record_loaded_sources()
+    from pipeline.check import check_stages
     from pipeline.engine.lock import project_lock
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows import prefect_api
+    from pipeline.yaml_files import read_yaml
     from stages.renderers.choice import read_renderer_name
 
+    check_stages(read_yaml(Path("dvc.yaml")))
     _check_params(overrides)  # before a process is started or an output is removed
     read_renderer_name()
     is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_warning)

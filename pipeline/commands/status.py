@@ -16,15 +16,17 @@ def status() -> None:
 
 
 def status_lines() -> list[str]:
-    """Return one line for each stage, one with the epochs that have a checkpoint, and one for each run."""
+    """Return a line for each stage of dvc.yaml, one with the epochs of checkpoints, and one for each run."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
+    from pipeline.check import is_custom
     from pipeline.commands.runs import describe_runs
     from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles
     from pipeline.lockfile import check_lockfile
     from pipeline.project import read_paths, runs_root
     from pipeline.versions import VERSIONS
+    from pipeline.yaml_files import read_yaml
     from stages.contracts.errors import StageFailedError
 
     repair_lockfiles()
@@ -34,10 +36,17 @@ def status_lines() -> list[str]:
             changed = repo.status()
     except DvcException as error:
         raise StageFailedError(str(error)) from error
-    width = max(map(len, VERSIONS))
+    definition = read_yaml(Path("dvc.yaml"))
+    stages = list(definition.get("stages") or {})
+    names = [
+        *(each for each in stages if each not in VERSIONS),
+        *(each for each in VERSIONS if each in stages),
+    ]
+    kinds = ["own program" if is_custom(each, definition) else f"version {VERSIONS[each]}" for each in names]
+    width = max(map(len, names))
     lines = [
-        f"{name:<{width}}  version {version}  {_describe_changes(changed.get(name))}"
-        for name, version in VERSIONS.items()
+        f"{name:<{width}}  {kind}  {_describe_changes(changed.get(name))}"
+        for name, kind in zip(names, kinds, strict=True)
     ]
     return [*lines, _describe_checkpoints(read_paths()["checkpoint"]), *describe_runs(runs_root())]
 

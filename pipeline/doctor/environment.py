@@ -179,8 +179,9 @@ def check_disk() -> Iterator[Diagnostic]:
     root = runs_root()
     free = shutil.disk_usage(root if root.exists() else Path()).free
     paths = read_paths()
-    folders = [*(store / CHECKPOINT_FOLDER for store in stores(root)), paths["checkpoint"]]
-    folders.append(paths["learner"] / CHECKPOINT_FOLDER)
+    folders = [store / CHECKPOINT_FOLDER for store in stores(root)]
+    folders += [paths[name] for name in ("checkpoint",) if name in paths]
+    folders += [paths[name] / CHECKPOINT_FOLDER for name in ("learner",) if name in paths]
     size = max(map(_newest_size, folders), default=0)
     if not size:
         yield ok(

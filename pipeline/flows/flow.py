@@ -26,6 +26,7 @@ from prefect.runtime import deployment
 from prefect.states import Failed
 from pydantic import Field, PositiveFloat
 
+from pipeline.check import check_stages
 from pipeline.engine.lock import project_lock
 from pipeline.engine.params_journal import edit_params, restore_idle_params, restore_params
 from pipeline.engine.reproduce import Outcome, reproduce
@@ -46,6 +47,7 @@ from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.params_edit import override_params
 from pipeline.revisions.revision import Results, read_results
 from pipeline.versions import VERSIONS, version_of
+from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import StageError, StageFailedError
 
 Report = Callable[[str, Outcome], None]
@@ -230,6 +232,7 @@ def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
         sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
     restore_idle_params(get_run_logger().warning)
     override_params(request.overrides)
+    check_stages(read_yaml(Path("dvc.yaml")))
     select_stages(request.targets)
     if push:
         check_remotes(experiment=experiment)

@@ -11,6 +11,7 @@ from .evaluation import EvaluatorBuilder as EvaluatorBuilder
 from .evaluation import confusion_cells as confusion_cells
 from .evaluation import confusion_matrix as confusion_matrix
 from .learner import Learner as Learner
+from .loop_checkpoints import LoopCheckpoints as LoopCheckpoints
 from .lr_finder import LearningRateCurve as LearningRateCurve
 from .lr_finder import find_learning_rate as find_learning_rate
 from .model_state import state_dict_of as state_dict_of

@@ -40,7 +40,7 @@ def training_state(model: Any) -> dict[str, Any]:
     Raises `CheckpointError` for a value that a checkpoint cannot hold.
     """
     return {
-        name: _encode(module.training_state(), f"{type(module).__name__}.{SAVE}()")
+        name: encode_state(module.training_state(), f"{type(module).__name__}.{SAVE}()")
         for name, module in _modules(model)
         if hasattr(module, SAVE)
     }
@@ -55,7 +55,7 @@ def load_training_state(model: Any, saved: Mapping[str, Any]) -> None:
     modules = {name: module for name, module in _modules(model) if hasattr(module, LOAD)}
     for name, module in modules.items():
         if name in saved:
-            module.load_training_state(_decode(saved[name]))
+            module.load_training_state(decode_state(saved[name]))
         else:
             log.warning(
                 "the checkpoint has no %s of %s, which keeps its initial state: the run will not equal an "
@@ -130,7 +130,7 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     return list(getattr(value, "__dict__", {}).items())
 
 
-def _encode(value: Any, location: str) -> Any:
+def encode_state(value: Any, location: str) -> Any:
     """Return *value* as a tree that every record can hold: text keys, no tuples, 64-bit integers."""
     if isinstance(value, Tensor):
         return value.detach()
@@ -139,28 +139,31 @@ def _encode(value: Any, location: str) -> Any:
     if value is None or isinstance(value, bool | float | str):
         return value
     if isinstance(value, list):
-        return [_encode(each, f"{location}[{index}]") for index, each in enumerate(value)]
+        return [encode_state(each, f"{location}[{index}]") for index, each in enumerate(value)]
     if isinstance(value, tuple):
-        return {TUPLE: _encode(list(value), location)}
+        return {TUPLE: encode_state(list(value), location)}
     if not isinstance(value, dict):
         raise CheckpointError(
             f"{location} is of type {type(value).__name__}, which a checkpoint cannot hold: return dicts, "
             "lists, tuples, tensors, numbers, strings and None"
         )
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: _encode(each, f"{location}[{key!r}]") for key, each in value.items()}
-    items = [[_encode(key, location), _encode(each, f"{location}[{key!r}]")] for key, each in value.items()]
+        return {key: encode_state(each, f"{location}[{key!r}]") for key, each in value.items()}
+    items = [
+        [encode_state(key, location), encode_state(each, f"{location}[{key!r}]")]
+        for key, each in value.items()
+    ]
     return {ITEMS: items}
 
 
-def _decode(tree: Any) -> Any:
-    """Return the value from which `_encode` made *tree*."""
+def decode_state(tree: Any) -> Any:
+    """Return the value from which `encode_state` made *tree*."""
     if isinstance(tree, list):
-        return [_decode(each) for each in tree]
+        return [decode_state(each) for each in tree]
     if not isinstance(tree, dict):
         return tree
     if ITEMS in tree:
-        return {_decode(key): _decode(each) for key, each in tree[ITEMS]}
+        return {decode_state(key): decode_state(each) for key, each in tree[ITEMS]}
     if TUPLE in tree:
-        return tuple(_decode(tree[TUPLE]))
-    return int(tree[INTEGER]) if INTEGER in tree else {key: _decode(each) for key, each in tree.items()}
+        return tuple(decode_state(tree[TUPLE]))
+    return int(tree[INTEGER]) if INTEGER in tree else {key: decode_state(each) for key, each in tree.items()}

@@ -1,0 +1,138 @@
+"""Checkpoints of a training loop that does not use the Learner."""
+
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from stages.checkpoints import Checkpoint, FileCheckpointer, Retention, default_retention
+from stages.checkpoints.file_names import STEP_FOLDER
+from stages.contracts.errors import CheckpointError, RecordError
+from stages.contracts.history import History
+from stages.learner.checkpointing import find_newest_checkpoint
+from stages.learner.run_state import history_of, history_tree
+from stages.learner.training_state import decode_state, encode_state
+from stages.records import (
+    NamedMpkGzFileRecorder,
+    OriginalPrecision,
+    load_into,
+    module_supplement,
+    record_of,
+)
+
+
+class Stateful(Protocol):
+    """An object with a state dict, such as an optimizer or a learning rate scheduler of PyTorch."""
+
+    def state_dict(self) -> Any:
+        """Return the state: dicts, lists, tuples, tensors, numbers, strings and None."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Load what `state_dict` returned."""
+
+
+class LoopCheckpoints:
+    """The checkpoints of a training loop of your own, which it writes after each epoch and resumes from.
+
+    >>> import tempfile, torch
+    >>> from stages.contracts.history import Split, Value
+    >>> model = nn.Linear(2, 1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     optimizer = torch.optim.Adam(model.parameters())
+    ...     checkpoints = LoopCheckpoints(folder, model, optimizer=optimizer)
+    ...     for epoch in range(checkpoints.restore() + 1, 3):
+    ...         optimizer.zero_grad()
+    ...         loss = model(torch.ones(4, 2)).square().mean()
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...         checkpoints.history.add(Value(epoch, Split.TRAIN, "Loss", loss.item()))
+    ...         checkpoints.save(epoch)
+    ...     checkpoints.restore()
+    2
+
+    The loop resumes exactly if each epoch sets the state of the random generators from a seed and its number.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        model: nn.Module,
+        *,
+        retention: Retention | None = None,
+        **parts: Stateful,
+    ) -> None:
+        """Create the checkpoints in *directory*.
+
+        Args:
+            directory: The folder of the files ``model-N``, ``optim-N`` and so on, created if missing.
+            model: The model; one with several networks has them as submodules.
+            retention: The rule for the checkpoints to keep. Default: the last two, and the one with the
+                lowest valid loss.
+            parts: Everything else that the loop changes, by name: optimizers, schedulers. The names are part
+                of the checkpoints.
+        """
+        self._files = FileCheckpointer(Path(directory), NamedMpkGzFileRecorder(OriginalPrecision))
+        self._model = model
+        self._retention = retention or default_retention()
+        self._parts = parts
+        self.history = History()
+        """The values of the metrics; `restore` adds those of the checkpoint."""
+
+    def save(self, epoch: int) -> None:
+        """Write the checkpoint of *epoch*, and remove those that the rule drops.
+
+        If the process is killed before this returns, the loop resumes after the epoch before. Raises
+        `CheckpointError` if a part has a value that no checkpoint can hold.
+        """
+        parts = {
+            name: encode_state(part.state_dict(), f"{name}.state_dict()")
+            for name, part in self._parts.items()
+        }
+        trainer = {
+            "epoch": epoch,
+            "model": module_supplement(self._model),
+            "history": history_tree(self.history),
+        }
+        self._files.save(epoch, Checkpoint(record_of(self._model), parts, None, trainer))
+        self._apply_retention(epoch)
+
+    def restore(self) -> int:
+        """Restore model, parts and history from the newest intact checkpoint, and return its epoch.
+
+        Return 0 and change nothing if there is none. Raises `CheckpointError` if there are checkpoints but
+        none is intact, or if the newest is that of another model or of other parts.
+        """
+        within_epochs = FileCheckpointer(self._files.directory / STEP_FOLDER, self._files.recorder)
+        checkpoint = find_newest_checkpoint(self._files, within_epochs, last_epoch=sys.maxsize, identity=None)
+        if checkpoint is None:
+            return 0
+        self._check_parts(checkpoint)
+        try:
+            load_into(self._model, checkpoint.model, layout="burn", source="its model")
+            self._model.load_state_dict({**self._model.state_dict(), **checkpoint.trainer["model"]})
+            for name, part in self._parts.items():
+                part.load_state_dict(decode_state(checkpoint.optim[name]))
+        except (RecordError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"the checkpoint in {self._files.directory} does not fit this model and its optimizers: "
+                f"{error}. Build them as they were built for the checkpoint, or remove the folder"
+            ) from error
+        self.history = history_of(checkpoint)
+        epoch = int(checkpoint.trainer["epoch"])
+        self._files.remove_partial_files()
+        self._apply_retention(epoch)  # a killed process may not have removed what the rule drops
+        return epoch
+
+    def _apply_retention(self, epoch: int) -> None:
+        saved = [each for each in self._files.list_saved() if each <= epoch]
+        for each in set(saved) - {epoch, *self._retention.keep(saved, self.history)}:
+            self._files.delete(each)
+
+    def _check_parts(self, checkpoint: Checkpoint) -> None:
+        found = sorted(checkpoint.optim or {})
+        if found != sorted(self._parts):
+            raise CheckpointError(
+                f"the checkpoint in {self._files.directory} has the parts {', '.join(found) or 'none'}, and "
+                f"the loop has {', '.join(sorted(self._parts)) or 'none'}. Pass the same parts"
+            )
