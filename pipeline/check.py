@@ -11,9 +11,12 @@ from pipeline.project import parse_paths, read_paths
 from pipeline.snapshot import interpolate, read_variables
 from pipeline.versions import VERSIONS
 from pipeline.yaml_files import read_yaml
+from stages.checkpoints.retention import BestConfig
+from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import DATA_PATH
-from stages.data.config import ImageFolder
+from stages.contracts.history import Split
+from stages.data.config import Digits, ImageFolder, Npy, Table, TextFiles
 from stages.records.safetensors_format.shards import is_index, read_index
 
 PARAMS = Path("params.yaml")
@@ -52,7 +55,7 @@ def find_late_mistakes(
             params.save_model.check_suffix(model)
     except ParamsError as error:
         lines.append(str(error))
-    return lines + _find_missing_test_entries(params, definition)
+    return [*lines, *_find_missing_test_entries(params, definition), *_find_rules_without_validation(params)]
 
 
 def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> list[str]:
@@ -93,6 +96,24 @@ def is_custom(name: str, definition: Mapping[str, Any]) -> bool:
     return f" stage {name}" not in str(definition["stages"][name].get("cmd"))
 
 
+def _find_rules_without_validation(params: Params) -> Iterator[str]:
+    """Yield a line for each rule that reads a metric of the valid split if params leave that split out."""
+    source = params.load_data.source
+    has_own = getattr(source, "valid_path", None) or getattr(source, "split", None)
+    if params.load_data.valid_fraction or has_own or not isinstance(source, Digits | Npy | Table | TextFiles):
+        return
+    kept = [each for each in enumerate(params.fit.keep.best) if each[1] != BestConfig()]
+    rules: dict[str, Any] = {f"fit.keep.best.{number}": each for number, each in kept}
+    if params.fit.early_stopping:
+        rules["fit.early_stopping"] = params.fit.early_stopping
+    for key, rule in rules.items():
+        if rule.split is Split.VALID:
+            yield (
+                f"{key}: uses the valid {rule.metric!r}, but load_data.valid_fraction is 0 and the source "
+                "has no valid split. Set it above 0, or use 'split: train'"
+            )
+
+
 def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
     """Return a line for each data path in *params* that does not exist and that no stage writes."""
     definition = read_yaml(root / "dvc.yaml")
@@ -102,7 +123,8 @@ def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
     ]
     return [
         f"{key}: the file or folder {str(path)!r} does not exist. {_advice(root / path)}"
-        for key, path in _paths(params, "")
+        for key, named in _paths(params, "")
+        for path in (named, *_shards(named, root))
         if not (root / path).exists() and not any(_overlap(root / path, each) for each in outputs)
     ]
 
@@ -142,8 +164,17 @@ def find_data_files(config: BaseModel) -> Iterator[Path]:
     for _, path in _paths(config, ""):
         if not path.is_absolute():
             yield path
-            if is_index(path) and path.is_file():
-                yield from read_index(path)
+            yield from _shards(path, Path())
+
+
+def _shards(path: Path, root: Path) -> list[Path]:
+    """Return the files of the weights that *path* is an index of; none if it is another file."""
+    is_shard_index = is_index(path) and (root / path).is_file()
+    return (
+        [each.relative_to(root) if root.parts else each for each in read_index(root / path)]
+        if is_shard_index
+        else []
+    )
 
 
 def _find_indexed_files(params: Params, root: Path) -> Iterator[Path]:
@@ -168,6 +199,8 @@ def list_strings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str
         for each in value if isinstance(value, tuple | list) else [value]:
             if isinstance(each, BaseModel):
                 yield from list_strings(each, f"{key}.")
+            elif isinstance(each, dict) and "kind" in each:  # a part of a part, such as one of schedulers
+                yield from list_strings(Use.model_validate(each), f"{key}.")
             elif isinstance(each, str):
                 yield key, each, is_path
 

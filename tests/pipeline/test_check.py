@@ -15,11 +15,22 @@ def rings(count, *, noise=0, path=None): ...
 
 class Net:
     def __init__(self, num_classes, width): ...
+
+class Up:
+    def __init__(self, optimizer): ...
 """,
 }
 MODEL = "kind: cnn\n    dropout: 0.5"
 SOURCE = "kind: digits\n    path: null"
 METRICS = "[loss, accuracy]"
+SEQUENTIAL = """schedule:
+    kind: "torch.optim.lr_scheduler:SequentialLR"
+    per: epoch
+    milestones: [2]
+    schedulers:
+    - {kind: "no_such_module:Up"}
+    - {kind: "torch.optim.lr_scheduler:LinearLR"}"""
+KEEP = "keep: {best: [{metric: Accuracy, direction: highest}]}"
 MISTAKES = {
     "module of the model is missing": (
         MODEL,
@@ -148,6 +159,11 @@ MISTAKES = {
         "recorder: pretty_json",
         "save_model.recorder: 'pretty_json' writes files that end in .json; found vars.paths.model: art",
     ),
+    "module of a part of a schedule is missing": (
+        "schedule:\n    kind: constant",
+        SEQUENTIAL,
+        "build_learner.schedule: schedule 'no_such_module:Up' cannot be imported",
+    ),
     "section is missing": (
         "save_model:\n  recorder: default\n  exports: []\n  epoch: last\n",
         "",
@@ -241,6 +257,52 @@ def test_check_accepts_a_dep_that_is_a_reference_to_an_output_of_another_stage(p
     checked = project.learner("check")
 
     assert (checked.code, checked.out) == (0, "params.yaml is valid\n"), checked.text
+
+
+def test_check_reports_rules_that_need_a_valid_split_that_params_leave_out(project):
+    project.edit("params.yaml", "valid_fraction: 0.2", "valid_fraction: 0")
+    project.edit(
+        "params.yaml",
+        "  num_epochs: 20",
+        f"  num_epochs: 20\n  early_stopping: {{n_epochs: 2}}\n  {KEEP}",
+    )
+
+    refused = project.learner("check")
+
+    assert refused.code == 2, refused.text
+    for key, metric in {"fit.early_stopping": "Loss", "fit.keep.best.0": "Accuracy"}.items():
+        assert (
+            f"{key}: uses the valid '{metric}', but load_data.valid_fraction is 0 and the source"
+            in refused.err
+        )
+    project.edit("params.yaml", "n_epochs: 2}", "n_epochs: 2, split: train}")
+    project.edit("params.yaml", "direction: highest}", "direction: highest, split: train}")
+    assert project.learner("check").code == 0
+
+
+def test_check_reports_a_missing_shard_of_weights(project):
+    (project.folder / "weights").mkdir(exist_ok=True)
+    (project.folder / "weights/model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "model-1.safetensors"}}'
+    )
+    project.edit(
+        "params.yaml", MODEL, f"{MODEL}\n  checkpoint: {{path: weights/model.safetensors.index.json}}"
+    )
+
+    refused = project.learner("check")
+
+    assert refused.code == 2, refused.text
+    assert "'weights/model-1.safetensors' does not exist. Correct the path" in refused.err
+
+
+def test_check_reports_the_missing_dep_of_a_part_of_a_schedule(project):
+    project.edit("params.yaml", "schedule:\n    kind: constant", SEQUENTIAL.replace("no_such_module", "mine"))
+
+    checked = project.learner("check")
+
+    assert (
+        "an edit of mine.py would not rerun build-learner; add to its deps:\n      - mine.py" in checked.text
+    )
 
 
 INDEXED = "kind: image_folder\n    path: raw_images\n  materialize: {}"
