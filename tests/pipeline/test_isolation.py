@@ -78,7 +78,7 @@ def test_killed_experiment_keeps_the_checkout_unchanged_and_resumes(edited, tmp_
     other.ok("dvc", "exp", "run", "--temp", "-n", "apart", "-S", "fit.num_epochs=3")
 
     assert again.code == 0, again.text
-    assert "after epoch " in again.out
+    assert "resuming run " in again.out
     assert checkout(edited) == before
     assert not list((edited.folder / ".runs").rglob("*.copy"))
     assert not (edited.folder / ".dvc/tmp/exps").exists()
