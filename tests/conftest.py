@@ -143,6 +143,11 @@ def fresh(folder, home):
         if not name.startswith(("tests/", "benchmarks/", "dvc.lock")) and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    for package in ("stages", "pipeline"):  # compiled modules, which are valid for copies of the same time
+        for compiled in (ROOT / package).rglob("__pycache__/*.pyc"):
+            copy = folder / compiled.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(compiled, copy)
     project = Project(folder, home)
     project.ok("git", "init", "-q")
     project.ok("git", "add", "-A")

@@ -158,6 +158,7 @@ def test_loss_of_the_custom_loop_falls_each_epoch(project):
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.mark.long
 def test_own_model_and_data_run_and_an_edit_reruns_them(project):
     for block in README.blocks("python"):
         if found := re.match(r"# (my_lab/\w+\.py)\n", block):
@@ -216,6 +217,7 @@ def test_mnist_trains_to_90_percent_in_one_epoch(project):
     assert float(re.search(r"valid: Accuracy ([\d.]+)", text)[1]) >= 90
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "options"),
     [

@@ -22,9 +22,9 @@ from report import SkippedError, table  # noqa: E402  found by the line above
 PARTS = {  # trials in a short and in a long series; 0: not in the short one
     "kills": (3, 1000),
     "writer_kills": (8, 1000),
-    "calls": (24, 100_000),
+    "calls": (12, 100_000),
     "disk": (10, 300),
-    "corruption": (300, 100_000),
+    "corruption": (100, 100_000),
     "concurrency": (2, 60),
     "experiments": (0, 60),
     "schedules": (0, 30),

@@ -93,6 +93,7 @@ def test_stages_that_run_again_replace_damaged_files_and_run_cache_entries(finis
     assert finished.files(*OUTPUTS, ".dvc/cache") == before
 
 
+@pytest.mark.long
 def test_doctor_removes_damaged_files_and_repro_recomputes_them(finished):
     before = finished.files(*OUTPUTS, ".dvc/cache")
     damaged = damage_everywhere(finished)

@@ -33,6 +33,7 @@ def test_run_store_and_cache_share_each_checkpoint_and_the_output_is_a_copy(fini
     assert "Data and pipelines are up to date" in finished.ok("dvc", "status", "fit")
 
 
+@pytest.mark.long
 def test_run_store_cache_and_output_share_each_checkpoint_if_dvc_uses_hard_links(finished):
     finished.edit("params.yaml", "seed: 42", "seed: 43")
     finished.ok("dvc", "config", "cache.type", "hardlink")

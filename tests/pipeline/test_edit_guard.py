@@ -92,6 +92,7 @@ def test_flow_does_not_run_code_that_was_edited_after_its_import(editing):
     editing.ok("dvc", "repro", "build-learner", EDIT=edit)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [("dvc", "repro"), ("python", "-m", "pipeline", "run")])
 def test_sources_with_a_time_in_the_future_are_accepted(command, finished):
     """Such times occur in files from another machine, or after the clock was set back."""

@@ -122,6 +122,7 @@ def find_template_files(folder):
     return {path.relative_to(folder) for path in paths if path.is_file() and path.suffix != ".pyc"}
 
 
+@pytest.mark.long
 def test_printed_commands_activate_the_environment_train_and_compare(installed_project):
     new_project, printed = installed_project
     commands = re.findall(r"^(?:next|then): (.*)$", printed, re.MULTILINE)
@@ -133,6 +134,7 @@ def test_printed_commands_activate_the_environment_train_and_compare(installed_p
     assert re.search(rf"^workspace .*\n{name} .* yes$", text, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_make_reports_a_missing_environment_and_installs_one_in_a_clone(installed_project, package, tmp_path):
     new_project, _ = installed_project
     python = tmp_path / "python3"
@@ -159,6 +161,7 @@ def test_experiment_and_compare_work_right_after_init(package, tmp_path):
     assert re.search(rf"^workspace .*\n{name} .* yes$", text, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_every_command_in_the_readme_of_a_new_project_runs(new_project):
     new_project.ok("git", "commit", "-qam", "Train for two epochs")
     readme = (new_project.folder / "README.md").read_text()

@@ -36,6 +36,7 @@ def find_progress(project):
     return None
 
 
+@pytest.mark.long
 def test_experiment_killed_in_the_queue_resumes_to_the_same_lockfile(queue, tmp_path):
     uninterrupted = queue.copied_to(tmp_path / "uninterrupted")
     uninterrupted.ok("dvc", "exp", "run", "--temp", "-n", "uninterrupted", *CHANGE)

@@ -107,6 +107,7 @@ def test_layout_lists_every_entry_of_the_artifact_directory(finished):
     assert {path.name for path in (finished.folder / "artifacts").iterdir()} <= set(layout["entries"])
 
 
+@pytest.mark.long
 def test_best_epoch_can_be_saved_instead_of_the_last(finished):
     finished.edit("params.yaml", "epoch: last", "epoch: best")
     finished.edit("params.yaml", "learning_rate: 0.001", "learning_rate: 0.9")

@@ -406,6 +406,7 @@ def test_scheduled_runs_are_experiments_that_leave_the_workspace_unchanged(serve
     assert name in api.artifacts(first["id"])["often-checkpoint"]["data"]
 
 
+@pytest.mark.long
 def test_run_completes_and_exits_if_its_server_is_killed(project, private_server):
     use_waiting_model(project)
     (project.folder / "hold").touch()
@@ -436,6 +437,7 @@ def history(api, run):
     return [each["name"] for each in api.get(f"flow_run_states/?flow_run_id={run}")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode",
     ["--workspace", pytest.param("--experiment", marks=pytest.mark.long)],

@@ -94,6 +94,7 @@ def publish(project, folder, url, *options):
     return project
 
 
+@pytest.mark.long
 def test_fresh_clone_pulls_model_and_experiments_from_s3_and_resumes(finished, clone, tmp_path, s3):
     """After a pull from S3, no stage has to run, and an experiment can be resumed."""
     publish(finished, tmp_path, BUCKET, ("endpointurl", s3))

@@ -134,6 +134,7 @@ class Exhausted(Mlp):
 """
 
 
+@pytest.mark.long
 def test_stop_iteration_in_a_users_step_shows_its_frame_and_records_nothing(finished):
     (finished.folder / "exhausted.py").write_text(EXHAUSTED)
     finished.edit("params.yaml", "kind: cnn", 'kind: "exhausted:Exhausted"')
