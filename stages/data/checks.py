@@ -11,6 +11,8 @@ from stages.data.mapped_arrays import release
 from stages.data.splits import Arrays
 from stages.data.tables import TableRows
 
+IGNORED_TARGET = -100
+"""The target that losses and metrics ignore by default; only targets for elements of a sample may be it."""
 MAX_CLASSES = 10_000_000
 BLOCK_BYTES = 1 << 22
 """Memory of one block of rows in a pass over an array."""
@@ -35,7 +37,7 @@ def check(arrays: Arrays, where: str) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(array, ImageFiles | TableRows):
             _check_values(array, name)
     if targets.dtype.kind != "f":
-        _check_classes(targets, names[1])
+        _check_classes(targets, inputs, names[1])
     return inputs, targets
 
 
@@ -103,13 +105,15 @@ def _check_values(array: np.ndarray, name: str) -> None:
             raise DataError(f"{name} must fit into int64; found {found}. Scale the values or renumber them")
 
 
-def _check_classes(targets: np.ndarray, name: str) -> None:
-    if targets.ndim != 1:
+def _check_classes(targets: np.ndarray, inputs: np.ndarray, name: str) -> None:
+    if targets.ndim > 1 and (targets[0].size == 1 or targets.shape != inputs.shape[: targets.ndim]):
         raise DataError(
-            f"{name}: class targets must have shape (N,); found shape {targets.shape}. "
-            "Save one integer per sample, or floats for regression"
+            f"{name}: class targets must have shape (N,), or the shape of the inputs for a class at each "
+            f"element; found shape {targets.shape} for inputs {inputs.shape}. Save one integer per sample, "
+            "or floats for regression"
         )
-    if found := _find_first(targets, lambda block: block < 0):
+    ignored = IGNORED_TARGET if targets.ndim > 1 else 0
+    if found := _find_first(targets, lambda block: (block < 0) & (block != ignored)):
         raise DataError(
             f"{name}: class targets must be non-negative; found {found}. Number the classes from 0, "
             "or save floats for regression"

@@ -58,7 +58,7 @@ class Npy(Config):
     inputs: DataPath
     """The file with the inputs, (N, …), relative to the root of the project or absolute."""
     targets: DataPath
-    """The file with the targets, (N,) integers for classes, (N,) or (N, …) floats for regression."""
+    """The file with the targets: integers for classes, (N,) or (N, T), or floats for regression, (N, …)."""
 
 
 class ImageFolder(Config):

@@ -19,7 +19,7 @@ def describe(
     """Return the content of ``dataset.json`` for *splits*, by name, without the hash.
 
     *normalization* is computed over the train split; default: one mean and standard deviation of all values.
-    Raises `DataError` if the splits do not match or the train split has one class only.
+    Raises `DataError` if the splits do not match or the train split has fewer than two classes.
     """
     train = splits["train"]
     for name, split in splits.items():
@@ -49,18 +49,21 @@ def _check_match(split: str, train: Column, other: Column, name: str) -> None:
 
 
 def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
-    """Return the number of samples of each class in each split."""
-    classes = 1 + max(int(block.max()) for column in splits.values() for block in column.blocks())
+    """Return the number of samples of each class in each split, or of elements if each has a class."""
+    largest = max(int(block.max()) for column in splits.values() for block in column.blocks())
+    classes = max(0, 1 + largest)  # if all are ignored, there is none
     counts = {
         name: sum(
-            (np.bincount(block, minlength=classes) for block in column.blocks()), np.zeros(classes, np.int64)
+            (np.bincount(block[block >= 0], minlength=classes) for block in column.blocks()),
+            np.zeros(classes, np.int64),
         )
         for name, column in splits.items()
     }
-    if np.count_nonzero(counts["train"]) == 1:
+    present = np.flatnonzero(counts["train"])
+    if len(present) < 2:
+        found = f"one class only ({present[0]})" if len(present) else "ignored targets only"
         raise DataError(
-            "the train split must have at least two classes; found one class only "
-            f"({counts['train'].argmax()}). Add samples of other classes, or save float targets for "
-            "regression"
+            f"the train split must have at least two classes; found {found}. Add samples of other classes, "
+            "or save float targets for regression"
         )
     return {name: each.tolist() for name, each in counts.items()}

@@ -8,11 +8,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from stages.contracts.errors import BuilderError
+from stages.data.checks import IGNORED_TARGET
 from stages.data.datasets import Samples
 from stages.data.random_state import preserve_random_state, seed_random_state
-
-IGNORED_TARGET = -100
-"""The target that `torch.nn.functional.cross_entropy` and the metrics ignore by default."""
 
 MEASURED_ROWS = 4096
 """The number of samples that are measured at a time, which bounds the memory."""

@@ -21,7 +21,7 @@ class Arrays:
     inputs: np.ndarray
     """(N, …), of any numeric type."""
     targets: np.ndarray
-    """(N,) integers for classes, (N,) or (N, …) floats for regression."""
+    """(N,) integers for classes, (N, T) for a class at each element, (N,) or (N, …) floats for regression."""
     names: tuple[str, str] | None = None
     """Names of the two arrays in error messages, for example "data.npz: inputs"."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -71,7 +71,8 @@ class DatasetInfo(ExtendedConfig):
     counts: dict[str, int]
     """The number of samples in each split: train, and those of valid and test that exist."""
     class_counts: dict[str, list[int]] | None
-    """The number of samples of each class in each split; None for regression."""
+    """The number of samples of each class in each split, or of elements if each has a class; None for
+    regression."""
     normalization: Normalization
     sha256: str = ""
     """The SHA-256 of the content of the split files: train, valid, test."""

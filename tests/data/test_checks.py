@@ -64,8 +64,14 @@ REFUSED = {
     "classes beyond int64": (X, np.full(20, 2**64 - 1, np.uint64), "targets must fit into int64"),
     "a negative class": (X, Y - 1, "class targets must be non-negative; found -1 in sample 0"),
     "a class like a time": (X, Y * 10**12, "must be below 10,000,000; found 1000000000000 in sample 1"),
-    "classes as a column": (X, Y[:, None], "class targets must have shape (N,); found shape (20, 1)"),
-    "classes one-hot": (X, np.eye(2, dtype=int)[Y], "must have shape (N,); found shape (20, 2)"),
+    "classes as a column": (X, Y[:, None], "found shape (20, 1) for inputs (20, 4). Save one integer per"),
+    "classes one-hot": (
+        X,
+        np.eye(2, dtype=int)[Y],
+        "found shape (20, 2) for inputs (20, 4). Save one integer",
+    ),
+    "classes and inputs as columns": (X[:, :1], Y[:, None], "found shape (20, 1) for inputs (20, 1)"),
+    "negative class of an element": (X, np.full((20, 4), -1), "must be non-negative; found -1 in sample 0"),
 }
 
 
@@ -229,3 +235,14 @@ def test_arrays_with_other_names_are_not_read(tmp_path):
     loaded = data.load_source(Npz(kind="npz", path=str(tmp_path / "data.npz")))
 
     assert np.array_equal(loaded.inputs, X)
+
+
+def test_each_element_of_a_sequence_may_have_a_class(tmp_path):
+    """Elements of the class -100 are ignored, also in the counts."""
+    targets = np.tile(np.array([0, 2, 1, -100]), (20, 1))
+
+    made = prepared(tmp_path, np.ones((20, 4), np.int64), targets)
+
+    assert torch.equal(made.train.targets, torch.from_numpy(targets[:16]))
+    assert (made.info.num_classes, made.info.target_shape) == (3, (4,))
+    assert made.info.class_counts == {"train": [16, 16, 16], "valid": [4, 4, 4]}

@@ -143,6 +143,7 @@ def arrays(count=10, classes=2, **changes):
     ("train", "valid", "words"),
     [
         (arrays(classes=1), arrays(), "one class only"),
+        (arrays(targets=np.full((10, 4), -100)), arrays(targets=np.eye(10, 4, dtype=int)), "ignored targets"),
         (arrays(), arrays(count=0), "the valid split: inputs must have at least one sample"),
         (
             arrays(),
