@@ -367,6 +367,16 @@ class LearnerBuilder:
             raise BuilderError(f"sanity_check({batches}): pass 0 or a number of batches")
         return self._set(sanity_check=batches)
 
+    def validate_every(self, epochs: int) -> Self:
+        """Validate after each epoch whose number is a multiple of *epochs*. Default: 1.
+
+        The other epochs have no value of the valid split, and cannot be the best. Rules for early stopping
+        and plateaus that read such a value apply after the epochs that have one.
+        """
+        if epochs < 1:
+            raise BuilderError(f"validate_every({epochs}): pass a number of epochs from 1")
+        return self._set(validate_every=epochs)
+
     def seed(self, seed: int) -> Self:
         """Derive the random state of each epoch from *seed*.
 

@@ -132,10 +132,11 @@ class Loop:
                 is_complete = self._train(train, epoch)
             if not is_complete:
                 return False
-        with self._state.model.apply_average():
-            is_complete = valid is None or self._validate(valid, epoch)
-        if not is_complete:
-            return False
+        if valid is not None and self._is_validated(epoch):
+            with self._state.model.apply_average():
+                is_complete = self._validate(valid, epoch)
+            if not is_complete:
+                return False
         self._finish(epoch)
         return not (self._stops_early() or self._interrupter.should_stop())
 
@@ -212,7 +213,7 @@ class Loop:
     def _finish(self, epoch: int) -> None:
         """Finish *epoch*: flush the logs, show its values, and save."""
         state = self._state
-        state.finish_epoch(epoch)
+        state.finish_epoch(epoch, is_validated=self._is_validated(epoch))
         self._observers.flush()
         self._observers.renderer.epoch_end(self._progress, state.history)
         if self._checkpoints is not None:
@@ -220,11 +221,17 @@ class Loop:
 
     def _stops_early(self) -> bool:
         """Return whether the early stopping rule applies to the history, of a resumed run too."""
-        rule = self._options.early_stopping
-        reason = rule.reason(self._state.history) if rule and self._state.epoch else None
+        rule, epoch = self._options.early_stopping, self._state.epoch
+        reads_valid = any(split is Split.VALID for split, _ in getattr(rule, "needs", ()))
+        if rule is None or not epoch or (reads_valid and not self._is_validated(epoch)):
+            return False
+        reason = rule.reason(self._state.history)
         if reason:
             log.info("Stopping training loop, %s", reason)
         return reason is not None
+
+    def _is_validated(self, epoch: int) -> bool:
+        return epoch % self._options.validate_every == 0
 
     def _remove_later_output(self) -> None:
         """Remove what was logged and saved after the position that the run resumes at."""

@@ -138,9 +138,14 @@ class ModelState:
         """
         return nullcontext() if self.average is None else self.average.apply()
 
-    def end_schedule_epoch(self, history: History) -> None:
-        """End an epoch of the scheduler with the value in *history* of the metric that it monitors."""
+    def end_schedule_epoch(self, history: History, *, is_validated: bool) -> None:
+        """End an epoch of the scheduler with the value in *history* of the metric that it monitors.
+
+        A plateau of the valid split counts the epochs with a validation only.
+        """
         split, metric = getattr(self.scheduler, "monitored", (Split.VALID, "Loss"))
+        if split is Split.VALID and not is_validated and getattr(self.scheduler, "is_plateau", False):
+            return
         self.scheduler.end_epoch(history.value(self.epoch, split, metric))
 
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:

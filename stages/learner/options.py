@@ -87,6 +87,8 @@ class LearnerOptions:
     interrupter: Interrupter | None = None
     sanity_check: int = 0
     """Batches of the valid split that are validated before the first epoch."""
+    validate_every: int = 1
+    """The number of epochs from one validation to the next."""
     seed: int | None = None
     summary: bool = False
     """True to print the summary after the run."""

@@ -131,11 +131,11 @@ class RunState:
         """Mark *epoch* as in progress."""
         self.open_epoch = epoch
 
-    def finish_epoch(self, epoch: int) -> None:
+    def finish_epoch(self, epoch: int, *, is_validated: bool) -> None:
         """Mark *epoch* as finished, and end it for the learning rate schedule."""
         self.open_epoch = None
         self.model.epoch = epoch
-        self.model.end_schedule_epoch(self.history)
+        self.model.end_schedule_epoch(self.history, is_validated=is_validated)
 
     def checkpoint(self, position: LoopPosition | None = None) -> Checkpoint:
         """Return a checkpoint of the last finished epoch, or of *position* in the epoch in progress."""

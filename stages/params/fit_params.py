@@ -62,7 +62,9 @@ CHANGES_NO_NUMBER = {
 
 ``device`` is in this set because the key has an entry with the number and the kinds of the devices instead.
 """
-OMITTED_IF_DEFAULT = ("augment", "averaging", "bucket", "limit_batches", "overfit_batches", "sanity_check")
+OMITTED_IF_DEFAULT = (
+    *("augment", "averaging", "bucket", "limit_batches", "overfit_batches", "sanity_check", "validate_every"),
+)
 """Params without which older runs were recorded: absent from ``config.json`` and keys at their defaults."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
 """Device files of which Linux has at least one if torch can use an accelerator."""
@@ -119,6 +121,8 @@ class FitConfig(Config):
     They are neither shuffled nor augmented, and ``limit_batches`` has no effect. A model that cannot fit them
     has a mistake. null: train on all batches.
     """
+    validate_every: Count = 1
+    """Validate after each epoch whose number is a multiple of this one; the best epoch is one of them."""
     sanity_check: CountFromZero = 0
     """Batches of the valid split that are validated before the first epoch of a new run, to find a mistake.
 
@@ -277,6 +281,7 @@ class FitConfig(Config):
             builder.metrics(*self._build_metrics())
             .num_epochs(self.num_epochs)
             .sanity_check(self.sanity_check)
+            .validate_every(self.validate_every)
             .seed(self.seed)
             .devices(self._devices())
             .precision(self.precision)

@@ -287,6 +287,7 @@ PARAMS = [
             "limit_batches": "section of limits",
             "overfit_batches": "count or null",
             "sanity_check": "count from 0",
+            "validate_every": "count",
             "num_workers": "processes",
             "prefetch": "processes",
             "resident": "flag or name",
