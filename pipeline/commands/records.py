@@ -55,7 +55,7 @@ class PrecisionName(StrEnum):
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A record in any format.")],
+    file: Annotated[Path, typer.Argument(help="A record in any format, or a .pt or .pth file.")],
     *,
     as_json: AsJson = False,
     constants: Annotated[bool, flag("--all", "Also print constants, which are nil.")] = False,
@@ -67,14 +67,17 @@ def show(
     """
     from stages.records.formats import find_format, read, read_metadata
     from stages.records.record_tree import Record
+    from stages.records.torch_files.reader import is_torch_file, read_state_dict
 
-    form = find_format(file)
-    if form.has_names:
+    form = None if is_torch_file(file) else find_format(file)
+    if form is None:
+        record = Record(read_state_dict(file))
+    elif form.has_names:
         record = read(file, form, keep_data=False, limit=limit)
-        entry = list_entries(record.item)
     else:
-        record, entry = Record(None, read_metadata(file, form, limit=limit)), None
-    summary = summarize(file, form, record, entry)
+        record = Record(None, read_metadata(file, form, limit=limit))
+    entry = list_entries(record.item) if form is None or form.has_names else None
+    summary = summarize(file, form.name if form else "torch", record, entry)
     if as_json:
         entries = None if entry is None else to_rows(entry, constants=constants)
         typer.echo(json.dumps(summary | {"entries": entries}, indent=2))
@@ -231,11 +234,11 @@ def _check_target(source: Path, target: Path, *, force: bool) -> None:
         raise RecordError(f"{target} exists. Add --force to replace it")
 
 
-def summarize(file: Path, form: "Format", record: "Record", entry: Entry | None) -> dict[str, Any]:
+def summarize(file: Path, form: str, record: "Record", entry: Entry | None) -> dict[str, Any]:
     """Return the metadata and, if *entry* lists the item, the sums of the record in *file*."""
     summary: dict[str, Any] = {
         "file": str(file),
-        "format": form.name,
+        "format": form,
         "size": file.stat().st_size,
         "metadata": vars(record.metadata) if record.metadata else None,
         "extra": record.extra,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from pipeline.cli import app
@@ -149,7 +150,7 @@ def test_convert_replaces_existing_file_only_with_force(tmp_path):
     [
         (("show", "nowhere.mpk"), 1, "no record at nowhere.mpk"),
         (("verify", "nowhere"), 1, "nowhere does not exist. Correct the path"),
-        (("show", "model.pt"), 1, "unknown suffix; use one of .mpk.gz, .mpk"),
+        (("show", "model.onnx"), 1, "unknown suffix; use one of .mpk.gz, .mpk"),
         (("convert", "a.mpk", "b.mpk", "--recorder", "burnpak"), 2, "Did you mean 'burnpack'?"),
         (("convert", "a.mpk", "b.bin"), 2, "--learner"),
         (("diff", "a.mpk", "b.bin"), 2, "--learner"),
@@ -261,3 +262,19 @@ def test_limit_option_accepts_a_highly_compressed_record(command, tmp_path):
     assert code == 1
     assert "--limit" in text
     assert learner(command, path, *others, "--limit", 2 * LEAST_LIMIT)[0] == 0
+
+
+def test_show_lists_a_state_dict_that_torch_saved_and_refuses_code(tmp_path):
+    state = {"fc.weight": torch.ones(2, 3), "fc.bias": torch.zeros(2, dtype=torch.float16)}
+    torch.save({"model": state, "epoch": 3}, tmp_path / "model.pt")
+    torch.save({"model": Path}, tmp_path / "code.pth")
+
+    code, text = learner("show", tmp_path / "model.pt")
+    refused, message = learner("show", tmp_path / "code.pth")
+
+    assert code == 0, text
+    assert "model.pt: torch, " in text
+    assert "2 tensors, 8 parameters, 28 bytes of tensors" in text
+    assert "  weight  F32 [2, 3]\n" in text
+    assert refused == 1
+    assert "pathlib" in message
