@@ -33,7 +33,8 @@ class LoadDataConfig(ExtendedConfig):
     * ``text``: ``path``, ``text: text``, ``label: label``, ``tokenizer: bytes``, ``vocabulary_size: 10000``,
       ``max_length: 256``, ``valid_path: null``, ``test_path: null``, ``split: null``, ``group: null``
     * ``huggingface``: ``path``, ``inputs``, ``targets: label``, ``config: null``, ``revision: null``,
-      ``size: null``, ``mode: rgb``, and ``tokenizer``, ``vocabulary_size`` and ``max_length`` of ``text``
+      ``size: null``, ``mode: rgb``; for text ``tokenizer: bytes``, ``vocabulary_size: 10000``,
+      ``max_length: 256``
     * ``dataset``: ``factory``, an import path with its arguments
     """
     materialize: Literal["auto", "tensors", "index"] = "auto"
