@@ -47,7 +47,7 @@ class Progress:
     batch: int = 0
     """The number of finished batches of this epoch and split."""
     batches: int = 0
-    """The number of batches in this epoch and split."""
+    """The number of batches in this epoch and split; 0 if the loader has no length."""
     items: int = 0
     """The number of processed samples of this epoch and split."""
     running: Callable[[], Mapping[str, float]] = dict

@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class Loader(Protocol):
-    """An iterable over the batches of an epoch: `stages.data.DataLoader` or `torch.utils.data.DataLoader`."""
+    """An iterable over the batches of an epoch: `stages.data.DataLoader` or `torch.utils.data.DataLoader`.
 
-    def __len__(self) -> int:
-        """Return the number of batches."""
+    Its ``__len__`` is the number of batches; it is optional, as for a DataLoader of an `IterableDataset`.
+    """
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the batches."""

@@ -367,6 +367,16 @@ class LearnerBuilder:
             raise BuilderError(f"sanity_check({batches}): pass 0 or a number of batches")
         return self._set(sanity_check=batches)
 
+    def limit_batches(self, train: int | None = None, valid: int | None = None) -> Self:
+        """Use at most the first *train* and *valid* batches of each pass. Default: all.
+
+        This is also the number of batches in an epoch of a loader that does not end.
+        """
+        limits = {Split.TRAIN: train, Split.VALID: valid}
+        if wrong := [each for each in limits.values() if each is not None and each < 1]:
+            raise BuilderError(f"limit_batches: found {wrong[0]}. Pass a number of batches from 1")
+        return self._set(limit_batches={split: each for split, each in limits.items() if each is not None})
+
     def validate_every(self, epochs: int) -> Self:
         """Validate after each epoch whose number is a multiple of *epochs*. Default: 1.
 

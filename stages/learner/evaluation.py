@@ -26,6 +26,7 @@ from stages.learner.metering import Meter, RegisteredMetric
 from stages.learner.mixed_precision import MixedPrecision
 from stages.learner.options import default_renderer, default_test_logger
 from stages.learner.rng import seed_generators
+from stages.learner.streams import count_batches
 from stages.learner.summary import summary_text
 from stages.metrics import ConfusionMatrix
 from stages.metrics.class_targets import is_soft
@@ -131,7 +132,8 @@ class Evaluator:
         loader without batches and for a name that cannot name a directory.
         """
         tag = _tag(name)
-        if not len(loader):
+        count = count_batches(loader)
+        if count == 0:
             raise BuilderError(
                 f"eval({name!r}): the loader has no batches; pass one with at least one sample"
             )
@@ -139,7 +141,7 @@ class Evaluator:
         meter = Meter([(each, [logger]) for each in self._metrics], self._renderer, Split.VALID, 1)
         shown = {each.metric.name: each.shown for each in self._metrics}
         progress = Progress(
-            1, epoch=1, split=Split.VALID, batches=len(loader), running=meter.running, shown=shown
+            1, epoch=1, split=Split.VALID, batches=count or 0, running=meter.running, shown=shown
         )
         progress.latest = meter.latest
         try:

@@ -34,6 +34,7 @@ from stages.learner.mid_epoch import MidEpochCheckpointer
 from stages.learner.rng import seed_generators
 from stages.learner.run_ahead_limiter import RunAheadLimiter
 from stages.learner.step_strategies import choose_step_strategy
+from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.metrics import MetricState
 
 log = logging.getLogger(__name__)
@@ -68,14 +69,15 @@ class Loop:
 
     def run(self, train: Loader, valid: Loader | None) -> nn.Module:
         """Train on *train*, validate on *valid*, if any, after each epoch, and return the trained model."""
-        loaders = [loader for loader in (train, valid) if loader is not None]
-        if not all(map(len, loaders)):
-            raise BuilderError(
-                "a loader has no batches: pass a loader with at least one batch for each split"
-            )
+        loaders = {Split.TRAIN: train} if valid is None else {Split.TRAIN: train, Split.VALID: valid}
+        if any(count_batches(loader) == 0 for loader in loaders.values()):
+            raise no_batches()
         if valid is None:
             self._check_without_validation()
-        check_workers(*loaders)
+        check_workers(*loaders.values())
+        if self._checkpoints is not None:
+            check_streams(loaders)
+        self._state.streams.restore(loaders)
         if valid is not None and self._options.sanity_check and self._state.resumed is None:
             self._check_validation(valid)
         retain_freed_memory()
@@ -183,7 +185,7 @@ class Loop:
         if (rest := window.end_epoch()) is not None:
             self._update(rest, rate, iteration)
         self._state.model.end_training(epoch)
-        self._end(meter)
+        self._end(meter, iteration)
         return True
 
     @torch.no_grad()  # not inference_mode: training may use tensors that a model keeps from here
@@ -200,7 +202,7 @@ class Loop:
             self._measure(meter, item, iteration, 0.0)
             if self._mid_epoch.stops_after(iteration, self._progress, meter):
                 return False
-        self._end(meter)
+        self._end(meter, iteration)
         return True
 
     def _update(self, gradients: Any, rate: float, iteration: int) -> None:
@@ -247,7 +249,8 @@ class Loop:
         """Return the meter of a pass over *loader*, and set the progress to where the pass begins."""
         meter = self._meter = self._observers.meter(split, epoch, self._state.guard)
         progress, position = self._progress, self._state.position
-        progress.split, progress.epoch, progress.batches = split, epoch, len(loader)
+        progress.split, progress.epoch = split, epoch
+        progress.batches = self._count_batches(loader, split)
         progress.batch, progress.items = (position.iteration, position.items) if position else (0, 0)
         progress.running, progress.latest = meter.running, meter.latest
         meter.begin()
@@ -257,9 +260,17 @@ class Loop:
 
     def _open(self, loader: Loader, meter: Meter) -> Any:
         """Return the batches of *loader* from the position in the epoch, which is reached then."""
-        batches = self._mid_epoch.open(loader, self._progress.epoch, self._progress.split)
+        split, position = self._progress.split, self._state.position
+        batches: Any = self._mid_epoch.open(loader, self._progress.epoch, split)
+        if (limit := self._options.limit_batches.get(split)) is not None:
+            batches = islice(batches, limit - (position.iteration if position else 0))
         self._state.position = None
         return meter.watch(batches)
+
+    def _count_batches(self, loader: Loader, split: Split) -> int:
+        """Return the number of batches in a pass over *loader*; 0 if it is not known."""
+        limits = count_batches(loader), self._options.limit_batches.get(split)
+        return min((each for each in limits if each is not None), default=0)
 
     def _measure(
         self, meter: Meter, item: Any, iteration: int, rate: float, known: Mapping[str, MetricState] = NOTHING
@@ -271,8 +282,10 @@ class Loop:
         self._progress.items += item.size
         self._observers.renderer.step(self._progress)
 
-    def _end(self, meter: Meter) -> None:
-        """Add the values of the pass to the history."""
+    def _end(self, meter: Meter, iteration: int) -> None:
+        """Add the values of the pass, which ended after *iteration* batches, to the history."""
+        if not iteration:
+            raise no_batches()
         for name, value in meter.finish().items():
             self._state.history.add(Value(self._progress.epoch, self._progress.split, name, value))
         self._progress.telemetry[self._progress.split] = meter.telemetry

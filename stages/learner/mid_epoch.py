@@ -21,6 +21,7 @@ from stages.learner.rng import (
     set_rng_state,
 )
 from stages.learner.run_state import LoopPosition
+from stages.learner.streams import Lookahead, count_batches
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class MidEpochCheckpointer:
         self._checkpoints = components.checkpoints
         self._interrupter: Interrupter = components.interrupter
         self._rng_state: dict[str, Any] = {}
+        self._stream: Lookahead | None = None
+        """The batches of a loader without a length."""
         self._can_save = components.checkpoints is not None
         saves = components.checkpoints is not None and components.checkpoints.saves_within_epochs
         self._unchecked = set(Split) if saves else set()
@@ -47,12 +50,15 @@ class MidEpochCheckpointer:
         """
         position, devices = self._state.position, self._replicas.devices
         set_loader_epoch(loader, epoch, self._state.derive_seed(epoch, split))
-        skip = _set_position(loader, position) if position else 0
+        is_restored = self._state.streams.is_restored(split)
+        skip = _set_position(loader, position) if position and not is_restored else 0
         if position is not None:
             _warn_of_devices(position, devices)
             set_rng_state(position.before, devices)
         self._rng_state = get_rng_state(devices)
         batches = iter(iterate_on_device(loader, devices[0]))
+        self._stream = Lookahead(batches) if count_batches(loader) is None else None
+        batches = batches if self._stream is None else self._stream
         if position is not None:
             _skip(batches, skip)
             set_rng_state(position.now, devices)
@@ -70,13 +76,17 @@ class MidEpochCheckpointer:
             self._prepare(meter)
             self._unchecked.remove(progress.split)
         checkpoints, is_asked = self._checkpoints, self._interrupter.should_stop()
-        can_save_next = iteration + 1 < progress.batches
+        can_save_next = not progress.batches or iteration + 1 < progress.batches
         if not (is_asked or (checkpoints is not None and checkpoints.is_due(can_save_next=can_save_next))):
             return False
         if self._can_save:
             if iteration == progress.batches or iteration % len(self._replicas):
                 return False
-            self._save(iteration, progress, meter)
+            rng_state = get_rng_state(self._replicas.devices)
+            self._state.streams.save(progress.split)
+            if self._stream is not None and not self._stream.has_next():
+                return False
+            self._save(iteration, progress, meter, rng_state)
         stops = is_asked and (self._can_save or progress.split is Split.TRAIN)
         if stops:
             log.info("Interrupted in epoch %d, %s batch %d.", progress.epoch, progress.split, iteration)
@@ -87,7 +97,7 @@ class MidEpochCheckpointer:
         if self._checkpoints is not None:
             self._checkpoints.prepare(self._state.checkpoint())
 
-    def _save(self, iteration: int, progress: Progress, meter: Meter) -> None:
+    def _save(self, iteration: int, progress: Progress, meter: Meter, rng_state: dict[str, Any]) -> None:
         try:
             sums = meter.state_dict()
         except TypeError as error:
@@ -100,7 +110,7 @@ class MidEpochCheckpointer:
             iteration=iteration,
             items=progress.items,
             before=self._rng_state,
-            now=get_rng_state(self._replicas.devices),
+            now=rng_state,
             sums=sums,
             logs=self._observers.log_positions(),
             buffers=self._replicas.buffers(),

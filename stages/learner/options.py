@@ -87,6 +87,8 @@ class LearnerOptions:
     interrupter: Interrupter | None = None
     sanity_check: int = 0
     """Batches of the valid split that are validated before the first epoch."""
+    limit_batches: Mapping[Split, int] = field(default_factory=dict)
+    """The largest number of batches in a pass over each split."""
     validate_every: int = 1
     """The number of epochs from one validation to the next."""
     seed: int | None = None

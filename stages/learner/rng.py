@@ -94,7 +94,10 @@ def describe_device_mismatch(saved: DeviceStates, devices: Sequence[str]) -> str
 
 
 def set_loader_epoch(loader: Any, epoch: int, seed: int) -> None:
-    """Call ``set_epoch`` of *loader* and its samplers, and seed their generators with *seed*."""
+    """Call ``set_epoch`` of *loader*, its dataset and its samplers, and seed generators with *seed*."""
+    dataset: Any = getattr(loader, "dataset", None)
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
     each: Any

@@ -23,6 +23,7 @@ from stages.learner.compilation import CompiledShapes
 from stages.learner.mixed_precision import MixedPrecision
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions
+from stages.learner.streams import Streams
 from stages.optim import DeviceGuard, Guard, Window
 from stages.records import Tree
 
@@ -79,7 +80,7 @@ class LoopPosition:
 
 
 class RunState:
-    """Model, history, accumulation window, guard, seed and position of a run.
+    """Model, history, accumulation window, guard, seed, position and streams of a run.
 
     Only the loop changes it, after `restore` has resumed it from a checkpoint.
     """
@@ -96,6 +97,7 @@ class RunState:
         if _can_check_on_device(model, options, devices) and (scaler is None or self.window.length == 1):
             self.guard = DeviceGuard(names, devices[0], scaler)
         self.history = History()
+        self.streams = Streams()
         self.open_epoch: int | None = None
         """The epoch in progress, in which the weights belong to no checkpoint of an epoch."""
         self.position: LoopPosition | None = None
@@ -135,6 +137,7 @@ class RunState:
         """Mark *epoch* as finished, and end it for the learning rate schedule."""
         self.open_epoch = None
         self.model.epoch = epoch
+        self.streams.save()
         self.model.end_schedule_epoch(self.history, is_validated=is_validated)
 
     def checkpoint(self, position: LoopPosition | None = None) -> Checkpoint:
@@ -149,6 +152,8 @@ class RunState:
         }
         if self.precision.scaler is not None:
             trainer["scaler"] = self.precision.scaler.state_dict()
+        if streams := self.streams.state_dict():
+            trainer["streams"] = streams
         return self.model.checkpoint(trainer if position is None else trainer | {"place": position.to_tree()})
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -161,6 +166,7 @@ class RunState:
         self.guard.load_state_dict(trainer["guard"])
         if self.precision.scaler is not None and "scaler" in trainer:
             self.precision.scaler.load_state_dict(trainer["scaler"])
+        self.streams.load_state_dict(trainer.get("streams", {}))
         self._restore_seed(trainer["seed"])
         if trainer.get("place") is not None:
             self.position = LoopPosition.from_tree(trainer["place"])

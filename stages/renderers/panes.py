@@ -5,7 +5,7 @@ from rich.text import Text
 from stages.contracts.events import Shown
 from stages.contracts.history import Split
 from stages.renderers.chart import SPLIT_COLORS
-from stages.renderers.plain import format_metric
+from stages.renderers.plain import UNKNOWN, format_metric
 from stages.renderers.remaining_time import compute_run_share, compute_split_share
 from stages.renderers.scene import VIEWS, MetricValue, Scene
 
@@ -59,7 +59,7 @@ def draw_status(scene: Scene) -> Text:
     for label, value, end in (
         ("Mode ", f"{mode:<12}", " "),
         ("Epoch ", f"{progress.epoch}/{progress.epochs}", "\n"),
-        ("Iteration ", f"{f'{progress.batch}/{progress.batches}':<7}", " "),
+        ("Iteration ", f"{f'{progress.batch}/{progress.batches or UNKNOWN}':<7}", " "),
         ("Items ", f"{progress.items}", ""),
     ):
         text.append(label, style="dim").append(value).append(end)

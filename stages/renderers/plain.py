@@ -10,6 +10,8 @@ from stages.contracts.events import Progress, Shown
 from stages.contracts.history import History, Split
 from stages.contracts.text import format_rounded
 
+UNKNOWN = "?"
+"""The number of batches of a loader without a length."""
 INTERVAL_SECONDS = 30.0
 """Default time between two lines within an epoch."""
 
@@ -113,7 +115,7 @@ def format_step(progress: Progress) -> str:
 
     The values are those of the processed part of the epoch.
     """
-    batch = f"{progress.split} {progress.batch}/{progress.batches}"
+    batch = f"{progress.split} {progress.batch}/{progress.batches or UNKNOWN}"
     values = format_metrics(progress.running(), progress.shown)
     return " | ".join(filter(None, [_format_epoch_number(progress), batch, values]))
 
