@@ -89,8 +89,11 @@ class BestConfig(Config):
     """A metric by which the best checkpoint is kept: the params of `KeepBest`."""
 
     metric: Text = "Loss"
+    """The metric's name in the summary of a run, such as ``Loss`` or ``Accuracy``."""
     split: Split = Split.VALID
+    """``valid`` or ``train``."""
     direction: Direction = Direction.LOWEST
+    """Which value is best: the ``lowest`` or the ``highest``."""
 
 
 class Keep(Config):

@@ -26,8 +26,11 @@ class MetricEarlyStopping(Config):
     n_epochs: Count
     """Number of epochs to wait for a better value, as in Burn's condition `NoImprovementSince`."""
     metric: Text = "Loss"
+    """The metric's name in the summary of a run, such as ``Loss`` or ``Accuracy``."""
     split: Split = Split.VALID
+    """``valid`` or ``train``."""
     direction: Direction = Direction.LOWEST
+    """Which value is better: a ``lowest`` or a ``highest`` one."""
     min_delta: NonNegative = 0.0
     warmup_epochs: CountFromZero = 0
     """Number of first epochs after which the run never stops."""

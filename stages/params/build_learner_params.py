@@ -116,7 +116,8 @@ class BuildLearnerConfig(Config):
     * ``mlp_regressor``: ``hidden_sizes: [64]``, ``dropout: 0.0``
     """
     optimizer: OptimizerConfig = Adam()
-    """The optimizer; each kind also takes ``clipping`` (see `stages.optim.config`).
+    """The optimizer. Each kind also takes ``clipping``, a limit of the gradients: ``{kind: value, value: 1}``
+    of each element, ``{kind: norm, max_norm: 1}`` of each tensor, or ``{kind: global_norm, max_norm: 1}``.
 
     ``adadelta``, ``adafactor``, ``adamax``, ``asgd``, ``nadam``, ``radam``, ``rprop``, ``sparse_adam`` and
     import paths such as ``torch.optim:Adam`` or ``my_lab.optim:Lion`` take the arguments of their class, with

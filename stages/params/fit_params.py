@@ -74,7 +74,9 @@ class BatchLimits(Config):
     """The maximum number of batches in an epoch of each split; one number is that of both."""
 
     train: Count | None = None
+    """null: all batches."""
     valid: Count | None = None
+    """null: all batches."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,7 +92,9 @@ class FitConfig(Config):
     """The section ``fit``."""
 
     num_epochs: Count = 10
+    """Number of passes over the train split."""
     batch_size: Count = 64
+    """Number of samples in a batch; the last batch of an epoch may have fewer."""
     batcher: BatcherConfig = Use(kind="normalize")
     """``normalize``, ``pad`` for sequences of different lengths, or the import path of a function of the
     items, such as a ``collate_fn`` of PyTorch, or of a class with ``batch(items)``. Arguments and defaults:

@@ -5,6 +5,7 @@ import re
 from typing import Annotated, get_args
 
 import pytest
+import reference_page
 
 from pipeline.yaml_files import load_yaml
 from stages.contracts import plugins
@@ -94,3 +95,7 @@ def test_reference_lists_every_recorder():
 
     for kind in get_args(RecorderConfig.model_fields["kind"].annotation):
         assert f"``{kind}``" in text
+
+
+def test_page_of_all_params_agrees_with_the_docstrings():
+    assert reference_page.PAGE.read_text() == reference_page.page(), "run tests/shared/reference_page.py"
