@@ -1,5 +1,6 @@
 """The learner that a builder returns."""
 
+import logging
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
@@ -14,6 +15,8 @@ from stages.learner.compute_settings import apply_compute_settings
 from stages.learner.devices import report_out_of_memory
 from stages.learner.loop import Loop
 from stages.learner.summary import summary_text, training_lines
+
+log = logging.getLogger(__name__)
 
 
 class Learner:
@@ -80,6 +83,7 @@ class Learner:
         checkpoints = self._components.checkpoints
         saves = checkpoints.complete_saves() if checkpoints is not None else nullcontext()
         with self._options.open_application_log(), self.compute_settings():
+            log.info("%s", f"Resuming {self.resumed}" if self.resumed else "Starting training")
             with report_out_of_memory(self._device), saves:
                 model = Loop(self._components).run(train, valid)
             if checkpoints is not None and not self.interrupted:

@@ -171,11 +171,10 @@ class RunState:
         if trainer.get("place") is not None:
             self.position = LoopPosition.from_tree(trainer["place"])
         if self.position or self.epoch:
-            self._log_resume(trainer.get("environment"))
+            self._note_resume(trainer.get("environment"))
 
-    def _log_resume(self, environment: Any) -> None:
+    def _note_resume(self, environment: Any) -> None:
         self.resumed = str(self.position) if self.position else f"after epoch {self.epoch}"
-        log.info("Resuming %s", self.resumed)
         then, now = describe_differences(environment or {}, self._environment)
         if then:
             log.warning(

@@ -16,8 +16,8 @@ from stages.runs.layout import DURATIONS_FOLDER
 from stages.runs.store import read_json
 
 _RECORD = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{{KEY_LENGTH}}})\.json")
-_RESUMED = ("Restoring checkpoint ", "Passing over ")
-"""Beginnings of the first log line of a process that resumes a run: the time before it is a pause."""
+_STARTED = ("Starting training", "Resuming ")
+"""Beginnings of the first log line of a process: the time before it is a pause."""
 
 
 def read_durations(root: Path) -> dict[str, dict[str, float]]:
@@ -60,7 +60,7 @@ def working_seconds(lines: Iterable[str]) -> float | None:
         except ValueError:
             continue  # a line of a traceback
         message = rest.partition(": ")[2]
-        if before is not None and not message.startswith(_RESUMED):
+        if before is not None and not message.startswith(_STARTED):
             total += max(0.0, (now - before).total_seconds())
         before = now
     return total if before is not None and total > 0 else None

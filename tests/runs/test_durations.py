@@ -1,11 +1,17 @@
 """The durations of finished runs, also of those whose store was pruned."""
 
+import re
 import shutil
 
 import pytest
+import torch
 
 from pipeline.comparison.collection import Durations
 from stages.contracts.files import md5
+from stages.learner import LearnerBuilder
+from stages.metrics import LossMetric
+from stages.models import ClassificationStep
+from stages.records import DefaultRecorder
 from stages.runs import open_store, prune
 from stages.runs.durations import record_duration, working_seconds
 
@@ -13,7 +19,7 @@ LINES = [
     "2026-01-01T00:00:00.000000Z  INFO stages::learner::loop: Executing training step for epoch 1",
     "2026-01-01T00:00:10.500000Z  INFO stages::learner::saver: Saving checkpoint 1 to x",
     "Traceback (most recent call last):",
-    "2026-01-02T00:00:00.000000Z  INFO stages::learner::parts: Restoring checkpoint 1 from x",
+    "2026-01-02T00:00:00.000000Z  INFO stages::learner::learner: Resuming after epoch 1",
     "2026-01-02T00:00:02.000000Z  INFO stages::learner::loop: Executing training step for epoch 2",
 ]
 
@@ -30,6 +36,37 @@ def finish(root, number, metrics):
 def test_duration_does_not_include_pauses():
     assert working_seconds(LINES) == 12.5
     assert working_seconds([]) is None
+
+
+@pytest.mark.parametrize("interrupt_after", [1, 6], ids=["before the first epoch ended", "after it"])
+@pytest.mark.parametrize("has_checkpoints", [True, False])
+def test_duration_does_not_include_the_time_between_two_processes(tmp_path, interrupt_after, has_checkpoints):
+    log, data = tmp_path / "experiment.log", [(torch.rand(2, 4), torch.tensor([0, 1]))] * 4
+
+    def fit(stops_after):
+        builder = LearnerBuilder(tmp_path).metrics(LossMetric()).num_epochs(3)
+        if has_checkpoints:
+            builder.with_file_checkpointer(DefaultRecorder()).checkpoint("auto")
+        interrupter = builder.interrupter()
+
+        class Net(ClassificationStep, torch.nn.Linear):
+            steps = 0
+
+            def train_step(self, batch):
+                self.steps += 1
+                if self.steps == stops_after:
+                    interrupter.stop()
+                return super().train_step(batch)
+
+        builder.build(net := Net(4, 2), torch.optim.SGD(net.parameters(), 0.1)).fit(data, data)
+
+    fit(interrupt_after)
+    log.write_text(re.sub("^20", "19", log.read_text(), flags=re.MULTILINE))
+    fit(None)
+
+    lines = log.read_text().splitlines()
+    assert {line[:2] for line in lines} == {"19", "20"}
+    assert 0 < working_seconds(lines) < 600
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded by fit", "of an older version"])
