@@ -24,6 +24,7 @@ def gpu_checks(monkeypatch):
     return importlib.import_module("gpu_checks")
 
 
+@pytest.mark.long
 def test_checks_pass_on_a_cpu_and_only_those_that_need_cuda_are_skipped(gpu_checks, tmp_path):
     out = tmp_path / "out.txt"
 

@@ -102,6 +102,7 @@ def test_finished_run_without_an_entry_in_dvc_lock_is_not_trained_again(finished
     assert finished.files("artifacts/checkpoint", "dvc.lock") == before
 
 
+@pytest.mark.long
 def test_run_with_fewer_epochs_starts_over(finished):
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
 
@@ -166,6 +167,7 @@ def test_full_disk_is_reported_before_training(tmp_path):
         check_space(tmp_path, 10**18)
 
 
+@pytest.mark.long
 def test_required_space_is_limited_by_the_number_of_epochs(finished):
     finished.edit("params.yaml", "save_model:", "  keep: {last: 1000000000}\nsave_model:")
 
@@ -208,6 +210,7 @@ def test_metric_without_batch_values_has_epoch_values_and_empty_batch_curves(tmp
     assert (artifacts / "plots/iterations/valid/AUROC_[Macro].tsv").read_text() == "step\tepoch\tvalue\n"
 
 
+@pytest.mark.long
 def test_regression_has_an_empty_confusion_matrix(project):
     inputs = np.linspace(0, 1, 64, dtype=np.float32)[:, None]
     np.savez(project.folder / "line.npz", inputs=inputs, targets=2 * inputs)

@@ -21,17 +21,17 @@ from report import SkippedError, table  # noqa: E402  found by the line above
 
 PARTS = {  # trials in a short and in a long series; 0: not in the short one
     "kills": (3, 1000),
-    "writer_kills": (8, 1000),
-    "calls": (12, 100_000),
-    "disk": (10, 300),
-    "corruption": (100, 100_000),
+    "writer_kills": (4, 1000),
+    "calls": (8, 100_000),
+    "disk": (5, 300),
+    "corruption": (50, 100_000),
     "concurrency": (2, 60),
     "experiments": (0, 60),
     "schedules": (0, 30),
     "sweeps": (0, 30),
-    "stores": (12, 1000),
+    "stores": (6, 1000),
     "damage": (3, 120),
-    "deletions": (7, 120),
+    "deletions": (4, 120),
 }
 
 

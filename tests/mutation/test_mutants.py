@@ -194,6 +194,7 @@ def test_run_reports_survivors_and_does_not_change_project(tiny):
     assert (tiny / "stages/optim/clamp.py").read_text() == TINY["stages/optim/clamp.py"]
 
 
+@pytest.mark.long
 def test_mutant_that_breaks_import_of_conftest_is_killed(tiny):
     (tiny / "stages/optim/limits.py").write_text('LIMIT = int("3")\n')
     (tiny / "tests/conftest.py").write_text("from stages.optim.limits import LIMIT\n")
@@ -203,6 +204,7 @@ def test_mutant_that_breaks_import_of_conftest_is_killed(tiny):
     assert rows(tiny)["LIMIT = int(None)"] == "killed"
 
 
+@pytest.mark.long
 def test_killed_run_resumes_at_next_mutant(tiny):
     started = subprocess.Popen(
         command(tiny), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True

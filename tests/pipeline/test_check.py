@@ -4,6 +4,7 @@ import re
 import sys
 
 import pytest
+from long_tests import cases
 
 USER_FILES = {
     "failing.py": "1 / 0",
@@ -191,7 +192,23 @@ def project(checked_out_project):
     path.write_text(before)
 
 
-@pytest.mark.parametrize(("old", "new", "message"), MISTAKES.values(), ids=MISTAKES)
+LONG_MISTAKES = {
+    "class of the model is missing",
+    "optimizer with an invalid argument",
+    "schedule with an unknown argument",
+    "schedule without the unit of a step",
+    "module of a part of a schedule is missing",
+    "dataset with an unknown argument",
+    "batcher is not a function",
+    "module of an augmentation is missing",
+    "argument of an augmentation is invalid",
+    "module of the metric is missing",
+    "metric with an invalid argument",
+    "class is not a metric",
+}
+
+
+@pytest.mark.parametrize(("old", "new", "message"), cases(MISTAKES, MISTAKES.keys() - LONG_MISTAKES))
 def test_check_reports_a_mistake_that_would_fail_a_run_later(old, new, message, project):
     project.edit("params.yaml", old, new)
 

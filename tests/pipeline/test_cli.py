@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from stages.learner import summary_text
 from stages.loggers import read_history
 
@@ -102,6 +104,7 @@ def test_telemetry_metrics_are_not_dvc_outputs(finished):
     assert (finished.folder / "artifacts/telemetry/train/epoch-2/Iteration_Speed.log").exists()
 
 
+@pytest.mark.long
 def test_params_select_optimizer_schedule_metrics_and_early_stopping(finished):
     finished.edit(
         "params.yaml", "kind: adam\n", "kind: muon\n    clipping: {kind: global_norm, max_norm: 1.0}\n"

@@ -156,6 +156,7 @@ def test_outputs_of_other_stages_stay_in_the_artifact_directory(tmp_path):
     assert {path.name for path in own.artifacts.iterdir()} == {"config", "layout", "samples"}
 
 
+@pytest.mark.long
 def test_commands_report_a_project_with_its_own_training_loop(open_project, tmp_path):
     project = open_project(tmp_path / "own")
     project.folder.mkdir()

@@ -97,6 +97,7 @@ def test_each_problem_has_a_remedy_and_the_exit_code_is_1(finished, tmp_path, si
     assert "/api: timed out" in text_of(found, "prefect", "problem")
 
 
+@pytest.mark.long
 def test_truncated_lock_and_lockfile_are_repaired(finished):
     """DVC writes its lock list in place. A kill can leave it empty, and then every DVC command fails."""
     lock, record = finished.folder / ".dvc/tmp/rwlock", finished.folder / "dvc.lock"

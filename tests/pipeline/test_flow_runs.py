@@ -34,6 +34,7 @@ def is_watched():
     return any(each.name == "server-outage" for each in threading.enumerate())
 
 
+@pytest.mark.long
 def test_run_that_exceeds_its_timeout_names_the_interrupted_stage(workspace):
     state = run(timeout_seconds=0.01)
 

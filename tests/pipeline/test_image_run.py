@@ -4,6 +4,7 @@ import json
 import re
 
 import numpy as np
+import pytest
 from PIL import Image
 
 SOURCE = "kind: digits\n    path: null"
@@ -18,6 +19,7 @@ def draw(folder):
             Image.fromarray(pixels).save(folder / name / f"{index}.png")
 
 
+@pytest.mark.long
 def test_images_in_files_train_with_the_lines_that_check_prints(project):
     """A changed image reruns load-data and fit; raw data is not in the key of the run, but code is."""
     draw(project.folder / "raw")

@@ -47,6 +47,7 @@ def new_project(package, tmp_path):
     return made
 
 
+@pytest.mark.long
 def test_edited_model_and_new_version_rerun_the_stages_that_depend_on_them(new_project, package):
     assert parse_started_stages(new_project.ok("dvc", "repro")) == ALL_STAGES
     made = new_project.files("artifacts/model.mpk.gz")
@@ -150,6 +151,7 @@ def test_make_reports_a_missing_environment_and_installs_one_in_a_clone(installe
     assert path.read_text().strip() == str(package.folder)  # not an import hook, so type checkers follow it
 
 
+@pytest.mark.long
 def test_experiment_and_compare_work_right_after_init(package, tmp_path):
     printed = package.learner("init", str(tmp_path / "own")).out
     [command] = re.findall(r"^next: (.*)$", printed, re.MULTILINE)

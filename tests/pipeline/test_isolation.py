@@ -57,6 +57,7 @@ def edited(finished):
     return finished
 
 
+@pytest.mark.long
 def test_killed_experiment_keeps_the_checkout_unchanged_and_resumes(edited, tmp_path):
     (edited.folder / "waiting_model.py").write_text(MODEL)
     edited.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "waiting_model:Waiting"')

@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+from long_tests import long
 
 ALL_STAGES = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model")
 
@@ -58,8 +59,8 @@ def test_graph_orders_the_five_stages(finished):
 @pytest.mark.parametrize(
     ("name", "old", "new", "stages"),
     [
-        ("params.yaml", "recorder: default", "recorder: compact", ["create-artifact-dir", "save-model"]),
-        ("params.yaml", "batch_size: 32", "batch_size: 64", ["create-artifact-dir", "fit", "save-model"]),
+        long("params.yaml", "recorder: default", "recorder: compact", ["create-artifact-dir", "save-model"]),
+        long("params.yaml", "batch_size: 32", "batch_size: 64", ["create-artifact-dir", "fit", "save-model"]),
         ("stages/save_model.py", 'VERSION = "', 'VERSION = "9', ["save-model"]),
         ("stages/learner/loop.py", '"""The training loop.', '"""The training loop!', []),
         ("stages/models/cnn.py", "nn.ReLU()", "nn.Tanh()", ["build-learner", "fit", "save-model"]),
@@ -141,6 +142,7 @@ class Recording:
 '''
 
 
+@pytest.mark.long
 def test_tracker_receives_the_params_and_the_commit(project):
     (project.folder / "trackers.py").write_text(TRACKER)
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 1\n  loggers: ['trackers:Recording']")

@@ -96,6 +96,7 @@ def test_failed_resume_does_not_change_the_params(two_epochs, arguments, code, m
     assert (two_epochs.folder / "params.yaml").read_bytes() == before
 
 
+@pytest.mark.long
 def test_params_are_restored_if_build_learner_refuses_the_checkpoint(finished):
     """Only build-learner detects that the weights do not fit a model of another size."""
     model = ("-S", "build_learner.model.kind=mlp", "-S", "+build_learner.model.hidden_sizes=[3]")

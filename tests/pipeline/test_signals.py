@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from long_tests import long
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.reproduce import reproduce
@@ -84,6 +85,7 @@ class Holding(ClassificationStep, nn.Sequential):
 """
 NUMBERS = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
 REPRO = ("dvc", "repro", "-s", "fit")
+RUN = (sys.executable, "-m", "pipeline", "run")
 
 
 class Running:
@@ -194,10 +196,10 @@ def outputs(project):
     ("stage", "phase", "name"),
     [
         ("fit", "import torch", "SIGTERM"),
-        ("load-data", "import sklearn", "SIGINT"),
-        ("fit", "startup", "SIGHUP"),
+        long("load-data", "import sklearn", "SIGINT"),
+        long("fit", "startup", "SIGHUP"),
         ("fit", "training", "SIGTERM"),
-        ("fit", "training", "SIGHUP"),
+        long("fit", "training", "SIGHUP"),
         ("fit", "validation", "SIGTERM"),
         ("fit", "publish", "SIGINT"),
     ],
@@ -257,7 +259,7 @@ def test_interrupted_repro_keeps_the_previous_outputs_and_can_be_repeated(holdab
     [
         ("import typer", "SIGKILL", "/bin/sh"),  # before the stage has read which process started it
         ("training", "SIGKILL", "/bin/sh"),
-        ("training", "SIGTERM", "/bin/bash"),
+        long("training", "SIGTERM", "/bin/bash"),
     ],
 )
 def test_stage_exits_if_dvc_is_killed_and_dvc_repro_can_be_repeated_at_once(
@@ -316,8 +318,10 @@ def test_signal_is_deferred_while_dvc_writes_its_lockfile(holdable, start):
     assert "up to date" not in holdable.ok("dvc", "status", "fit")
 
 
-@pytest.mark.parametrize("truncated", ["dvc.lock", "rwlock"])
-@pytest.mark.parametrize("command", [REPRO, (sys.executable, "-m", "pipeline", "run")])
+@pytest.mark.parametrize(
+    ("command", "truncated"),
+    [(REPRO, "dvc.lock"), (RUN, "rwlock"), long(REPRO, "rwlock"), long(RUN, "dvc.lock")],
+)
 def test_file_of_dvc_that_a_kill_truncated_is_repaired(holdable, start, command, truncated):
     before = (holdable.folder / "dvc.lock").read_bytes()
     running = start(*command, HOLD=f"truncated {truncated}")

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from long_tests import long
 from ruamel.yaml import YAML
 from waiting import wait_until
 
@@ -20,6 +21,8 @@ from pipeline.scaffold.new_project import (
 
 ROOT = Path(__file__).parents[2]
 NAMES = list_templates()
+SHORT_NAMES = ("minimal", "custom-loop", "language-model")
+"""The templates whose projects `make test` creates too."""
 OUTPUTS = ("dvc.lock", "artifacts", "data")
 
 
@@ -47,7 +50,9 @@ def open_in_environment(open_project, folder):
 every_template = pytest.mark.parametrize("new_project", NAMES, indirect=True)
 
 
-@every_template
+@pytest.mark.parametrize(
+    "new_project", [name if name in SHORT_NAMES else long(name, id=name) for name in NAMES], indirect=True
+)
 def test_new_project_is_valid_committed_and_passes_its_tests(new_project):
     assert new_project.ok("git", "status", "--short") == ""
     assert new_project.learner("check").text == "params.yaml is valid\n"

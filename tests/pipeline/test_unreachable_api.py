@@ -6,10 +6,12 @@ from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from long_tests import long
 
 from pipeline.flows import prefect_api
 
-KINDS = ["refused", "silent", "500", "404", "page"]
+SHORT_KINDS = ["refused", "silent"]
+LONG_KINDS = ["500", "404", "page"]
 
 
 @contextmanager
@@ -49,7 +51,7 @@ def http_port(status):
         server.shutdown()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*SHORT_KINDS, *map(long, LONG_KINDS)])
 def address(request):
     """The URL of a server that is not a Prefect API."""
     ports = {"refused": refusing_port, "silent": silent_port}

@@ -503,6 +503,7 @@ def test_sys_exit_in_a_step_fails_the_command_and_records_nothing(command, finis
     assert read_fit_entry(finished) == entry
 
 
+@pytest.mark.long
 def test_recorded_flow_reports_a_mistake_once(finished, server):
     (finished.folder / "mine.py").write_text(FAILING_MODULE)
     finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from long_tests import cases, long
 
 INVALID_PARAMS = {
     "unknown key": (
@@ -41,7 +42,11 @@ INVALID_PARAMS = {
 }
 
 
-@pytest.mark.parametrize(("old", "new", "message"), INVALID_PARAMS.values(), ids=INVALID_PARAMS)
+SHORT = {"unknown key", "impossible value", "invalid YAML", "missing file", "one class"}
+"""The ids of the cases in `make test`."""
+
+
+@pytest.mark.parametrize(("old", "new", "message"), cases(INVALID_PARAMS, SHORT))
 def test_invalid_params_exit_with_2_and_change_nothing(finished, old, new, message):
     before = finished.files("artifacts", "data", "dvc.lock")
     finished.edit("params.yaml", old, new)
@@ -88,7 +93,7 @@ INVALID_DATA = {
 }
 
 
-@pytest.mark.parametrize(("write_data", "message"), INVALID_DATA.values(), ids=INVALID_DATA)
+@pytest.mark.parametrize(("write_data", "message"), cases(INVALID_DATA, SHORT))
 def test_invalid_data_is_reported_and_previous_outputs_do_not_change(finished, write_data, message):
     write_data(finished.folder)
     before = finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "data")
@@ -105,8 +110,8 @@ def test_invalid_data_is_reported_and_previous_outputs_do_not_change(finished, w
     ("old", "new", "message"),
     [
         ("kind: cnn", 'kind: "no_such_module:Net"', "No module named 'no_such_module'"),
-        ("kind: cnn", 'kind: "torch.nn:Lineer"', "Did you mean 'Linear'?"),
-        ("device: auto", "device: cuda:0", "this machine has no device 'cuda:0': use one of auto"),
+        long("kind: cnn", 'kind: "torch.nn:Lineer"', "Did you mean 'Linear'?"),
+        long("device: auto", "device: cuda:0", "this machine has no device 'cuda:0': use one of auto"),
         ("kind: cnn", "kind: cnn\n    kernel_size: 7", "13×13 pixels or more"),
     ],
 )

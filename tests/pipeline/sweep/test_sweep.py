@@ -44,13 +44,12 @@ def read_state(project):
 
 
 @pytest.fixture(scope="module")
-def sweep_result(tmp_path_factory, checked_out, sweep_in):
+def sweep_result(tmp_path_factory, _finished, sweep_in):
     """Return the result of a sweep of three points on two GPUs in a project with uncommitted changes.
 
     One point fails. The sweep is killed after the first experiment and run again.
     """
-    project = checked_out(tmp_path_factory.mktemp("sweep") / "project")
-    project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
+    project = _finished.copied_to(tmp_path_factory.mktemp("sweep") / "project")
     project.edit(
         "dvc.yaml",
         "cmd: python -m pipeline stage fit",
