@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any, Protocol
 
 from torch import nn
 
@@ -12,7 +11,7 @@ from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History
 from stages.learner.checkpointing import find_newest_checkpoint
 from stages.learner.run_state import history_of, history_tree
-from stages.learner.training_state import decode_state, encode_state
+from stages.learner.training_state import Stateful, decode_state, encode_state
 from stages.records import (
     NamedMpkGzFileRecorder,
     OriginalPrecision,
@@ -20,16 +19,6 @@ from stages.records import (
     module_supplement,
     record_of,
 )
-
-
-class Stateful(Protocol):
-    """An object with a state dict, such as an optimizer or a learning rate scheduler of PyTorch."""
-
-    def state_dict(self) -> Any:
-        """Return the state: dicts, lists, tuples, tensors, numbers, strings and None."""
-
-    def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Load what `state_dict` returned."""
 
 
 class LoopCheckpoints:

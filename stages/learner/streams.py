@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from torch.utils.data import IterableDataset
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.learner.batches import Loader
+from stages.learner.training_state import Stateful, decode_state, encode_state
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +56,6 @@ class Lookahead:
         return bool(self._next)
 
 
-class Stateful(Protocol):
-    """A loader or an iterable dataset that can save its position."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position, as numbers, texts, tensors, and lists and dicts of them."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue at the position *state_dict* in the next pass."""
-
-
 class Streams:
     """The loaders and iterable datasets of a run that save their position.
 
@@ -87,7 +78,7 @@ class Streams:
                 self._datasets[split] = dataset
             stream = self._loaders.get(split) or self._datasets.get(split)
             if stream is not None and (state := self._saved.get(split.value)) is not None:
-                stream.load_state_dict(state)
+                stream.load_state_dict(decode_state(state))
                 self._restored.add(split)
 
     def is_restored(self, split: Split) -> bool:
@@ -97,7 +88,10 @@ class Streams:
     def save(self, split: Split | None = None) -> None:
         """Save the positions after a batch of *split*, or after an epoch."""
         streams = {**self._datasets, **({split: self._loaders[split]} if split in self._loaders else {})}
-        self._saved = {each.value: stream.state_dict() for each, stream in streams.items()}
+        self._saved = {
+            each.value: encode_state(stream.state_dict(), f"state_dict() of {type(stream).__name__}")
+            for each, stream in streams.items()
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the saved position of each split; empty if there is none."""

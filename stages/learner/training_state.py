@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -128,6 +128,16 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, list | tuple | set | frozenset):
         return list(enumerate(value))
     return list(getattr(value, "__dict__", {}).items())
+
+
+class Stateful(Protocol):
+    """An object with a state dict, such as an optimizer or a learning rate scheduler of PyTorch."""
+
+    def state_dict(self) -> Any:
+        """Return the state: dicts, lists, tuples, tensors, numbers, strings and None."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Load what `state_dict` returned."""
 
 
 def encode_state(value: Any, location: str) -> Any:

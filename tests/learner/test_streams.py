@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from stages.contracts.errors import BuilderError
+from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.history import Split
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import EvaluatorBuilder, LearnerBuilder
@@ -42,10 +42,10 @@ class Feed(IterableDataset):
                 return
 
     def state_dict(self):
-        return {"next": self.next}
+        return {"next": (self.next, {0: None})}
 
     def load_state_dict(self, state):
-        self.next = state["next"]
+        self.next, _ = state["next"]
 
 
 class StatefulLoader:
@@ -174,6 +174,14 @@ def test_batches_before_a_saved_position_are_not_read_again(tmp_path):
     fit(tmp_path, resumed, DataLoader(Feed(), batch_size=2))
 
     assert len(numbers) == 3 * 6 - 4
+
+
+def test_state_of_a_stream_that_no_checkpoint_can_hold_is_an_error(tmp_path):
+    stream = Feed()
+    stream.state_dict = lambda: {"next": object()}
+
+    with pytest.raises(CheckpointError, match=r"state_dict\(\) of Feed\['next'\] is of type object"):
+        fit(tmp_path, DataLoader(stream, batch_size=2), [(torch.rand(2, 4), torch.ones(2).long())])
 
 
 @pytest.mark.parametrize(("stream", "workers"), [(Stream(10), 0), (Feed(), 1)])
