@@ -5,9 +5,11 @@ from typing import Annotated, Any
 import typer
 
 
-def flag(name: str, purpose: str) -> Any:
+def flag(name: str, purpose: str, *short: str) -> Any:
     """Return the option *name*, a switch that is off by default, with *purpose* as its help."""
-    return typer.Option(name, help=purpose, show_default="off", metavar="")  # otherwise typer prints <bool>
+    return typer.Option(
+        name, *short, help=purpose, show_default="off", metavar=""
+    )  # otherwise typer prints <bool>
 
 
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,16 +16,33 @@ if TYPE_CHECKING:
     from pipeline.engine.reproduce import Outcome
 
 
-def run(*, set_param: SetParams = []) -> None:  # noqa: B006  never changed
-    """Bring all five stages up to date in one process.
+def run(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="STAGE",
+            help="Stages to bring up to date, with the stages that they depend on.",
+            show_default="all",
+        ),
+    ] = [],  # noqa: B006  never changed
+    *,
+    set_param: SetParams = [],  # noqa: B006  never changed
+    force: Annotated[
+        bool, flag("--force", "Run the stages although their dependencies are unchanged.", "-f")
+    ] = False,
+    downstream: Annotated[
+        bool, flag("--downstream", "Bring the named stages and those that depend on them up to date.")
+    ] = False,
+) -> None:
+    """Bring the five stages up to date in one process.
 
     Record them as a Prefect flow run if a Prefect API is configured, and print the outcome of each stage.
     Stages whose dependencies are unchanged do not run. Params that -S sets stay in params.yaml after a run
-    that has completed; after any other run, params.yaml is restored.
+    that has completed; after any other run, params.yaml is restored. The options are those of `dvc repro`.
 
     Example: learner run -S fit.num_epochs=30
     """
-    run_stages(print_outcome, set_param)
+    run_stages(print_outcome, set_param, Selection(targets, downstream=downstream, force=force))
 
 
 def resume(
@@ -66,8 +84,22 @@ def resume(
         run_stages(report)
 
 
-def run_stages(report: "Callable[[str, Outcome], None]", overrides: "Sequence[str]" = ()) -> None:
-    """Run the stages that are out of date in the workspace, and pass the outcome of each to *report*.
+@dataclass(frozen=True)
+class Selection:
+    """The stages of a run: *targets* with the stages before or, *downstream*, after them; none means all."""
+
+    targets: "Sequence[str]" = ()
+    downstream: bool = False
+    force: bool = False
+    """Run the stages although their dependencies are unchanged."""
+
+
+def run_stages(
+    report: "Callable[[str, Outcome], None]",
+    overrides: "Sequence[str]" = (),
+    selection: Selection = Selection(),
+) -> None:
+    """Run the stages of *selection* that are out of date, and pass the outcome of each to *report*.
 
     *overrides* are params in the syntax of DVC's ``-S``, which are set in params.yaml.
     """
@@ -92,13 +124,12 @@ def run_stages(report: "Callable[[str, Outcome], None]", overrides: "Sequence[st
                 from pipeline.flows.flow import learner, run_from_command_line
 
                 with run_from_command_line(report):
-                    learner(experiment=False)
+                    learner(experiment=False, **vars(selection))
             else:
-                from pipeline.engine.reproduce import reproduce
-                from pipeline.versions import VERSIONS
+                from pipeline.engine.reproduce import reproduce, select_stages
 
-                for name in VERSIONS:
-                    report(name, reproduce(name))
+                for name in select_stages(selection.targets, downstream=selection.downstream):
+                    report(name, reproduce(name, force=selection.force))
 
 
 def _check_params(overrides: "Sequence[str]") -> None:

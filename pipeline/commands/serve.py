@@ -21,7 +21,7 @@ def serve(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STAGE]...", help="Stages to run, with what they depend on.", show_default="all stages"
+            metavar="STAGE", help="Stages to run, with what they depend on.", show_default="all stages"
         ),
     ] = None,
     *,

@@ -6,7 +6,7 @@ Only the body is ours: DVC calls a function instead of starting ``cmd`` (see `pi
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -23,7 +23,8 @@ from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
 from pipeline.lockfile import check_lockfile
 from pipeline.revisions.cache_content import remove_damaged_output
-from stages.contracts.errors import StageFailedError
+from pipeline.versions import VERSIONS, version_of
+from stages.contracts.errors import ParamsError, StageFailedError
 from stages.contracts.events import Renderer
 
 log = logging.getLogger(__name__)
@@ -38,12 +39,40 @@ class Outcome(StrEnum):
     RESTORED = "restored from the run-cache"
 
 
-def reproduce(name: str, renderer: Renderer | None = None, *, run: Run = run_stage) -> Outcome:
+def select_stages(targets: Sequence[str], *, downstream: bool = False) -> list[str]:
+    """Return *targets* and the stages that they depend on, in order; all stages if there are no targets.
+
+    With *downstream*, return *targets* and the stages that depend on them. Raises `ParamsError` for a name
+    that no stage has, and for *downstream* without targets.
+    """
+    for name in targets:
+        version_of(name)
+    if not targets:
+        if downstream:
+            raise ParamsError("--downstream begins at a stage: name one, for example fit")
+        return list(VERSIONS)
+    try:
+        with Repo() as repo:
+            graph = repo.index.graph  # an edge leads from a stage to a dependency of it
+            neighbors = graph.predecessors if downstream else graph.successors
+            selected = [each for each in graph if getattr(each, "name", None) in targets]
+            for each in selected:
+                selected += [other for other in neighbors(each) if other not in selected]
+            names = {getattr(each, "name", None) for each in selected}
+    except DvcException as error:
+        raise StageFailedError(str(error)) from error
+    return [name for name in VERSIONS if name in names]
+
+
+def reproduce(
+    name: str, renderer: Renderer | None = None, *, run: Run = run_stage, force: bool = False
+) -> Outcome:
     """Reproduce stage *name* of the project in the current folder, and no other stage.
 
-    If the stage must run, call *run* with the name and *renderer*, which shows the progress of training.
-    A signal interrupts that call. A signal that arrives while DVC itself works is deferred until DVC has
-    released its locks and completed its files.
+    With *force*, the stage runs although its dependencies are unchanged. If the stage must run, call *run*
+    with the name and *renderer*, which shows the progress of training. A signal interrupts that call. A
+    signal that arrives while DVC itself works is deferred until DVC has released its locks and completed its
+    files.
 
     Raises the error of *run*, after the previous outputs are restored, and `StageFailedError` if DVC fails.
     """
@@ -55,7 +84,7 @@ def reproduce(name: str, renderer: Renderer | None = None, *, run: Run = run_sta
             check_lockfile(LOCKFILE)
             back_up_lockfile()
             with _log_warnings_only(), Repo() as repo:
-                is_reproduced = bool(repo.reproduce(name, single_item=True))
+                is_reproduced = bool(repo.reproduce(name, single_item=True, force=force))
     if not is_reproduced:
         return Outcome.UNCHANGED
     return Outcome.RAN if call.has_started else Outcome.RESTORED

@@ -46,7 +46,7 @@ class Experiment:
     overrides: Sequence[str]
     """In the syntax of DVC's -S."""
     targets: Sequence[str]
-    """Stages; empty for all."""
+    """Stages, empty for all, and options of ``dvc exp run``."""
 
 
 def run_experiment(

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Annotated
 
 import httpx
-from dvc.exceptions import DvcException
-from dvc.repo import Repo
 from prefect import State, flow, get_run_logger
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
@@ -29,7 +27,7 @@ from pydantic import Field, PositiveFloat
 from pipeline.check import check_stages
 from pipeline.engine.lock import project_lock
 from pipeline.engine.params_journal import edit_params, restore_idle_params, restore_params
-from pipeline.engine.reproduce import Outcome, reproduce
+from pipeline.engine.reproduce import Outcome, reproduce, select_stages
 from pipeline.engine.watchdog import start_watchdog
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.experiments import Experiment, check_remotes, push_results, run_experiment
@@ -46,9 +44,8 @@ from pipeline.flows.task_run import run_recorded
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.params_edit import override_params
 from pipeline.revisions.revision import Results, read_results
-from pipeline.versions import VERSIONS, version_of
 from pipeline.yaml_files import read_yaml
-from stages.contracts.errors import StageError, StageFailedError
+from stages.contracts.errors import StageError
 
 Report = Callable[[str, Outcome], None]
 
@@ -61,8 +58,6 @@ MIN_TIMEOUT_SECONDS = 0.01
 """The shortest timeout of a task, because Prefect reads a timeout of 0 as no timeout."""
 ROUNDING_SECONDS = 0.1
 """The timeouts of tasks are rounded to this, because their logs show them."""
-REPRODUCE = partial(reproduce, run=run_recorded)
-"""Brings a stage up to date through DVC, and shows it as the task run in progress if it must run."""
 NO_ITEMS: list[str] = []
 
 Overrides = Annotated[
@@ -76,6 +71,10 @@ IsPushed = Annotated[bool, Field(description="Push the cache, and the experiment
 Targets = Annotated[
     list[str], Field(description="Stages to bring up to date, with what they need; none means all")
 ]
+IsDownstream = Annotated[
+    bool, Field(description="Bring the targets and the stages that depend on them up to date instead")
+]
+IsForced = Annotated[bool, Field(description="Run stages although their dependencies are unchanged")]
 Timeout = Annotated[
     PositiveFloat | None, Field(description="Save and stop after this many seconds; the next run resumes")
 ]
@@ -88,10 +87,13 @@ def learner(
     experiment: IsExperiment = True,
     push: IsPushed = False,
     targets: Targets = NO_ITEMS,
+    downstream: IsDownstream = False,
+    force: IsForced = False,
     timeout_seconds: Timeout = None,
 ) -> State[TimeoutError] | None:
     """Train: the five stages through DVC, in the workspace of the deployment or in a copy of it."""
-    request = _Request(overrides, targets, deadline_after(timeout_seconds))
+    request = _Request(overrides, targets, deadline_after(timeout_seconds), downstream, force)
+    execute = partial(reproduce, run=run_recorded, force=force)
     hide_expected_tracebacks()
     register_this_run()
     with ExitStack() as stack:
@@ -104,10 +106,10 @@ def learner(
                 results = _run_experiment(request, name)
             else:
                 with _workspace(request) as workspace:
-                    for stage in select_stages(targets):
+                    for stage in request.stages:
                         with _explain_timeout(stage, request.deadline):
                             task = TASKS[stage].with_options(timeout_seconds=seconds_left(request.deadline))
-                            outcome = task(REPRODUCE).result()  # not submitted: threads receive no signal
+                            outcome = task(execute).result()  # not submitted: threads receive no signal
                         workspace.report(stage, outcome)
                     results = workspace.read_results() if request.trains else None
             _publish(results, name, push=push)
@@ -126,11 +128,18 @@ class _Request:
     targets: Sequence[str]
     deadline: float | None
     """On the monotonic clock."""
+    downstream: bool
+    force: bool
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages to bring up to date, in order."""
+        return select_stages(self.targets, downstream=self.downstream)
 
     @property
     def trains(self) -> bool:
         """True if the stages include fit, which writes the results."""
-        return "fit" in select_stages(self.targets)
+        return "fit" in self.stages
 
 
 @dataclass(frozen=True)
@@ -170,27 +179,6 @@ def run_from_command_line(report: Report) -> Iterator[None]:
     finally:
         command_line.has_returned.set()
         _command_line.reset(token)
-
-
-def select_stages(targets: Sequence[str]) -> list[str]:
-    """Return *targets* and the stages that they depend on, in order; all stages if there are no targets.
-
-    Raises `ParamsError` for a name that no stage has.
-    """
-    for name in targets:
-        version_of(name)
-    if not targets:
-        return list(VERSIONS)
-    try:
-        with Repo() as repo:
-            graph = repo.index.graph
-            selected = [each for each in graph if getattr(each, "name", None) in targets]
-            for each in selected:  # an edge leads from a stage to a dependency of it
-                selected += [dependency for dependency in graph[each] if dependency not in selected]
-            names = {each.name for each in selected}
-    except DvcException as error:
-        raise StageFailedError(str(error)) from error
-    return [name for name in VERSIONS if name in names]
 
 
 def deadline_after(seconds: float | None) -> float | None:
@@ -233,7 +221,7 @@ def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
     restore_idle_params(get_run_logger().warning)
     override_params(request.overrides)
     check_stages(read_yaml(Path("dvc.yaml")))
-    select_stages(request.targets)
+    select_stages(request.targets, downstream=request.downstream)
     if push:
         check_remotes(experiment=experiment)
 
@@ -266,7 +254,9 @@ def _explain_timeout(stage: str, deadline: float | None) -> Iterator[None]:
 
 
 def _run_experiment(request: _Request, name: str) -> Results | None:
-    run = Experiment(name, request.overrides, request.targets)
+    options = [each for each in ("downstream", "force") if getattr(request, each)]
+    targets = [*request.targets, *(f"--{option}" for option in options)]
+    run = Experiment(name, request.overrides, targets)
     run_experiment(run, get_run_logger(), flow_run=str(_this_run().id), deadline=request.deadline)
     return read_results(name) if request.trains else None
 

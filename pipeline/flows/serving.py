@@ -20,11 +20,12 @@ from prefect.settings import PREFECT_API_URL
 from prefect.types.entrypoint import EntrypointType
 from pydantic import ValidationError
 
+from pipeline.engine.reproduce import select_stages
 from pipeline.flows import prefect_api, prefect_patches
 from pipeline.flows.artifacts import API_ERRORS
 from pipeline.flows.deployment import ENTRYPOINT, SERVER_VARIABLE
 from pipeline.flows.experiments import check_remotes
-from pipeline.flows.flow import learner, select_stages
+from pipeline.flows.flow import learner
 from pipeline.flows.run_registry import report_abandoned_submissions, report_killed_runs
 from pipeline.flows.server_outage import exit_if_unreachable, outage_seconds
 from pipeline.params_edit import override_params

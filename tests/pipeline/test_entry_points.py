@@ -41,6 +41,21 @@ def test_run_prints_the_outcome_of_each_stage(finished):
     assert finished.learner("run").out.splitlines()[-1] == "save-model: restored from the run-cache"
 
 
+def test_run_accepts_the_stages_and_the_options_of_dvc_repro(finished):
+    finished.edit("params.yaml", "recorder: default", "recorder: compact")
+
+    assert finished.learner("run", "build-learner").out.splitlines() == [
+        *("create-artifact-dir: ran", "load-data: unchanged", "build-learner: unchanged")
+    ]
+    forced = finished.learner("run", "--force", "--downstream", "save-model")
+    assert forced.out.splitlines()[-1] == "save-model: ran"
+    assert "fit: " not in forced.out
+
+    refused = finished.learner("run", "--downstream")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == "error: --downstream begins at a stage: name one, for example fit\n"
+
+
 def query(address, path):
     """Return all objects of kind *path*, such as "flow_runs", from the Prefect API at *address*."""
     body = json.dumps({"sort": "START_TIME_ASC"} if path == "flow_runs" else {}).encode()

@@ -9,7 +9,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from waiting import wait_until
 
 from pipeline.engine.lock import project_lock
-from pipeline.flows.flow import learner, run_from_command_line, select_stages
+from pipeline.engine.reproduce import select_stages
+from pipeline.flows.flow import learner, run_from_command_line
 from pipeline.versions import VERSIONS
 from stages.contracts.errors import ParamsError, StageError
 
@@ -82,5 +83,6 @@ def test_stages_that_targets_need_are_selected_in_order(project, monkeypatch):
 
     assert select_stages([]) == list(VERSIONS)
     assert select_stages(["build-learner"]) == [FIRST, "load-data", "build-learner"]
+    assert select_stages(["build-learner"], downstream=True) == ["build-learner", "fit", "save-model"]
     with pytest.raises(ParamsError, match="Did you mean 'fit'"):
         select_stages(["fitt"])
