@@ -39,7 +39,7 @@ app = typer.Typer(
     name="learner",
     help="Train PyTorch models in five versioned stages that DVC tracks and Prefect runs.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 COMMANDS: tuple[Callable[..., None], ...] = (

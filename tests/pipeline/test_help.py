@@ -58,3 +58,16 @@ def test_examples_are_parsed_by_the_real_command_line():
         parse(["resume", "exp-name", "--epochs", "5"])
     with pytest.raises(USAGE_ERROR, match="No such command"):
         parse(["runs", "list-all"])
+
+
+@pytest.mark.parametrize("name", ["", "run", "runs", "runs prune"])
+def test_h_is_short_for_help(name):
+    short, long = (CliRunner().invoke(app, [*name.split(), each]) for each in ("-h", "--help"))
+
+    assert (short.exit_code, short.output) == (0, long.output)
+
+
+def test_shell_completes_commands(open_project, tmp_path):
+    words = {"COMP_WORDS": "learner com", "COMP_CWORD": "1", "_LEARNER_COMPLETE": "complete_bash"}
+
+    assert open_project(tmp_path).run("learner", **words).out == "compare\n"
