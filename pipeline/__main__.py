@@ -1,11 +1,14 @@
 """The entry point of ``learner`` and of ``python -m pipeline``."""
 
+import os
 import sys
 
 from pipeline.collision import find_hidden_stages
 
 FAILED = 1
 USAGE_ERROR = 2
+NO_ANALYTICS = {"DVC_NO_ANALYTICS": "true", "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+"""Variables with which DVC and Prefect send no usage statistics, here and in processes that are started."""
 
 
 def main() -> None:
@@ -18,6 +21,8 @@ def main() -> None:
     collision = find_hidden_stages()
     if collision:
         _exit(str(collision), USAGE_ERROR)
+    for name, value in NO_ANALYTICS.items():
+        os.environ.setdefault(name, value)
     from pipeline.cli import main as run_command_line
 
     run_command_line()

@@ -1,9 +1,12 @@
 """Platforms other than Linux: every command reports them with one message."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from pipeline.__main__ import NO_ANALYTICS
 
 PROGRAM = """
 import sys
@@ -36,3 +39,18 @@ def test_platform_is_checked_before_modules_that_only_linux_has():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert not {"fcntl", "pipeline.cli", "stages"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("own", [{}, {"DO_NOT_TRACK": "0"}])
+def test_dvc_and_prefect_send_no_usage_statistics_unless_variables_of_the_user_differ(own):
+    """The variables are those of the process and of its child processes."""
+    names = list(NO_ANALYTICS)
+    at_exit = f"import atexit, os; atexit.register(lambda: print(*map(os.environ.get, {names})))"
+    program = at_exit + PROGRAM.format(platform=sys.platform, arguments=["--version"])
+    environment = {name: value for name, value in os.environ.items() if name not in names} | own
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+
+    assert done.stdout.splitlines()[-1].split() == list((NO_ANALYTICS | own).values())
