@@ -258,15 +258,22 @@ class _Scan:
         return None
 
     def targets(self) -> tuple[np.ndarray, tuple[str, ...] | None]:
-        """Return the targets of the samples, and the names of the classes if they are text."""
+        """Return the targets of the samples, and the names of the classes if they are text.
+
+        They are forgotten, so that a large table has them in memory once.
+        """
         arrow = load_arrow()
         column = arrow.chunked_array(self._targets) if self._targets else arrow.chunked_array([[]], "float64")
+        self._targets = []
         if _is_text(column.type):
             names = tuple(sorted(column.unique().to_pylist()))
             codes = load_arrow(".compute").index_in(column, value_set=arrow.array(names, column.type))
             return codes.to_numpy().astype(np.int64), names
         is_number = arrow.types.is_floating(column.type) or self._task == "regression"
-        return column.to_numpy().astype(np.float64 if is_number else np.int64), None
+        values = column.to_numpy().astype(np.float64 if is_number else np.int64, copy=False)
+        del column
+        arrow.default_memory_pool().release_unused()
+        return values, None
 
     def _check(self, batch: Any, start: int) -> np.ndarray:
         columns, target = batch.columns[: len(self._features)], batch.columns[len(self._features)]
