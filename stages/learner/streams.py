@@ -64,37 +64,31 @@ class Streams:
     """
 
     def __init__(self) -> None:
-        self._loaders: dict[Split, Stateful] = {}
-        self._datasets: dict[Split, Stateful] = {}
+        self._streams: dict[Split, Stateful] = {}
         self._saved: dict[str, Any] = {}
-        self._restored: set[Split] = set()
 
     def restore(self, loaders: Mapping[Split, Loader]) -> None:
         """Use *loaders*, and move them to the position of the checkpoint that the run resumes from."""
-        for split, loader in loaders.items():
-            if _is_stateful(loader):
-                self._loaders[split] = cast(Any, loader)
-            elif (dataset := _dataset_of(loader)) is not None and _is_stateful(dataset):
-                self._datasets[split] = dataset
-            stream = self._loaders.get(split) or self._datasets.get(split)
-            if stream is not None and (state := self._saved.get(split.value)) is not None:
-                stream.load_state_dict(decode_state(state))
-                self._restored.add(split)
+        found = {split: find_stream(loader) for split, loader in loaders.items()}
+        self._streams = {split: stream for split, stream in found.items() if stream is not None}
+        for split, stream in self._streams.items():
+            if split.value in self._saved:
+                stream.load_state_dict(decode_state(self._saved[split.value]))
 
     def is_restored(self, split: Split) -> bool:
-        """Return whether the loader of *split* is at its position in the epoch already."""
-        return split in self._restored
+        """Return whether the loader of *split*, in which the run resumes, is at its position already."""
+        return split in self._streams and split.value in self._saved
 
     def save(self, split: Split | None = None) -> None:
         """Save the positions after a batch of *split*, or after an epoch."""
-        streams = {**self._datasets, **({split: self._loaders[split]} if split in self._loaders else {})}
         self._saved = {
             each.value: encode_state(stream.state_dict(), f"state_dict() of {type(stream).__name__}")
-            for each, stream in streams.items()
+            for each, stream in self._streams.items()
+            if each is split or isinstance(stream, IterableDataset)
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the saved position of each split; empty if there is none."""
+        """Return the saved position of each stream, by split."""
         return self._saved
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -102,12 +96,24 @@ class Streams:
         self._saved = dict(state)
 
 
+def find_stream(loader: Any) -> Stateful | None:
+    """Return *loader* or its iterable dataset, whichever saves its position; None if neither does.
+
+    A dataset with workers does not, because they iterate over copies of it.
+    """
+    dataset = getattr(loader, "dataset", None)
+    is_read_here = isinstance(dataset, IterableDataset) and not loader.num_workers
+    for each in (loader, dataset if is_read_here else None):
+        if hasattr(each, "state_dict") and hasattr(each, "load_state_dict"):
+            return cast(Stateful, each)
+    return None
+
+
 def check_streams(loaders: Mapping[Split, Loader]) -> None:
     """Log a warning for each of *loaders* that reads a stream whose position cannot be saved."""
     for loader in loaders.values():
         dataset = getattr(loader, "dataset", None)
-        is_saved = _is_stateful(loader) or _is_stateful(_dataset_of(loader))
-        if isinstance(dataset, IterableDataset) and not is_saved:
+        if isinstance(dataset, IterableDataset) and find_stream(loader) is None:
             log.warning(
                 "the position in %s cannot be saved: a run that resumes within an epoch reads the epoch's "
                 "first batches again, and equals an uninterrupted one only if they are the same. Use a "
@@ -115,13 +121,3 @@ def check_streams(loaders: Mapping[Split, Loader]) -> None:
                 "StatefulDataLoader",
                 type(dataset).__name__,
             )
-
-
-def _dataset_of(loader: Any) -> Any:
-    """Return the iterable dataset of *loader*; None with workers, which iterate over copies of it."""
-    dataset = getattr(loader, "dataset", None)
-    return dataset if isinstance(dataset, IterableDataset) and not loader.num_workers else None
-
-
-def _is_stateful(stream: Any) -> bool:
-    return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")

@@ -29,7 +29,7 @@ class Stream(IterableDataset):
 
 
 class Feed(IterableDataset):
-    """Samples that are read once: a pass of 12 begins where the last one ended."""
+    """Samples that are read once: a pass of 12 continues the last one."""
 
     def __init__(self):
         self.next = 0
@@ -48,10 +48,11 @@ class Feed(IterableDataset):
         self.next, _ = state["next"]
 
 
-class StatefulLoader:
+class StatefulLoader(DataLoader):
     """Six batches in an order that changes with each pass, which is a part of the saved position."""
 
     def __init__(self):
+        super().__init__(Stream())
         self.order = torch.arange(6)
         self.position = 0
         self.is_loaded = False
