@@ -169,12 +169,10 @@ def find_data_files(config: BaseModel) -> Iterator[Path]:
 
 def _shards(path: Path, root: Path) -> list[Path]:
     """Return the files of the weights that *path* is an index of; none if it is another file."""
-    is_shard_index = is_index(path) and (root / path).is_file()
-    return (
-        [each.relative_to(root) if root.parts else each for each in read_index(root / path)]
-        if is_shard_index
-        else []
-    )
+    index = root / path
+    if not (is_index(path) and index.is_file()):
+        return []
+    return [path.parent / each.relative_to(index.parent) for each in read_index(index)]
 
 
 def _find_indexed_files(params: Params, root: Path) -> Iterator[Path]:

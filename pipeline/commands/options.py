@@ -7,9 +7,8 @@ import typer
 
 def flag(name: str, purpose: str, *short: str) -> Any:
     """Return the option *name*, a switch that is off by default, with *purpose* as its help."""
-    return typer.Option(
-        name, *short, help=purpose, show_default="off", metavar=""
-    )  # otherwise typer prints <bool>
+    no_type = ""  # typer would print <bool>
+    return typer.Option(name, *short, help=purpose, show_default="off", metavar=no_type)
 
 
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.")]

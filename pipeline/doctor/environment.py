@@ -180,8 +180,10 @@ def check_disk() -> Iterator[Diagnostic]:
     free = shutil.disk_usage(root if root.exists() else Path()).free
     paths = read_paths()
     folders = [store / CHECKPOINT_FOLDER for store in stores(root)]
-    folders += [paths[name] for name in ("checkpoint",) if name in paths]
-    folders += [paths[name] / CHECKPOINT_FOLDER for name in ("learner",) if name in paths]
+    if "checkpoint" in paths:
+        folders.append(paths["checkpoint"])
+    if "learner" in paths:
+        folders.append(paths["learner"] / CHECKPOINT_FOLDER)
     size = max(map(_newest_size, folders), default=0)
     if not size:
         yield ok(

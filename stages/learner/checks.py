@@ -148,6 +148,11 @@ def check_monitored_metrics(rule: Any, metrics: Mapping[Split, Iterable[Register
         _check_direction(rule, name, f"{split} {metric!r}", getattr(known[split, metric], "better", None))
 
 
+def find_valid_metrics(rule: Any) -> list[str]:
+    """Return the metrics of the valid split that *rule* reads: early stopping, retention or a schedule."""
+    return [metric for split, metric in getattr(rule, "needs", ()) if split is Split.VALID]
+
+
 def check_rules_without_validation(*rules: Any) -> None:
     """Raise `BuilderError` if one of *rules* reads a metric of the valid split, which the run does not have.
 
@@ -157,7 +162,7 @@ def check_rules_without_validation(*rules: Any) -> None:
         if hasattr(rule, "rules"):
             check_rules_without_validation(*rule.rules)
             continue
-        monitored = [metric for split, metric in getattr(rule, "needs", set()) if split is Split.VALID]
+        monitored = find_valid_metrics(rule)
         if monitored and rule != KeepBest():
             raise BuilderError(
                 f"{type(getattr(rule, 'scheduler', rule)).__name__} uses the valid {monitored[0]!r}, but the "

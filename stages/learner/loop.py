@@ -24,6 +24,7 @@ from stages.learner.batches import Loader, check_workers, iterate_on_device
 from stages.learner.checks import (
     StepChecks,
     check_rules_without_validation,
+    find_valid_metrics,
     has_gradients,
     missing_gradients,
 )
@@ -224,8 +225,7 @@ class Loop:
     def _stops_early(self) -> bool:
         """Return whether the early stopping rule applies to the history, of a resumed run too."""
         rule, epoch = self._options.early_stopping, self._state.epoch
-        reads_valid = any(split is Split.VALID for split, _ in getattr(rule, "needs", ()))
-        if rule is None or not epoch or (reads_valid and not self._is_validated(epoch)):
+        if rule is None or not epoch or (find_valid_metrics(rule) and not self._is_validated(epoch)):
             return False
         reason = rule.reason(self._state.history)
         if reason:

@@ -14,6 +14,7 @@ from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.fields import FastPath
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import TrainOutput
+from stages.learner.checks import find_valid_metrics
 from stages.learner.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, WeightAverage, clip, without_dynamo
 from stages.records import (
@@ -143,9 +144,9 @@ class ModelState:
 
         A plateau of the valid split counts the epochs with a validation only.
         """
-        split, metric = getattr(self.scheduler, "monitored", (Split.VALID, "Loss"))
-        if split is Split.VALID and not is_validated and getattr(self.scheduler, "is_plateau", False):
+        if find_valid_metrics(self.scheduler) and not is_validated:
             return
+        split, metric = getattr(self.scheduler, "monitored", (Split.VALID, "Loss"))
         self.scheduler.end_epoch(history.value(self.epoch, split, metric))
 
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:
