@@ -108,6 +108,7 @@ def run_stages(
     record_loaded_sources()
     from pipeline.check import check_stages
     from pipeline.engine.lock import project_lock
+    from pipeline.engine.reproduce import reproduce, select_stages
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows import prefect_api
     from pipeline.yaml_files import read_yaml
@@ -115,6 +116,7 @@ def run_stages(
 
     check_stages(read_yaml(Path("dvc.yaml")))
     _check_params(overrides)  # before a process is started or an output is removed
+    stages = select_stages(selection.targets, downstream=selection.downstream)
     read_renderer_name()
     is_recorded = prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_warning)
     with project_lock():
@@ -126,9 +128,7 @@ def run_stages(
                 with run_from_command_line(report):
                     learner(experiment=False, **vars(selection))
             else:
-                from pipeline.engine.reproduce import reproduce, select_stages
-
-                for name in select_stages(selection.targets, downstream=selection.downstream):
+                for name in stages:
                     report(name, reproduce(name, force=selection.force))
 
 

@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 
 def select_stages(targets: Sequence[str], *, downstream: bool = False) -> list[str]:
-    """Return *targets* and the stages that they depend on, in order; all stages if there are no targets.
+    """Return *targets* and the stages that they depend on, in order; without targets, all stages.
 
     With *downstream*, return *targets* and the stages that depend on them. Raises `ParamsError` for a name
     that no stage has, and for *downstream* without targets.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -131,7 +131,7 @@ class _Request:
     downstream: bool
     force: bool
 
-    @property
+    @cached_property
     def stages(self) -> list[str]:
         """The stages to bring up to date, in order."""
         return select_stages(self.targets, downstream=self.downstream)

@@ -51,7 +51,7 @@ def _check_match(split: str, train: Column, other: Column, name: str) -> None:
 def _class_counts(splits: Mapping[str, Column]) -> dict[str, list[int]]:
     """Return the number of samples of each class in each split, or of elements if each has a class."""
     largest = max(int(block.max()) for column in splits.values() for block in column.blocks())
-    classes = max(0, 1 + largest)  # if all are ignored, there is none
+    classes = max(0, 1 + largest)  # 0 if all are ignored
     counts = {
         name: sum(
             (np.bincount(block[block >= 0], minlength=classes) for block in column.blocks()),

@@ -89,7 +89,7 @@ class LoopCheckpoints:
     def restore(self) -> int:
         """Restore model, parts and history from the newest intact checkpoint, and return its epoch.
 
-        Return 0 and change nothing if there is none. Raises `CheckpointError` if there are checkpoints but
+        Without one, return 0 and change nothing. Raises `CheckpointError` if there are checkpoints but
         none is intact, or if the newest is that of another model or of other parts.
         """
         within_epochs = FileCheckpointer(self._files.directory / STEP_FOLDER, self._files.recorder)

@@ -108,6 +108,16 @@ def test_api_records_the_flow_and_its_five_tasks_with_versions_and_states(projec
     assert tasks_without_flow() == {"create-artifact-dir", "save-model"}
 
 
+def test_run_refuses_an_unknown_stage_before_it_creates_a_flow_run(project, server):
+    before = query(server, "flow_runs")
+
+    refused = project.learner("run", "fitt", PREFECT_API_URL=server)
+
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("error: there is no stage 'fitt'.")
+    assert query(server, "flow_runs") == before
+
+
 STACK = """
 import traceback
 from pathlib import Path
