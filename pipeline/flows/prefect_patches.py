@@ -10,6 +10,9 @@
   Without the replacement the run reports itself as Crashed, and not as Cancelled.
 * The poll of the runner. Prefect's runner gives up after some minutes without a server, and ends the runs in
   progress. With the replacement a failed poll is skipped.
+* The drain of a service. A forked process, such as a worker of a `torch.utils.data.DataLoader`, resets
+  Prefect's log and event services, and fails at its exit when it drains them: it exits with code 1, which
+  torch raises as an error in the run. With the replacement a service that was reset is not drained.
 """
 
 import functools
@@ -22,6 +25,7 @@ from uuid import UUID
 import httpx
 import prefect.flow_engine
 from prefect._internal import control_listener
+from prefect._internal.concurrency.services import _QueueServiceBase
 from prefect.runner._scheduled_run_poller import ScheduledRunPoller
 
 from pipeline.engine.signals import DeferredSignals
@@ -31,6 +35,7 @@ SUPPORTED = ">=3.8.8,<3.10"
 LEASE_KEEPER = "maintain_concurrency_lease"
 COMMIT = "commit_control_intent_and_ack"
 POLL = "_get_and_submit_flow_runs"
+DRAIN = "drain"
 PATCHES: tuple[Patch, ...] = (
     Patch(
         f"prefect.flow_engine:{LEASE_KEEPER}",
@@ -50,6 +55,12 @@ PATCHES: tuple[Patch, ...] = (
         "(self, task_group=None)",
         SUPPORTED,
     ),
+    Patch(
+        f"prefect._internal.concurrency.services:_QueueServiceBase.{DRAIN}",
+        "Prefect's services fail at the exit of a forked process, such as a worker of a DataLoader",
+        "(self, at_exit=False)",
+        SUPPORTED,
+    ),
 )
 
 
@@ -65,6 +76,7 @@ def apply() -> None:
     )
     setattr(control_listener, COMMIT, _commit_while_deferred(getattr(control_listener, COMMIT)))
     setattr(ScheduledRunPoller, POLL, _skip_failed_poll(getattr(ScheduledRunPoller, POLL)))
+    setattr(_QueueServiceBase, DRAIN, _skip_reset_service(getattr(_QueueServiceBase, DRAIN)))
 
 
 def _continue_without_lease(
@@ -108,3 +120,13 @@ def _skip_failed_poll(
             await original(poller, *arguments, **options)
 
     return poll
+
+
+def _skip_reset_service(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def drain(service: Any, *arguments: Any, **options: Any) -> Any:
+        state = vars(service)
+        is_reset = state["_stopped"] and state["_done_event"] is None
+        return False if is_reset else original(service, *arguments, **options)
+
+    return drain

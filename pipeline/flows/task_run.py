@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from pipeline.engine.stage_run import run_stage
-from pipeline.flows import prefect_api
+from pipeline.flows import prefect_api, prefect_patches
 from pipeline.flows.artifacts import API_ERRORS, ProgressRenderer
 from pipeline.params import read_params
 from stages.contracts.errors import StageError
@@ -69,6 +69,7 @@ def run_recorded(name: str, renderer: Renderer | None = None) -> None:
 
     The stage that trains holds one slot of the concurrency limit ``gpu`` for each GPU that it uses.
     """
+    prefect_patches.apply()
     logger = get_run_logger()
     with ExitStack() as stack:
         stack.enter_context(_log_output(logger))

@@ -118,6 +118,29 @@ def test_run_refuses_an_unknown_stage_before_it_creates_a_flow_run(project, serv
     assert query(server, "flow_runs") == before
 
 
+WORKERS = """
+from torch.utils.data import DataLoader
+from stages.data import Digits, load_source
+
+def load():
+    for _ in range(5):
+        list(DataLoader(range(10), num_workers=1))
+    return load_source(Digits())
+"""
+
+
+def test_a_data_loader_with_workers_can_be_used_in_a_flow_run(project, server):
+    """Workers are forked from a process with Prefect's threads, and must still exit with code 0."""
+    (project.folder / "source.py").write_text(WORKERS)
+    project.edit("params.yaml", "kind: digits", 'kind: "source:load"')
+    project.edit("params.yaml", "    path: null\n", "")
+
+    run = project.learner("run", "load-data", PREFECT_API_URL=server)
+
+    assert run.code == 0, run.text
+    assert run.out.splitlines()[-1] == "load-data: ran"
+
+
 STACK = """
 import traceback
 from pathlib import Path
