@@ -476,7 +476,7 @@ CHECKS: dict[str, Callable[[Setup], str]] = {
     "capture-fails": partial(check_capture, name="capture-fails", model="reading"),
     "steps-eager": partial(check_step_synchronizations, kind="eager"),
     "steps-captured": partial(check_step_synchronizations, kind="captured"),
-    "data-on-host": partial(check_variant, name="host", feature="stages.transfer.prefetcher", resident=False),
+    "data-on-host": partial(check_variant, name="host", feature="stages.devices.prefetcher", resident=False),
     "tf32": partial(check_loss, tolerance=0.01, precision="tf32"),
     "bf16": partial(check_loss, tolerance=0.01, precision="bf16"),
     "fp16": partial(check_loss, tolerance=0.02, precision="fp16"),

@@ -28,8 +28,8 @@ from stages import data
 from stages.contracts.fields import StepKind
 from stages.contracts.outputs import TrainOutput
 from stages.data import NormalizeBatcher
+from stages.devices.compute_settings import ComputeSettings, apply_compute_settings
 from stages.learner import LearnerBuilder
-from stages.learner.compute_settings import ComputeSettings, apply_compute_settings
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep, Cnn, Mlp
 from stages.models.steps import backward

@@ -30,8 +30,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stages import data
+from stages.devices.memory import retain_freed_memory
 from stages.learner import LearnerBuilder
-from stages.learner.devices import retain_freed_memory
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep, Cnn
 from stages.optim import Adam

@@ -11,14 +11,14 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).parents[1]
 STAGES = ("create_artifact_dir", "load_data", "build_learner", "fit", "save_model")
 
-LEAVES = {"records", "metrics", "models", "optim", "loggers", "renderers", "transfer"}
+LEAVES = {"records", "metrics", "models", "optim", "loggers", "renderers", "devices"}
 MAY_IMPORT = {
     "contracts": set(),
     **{part: {"contracts"} for part in LEAVES},
     "runs": {"contracts", "checkpoints"},  # checkpoints own the names of the files in a store
-    "data": {"contracts", "records", "transfer"},
+    "data": {"contracts", "records", "devices"},
     "checkpoints": {"contracts", "records"},
-    "learner": {"contracts", "records", "checkpoints", "metrics", "models", "optim", "transfer"},
+    "learner": {"contracts", "records", "checkpoints", "metrics", "models", "optim", "devices"},
     "params": LEAVES | {"contracts", "data", "checkpoints", "learner"},  # the parts that params configure
 }
 

@@ -45,7 +45,7 @@ problems = [line for each in modules for line in find_problems(each.PATCHES)]
 print(json.dumps({"count": sum(len(each.PATCHES) for each in modules), "problems": problems}))
 """
 DEVICE_PROGRAM = (
-    "import json; from stages.learner.devices import list_devices; print(json.dumps(list_devices()))"
+    "import json; from stages.devices.selection import list_devices; print(json.dumps(list_devices()))"
 )
 REMOTE_PROGRAM = (
     "import sys; from pipeline.doctor.environment import print_remote_state; print_remote_state(sys.argv[1])"

@@ -25,7 +25,7 @@ from pipeline.params import read_params
 from stages.contracts.errors import StageError
 from stages.contracts.events import Renderer
 from stages.contracts.renderers import Renderers
-from stages.learner import find_device
+from stages.devices import find_device
 from stages.renderers import LogRenderer
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from stages.contracts.placement import move
 from stages.data.batchers import Batch, GatherBatcher, NormalizeBatcher
 from stages.data.datasets import TensorDataset
 from stages.data.host_loader import HostLoader
-from stages.transfer import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier, prefetch
+from stages.devices import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier, prefetch
 
 RESIDENT_SHARE = 0.25
 

@@ -1,9 +1,6 @@
 from .builder import SPEC_FILE as SPEC_FILE
 from .builder import LearnerBuilder as LearnerBuilder
 from .builder import LearnerSpec as LearnerSpec
-from .compute_settings import ComputeSettings as ComputeSettings
-from .compute_settings import apply_compute_settings as apply_compute_settings
-from .devices import find_device as find_device
 from .early_stopping import EarlyStopping as EarlyStopping
 from .early_stopping import MetricEarlyStopping as MetricEarlyStopping
 from .evaluation import Evaluator as Evaluator

@@ -14,6 +14,16 @@ from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import BuilderError
 from stages.contracts.interrupter import Interrupter
 from stages.contracts.renderers import Renderers
+from stages.devices.compilation import (
+    Compiler,
+    apply_gradient_checkpointing,
+    check_gradient_checkpointing,
+    compile_in_place,
+    unwrap_compiled,
+    warn_of_ineffective_compile,
+)
+from stages.devices.compute_settings import prepare_process
+from stages.devices.selection import find_device
 from stages.learner.checkpointing import CheckpointManager, find_newest_checkpoint
 from stages.learner.checks import (
     check_metric_inputs,
@@ -23,16 +33,6 @@ from stages.learner.checks import (
     check_recordable_state,
     check_trainable,
 )
-from stages.learner.compilation import (
-    Compiler,
-    apply_gradient_checkpointing,
-    check_gradient_checkpointing,
-    compile_in_place,
-    unwrap_compiled,
-    warn_of_ineffective_compile,
-)
-from stages.learner.compute_settings import prepare_process
-from stages.learner.devices import find_device
 from stages.learner.metering import Observers
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions, default_metric_loggers, default_renderer

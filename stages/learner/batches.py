@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from stages.contracts.placement import move
 from stages.contracts.worker_signals import block_signals
-from stages.transfer import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier
+from stages.devices import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier
 
 STAGED_BATCHES = 3
 """Batches that are in pinned memory at the same time, as with the default `fit.prefetch` of 2."""

@@ -21,9 +21,9 @@ from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.contracts.seeds import derive_seed
 from stages.contracts.text import to_json
+from stages.devices.compilation import CompileOptions
 from stages.learner.assembly import assemble
 from stages.learner.checks import check_unique_name
-from stages.learner.compilation import CompileOptions
 from stages.learner.early_stopping import EarlyStopping
 from stages.learner.learner import Learner
 from stages.learner.metering import RegisteredMetric

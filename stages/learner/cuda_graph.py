@@ -18,6 +18,8 @@ from torch import Tensor
 from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput
 from stages.contracts.placement import transform
+from stages.devices.cuda_capturer import Capturer, CudaCapturer
+from stages.devices.rng import host_generator_states
 from stages.learner.assembly import Components
 from stages.learner.capture_conditions import (
     CAPTURE_DEVICES,
@@ -30,8 +32,6 @@ from stages.learner.capture_conditions import (
     leaves_of,
 )
 from stages.learner.checks import StepChecks
-from stages.learner.cuda_capturer import Capturer, CudaCapturer
-from stages.learner.rng import host_generator_states
 from stages.learner.step_strategies import PlainStep
 from stages.metrics import Mean
 from stages.models import clear_gradients

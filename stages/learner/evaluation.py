@@ -15,21 +15,21 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Progress, Renderer
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import ClassificationOutput
+from stages.devices.compilation import compile_in_place, unwrap_compiled
+from stages.devices.compute_settings import ComputeSettings, apply_compute_settings
+from stages.devices.rng import seed_generators
+from stages.devices.selection import find_device
 from stages.learner.batches import Loader, iterate_on_device
 from stages.learner.builder import AnyMetric
 from stages.learner.checks import StepChecks, check_metric_inputs, check_model, check_unique_name
-from stages.learner.compilation import compile_in_place, unwrap_compiled
-from stages.learner.compute_settings import ComputeSettings, apply_compute_settings
-from stages.learner.devices import find_device
 from stages.learner.learner import Learner
 from stages.learner.metering import Meter, RegisteredMetric
-from stages.learner.mixed_precision import MixedPrecision
 from stages.learner.options import default_renderer, default_test_logger
-from stages.learner.rng import seed_generators
 from stages.learner.streams import count_batches
 from stages.learner.summary import summary_text
 from stages.metrics import ConfusionMatrix
 from stages.metrics.class_targets import is_soft
+from stages.optim.mixed_precision import MixedPrecision
 
 log = logging.getLogger(__name__)
 

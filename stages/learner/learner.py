@@ -9,10 +9,10 @@ from torch import nn
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import History
+from stages.devices.compute_settings import apply_compute_settings
+from stages.devices.memory import report_out_of_memory
 from stages.learner.assembly import Components
 from stages.learner.batches import Loader
-from stages.learner.compute_settings import apply_compute_settings
-from stages.learner.devices import report_out_of_memory
 from stages.learner.loop import Loop
 from stages.learner.summary import summary_text, training_lines
 

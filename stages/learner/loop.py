@@ -19,6 +19,9 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
 from stages.contracts.renderers import Renderers
+from stages.devices.memory import retain_freed_memory
+from stages.devices.rng import seed_generators
+from stages.devices.run_ahead_limiter import RunAheadLimiter
 from stages.learner.assembly import Components
 from stages.learner.batches import Loader, check_workers, iterate_on_device
 from stages.learner.checks import (
@@ -29,11 +32,8 @@ from stages.learner.checks import (
     missing_gradients,
 )
 from stages.learner.cuda_graph import build_captured_step
-from stages.learner.devices import retain_freed_memory
 from stages.learner.metering import NOTHING, Meter
 from stages.learner.mid_epoch import MidEpochCheckpointer
-from stages.learner.rng import seed_generators
-from stages.learner.run_ahead_limiter import RunAheadLimiter
 from stages.learner.step_strategies import choose_step_strategy
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.metrics import MetricState

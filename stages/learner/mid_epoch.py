@@ -10,16 +10,16 @@ from stages.contracts.errors import CheckpointError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
-from stages.learner.assembly import Components
-from stages.learner.batches import Loader, iterate_on_device
-from stages.learner.metering import Meter
-from stages.learner.rng import (
+from stages.devices.rng import (
     describe_device_mismatch,
     device_names,
     get_rng_state,
     set_loader_epoch,
     set_rng_state,
 )
+from stages.learner.assembly import Components
+from stages.learner.batches import Loader, iterate_on_device
+from stages.learner.metering import Meter
 from stages.learner.run_state import LoopPosition
 from stages.learner.streams import Lookahead, count_batches
 

@@ -18,8 +18,8 @@ from stages.contracts.events import MetricLogger, Renderer
 from stages.contracts.fields import FastPath, StepKind
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
-from stages.learner.compilation import CompileOptions
-from stages.learner.compute_settings import ComputeSettings
+from stages.devices.compilation import CompileOptions
+from stages.devices.compute_settings import ComputeSettings
 from stages.learner.early_stopping import EarlyStopping
 from stages.learner.metering import RegisteredMetric
 from stages.optim import Accumulation, Averaging, Clipping, NonFinite

@@ -19,12 +19,12 @@ from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Direction, History, Split, Value
 from stages.contracts.seeds import derive_seed
-from stages.learner.compilation import CompiledShapes
-from stages.learner.mixed_precision import MixedPrecision
+from stages.devices.compilation import CompiledShapes
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions
 from stages.learner.streams import Streams
 from stages.optim import DeviceGuard, Guard, Window
+from stages.optim.mixed_precision import MixedPrecision
 from stages.records import Tree
 
 INTEGERS = (torch.int32, torch.int64)

@@ -17,11 +17,11 @@ from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput
 from stages.contracts.placement import move
 from stages.learner.checks import StepChecks
-from stages.learner.mixed_precision import MixedPrecision
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
 from stages.models import clear_gradients, prepare_backward
 from stages.optim.gradients import Gradients
+from stages.optim.mixed_precision import MixedPrecision
 
 
 class Replicas:

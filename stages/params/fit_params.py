@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from stages import checkpoints, data, learner, loggers, metrics, records
+from stages import checkpoints, data, devices, learner, loggers, metrics, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
@@ -339,7 +339,7 @@ class FitConfig(Config):
 
     def configure_evaluator(self, builder: "learner.EvaluatorBuilder") -> "learner.EvaluatorBuilder":
         """Set the first device and the settings of the computation on *builder*, and return it."""
-        settings = learner.ComputeSettings(
+        settings = devices.ComputeSettings(
             precision=self.precision, deterministic=self.deterministic, num_threads=self.num_threads
         )
         return builder.device(self._devices()[0]).compute(settings).summary()
@@ -389,7 +389,7 @@ def _best_kind() -> str:
     """Return the kind that ``auto`` resolves to; load torch only if there may be an accelerator."""
     if sys.platform == "linux" and not any(any(Path("/dev").glob(name)) for name in ACCELERATOR_NODES):
         return "cpu"
-    return learner.find_device("auto").type
+    return devices.find_device("auto").type
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from waiting import wait_until
 
 from stages.contracts.user_code import user_frames
+from stages.devices import PlainCopier
 from stages.learner.batches import iterate_on_device
-from stages.transfer import PlainCopier
 
 META = torch.device("meta")
 SAMPLES = 10

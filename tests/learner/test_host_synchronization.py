@@ -8,10 +8,10 @@ from stages.checkpoints import FileCheckpointer
 from stages.checkpoints.file_names import STEP_FOLDER, list_epochs
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
-from stages.learner.mixed_precision import MixedPrecision
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import Cnn, Mlp
 from stages.optim import Adam, ClipByGlobalNorm, DeviceGuard, NonFiniteError, Sgd
+from stages.optim.mixed_precision import MixedPrecision
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 

@@ -13,6 +13,7 @@ from torch import nn
 from stages.checkpoints import KeepLast
 from stages.contracts.errors import CheckpointError
 from stages.data import DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
+from stages.devices import PlainCopier
 from stages.learner import LearnerBuilder, MetricEarlyStopping
 from stages.metrics import (
     AccuracyMetric,
@@ -27,7 +28,6 @@ from stages.models import ClassificationStep
 from stages.optim import Adam, Cosine, Scheduler
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
-from stages.transfer import PlainCopier
 
 TRAIN_BATCHES, VALID_BATCHES = 5, 2
 MOST_EPOCHS, EPOCHS = 5, 3

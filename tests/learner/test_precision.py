@@ -10,11 +10,11 @@ from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.outputs import TrainOutput
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
-from stages.learner.mixed_precision import MixedPrecision
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import ClassificationStep
 from stages.optim import Adam, DeviceGuard, Guard, NonFiniteError, Sgd
 from stages.optim.loss_scaler import INITIAL_SCALE, LossScaler
+from stages.optim.mixed_precision import MixedPrecision
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 

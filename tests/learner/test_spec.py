@@ -5,8 +5,8 @@ import torch
 
 from stages.contracts.config import Use
 from stages.contracts.errors import StageError
+from stages.devices.selection import find_device
 from stages.learner import LearnerSpec
-from stages.learner.devices import find_device
 from stages.models import ClassificationStep
 
 SPEC = LearnerSpec(

@@ -47,8 +47,12 @@ PACKAGES = {
     "checkpoints": Package(("stages/checkpoints",), ("tests/checkpoints", "tests/learner"), 60),
     "metrics": Package(("stages/metrics",), ("tests/metrics", "tests/learner"), 60),
     "runs": Package(("stages/runs",), ("tests/runs",), 60),
-    "data": Package(("stages/data", "stages/transfer"), ("tests/data", "tests/transfer"), 60),
-    "learner": Package(("stages/learner",), ("tests/learner", "tests/test_build_learner.py"), 60),
+    "data": Package(("stages/data",), ("tests/data",), 60),
+    "learner": Package(
+        ("stages/learner", "stages/devices"),
+        ("tests/learner", "tests/devices", "tests/data/test_device_loader.py", "tests/test_build_learner.py"),
+        60,
+    ),
     "joint": Package(
         tuple(f"pipeline/{name}.py" for name in JOINT),
         (

@@ -18,7 +18,8 @@ from stages.contracts.config import arguments_of
 from stages.contracts.files import write_text
 from stages.contracts.history import Split, Value
 from stages.contracts.seeds import derive_seed
-from stages.learner import LoopCheckpoints, find_device
+from stages.devices import find_device
+from stages.learner import LoopCheckpoints
 from stages.loggers import write_curves, write_metrics
 from stages.metrics import Mean
 from stages.optim import learning_rate_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.learner.rng import describe_device_mismatch, get_rng_state, match_devices, set_rng_state
+from stages.devices.rng import describe_device_mismatch, get_rng_state, match_devices, set_rng_state
 
 
 @pytest.mark.parametrize(

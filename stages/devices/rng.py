@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.learner.devices import is_accelerator
+from stages.devices.selection import is_accelerator
 
 DeviceStates = Mapping[str, Tensor] | Sequence[Tensor]
 """Random states by the name of the device; older checkpoints have a list for all visible devices."""

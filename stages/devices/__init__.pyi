@@ -1,3 +1,5 @@
+from .compute_settings import ComputeSettings as ComputeSettings
+from .compute_settings import apply_compute_settings as apply_compute_settings
 from .prefetcher import STREAM_DEVICES as STREAM_DEVICES
 from .prefetcher import Copier as Copier
 from .prefetcher import PlainCopier as PlainCopier
@@ -6,3 +8,5 @@ from .prefetcher import StreamCopier as StreamCopier
 from .prefetcher import copy_in_turn as copy_in_turn
 from .prefetcher import find_copier as find_copier
 from .prefetcher import prefetch as prefetch
+from .selection import find_device as find_device
+from .selection import list_devices as list_devices

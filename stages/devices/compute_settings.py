@@ -10,7 +10,7 @@ import torch
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.fields import Precision
-from stages.learner.devices import is_accelerator, set_num_threads
+from stages.devices.selection import is_accelerator
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FLOAT32_BACKENDS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
@@ -60,7 +60,8 @@ def apply_compute_settings(settings: ComputeSettings, device: torch.device) -> I
 
 def _set_threads(stack: ExitStack, num_threads: int | None) -> None:
     stack.callback(torch.set_num_threads, torch.get_num_threads())
-    set_num_threads(num_threads)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
 
 
 def _set_float32_precision(stack: ExitStack, precision: str) -> None:

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from stages.contracts.errors import StageError
-from stages.learner import ComputeSettings, LearnerBuilder, apply_compute_settings
-from stages.learner.devices import list_devices, report_out_of_memory
+from stages.devices import ComputeSettings, apply_compute_settings
+from stages.devices.memory import report_out_of_memory
+from stages.devices.selection import list_devices
+from stages.learner import LearnerBuilder
 from stages.models import RegressionStep
 from stages.renderers import NoRenderer
 

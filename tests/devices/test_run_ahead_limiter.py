@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.learner.run_ahead_limiter import RunAheadLimiter
+from stages.devices.run_ahead_limiter import RunAheadLimiter
 
 
 class Device:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from waiting import wait_until
 
-from stages.transfer import PlainCopier, StagingRing, copy_in_turn, prefetch
+from stages.devices import PlainCopier, StagingRing, copy_in_turn, prefetch
 
 CPU = torch.device("cpu")
 
