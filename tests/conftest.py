@@ -226,4 +226,4 @@ def worker_count():
 @pytest.fixture
 def finished(_finished, tmp_path):
     """Return a project whose five stages `dvc repro` has run, with two epochs of training."""
-    return _finished.copied_to(tmp_path / "project")
+    return _finished.copied_to(tmp_path / "finished")
