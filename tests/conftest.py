@@ -14,6 +14,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from stages.devices import prepare_portable
+
+prepare_portable()  # the shipped params.yaml is portable, and a process chooses its kernels only once
 settings.register_profile("no deadline", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("no deadline")
 

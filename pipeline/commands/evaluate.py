@@ -47,6 +47,7 @@ def evaluate_model(
     """
     from stages import data, learner, metrics, records
 
+    params.fit.prepare_process()
     info = data.read_info(paths["dataset"])
     model, _, _ = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
     records.load_into(model, records.read_item(model_path), source=str(model_path))

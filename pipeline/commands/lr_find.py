@@ -57,12 +57,15 @@ def measure_curve(
     from stages import data, learner
 
     fit = params.fit
+    fit.prepare_process()
     model, optimizer, _ = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
     train, _ = fit.build_loaders(data.read(paths["data"]))
     with TemporaryDirectory() as folder:
         devices = [fit.device] if isinstance(fit.device, str) else fit.device
         builder = learner.LearnerBuilder(folder).devices(devices)
         builder.seed(fit.seed).precision(fit.precision).num_threads(fit.num_threads)
+        if fit.portable:
+            builder.portable()
         return learner.find_learning_rate(builder, model, optimizer, train, rates=rates, steps=steps)
 
 

@@ -25,6 +25,7 @@ def profile(
     from stages import data, learner, renderers
 
     params, paths = read_params(), read_paths()
+    params.fit.prepare_process()
     config = params.fit.model_copy(
         update={"num_epochs": 1, "step": "eager", "loggers": (), "early_stopping": None}
     )

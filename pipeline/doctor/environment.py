@@ -44,9 +44,12 @@ modules = [importlib.import_module(name) for name in sys.argv[1:]]
 problems = [line for each in modules for line in find_problems(each.PATCHES)]
 print(json.dumps({"count": sum(len(each.PATCHES) for each in modules), "problems": problems}))
 """
-DEVICE_PROGRAM = (
-    "import json; from stages.devices.selection import list_devices; print(json.dumps(list_devices()))"
-)
+DEVICE_PROGRAM = """
+import json
+from stages.devices.portability import find_obstacle
+from stages.devices.selection import list_devices
+print(json.dumps({"devices": list_devices(), "obstacle": find_obstacle()}))
+"""
 REMOTE_PROGRAM = (
     "import sys; from pipeline.doctor.environment import print_remote_state; print_remote_state(sys.argv[1])"
 )
@@ -124,7 +127,7 @@ def check_patches(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnost
 
 
 def check_devices(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
-    """List the devices that torch finds, and check that ``fit.device`` is one of them.
+    """List the devices that torch finds, and check ``fit.device`` and ``fit.portable``.
 
     torch is imported in another process, which ends if torch does not return in time.
     """
@@ -137,8 +140,9 @@ def check_devices(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnost
         remedy = "Reinstall torch with the command from pytorch.org"
         yield problem("devices", f"torch cannot be imported: {_last_line(done)}", remedy)
         return
-    available = json.loads(done.stdout)
-    device = read_params().fit.device
+    found = json.loads(done.stdout)
+    available, fit = found["devices"], read_params().fit
+    device = fit.device
     wanted = [device] if isinstance(device, str) else device
     missing = [each for each in wanted if not _is_available(each, available)]
     if missing:
@@ -146,6 +150,11 @@ def check_devices(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnost
         yield problem("devices", message, "dvc exp run -S fit.device=auto")
     else:
         yield ok("devices", ", ".join(available))
+    if found["obstacle"] is None:
+        yield ok("portable", "this CPU reproduces portable runs (fit.portable) bit for bit")
+    elif fit.portable:
+        message = f"params.yaml: fit.portable has no effect here, because {found['obstacle']}"
+        yield warning("portable", message, "Compare metrics instead of hashes with other machines")
 
 
 def _run_program(

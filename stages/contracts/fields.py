@@ -227,3 +227,16 @@ ClassWeights = Annotated[tuple[float, ...] | Literal["balanced"], BeforeValidato
 FileName = Annotated[str, BeforeValidator(_file_name)]
 Devices = Annotated[str | tuple[str, ...], BeforeValidator(_devices)]
 """Names of PyTorch devices; the build of the learner checks that they exist."""
+
+
+def describe_portable_conflict(*, num_threads: int | None, precision: str, compiles: bool) -> str | None:
+    """Return the setting that rules a portable run out, and what to do; None if there is no conflict."""
+    if num_threads is None:
+        return (
+            "portable needs num_threads, because sums of threads depend on their number. Set num_threads to 1"
+        )
+    if precision != "f32":
+        return f"portable needs precision f32, not {precision!r}. Set precision to f32, or portable to false"
+    if compiles:
+        return "portable excludes compile, which compiles for this CPU. Set one of them to false"
+    return None

@@ -10,6 +10,7 @@ import torch
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.fields import Precision
+from stages.devices.portability import check_kernels, portable_backends
 from stages.devices.selection import is_accelerator
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -27,13 +28,17 @@ class ComputeSettings:
     """``f32`` (IEEE), ``tf32``, or autocast to ``bf16`` or ``fp16``."""
     num_threads: int | None = None
     """Threads on a CPU; None keeps torch's choice."""
+    portable: bool = False
+    """Compute the same bits on every x86-64 CPU with AVX2."""
 
 
 def prepare_process(settings: ComputeSettings, device: torch.device) -> None:
-    """Set what cuBLAS reads when CUDA is first used, if *settings* are deterministic.
+    """Set what libraries read when they first compute: cuBLAS for deterministic *settings*, MKL for portable.
 
-    Raises `BuilderError` if CUDA has been used without it.
+    Raises `BuilderError` if this process has used them without it.
     """
+    if settings.portable:
+        check_kernels(device)
     if not settings.deterministic or device.type != "cuda" or os.environ.get(CUBLAS_WORKSPACE):
         return
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -50,6 +55,8 @@ def apply_compute_settings(settings: ComputeSettings, device: torch.device) -> I
     prepare_process(settings, device)
     with ExitStack() as stack:
         _set_threads(stack, settings.num_threads)
+        if settings.portable:
+            stack.enter_context(portable_backends(device))
         _set_float32_precision(stack, "tf32" if settings.precision == "tf32" else "ieee")
         if settings.deterministic:
             _set_deterministic(stack)

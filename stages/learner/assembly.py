@@ -12,6 +12,7 @@ from torch import nn
 from stages.checkpoints import FileCheckpointer, default_retention
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import BuilderError
+from stages.contracts.fields import describe_portable_conflict
 from stages.contracts.interrupter import Interrupter
 from stages.contracts.renderers import Renderers
 from stages.devices.compilation import (
@@ -123,6 +124,12 @@ def _build_replicas(
 
 
 def _check(options: LearnerOptions, model: Any) -> None:
+    compute = options.compute
+    conflict = describe_portable_conflict(
+        num_threads=compute.num_threads, precision=compute.precision, compiles=options.compile is not None
+    )
+    if compute.portable and conflict:
+        raise BuilderError(conflict)
     check_model(model)
     check_trainable(model)
     check_metric_inputs(model, options.metrics)

@@ -55,13 +55,15 @@ def test_healthy_project_has_no_problem_and_exit_code_0(finished, tmp_path, serv
     assert done.code == 0, done.text
     levels = {line.split()[1]: line.split()[0] for line in done.out.splitlines() if line[0] != " "}
     subjects = (
-        "packages extras patches params devices disk prefect remote untracked git locks experiments runs"
+        "packages extras patches params devices portable disk prefect remote untracked git locks "
+        "experiments runs"
     )
     assert levels == dict.fromkeys(subjects.split(), "ok")
     assert re.search(r"prefect  +http://127.0.0.1:\d+/api answers; its version is 3\.", done.out)
     assert re.search(r"a checkpoint takes [\d.]+ MB: training with 3 and one more", done.out)
     assert re.search(r"patches +replaced private names: \d+, all as expected", done.out)
     assert "devices      " in done.out
+    assert "this CPU reproduces portable runs (fit.portable) bit for bit" in done.out
     assert "cpu" in done.out
     assert "1 finished" in done.out
 

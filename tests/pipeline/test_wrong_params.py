@@ -296,6 +296,7 @@ PARAMS = [
             "num_threads": "threads",
             "grads_accumulation": "section",
             "deterministic": "flag",
+            "portable": "flag",
             "precision": "choice",
             "compile": "flag or name",
             "fast_path": "choice",

@@ -1,0 +1,125 @@
+"""A portable run computes the same bits whatever kernels torch would choose for the CPU."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.contracts.errors import BuilderError
+from stages.devices import ComputeSettings, apply_compute_settings
+from stages.devices.portability import VARIABLES, find_obstacle
+from stages.learner import LearnerBuilder
+from stages.metrics import LossMetric
+from stages.models import Mlp
+
+ROOT = Path(__file__).parents[2]
+OTHER_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "AVX2"}
+"""Variables with which torch's libraries compute as on an older CPU."""
+PROGRAM = """
+import hashlib, sys
+import torch
+from stages.learner import LearnerBuilder
+from stages.metrics import LossMetric
+from stages.models import ClassificationStep
+from stages.devices import prepare_portable
+from stages.renderers import NoRenderer
+
+class Net(ClassificationStep, torch.nn.Sequential):
+    pass
+
+is_portable = "portable" in sys.argv
+if is_portable and "late" not in sys.argv:
+    prepare_portable()
+torch.manual_seed(1)
+net = Net(
+    torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 16, 3), torch.nn.GELU(),
+    torch.nn.Flatten(), torch.nn.Linear(16 * 64, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 10),
+)
+batches = [(torch.randn(32, 1, 12, 12), torch.randint(10, (32,))) for _ in range(4)]
+builder = LearnerBuilder(sys.argv[1]).metrics(LossMetric()).num_threads(1).num_epochs(2)
+builder = builder.renderer(NoRenderer())
+builder = builder.portable() if is_portable else builder
+learner = builder.build(net, torch.optim.Adam(net.parameters()), 1e-3)
+learner.fit(batches, batches)
+print(hashlib.md5(b"".join(each.detach().numpy().tobytes() for each in net.parameters())).hexdigest())
+"""
+
+pytestmark = pytest.mark.skipif(
+    find_obstacle() is not None, reason=f"no portable run here: {find_obstacle()}"
+)
+
+
+def run_program(folder, *arguments, **variables):
+    """Run PROGRAM as on the CPU that *variables* imitate, without the variables of this process."""
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), *arguments],
+        cwd=ROOT,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_portable_run_has_the_same_bits_on_another_cpu(tmp_path):
+    runs = [
+        run_program(tmp_path / f"{number}", *arguments, **variables)
+        for number, (arguments, variables) in enumerate(
+            [(["portable"], {}), (["portable"], OTHER_CPU), ([], {}), ([], OTHER_CPU)]
+        )
+    ]
+
+    here, other, usual_here, usual_other = [run.stdout for run in runs]
+    assert here == other != "", runs[0].stderr + runs[1].stderr
+    assert usual_here != usual_other
+
+
+def test_portable_run_in_a_process_that_has_computed_is_refused(tmp_path):
+    refused = run_program(tmp_path, "portable", "late")
+
+    assert refused.returncode == 1
+    assert "this process has computed already. Call stages.devices.prepare_portable() at" in refused.stderr
+    assert "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda builder: builder, "portable needs num_threads"),
+        (
+            lambda builder: builder.num_threads(1).precision("bf16"),
+            "portable needs precision f32, not 'bf16'",
+        ),
+        (lambda builder: builder.num_threads(1).compile(), "portable excludes compile"),
+    ],
+)
+def test_settings_that_depend_on_the_machine_are_refused(tmp_path, change, message):
+    builder = change(LearnerBuilder(tmp_path).metrics(LossMetric()).portable())
+    model = Mlp((4,), 2)
+
+    with pytest.raises(BuilderError, match=message):
+        builder.build(model, torch.optim.Adam(model.parameters()), 1e-3)
+
+
+def test_machine_that_cannot_run_portably_logs_one_line_and_computes(monkeypatch, caplog):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+
+    with apply_compute_settings(ComputeSettings(portable=True, num_threads=1), torch.device("cpu")):
+        assert torch.backends.mkldnn.enabled
+
+    [record] = caplog.records
+    assert record.getMessage() == "portable has no effect, because the architecture is aarch64, not x86-64"
+
+
+def test_settings_of_torch_are_restored_after_a_portable_run():
+    before = torch.backends.mkldnn.enabled
+
+    with apply_compute_settings(ComputeSettings(portable=True, num_threads=1), torch.device("cpu")):
+        assert not torch.backends.mkldnn.enabled
+
+    assert torch.backends.mkldnn.enabled == before
