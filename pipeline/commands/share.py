@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.options import flag
 from pipeline.git import try_git
 from stages.contracts.errors import ParamsError, StageError
 
@@ -32,27 +33,47 @@ GitRemote = Annotated[
     ),
 ]
 
+DAMAGE_REMEDY = (
+    "Damaged files were removed from the cache. Run the same command again. If the problem stays, the remote "
+    "has damaged files: push them from a clone in which `learner doctor --deep` finds none"
+)
 
-def push(experiments: Names = None, *, remote: Remote = None, git_remote: GitRemote = None) -> None:
+
+def push(
+    experiments: Names = None,
+    *,
+    remote: Remote = None,
+    git_remote: GitRemote = None,
+    dry_run: Annotated[bool, flag("--dry-run", "Print what would be pushed, and push nothing.")] = False,
+) -> None:
     """Push outputs, the run-cache and experiments to the remotes.
 
-    Commits are not pushed: use `git push` for them.
+    The experiments that git's remote receives are printed first. Commits are not pushed: use `git push` for
+    them.
 
     Example: learner push big longer --remote store
     """
     target = choose_git_remote(list_git_remotes(), git_remote, experiments or ())
+    if target:
+        _print_experiments(experiments or (), target)
     for command in push_commands(experiments or (), remote, target):
-        _run(command)
+        if dry_run:
+            typer.echo(f"$ {' '.join(command)}")
+        else:
+            _run(command)
 
 
 def pull(experiments: Names = None, *, remote: Remote = None, git_remote: GitRemote = None) -> None:
-    """Pull experiments, the run-cache and the outputs of this commit from the remotes.
+    """Pull experiments, the run-cache and the outputs of this commit from the remotes, and verify them.
+
+    `dvc repro` runs the code of a pulled experiment: read it first.
 
     Example: learner pull big
     """
     source = choose_git_remote(list_git_remotes(), git_remote, experiments or ())
     for command in pull_commands(experiments or (), remote, source):
         _run(command)
+    _verify(experiments)
 
 
 def push_commands(experiments: Sequence[str], remote: str | None, git_remote: str | None) -> list[list[str]]:
@@ -99,6 +120,29 @@ def list_git_remotes() -> list[str]:
         return try_git(Path(), "remote").stdout.split()
     except StageError:  # git is missing
         return []
+
+
+def _print_experiments(names: Sequence[str], target: str) -> None:
+    """Print the experiments that are pushed to the git remote *target*: *names*, or all of this clone."""
+    from pipeline.revisions.names import list_experiments
+
+    found = list_experiments(names)
+    url = try_git(Path(), "remote", "get-url", target).stdout.strip()
+    typer.echo(f"experiments for {target}{f' ({url})' if url else ''}: {len(found) or 'none'}")
+    for name, sha in found.items():
+        typer.echo(f"  {name}  {sha[:7]}")
+
+
+def _verify(names: Sequence[str] | None) -> None:
+    """Verify the outputs of the experiments *names*, or of the workspace and the experiments on HEAD."""
+    from pipeline.revisions.files import read_revisions
+    from pipeline.revisions.verification import verify_outputs
+
+    found = verify_outputs(read_revisions(names or None))
+    if found.problems:
+        lines = [f"problems in what was pulled: {len(found.problems)}", *found.problems]
+        raise StageError("\n  ".join(lines) + f"\n{DAMAGE_REMEDY}")
+    typer.echo(f"verified: {found.files} files, {found.records} records and checkpoints")
 
 
 def _scope(experiments: Sequence[str]) -> list[str]:

@@ -83,6 +83,20 @@ def experiments_on_head(repo: Repo) -> dict[str, str]:
     return {name: sha for _, name, sha in found}
 
 
+def list_experiments(names: Sequence[str] = ()) -> dict[str, str]:
+    """Return name to full SHA of the experiments *names*, or of all in this clone, by name.
+
+    Raises `ParamsError` for an unknown name.
+    """
+    with open_project() as repo:
+        if names:
+            return resolve_all(repo, names)
+        found = {
+            name: str(sha) for each in repo.experiments.ls(all_commits=True).values() for name, sha in each
+        }
+        return dict(sorted(found.items()))
+
+
 def read_commits(root: Path, names: Sequence[str]) -> list[GitObject]:
     """Return the commits *names* of the repository *root*. Raises `StageError` for a missing one."""
     found = read_objects(root, [f"{name}^{{commit}}" for name in names])

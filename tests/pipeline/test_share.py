@@ -1,5 +1,6 @@
 """A project shares models and experiments with a fresh clone by `learner push` and `learner pull`."""
 
+import hashlib
 import os
 import re
 import socket
@@ -146,6 +147,52 @@ def test_tagged_model_and_a_single_experiment_are_fetched_over_ssh(finished, clo
     refused = other.learner("pull", "two")
     assert (refused.code, "Traceback" in refused.err) == (1, False)
     assert "`dvc exp pull origin two` failed with exit code" in refused.err
+
+
+def test_push_prints_the_experiments_first_and_a_dry_run_pushes_none(finished, tmp_path):
+    publish(finished, tmp_path, str(tmp_path / "store"))
+    finished.ok("dvc", "exp", "save", "-n", "one")
+
+    planned = finished.learner("push", "--dry-run")
+
+    lines = planned.out.splitlines()
+    assert lines[0] == f"experiments for origin ({tmp_path / 'git'}): 1"
+    assert re.fullmatch(r"  one  [0-9a-f]{7}", lines[1])
+    assert lines[2:] == ["$ dvc push --run-cache", "$ dvc exp push --all-commits origin"]
+    assert not (tmp_path / "store").exists()
+    assert finished.ok("git", "ls-remote", "origin", "refs/exps/*") == ""
+
+    pushed = finished.learner("push")
+    assert [line for line in pushed.out.splitlines() if line in lines] == lines
+    assert "refs/exps/" in finished.ok("git", "ls-remote", "origin", "refs/exps/*")
+
+
+def test_pull_verifies_what_it_fetched(finished, clone, tmp_path):
+    publish(finished, tmp_path, str(tmp_path / "store"))
+    finished.learner("push")
+    other = clone(finished)
+
+    pulled = other.learner("pull")
+
+    assert pulled.code == 0, pulled.text
+    assert re.search(r"^verified: \d\d files, \d+ records and checkpoints$", pulled.out, re.MULTILINE)
+
+
+def test_damaged_file_in_the_remote_is_reported_and_not_kept(finished, clone, tmp_path):
+    publish(finished, tmp_path, str(tmp_path / "store"))
+    finished.learner("push")
+    md5 = hashlib.md5((finished.folder / "artifacts/model.mpk.gz").read_bytes()).hexdigest()  # noqa: S324  of DVC
+    stored = tmp_path / "store/files/md5" / md5[:2] / md5[2:]
+    stored.chmod(0o644)
+    stored.write_bytes(stored.read_bytes()[:-1] + b"x")
+    other = clone(finished)
+
+    pulled = other.learner("pull")
+
+    assert pulled.code == 1
+    assert "workspace: artifacts/model.mpk.gz is damaged" in pulled.err
+    assert "push them from a clone in which `learner doctor --deep` finds none" in pulled.err
+    assert not (other.folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""Verification of what `learner pull` has fetched: the hash of each recorded file, and each record."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pipeline.revisions.cache_content import is_damaged, remove_from_cache
+from pipeline.revisions.files import RevisionFiles
+from stages.checkpoints.verification import verify_path
+from stages.records.tools.verification import find_records
+
+
+@dataclass
+class Verification:
+    """What was verified in the recorded outputs of some revisions."""
+
+    files: int = 0
+    """Cached files, each counted once."""
+    records: int = 0
+    """Records and checkpoints, counted for each revision that has them."""
+    problems: list[str] = field(default_factory=list)
+
+
+def verify_outputs(revisions: Mapping[str, RevisionFiles]) -> Verification:
+    """Verify every output of *revisions* in DVC's local cache, and remove damaged files from it.
+
+    DVC takes a file that it has fetched as intact; here its content is read.
+    """
+    found = Verification()
+    verdicts: dict[Path, str | None] = {}
+    for name, files in revisions.items():
+        places = dict(files.locate_files())
+        for path, (place, md5) in places.items():
+            if place not in verdicts:
+                verdicts[place] = _verify_file(place, md5)
+            if verdicts[place]:
+                found.problems.append(f"{name}: {path} is {verdicts[place]}")
+        found.problems += [f"{name}: {place} is damaged" for place in sorted(files.damaged)]
+        _verify_records(name, {path: place for path, (place, _) in places.items()}, found)
+    found.files = len(verdicts)
+    return found
+
+
+def _verify_file(place: Path, md5: str) -> str | None:
+    """Return what is wrong with the cached file *place*; None if it is intact. A damaged one is removed."""
+    if not place.exists():
+        return "missing in the cache"
+    if is_damaged(place, md5):
+        remove_from_cache(place)
+        return "damaged"
+    return None
+
+
+def _verify_records(name: str, places: Mapping[str, Path], found: Verification) -> None:
+    """Add to *found* the verdict on each record among *places*, which are cached files by their path."""
+    with TemporaryDirectory() as folder:
+        for path, place in places.items():
+            link = Path(folder) / path
+            if place.exists():
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(place)
+        if not any(find_records(Path(folder))):
+            return
+        for verdict in verify_path(Path(folder)):
+            found.records += 1
+            if verdict.problem:
+                found.problems.append(f"{name}: {verdict.name}: {verdict.problem}".replace(f"{folder}/", ""))
