@@ -1,7 +1,7 @@
 """A project with many experiments, made in seconds: git objects by `git fast-import`, outputs in DVC's cache.
 
-Each run has its own learning rate and its own logs, metrics, curves and values of every batch. The other
-outputs are one small file each, which all runs share.
+Each run has its own params, logs, metrics, curves and values of every batch. The losses depend on the params.
+The other outputs are one small file each, which all runs share.
 """
 
 import hashlib
@@ -17,7 +17,8 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[1]
 FILES = ("dvc.yaml", "params.yaml", "dvc.lock", ".dvc/config", ".dvc/plots/confusion_counts.json")
-RATE = "learning_rate: 0.001"
+PARAMS = {"learning_rate": "0.001", "dropout": "0.5", "batch_size": "32", "kind": "adam"}
+"""The params that differ between runs, as in params.yaml."""
 IDENTITY = "Benchmark <benchmark@localhost> 1700000000 +0000"
 Outputs = dict[str, bytes | dict[str, bytes]]
 """Path to content; of a directory, the contents of its files."""
@@ -35,23 +36,37 @@ def make_runs(folder: Path, count: int, epochs: int, batches: int) -> None:
     lock = YAML(typ="safe").load(folder / "dvc.lock")["stages"]
     shared = {out["path"]: b"shared" for stage in lock.values() for out in stage["outs"]}
     stream = b"".join(
-        commit(folder, head, f"run-{run:04}", 0.001 + run / 1e6, shared | outputs(run, epochs, batches))
+        commit(folder, head, f"run-{run:04}", params_of(run), shared | outputs(run, epochs, batches))
         for run in range(count)
     )
     git(folder, "fast-import", "--quiet", stdin=stream)
 
 
-def commit(folder: Path, head: str, name: str, rate: float, written: Outputs) -> bytes:
+def params_of(run: int) -> dict[str, str]:
+    """Return the values of `PARAMS` of the run number *run*."""
+    noise = random.Random(-1 - run)  # noqa: S311  not for security
+    values = (f"{10 ** noise.uniform(-4, -1.5):.6f}", noise.choice(["0.1", "0.3", "0.5"]))
+    others = (noise.choice(["16", "32", "64"]), noise.choice(["adam", "adamw", "rmsprop"]))
+    return dict(zip(PARAMS, (*values, *others), strict=True))
+
+
+def edit(text: str, params: dict[str, str]) -> str:
+    """Return *text* with *params* in place of the values in params.yaml."""
+    for key, old in PARAMS.items():
+        text = text.replace(f"{key}: {old}\n", f"{key}: {params[key]}\n")
+    return text
+
+
+def commit(folder: Path, head: str, name: str, params: dict[str, str], written: Outputs) -> bytes:
     """Return the commands that make the experiment *name*, whose outputs go to the cache of *folder*."""
-    edit = f"learning_rate: {rate:.6f}"
-    lines = (folder / "dvc.lock").read_text(encoding="utf-8").replace(RATE, edit).splitlines()
+    lines = edit((folder / "dvc.lock").read_text(encoding="utf-8"), params).splitlines()
     for place, line in enumerate(lines):
         path = line.removeprefix("    - path: ")
         if path in written:
             lines[place + 2] = f"      md5: {cached(folder, written[path])}"
-    params = (folder / "params.yaml").read_text(encoding="utf-8").replace(RATE, edit)
+    planned = edit((folder / "params.yaml").read_text(encoding="utf-8"), params)
     header = f"commit refs/exps/{head[:2]}/{head[2:]}/{name}\ncommitter {IDENTITY}\n"
-    files = {"dvc.lock": "\n".join(lines) + "\n", "params.yaml": params}
+    files = {"dvc.lock": "\n".join(lines) + "\n", "params.yaml": planned}
     changes = b"".join(f"M 100644 inline {each}\n".encode() + data(text) for each, text in files.items())
     return header.encode() + data(name) + f"from {head}\n".encode() + changes + b"\n"
 
@@ -78,19 +93,21 @@ def cached(folder: Path, content: bytes | dict[str, bytes]) -> str:
 def outputs(run: int, epochs: int, batches: int) -> Outputs:
     """Return what the run number *run* wrote."""
     noise = random.Random(run)  # noqa: S311  not for security
-    losses = [noise.uniform(0.9, 1.1) / math.sqrt(epoch) for epoch in range(1, epochs + 1)]
+    params = params_of(run)
+    scale = 0.2 + abs(math.log10(float(params["learning_rate"])) + 2.5) + 0.3 * float(params["dropout"])
+    losses = [noise.uniform(0.9, 1.1) * scale / math.sqrt(epoch) for epoch in range(1, epochs + 1)]
     plots = {
         f"{metric}.tsv": table(
-            ["epoch", "train", "valid"], ((e, v, v * 1.1) for e, v in enumerate(losses, 1))
+            ["epoch", "train", "valid"], ((e, v, v * 1.1) for e, v in enumerate(values, 1))
         )
-        for metric in ("Loss", "Accuracy")
+        for metric, values in {"Loss": losses, "Accuracy": [100 * math.exp(-each) for each in losses]}.items()
     }
     plots["Learning_Rate.tsv"] = table(["epoch", "train"], ((e, 0.001) for e in range(1, epochs + 1)))
     for split, steps in (("train", epochs * batches), ("valid", epochs * batches // 4)):
         for metric in ("Loss", "Accuracy"):
             rows = ((step, 1, noise.random()) for step in kept_steps(steps))
             plots[f"iterations/{split}/{metric}.tsv"] = table(["step", "epoch", "value"], rows)
-    cells = ((i, j, noise.randrange(50)) for i in range(10) for j in range(10))
+    cells = ((i, j, noise.randrange(9) + 90 * (i == j)) for i in range(10) for j in range(10))
     plots["confusion.tsv"] = table(["actual", "predicted", "count"], cells)
     logs = {f"epoch-{epoch}/Loss.log": f"{noise.random()},32\n".encode() for epoch in range(1, 6)}
     metrics = json.dumps({"epoch": epochs, "train": {"Loss": losses[-1]}, "run": run})

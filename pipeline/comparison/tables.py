@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.comparison.runs import (
     Comparison,
@@ -19,6 +19,8 @@ from pipeline.comparison.runs import (
 from stages.contracts.text import format_duration, format_rounded, number, replace_unprintable, to_json
 
 ABSENT = "-"
+Role = Literal["run", "param", "last", "best", "epoch", "delta", "fact"]
+"""What a column shows: the name, a param, a value of a metric, its best epoch, its delta, or another fact."""
 DEFAULT_VIEW = ViewOptions()
 
 
@@ -33,15 +35,18 @@ class TableColumn:
     value: Callable[[RunSummary], Any]
     text: Callable[[Any], str]
     numeric: bool = True
+    role: Role = "fact"
+    metric: str | None = None
+    """``split/metric`` of which it shows a value."""
 
 
 def columns(comparison: Comparison, view: ViewOptions) -> list[TableColumn]:
     """Return the columns: run, differing params, last, best and delta of each metric, epochs, time, cache."""
-    found = [TableColumn("run", "run", lambda run: run.name, str, numeric=False)]
+    found = [TableColumn("run", "run", lambda run: run.name, str, numeric=False, role="run")]
     names = short_names([key for run in comparison.runs for key in run.params])
     found += [_param_column(key, names[key]) for key in comparison.differing]
     for name in select_metrics(comparison, view.metrics):
-        found += _metric_columns(comparison, name)
+        found += metric_columns(comparison, name)
     return [
         *found,
         TableColumn("epochs", "epochs", lambda run: run.epochs, str),
@@ -126,10 +131,12 @@ def _ends(key: str) -> list[str]:
 
 
 def _param_column(key: str, title: str) -> TableColumn:
-    return TableColumn(title, key, lambda run: run.params.get(key), format_value)
+    return TableColumn(title, key, lambda run: run.params.get(key), format_value, role="param")
 
 
-def _metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
+def metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
+    """Return the columns of the metric *name*: its last and its best value, the best epoch, and the delta."""
+
     def of(run: RunSummary) -> MetricCurve | None:
         return run.metrics.get(name)
 
@@ -145,11 +152,14 @@ def _metric_columns(comparison: Comparison, name: str) -> list[TableColumn]:
         found = of(run)
         return None if found is None else found.last
 
+    def delta(run: RunSummary) -> float | None:
+        return comparison.delta(run, name)
+
     return [
-        TableColumn(name, name, last, _round),
-        TableColumn("best", f"{name} best", best, _round),
-        TableColumn("epoch", f"{name} best epoch", epoch, str),
-        TableColumn("Δ", f"{name} delta", lambda run: comparison.delta(run, name), format_difference),
+        TableColumn(name, name, last, _round, role="last", metric=name),
+        TableColumn("best", f"{name} best", best, _round, role="best", metric=name),
+        TableColumn("epoch", f"{name} best epoch", epoch, str, role="epoch", metric=name),
+        TableColumn("Δ", f"{name} delta", delta, format_difference, role="delta", metric=name),
     ]
 
 

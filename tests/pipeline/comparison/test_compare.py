@@ -35,7 +35,7 @@ def outcomes(with_experiments):
 def page_browser(outcomes, with_experiments, browser):
     """Return a browser that shows the page of all runs."""
     browser.open(with_experiments.folder / "compare.html")
-    browser.wait("document.body && document.body.dataset.drawn === '1'")
+    browser.wait("document.body && document.body.dataset.drawn")
     return browser
 
 
@@ -174,58 +174,13 @@ def test_every_learner_command_of_the_readme_succeeds(outcomes):
     assert {command: done.text for command, done in outcomes.items() if done.code} == {}
 
 
-def read_row_names(browser):
-    """Return the names in the table of the page, from top to bottom."""
-    return browser.run(
-        "[...document.querySelectorAll('#runs tbody th')].map(each => each.textContent.trim())"
-    )
+def test_page_shows_all_runs_and_makes_no_request(page_browser):
+    names = page_browser.run("[...document.querySelectorAll('#runs .name')].map(each => each.textContent)")
 
-
-def read_line_colors(browser):
-    """Return the colors of the lines in the first chart."""
-    script = """[...document.querySelectorAll('#curves .card:first-child .mark-line path')]
-        .map(each => each.getAttribute('stroke'))"""
-    return set(browser.run(script))
-
-
-def run_and_wait_for_plots(browser, script):
-    """Run *script* and wait until the plots are drawn again."""
-    before = browser.run("document.body.dataset.drawn")
-    browser.run(script)
-    browser.wait(f"document.body.dataset.drawn > {before}")
-
-
-def test_page_sorts_hides_and_switches_views_without_network_requests(page_browser):
-    assert read_row_names(page_browser) == NAMES
-    assert len(read_line_colors(page_browser)) == 4
-    assert page_browser.run("document.querySelectorAll('#confusion .card').length") == 4
-    assert page_browser.run("document.querySelectorAll('#config tbody tr').length") == 3
-
-    sort = "[...document.querySelectorAll('#runs th button')].find(each => each.title === 'epochs').click()"
-    run_and_wait_for_plots(page_browser, sort)
-    run_and_wait_for_plots(page_browser, sort)
-    assert read_row_names(page_browser) == ["longer", *(name for name in NAMES if name != "longer")]
-    assert (
-        page_browser.run("document.querySelector('#runs th[aria-sort]').getAttribute('aria-sort')")
-        == "descending"
-    )
-
-    run_and_wait_for_plots(
-        page_browser, "document.querySelector('#runs input[aria-label=\"show big\"]').click()"
-    )
-    assert len(read_line_colors(page_browser)) == 3
-    assert page_browser.run("document.querySelectorAll('#confusion .card').length") == 3
-    assert "big" not in page_browser.run("document.querySelector('#config thead').textContent")
-
-    run_and_wait_for_plots(page_browser, "document.querySelector('[data-view=iterations]').click()")
-    assert page_browser.run("document.querySelectorAll('#curves canvas').length") == 4
-    page_browser.run("document.getElementById('only-differing').click()")
-    assert page_browser.run("document.querySelectorAll('#config tbody tr').length") > 15
-
+    assert names == NAMES
+    assert page_browser.run("document.querySelectorAll('#curves .card').length") == 2
     assert page_browser.run("typeof broken") == "undefined"
-    assert page_browser.events_of("Runtime.exceptionThrown") == []
-    assert page_browser.events_of("Runtime.consoleAPICalled") == []
-    assert page_browser.events_of("Log.entryAdded") == []
+    assert page_browser.messages() == []
     [request] = page_browser.events_of("Network.requestWillBeSent")
     assert request["request"]["url"].startswith("file:")
     assert page_browser.run("document.querySelectorAll('a, link, img, iframe, script[src]').length") == 0

@@ -1,5 +1,6 @@
-"""The curves of a page are thinned, keep their extremes, and are stored in columns."""
+"""The data of a page: columns for the table, thinned curves that keep their extremes, and safe JSON."""
 
+import base64
 import json
 import math
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.comparison.collection import PlotData
-from pipeline.comparison.page import MAX_BATCHES, MAX_EPOCHS, build_page, select_epochs
+from pipeline.comparison.page import build_page
+from pipeline.comparison.page_data import MAX_BATCHES, MAX_EPOCHS, build_table_data, select_epochs
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from stages.contracts.history import Direction
 
@@ -36,7 +38,17 @@ def build_page_data(count):
     runs, plots = zip(*map(build_long_run, range(count)), strict=True)
     names = [run.name for run in runs]
     text = build_page(Comparison(runs), dict(zip(names, plots, strict=True)), ViewOptions())
-    return text.partition('id="data">')[2].partition("</script>")[0]
+    return read_block(text, "data"), read_block(text, "plots")
+
+
+def unpack(text):
+    """Return the values of a curve."""
+    return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+def read_block(page, name):
+    """Return the JSON in the element *name* of *page*."""
+    return page.partition(f'id="{name}">')[2].partition("</script>")[0]
 
 
 @pytest.mark.parametrize("count", [1, MAX_EPOCHS, MAX_EPOCHS + 1, 1000, 12_345])
@@ -61,26 +73,73 @@ def test_non_finite_values_are_not_extremes():
     assert {2, 1000} <= set(select_epochs([build_curve(values)]))
 
 
-def test_each_run_of_1000_epochs_adds_at_most_30_kb_to_a_page():
-    assert (len(build_page_data(5)) - len(build_page_data(1))) / 4 <= 30_000
+def test_page_of_300_runs_of_1000_epochs_has_at_most_8_mb():
+    few, more = ((sum(map(len, build_page_data(count)))) for count in (1, 5))
+    empty = len(build_page(Comparison((RunSummary("a", None),)), {}, ViewOptions()))
+
+    assert empty + 300 * (more - few) / 4 <= 8e6
 
 
 def test_each_curve_has_a_value_for_each_of_its_steps():
-    data = json.loads(build_page_data(3))
+    table, data = map(json.loads, build_page_data(3))
 
     curves = [curve for charts in data["charts"].values() for chart in charts for curve in chart["curves"]]
     assert {curve["run"] for curve in curves} == {0, 1, 2}
-    assert all(len(curve["y"]) == len(data["steps"][curve["x"]]) for curve in curves)
+    assert all(len(unpack(curve["y"])) == len(data["steps"][curve["x"]]) for curve in curves)
     assert all(len(data["steps"][curve["x"]]) <= max(MAX_EPOCHS + 20, MAX_BATCHES) for curve in curves)
-    assert [len(values) for values in data["params"].values()] == [3] * 30
-    assert all(len(column["shown"]) == len(column["order"]) == 3 for column in data["columns"])
+    assert [len(values) for values in table["params"].values()] == [3] * 30
+    valued = [column for column in table["columns"] if column["role"] != "delta"]
+    assert all(len(column["shown"]) == len(column["order"]) == 3 for column in valued)
 
 
 def test_page_keeps_every_epoch_of_a_short_run():
     run = RunSummary("a", None, metrics={"valid/Loss": build_curve([0.3, math.nan, 1 / 3])}, epochs=3)
     text = build_page(Comparison((run,)), {}, ViewOptions())
-    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    data = json.loads(read_block(text, "plots"))
 
     [chart] = data["charts"]["epochs"]
     assert data["steps"][chart["curves"][0]["x"]] == [1, 2, 3]
-    assert chart["curves"][0]["y"] == [0.3, None, 0.333333]
+    assert unpack(chart["curves"][0]["y"]) == pytest.approx([0.3, math.nan, 1 / 3], rel=1e-7, nan_ok=True)
+
+
+def test_columns_have_a_role_a_scale_and_a_direction():
+    metrics = {"valid/Loss": build_curve([0.5]), "train/Loss": build_curve([0.4], "train")}
+    runs = [
+        RunSummary(name, None, {"rate": rate, "kind": kind, "flag": rate > 1}, metrics)
+        for name, rate, kind in (("a", 1, "x"), ("b", 2.5, "1"))
+    ]
+
+    found = {
+        each["key"]: each for each in build_table_data(Comparison(tuple(runs)), ViewOptions())["columns"]
+    }
+
+    assert [found[key]["scale"] for key in ("rate", "kind", "flag")] == ["number", "category", "category"]
+    assert found["valid/Loss best"] | {"shown": 0} == {
+        "title": "best",
+        "key": "valid/Loss best",
+        "role": "best",
+        "metric": "valid/Loss",
+        "better": "lowest",
+        "numeric": True,
+        "scale": "number",
+        "shown": 0,
+        "order": [0.5, 0.5],
+        "listed": True,
+    }
+    assert not found["train/Loss best"]["listed"]
+
+
+def test_baseline_is_the_first_run_with_a_metric():
+    runs = (RunSummary("workspace", None), RunSummary("b", None, metrics={"valid/Loss": build_curve([0.5])}))
+
+    assert build_table_data(Comparison(runs), ViewOptions())["baseline"] == "b"
+    assert build_table_data(Comparison(runs[:1]), ViewOptions())["baseline"] == "workspace"
+
+
+def test_page_has_the_same_bytes_each_time():
+    runs, plots = zip(*map(build_long_run, range(2)), strict=True)
+    data = dict(zip([run.name for run in runs], plots, strict=True))
+
+    assert build_page(Comparison(runs), data, ViewOptions()) == build_page(
+        Comparison(runs), data, ViewOptions()
+    )

@@ -145,7 +145,7 @@ def test_page_contains_hostile_names_only_as_data():
     text = build_page(comparison, plots, ViewOptions())
 
     assert "<img src=x" not in text
-    assert text.count("</script>") == 3
+    assert text.count("</script>") == 4
     kept = text.partition('id="data">')[2].partition("</script>")[0]
     assert json.loads(kept)["params"] == {"rate": [HOSTILE_NAME, "1"]}
 

@@ -1,0 +1,249 @@
+"""A reader uses the page of 300 runs in a real browser, without an error in its console."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pipeline.comparison.collection import PlotData
+from pipeline.comparison.page import build_page
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
+from stages.contracts.history import Direction
+
+COUNT = 300
+EPOCHS = 20
+ROWS = "[...document.querySelectorAll('#runs tr[data-run]')].map(row => row.dataset.run)"
+STATUS = "document.getElementById('status').textContent"
+HOSTILE = "</script><script>broken = 1</script><img src=x onerror='broken = 1'>"
+
+
+def build_runs():
+    """Return the runs, of which the first has no metrics, and their plot data."""
+    runs, plots = [RunSummary("workspace", None, {"rate": 0.001, "kind": HOSTILE})], {}
+    for number in range(1, COUNT):
+        noise = np.random.default_rng(number)
+        params = {
+            "rate": float(f"{10 ** noise.uniform(-4, -1):.6f}"),
+            "kind": str(noise.choice(["adam", "sgd"])),
+        }
+        losses = (1 + abs(np.log10(params["rate"]) + 2.5) + noise.random(EPOCHS)) / np.arange(1, EPOCHS + 1)
+        curves = [
+            MetricCurve(split, metric, dict(enumerate((scale * losses).tolist(), start=1)), better)
+            for split in ("train", "valid")
+            for metric, scale, better in (("Loss", 1, Direction.LOWEST), ("Score", -1, Direction.HIGHEST))
+        ]
+        name = f"run-{number:03}"
+        metrics = {each.name: each for each in curves}
+        runs.append(RunSummary(name, f"{number:040x}", params, metrics, EPOCHS, float(number), cached=True))
+        cells = [(str(i), str(j), int(noise.integers(9)) + 90 * (i == j)) for i in range(4) for j in range(4)]
+        plots[name] = PlotData({"train/Loss": list(enumerate(noise.random(50).tolist()))}, cells)
+    return Comparison(tuple(runs)), plots
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(build_page(*build_runs(), ViewOptions()))
+    return path
+
+
+@pytest.fixture
+def reader(page_file, browser):
+    """Return a browser that shows the page; check at the end that its console is empty."""
+    browser.resize(1400)
+    browser.open(page_file)
+    browser.wait("document.querySelector('#curves svg')")
+    browser.wait("performance.getEntriesByName('first-contentful-paint').length")  # input is ignored before
+    yield browser
+    assert browser.messages() == []
+    assert browser.run("typeof broken") == "undefined"
+
+
+def read_styles(reader):
+    """Return the color and the dash of each line in the first chart of curves."""
+    lines = "[...document.querySelectorAll('#curves .card:first-child .mark-line path')]"
+    style = "line => line.getAttribute('stroke') + line.getAttribute('stroke-dasharray')"
+    return set(reader.run(f"{lines}.map({style})"))
+
+
+def show(reader, selector):
+    """Scroll to the chart in *selector* and wait until it is drawn."""
+    reader.hover(selector)
+    reader.wait(f"document.querySelector('{selector} svg')")
+
+
+def test_filters_change_the_table_and_the_number_of_runs(reader):
+    assert reader.run(STATUS) == "300 of 300 runs in the table, 10 ticked"
+
+    reader.write("#search", "kind=sgd")
+    reader.wait(f"{STATUS} !== '300 of 300 runs in the table, 10 ticked'")
+    sgd = reader.run("table.params.kind.filter(each => each === 'sgd').length")
+    assert reader.run(STATUS).startswith(f"{sgd} of 300 runs")
+
+    reader.choose("#range-column", "rate")
+    reader.write(".range input:last-of-type", "0.01")
+    reader.wait(f"!{STATUS}.startsWith('{sgd} ')")
+    assert reader.run("Math.max(...listedRuns().map(run => columnOf(table, 'rate').order[run]))") <= 0.01
+
+    reader.write("#best-count", "5")
+    reader.wait(f"{STATUS}.startsWith('5 of 300 runs')")
+    assert reader.run(ROWS)[0] == "run-001"  # the baseline stays in the first row
+    assert len(reader.run(ROWS)) in (5, 6)
+
+    reader.click("button[type=reset]")
+    reader.wait(f"{STATUS}.startsWith('300 of 300')")
+    assert reader.run("document.querySelectorAll('.range').length") == 0
+    assert reader.run("document.getElementById('search').value") == ""
+
+
+def test_table_sorts_groups_and_shows_deltas_to_the_pinned_run(reader):
+    assert reader.run("document.getElementById('baseline').textContent") == "run-001"
+
+    reader.click("th[data-key='valid/Loss best'] button")
+    reader.wait("document.querySelector('#runs th[aria-sort=ascending]')")
+    losses = reader.run("columnOf(table, 'valid/Loss best').order")
+    first = reader.run(ROWS)[1]
+    assert reader.run(f"table.runs.findIndex(run => run.name === '{first}')") == int(
+        np.nanargmin([np.nan if each is None else each for each in losses])
+    )
+
+    reader.click(f"tr[data-run='{first}'] .pin")
+    reader.wait(f"document.getElementById('baseline').textContent === '{first}'")
+    deltas = reader.run("""listedRuns().map(run => delta(table, 'valid/Loss', run, baselineRun()))
+        .filter(each => each !== null)""")
+    assert min(deltas) == 0
+    assert len(deltas) == COUNT - 1
+
+    reader.choose("#group", "kind")
+    reader.wait("document.querySelectorAll('#runs tr.group').length === 3")
+    assert reader.run("document.querySelector('tr.group button').textContent").startswith("kind = </script>")
+    reader.click("#runs tbody:last-of-type tr.group button")
+    reader.wait("document.querySelectorAll('#runs tbody:last-of-type tr').length === 1")
+
+
+def test_only_ticked_runs_have_curves_and_each_has_its_own_style(reader):
+    assert len(read_styles(reader)) == 10
+
+    reader.click("#tick-all")
+    reader.wait(f"{STATUS}.endsWith('60 ticked, at most 60')")
+    reader.wait("document.querySelectorAll('#curves .card:first-child .mark-line path').length > 200")
+    assert len(read_styles(reader)) == 60
+
+    reader.click("#tick-all")
+    reader.wait(f"{STATUS}.endsWith(', 0 ticked')")
+    reader.wait("!document.querySelector('#curves svg')")
+
+    reader.click("tr[data-run=run-007] input")
+    reader.wait("document.querySelectorAll('#curves svg').length === 2")
+    assert reader.run("document.querySelectorAll('#curves .card:first-child .mark-line path').length") == 4
+
+    reader.click("#tab-iterations")
+    reader.wait("document.querySelector('#curves canvas')")
+    assert reader.run("document.querySelector('#curves h3').textContent") == "Loss, train"
+
+
+def test_curve_shows_its_values_when_the_mouse_is_over_it(reader):
+    reader.hover("#curves .card:first-child svg")
+    reader.wait("document.querySelector('#vg-tooltip-element.visible')")
+    assert "run-002 valid" in reader.run("document.querySelector('#vg-tooltip-element').textContent")
+
+
+def test_scatter_and_parallel_coordinates_follow_the_choices(reader):
+    show(reader, "#scatter")
+    points = "document.querySelectorAll('#scatter .mark-symbol path').length"
+    assert reader.run(points) == COUNT - 1
+    assert reader.run("document.getElementById('scatter-x').value") == "rate"  # the most important param
+
+    ticked = reader.run("state.styles.size")
+    reader.click("#scatter .mark-symbol path")
+    reader.wait(f"state.styles.size !== {ticked}")
+
+    reader.choose("#scatter-x", "kind")
+    reader.wait(
+        "document.querySelector('#scatter .role-axis-title text, #scatter').textContent.includes('sgd')"
+    )
+
+    show(reader, "#parallel")
+    assert reader.run("document.querySelectorAll('#parallel .mark-line path').length") == COUNT - 1
+    reader.click(".card details summary")
+    reader.run(
+        "[...document.querySelectorAll('#axes label')].find(each => each.textContent === 'time').click()"
+    )
+    reader.wait("document.getElementById('parallel').textContent.includes('time')")
+
+    assert reader.run(
+        "[...document.querySelectorAll('#importance tbody th')].map(each => each.textContent)"
+    ) == ["rate", "kind"]
+
+
+def test_confusion_matrices_of_two_runs_and_their_difference_are_side_by_side(reader):
+    show(reader, "#confusion .card:last-child")
+    titles = "[...document.querySelectorAll('#confusion h3')].map(each => each.textContent)"
+    assert reader.run(titles) == ["run-001", "run-002", "Second minus first"]
+
+    reader.choose("#matrix-second", "run-150")
+    reader.wait(f"({titles})[1] === 'run-150'")
+    tops = reader.run(
+        "[...document.querySelectorAll('#confusion .card')].map(each => each.getBoundingClientRect().top)"
+    )
+    assert len(set(tops)) == 1
+    cells = reader.run("differingCells(...[1, 150].map(run => matrixCells(table, plotsData(), run)))")
+    assert all(cell["difference"] == cell["count"] - cell["base"] for cell in cells)
+    assert len(cells) == 16
+
+
+def test_keyboard_ticks_moves_and_pins(reader):
+    active = "document.activeElement.getAttribute('aria-label')"
+    reader.run("document.querySelector('#runs tr[data-run] input').focus()")
+
+    reader.press("ArrowDown", 40)
+    reader.press("ArrowDown", 40)
+    assert reader.run(active) == "Curves for run-002"
+    for key, code, text in ((" ", 32, " "), ("Enter", 13, "\r")):
+        before = reader.run("state.styles.has('run-002')")
+        reader.press(key, code, text)
+        reader.wait(f"state.styles.has('run-002') !== {json.dumps(before)}")
+        reader.wait(f"!scheduled && {active} === 'Curves for run-002'")  # the focus stays
+
+    reader.press("ArrowRight", 39)
+    reader.press("Enter", 13, "\r")
+    reader.wait("document.getElementById('baseline').textContent === 'run-002'")
+    assert reader.run("document.querySelectorAll('#runs tr[data-run] [tabindex=\"0\"]').length") == 1
+    assert reader.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+    reader.run("document.getElementById('tab-epochs').focus()")
+    reader.press("ArrowRight", 39)
+    reader.wait("document.activeElement.id === 'tab-iterations' && view === 'iterations'")
+
+
+def test_controls_and_charts_have_names_for_screen_readers(reader):
+    unnamed = reader.run("""[...document.querySelectorAll('input, select, button')].filter(each =>
+        !each.getAttribute('aria-label') && !each.textContent.trim() && !each.labels?.length).length""")
+    assert unnamed == 0
+    assert (
+        reader.run("document.querySelectorAll('table:not(:has(caption)):not([aria-labelledby])').length") == 0
+    )
+    assert reader.run("document.querySelectorAll('th:not([scope])').length") == 0
+    assert reader.run("document.getElementById('status').getAttribute('aria-live')") == "polite"
+    assert "Loss by epoch of 10 runs" in reader.run(
+        "document.querySelector('#curves svg').parentElement.parentElement.innerHTML"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 600])
+def test_page_fits_and_draws_every_chart(reader, width, scheme):
+    reader.resize(width, 6000, scheme)
+    reader.wait("[...charts.values()].every(chart => chart.near && !chart.stale && chart.view)")
+
+    assert reader.run("document.documentElement.scrollWidth") <= width
+    assert reader.run("document.querySelectorAll('.plot svg').length") == 7
+    name = "#runs tbody:last-of-type tr:last-of-type th"
+    left = f"document.querySelector('{name}').getBoundingClientRect().left"
+    before = reader.run(left)
+    reader.run("document.getElementById('runs-scroll').scrollLeft = 200")
+    assert reader.run(left) == before  # the first column stays
+    if width == 600:
+        reader.wait("document.getElementById('runs-more').textContent.startsWith('Scroll the table for ')")
+    background = reader.run("getComputedStyle(document.documentElement).backgroundColor")
+    assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 28)"}[scheme]

@@ -1,0 +1,154 @@
+"""What the script of the page computes: filters, order, groups, differences and the importance of params.
+
+Node.js runs it here; `test_page_browser.py` runs the whole page in a browser.
+"""
+
+import json
+import shutil
+import subprocess
+from importlib.resources import files
+
+import numpy as np
+import pytest
+
+from pipeline.comparison.tables import format_difference
+
+MODEL = (files("pipeline.comparison") / "web" / "model.js").read_text()
+
+
+def evaluate(script, **values):
+    """Return the value of the JavaScript expression *script* with *values* as variables."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("Node.js is not installed")
+    variables = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
+    program = f"{MODEL}\n{variables}process.stdout.write(JSON.stringify({script}));"
+    done = subprocess.run([node, "-"], input=program, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def build_column(key, order, role="param", **others):
+    scale = (
+        "number" if all(isinstance(each, int | float) for each in order if each is not None) else "category"
+    )
+    shown = ["-" if each is None else str(each) for each in order]
+    return {"key": key, "title": key, "role": role, "scale": scale, "order": order, "shown": shown, **others}
+
+
+def build_metric_columns(metric, best, better="lowest"):
+    roles = {metric: "last", f"{metric} best": "best"}
+    columns = [build_column(key, best, role, metric=metric, better=better) for key, role in roles.items()]
+    return [*columns, {"key": f"{metric} delta", "title": "Δ", "role": "delta", "metric": metric}]
+
+
+TABLE = {
+    "runs": [{"name": name, "sha": None} for name in ("base", "big", "bigger", "failed")],
+    "baseline": "base",
+    "columns": [
+        build_column("run", ["base", "big", "bigger", "failed"], "run"),
+        build_column("size", [1, 2, 10, 2]),
+        build_column("kind", ["adam", "sgd", "adam", None]),
+        *build_metric_columns("valid/Loss", [0.5, 0.25, 0.75, None]),
+    ],
+    "params": {
+        "fit.size": ["1", "2", "10", "2"],
+        "model.kind": ["adam", "sgd", "adam", None],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "listed"),
+    [
+        ("{}", [0, 1, 2, 3]),
+        ("{ text: 'BIG' }", [1, 2]),
+        ("{ text: 'size=2 kind=sgd' }", [1]),
+        ("{ ranges: [{ key: 'size', low: 2, high: null }] }", [1, 2, 3]),
+        ("{ ranges: [{ key: 'size', low: 2, high: 9 }, { key: 'valid/Loss', low: 0, high: 1 }] }", [1]),
+        ("{ best: { count: 2, metric: 'valid/Loss' } }", [0, 1]),
+        ("{ text: 'big', best: { count: 1, metric: 'valid/Loss' } }", [1]),
+        ("{ sort: { key: 'valid/Loss delta', ascending: false } }", [2, 0, 1, 3]),
+        ("{ sort: { key: 'kind', ascending: true } }", [0, 2, 1, 3]),
+    ],
+)
+def test_filters_apply_before_the_best_runs_are_chosen_and_sorted(change, listed):
+    assert evaluate(f"selectRuns(table, {{ ...newState(table), ...{change} }})", table=TABLE) == listed
+
+
+def test_delta_is_relative_to_the_pinned_baseline():
+    script = """[0, 1].map((baseline) => table.runs.map((_, run) =>
+        formatDifference(delta(table, 'valid/Loss', run, baseline))))"""
+
+    assert evaluate(script, table=TABLE) == [["0", "-0.250", "+0.250", "-"], ["+0.250", "0", "+0.500", "-"]]
+
+
+def test_groups_are_in_the_order_of_their_values():
+    assert evaluate("groupRuns(table, [0, 1, 2, 3], 'size')", table=TABLE) == [
+        ["1", [0]],
+        ["2", [1, 3]],
+        ["10", [2]],
+    ]
+    assert evaluate("groupRuns(table, [3, 2, 1], 'kind')", table=TABLE) == [
+        ["adam", [2]],
+        ["sgd", [1]],
+        ["-", [3]],
+    ]
+
+
+def test_differences_are_formatted_as_in_the_other_tables():
+    values = [0.0, 1.5, -1.5, 0.01, 0.0100001, 12.3456, -9.87e-5, 1e-12]
+
+    assert evaluate("values.map(formatDifference)", values=values) == [
+        format_difference(each) for each in values
+    ]
+
+
+def test_ticked_runs_have_different_styles_and_a_free_style_is_used_again():
+    script = """(() => {
+        const styles = new Map();
+        const ticked = names.map((name) => tick(styles, name));
+        styles.delete("run-3");
+        tick(styles, "another");
+        return [ticked.filter(Boolean).length, new Set(styles.values()).size, styles.get("another")];
+    })()"""
+
+    assert evaluate(script, names=[f"run-{number}" for number in range(70)]) == [60, 60, 3]
+
+
+def test_rank_correlation_equals_the_correlation_of_ranks():
+    noise = np.random.default_rng(0)
+    x, y = noise.integers(0, 5, 40), noise.normal(size=40)
+    ranks = [[(np.sum(each < v) + np.sum(each <= v) + 1) / 2 for v in each] for each in (x, y)]
+
+    found = evaluate("rankCorrelation(x, y)", x=x.tolist(), y=y.tolist())
+
+    assert found == pytest.approx(np.corrcoef(*ranks)[0, 1])
+
+
+def test_importance_is_the_corrected_correlation_ratio():
+    noise = np.random.default_rng(1)
+    labels = noise.integers(0, 3, 60)
+    y = labels + noise.normal(size=60)
+    groups = [y[labels == label] for label in range(3)]
+    within = sum(((group - group.mean()) ** 2).sum() for group in groups) / 57
+
+    found = evaluate("epsilon(labels, y)", labels=labels.tolist(), y=y.tolist())
+
+    assert found == pytest.approx((1 - within / y.var(ddof=1)) ** 0.5)
+
+
+def test_param_with_an_optimum_is_more_important_than_one_without_effect():
+    noise = np.random.default_rng(2)
+    rate, seed = np.linspace(-1, 1, 100), noise.permutation(100)
+    loss = (rate**2 + 0.05 * noise.normal(size=100)).tolist()
+    columns = [build_column("seed", seed.tolist()), build_column("rate", rate.tolist())]
+    constant, unique = build_column("same", [1] * 100), build_column("name", [f"n{each}" for each in seed])
+    table = {"columns": [*columns, constant, unique, *build_metric_columns("Loss", loss)]}
+
+    found = evaluate("importances(table, 'Loss', [...table.columns[0].order.keys()])", table=table)
+
+    assert [each["column"]["key"] for each in found] == ["rate", "seed", "same", "name"]
+    assert found[0]["value"] > 0.9
+    assert found[1]["value"] < 0.3
+    assert [each["value"] for each in found[2:]] == [None, None]
+    assert abs(found[0]["correlation"]) < 0.1

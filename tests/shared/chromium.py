@@ -1,0 +1,148 @@
+"""A headless Chromium that tests and benchmarks drive through its DevTools protocol."""
+
+import base64
+import json
+import shutil
+import subprocess
+
+from waiting import LIMIT_SECONDS, wait_until
+from websockets.sync.client import connect
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-port=0",
+)
+
+
+def find_chromium():
+    """Return the path of a Chromium; None if none is installed."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Browser:
+    """One page of one browser."""
+
+    def __init__(self, program, profile):
+        self._log = (profile.parent / "chromium.log").open("w")
+        self._process = subprocess.Popen(
+            [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        self.events = []
+        self._number = 0
+        try:
+            self._socket = connect(self._page(profile / "DevToolsActivePort"), max_size=None, proxy=None)
+            for domain in ("Page", "Runtime", "Network", "Log"):
+                self.call(f"{domain}.enable")
+        except BaseException:
+            self.close()
+            raise
+
+    def _page(self, file):
+        """Return the DevTools address of the page; the browser writes its port to *file*."""
+        wait_until(
+            lambda: len(file.read_text().splitlines()) == 2, lambda: "no port was written", self._process
+        )
+        port, path = file.read_text().splitlines()
+        with connect(f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None) as target:
+            target.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
+            found = json.loads(target.recv(LIMIT_SECONDS))["result"]["targetInfos"]
+        [page] = [each["targetId"] for each in found if each["type"] == "page"]
+        return f"ws://127.0.0.1:{port}/devtools/page/{page}"
+
+    def call(self, method, **arguments):
+        """Return the result of *method*; events that arrive before it are added to `events`."""
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": arguments}))
+        while True:
+            message = json.loads(self._socket.recv(LIMIT_SECONDS))
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                return message["result"]
+            self.events.append(message)
+
+    def run(self, script):
+        """Return the value of the JavaScript expression *script*; wait for it if it is a promise."""
+        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def wait(self, script):
+        """Wait until *script* is true."""
+        wait_until(lambda: self.run(f"!!({script})"), lambda: script)
+
+    def open(self, page):
+        """Show the file or the URL *page*."""
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
+
+    def resize(self, width, height=900, scheme="light"):
+        """Set the size of the page in pixels, and whether it is light or dark."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", features=features)
+
+    def hover(self, selector):
+        """Move the mouse to the center of the element *selector*, and return its coordinates."""
+        place = self.run(f"""(() => {{
+            const target = document.querySelector({json.dumps(selector)});
+            target.scrollIntoView({{ block: "center", inline: "nearest" }});
+            const box = target.getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2];
+        }})()""")
+        point = dict(zip("xy", place, strict=True))
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", **point)
+        return point
+
+    def click(self, selector):
+        """Click the center of the element *selector* with the mouse."""
+        point = self.hover(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **point)
+
+    def write(self, selector, text):
+        """Click the field *selector* and type *text*."""
+        self.click(selector)
+        self.call("Input.insertText", text=text)
+
+    def press(self, key, code=0, text=""):
+        """Press and release *key* in the focused element."""
+        for kind in ("keyDown", "keyUp"):
+            typed = {"text": text} if text and kind == "keyDown" else {}
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **typed)
+
+    def choose(self, selector, value):
+        """Choose the option *value* of the list *selector*."""
+        self.run(f"""(() => {{
+            const list = document.querySelector({json.dumps(selector)});
+            list.value = {json.dumps(value)};
+            list.dispatchEvent(new Event("change", {{ bubbles: true }}));
+        }})()""")
+
+    def messages(self):
+        """Return the exceptions, and what the page wrote to the console and to the log."""
+        kinds = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+        return [each for kind in kinds for each in self.events_of(kind)]
+
+    def save_screenshot(self, path):
+        """Write an image of the visible part of the page."""
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+
+    def events_of(self, method):
+        """Return the parameters of all events *method* received until now."""
+        self.run("1")  # events that were sent before arrive before the result
+        return [each["params"] for each in self.events if each.get("method") == method]
+
+    def close(self):
+        """Terminate the browser."""
+        self._process.terminate()
+        self._process.wait(LIMIT_SECONDS)
+        self._log.close()
