@@ -126,7 +126,7 @@ def run_stages(
                 from pipeline.flows.flow import learner, run_from_command_line
 
                 with run_from_command_line(report):
-                    learner(experiment=False, **vars(selection))
+                    learner(list(overrides), experiment=False, **vars(selection))
             else:
                 for name in stages:
                     report(name, reproduce(name, force=selection.force))

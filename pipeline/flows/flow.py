@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -42,6 +42,7 @@ from pipeline.flows.server_outage import (
 )
 from pipeline.flows.task_run import run_recorded
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
+from pipeline.params import read_params
 from pipeline.params_edit import override_params
 from pipeline.revisions.revision import Results, read_results
 from pipeline.yaml_files import read_yaml
@@ -58,6 +59,8 @@ MIN_TIMEOUT_SECONDS = 0.01
 """The shortest timeout of a task, because Prefect reads a timeout of 0 as no timeout."""
 ROUNDING_SECONDS = 0.1
 """The timeouts of tasks are rounded to this, because their logs show them."""
+MAX_NAME = 100
+"""The most characters in the name of a flow run."""
 NO_ITEMS: list[str] = []
 
 Overrides = Annotated[
@@ -80,7 +83,26 @@ Timeout = Annotated[
 ]
 
 
-@flow(name="learner", persist_result=False)
+def _name_run() -> str:
+    """Return the name of the flow run that begins: its overrides, or the model, optimizer and epochs."""
+    context = FlowRunContext.get()
+    overrides = (context.parameters or {}).get("overrides") if context else None
+    if overrides:
+        return ", ".join(_shorten(each) for each in overrides)[:MAX_NAME]
+    with suppress(StageError):
+        params = read_params()
+        built = params.build_learner
+        return f"{built.model.kind}, {built.optimizer.kind}, {params.fit.num_epochs} epochs"[:MAX_NAME]
+    return "learner"  # the run reports what is wrong with the params
+
+
+def _shorten(override: str) -> str:
+    """Return *override* with the last part of its key: ``num_epochs=3`` for ``fit.num_epochs=3``."""
+    key, is_assigned, value = override.partition("=")
+    return f"{key.rpartition('.')[2]}{is_assigned}{value}"
+
+
+@flow(name="learner", flow_run_name=_name_run, persist_result=False)
 def learner(
     overrides: Overrides = NO_ITEMS,
     *,
@@ -230,7 +252,7 @@ def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
 def _workspace(request: _Request) -> Iterator[_Workspace]:
     """Hold the project lock in the block, with the overrides of *request* in params.yaml."""
     if command_line := _command_line.get():
-        yield _Workspace(command_line.report, lambda: None)
+        yield _Workspace(command_line.report, read_results)
         return
     logger = get_run_logger()
     left = seconds_left(request.deadline)
@@ -275,7 +297,8 @@ def _publish(results: Results | None, experiment: str | None, *, push: bool) -> 
 
 
 def _title() -> str:
-    return str(deployment.name or "learner")
+    """Return the name of the deployment, or that of the project's folder."""
+    return str(deployment.name or Path.cwd().name)
 
 
 def _this_run() -> FlowRun:

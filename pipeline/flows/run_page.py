@@ -33,16 +33,17 @@ def write_artifacts(results: Results, run: FlowRun, artifacts: Artifacts, title:
     write_curves(results, artifacts, f"{prefix}-curves")
     if results.checkpoint:
         found = results.checkpoint
-        link = f"[{found.name}]({found.cached.as_uri()})"
+        text = f"`{found.name}` is in the cache of this host: `{found.cached}`"
         if results.rev:
-            link += f"\n\nIn any clone of this repository: `dvc get . {found.name} --rev {results.rev}`"
-        artifacts.create("markdown", f"{prefix}-checkpoint", link, f"The model after epoch {found.epoch}")
+            text += f"\n\nIn any clone of this repository: `dvc get . {found.name} --rev {results.rev}`"
+        artifacts.create("markdown", f"{prefix}-checkpoint", text, f"The model after epoch {found.epoch}")
     key = f"{prefix}-record"
     name, before = _last_record(run, key, artifacts)
     now = {"metrics": dict(results.metrics), "params": dict(results.params)}
     rows = list(_differences(before, now))
-    first = "The first run of this deployment"
-    description = f"Compared with {name}, the previous run of this deployment" if name else first
+    whose = "this deployment" if run.deployment_id else "this project"
+    first = f"The first run of {whose}"
+    description = f"Compared with {name}, the previous run of {whose}" if name else first
     artifacts.create("table", f"{prefix}-comparison", _table(rows), description)
     artifacts.create(
         "markdown", key, f"```json\n{json.dumps(now, indent=1)}\n```", "Params and metrics of the run"
@@ -111,9 +112,10 @@ def _summary(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def _last_record(run: FlowRun, key: str, artifacts: Artifacts) -> tuple[str, Mapping[str, Any]]:
-    """Return name and record of the previous run of this deployment that has one; empty without one."""
-    if run.deployment_id is None:
-        return "", {}
+    """Return name and record of the previous run that has one; empty without one.
+
+    It is one of the same deployment, or, for a run of the command line, one with the same *key*.
+    """
     try:
         with short_timeout_client() as client:
             return _newest_record(client, run, key)
@@ -123,8 +125,9 @@ def _last_record(run: FlowRun, key: str, artifacts: Artifacts) -> tuple[str, Map
 
 
 def _newest_record(client: SyncPrefectClient, run: FlowRun, key: str) -> tuple[str, Mapping[str, Any]]:
+    deployment = {"any_": [run.deployment_id]} if run.deployment_id else {"is_null_": True}
     same = FlowRunFilter.model_validate(
-        {"deployment_id": {"any_": [run.deployment_id]}, "state": {"type": {"any_": ["COMPLETED"]}}}
+        {"deployment_id": deployment, "state": {"type": {"any_": ["COMPLETED"]}}}
     )
     runs = client.read_flow_runs(
         flow_run_filter=same, sort=FlowRunSort.START_TIME_DESC, limit=MAX_PREVIOUS_RUNS

@@ -108,6 +108,28 @@ def test_api_records_the_flow_and_its_five_tasks_with_versions_and_states(projec
     assert tasks_without_flow() == {"create-artifact-dir", "save-model"}
 
 
+def test_run_from_the_command_line_has_the_name_parameters_and_artifacts_of_a_deployment(project, server):
+    name = f"run-{project.folder.parent.name}"  # as other tests use the server too
+    project = project.copied_to(project.folder.with_name(name))
+    first = project.learner("run", "-S", "fit.num_epochs=1", PREFECT_API_URL=server)
+    second = project.learner("run", "-S", "fit.num_epochs=2", PREFECT_API_URL=server)
+
+    assert (first.code, second.code) == (0, 0), first.text + second.text
+    runs = query(server, "flow_runs")[-2:]
+    assert [run["name"] for run in runs] == ["num_epochs=1", "num_epochs=2"]
+    assert [run["parameters"]["overrides"] for run in runs] == [["fit.num_epochs=1"], ["fit.num_epochs=2"]]
+    prefix = name.replace("_", "-")
+    artifacts = {
+        each["key"]: each for each in query(server, "artifacts") if each["flow_run_id"] == runs[1]["id"]
+    }
+    kinds = ("summary", "curves", "checkpoint", "comparison", "record")
+    assert artifacts.keys() == {"fit-progress", *(f"{prefix}-{kind}" for kind in kinds)}
+    compared = artifacts[f"{prefix}-comparison"]
+    assert compared["description"] == "Compared with num_epochs=1, the previous run of this project"
+    rows = {row["name"]: row["difference"] for row in json.loads(compared["data"])}
+    assert (rows["epoch"], rows["fit.num_epochs"]) == ("+1", "+1")
+
+
 def test_run_refuses_an_unknown_stage_before_it_creates_a_flow_run(project, server):
     before = query(server, "flow_runs")
 

@@ -287,12 +287,19 @@ def test_run_has_artifacts_for_progress_summary_and_curves(daily):
     assert found["daily-curves"]["data"].startswith("data:image/png;base64,iVBOR")
 
 
-def test_checkpoint_artifact_links_to_the_model_in_the_cache(daily):
+def test_checkpoint_artifact_names_the_model_in_the_cache(daily):
     found = daily.api.artifacts(daily.first)["daily-checkpoint"]["data"]
 
-    link = Path(found.split("file://")[1].split(")")[0])
-    assert link.is_relative_to(daily.project.folder)
-    assert link.read_bytes() == daily.model
+    path = Path(found.split("`")[3])
+    assert path.is_relative_to(daily.project.folder)
+    assert path.read_bytes() == daily.model
+    assert "file://" not in found  # which a browser does not open from a page of a server
+
+
+def test_runs_are_named_by_their_params(daily):
+    names = {daily.api.get(f"flow_runs/{run}")["name"] for run in (daily.first, daily.second)}
+
+    assert names == {"waiting:Waiting, adam, 2 epochs"}
 
 
 def test_run_is_compared_with_the_previous_run_of_the_deployment(daily):
