@@ -10,9 +10,9 @@ from traceback import walk_tb
 from stages.contracts.errors import KilledError, RunInterruptedError, StageError, UserCodeError
 from stages.contracts.user_code import explain, is_user_file, user_frames
 
-VARIABLE = "LEARNER_TRACEBACK"
+TRACEBACK_VARIABLE = "LEARNER_TRACEBACK"
 """Environment variable that adds the full traceback to the message, if it is not empty."""
-HINT = f"the full traceback is hidden; set {VARIABLE}=1 to print it"
+HINT = f"the full traceback is hidden; set {TRACEBACK_VARIABLE}=1 to print it"
 INTERRUPTING_PACKAGES = ("pipeline", "prefect")
 """Packages whose signal handlers raise in any frame, including the user's."""
 MISTAKES = (
@@ -76,6 +76,6 @@ def is_user_error(error: BaseException) -> bool:
 
 
 def print_full_traceback(error: BaseException) -> None:
-    """Print the full traceback of *error* to standard error if `VARIABLE` is set."""
-    if os.environ.get(VARIABLE):
+    """Print the full traceback of *error* to standard error if `TRACEBACK_VARIABLE` is set."""
+    if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(error, file=sys.stderr)

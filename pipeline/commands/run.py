@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.commands.options import SetParams, flag
+from pipeline.commands.options import Quiet, SetParams, Verbose, flag, set_verbosity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +33,8 @@ def run(
     downstream: Annotated[
         bool, flag("--downstream", "Bring the named stages and those that depend on them up to date.")
     ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Bring the five stages up to date in one process.
 
@@ -42,7 +44,8 @@ def run(
 
     Example: learner run -S fit.num_epochs=30
     """
-    run_stages(print_outcome, set_param, Selection(targets, downstream=downstream, force=force))
+    with set_verbosity(quiet=quiet, verbose=verbose):
+        run_stages(print_outcome, set_param, Selection(targets, downstream=downstream, force=force))
 
 
 def resume(
@@ -57,6 +60,8 @@ def resume(
     start: Annotated[
         bool, typer.Option("--run/--no-run", help="Run the stages, or only write params.yaml.", metavar="")
     ] = True,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Resume training from a checkpoint of any run that DVC tracks.
 
@@ -75,7 +80,7 @@ def resume(
     typer.echo(f"params.yaml: build_learner.checkpoint is epoch {epoch} of {sha}")
     if not start:
         return
-    with restore_params_unless_accepted(before) as attempt:
+    with set_verbosity(quiet=quiet, verbose=verbose), restore_params_unless_accepted(before) as attempt:
 
         def report(name: str, outcome: str) -> None:
             attempt.report(name, outcome)

@@ -168,7 +168,8 @@ def _log_warnings_only() -> Iterator[None]:
     """Have DVC log warnings and errors only; the caller reports the outcome."""
     logger = logging.getLogger("dvc")
     before = logger.level
-    logger.setLevel(logging.WARNING)
+    if before != logging.DEBUG:  # as with -v
+        logger.setLevel(logging.WARNING)
     try:
         yield
     finally:

@@ -56,6 +56,21 @@ def test_run_accepts_the_stages_and_the_options_of_dvc_repro(finished):
     assert refused.err == "error: --downstream begins at a stage: name one, for example fit\n"
 
 
+def test_quiet_run_writes_nothing_and_a_verbose_one_its_debug_logs(finished):
+    finished.edit("params.yaml", "recorder: default", "recorder: compact")
+    quiet = finished.learner("run", "-q")
+    assert (quiet.code, quiet.text) == (0, "")
+
+    finished.edit("params.yaml", "recorder: compact", "recorder: default")
+    verbose = finished.learner("run", "-v")
+    assert verbose.out.splitlines()[-1] == "save-model: restored from the run-cache"
+    assert "DEBUG: Assuming 'fit' to be a stage inside 'dvc.yaml'" in verbose.out
+
+    assert (
+        finished.learner("run", "-q", "-v").err == "error: -q and -v exclude each other. Pass one of them\n"
+    )
+
+
 def query(address, path):
     """Return all objects of kind *path*, such as "flow_runs", from the Prefect API at *address*."""
     body = json.dumps({"sort": "START_TIME_ASC"} if path == "flow_runs" else {}).encode()
