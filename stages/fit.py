@@ -9,7 +9,8 @@ from typing import Any
 from stages import data, learner, loggers, runs
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.contracts.seeds import derive_seed
-from stages.params.fit_params import FitConfig, FitContext, FitPaths
+from stages.params.fit_context import FitContext, FitPaths
+from stages.params.fit_params import FitConfig
 
 VERSION = "8"
 MAX_ATTEMPTS = 2
@@ -35,9 +36,8 @@ def fit(config: FitConfig, paths: FitPaths, context: FitContext | None = None) -
                 break
             continuation.repair(problems)
         else:
-            raise StageError(
-                f"{store.path}: {', '.join(problems)} changed again after retraining. Check the disk"
-            )
+            found = ", ".join(problems)
+            raise StageError(f"{store.path}: {found} changed again after retraining. Check the disk")
     with suppress(OSError):  # the results are published, and the next run prunes again
         runs.prune(paths.runs, current=store.key)
     return store.path

@@ -16,7 +16,8 @@ from stages.fit import fit
 from stages.metrics import areas
 from stages.models import Mlp
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_params import FitConfig, FitPaths
+from stages.params.fit_context import FitPaths
+from stages.params.fit_params import FitConfig
 from stages.runs import check_space, differences, runs
 
 

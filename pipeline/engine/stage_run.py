@@ -22,7 +22,7 @@ from stages.checkpoints.file_names import CHECKPOINT_FOLDER
 from stages.contracts.events import Renderer
 from stages.contracts.interrupter import Interrupter
 from stages.params.build_learner_params import BuildLearnerPaths
-from stages.params.fit_params import FitContext, FitPaths
+from stages.params.fit_context import FitContext, FitPaths
 from stages.params.save_model_params import SaveModelPaths
 
 

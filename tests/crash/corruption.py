@@ -17,7 +17,7 @@ from stages.checkpoints.file_names import (
 )
 from stages.contracts.interrupter import Interrupter
 from stages.fit import fit
-from stages.params.fit_params import FitContext
+from stages.params.fit_context import FitContext
 
 THREE_EPOCHS = CONFIG.model_copy(update={"num_epochs": 3})
 STOPPED_AT = 15

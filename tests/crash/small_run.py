@@ -21,7 +21,8 @@ from stages.contracts.errors import RunInterruptedError, StageError
 from stages.learner.checkpointing import find_newest_checkpoint
 from stages.models.config import MlpConfig
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_params import FitConfig, FitContext, FitPaths
+from stages.params.fit_context import FitContext, FitPaths
+from stages.params.fit_params import FitConfig
 from stages.renderers import NoRenderer
 from stages.runs.layout import FINISHED_FILE, RUNS_FOLDER, stores
 

@@ -17,7 +17,8 @@ from stages.data import image_folder
 from stages.fit import fit
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_params import FitConfig, FitPaths
+from stages.params.fit_context import FitPaths
+from stages.params.fit_params import FitConfig
 
 COLORS = {"ant": 40, "bee": 120, "cow": 200}
 
