@@ -51,7 +51,14 @@ def compare(
             metavar="FILE", help="Write a page with all curves that works offline.", show_default="none"
         ),
     ] = None,
-    show: Annotated[bool, flag("--open", "Open the page of --html in the browser.")] = False,
+    watch: Annotated[
+        bool, flag("--watch", "Serve the page on this computer, and update it while runs are at work.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the page of --watch.", show_default="a free port"),
+    ] = None,
+    show: Annotated[bool, flag("--open", "Open the page of --html or --watch in the browser.")] = False,
 ) -> None:
     """Compare runs: the params that differ, metrics, epochs, time, and whether the outputs are cached.
 
@@ -61,14 +68,15 @@ def compare(
 
     view = ViewOptions(tuple(metric), sort, reverse)
     formats = [name for name, is_set in {"json": as_json, "md": as_md, "csv": as_csv}.items() if is_set]
-    if show and html is None:
-        raise ParamsError("--open needs a page to open. Add --html FILE")
-    if html is None or formats:
+    _check_page_options([*formats, *(["html"] if html else [])], port, watch=watch, show=show)
+    if watch:
+        _serve_page(revs, view, port or 0, show=show)
+    elif html is None or formats:
         _print_table(revs, view, formats)
     if html is not None:
         _write_page(revs, view, html)
     if html is not None and show:
-        _open_page(html)
+        _open_page(html.resolve().as_uri())
 
 
 def plot(
@@ -126,6 +134,34 @@ def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path) -> None:
     )
 
 
-def _open_page(path: Path) -> None:
-    if not webbrowser.open(path.resolve().as_uri()):
-        typer.echo(f"no browser could be started: open {path} in a browser", err=True)
+def _check_page_options(outputs: Sequence[str], port: int | None, *, watch: bool, show: bool) -> None:
+    if watch and outputs:
+        raise ParamsError(f"--watch and --{outputs[0]} exclude each other. Keep one of them")
+    if port is not None and not watch:
+        raise ParamsError("--port is that of the page of --watch. Add --watch")
+    if show and not watch and "html" not in outputs:
+        raise ParamsError("--open needs a page to open. Add --html FILE, or --watch")
+
+
+def _serve_page(revs: Sequence[str], view: "ViewOptions", port: int, *, show: bool) -> None:
+    """Serve the page until a signal arrives. A mistake in the arguments ends the command before that."""
+    from pipeline.comparison.page import build_watched_page
+    from pipeline.comparison.watch import Watcher, build_server
+    from pipeline.engine.signals import SignalReceived
+    from stages.contracts.errors import RunInterruptedError
+
+    watcher = Watcher(revs or None, view)
+    build_watched_page(watcher.read())
+    with build_server(watcher, port) as server:
+        typer.echo(f"serving the page at {server.address}, which follows the runs. Ctrl-C stops it")
+        if show:
+            _open_page(server.address)
+        try:
+            server.serve_forever()
+        except SignalReceived as error:
+            raise RunInterruptedError(f"{error}: stopped serving {server.address}") from error
+
+
+def _open_page(address: str) -> None:
+    if not webbrowser.open(address):
+        typer.echo(f"no browser could be started: open {address} in a browser", err=True)

@@ -95,6 +95,13 @@ def command_of(pid: int) -> list[str]:
     return []
 
 
+def working_directory(pid: int) -> Path | None:
+    """Return the working directory of process *pid* of this host; None if it cannot be read."""
+    with suppress(psutil.Error, OSError):
+        return Path(psutil.Process(pid).cwd())
+    return None
+
+
 def read_start_time(pid: int) -> float | None:
     """Return the time, in seconds since the epoch, at which process *pid* started; None if it has ended.
 

@@ -3,6 +3,7 @@
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const ERRORS = 1; // log level of Vega: warnings are about the templates
+const POLL_MILLISECONDS = 2000;
 const charts = new Map(); // element to {make, view, stale, near}
 let table = JSON.parse(byId("data").textContent);
 let plots = null; // parsed when the first chart is drawn
@@ -575,7 +576,37 @@ function listen() {
   dark.addEventListener("change", schedule);
 }
 
+// A page that `learner compare --watch` serves asks for newer data, and keeps the choices of the reader.
+
+function update(found) {
+  ({ table, plots } = found);
+  const exists = (key) => columnOf(table, key) !== undefined;
+  state.ranges = state.ranges.filter((range) => exists(range.key));
+  if (!table.runs.some((run) => run.name === state.baseline)) state.baseline = table.baseline;
+  if (!metricsWithDirection(table).includes(state.best.metric)) state.best.metric = newState(table).best.metric;
+  if (!exists(state.group)) state.group = null;
+  setTable();
+  schedule();
+}
+
+async function poll(tag) {
+  let problem = "";
+  try {
+    const answer = await fetch("data.json", { headers: { "If-None-Match": tag }, cache: "no-store" });
+    if (answer.status === 200) {
+      update(await answer.json());
+      tag = answer.headers.get("ETag");
+    } else if (answer.status !== 304) problem = `Not up to date: ${await answer.text()}`;
+  } catch {
+    problem = "Not up to date: the server has stopped. Run `learner compare --watch` again and open its page.";
+  }
+  if (byId("watch").textContent !== problem) byId("watch").textContent = problem;
+  byId("watch").hidden = !problem;
+  setTimeout(poll, POLL_MILLISECONDS, tag);
+}
+
 setTable();
 listen();
 drawTable();
 addEventListener("DOMContentLoaded", draw);
+if (document.documentElement.dataset.tag) addEventListener("load", () => poll(document.documentElement.dataset.tag));

@@ -1,0 +1,187 @@
+"""A comparison that follows the runs, as a page on loopback, for ``learner compare --watch``.
+
+Nothing is read while no browser asks. When one does, a few small files show whether a run has changed, and
+only then the changed runs are read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from pipeline.comparison.collection import PlotData, direction_of, read_plot_data, summarize
+from pipeline.comparison.page import PageContent, build_content, build_watched_page
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
+from pipeline.git import run_git
+from pipeline.project import runs_root
+from pipeline.revisions.files import TRACKED, RevisionFiles, read_revisions
+from pipeline.yaml_files import read_yaml
+from stages.contracts.config import flatten
+from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.processes import working_directory
+from stages.loggers.log_reader import read_history
+from stages.runs.layout import stores
+from stages.runs.overview import Run, State, read_run
+
+HOST = "127.0.0.1"
+PARAMS = "params.yaml"
+
+
+class Watcher:
+    """The content of the page for *revs*.
+
+    None stands for the workspace, all experiments on HEAD, and the runs at work.
+    """
+
+    def __init__(self, revs: Sequence[str] | None, view: ViewOptions) -> None:
+        self._revs = revs
+        self._view = view
+        self._lock = Lock()
+        self._known: dict[str | None, tuple[RunSummary, PlotData]] = {}
+        """SHA to run; a commit whose outputs are all cached does not change."""
+        self._state: Any = None
+        self._content: PageContent | None = None
+
+    def read(self) -> PageContent:
+        """Return the current content. Raises `StageError` if the files of a run cannot be read."""
+        with self._lock:
+            running = _running_stores() if self._revs is None else []
+            state = (_project_state(), [(run.key, run.beat and run.beat.epoch) for run in running])
+            if self._content is None or state != self._state:
+                self._content = self._build(running)
+                self._state = state
+            return self._content
+
+    def _build(self, running: Sequence[Run]) -> PageContent:
+        revisions = read_revisions(self._revs)
+        found = self._read(revisions)
+        live = [run for run in map(read_live_run, running) if run is not None]
+        comparison = Comparison((*(run for run, _ in found), *live))
+        return build_content(comparison, {run.name: data for run, data in found}, self._view)
+
+    def _read(self, revisions: Mapping[str, RevisionFiles]) -> list[tuple[RunSummary, PlotData]]:
+        new = {name: files for name, files in revisions.items() if files.sha not in self._known}
+        plots = read_plot_data(new)
+        read = {run.name: (run, plots[run.name]) for run in summarize(new).runs}
+        self._known |= {run.sha: (run, data) for run, data in read.values() if run.sha and run.cached}
+        known = {name: self._known[files.sha] for name, files in revisions.items() if name not in read}
+        return [
+            read[name] if name in read else (replace(known[name][0], name=name), known[name][1])
+            for name in revisions
+        ]
+
+
+def read_live_run(run: Run) -> RunSummary | None:
+    """Return the run *run* that is at work, with the values until now; None if it has just ended.
+
+    The params are those in the folder of its process, overridden by those of the run's key.
+    """
+    folder = working_directory(run.owner.pid) if run.owner else None
+    if folder is None or run.beat is None:
+        return None
+    try:
+        params = flatten(read_yaml(Path(folder, PARAMS)))
+        history = read_history(run.path)
+    except StageError:
+        return None  # the process has ended, and its folder may be gone
+    params |= flatten({"fit": run.entries.get("params", {})})
+    curves = [
+        MetricCurve(
+            split.value, metric, dict(zip(series.epochs, series.values, strict=True)), direction_of(metric)
+        )
+        for (split, metric), series in history.columns().items()
+    ]
+    return RunSummary(
+        name=f"at work {run.key}",
+        sha=None,
+        params=params,
+        metrics={each.name: each for each in curves},
+        epochs=history.epochs or None,
+        notes=(f"at work in epoch {run.beat.epoch} of {run.beat.epochs}; that epoch has the mean until now",),
+    )
+
+
+def build_server(watcher: Watcher, port: int) -> "Server":
+    """Return a server of the page on loopback; *port* 0 is any free port.
+
+    Raises `ParamsError` if the port cannot be used.
+    """
+    try:
+        return Server((HOST, port), watcher)
+    except OSError as error:
+        raise ParamsError(
+            f"port {port} cannot be used: {error.strerror}. Name another with --port, or leave it out"
+        ) from error
+
+
+class Server(ThreadingHTTPServer):
+    """The server of the page."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], watcher: Watcher) -> None:
+        self.watcher = watcher
+        super().__init__(address, _Handler)
+
+    @property
+    def address(self) -> str:
+        """The URL of the page."""
+        return f"http://{HOST}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore the error of a connection that the browser has closed."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        """Answer with the page, or with its data if that is not the data that the browser has."""
+        port = self.server.server_port
+        if self.headers.get("Host") not in (
+            f"{HOST}:{port}",
+            f"localhost:{port}",
+        ):  # another site's name for it
+            return self._answer(HTTPStatus.FORBIDDEN, "text/plain", "unknown host")
+        if self.path not in ("/", "/data.json"):
+            return self._answer(HTTPStatus.NOT_FOUND, "text/plain", "not found")
+        try:
+            content = self.server.watcher.read()
+        except StageError as error:
+            return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
+        if self.path == "/":
+            return self._answer(HTTPStatus.OK, "text/html", build_watched_page(content))
+        if self.headers.get("If-None-Match") == content.tag:
+            return self._answer(HTTPStatus.NOT_MODIFIED, "application/json", "")
+        return self._answer(HTTPStatus.OK, "application/json", content.json, content.tag)
+
+    def _answer(self, status: HTTPStatus, kind: str, text: str, tag: str = "") -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        if tag:
+            self.send_header("ETag", tag)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Print no line for each request."""
+
+
+def _running_stores() -> list[Run]:
+    """Return the runs in progress, in the order of their keys."""
+    return [run for run in map(read_run, stores(runs_root())) if run.state is State.RUNNING]
+
+
+def _project_state() -> Any:
+    """Return a value that changes with the revisions of git and with the tracked files of the workspace."""
+    head = run_git(Path(), "rev-parse", "HEAD")
+    refs = run_git(Path(), "for-each-ref", "--format=%(objectname) %(refname)")
+    stats = [path.stat() if path.exists() else None for path in map(Path, TRACKED)]
+    return head, refs, [each and (each.st_mtime_ns, each.st_size) for each in stats]

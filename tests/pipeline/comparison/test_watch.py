@@ -1,0 +1,124 @@
+"""`learner compare --watch` serves the page on loopback, and it follows the runs."""
+
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+from waiting import LIMIT_SECONDS
+
+from pipeline.comparison.runs import ViewOptions
+from pipeline.comparison.watch import Watcher, build_server
+
+NAMES = "table.runs.map(run => run.name)"
+
+
+@pytest.fixture
+def client(finished, monkeypatch):
+    """Return a client of a server of the comparison of a finished project."""
+    monkeypatch.chdir(finished.folder)
+    with build_server(Watcher(None, ViewOptions()), 0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with httpx.Client(base_url=server.address, trust_env=False, timeout=LIMIT_SECONDS) as client:
+            yield client
+        server.shutdown()
+
+
+@contextmanager
+def running(project, *command):
+    """Start *command* in *project* and yield the process, which is killed at the end if it still runs."""
+    options = {"cwd": project.folder, "env": project.environment, "text": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_data_is_sent_only_if_a_run_has_changed(client, finished):
+    first = client.get("/data.json")
+    headers = {"If-None-Match": first.headers["ETag"]}
+
+    assert [run["name"] for run in first.json()["table"]["runs"]] == ["workspace"]
+    assert client.get("/data.json", headers=headers).status_code == 304
+
+    finished.ok("dvc", "exp", "save", "-q", "-n", "saved")
+    second = client.get("/data.json", headers=headers)
+    assert second.status_code == 200
+    assert [run["name"] for run in second.json()["table"]["runs"]] == ["workspace", "saved"]
+
+
+def test_page_may_ask_its_own_server_only(client):
+    page = client.get("/")
+
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'; connect-src 'self'; script-src" in page.text
+    assert client.get("/data.json").headers["ETag"] in page.text
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "status"),
+    [("/", "example.org", 403), ("/params.yaml", None, 404), ("/../dvc.lock", None, 404)],
+)
+def test_other_hosts_and_other_files_are_refused(client, path, host, status):
+    headers = {"Host": host} if host else {}
+
+    assert client.get(path, headers=headers).status_code == status
+
+
+def test_file_that_cannot_be_read_is_reported_until_it_is_repaired(client):
+    lock = Path("dvc.lock")
+    content = lock.read_bytes()
+    before = client.get("/data.json")
+
+    lock.write_text("a: [\n")
+    answer = client.get("/data.json")
+    assert (answer.status_code, "dvc.lock" in answer.text) == (503, True)
+
+    lock.write_bytes(content)
+    assert client.get("/data.json").json() == before.json()
+
+
+def test_port_in_use_is_an_error_with_advice(finished, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    with build_server(Watcher(None, ViewOptions()), 0) as server:
+        done = finished.learner("compare", "--watch", "--port", str(server.server_port))
+
+    assert done.code == 2
+    assert f"port {server.server_port} cannot be used: Address already in use. Name another" in done.err
+
+
+def test_page_follows_a_run_at_work_and_keeps_the_filters(finished, browser):
+    learner = (sys.executable, "-m", "pipeline")
+    with running(finished, *learner, "compare", "--watch") as server:
+        address = server.stdout.readline().split()[4].rstrip(",")
+        browser.open(address)
+        browser.wait("document.readyState === 'complete' && document.body.dataset.drawn")
+        assert browser.run(NAMES) == ["workspace"]
+        browser.wait("performance.getEntriesByName('first-contentful-paint').length")
+        browser.write("#search", "num_epochs=500")
+
+        finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 500")
+        finished.edit("params.yaml", "dropout: 0.5", "dropout: 0.25")
+        with running(finished, *learner, "run") as training:
+            browser.wait(f"{NAMES}.length === 2 && columnOf(table, 'epochs').order[1] >= 2")
+            epochs = browser.run("columnOf(table, 'epochs').order[1]")
+            browser.wait(f"columnOf(table, 'epochs').order[1] > {epochs}")
+            assert browser.run(NAMES)[1].startswith("at work ")
+            assert browser.run("table.params['build_learner.model.dropout'][1]") == "0.25"
+            assert browser.run("document.getElementById('search').value") == "num_epochs=500"
+            assert browser.run("listedRuns()") == [1]
+            training.send_signal(signal.SIGINT)
+            training.communicate(timeout=LIMIT_SECONDS)
+        browser.wait(f"{NAMES}.length === 1")
+        assert browser.messages() == []
+
+        server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=LIMIT_SECONDS)
+        assert server.returncode == 130
+        assert errors == f"SIGINT: stopped serving {address}\n"
+        browser.wait("document.getElementById('watch').textContent.includes('the server has stopped')")
