@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Annotated
 
@@ -28,9 +27,8 @@ from pipeline.commands.status import status
 from pipeline.commands.summary import summary
 from pipeline.commands.sweep import sweep
 from pipeline.engine.signals import end_on_signal
-from pipeline.user_errors import describe_user_error, is_user_error, print_full_traceback
-from stages.contracts.errors import ParamsError, RunInterruptedError, StageError, UserCodeError
-from stages.contracts.user_code import location
+from pipeline.user_errors import report_error
+from stages.contracts.errors import ParamsError
 
 COMMANDS_WITHOUT_NAME_CHECK = (None, "init", "doctor")
 """Commands before which `_root` does not look for colliding package names; None is a call without one."""
@@ -82,35 +80,10 @@ def _restore_params() -> None:
 
 
 def main() -> None:
-    """Run the command line, and exit with the code of its error.
-
-    A `StageError` prints its message without a traceback and exits with its code. A signal exits with 128
-    plus its number. An exception in the user's code prints its message with the user's frames, and exits
-    with 1.
-    """
+    """Run the command line, and exit with the code of its error (see `report_error`)."""
     sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
     try:
         with end_on_signal():
             app()
-    except RunInterruptedError as error:
-        typer.echo(str(error), err=True)
-        sys.exit(error.exit_code)
-    except StageError as error:
-        print_full_traceback(error)
-        where = "" if isinstance(error, UserCodeError) else location(error)
-        typer.echo(f"error: {error}{where}", err=True)
-        sys.exit(error.exit_code)
-    except BaseException as error:
-        if isinstance(error, Exception) and _is_disk_full(error):
-            typer.echo(f"error: {error}. Free disk space and run the same command again to resume", err=True)
-            sys.exit(1)
-        if not is_user_error(error):
-            raise
-        print_full_traceback(error)
-        typer.echo(f"error: {describe_user_error(error)}", err=True)
-        sys.exit(1)
-
-
-def _is_disk_full(error: Exception) -> bool:
-    """Return whether the operating system, or the SQLite database of DVC, reports a full disk."""
-    return getattr(error, "errno", None) in (ENOSPC, EDQUOT) or "disk is full" in str(error)
+    except BaseException as error:  # noqa: BLE001  what is not reported is raised again
+        sys.exit(report_error(error))

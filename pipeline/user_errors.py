@@ -5,10 +5,11 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EDQUOT, ENOSPC
 from traceback import walk_tb
 
 from stages.contracts.errors import KilledError, RunInterruptedError, StageError, UserCodeError
-from stages.contracts.user_code import explain, is_user_file, user_frames
+from stages.contracts.user_code import explain, is_user_file, location, user_frames
 
 TRACEBACK_VARIABLE = "LEARNER_TRACEBACK"
 """Environment variable that adds the full traceback to the message, if it is not empty."""
@@ -73,6 +74,40 @@ def is_user_error(error: BaseException) -> bool:
     return names.isdisjoint(INTERRUPTING_PACKAGES) and (
         isinstance(error, Exception | SystemExit) or not deeper
     )
+
+
+def report_error(error: BaseException) -> int:
+    """Print the message of *error* to standard error, and return the exit code for it.
+
+    A `StageError` prints its message without a traceback and has its own code. A signal has 128 plus its
+    number. An exception in the user's code prints its message with the user's frames, and has code 1. Any
+    other exception is raised again.
+    """
+    if isinstance(error, RunInterruptedError):
+        _print(str(error))
+        return error.exit_code
+    if isinstance(error, StageError):
+        print_full_traceback(error)
+        _print(f"error: {error}{'' if isinstance(error, UserCodeError) else location(error)}")
+        return error.exit_code
+    if isinstance(error, Exception) and _is_disk_full(error):
+        _print(f"error: {error}. Free disk space and run the same command again to resume")
+        return 1
+    if not is_user_error(error):
+        raise error
+    print_full_traceback(error)
+    _print(f"error: {describe_user_error(error)}")
+    return 1
+
+
+def _is_disk_full(error: Exception) -> bool:
+    """Return whether the operating system, or the SQLite database of DVC, reports a full disk."""
+    return getattr(error, "errno", None) in (ENOSPC, EDQUOT) or "disk is full" in str(error)
+
+
+def _print(message: str) -> None:
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
 
 
 def print_full_traceback(error: BaseException) -> None:

@@ -5,7 +5,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -49,6 +49,18 @@ PATCHES: tuple[Patch, ...] = (
         SUPPORTED,
     ),
     Patch(
+        "dvc.repo.experiments.executor.local:TempDirExecutor._get_top_level_paths",
+        "Only called, not replaced: the metrics, params and plots that an experiment has",
+        "(repo)",
+        SUPPORTED,
+    ),
+    Patch(
+        "dvc.stage.utils:_get_stage_files",
+        "Only called, not replaced: the files of a stage that git tracks",
+        "(stage)",
+        SUPPORTED,
+    ),
+    Patch(
         "dvc.stage.cache:_get_cache_hash",
         "Only called, not replaced: it is the hash that names an entry of the run-cache",
         "(cache, key=False)",
@@ -75,10 +87,19 @@ def apply() -> None:
 class StageCall:
     """A call of a function in place of the command of a stage."""
 
-    function: Callable[[], None]
+    function: Callable[[str], None]
+    """A function that receives the name of the stage."""
     signals: DeferredSignals
-    """The signals to deliver while the function runs."""
+    """The signals to deliver while the function or a command runs."""
+    commands: Collection[str] | None = None
+    """The commands to replace, with ``{name}`` for the name of the stage; DVC runs others. None means all."""
+    root: str = ""
+    """The value of DVC_ROOT, below which the run stores are; by default the root of the stage's project."""
     has_started: bool = False
+
+    def replaces(self, stage: Any) -> bool:
+        """Return whether the function runs in place of the command of *stage*."""
+        return self.commands is None or stage.cmd in [each.format(name=stage.name) for each in self.commands]
 
 
 _call: ContextVar[StageCall | None] = ContextVar("call", default=None)
@@ -102,9 +123,12 @@ def _call_function(original: Callable[..., None]) -> Callable[..., None]:
             original(stage, dry=dry, run_env=run_env)
             return
         call.has_started = True
-        variables = {DVC_ROOT: stage.repo.root_dir, DVC_STAGE: stage.addressing}
+        variables = {DVC_ROOT: call.root or stage.repo.root_dir, DVC_STAGE: stage.addressing}
         with _environment(variables), call.signals.delivery():
-            call.function()
+            if call.replaces(stage):
+                call.function(stage.name)
+            else:
+                original(stage, run_env=run_env)
 
     return cmd_run
 

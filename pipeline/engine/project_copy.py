@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +53,7 @@ class FrozenProject:
 
     def text(self, path: str, commit: str | None = None) -> str | None:
         """Return the content of the file *path* in *commit*, by default `commit`; None if it is missing."""
-        done = try_git(self.root, "show", f"{commit or self.commit}:./{path}")
-        return done.stdout if done.returncode == 0 else None
+        return _read_committed(self.root, commit or self.commit, path)
 
     def content(self, path: str, commit: str | None = None) -> Any:
         """Return the values in the file *path*, read as DVC reads params; empty if the file is missing."""
@@ -69,6 +70,12 @@ class FrozenProject:
     def ref(self, name: str) -> str:
         """Return the git reference of the experiment *name* of this HEAD."""
         return f"refs/exps/{self.head[:2]}/{self.head[2:]}/{name}"
+
+
+@lru_cache(maxsize=256)
+def _read_committed(root: Path, commit: str, path: str) -> str | None:
+    done = try_git(root, "show", f"{commit}:./{path}")
+    return done.stdout if done.returncode == 0 else None
 
 
 def freeze(root: Path) -> FrozenProject:
@@ -133,11 +140,13 @@ def temporary_copy(base: FrozenProject, place: Path) -> Iterator[Path]:
 
 def _clone(base: FrozenProject, place: Path) -> Path:
     try:
-        run_git(base.top, "clone", "--quiet", "--shared", "--no-checkout", str(base.top), str(place))
-        run_git(place, "checkout", "--quiet", "--force", "-B", "experiment", base.head)
-        run_git(place, "restore", "--source", base.commit, "--staged", "--worktree", ":/")
+        identity = [part for each in _identity(base) for part in ("--config", each)]
+        run_git(
+            base.top, "clone", "--quiet", "--shared", "--no-checkout", *identity, str(base.top), str(place)
+        )
+        run_git(place, "update-ref", "--no-deref", "HEAD", base.head)
+        run_git(place, "read-tree", "--reset", "-u", base.commit)
         folder = place / base.prefix
-        _share_identity(base, place)
         _share_cache(base.root, folder)
         with (place / ".git/info/exclude").open("a") as file:
             file.write(f"{RUNS_FOLDER}\n")
@@ -149,6 +158,22 @@ def _clone(base: FrozenProject, place: Path) -> Path:
             f"the copy {place} cannot be created: {error}. Check the free space and the permissions"
         ) from error
     return folder
+
+
+def copy_compiled_modules(base: FrozenProject, folder: Path) -> None:
+    """Copy the compiled modules of the project *base* to its copy in *folder*, if the sources are equal.
+
+    A compiled module is valid for the size and the time of its source, so the source gets the time too.
+    """
+    for source in folder.rglob("*.py"):
+        own = base.root / source.relative_to(folder)
+        compiled = Path(cache_from_source(str(own)))
+        with suppress(OSError):
+            if compiled.exists() and own.read_bytes() == source.read_bytes():
+                target = Path(cache_from_source(str(source)))
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(compiled, target)
+                os.utime(source, ns=(0, own.stat().st_mtime_ns))
 
 
 def remove_orphaned(folder: Path) -> None:
@@ -182,11 +207,12 @@ def fetch_experiment(base: FrozenProject, place: Path, name: str) -> None:
                str(place), f"{ref}:{ref}")  # fmt: skip
 
 
-def _share_identity(base: FrozenProject, place: Path) -> None:
-    """Copy the name and the address of the committer, which may be set in this project only."""
-    for key in ("user.name", "user.email"):
-        with suppress(StageError):
-            run_git(place, "config", key, run_git(base.top, "config", "--get", key).rstrip("\n"))
+@lru_cache(maxsize=1)
+def _identity(base: FrozenProject) -> list[str]:
+    """Return the name and the address of the committer as settings, which may be set in this project only."""
+    names = ("user.name", "user.email")
+    found = {name: try_git(base.top, "config", "--get", name).stdout.rstrip("\n") for name in names}
+    return [f"{name}={value}" for name, value in found.items() if value]
 
 
 def _share_cache(root: Path, folder: Path) -> None:

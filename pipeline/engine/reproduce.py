@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 
 from dvc.exceptions import DvcException
@@ -78,7 +77,7 @@ def reproduce(
     """
     dvc_patches.apply()
     with defer_signals() as signals:
-        call = StageCall(partial(run, name, renderer), signals)
+        call = StageCall(lambda name: run(name, renderer), signals)
         with _restore_on_error(name, call), replace_command(call):
             repair_lockfiles()
             check_lockfile(LOCKFILE)
@@ -99,7 +98,7 @@ def _restore_on_error(name: str, call: StageCall) -> Iterator[None]:
         if call.has_started:
             restore_outputs(name)
         if isinstance(error, DvcException):
-            cause = _find_cause(error)
+            cause = find_cause(error)
             if isinstance(cause, FileNotFoundError) and not call.has_started:
                 raise StageFailedError(
                     f"{name}: the dependency {_relative(cause.filename)} does not exist. "
@@ -149,7 +148,7 @@ def _relative(path: str) -> str:
     return path.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
-def _find_cause(error: BaseException) -> BaseException:
+def find_cause(error: BaseException) -> BaseException:
     """Return the project's or the user's error behind DVC's *error*, or else DVC's messages as one error."""
     messages, cause = [], error
     while cause is not None:

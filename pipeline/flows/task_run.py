@@ -21,6 +21,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pipeline.engine.stage_run import run_stage
 from pipeline.flows import prefect_api, prefect_patches
 from pipeline.flows.artifacts import API_ERRORS, ProgressRenderer
+from pipeline.flows.server_outage import explain_api_errors
+from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.params import read_params
 from stages.contracts.errors import StageError
 from stages.contracts.events import Renderer
@@ -149,3 +151,16 @@ def join_flow_run() -> Iterator[bool]:
     )
     with context:
         yield True
+
+
+def run_as_task(name: str) -> bool:
+    """Run stage *name* as a task run, of the flow run that the environment names, if any.
+
+    Returns False, and does not run the stage, if the server of that flow run is unreachable.
+    """
+    hide_expected_tracebacks()
+    with join_flow_run() as is_recorded:
+        if is_recorded:
+            with explain_api_errors():
+                TASKS[name](run_recorded)
+        return is_recorded

@@ -8,11 +8,9 @@ the last one has exited.
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 from pipeline.engine.project_copy import COPY_SUFFIX, FrozenProject, fetch_experiment, temporary_copy
 from pipeline.sweep.devices import VISIBLE_DEVICES_VARIABLE, claim_device, visible_devices
 from pipeline.sweep.plan import is_result
+from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, PointProcess, PointRequest
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
 from stages.contracts.file_lock import hold_lock, is_locked, try_lock, wait_for_lock
 from stages.runs.layout import SWEEP_FOLDER
@@ -37,8 +36,8 @@ class Job:
 
     base: FrozenProject
     name: str
-    arguments: tuple[str, ...]
-    """Its arguments for `dvc exp run`."""
+    overrides: tuple[str, ...]
+    """Its params as ``FILE:KEY=VALUE``, in the syntax of DVC's ``-S``."""
     params: Mapping[str, Any]
     """The contents of the params files for this point, by file name."""
     sweep_lock: Path
@@ -76,7 +75,7 @@ def run_job(job: Job) -> None:
             environment, stdin = _environment(job, stack)
             folder = stack.enter_context(temporary_copy(job.base, job.copy_folder))
             start = job.log.stat().st_size
-            code = _run_dvc(job, folder, environment, stdin)
+            code = _run_point(job, folder, environment, stdin)
             if code == 0:
                 fetch_experiment(job.base, job.copy_folder, job.name)
             elif job.is_wanted():
@@ -127,56 +126,59 @@ def _pause(job: Job) -> None:
 
 
 def _environment(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
-    """Return the environment of the point's processes, and their standard input.
+    """Return variables to set in the environment of the point's processes, and their standard input.
 
     The standard input is the lock file of their GPU, if they have one. No process reads it; it only keeps
     the lock until the last process has exited.
     """
     devices = visible_devices() if job.gpu else []
     if not devices:
-        return os.environ, subprocess.DEVNULL
+        return {}, stack.enter_context(Path(os.devnull).open("rb")).fileno()
     device, handle = stack.enter_context(claim_device(devices, job.is_wanted))
-    return {**os.environ, VISIBLE_DEVICES_VARIABLE: device}, handle
+    return {VISIBLE_DEVICES_VARIABLE: device}, handle
 
 
-def _run_dvc(job: Job, folder: Path, environment: Mapping[str, str], stdin: int) -> int:
-    arguments = ["--temp", "--name", job.name, *job.arguments]
+def _run_point(job: Job, folder: Path, environment: Mapping[str, str], stdin: int) -> int:
+    """Run the point in *folder* and return the exit code; stop it if the sweep ends, after it has saved."""
     with job.log.open("ab") as log:
         wait_for_lock(log)
-        log.write(f"$ dvc exp run {' '.join(arguments)}\n".encode())
+        options = [part for each in job.overrides for part in ("-S", each)]
+        log.write(f"$ dvc exp run --temp --name {job.name} {' '.join(options)}\n".encode())
         log.flush()
-        process = subprocess.Popen(  # noqa: S603  no shell
-            [sys.executable, "-m", "pipeline.engine.dvc_process", str(os.getpid()), "exp", "run", *arguments],
-            cwd=folder,
-            env=dict(environment),
-            stdin=stdin,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # it gets Ctrl-C from this process, once
-        )
-    try:
-        while process.poll() is None and job.is_wanted():
-            time.sleep(PAUSE_SECONDS)
-    finally:
-        _terminate(process, lambda: process.poll() is None or not is_unlocked(job.log))
-    return process.wait()
+        process = POINT_SERVERS.start(job.base, _request(job, folder, environment), log, stdin)
+    with closing(process):
+        try:
+            while process.wait(PAUSE_SECONDS) is None and job.is_wanted():
+                pass
+        finally:
+            _terminate(process, job.log)
+        code = process.wait(PAUSE_SECONDS)
+        return 1 if code is None else code
 
 
-def _terminate(process: "subprocess.Popen[bytes]", is_running: Callable[[], bool]) -> None:
-    """Terminate the processes of the point that still run; they save first. Usually none runs after DVC."""
-    if not is_running():
+def _request(job: Job, folder: Path, environment: Mapping[str, str]) -> PointRequest:
+    return PointRequest(
+        name=job.name,
+        overrides=job.overrides,
+        folder=str(folder),
+        root=str(job.base.root),
+        head=job.base.head,
+        ref=job.base.ref(job.name),
+        sweep_lock=str(job.sweep_lock),
+        environment=environment,
+    )
+
+
+def _terminate(process: PointProcess, log: Path) -> None:
+    """Terminate the processes of the point that still run; they save first. Usually none runs by then."""
+    if is_unlocked(log):
         return
     deadline = time.monotonic() + SAVE_TIMEOUT_SECONDS
-    _signal(process, signal.SIGTERM)
-    while is_running():
+    process.signal(signal.SIGTERM)
+    while not is_unlocked(log):
         if time.monotonic() > deadline:
-            _signal(process, signal.SIGKILL)
+            process.signal(signal.SIGKILL)
         time.sleep(PAUSE_SECONDS)
-
-
-def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -187,6 +189,7 @@ def remove_leftovers(folder: Path) -> None:
     for lock in folder.glob(f"*{SWEEP_LOCK_SUFFIX}"):
         if not is_locked(lock):
             lock.unlink(missing_ok=True)
+            lock.with_suffix(FIRST_POINT_SUFFIX).unlink(missing_ok=True)
 
 
 def is_unlocked(log: Path) -> bool:

@@ -44,9 +44,9 @@ class Point:
     """The keys that differ between points, with the values of this one; all keys if the sweep has no grid."""
 
     @property
-    def arguments(self) -> list[str]:
-        """The arguments for `dvc exp run`."""
-        return [part for path, mine in self.overrides for each in mine for part in ("-S", f"{path}:{each}")]
+    def set_params(self) -> tuple[str, ...]:
+        """The overrides as ``FILE:KEY=VALUE``."""
+        return tuple(f"{path}:{each}" for path, mine in self.overrides for each in mine)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from pipeline.revisions.cache_content import remove_damaged_outputs
 from pipeline.sweep.executors import Executor
 from pipeline.sweep.job import SWEEP_LOCK_SUFFIX, Job, remove_leftovers
 from pipeline.sweep.plan import PlannedPoint, Point, plan_points
+from pipeline.sweep.point_process import POINT_SERVERS
 from pipeline.sweep.scheduler import Report, run_jobs
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.runs.layout import SWEEP_FOLDER
@@ -71,7 +72,7 @@ def sweep(points: Sequence[Point], executor: Executor, run: Runner, *, share_gpu
         elif each.mistake:
             progress.add_failed(each.name, each.mistake)
     if jobs := _jobs(base, planned, share_gpus=share_gpus):
-        with _report_interruption(progress):
+        with _report_interruption(progress), closing(POINT_SERVERS):
             run(jobs, executor, progress.report)
     _conclude([each.name for each in planned], progress)
 
@@ -105,7 +106,7 @@ def _jobs(base: FrozenProject, planned: Sequence[PlannedPoint], *, share_gpus: b
         Job(
             base,
             each.name,
-            tuple(each.point.arguments),
+            each.point.set_params,
             each.params,
             sweep_lock,
             gpu=each.can_use_gpu and not share_gpus,

@@ -8,6 +8,7 @@ import linecache
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
@@ -188,8 +189,9 @@ def _cut(line: str) -> str:
 
 
 def _shorten(path: str) -> str:
-    """Return *path* relative to the current folder if it lies below."""
-    try:
+    """Return *path* relative to the current folder, or to the folder of ``stages``, if it lies below."""
+    with suppress(ValueError, OSError):
         return str(Path(path).relative_to(Path.cwd()))
-    except (ValueError, OSError):
-        return path
+    with suppress(ValueError):
+        return str(Path(path).relative_to(ROOT))
+    return path

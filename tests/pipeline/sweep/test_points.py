@@ -1,0 +1,106 @@
+"""A point runs in a fork of a server, and leaves what `dvc exp run` in processes of its own leaves."""
+
+import os
+import signal
+
+import pytest
+from waiting import LIMIT_SECONDS, wait_until
+
+from stages.contracts.processes import parent_of
+
+RATE = "build_learner.optimizer.learning_rate"
+WIDTH = "build_learner.model.width"
+NET = """
+import os, signal
+from torch import nn
+from stages.models import ClassificationStep
+
+calls = []
+
+
+class Net(ClassificationStep, nn.Sequential):
+    def __init__(self, input_shape, num_classes, width=8):
+        calls.append(width)
+        if width == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        wide = width * len(set(calls))
+        super().__init__(nn.Flatten(), nn.Linear(64, wide), nn.Linear(wide, num_classes))
+"""
+
+
+@pytest.fixture
+def net_project(project):
+    """Return a project with a model of its own, which counts widths and kills its process if one is 13."""
+    (project.folder / "net.py").write_text(NET)
+    project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", 'kind: "net:Net"\n    width: 8')
+    project.ok("git", "add", "-A")
+    project.ok("git", "commit", "-qm", "A model")
+    return project
+
+
+def read_tree(project, name):
+    """Return the files of the experiment *name* with their hashes, its dvc.lock and its message."""
+    [ref] = project.ok("git", "for-each-ref", "--format=%(refname)", f"refs/exps/**/{name}").split()
+    assert project.ok("git", "rev-parse", f"{ref}^") == project.ok("git", "rev-parse", "HEAD")
+    files = project.ok("git", "ls-tree", "-r", ref).splitlines()
+    return (
+        files,
+        project.ok("git", "show", f"{ref}:dvc.lock"),
+        project.ok("git", "log", "-1", "--format=%B", ref),
+    )
+
+
+def test_experiment_of_a_point_equals_that_of_dvc_exp_run(project, other_project, sweep_in):
+    """The tree, dvc.lock and the message are equal, also with metrics and plots that git tracks."""
+    for each in (project, other_project):
+        each.edit(
+            "dvc.yaml", "      - ${paths.metrics}\n", "      - ${paths.metrics}:\n          cache: false\n"
+        )
+        each.edit("dvc.yaml", "metrics: artifacts/metrics.json", "metrics: metrics.json")
+        each.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp")
+        each.ok("git", "add", "-A")
+    name = "learning_rate=0.002"
+
+    swept = sweep_in(project, "-S", f"{RATE}=choice(0.002)").run()
+    other_project.ok("dvc", "exp", "run", "--temp", "--name", name, "-S", f"{RATE}=0.002")
+
+    assert swept.code == 0, swept.text
+    assert read_tree(project, name) == read_tree(other_project, name)
+    assert any(line.endswith("\tmetrics.json") for line in read_tree(project, name)[0])
+
+
+def test_second_point_of_a_process_has_the_bytes_of_the_point_alone(net_project, sweep_in, tmp_path):
+    """Modules of the user have no state of an earlier point, and neither has the random state."""
+    alone = net_project.copied_to(tmp_path / "alone")
+
+    both = sweep_in(net_project, "-S", f"{WIDTH}=8,16").run()
+    one = sweep_in(alone, "-S", f"{WIDTH}=choice(16)").run()
+
+    assert (both.code, one.code) == (0, 0), both.text + one.text
+    assert read_tree(net_project, "width=16") == read_tree(alone, "width=16")
+
+
+def test_point_that_kills_its_process_fails_alone(net_project, sweep_in):
+    outcome = sweep_in(net_project, "-S", f"{WIDTH}=8,13,16").run()
+
+    assert outcome.code == 1
+    assert "error: 1 of 3 points failed" in outcome.err
+    assert "width=13: " in outcome.err
+    assert "Traceback" not in outcome.text
+    assert sweep_in(net_project).experiments() == ["width=16", "width=8"]
+
+
+def test_points_save_and_exit_if_the_server_is_killed(project, sweep_in):
+    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 9")
+    sweep = sweep_in(project, "-S", f"{RATE}=choice(0.002)")
+
+    with sweep.start() as process:
+        sweep.wait_for(process, experiments=0, training=1)
+        [server] = [pid for pid in sweep.processes() if parent_of(pid) == process.pid]
+        os.kill(server, signal.SIGKILL)
+        assert process.wait(LIMIT_SECONDS) == 1
+    wait_until(lambda: not sweep.processes())
+    outcome = sweep.run()
+
+    assert outcome.code == 0, outcome.text
+    assert sweep.epochs("learning_rate=0.002") == list(range(1, 10))
