@@ -100,7 +100,10 @@ def outputs(run: int, epochs: int, batches: int) -> Outputs:
         f"{metric}.tsv": table(
             ["epoch", "train", "valid"], ((e, v, v * 1.1) for e, v in enumerate(values, 1))
         )
-        for metric, values in {"Loss": losses, "Accuracy": [100 * math.exp(-each) for each in losses]}.items()
+        for metric, values in {
+            "Loss": losses,
+            "Accuracy": [100 * math.exp(-0.2 - each) for each in losses],
+        }.items()
     }
     plots["Learning_Rate.tsv"] = table(["epoch", "train"], ((e, 0.001) for e in range(1, epochs + 1)))
     for split, steps in (("train", epochs * batches), ("valid", epochs * batches // 4)):

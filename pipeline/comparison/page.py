@@ -17,7 +17,7 @@ from pipeline.comparison.collection import PlotData
 from pipeline.comparison.page_data import Tree, build_plots_data, build_table_data
 from pipeline.comparison.runs import Comparison, ViewOptions
 
-SCRIPTS = ("model.js", "charts.js", "page.js")
+SCRIPTS = ("model.js", "charts.js", "state.js", "tables.js", "cards.js", "page.js")
 """The parts of the script of the page, in the order in which they run."""
 
 

@@ -68,7 +68,7 @@ function curvesSpec(chart, points, scales, theme, smooth) {
   const split = (range) => ({ field: "split", type: "ordinal", legend: null, scale: { domain: ["valid", "train"], range } });
   const rev = (scale) => ({ field: "rev", type: "nominal", legend: null, scale });
   Object.assign(made.encoding, { color: rev(scales.color), strokeDash: rev(scales.dash) });
-  made.encoding.x.axis = { tickMinStep: 1, format: "~s" };
+  made.encoding.x.axis = { tickMinStep: 1, tickCount: 10, labelExpr: "format(datum.value, datum.value < 1e4 ? ',d' : '~s')" };
   for (const layer of everyLayer(made)) {
     if (layer.encoding && layer.encoding.y) Object.assign(layer.encoding.y, { title: null, axis: { format: ".5~g" } });
     if (layer.mark && layer.mark.type === "line") layer.encoding = { ...layer.encoding, detail: { field: "split" } };
