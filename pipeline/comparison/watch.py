@@ -42,6 +42,8 @@ class Watcher:
         self._lock = Lock()
         self._known: dict[str | None, tuple[RunSummary, PlotData]] = {}
         """SHA to run; a commit whose outputs are all cached does not change."""
+        self._live: dict[str, RunSummary] = {}
+        """Key to run at work, with its last values while a line of its logs is incomplete."""
         self._state: Any = None
         self._content: PageContent | None = None
 
@@ -58,8 +60,9 @@ class Watcher:
     def _build(self, running: Sequence[Run]) -> PageContent:
         revisions = read_revisions(self._revs)
         found = self._read(revisions)
-        live = [run for run in map(read_live_run, running) if run is not None]
-        comparison = Comparison((*(run for run, _ in found), *live))
+        read = {run.key: read_live_run(run) or self._live.get(run.key) for run in running}
+        self._live = {key: run for key, run in read.items() if run is not None}
+        comparison = Comparison((*(run for run, _ in found), *self._live.values()))
         return build_content(comparison, {run.name: data for run, data in found}, self._view)
 
     def _read(self, revisions: Mapping[str, RevisionFiles]) -> list[tuple[RunSummary, PlotData]]:
@@ -75,7 +78,7 @@ class Watcher:
 
 
 def read_live_run(run: Run) -> RunSummary | None:
-    """Return the run *run* that is at work, with the values until now; None if it has just ended.
+    """Return the run *run* that is at work, with the values until now; None if they cannot be read.
 
     The params are those in the folder of its process, overridden by those of the run's key.
     """
@@ -86,7 +89,7 @@ def read_live_run(run: Run) -> RunSummary | None:
         params = flatten(read_yaml(Path(folder, PARAMS)))
         history = read_history(run.path)
     except StageError:
-        return None  # the process has ended, and its folder may be gone
+        return None  # the process has ended, or is writing a line of a log
     params |= flatten({"fit": run.entries.get("params", {})})
     curves = [
         MetricCurve(

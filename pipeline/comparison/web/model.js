@@ -196,7 +196,8 @@ function rankCorrelation(xs, ys) { // Spearman's rho; null if all values of one 
 }
 
 function binOf(values) { // few numbers are groups of their own; many are divided by rank into equal parts
-  if (new Set(values).size <= MAX_BINS) return values;
+  const distinct = new Set(values).size;
+  if (distinct <= MAX_BINS && distinct < values.length) return values;
   const bins = Math.max(2, Math.min(MAX_BINS, Math.floor(values.length / RUNS_PER_BIN)));
   return ranks(values).map((rank) => Math.min(bins - 1, Math.floor((bins * (rank - 0.5)) / values.length)));
 }
