@@ -45,6 +45,22 @@ def sweep(
         bool,
         flag("--share-gpus", "Let every point use all GPUs, instead of one each."),
     ] = False,
+    stop: Annotated[
+        Literal["median", "asha"] | None,
+        typer.Option(
+            help="Stop bad points early: after 1/2, 1/4 … of the epochs, the better half continues (median); "
+            "after 1/3, 1/9 …, the best third (asha).",
+            show_default="no",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC",
+            help="Metric to rank the points by, such as valid/Loss.",
+            show_default="the first of the valid split",
+        ),
+    ] = None,
     dry_run: Annotated[bool, flag("--dry-run", "Print the points without running any.")] = False,
 ) -> None:
     """Run an experiment for each point of a grid. Run the same command again to resume.
@@ -54,14 +70,15 @@ def sweep(
     from pipeline.flows import prefect_api
     from pipeline.sweep.executors import build_executor
     from pipeline.sweep.plan import expand
-    from pipeline.sweep.sweep import print_plan, run_without_flow
+    from pipeline.sweep.sweep import SweepOptions, print_plan, run_without_flow
     from pipeline.sweep.sweep import sweep as run_sweep
 
     points = expand(set_param, draw=draw, seed=seed)
     if dry_run:
-        print_plan(points)
+        print_plan(points, stop)
         return
     run = run_without_flow
     if prefect_api.is_recorded(prefect_api.Recording.REQUIRED, partial(typer.echo, err=True)):
         from pipeline.sweep.flow_records import run_in_flow as run
-    run_sweep(points, build_executor(engine, jobs, address), run, share_gpus=share_gpus)
+    executor = build_executor(engine, jobs, address)
+    run_sweep(points, SweepOptions(executor, run, share_gpus=share_gpus, stop=stop, metric=metric))

@@ -200,11 +200,18 @@ def _is_in_use(place: Path) -> bool:
     return any(True for _ in pids_below(place))
 
 
-def fetch_experiment(base: FrozenProject, place: Path, name: str) -> None:
-    """Fetch the experiment *name* from the clone at *place* into the project, with one atomic update."""
+def fetch_experiment(base: FrozenProject, place: Path, name: str, replaces: str = "") -> None:
+    """Fetch the experiment *name* from the clone at *place* into the project, with one atomic update.
+
+    An experiment of that name is an error, unless it is the commit *replaces*.
+    """
     ref = base.ref(name)
-    run_git(base.top, "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc",
-               str(place), f"{ref}:{ref}")  # fmt: skip
+    options = ("--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc")
+    if not replaces:
+        run_git(base.top, "fetch", *options, str(place), f"{ref}:{ref}")
+        return
+    run_git(base.top, "fetch", *options, str(place), ref)
+    run_git(base.top, "update-ref", ref, run_git(place, "rev-parse", ref).strip(), replaces)
 
 
 @lru_cache(maxsize=1)

@@ -46,6 +46,8 @@ class Job:
     """Whether it claims a GPU for itself, if a GPU is visible."""
     run: str
     """A text that is equal for points that would share a run store."""
+    replaces: str = ""
+    """The commit of its experiment of fewer epochs, which the new one replaces; empty if there is none."""
 
     @property
     def log(self) -> Path:
@@ -77,7 +79,7 @@ def run_job(job: Job) -> None:
             start = job.log.stat().st_size
             code = _run_point(job, folder, environment, stdin)
             if code == 0:
-                fetch_experiment(job.base, job.copy_folder, job.name)
+                fetch_experiment(job.base, job.copy_folder, job.name, job.replaces)
             elif job.is_wanted():
                 log = job.log.relative_to(job.base.root)
                 raise StageFailedError(f"{_reason(job.log, start) or f'exit code {code}'}\n  log: {log}")
@@ -96,12 +98,14 @@ def run_and_return_error(job: Job) -> StageError | None:
 
 def _is_done(job: Job) -> bool:
     """Return whether another sweep has just run the point."""
-    commit = job.base.experiments().get(job.name)
-    if commit and not is_result(job.base, commit, job.params):
+    commit = job.base.experiments().get(job.name, "")
+    if commit == job.replaces:
+        return False
+    if not is_result(job.base, commit, job.params):
         raise StageFailedError(
             f"another sweep has used the name {job.name} for other params. Run the same command again"
         )
-    return commit is not None
+    return True
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +29,7 @@ from stages.contracts.errors import ParamsError
 from stages.params.fit_params import CHANGES_NO_NUMBER
 
 PARAMS = "params.yaml"
+EPOCHS = "fit.num_epochs"
 MAX_NAME_LENGTH = 80
 _BRACKETS = re.compile(r"[\[\]{}'\"\s]")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9._+=,-]+")
@@ -62,6 +63,8 @@ class PlannedPoint:
     """The error in its params, because of which it cannot run; empty if there is none."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """The contents of the params files for this point, by file name."""
+    replaces: str = ""
+    """The commit of its experiment of fewer epochs, which a new one replaces; empty if there is none."""
 
     @property
     def run(self) -> str:
@@ -112,15 +115,17 @@ def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0)
     return points[:draw]
 
 
-def plan_points(base: FrozenProject, points: Sequence[Point]) -> list[PlannedPoint]:
-    """Return the plan of each of *points* at this moment.
+def plan_points(
+    base: FrozenProject, points: Sequence[Point], epochs: int | None = None
+) -> list[PlannedPoint]:
+    """Return the plan of each of *points* at this moment; with *epochs*, only up to that epoch.
 
-    Raises `ParamsError` if none of them has valid params: then the mistake is in the command.
+    An experiment of more epochs then counts too. Raises `ParamsError` if no point has valid params: then the
+    mistake is in the command.
     """
-    experiments = base.experiments()
-    tree = run_git(base.root, "rev-parse", f"{base.commit}^{{tree}}")
+    found = _Experiments(base, base.experiments(), run_git(base.root, "rev-parse", f"{base.commit}^{{tree}}"))
     planned = [
-        _plan_point(base, point, short, experiments, tree)
+        _plan_point(found, point, short, epochs)
         for point, short in zip(points, short_point_names(points), strict=True)
     ]
     if planned and all(each.mistake for each in planned):
@@ -128,19 +133,75 @@ def plan_points(base: FrozenProject, points: Sequence[Point]) -> list[PlannedPoi
     return planned
 
 
-def _plan_point(
-    base: FrozenProject, point: Point, short: str, experiments: Mapping[str, str], tree: str
-) -> PlannedPoint:
+@dataclass(frozen=True)
+class _Experiments:
+    """The experiments of a project at one moment."""
+
+    base: FrozenProject
+    commits: Mapping[str, str]
+    """Name to commit."""
+    tree: str
+    """The tree of the project."""
+
+    def find(self, names: Sequence[str], params: Mapping[str, Any]) -> str | None:
+        """Return the first of *names* whose experiment has *params*; None if there is none."""
+        found = (name for name in names if name in self.commits)
+        return next((name for name in found if is_result(self.base, self.commits[name], params)), None)
+
+    def count_epochs(self, name: str, most: int) -> int | None:
+        """Return the number of epochs of the experiment *name*; None if there is none of up to *most*."""
+        own = self.base.content(PARAMS, self.commits[name]) if name in self.commits else {}
+        epochs = (own.get("fit") or {}).get("num_epochs")
+        return epochs if isinstance(epochs, int) and epochs <= most else None
+
+
+def _plan_point(found: _Experiments, point: Point, short: str, epochs: int | None) -> PlannedPoint:
     try:
-        params = params_of(base, point)
+        params = params_of(found.base, point)
     except ParamsError as error:
         return PlannedPoint(point, short or name_with_hash(point, point.overrides), mistake=str(error))
-    names = [*filter(None, [short]), name_with_hash(point, params), name_with_hash(point, [params, tree])]
+    names = [
+        *filter(None, [short]),
+        name_with_hash(point, params),
+        name_with_hash(point, [params, found.tree]),
+    ]
+    free = next((name for name in names if name not in found.commits), names[-1])
+    if epochs is not None:
+        return _plan_rung(found, PlannedPoint(point, free, params=params), names, epochs)
+    name = found.find(names, params)
+    return PlannedPoint(point, name or free, is_done=name is not None, params=params)
+
+
+def _plan_rung(found: _Experiments, planned: PlannedPoint, names: Sequence[str], epochs: int) -> PlannedPoint:
+    """Return the point *planned* up to *epochs*, with its experiment of any number of epochs, if any."""
+    most = count_epochs(found.base, planned.params)
+    rung = with_epochs(planned, found.base, epochs)
     for name in names:
-        if name in experiments and is_result(base, experiments[name], params):
-            return PlannedPoint(point, name, is_done=True, params=params)
-    free = next((name for name in names if name not in experiments), names[-1])
-    return PlannedPoint(point, free, params=params)
+        reached = found.count_epochs(name, most)
+        if reached and found.find([name], with_epochs(planned, found.base, reached).params):
+            if reached >= epochs:
+                return replace(rung, name=name, is_done=True)
+            return replace(rung, name=name, replaces=found.commits[name])
+    return rung
+
+
+def with_epochs(planned: PlannedPoint, base: FrozenProject, epochs: int) -> PlannedPoint:
+    """Return the point *planned* with that number of epochs, and with the same name."""
+    own = planned.params.get(PARAMS) or base.content(PARAMS)
+    params = {**planned.params, PARAMS: {**own, "fit": {**(own.get("fit") or {}), "num_epochs": epochs}}}
+    files = {path: list(mine) for path, mine in planned.point.overrides}
+    kept = [each for each in files.get(PARAMS, []) if each.lstrip("+").partition("=")[0] != EPOCHS]
+    files[PARAMS] = [*kept, f"++{EPOCHS}={epochs}"]
+    overrides = tuple((path, tuple(mine)) for path, mine in files.items())
+    return replace(planned, point=replace(planned.point, overrides=overrides), params=params)
+
+
+def count_epochs(base: FrozenProject, params: Mapping[str, Any]) -> int:
+    """Return the number of epochs of a point with *params*. Raises `ParamsError` if they have none."""
+    epochs = ((params.get(PARAMS) or base.content(PARAMS)).get("fit") or {}).get("num_epochs")
+    if not isinstance(epochs, int):
+        raise ParamsError(f"--stop needs {EPOCHS} in {PARAMS}. Add it")
+    return epochs
 
 
 def short_point_names(points: Sequence[Point]) -> list[str]:

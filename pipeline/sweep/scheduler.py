@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from pipeline.sweep.job import PAUSE_SECONDS, SWEEP_LOCK_SUFFIX, Job, is_unlocked
-from pipeline.sweep.point_process import FIRST_POINT_SUFFIX
+from pipeline.sweep.job import PAUSE_SECONDS, Job, is_unlocked
 from stages.contracts.file_lock import hold_lock
 
 
@@ -51,9 +50,6 @@ def run_jobs(jobs: Sequence[Job], width: int, submit: Submit, report: Report) ->
             while not is_unlocked(job.log):
                 time.sleep(PAUSE_SECONDS)
         raise
-    finally:
-        for suffix in (SWEEP_LOCK_SUFFIX, FIRST_POINT_SUFFIX):
-            jobs[0].sweep_lock.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _next(waiting: Sequence[Job], active: Sequence[Job]) -> Job | None:

@@ -1,0 +1,113 @@
+"""Early stopping: after each rung of epochs the better points continue; a resume makes the same choices."""
+
+import pytest
+
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
+from pipeline.sweep.results import WIDTH, result_table
+from pipeline.sweep.stopping import RULES, default_metric, find_metric, rank, select_points
+from stages.contracts.errors import ParamsError
+from stages.contracts.history import Direction
+
+RATE = "build_learner.optimizer.learning_rate"
+RATES = "0.0001,0.001,0.003,0.01,0.1,1e30"
+
+
+def summary(name, *accuracies, **more):
+    curve = MetricCurve("valid", "Accuracy", dict(enumerate(accuracies, 1)), Direction.HIGHEST)
+    return RunSummary(name, None, metrics={curve.name: curve}, epochs=len(accuracies), **more)
+
+
+@pytest.mark.parametrize(
+    ("rule", "epochs", "rungs"),
+    [
+        ("asha", 9, [1, 3, 9]),
+        ("asha", 20, [2, 6, 20]),
+        ("median", 20, [1, 2, 5, 10, 20]),
+        ("median", 1, [1]),
+    ],
+)
+def test_rungs_divide_the_epochs_by_the_factor(rule, epochs, rungs):
+    assert RULES[rule].rungs(epochs) == rungs
+
+
+def test_best_third_continues_and_of_equal_points_the_first_ones():
+    ranks = {"a": 3.0, "b": 1.0, "c": None, "d": 1.0, "e": 1.0, "f": 2.0}
+
+    assert RULES["asha"].select(ranks) == ["b", "d"]
+    assert RULES["median"].select(ranks) == ["b", "d", "e"]
+    assert RULES["asha"].select({"a": None}) == []
+
+
+def test_rank_has_no_value_of_a_later_epoch():
+    curve = summary("a", 50.0, float("nan"), 70.0, 90.0).metrics["valid/Accuracy"]
+
+    assert [rank(curve, epochs) for epochs in (1, 2, 3, 4)] == [-50.0, -50.0, -70.0, -90.0]
+    assert rank(MetricCurve("valid", "Loss", {1: float("inf")}, Direction.LOWEST), 1) is None
+
+
+def test_failed_point_counts_and_does_not_continue():
+    compared = Comparison((summary("a", 50.0), summary("b", 60.0)))
+
+    names = [*"abcdef"]
+    assert select_points(compared, names, "valid/Accuracy", 1, RULES["asha"]) == ["a", "b"]
+
+
+def test_metric_without_a_known_direction_cannot_rank():
+    curve = MetricCurve("valid", "Width", {1: 1.0}, None)
+    compared = Comparison((RunSummary("a", None, metrics={curve.name: curve}),))
+
+    assert default_metric(compared) is None
+    with pytest.raises(ParamsError, match="no direction is known of Width"):
+        find_metric(compared, "Width")
+
+
+def test_table_is_sorted_by_the_metric_and_at_most_80_columns_wide():
+    long = "learning_rate=0.001,batch_size=32,dropout=0.25,width=512,depth=12,kind=mlp"
+    compared = Comparison((summary("a", 50.0, seconds=3.0), summary(long, 60.0, 55.0), RunSummary("b", None)))
+
+    lines = result_table(compared, "valid/Accuracy").splitlines()
+
+    assert [line.split()[0] for line in lines] == ["run", long, "60.000", "a", "b"]
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[3].split() == ["a", "50.000", "1", "1", "3.0", "s"]
+
+
+def test_stopped_sweep_that_is_killed_ends_with_the_same_trials(project, other_project, sweep_in):
+    command = ("-j", "2", "--stop", "asha", "-S", f"{RATE}={RATES}")
+    for each in (project, other_project):
+        each.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp")
+        each.edit("params.yaml", "num_epochs: 2", "num_epochs: 9")
+        each.ok("git", "commit", "-qam", "Nine epochs")
+    killed = sweep_in(project, *command)
+
+    whole = sweep_in(other_project, *command).run()
+    for experiments in (2, 5):
+        with killed.start() as process:
+            killed.wait_for(process, experiments=experiments, training=0)
+            process.kill()
+    resumed = killed.run()
+
+    assert whole.code == resumed.code == 1  # one point fails
+    assert read_trials(project) == read_trials(other_project)
+    assert sorted(read_trials(project).values()) == [1, 1, 1, 3, 9]
+    [best] = [name for (name, _), epochs in read_trials(project).items() if epochs == 9]
+    assert killed.epochs(best) == list(range(1, 10)), killed.logs()[best]
+    dry = project.learner("sweep", "--dry-run", *command[2:])
+    assert dry.out.count(": done") == 5
+
+
+def read_trials(project):
+    """Return the number of epochs of each experiment, by its name and the hash of its outputs."""
+    found = {}
+    for ref in project.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps").split():
+        params = project.ok("git", "show", f"{ref}:params.yaml")
+        epochs = int(params.partition("num_epochs: ")[2].split()[0])
+        found[ref.rpartition("/")[2], project.ok("git", "rev-parse", f"{ref}:dvc.lock")] = epochs
+    return found
+
+
+def test_epochs_cannot_vary_if_points_are_stopped(project):
+    refused = project.learner("sweep", "--stop", "median", "-S", "fit.num_epochs=2,4")
+
+    assert refused.code == 2
+    assert "--stop chooses the epochs of each point, so -S fit.num_epochs must have one value" in refused.err
