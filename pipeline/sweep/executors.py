@@ -3,7 +3,9 @@
 Every executor runs the same function, `run_and_return_error`, which starts a child process for each point.
 """
 
+import logging
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -93,6 +95,16 @@ class ThreadExecutor:
         """Return None: threads are the default of Prefect."""
 
 
+def dask_setup(_worker: object) -> None:
+    """Ignore Ctrl-C in a worker process, and what Dask logs when the sweep then cancels its points.
+
+    The terminal sends the signal to the workers too, and each would print a traceback. Dask calls this
+    function by its name when it starts a worker.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("distributed.worker.state_machine").setLevel(logging.ERROR)
+
+
 @dataclass(frozen=True)
 class DaskExecutor:
     """Worker processes of Dask on this host, or a cluster by the address of its scheduler."""
@@ -135,6 +147,7 @@ class DaskExecutor:
             "threads_per_worker": 1,
             "processes": True,
             "dashboard_address": None,
+            "preload": [__name__],
         }
 
 
