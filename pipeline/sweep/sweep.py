@@ -1,6 +1,7 @@
 """The sweep: plan the points, run those without an experiment, report each, and compare all."""
 
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pipeline.sweep.results import result_table
 from pipeline.sweep.scheduler import Report, run_jobs
 from pipeline.sweep.stopping import RULES, check_epochs, default_metric, find_metric, select_points
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
+from stages.contracts.text import format_duration
 from stages.runs.layout import SWEEP_FOLDER
 
 
@@ -29,11 +31,14 @@ class SweepProgress:
     total: int
     done: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    before: int = 0
+    """Points that had finished before the first one ran."""
+    began: float = field(default_factory=time.monotonic)
 
     def report(self, job: Job, error: Exception | None) -> None:
         """Record that *job* finished, with *error* or with an experiment."""
         if error is None:
-            self.add_done(job.name, "done")
+            self.add_done(job.name, f"done{self._time_left()}")
         else:
             reason = str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
             self.add_failed(job.name, reason)
@@ -47,6 +52,16 @@ class SweepProgress:
         """Record that the point *name* has no experiment, and print that."""
         self.failed[name] = reason
         self._print(name, "failed")
+
+    def start(self) -> None:
+        """Record that the points which are neither done nor failed run from now on."""
+        self.before, self.began = len(self.done) + len(self.failed), time.monotonic()
+
+    def _time_left(self) -> str:
+        """Return the time that the other points take, if they take as long as those that have run."""
+        finished = len(self.done) + len(self.failed) + 1
+        left = (time.monotonic() - self.began) * (self.total - finished) / (finished - self.before)
+        return f", about {format_duration(left)} left" if finished < self.total else ""
 
     def _print(self, name: str, outcome: str) -> None:
         typer.echo(f"[{len(self.done) + len(self.failed)}/{self.total}] {name}: {outcome}")
@@ -112,6 +127,7 @@ def _run_points(
         elif each.mistake:
             progress.add_failed(each.name, each.mistake)
     if jobs := _jobs(base, planned, lock, share_gpus=options.share_gpus):
+        progress.start()
         with _report_interruption(progress):
             options.run(jobs, options.executor, progress.report)
     return SweepProgress(

@@ -1,5 +1,7 @@
 """Early stopping: after each rung of epochs the better points continue; a resume makes the same choices."""
 
+import re
+
 import pytest
 
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
@@ -90,6 +92,7 @@ def test_stopped_sweep_that_is_killed_ends_with_the_same_trials(project, other_p
     assert whole.code == resumed.code == 1  # one point fails
     assert read_trials(project) == read_trials(other_project)
     assert sorted(read_trials(project).values()) == [1, 1, 1, 3, 9]
+    assert re.search(r"\[[1-5]/6\] learning_rate=[\d.]+: done, about .* left\n", whole.out), whole.out
     [best] = [name for (name, _), epochs in read_trials(project).items() if epochs == 9]
     assert killed.epochs(best) == list(range(1, 10)), killed.logs()[best]
     dry = project.learner("sweep", "--dry-run", *command[2:])

@@ -1,6 +1,7 @@
 """`learner sweep` runs each point once; the experiments, executors, signals and server are real."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -93,7 +94,7 @@ def test_each_point_runs_once_if_the_sweep_is_killed(sweep_result):
 def test_sweep_ends_with_a_table_of_its_experiments(sweep_result):
     table = sweep_result.outcome.out[sweep_result.outcome.out.index("\nrun ") :]
 
-    assert [line.split()[0] for line in table.split("\n")[2:] if line] == VALID_POINTS
+    assert [line.split()[0] for line in table.split("\n")[2:] if line] == VALID_POINTS[::-1]
     shown = json.loads(sweep_result.project.ok("dvc", "exp", "show", "--json"))
     assert sorted(each["name"] for rev in shown for each in rev["experiments"] or []) == VALID_POINTS
     assert "running" not in json.dumps(shown).lower()
@@ -230,7 +231,7 @@ def test_interrupted_points_are_saved_and_resumed_as_a_flow_on_dask(project, swe
 
     with sweep.start() as process:
         sweep.wait_for(process, experiments=0, training=1)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the workers too
         assert process.wait(LIMIT_SECONDS) == 130
         out = (project.folder.parent / "sweep.out").read_text()
     assert "0 of 2 points are done. Run the same command again to resume" in out
