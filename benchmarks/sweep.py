@@ -6,14 +6,18 @@ epochs. The three contestants run one after another in projects of their own, wi
 * the trainings alone: one process that calls the stages build-learner and fit for each point;
 * `learner sweep --jobs 2`;
 * `dvc exp run --queue` and `dvc queue start --jobs 2`.
+
+`--stop` compares 40 points of nine epochs with early stopping with the full grid.
 """
 
 import argparse
+import json
 import os
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +26,9 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[1]
 KEY = "build_learner.optimizer.learning_rate"
+STOPPED_POINTS = 40
+EXPERIMENT_DEPTH = 4
+"""Slashes in the git reference of an experiment: refs/exps/ab/cdef…/name."""
 TRAININGS = """
 import sys
 from pathlib import Path
@@ -44,25 +51,38 @@ class Cost:
     wall: float
 
 
-def create_project(folder: Path) -> None:
-    """Create a project by `learner init`, and set it to train the MLP on the digits for four epochs."""
+def create_project(folder: Path, epochs: int = 4) -> None:
+    """Create a project by `learner init`, and set it to train the MLP on the digits for *epochs*."""
     measure(folder.parent, sys.executable, "-m", "pipeline", "init", folder.name)
     yaml, params = YAML(), folder / "params.yaml"
     content = yaml.load(params)
     content["load_data"]["source"] = {"kind": "digits"}
     content["build_learner"]["model"] = {"kind": "mlp"}
-    content["fit"]["num_epochs"] = 4
+    content["fit"]["num_epochs"] = epochs
     yaml.dump(content, params)
-    subprocess.run(["git", "commit", "-qam", "Train the MLP on the digits"], cwd=folder, check=True)  # noqa: S607
+    git(folder, "commit", "-qam", "Train the MLP on the digits")
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the contestants: one thread, and the code of this checkout."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    more = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DVC_NO_ANALYTICS": "true", "PATH": path}
+    return kept | more
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git in *folder* and return what it prints."""
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)  # noqa: S603, S607
+    return done.stdout
 
 
 def measure(folder: Path, *command: str) -> Cost:
     """Run *command* in *folder*, with one thread, and return its cost with its child processes."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DVC_NO_ANALYTICS": "true"}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(  # noqa: S603
+        command, cwd=folder, env=environment(), capture_output=True, text=True, check=False
+    )
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
@@ -81,14 +101,61 @@ def run_queue(folder: Path, rates: str) -> Cost:
 
 def count_experiments(folder: Path) -> int:
     """Return the number of finished experiments in *folder*."""
-    listed = subprocess.run(
-        ["git", "for-each-ref", "--format=%(refname)", "refs/exps"],  # noqa: S607
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
+    names = git(folder, "for-each-ref", "--format=%(refname)", "refs/exps").split()
+    return sum(name.count("/") == EXPERIMENT_DEPTH for name in names)
+
+
+def read_trials(folder: Path) -> dict[str, tuple[int, str]]:
+    """Return the epochs and the hash of the dvc.lock of each experiment in *folder*, by its name."""
+    found = {}
+    for line in git(folder, "for-each-ref", "--format=%(objectname) %(refname)", "refs/exps").splitlines():
+        commit, ref = line.split()
+        if ref.count("/") == EXPERIMENT_DEPTH:
+            params = YAML(typ="safe").load(git(folder, "show", f"{commit}:params.yaml"))
+            lock = git(folder, "rev-parse", f"{commit}:dvc.lock").strip()
+            found[ref.rpartition("/")[2]] = params["fit"]["num_epochs"], lock
+    return found
+
+
+def kill_sweep(folder: Path, experiments: int, *command: str) -> None:
+    """Start the sweep *command* in *folder*, and kill it when there are that many experiments."""
+    process = subprocess.Popen(  # noqa: S603
+        command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    return sum(name.count("/") == 4 for name in listed.stdout.split())
+    while process.poll() is None and count_experiments(folder) < experiments:
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+
+
+def compare_stopping(folders: Sequence[Path]) -> None:
+    """Print what ``--stop asha`` finds with how many epochs, beside the full grid, also if it is killed."""
+    rates = ",".join(f"{10 ** (-4 + number / 13):.6f}" for number in range(STOPPED_POINTS))
+    command = (sys.executable, "-m", "pipeline", "sweep", "-j", "2", "-S", f"{KEY}={rates}")
+    full, stopped, killed = folders
+    for folder in folders:
+        create_project(folder, epochs=9)
+    measure(full, *command)
+    measure(stopped, *command, "--stop", "asha")
+    for experiments in (STOPPED_POINTS // 4, STOPPED_POINTS // 2):
+        kill_sweep(killed, experiments, *command, "--stop", "asha")
+    measure(killed, *command, "--stop", "asha")
+    best = [find_best(folder) for folder in folders]
+    spent = [sum(epochs for epochs, _ in read_trials(folder).values()) for folder in folders]
+    print(f"full grid of {STOPPED_POINTS} points: best accuracy {best[0]:.2f} % with {spent[0]} epochs")
+    print(
+        f"--stop asha: {best[1]:.2f} % with {spent[1]} epochs, {100 * spent[1] / spent[0]:.0f} % (goal: 35 %)"
+    )
+    print(f"the same trials after two kills: {read_trials(killed) == read_trials(stopped)}")
+
+
+def find_best(folder: Path) -> float:
+    """Return the best accuracy on the valid split of the experiments in *folder*."""
+    command = [sys.executable, "-m", "pipeline", "compare", "--json", *read_trials(folder)]
+    listed = subprocess.run(  # noqa: S603
+        command, cwd=folder, env=environment(), capture_output=True, text=True, check=True
+    )
+    return max(run["metrics"]["valid/Accuracy"]["best"] for run in json.loads(listed.stdout)["runs"])
 
 
 def main() -> None:
@@ -96,9 +163,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--points", type=int, default=12, help="number of points; default 12")
     parser.add_argument("--no-queue", action="store_true", help="leave out `dvc queue`")
+    parser.add_argument("--stop", action="store_true", help="only compare --stop asha with the full grid")
     options = parser.parse_args()
     rates = [f"{number / 1000:.3f}" for number in range(1, options.points + 1)]
     with TemporaryDirectory() as temporary:
+        if options.stop:
+            compare_stopping([Path(temporary) / name for name in ("full", "stopped", "killed")])
+            return
         folders = [Path(temporary) / name for name in ("trainings", "sweep", "queue")]
         for folder in folders:
             create_project(folder)
