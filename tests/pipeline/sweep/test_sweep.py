@@ -262,7 +262,7 @@ def test_commands_of_the_readme_have_the_documented_numbers_of_points(project):
 
     counts = [len(project.learner(*each, "--dry-run").out.splitlines()) for each in commands]
 
-    assert counts == [8, 4, 2, 40]
+    assert counts == [8, 4, 2, 20]
 
 
 def test_dvc_process_exits_if_its_parent_process_does_not_exist(project):
