@@ -29,7 +29,12 @@ async function drawNearCharts() {
   for (const [place, chart] of [...charts]) {
     if (!chart.stale || !chart.near) continue;
     chart.stale = false;
-    await drawChart(place, chart);
+    try {
+      await drawChart(place, chart);
+    } catch (error) { // one chart must not stop the others
+      console.error(error);
+      place.replaceChildren(element("p", { className: "empty", textContent: `This chart cannot be drawn: ${error.message}` }));
+    }
   }
   drawn += 1;
   document.body.dataset.drawn = String(drawn);
@@ -64,7 +69,7 @@ function plotsData() {
 function setCurves(runs) {
   const place = byId("curves");
   const wanted = plotsData().charts[view];
-  const cards = new Map([...place.children].map((card) => [card.dataset.chart, card]));
+  const cards = new Map([...place.querySelectorAll(":scope > .card")].map((card) => [card.dataset.chart, card]));
   const made = wanted.map((chart) => {
     const name = `${view} ${chart.title}`;
     const card = cards.get(name) || element("div", { className: "card" }, element("h3", { textContent: chart.title }), element("div", { className: "tall" }));

@@ -247,3 +247,26 @@ def test_page_fits_and_draws_every_chart(reader, width, scheme):
         reader.wait("document.getElementById('runs-more').textContent.startsWith('Scroll the table for ')")
     background = reader.run("getComputedStyle(document.documentElement).backgroundColor")
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 28)"}[scheme]
+
+
+@pytest.mark.parametrize("losses", [[], [float("nan")] * 3, [float("inf"), 1.0, 1.0], [1e300, 1.0, -1e300]])
+def test_page_of_runs_without_values_or_batches_has_no_error(browser, tmp_path, losses):
+    metrics = {}
+    if losses:
+        series = dict(enumerate(losses, start=1))
+        metrics["valid/F1 [a.b]"] = MetricCurve("valid", "F1 [a.b]", series, Direction.HIGHEST)
+    runs = tuple(RunSummary(name, None, {"a.b[0]": name}, metrics) for name in ("a.b", "x.y['z']"))
+    page = tmp_path / "page.html"
+    page.write_text(build_page(Comparison(runs), {}, ViewOptions()))
+    idle = "!scheduled && [...charts.values()].every(chart => !chart.near || !chart.stale)"
+
+    browser.resize(1000, 5000)
+    browser.open(page)
+    browser.wait("document.body && document.body.dataset.drawn && document.querySelector('#scatter > *')")
+    for tab in ("iterations", "epochs"):
+        browser.run(f"document.getElementById('tab-{tab}').click()")
+        browser.wait(f"view === '{tab}' && {idle}")
+    browser.choose("#group", "a.b[0]")
+    browser.wait(f"document.querySelector('tr.group') && {idle}")
+
+    assert browser.messages() == []
