@@ -20,9 +20,9 @@ from typing import IO
 
 from pipeline.engine.project_copy import (
     COPY_SUFFIX,
+    LOCK_SUFFIX,
     FrozenProject,
     copy_compiled_modules,
-    remove_orphaned,
     temporary_copy,
 )
 from stages.contracts.errors import StageFailedError
@@ -30,7 +30,7 @@ from stages.contracts.file_lock import hold_lock
 from stages.runs.layout import SWEEP_FOLDER
 
 SERVERS_FOLDER = SWEEP_FOLDER / "servers"
-"""Copies of the project that servers import the code from, each with its lock and its log."""
+"""Copies of the project that servers import the code from, each with a lock file next to it."""
 FIRST_POINT_SUFFIX = ".first"
 """Suffix of the lock file that the first point of a sweep holds until it trains."""
 MAX_MESSAGE_BYTES = 1 << 10
@@ -110,11 +110,11 @@ class _Server:
     def __init__(self, base: FrozenProject, sweep_lock: Path) -> None:
         folder = base.root / SERVERS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        remove_orphaned(folder)
         place = folder / f"{secrets.token_hex(4)}{COPY_SUFFIX}"
-        self.log = place.with_suffix(".log")
+        self._lock = place.with_suffix(LOCK_SUFFIX)
+        self.log = place / ".git/server.log"
         with ExitStack() as stack:
-            stack.enter_context(hold_lock(place.with_suffix(".lock")))
+            stack.enter_context(hold_lock(self._lock))
             code = stack.enter_context(temporary_copy(base, place))
             copy_compiled_modules(base, code)
             self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -154,8 +154,7 @@ class _Server:
         self._control.close()
         self._process.wait()
         self._stack.close()
-        for path in (self.log, self.log.with_suffix(".lock")):
-            path.unlink(missing_ok=True)
+        self._lock.unlink(missing_ok=True)
 
 
 class PointServers:

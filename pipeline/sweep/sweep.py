@@ -10,12 +10,12 @@ from pathlib import Path
 import typer
 
 from pipeline.comparison.collection import collect_runs
-from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze
+from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze, remove_orphaned
 from pipeline.revisions.cache_content import remove_damaged_outputs
 from pipeline.sweep.executors import Executor
 from pipeline.sweep.job import SWEEP_LOCK_SUFFIX, Job, remove_leftovers
 from pipeline.sweep.plan import PlannedPoint, Point, plan_points
-from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS
+from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, SERVERS_FOLDER
 from pipeline.sweep.results import result_table
 from pipeline.sweep.scheduler import Report, run_jobs
 from pipeline.sweep.stopping import RULES, check_epochs, default_metric, find_metric, select_points
@@ -106,6 +106,7 @@ def _sweep_lock(base: FrozenProject) -> Iterator[Path]:
     folder = base.root / SWEEP_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
+    remove_orphaned(base.root / SERVERS_FOLDER)
     path = folder / f"{secrets.token_hex(4)}{SWEEP_LOCK_SUFFIX}"
     try:
         with closing(POINT_SERVERS):

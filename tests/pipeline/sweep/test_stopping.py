@@ -97,6 +97,7 @@ def test_stopped_sweep_that_is_killed_ends_with_the_same_trials(project, other_p
     assert killed.epochs(best) == list(range(1, 10)), killed.logs()[best]
     dry = project.learner("sweep", "--dry-run", *command[2:])
     assert dry.out.count(": done") == 5
+    assert not [*(project.folder / ".runs/sweep/servers").iterdir()]
 
 
 def read_trials(project):
