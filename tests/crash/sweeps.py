@@ -13,6 +13,8 @@ from recovery import LEARNER, recover
 from report import Row
 from workers import run_trials
 
+from stages.contracts.processes import parent_of
+
 COMMAND = (*LEARNER, "sweep", "--jobs", "2", "-S", EPOCHS, "-S", "fit.seed=42,43")
 TARGETS = ("sweep", "point", "everything")
 MOMENTS = {"starting": 4.0, "training": 3.0, "collecting": 0.3}
@@ -88,8 +90,9 @@ class Sweeps:
         processes = project.processes()
         if target == "everything":
             return list(processes)
-        points = {os.getpgid(pid) for pid, line in processes.items() if "pipeline.engine.dvc_process" in line}
-        groups = {process.pid} if target == "sweep" else set(sorted(points)[:1])
+        servers = {pid for pid, line in processes.items() if "pipeline.sweep.point_server" in line}
+        points = {_group_of(pid) for pid in servers if parent_of(pid) in servers}  # forks of a server
+        groups = {process.pid} if target == "sweep" else set(sorted(filter(None, points))[:1])
         return [pid for pid in processes if _group_of(pid) in groups]
 
     def _after_it(self, project):
