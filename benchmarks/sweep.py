@@ -7,7 +7,7 @@ epochs. The three contestants run one after another in projects of their own, wi
 * `learner sweep --jobs 2`;
 * `dvc exp run --queue` and `dvc queue start --jobs 2`.
 
-`--stop` compares 40 points of nine epochs with early stopping with the full grid.
+`--stop` compares 40 points of 20 epochs with early stopping with the full grid.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def compare_stopping(folders: Sequence[Path]) -> None:
     command = (sys.executable, "-m", "pipeline", "sweep", "-j", "2", "-S", f"{KEY}={rates}")
     full, stopped, killed = folders
     for folder in folders:
-        create_project(folder, epochs=9)
+        create_project(folder, epochs=20)
     measure(full, *command)
     measure(stopped, *command, "--stop", "asha")
     for experiments in (STOPPED_POINTS // 4, STOPPED_POINTS // 2):
