@@ -240,7 +240,7 @@ class LearnerBuilder:
         return self._set(compute=replace(self._options.compute, num_threads=num_threads))
 
     def portable(self) -> Self:
-        """Compute the same bits on every x86-64 CPU with AVX2, in about 1.3 times the time. Default: no.
+        """Compute the same bits on every x86-64 CPU with AVX2, in about 1.5 times the time. Default: no.
 
         It needs `num_threads`, precision ``f32`` and no `compile`. Call `stages.devices.prepare_portable`
         before torch first computes. On another architecture or an accelerator a warning is logged.

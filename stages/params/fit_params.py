@@ -155,7 +155,7 @@ class FitConfig(Config):
     deterministic: Flag = False
     """Make accelerators compute the same bits each time, which is slower; a CPU always does."""
     portable: Flag = False
-    """Compute the same bits on every x86-64 CPU with AVX2, in about 1.3 times the time.
+    """Compute the same bits on every x86-64 CPU with AVX2, in about 1.5 times the time.
 
     It needs ``num_threads``, precision ``f32`` and no ``compile``. On an accelerator, or on a machine of
     another architecture, it has no effect but a warning.
