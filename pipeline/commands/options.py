@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.user_errors import TRACEBACK_VARIABLE
+from pipeline.user_errors import TRACEBACK_VARIABLE, VERBOSE_VARIABLE
 from stages.contracts.errors import ParamsError
 
 PREFECT_LEVEL = "PREFECT_LOGGING_LEVEL"
@@ -47,7 +47,7 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> Iterator[None]:
     if quiet and verbose:
         raise ParamsError("-q and -v exclude each other. Pass one of them")
     if verbose:
-        os.environ |= {TRACEBACK_VARIABLE: "1", PREFECT_LEVEL: "DEBUG"}
+        os.environ |= {TRACEBACK_VARIABLE: "1", VERBOSE_VARIABLE: "1", PREFECT_LEVEL: "DEBUG"}
         _log_debug_records()
     if not quiet:
         yield

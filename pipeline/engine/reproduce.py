@@ -22,6 +22,7 @@ from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
 from pipeline.lockfile import check_lockfile
 from pipeline.revisions.cache_content import remove_damaged_output
+from pipeline.user_errors import VERBOSE_VARIABLE
 from pipeline.versions import VERSIONS, version_of
 from stages.contracts.errors import ParamsError, StageFailedError
 from stages.contracts.events import Renderer
@@ -167,7 +168,7 @@ def _log_warnings_only() -> Iterator[None]:
     """Have DVC log warnings and errors only; the caller reports the outcome."""
     logger = logging.getLogger("dvc")
     before = logger.level
-    if before != logging.DEBUG:  # as with -v
+    if not os.environ.get(VERBOSE_VARIABLE):
         logger.setLevel(logging.WARNING)
     try:
         yield

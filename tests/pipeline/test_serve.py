@@ -403,7 +403,8 @@ def test_scheduled_runs_are_experiments_that_leave_the_workspace_unchanged(serve
     assert project.ok("git", "status", "--short") == ""
     assert project.files("params.yaml", "dvc.yaml", "waiting.py", ".dvc/config") == before
     assert not (project.folder / "dvc.lock").exists()
-    name = f"often-{first['name']}-{first['id'][-6:]}"
+    assert first["name"] == "waiting:Waiting, adam, 2 epochs"
+    name = f"often-waiting-waiting-adam-2-epochs-{first['id'][-6:]}"
     assert name in project.ok("dvc", "exp", "list", "--name-only").splitlines()
     stages = ["create-artifact-dir", "load-data", "build-learner", "fit"]
     assert sorted(api.tasks(first["id"], 4)) == sorted((stage, "Completed") for stage in stages)
