@@ -6,10 +6,12 @@ Only the body is ours: DVC calls a function instead of starting ``cmd`` (see `pi
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
@@ -28,7 +30,13 @@ from stages.contracts.errors import ParamsError, StageFailedError
 from stages.contracts.events import Renderer
 
 log = logging.getLogger(__name__)
-Run = Callable[[str, Renderer | None], None]
+
+
+class Run(Protocol):
+    """A function that runs a stage."""
+
+    def __call__(self, name: str, renderer: Renderer | None = None) -> None:
+        """Run stage *name* and show its progress with *renderer*."""
 
 
 class Outcome(StrEnum):
@@ -78,7 +86,7 @@ def reproduce(
     """
     dvc_patches.apply()
     with defer_signals() as signals:
-        call = StageCall(lambda name: run(name, renderer), signals)
+        call = StageCall(partial(run, renderer=renderer), signals)
         with _restore_on_error(name, call), replace_command(call):
             repair_lockfiles()
             check_lockfile(LOCKFILE)
