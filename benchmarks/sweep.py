@@ -7,13 +7,15 @@ epochs. The three contestants run one after another in projects of their own, wi
 * `learner sweep --jobs 2`;
 * `dvc exp run --queue` and `dvc queue start --jobs 2`.
 
-`--stop` compares 40 points of 20 epochs with early stopping with the full grid.
+`--stop` compares 40 points of 20 epochs with early stopping with the full grid. `--search` compares 30 trials
+of Optuna's sampler tpe with 30 random ones, for three seeds.
 """
 
 import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -27,6 +29,13 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).parents[1]
 KEY = "build_learner.optimizer.learning_rate"
 STOPPED_POINTS = 40
+TRIALS = 30
+SEARCH_SEEDS = (0, 1, 2)
+SPACE = (
+    f"{KEY}=tag(log,interval(1e-5,1))",
+    "+build_learner.model.dropout=interval(0,0.8)",
+    "fit.batch_size=tag(log,int(interval(8,256)))",
+)
 EXPERIMENT_DEPTH = 4
 """Slashes in the git reference of an experiment: refs/exps/ab/cdef…/name."""
 TRAININGS = """
@@ -149,13 +158,32 @@ def compare_stopping(folders: Sequence[Path]) -> None:
     print(f"the same trials after two kills: {read_trials(killed) == read_trials(stopped)}")
 
 
+def compare_samplers(parent: Path) -> None:
+    """Print the best and the median loss of the trials of tpe and of random ones, in new projects."""
+    print(f"valid/Loss of {TRIALS} trials: the best one, and the median")
+    space = [part for each in SPACE for part in ("-S", each)]
+    command = (sys.executable, "-m", "pipeline", "sweep", "-j", "2", *space, "--metric", "valid/Loss")
+    for seed in SEARCH_SEEDS:
+        for sampler in ("tpe", "random"):
+            folder = parent / f"{sampler}-{seed}"
+            create_project(folder)
+            measure(folder, *command, "--search", sampler, "--trials", str(TRIALS), "--seed", str(seed))
+            losses = read_bests(folder, "valid/Loss")
+            print(f"seed {seed}, {sampler}: {min(losses):.4f}, {statistics.median(losses):.3f}")
+
+
 def find_best(folder: Path) -> float:
     """Return the best accuracy on the valid split of the experiments in *folder*."""
+    return max(read_bests(folder, "valid/Accuracy"))
+
+
+def read_bests(folder: Path, metric: str) -> list[float]:
+    """Return the best value of *metric* of each experiment in *folder*."""
     command = [sys.executable, "-m", "pipeline", "compare", "--json", *read_trials(folder)]
     listed = subprocess.run(  # noqa: S603
         command, cwd=folder, env=environment(), capture_output=True, text=True, check=True
     )
-    return max(run["metrics"]["valid/Accuracy"]["best"] for run in json.loads(listed.stdout)["runs"])
+    return [run["metrics"][metric]["best"] for run in json.loads(listed.stdout)["runs"]]
 
 
 def main() -> None:
@@ -164,11 +192,15 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=12, help="number of points; default 12")
     parser.add_argument("--no-queue", action="store_true", help="leave out `dvc queue`")
     parser.add_argument("--stop", action="store_true", help="only compare --stop asha with the full grid")
+    parser.add_argument("--search", action="store_true", help="only compare --search tpe with random")
     options = parser.parse_args()
     rates = [f"{number / 1000:.3f}" for number in range(1, options.points + 1)]
     with TemporaryDirectory() as temporary:
         if options.stop:
             compare_stopping([Path(temporary) / name for name in ("full", "stopped", "killed")])
+            return
+        if options.search:
+            compare_samplers(Path(temporary))
             return
         folders = [Path(temporary) / name for name in ("trainings", "sweep", "queue")]
         for folder in folders:

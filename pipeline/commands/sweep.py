@@ -1,11 +1,13 @@
 """The command ``learner sweep``."""
 
+import sys
 from functools import partial
 from typing import Annotated, Literal
 
 import typer
 
-from pipeline.commands.options import flag
+from pipeline.commands.options import flag, set_verbosity
+from stages.contracts.errors import ParamsError
 
 
 def sweep(
@@ -16,7 +18,8 @@ def sweep(
             "--set-param",
             "-S",
             metavar="KEY=VALUES",
-            help="Param and its values, in the syntax of `dvc exp run --queue -S`; repeatable.",
+            help="Param and its values, in the syntax of `dvc exp run --queue -S`, or its interval with "
+            "--search; repeatable.",
         ),
     ],
     draw: Annotated[
@@ -29,7 +32,27 @@ def sweep(
             show_default="all points",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of --random.")] = 0,
+    search: Annotated[
+        Literal["tpe", "gp", "cmaes", "qmc", "random"] | None,
+        typer.Option(
+            help="Sampler of Optuna that chooses the points from the results so far, instead of a grid.",
+            show_default="no",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Number of points of --search.", show_default="none"),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of points that --search chooses at a time, before it has their results.",
+            show_default="5",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of --random and --search.")] = 0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Number of points to run at a time.")] = 1,
     engine: Annotated[
         Literal["threads", "dask", "ray"], typer.Option(help="Executor that starts the points.")
@@ -43,13 +66,14 @@ def sweep(
     ] = None,
     share_gpus: Annotated[
         bool,
-        flag("--share-gpus", "Let every point use all GPUs, instead of one each."),
+        flag("--share-gpus", "Let every point use all GPUs, instead of its own."),
     ] = False,
     stop: Annotated[
-        Literal["median", "asha"] | None,
+        Literal["median", "asha", "hyperband", "percentile"] | None,
         typer.Option(
             help="Stop bad points early: after 1/2, 1/4 … of the epochs, the better half continues (median); "
-            "after 1/3, 1/9 …, the best third (asha).",
+            "after 1/3, 1/9 …, the best third (asha). With --search also by Optuna's pruners hyperband "
+            "and percentile.",
             show_default="no",
         ),
     ] = None,
@@ -62,23 +86,65 @@ def sweep(
         ),
     ] = None,
     dry_run: Annotated[bool, flag("--dry-run", "Print the points without running any.")] = False,
+    quiet: Annotated[
+        bool, flag("--quiet", "Write only the table of results to standard output.", "-q")
+    ] = False,
 ) -> None:
-    """Run an experiment for each point of a grid. Run the same command again to resume.
+    """Run an experiment for each point of a grid or a search. Run the same command again to resume.
+
+    On a terminal, a live table has the epoch, the metric and the time left of each point in progress.
 
     Example: learner sweep -S fit.batch_size=32,64 -S fit.seed=1,2 -j 2
     """
     from pipeline.flows import prefect_api
     from pipeline.sweep.executors import build_executor
-    from pipeline.sweep.plan import expand
-    from pipeline.sweep.sweep import SweepOptions, print_plan, run_without_flow
+    from pipeline.sweep.live_table import hide_prefect_logs
+    from pipeline.sweep.plan import Point, expand
+    from pipeline.sweep.search import DEFAULT_BATCH, Search, SearchOptions
+    from pipeline.sweep.sweep import SweepOptions, print_plan, run_search, run_without_flow
     from pipeline.sweep.sweep import sweep as run_sweep
 
-    points = expand(set_param, draw=draw, seed=seed)
+    _check_combination(search, trials, batch, draw, stop)
+    if search and trials:
+        source: Search | list[Point] = Search(
+            set_param, SearchOptions(search, trials, batch or DEFAULT_BATCH, seed)
+        )
+    else:
+        source = expand(set_param, draw=draw, seed=seed)
     if dry_run:
-        print_plan(points, stop)
+        print_plan(source.ask() if isinstance(source, Search) else source, stop)
         return
-    run = run_without_flow
-    if prefect_api.is_recorded(prefect_api.Recording.REQUIRED, partial(typer.echo, err=True)):
-        from pipeline.sweep.flow_records import run_in_flow as run
-    executor = build_executor(engine, jobs, address)
-    run_sweep(points, SweepOptions(executor, run, share_gpus=share_gpus, stop=stop, metric=metric))
+    output = sys.stdout
+    with set_verbosity(quiet=quiet, verbose=False):
+        hide_prefect_logs()
+        run = run_without_flow
+        if prefect_api.is_recorded(prefect_api.Recording.REQUIRED, partial(typer.echo, err=True)):
+            from pipeline.sweep.flow_records import run_in_flow as run
+        executor = build_executor(engine, jobs, address)
+        options = SweepOptions(executor, run, share_gpus=share_gpus, stop=stop, metric=metric, output=output)
+        if isinstance(source, Search):
+            run_search(source, options)
+        else:
+            run_sweep(source, options)
+
+
+def _check_combination(
+    search: str | None, trials: int | None, batch: int | None, draw: int | None, stop: str | None
+) -> None:
+    """Raise `ParamsError` for options that exclude each other, or of which one needs another."""
+    from pipeline.sweep.stopping import RULES
+
+    add = "Add for example --search tpe --trials 30"
+    if search and draw is not None:
+        raise ParamsError(
+            f"--random {draw} draws from a grid, but --search {search} has none. Remove one of them"
+        )
+    if search and trials is None:
+        raise ParamsError(f"--search {search} needs the number of points. Add for example --trials 30")
+    for name, value in (("--trials", trials), ("--batch", batch)):
+        if value is not None and not search:
+            raise ParamsError(f"{name} {value} needs a sampler. {add}, or use --random N for a grid")
+    if stop and RULES[stop].pruner and not search:
+        raise ParamsError(
+            f"--stop {stop} compares a point with earlier trials of a search. {add}, or use --stop asha"
+        )

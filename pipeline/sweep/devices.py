@@ -1,17 +1,19 @@
-"""GPUs of a sweep: the visible ones, and the claim of one GPU for each job.
+"""GPUs of a sweep: the visible ones, and the claim of the GPUs of each job.
 
 A claim is a lock on a file for each device of the host. The kernel releases it when the job ends, and two
-sweeps, of the same or of different users, never share a device.
+sweeps, of the same or of different users, never share a device. A job claims all of its devices or none, so
+that no job waits for a device of another one that waits too.
 """
 
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from stages.contracts.errors import StageError
@@ -48,29 +50,76 @@ def parse_devices(text: str) -> list[str]:
     ]
 
 
-@contextmanager
-def claim_device(devices: Sequence[str], is_wanted: Callable[[], bool]) -> Iterator[tuple[str, int]]:
-    """Wait until no other job uses one of *devices*, and yield it with the file descriptor of its lock.
+def count_needed(names: Collection[str], visible: int) -> int:
+    """Return the number of GPUs, of *visible* ones, with which the *names* in ``fit.device`` exist.
 
-    A process that inherits the descriptor keeps the claim. Raises `StageError` if *is_wanted* returns False
-    before a device is free.
+    The GPUs that a job claims are ``cuda:0``, ``cuda:1``, and so on in its processes. ``all`` is all visible.
     """
+    if "all" in names:
+        return visible
+    indices = [name.partition(":")[2] for name in names]
+    return max((int(index) + 1 if index.isdigit() else 1 for index in indices), default=0)
+
+
+@contextmanager
+def claim_devices(
+    devices: Sequence[str], count: int, is_wanted: Callable[[], bool]
+) -> Iterator[tuple[list[str], int]]:
+    """Wait until *count* of *devices* are free, and yield them with a file descriptor that holds the claim.
+
+    A process that inherits the descriptor keeps the claim. Raises `StageError` if there are fewer *devices*,
+    or if *is_wanted* returns False before enough are free.
+    """
+    if count > len(devices):
+        raise StageError(
+            f"fit.device needs {count} GPUs, and {len(devices)} are visible. Name fewer devices, or run the "
+            "sweep on a machine with more"
+        )
     folder = Path(tempfile.gettempdir()) / "learner-gpus"
     with suppress(FileExistsError):
         folder.mkdir()
         folder.chmod(0o1777)
-    names = _lock_names(devices)
+    locks = {device: folder / f"{name}.lock" for device, name in _lock_names(devices).items()}
     while is_wanted():
-        for device in devices:
-            handle = _open(folder / f"{names[device]}.lock")
-            try:
-                if try_lock(handle):
-                    yield device, handle
-                    return
-            finally:
-                os.close(handle)
+        with _try_claim(locks, count) as claimed:
+            if claimed:
+                with _bundle(claimed.values()) as handle:
+                    yield [device for device in devices if device in claimed], handle
+                return
         time.sleep(PAUSE_SECONDS)
     raise StageError("stopped while it waited for a free GPU. Run the same command again to resume")
+
+
+@contextmanager
+def _try_claim(locks: Mapping[str, Path], count: int) -> Iterator[dict[str, int]]:
+    """Lock *count* of *locks*, and yield the descriptors by device; lock none if fewer are free.
+
+    All jobs try the locks in the same order, and stop when too few are left, so one of several succeeds.
+    """
+    claimed: dict[str, int] = {}
+    with ExitStack() as stack:
+        for place, device in enumerate(sorted(locks, key=lambda each: locks[each])):
+            if len(claimed) == count or len(claimed) + len(locks) - place < count:
+                break
+            handle = _open(locks[device])
+            stack.callback(os.close, handle)
+            if try_lock(handle):
+                claimed[device] = handle
+        yield claimed if len(claimed) == count else {}
+
+
+@contextmanager
+def _bundle(handles: Iterable[int]) -> Iterator[int]:
+    """Yield one descriptor that keeps all of *handles* open in every process that inherits it.
+
+    It is a socket that has received them in a message without content, which no process reads. The kernel
+    closes them with the last descriptor of the socket. A read of the socket returns the end of the file.
+    """
+    sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with receiver:
+        with sender:
+            socket.send_fds(sender, [b""], list(handles))
+        yield receiver.fileno()
 
 
 def _lock_names(devices: Sequence[str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Executors of a sweep: threads of this process, or the workers of Dask or Ray, on this host or on a cluster.
 
-Every executor runs the same function, `run_and_return_error`, which starts a child process for each point.
+Every executor runs the same function, `run_and_return_error`. A worker that runs it has one server of points,
+which forks a process for each point (see `point_server.py`).
 """
 
 import logging
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
+from pipeline.engine.signals import defer_signals
 from pipeline.sweep.job import Job, run_and_return_error
 from pipeline.sweep.scheduler import Submit
 from stages.contracts.errors import ParamsError, StageError
@@ -166,12 +168,8 @@ class RayExecutor:
         """Start the workers, or connect to the cluster."""
         options = {"address": self.address, **_RAY_OPTIONS} if self.address else self._local()
         try:
-            self.ray.init(**options)
-        except (ConnectionError, ValueError) as error:
-            raise StageError(
-                f"no Ray cluster answers at {self.address}: {error}. Start one, or set another --address"
-            ) from error
-        try:
+            with defer_signals():  # a start that is interrupted leaves threads that crash when Python exits
+                self._connect(options)
             task = self.ray.remote(max_retries=0)(run_and_return_error)
 
             def submit(job: Job) -> Any:
@@ -180,6 +178,14 @@ class RayExecutor:
             yield submit
         finally:
             self.ray.shutdown()
+
+    def _connect(self, options: dict[str, Any]) -> None:
+        try:
+            self.ray.init(**options)
+        except (ConnectionError, ValueError) as error:
+            raise StageError(
+                f"no Ray cluster answers at {self.address}: {error}. Start one, or set another --address"
+            ) from error
 
     def task_runner(self) -> Any:
         """Return Prefect's task runner for Ray."""
@@ -193,5 +199,6 @@ class RayExecutor:
             "num_cpus": self.width,
             "include_dashboard": False,
             "log_to_driver": False,
+            "logging_level": logging.WARNING,
             **_RAY_OPTIONS,
         }

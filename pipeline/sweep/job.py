@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine.project_copy import COPY_SUFFIX, FrozenProject, fetch_experiment, temporary_copy
-from pipeline.sweep.devices import VISIBLE_DEVICES_VARIABLE, claim_device, visible_devices
+from pipeline.error_reports import find_error, read_lines
+from pipeline.sweep.devices import VISIBLE_DEVICES_VARIABLE, claim_devices, count_needed, visible_devices
 from pipeline.sweep.plan import is_result
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, PointProcess, PointRequest
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
@@ -42,12 +43,12 @@ class Job:
     """The contents of the params files for this point, by file name."""
     sweep_lock: Path
     """The lock file of the sweep, which is held while the sweep needs the point."""
-    gpu: bool
-    """Whether it claims a GPU for itself, if a GPU is visible."""
+    gpus: tuple[str, ...]
+    """The names of the GPUs that it claims for itself, if a GPU is visible; empty if it claims none."""
     run: str
     """A text that is equal for points that would share a run store."""
     replaces: str = ""
-    """The commit of its experiment of fewer epochs, which the new one replaces; empty if there is none."""
+    """The commit of its experiment of fewer epochs, which the new one replaces, or an empty string."""
 
     @property
     def log(self) -> Path:
@@ -132,14 +133,15 @@ def _pause(job: Job) -> None:
 def _environment(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
     """Return variables to set in the environment of the point's processes, and their standard input.
 
-    The standard input is the lock file of their GPU, if they have one. No process reads it; it only keeps
-    the lock until the last process has exited.
+    The standard input holds the locks of their GPUs, if they have any. No process reads it; it only keeps the
+    locks until the last process has exited.
     """
-    devices = visible_devices() if job.gpu else []
+    devices = visible_devices() if job.gpus else []
     if not devices:
         return {}, stack.enter_context(Path(os.devnull).open("rb")).fileno()
-    device, handle = stack.enter_context(claim_device(devices, job.is_wanted))
-    return {VISIBLE_DEVICES_VARIABLE: device}, handle
+    count = count_needed(job.gpus, len(devices))
+    claimed, handle = stack.enter_context(claim_devices(devices, count, job.is_wanted))
+    return {VISIBLE_DEVICES_VARIABLE: ",".join(claimed)}, handle
 
 
 def _run_point(job: Job, folder: Path, environment: Mapping[str, str], stdin: int) -> int:
@@ -204,11 +206,5 @@ def is_unlocked(log: Path) -> bool:
 
 def _reason(log: Path, start: int) -> str:
     """Return the reason of a failure from *log* after *start*: the error of the stage, or the last line."""
-    with log.open("rb") as file:
-        file.seek(start)
-        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    for place, line in enumerate(lines):
-        if line.startswith("error: "):
-            more = [each for each in lines[place + 1 : place + 6] if each.startswith("  ")]
-            return "\n".join([line.removeprefix("error: "), *more])
-    return lines[-1].strip() if lines else ""
+    lines = read_lines(log, start)
+    return find_error(lines) or (lines[-1].strip() if lines else "")

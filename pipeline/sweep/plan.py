@@ -60,11 +60,11 @@ class PlannedPoint:
     is_done: bool = False
     """Whether the experiment exists, with these params and this code."""
     mistake: str = ""
-    """The error in its params, because of which it cannot run; empty if there is none."""
+    """The error in its params, because of which it cannot run, or an empty string."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """The contents of the params files for this point, by file name."""
     replaces: str = ""
-    """The commit of its experiment of fewer epochs, which a new one replaces; empty if there is none."""
+    """The commit of its experiment of fewer epochs, which a new one replaces, or an empty string."""
 
     @property
     def run(self) -> str:
@@ -76,9 +76,10 @@ class PlannedPoint:
         return json.dumps(parts, sort_keys=True, default=str)
 
     @property
-    def can_use_gpu(self) -> bool:
-        """True if its params allow the use of a GPU."""
-        return bool((self.params.get(PARAMS, {}).get("fit") or {}).get("device", "auto") != "cpu")
+    def gpus(self) -> tuple[str, ...]:
+        """The devices in ``fit.device`` other than the CPU."""
+        named = (self.params.get(PARAMS, {}).get("fit") or {}).get("device", "auto")
+        return tuple(name for name in ([named] if isinstance(named, str) else named) if name != "cpu")
 
 
 def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0) -> list[Point]:
@@ -88,24 +89,20 @@ def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0)
     *draw* begins with the points of a smaller one. Raises `ParamsError` for overrides that DVC cannot parse,
     a key that is set twice, and an empty grid.
     """
-    if not set_params:
-        raise ParamsError("the sweep has no params to vary. Add for example -S fit.batch_size=32,64")
+    parsed = [(path, each) for path, mine in parse_overrides(set_params).items() for each in mine]
+    if interval := next((each for _, each in parsed if each.is_interval_sweep()), None):
+        raise ParamsError(
+            f"-S {interval.input_line}: a grid has no intervals. Add for example --search tpe --trials 30"
+        )
+    swept = [(path, each.key_or_group) for path, each in parsed if each.is_sweep_override()]
     state = random.getstate()
     random.seed(seed)  # hydra's shuffle(…) uses the global generator
     try:
-        by_file = to_path_overrides(set_params)
-        swept = [
-            (path, override.key_or_group)
-            for path, mine in by_file.items()
-            for override in to_hydra_overrides(mine)
-            if override.is_sweep_override()
-        ]
-        grid = [_point(each, swept) for each in get_hydra_sweeps(by_file)]
+        grid = [_point(each, swept) for each in get_hydra_sweeps(to_path_overrides(set_params))]
     except (DvcException, HydraException) as error:
-        raise ParamsError(f"-S {' -S '.join(set_params)}: {_first_line(error)}") from error
+        raise _syntax_error(set_params, error) from error
     finally:
         random.setstate(state)
-    _check_keys(by_file)
     points = list(dict.fromkeys(grid))
     if not points:
         raise ParamsError(f"-S {' -S '.join(set_params)}: the grid has no points. Give each key a value")
@@ -115,22 +112,39 @@ def expand(set_params: Sequence[str], *, draw: int | None = None, seed: int = 0)
     return points[:draw]
 
 
+def parse_overrides(set_params: Sequence[str]) -> dict[str, list[Any]]:
+    """Return Hydra's overrides of each params file.
+
+    Raises `ParamsError` if there are none, for those that DVC cannot parse, and for a key that is set twice.
+    """
+    if not set_params:
+        raise ParamsError("the sweep has no params to vary. Add for example -S fit.batch_size=32,64")
+    try:
+        parsed = {path: to_hydra_overrides(mine) for path, mine in to_path_overrides(set_params).items()}
+    except (DvcException, HydraException) as error:
+        raise _syntax_error(set_params, error) from error
+    _check_keys(parsed)
+    return parsed
+
+
 def plan_points(
     base: FrozenProject, points: Sequence[Point], epochs: int | None = None
 ) -> list[PlannedPoint]:
     """Return the plan of each of *points* at this moment; with *epochs*, only up to that epoch.
 
-    An experiment of more epochs then counts too. Raises `ParamsError` if no point has valid params: then the
-    mistake is in the command.
+    An experiment of more epochs then counts too.
     """
     found = _Experiments(base, base.experiments(), run_git(base.root, "rev-parse", f"{base.commit}^{{tree}}"))
-    planned = [
+    return [
         _plan_point(found, point, short, epochs)
         for point, short in zip(points, short_point_names(points), strict=True)
     ]
+
+
+def check_plan(planned: Sequence[PlannedPoint]) -> None:
+    """Raise `ParamsError` if no point of *planned* has valid params: then the mistake is in the command."""
     if planned and all(each.mistake for each in planned):
         raise ParamsError(f"no point can run; the first is {planned[0].name}: {planned[0].mistake}")
-    return planned
 
 
 @dataclass(frozen=True)
@@ -144,12 +158,12 @@ class _Experiments:
     """The tree of the project."""
 
     def find(self, names: Sequence[str], params: Mapping[str, Any]) -> str | None:
-        """Return the first of *names* whose experiment has *params*; None if there is none."""
+        """Return the first of *names* whose experiment has *params*, or None."""
         found = (name for name in names if name in self.commits)
         return next((name for name in found if is_result(self.base, self.commits[name], params)), None)
 
     def count_epochs(self, name: str, most: int) -> int | None:
-        """Return the number of epochs of the experiment *name*; None if there is none of up to *most*."""
+        """Return the epochs of the experiment *name* if it exists and has at most *most*, or None."""
         own = self.base.content(PARAMS, self.commits[name]) if name in self.commits else {}
         epochs = (own.get("fit") or {}).get("num_epochs")
         return epochs if isinstance(epochs, int) and epochs <= most else None
@@ -253,10 +267,10 @@ def is_result(base: FrozenProject, commit: str, params: Mapping[str, Any]) -> bo
     return all(_has(base.content(name), values) for name, values in recorded)
 
 
-def _check_keys(by_file: Mapping[str, Sequence[str]]) -> None:
+def _check_keys(parsed: Mapping[str, Sequence[Any]]) -> None:
     """Raise `ParamsError` for a key that is set twice: DVC would use the last values and drop the others."""
-    for path, mine in by_file.items():
-        keys = Counter(override.key_or_group for override in to_hydra_overrides(list(mine)))
+    for path, mine in parsed.items():
+        keys = Counter(override.key_or_group for override in mine)
         if twice := [key for key, count in keys.items() if count > 1]:
             raise ParamsError(f"-S sets {path}:{twice[0]} twice. Join the values, as in {twice[0]}=1,2")
 
@@ -271,8 +285,9 @@ def _point(overrides: dict[str, list[str]], swept: Sequence[tuple[str, str]]) ->
     return Point(tuple((path, tuple(mine)) for path, mine in overrides.items()), varying)
 
 
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split("\nSee ")[0].split("\n"))
+def _syntax_error(set_params: Sequence[str], error: Exception) -> ParamsError:
+    first = " ".join(str(error).split("\nSee ")[0].split("\n"))
+    return ParamsError(f"-S {' -S '.join(set_params)}: {first}")
 
 
 def _legal(text: str) -> str:

@@ -64,10 +64,10 @@ def _run_experiment(repo: Repo, call: StageCall, first: "_FirstPoint", ref: str)
     repo.scm_context.quiet = True
     with lock_repo(repo):  # one lock for all steps, so that DVC reads the pipeline once
         repo.checkout(force=True, allow_missing=True)
-        paths = _list_paths(repo)
         if all(call.replaces(stage) for stage in repo.index.stages if isinstance(stage, PipelineStage)):
             first.wait()
         stages = repo.reproduce()
+        paths = _list_paths(repo)  # reads the plots, which the cache may have lacked before
     _commit(repo, paths, f"dvc: commit experiment {TempDirExecutor.hash_exp(stages)}", ref)
 
 

@@ -89,14 +89,21 @@ class PointProcess:
     def signal(self, number: int) -> None:
         """Send signal *number* to the process and its group; one that has not started yet does not start."""
         if self.pid is None:
-            self.close()
-        else:
+            self._prevent_start()
+        if self.pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     def close(self) -> None:
         """Close the channel."""
         self._channel.close()
+
+    def _prevent_start(self) -> None:
+        """Close the channel, without which no process starts; read the id that one has sent before."""
+        with suppress(OSError, StageFailedError):
+            self._channel.shutdown(socket.SHUT_RD)  # from now on, sending fails
+            self.wait(0)
+        self.close()
 
     def _server_output(self) -> str:
         with suppress(OSError):

@@ -12,7 +12,6 @@ import json
 import os
 import pkgutil
 import select
-import signal
 import socket
 import sys
 import threading
@@ -135,19 +134,20 @@ class _Server:
         """Start a process with these descriptors and return its id; in that process, return 0."""
         pid = os.fork()
         if pid == 0:
-            os.setsid()  # the sweep signals the process group
+            os.setsid()  # the sweep signals the process group, when it has the id
+            with socket.socket(fileno=channel) as own:
+                if not _send(own, {"pid": os.getpid()}):
+                    os._exit(1)  # the sweep has ended
             for place, handle in enumerate((stdin, output, output)):
                 os.dup2(handle, place)
             for each in (self._control, *self._channels.values()):
                 each.close()
-            for handle in (channel, stdin, output, *self._pidfds.values()):
+            for handle in (stdin, output, *self._pidfds.values()):
                 os.close(handle)
             return 0
         os.close(stdin)
         os.close(output)
         self._channels[pid] = socket.socket(fileno=channel)
-        if not _send(self._channels[pid], {"pid": pid}):
-            os.kill(pid, signal.SIGTERM)  # the sweep has ended
         with suppress(AttributeError, OSError):  # on an old kernel, the exit is seen at the next poll
             self._pidfds[pid] = os.pidfd_open(pid)
             self._poll.register(self._pidfds[pid], select.POLLIN)

@@ -9,7 +9,7 @@ without waiting for a rung.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.comparison.runs import Comparison, MetricCurve, select_metrics
@@ -18,6 +18,8 @@ from pipeline.sweep.plan import EPOCHS, Point, count_epochs, params_of
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction
 
+VARYING_EPOCHS = f"--stop chooses the epochs of each point, so -S {EPOCHS} must have one value"
+
 
 @dataclass(frozen=True)
 class StopRule:
@@ -25,6 +27,8 @@ class StopRule:
 
     factor: int
     """The quotient of the epochs of two rungs, and the part of the points that continues: one in *factor*."""
+    pruner: str = ""
+    """The class of Optuna's pruner that chooses the points instead; empty for the best in *factor*."""
 
     def rungs(self, epochs: int) -> list[int]:
         """Return the epochs after which points stop, ascending; the last one is *epochs*."""
@@ -33,28 +37,49 @@ class StopRule:
             found.append(found[-1] // self.factor)
         return found[::-1]
 
-    def select(self, ranks: Mapping[str, float | None]) -> list[str]:
+    def select(self, ranks: Mapping[int, float | None]) -> list[int]:
         """Return the points that continue, by their *ranks*: lower is better, None is worse than any number.
 
         One in `factor` points continues, rounded down, but at least one. Of equal points, the first ones do.
         """
-        ranked = sorted(
-            (rank, place, name) for place, (name, rank) in enumerate(ranks.items()) if rank is not None
-        )
-        count = max(1, len(ranks) // self.factor)
-        chosen = {name for _, _, name in ranked[:count]}
-        return [name for name in ranks if name in chosen]
+        ranked = sorted((rank, number) for number, rank in ranks.items() if rank is not None)
+        chosen = ranked[: max(1, len(ranks) // self.factor)]
+        return sorted(number for _, number in chosen)
 
 
-RULES = {"asha": StopRule(3), "median": StopRule(2)}
-"""The values of ``--stop``: a third of the points continues, or the better half."""
+RULES = {
+    "asha": StopRule(3),
+    "median": StopRule(2),
+    "hyperband": StopRule(3, "HyperbandPruner"),
+    "percentile": StopRule(2, "PercentilePruner"),
+}
+"""The values of ``--stop``: a third of the points continues, the better half, or those of Optuna's pruner."""
+Curves = Mapping[int, MetricCurve | None]
+"""The numbers of points and their curves of the metric that ranks them; None for a point that failed."""
+Select = Callable[[Curves, int], Collection[int]]
+"""A function that returns the points that continue, from the curves of a rung and its epochs."""
+
+
+@dataclass(frozen=True)
+class Rungs:
+    """The epochs after which points stop, and the choice of those that continue."""
+
+    epochs: Sequence[int]
+    """Ascending; the last one is that of points that are not stopped."""
+    select: Select
 
 
 def check_epochs(base: FrozenProject, points: Sequence[Point]) -> int:
     """Return the number of epochs of *points*. Raises `ParamsError` if it is not that of every point."""
-    if any(key == EPOCHS for point in points for key, _ in point.varying if len(points) > 1):
-        raise ParamsError(f"--stop chooses the epochs of each point, so -S {EPOCHS} must have one value")
-    return count_epochs(base, params_of(base, points[0]))
+    if len(points) > 1 and any(key == EPOCHS for point in points for key, _ in point.varying):
+        raise ParamsError(VARYING_EPOCHS)
+    mistakes = []
+    for point in points:
+        try:
+            return count_epochs(base, params_of(base, point))
+        except ParamsError as mistake:
+            mistakes.append(mistake)
+    raise mistakes[0]
 
 
 def default_metric(comparison: Comparison) -> str | None:
@@ -82,7 +107,7 @@ def find_metric(comparison: Comparison, requested: str | None) -> str:
     return found
 
 
-def rank(curve: MetricCurve | None, epochs: int) -> float | None:
+def rank(curve: MetricCurve | None, epochs: float) -> float | None:
     """Return the best value of *curve* in its first *epochs*, as a number of which lower is better.
 
     None if no value is finite.
@@ -97,9 +122,6 @@ def rank(curve: MetricCurve | None, epochs: int) -> float | None:
     return -max(values) if curve.better is Direction.HIGHEST else min(values)
 
 
-def select_points(
-    comparison: Comparison, names: Sequence[str], metric: str, epochs: int, rule: StopRule
-) -> list[str]:
-    """Return the points of *names* that continue after the rung of *epochs*; one without a run has failed."""
-    curves = {run.name: run.metrics.get(metric) for run in comparison.runs}
-    return rule.select({name: rank(curves.get(name), epochs) for name in names})
+def select_points(rule: StopRule, curves: Curves, epochs: int) -> list[int]:
+    """Return the points that continue by *rule* after the rung of *epochs*."""
+    return rule.select({number: rank(curve, epochs) for number, curve in curves.items()})

@@ -1,11 +1,12 @@
 """The sweep: plan the points, run those without an experiment, report each, and compare all."""
 
 import secrets
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import typer
 
@@ -14,57 +15,37 @@ from pipeline.engine.project_copy import FrozenProject, find_untracked_code, fre
 from pipeline.revisions.cache_content import remove_damaged_outputs
 from pipeline.sweep.executors import Executor
 from pipeline.sweep.job import SWEEP_LOCK_SUFFIX, Job, remove_leftovers
-from pipeline.sweep.plan import PlannedPoint, Point, plan_points
+from pipeline.sweep.live_table import show_live_table
+from pipeline.sweep.plan import PlannedPoint, Point, check_plan, plan_points
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, SERVERS_FOLDER
+from pipeline.sweep.progress import SweepProgress
 from pipeline.sweep.results import result_table
 from pipeline.sweep.scheduler import Report, run_jobs
-from pipeline.sweep.stopping import RULES, check_epochs, default_metric, find_metric, select_points
+from pipeline.sweep.search import Search
+from pipeline.sweep.stopping import (
+    RULES,
+    VARYING_EPOCHS,
+    Curves,
+    Rungs,
+    check_epochs,
+    default_metric,
+    find_metric,
+    select_points,
+)
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
-from stages.contracts.text import format_duration
 from stages.runs.layout import SWEEP_FOLDER
 
 
-@dataclass
-class SweepProgress:
-    """The outcomes of the points, printed as they finish."""
+@dataclass(frozen=True)
+class PointResult:
+    """The result of a point that ran, or that had finished before."""
 
-    total: int
-    done: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    before: int = 0
-    """Points that had finished before the first one ran."""
-    began: float = field(default_factory=time.monotonic)
-
-    def report(self, job: Job, error: Exception | None) -> None:
-        """Record that *job* finished, with *error* or with an experiment."""
-        if error is None:
-            self.add_done(job.name, f"done{self._time_left()}")
-        else:
-            reason = str(error) if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
-            self.add_failed(job.name, reason)
-
-    def add_done(self, name: str, outcome: str) -> None:
-        """Record that the point *name* has an experiment, and print *outcome*."""
-        self.done.append(name)
-        self._print(name, outcome)
-
-    def add_failed(self, name: str, reason: str) -> None:
-        """Record that the point *name* has no experiment, and print that."""
-        self.failed[name] = reason
-        self._print(name, "failed")
-
-    def start(self) -> None:
-        """Record that the points which are neither done nor failed run from now on."""
-        self.before, self.began = len(self.done) + len(self.failed), time.monotonic()
-
-    def _time_left(self) -> str:
-        """Return the time that the other points take, if they take as long as those that have run."""
-        finished = len(self.done) + len(self.failed) + 1
-        left = (time.monotonic() - self.began) * (self.total - finished) / (finished - self.before)
-        return f", about {format_duration(left)} left" if finished < self.total else ""
-
-    def _print(self, name: str, outcome: str) -> None:
-        typer.echo(f"[{len(self.done) + len(self.failed)}/{self.total}] {name}: {outcome}")
+    name: str
+    """The name of its experiment."""
+    error: str = ""
+    """The reason of its failure; empty if it has an experiment."""
+    stopped: int | None = None
+    """The epoch after which it was stopped early; None if it trained to its last epoch."""
 
 
 Runner = Callable[[Sequence[Job], Executor, Report], None]
@@ -82,6 +63,8 @@ class SweepOptions:
     """A key of `RULES`: stop bad points early; None runs every point to its last epoch."""
     metric: str | None = None
     """The metric to rank points by; by default the first one of the valid split with a known direction."""
+    output: IO[str] | None = None
+    """The stream that the table of results is written to; None is standard output."""
 
 
 def sweep(points: Sequence[Point], options: SweepOptions) -> None:
@@ -89,15 +72,68 @@ def sweep(points: Sequence[Point], options: SweepOptions) -> None:
 
     Raises `StageFailedError` if a point failed, after the others, and `ParamsError` before anything runs.
     """
+    base = _freeze()
+    with _sweep_lock(base) as lock:
+        if options.stop is None:
+            planned = plan_points(base, points)
+            check_plan(planned)
+            results = _run_points(base, planned, options, lock)
+        else:
+            rule = RULES[options.stop]
+            rungs = Rungs(rule.rungs(check_epochs(base, points)), partial(select_points, rule))
+            results = _run_rungs(base, points, options, lock, rungs)
+    _conclude(results, options)
+
+
+def run_search(search: Search, options: SweepOptions) -> None:
+    """Run the trials of *search*, batch by batch, as `sweep` runs points, and print a table of all.
+
+    Raises as `sweep` does, and `ParamsError` if the points of a batch cannot be ranked.
+    """
+    base = _freeze()
+    results = dict[str, PointResult]()
+    with _sweep_lock(base) as lock:
+        points = search.ask()
+        check_plan(plan_points(base, points))
+        rungs = _search_rungs(base, points, search, options.stop) if options.stop else None
+        while points:
+            typer.echo(
+                f"trials {search.drawn - search.size + 1} to {search.drawn} of {search.options.trials}:"
+            )
+            ran = _run_batch(base, points, options, lock, rungs)
+            metric, curves = _read_curves(dict(enumerate(ran)), options.metric)
+            options = replace(options, metric=metric)  # the same one for all batches
+            search.tell([(curves[number], each.stopped) for number, each in enumerate(ran)])
+            results |= {each.name: each for each in ran}
+            points = search.ask()
+    _conclude(list(results.values()), options)
+
+
+def _freeze() -> FrozenProject:
     base = freeze(Path.cwd())
     remove_damaged_outputs(base.root)
     _warn(base)
-    with _sweep_lock(base) as lock:
-        if options.stop is None:
-            progress = _run_points(base, plan_points(base, points), options, lock)
-        else:
-            progress = _run_rungs(base, points, options, lock)
-    _conclude(progress, options.metric)
+    return base
+
+
+def _search_rungs(base: FrozenProject, points: Sequence[Point], search: Search, stop: str) -> Rungs:
+    if search.varies_epochs:
+        raise ParamsError(VARYING_EPOCHS)
+    rule = RULES[stop]
+    epochs = rule.rungs(check_epochs(base, points))
+    if not rule.pruner:
+        return Rungs(epochs, partial(select_points, rule))
+    search.use_pruner(rule, epochs)
+    return Rungs(epochs, search.select)
+
+
+def _run_batch(
+    base: FrozenProject, points: Sequence[Point], options: SweepOptions, lock: Path, rungs: Rungs | None
+) -> list[PointResult]:
+    """Run *points* to their last epoch, or up to the epochs of *rungs*, and return the result of each."""
+    if rungs is None:
+        return _run_points(base, plan_points(base, points), options, lock)
+    return _run_rungs(base, points, options, lock, rungs)
 
 
 @contextmanager
@@ -118,8 +154,8 @@ def _sweep_lock(base: FrozenProject) -> Iterator[Path]:
 
 def _run_points(
     base: FrozenProject, planned: Sequence[PlannedPoint], options: SweepOptions, lock: Path
-) -> SweepProgress:
-    """Run the points of *planned* without an experiment, and return the outcomes of all."""
+) -> list[PointResult]:
+    """Run the points of *planned* without an experiment, and return the result of each, in their order."""
     progress = SweepProgress(len(planned))
     typer.echo(f"{_count(planned, 'point')}, {options.executor.width} at a time on {options.executor.name}")
     for each in planned:
@@ -129,34 +165,47 @@ def _run_points(
             progress.add_failed(each.name, each.mistake)
     if jobs := _jobs(base, planned, lock, share_gpus=options.share_gpus):
         progress.start()
-        with _report_interruption(progress):
+        with _report_interruption(progress), show_live_table(progress, jobs, options.metric):
             options.run(jobs, options.executor, progress.report)
-    return SweepProgress(
-        progress.total, [each.name for each in planned if each.name in progress.done], progress.failed
-    )
+    return [PointResult(each.name, progress.failed.get(each.name, "")) for each in planned]
 
 
 def _run_rungs(
-    base: FrozenProject, points: Sequence[Point], options: SweepOptions, lock: Path
-) -> SweepProgress:
+    base: FrozenProject, points: Sequence[Point], options: SweepOptions, lock: Path, rungs: Rungs
+) -> list[PointResult]:
     """Run the points up to the epoch of each rung, the better ones of a rung up to the next one."""
-    rule, total = RULES[options.stop or ""], check_epochs(base, points)
-    all_points = SweepProgress(len(points))
-    names: Sequence[str] | None = None
-    for epochs in rule.rungs(total):
+    total = rungs.epochs[-1]
+    results: dict[int, PointResult] = {}
+    active: Collection[int] = range(len(points))
+    for epochs in rungs.epochs:
         planned = plan_points(base, points, epochs)
-        planned = [each for each in planned if names is None or each.name in names]
         typer.echo(f"up to epoch {epochs} of {total}:")
-        progress = _run_points(base, planned, options, lock)
-        all_points.failed |= progress.failed
-        all_points.done += [name for name in progress.done if name not in all_points.done]
-        if not progress.done:
+        ran = _run_points(base, [planned[number] for number in active], options, lock)
+        results |= zip(active, ran, strict=True)
+        if epochs == total:
             break
-        if epochs < total:
-            compared = collect_runs(progress.done)
-            metric = find_metric(compared, options.metric)
-            names = select_points(compared, [each.name for each in planned], metric, epochs, rule)
-    return all_points
+        _, curves = _read_curves({number: results[number] for number in active}, options.metric)
+        chosen = rungs.select(curves, epochs)
+        for number in set(active).difference(chosen):
+            results[number] = replace(results[number], stopped=epochs)
+        active = chosen
+        if not active:
+            break
+    return list(results.values())
+
+
+def _read_curves(results: Mapping[int, PointResult], metric: str | None) -> tuple[str | None, Curves]:
+    """Return the metric that ranks the points, and its curve of each point; None for one that failed.
+
+    Raises as `find_metric` does.
+    """
+    trained = [each.name for each in results.values() if not each.error]
+    if not trained:
+        return metric, dict.fromkeys(results)
+    compared = collect_runs(trained)
+    found = find_metric(compared, metric)
+    curves = {run.name: run.metrics.get(found) for run in compared.runs}
+    return found, {number: curves.get(each.name) for number, each in results.items()}
 
 
 def run_without_flow(jobs: Sequence[Job], executor: Executor, report: Report) -> None:
@@ -171,7 +220,9 @@ def print_plan(points: Sequence[Point], stop: str | None = None) -> None:
     Raises `ParamsError` with each point whose params are not valid, after all are printed.
     """
     base = freeze(Path.cwd())
-    planned = plan_points(base, points, RULES[stop].rungs(check_epochs(base, points))[0] if stop else None)
+    epochs = RULES[stop].rungs(check_epochs(base, points))[0] if stop else None
+    planned = plan_points(base, points, epochs)
+    check_plan(planned)
     for each in planned:
         state = "done" if each.is_done else "not valid" if each.mistake else "to run"
         typer.echo(f"{each.name}: {state}")
@@ -188,7 +239,7 @@ def _jobs(base: FrozenProject, planned: Sequence[PlannedPoint], lock: Path, *, s
             each.point.set_params,
             each.params,
             lock,
-            gpu=each.can_use_gpu and not share_gpus,
+            gpus=() if share_gpus else each.gpus,
             run=each.run,
             replaces=each.replaces,
         )
@@ -210,17 +261,14 @@ def _report_interruption(progress: SweepProgress) -> Iterator[None]:
         raise
 
 
-def _conclude(progress: SweepProgress, metric: str | None) -> None:
-    if progress.done:
-        compared = collect_runs(progress.done)
-        shown = find_metric(compared, metric) if metric else default_metric(compared)
-        typer.echo()
-        typer.echo(result_table(compared, shown), nl=False)
-    if progress.failed:
-        reasons = [f"{name}: {reason}" for name, reason in progress.failed.items()]
-        raise StageFailedError(
-            "\n".join([f"{len(progress.failed)} of {progress.total} points failed", *reasons])
-        )
+def _conclude(results: Sequence[PointResult], options: SweepOptions) -> None:
+    if trained := [each.name for each in results if not each.error]:
+        compared = collect_runs(trained)
+        shown = find_metric(compared, options.metric) if options.metric else default_metric(compared)
+        typer.echo(f"\n{result_table(compared, shown)}", file=options.output, nl=False)
+    if reasons := [f"{each.name}: {each.error}" for each in results if each.error]:
+        count = f"{len(reasons)} of {_count(results, 'point')} failed"
+        raise StageFailedError("\n".join([count, *reasons]))
 
 
 def _warn(base: FrozenProject) -> None:

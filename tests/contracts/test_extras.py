@@ -21,6 +21,7 @@ import sys
 EXTRAS = {
     "torchmetrics", "tensorboard", "vl_convert", "dask", "distributed", "prefect_dask",
     "ray", "prefect_ray", "dvc_s3", "s3fs", "dvc_ssh", "sshfs",
+    "optuna", "cmaes",
 }
 class Blocker:
     def find_spec(self, name, path=None, target=None):

@@ -1,4 +1,4 @@
-"""Each job claims one GPU by a file lock; the tests use real processes and need no GPU."""
+"""Each job claims its GPUs by file locks; the tests use real processes and need no GPU."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from pipeline.sweep.devices import claim_device, parse_devices, visible_devices
+from pipeline.sweep.devices import claim_devices, count_needed, parse_devices, visible_devices
 from stages.contracts.errors import StageError
 
 TWO_GPUS = """\
@@ -22,9 +22,9 @@ GPU 1: NVIDIA H200 (UUID: GPU-22222222-bbbb)
 """
 CLAIMING_PROGRAM = """
 import sys
-from pipeline.sweep.devices import claim_device
-with claim_device(sys.argv[1:], lambda: True) as (device, handle):
-    print(device, flush=True)
+from pipeline.sweep.devices import claim_devices
+with claim_devices(sys.argv[2:], int(sys.argv[1]), lambda: True) as (devices, handle):
+    print(*devices, flush=True)
     sys.stdin.read()
 """
 
@@ -58,9 +58,9 @@ def test_devices_are_parsed_from_the_output_of_nvidia_smi():
     assert parse_devices("") == []
 
 
-def start_claiming_process(*devices):
+def start_claiming_process(*devices, count=1):
     return subprocess.Popen(
-        [sys.executable, "-c", CLAIMING_PROGRAM, *devices],
+        [sys.executable, "-c", CLAIMING_PROGRAM, str(count), *devices],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -75,7 +75,7 @@ def test_third_job_waits_for_a_device_until_one_of_two_is_killed():
         attempts = []
         with (
             pytest.raises(StageError, match="waited for a free GPU"),
-            claim_device(["0", "1"], lambda: len(attempts) < 3 and not attempts.append(1)),
+            claim_devices(["0", "1"], 1, lambda: len(attempts) < 3 and not attempts.append(1)),
         ):
             pass
         assert len(attempts) == 3
@@ -85,28 +85,112 @@ def test_third_job_waits_for_a_device_until_one_of_two_is_killed():
             process_of_device["1"].kill()
             return True
 
-        with claim_device(["0", "1"], kill_one_process) as (device, _):
-            assert device == "1"
+        with claim_devices(["0", "1"], 1, kill_one_process) as (devices, _):
+            assert devices == ["1"]
         first.kill()
         second.kill()
 
 
 def test_claim_is_held_until_the_process_that_inherits_it_exits():
-    with claim_device(["0"], lambda: True) as (_, handle):
+    with claim_devices(["0"], 1, lambda: True) as (_, handle):
         child = subprocess.Popen(["sleep", "60"], stdin=handle)
     try:
         attempts = []
         with (
             pytest.raises(StageError),
-            claim_device(["0"], lambda: len(attempts) < 2 and not attempts.append(1)),
+            claim_devices(["0"], 1, lambda: len(attempts) < 2 and not attempts.append(1)),
         ):
             pass
     finally:
         child.kill()
         child.wait()
 
-    with claim_device(["0"], lambda: True) as (device, _):
-        assert device == "0"
+    with claim_devices(["0"], 1, lambda: True) as (devices, _):
+        assert devices == ["0"]
+
+
+def is_free(device):
+    """Return whether a job can claim *device* now."""
+    attempts = []
+    try:
+        with claim_devices([device], 1, lambda: not attempts and not attempts.append(1)):
+            return True
+    except StageError:
+        return False
+
+
+def test_claim_of_several_devices_is_held_until_the_process_that_inherits_it_exits():
+    with claim_devices(["2", "0", "1"], 2, lambda: True) as (devices, handle):
+        child = subprocess.Popen(["sleep", "60"], stdin=handle)
+    try:
+        assert devices == ["0", "1"]
+        assert [is_free(device) for device in "012"] == [False, False, True]
+    finally:
+        child.kill()
+        child.wait()
+
+    assert [is_free(device) for device in "012"] == [True, True, True]
+
+
+def test_inherited_claim_reads_as_an_empty_file_like_a_closed_input():
+    with claim_devices(["0", "1"], 2, lambda: True) as (_, handle):
+        found = subprocess.run(["cat"], stdin=handle, capture_output=True, check=True)
+
+    assert found.stdout == b""
+
+
+def test_job_that_waits_for_two_devices_holds_none():
+    def one_is_free():
+        """Check the free device between two tries of the job that waits for both."""
+        free.append(is_free("1"))
+        return len(free) < 3
+
+    free = []
+    with start_claiming_process("0") as other:
+        other.stdout.readline()
+        with (
+            pytest.raises(StageError, match="waited for a free GPU"),
+            claim_devices(["0", "1"], 2, one_is_free),
+        ):
+            pass
+        other.kill()
+
+    assert free == [True, True, True]
+
+
+def test_jobs_that_need_two_of_three_devices_run_one_after_the_other():
+    jobs = [start_claiming_process("0", "1", "2", count=2) for _ in range(4)]
+
+    for job in jobs:
+        job.stdin.close()  # a job ends as soon as it has its claim
+
+    for job in jobs:
+        with job:
+            assert len(job.stdout.read().split()) == 2
+
+
+def test_claim_of_more_devices_than_are_visible_is_refused():
+    with (
+        pytest.raises(StageError, match=r"fit\.device needs 3 GPUs, and 2 are visible"),
+        claim_devices(["0", "1"], 3, lambda: True),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [
+        (["auto"], 1),
+        (["cuda"], 1),
+        (["cuda:0", "cuda:1"], 2),
+        (["cuda:0", "cuda:0"], 1),
+        (["cuda:2"], 3),
+        (["all"], 4),
+        ([], 0),
+    ],
+)
+def test_job_claims_enough_devices_for_the_names_in_its_params(names, count):
+    assert count_needed(names, visible=4) == count
 
 
 def test_index_and_uuid_of_one_device_share_a_claim(tmp_path, monkeypatch):
@@ -118,5 +202,8 @@ def test_index_and_uuid_of_one_device_share_a_claim(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     assert visible_devices() == ["GPU-11111111-aaaa", "GPU-22222222-bbbb"]
-    with claim_device(["1"], lambda: True), claim_device(visible_devices(), lambda: True) as (device, _):
-        assert device == "GPU-11111111-aaaa"
+    with (
+        claim_devices(["1"], 1, lambda: True),
+        claim_devices(visible_devices(), 1, lambda: True) as (devices, _),
+    ):
+        assert devices == ["GPU-11111111-aaaa"]

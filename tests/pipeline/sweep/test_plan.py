@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from pipeline.sweep.plan import MAX_NAME_LENGTH, expand, name_with_hash, short_point_names
+from pipeline.sweep.plan import MAX_NAME_LENGTH, PlannedPoint, expand, name_with_hash, short_point_names
 from stages.contracts.errors import ParamsError
 
 RATE_RANGE = "build_learner.optimizer.learning_rate=range(0.001,0.004,0.001)"
@@ -88,3 +88,19 @@ def test_duplicate_key_or_empty_grid_is_an_error(set_params, message):
 def test_invalid_syntax_is_an_error(arguments):
     with pytest.raises(ParamsError):
         expand(arguments)
+
+
+@pytest.mark.parametrize(
+    ("fit", "gpus"),
+    [
+        ({}, ("auto",)),
+        ({"device": "cpu"}, ()),
+        ({"device": ["cpu", "cpu"]}, ()),
+        ({"device": "cuda:0"}, ("cuda:0",)),
+        ({"device": ["cuda:0", "cuda:1"]}, ("cuda:0", "cuda:1")),
+    ],
+)
+def test_point_uses_the_gpus_that_its_params_name(fit, gpus):
+    (point,) = expand(["fit.seed=1"])
+
+    assert PlannedPoint(point, "name", params={"params.yaml": {"fit": fit}}).gpus == gpus

@@ -1,12 +1,21 @@
 """A point runs in a fork of a server, and leaves what `dvc exp run` in processes of its own leaves."""
 
 import os
+import shutil
 import signal
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 from waiting import LIMIT_SECONDS, wait_until
 
-from stages.contracts.processes import parent_of
+from pipeline.engine.project_copy import freeze, temporary_copy
+from pipeline.sweep.job import Job
+from pipeline.sweep.plan import expand, plan_points
+from pipeline.sweep.point_process import POINT_SERVERS, PointRequest
+from stages.contracts.file_lock import hold_lock
+from stages.contracts.processes import parent_of, pids_below
+from stages.runs.layout import SWEEP_FOLDER
 
 RATE = "build_learner.optimizer.learning_rate"
 WIDTH = "build_learner.model.width"
@@ -69,6 +78,16 @@ def test_experiment_of_a_point_equals_that_of_dvc_exp_run(project, other_project
     assert any(line.endswith("\tmetrics.json") for line in read_tree(project, name)[0])
 
 
+def test_points_run_if_the_cache_lacks_the_outputs_of_the_commit(finished, sweep_in):
+    """As in a fresh clone of a project with a dvc.lock."""
+    for name in (".dvc/cache", ".dvc/tmp", "artifacts", "data", ".runs"):
+        shutil.rmtree(finished.folder / name, ignore_errors=True)
+
+    outcome = sweep_in(finished, "-S", f"{RATE}=choice(0.002)").run()
+
+    assert outcome.code == 0, outcome.text
+
+
 def test_second_point_of_a_process_has_the_bytes_of_the_point_alone(net_project, sweep_in, tmp_path):
     """Modules of the user have no state of an earlier point, and neither has the random state."""
     alone = net_project.copied_to(tmp_path / "alone")
@@ -104,3 +123,66 @@ def test_points_save_and_exit_if_the_server_is_killed(project, sweep_in):
 
     assert outcome.code == 0, outcome.text
     assert sweep.epochs("learning_rate=0.002") == list(range(1, 10))
+
+
+@pytest.fixture
+def start_point(project):
+    """Yield a function that starts the process of a point in a copy of the project."""
+    base = freeze(project.folder)
+    [planned] = plan_points(base, expand([f"{RATE}=choice(0.002)"]))
+    lock = base.root / SWEEP_FOLDER / "test.sweep"
+    job = Job(base, planned.name, planned.point.set_params, planned.params, lock, gpus=(), run="")
+    lock.parent.mkdir(parents=True)
+    with ExitStack() as stack:
+        for each in (closing(POINT_SERVERS), hold_lock(lock)):
+            stack.enter_context(each)
+        folder = stack.enter_context(temporary_copy(base, job.copy_folder))
+        with job.log.open("wb") as log, Path(os.devnull).open("rb") as stdin:
+            request = PointRequest(
+                job.name,
+                job.overrides,
+                str(folder),
+                str(base.root),
+                base.head,
+                base.ref(job.name),
+                str(lock),
+                {},
+            )
+            yield lambda: POINT_SERVERS.start(base, request, log, stdin.fileno())
+
+
+def test_signal_reaches_a_point_from_the_moment_of_its_start(start_point):
+    for _ in range(5):
+        process = start_point()
+        while process.pid is None:
+            process.wait(1)
+
+        assert stop(process) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def stop(process):
+    """Stop the point and return the exit code of its process."""
+    process.signal(signal.SIGTERM)
+    with closing(process):
+        while process.wait(1) is None:
+            pass
+    return process.code
+
+
+def test_point_that_is_stopped_before_its_start_does_not_run(start_point, project):
+    first = start_point()
+    first.signal(signal.SIGTERM)
+
+    second = start_point()
+    while second.pid is None:
+        second.wait(1)
+    stop(second)
+
+    assert first.pid is None
+    wait_until(lambda: count_points(project) == 0)
+
+
+def count_points(project):
+    """Return the number of processes in copies of points."""
+    places = (project.folder / ".runs/sweep").glob("*.copy")
+    return sum(1 for place in places for _ in pids_below(place))

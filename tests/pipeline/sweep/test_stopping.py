@@ -33,11 +33,11 @@ def test_rungs_divide_the_epochs_by_the_factor(rule, epochs, rungs):
 
 
 def test_best_third_continues_and_of_equal_points_the_first_ones():
-    ranks = {"a": 3.0, "b": 1.0, "c": None, "d": 1.0, "e": 1.0, "f": 2.0}
+    ranks = dict(enumerate([3.0, 1.0, None, 1.0, 1.0, 2.0]))
 
-    assert RULES["asha"].select(ranks) == ["b", "d"]
-    assert RULES["median"].select(ranks) == ["b", "d", "e"]
-    assert RULES["asha"].select({"a": None}) == []
+    assert RULES["asha"].select(ranks) == [1, 3]
+    assert RULES["median"].select(ranks) == [1, 3, 4]
+    assert RULES["asha"].select({0: None}) == []
 
 
 def test_rank_has_no_value_of_a_later_epoch():
@@ -48,10 +48,9 @@ def test_rank_has_no_value_of_a_later_epoch():
 
 
 def test_failed_point_counts_and_does_not_continue():
-    compared = Comparison((summary("a", 50.0), summary("b", 60.0)))
+    curves = [summary("a", accuracy).metrics["valid/Accuracy"] for accuracy in (50.0, 60.0)]
 
-    names = [*"abcdef"]
-    assert select_points(compared, names, "valid/Accuracy", 1, RULES["asha"]) == ["a", "b"]
+    assert select_points(RULES["asha"], dict(enumerate([*curves, None, None, None, None])), 1) == [0, 1]
 
 
 def test_metric_without_a_known_direction_cannot_rank():

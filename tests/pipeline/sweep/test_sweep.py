@@ -100,6 +100,22 @@ def test_sweep_ends_with_a_table_of_its_experiments(sweep_result):
     assert "running" not in json.dumps(shown).lower()
 
 
+def test_pipe_has_a_line_for_each_point(sweep_result):
+    lines = sweep_result.outcome.out[: sweep_result.outcome.out.index("\nrun ")].splitlines()
+
+    outcome = r"(done before|done(, about [\d.]+ (s|min \d+ s) left)?|failed)"
+    assert lines[0] == "3 points, 2 at a time on threads"
+    assert all(re.fullmatch(rf"\[\d/3\] learning_rate=\S+: {outcome}", line) for line in lines[1:]), lines
+    assert len(lines) == 4
+
+
+def test_quiet_sweep_writes_only_the_table_of_results(sweep_result):
+    quiet = sweep_result.project.learner("sweep", "-q", "-S", f"{RATE}=0.001,0.002")
+
+    assert quiet.code == 0, quiet.text
+    assert [line.split()[0] for line in quiet.out.splitlines() if line] == ["run", *VALID_POINTS[::-1]]
+
+
 def test_sweep_does_not_change_files_of_the_user(sweep_result):
     assert sweep_result.unchanged
     listed = sweep_result.project.ok("git", "stash", "list")
@@ -248,6 +264,26 @@ def test_interrupted_points_are_saved_and_resumed_as_a_flow_on_dask(project, swe
     assert {"learner-sweep"} == {each["name"] for each in fetch_all(server, "flows")}
 
 
+@pytest.mark.long
+@pytest.mark.skipif(not find_spec("prefect_ray"), reason="Ray is not installed")
+def test_interrupted_point_is_saved_and_resumed_on_ray(project, sweep_in):
+    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 30")
+    sweep = sweep_in(project, "--engine", "ray", "-S", f"{RATE}=choice(0.002)")
+
+    with sweep.start() as process:
+        sweep.wait_for(process, experiments=0, training=1)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(LIMIT_SECONDS) == 130
+        out = (project.folder.parent / "sweep.out").read_text()
+    assert "0 of 1 points are done. Run the same command again to resume" in out
+    assert "Traceback" not in out
+
+    outcome = sweep.run()
+
+    assert outcome.code == 0, outcome.text
+    assert sweep.epochs(VALID_POINTS[1]) == list(range(1, 31))
+
+
 def fetch_all(server, what):
     """Return all *what* of the Prefect server, for example ``flows``."""
     request = urllib.request.Request(  # noqa: S310  loopback
@@ -262,7 +298,7 @@ def test_commands_of_the_readme_have_the_documented_numbers_of_points(project):
 
     counts = [len(project.learner(*each, "--dry-run").out.splitlines()) for each in commands]
 
-    assert counts == [8, 4, 2, 20]
+    assert counts == [8, 4, 2, 20, 5]
 
 
 def test_dvc_process_exits_if_its_parent_process_does_not_exist(project):
