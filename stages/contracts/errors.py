@@ -9,6 +9,7 @@
   * NonFiniteError           a loss or gradient is NaN or infinite (stages.optim)
   * StageFailedError         a stage that DVC ran failed
   * UserCodeError            the user's own code raised an exception
+  * RankLostError            exit code 3: a rank of the run cannot reach another one, which has its own error
   * RunInUseError            another process uses the run store, or another exclusive resource
   * RunInterruptedError      exit code 128 + signal, or 130: the run was asked to stop and saved its state
   * ParamsError              exit code 2: params.yaml or an option is not valid
@@ -67,6 +68,12 @@ class UserCodeError(StageError):
     def __init__(self, message: str, *, is_mistake: bool = True) -> None:
         super().__init__(message)
         self.is_mistake = is_mistake
+
+
+class RankLostError(StageError):
+    """A rank that cannot reach another one, usually because that one has failed."""
+
+    exit_code = 3
 
 
 class RunInUseError(StageError):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-DEVICE = re.compile(r"auto|cuda|(cpu|mps)(:0)?|cuda:\d{1,4}")
+DEVICE = re.compile(r"auto|all|cuda|(cpu|mps)(:0)?|cuda:\d{1,4}")
 MAX_COUNT = 10**9
 """Limit of epochs, batches and samples, which every record format can store."""
 MAX_STEPS = 2**53
@@ -153,7 +153,10 @@ def _devices(value: Any) -> str | tuple[str, ...]:
         raise _error("must be the name of a device, or a list of names")
     for name in names:
         if not DEVICE.fullmatch(name):
-            raise ValueError(f"no device is named {name!r}. Write auto, cpu, cuda, cuda:N or mps")
+            expected = "auto, all, cpu, cuda, cuda:N or mps"
+            raise ValueError(f"no device is named {name!r}. Write {expected}")
+        if name in ("auto", "all") and not isinstance(value, str) and len(names) > 1:
+            raise ValueError(f"{name!r} cannot be one of several devices. Name each, or write {name} alone")
     return value if isinstance(value, str) else tuple(names)
 
 
@@ -230,7 +233,7 @@ Devices = Annotated[str | tuple[str, ...], BeforeValidator(_devices)]
 
 
 def describe_portable_conflict(*, num_threads: int | None, precision: str, compiles: bool) -> str | None:
-    """Return the setting that rules a portable run out, and what to do; None if there is no conflict."""
+    """Return the setting that rules a portable run out, and what to do, or None."""
     if num_threads is None:
         return (
             "portable needs num_threads, because sums of threads depend on their number. Set num_threads to 1"

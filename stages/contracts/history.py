@@ -116,7 +116,7 @@ class History:
 
     @property
     def epochs(self) -> int:
-        """The last epoch with a value; 0 if there is none."""
+        """The last epoch with a value, or 0."""
         return max((series.epochs[-1] for series in self._series.values()), default=0)
 
     def metrics(self) -> list[str]:
@@ -143,7 +143,7 @@ class History:
         return series.at(epoch) if series else None
 
     def best(self, split: Split, metric: str, direction: Direction, *, min_delta: float = 0.0) -> int | None:
-        """Return the epoch with the best finite value, the earlier of two equals; None if there is none.
+        """Return the epoch with the best finite value, the earlier of two equals, or None.
 
         A value is better if it beats the best before it by more than *min_delta*.
         """

@@ -34,5 +34,5 @@ class Interrupter:
 
     @property
     def message(self) -> str | None:
-        """The reason of the stop; None if there is none."""
+        """The reason of the stop; None before a stop."""
         return self._reason

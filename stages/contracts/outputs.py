@@ -22,6 +22,18 @@ class Output(Protocol):
         """The number of samples in the batch."""
 
 
+def weight_of(item: Output) -> "int | Tensor":
+    """Return the number of samples or tokens that the loss of *item* is the mean of.
+
+    It is an integer on a CPU; on an accelerator it may be a tensor, which is not read.
+    """
+    weight = getattr(item, "weight", None)
+    if weight is None:
+        return item.size
+    is_on_device = getattr(weight, "device", None) is not None and weight.device.type != "cpu"
+    return weight if is_on_device else int(weight)
+
+
 @dataclass(frozen=True)
 class ClassificationOutput:
     """Classification with one class per sample or position. Burn's output of the same name."""

@@ -62,7 +62,7 @@ def explain(error: BaseException) -> str:
 
 
 def location(error: BaseException) -> str:
-    """Return the innermost user frame that *error* passed, as lines to append; empty if there is none."""
+    """Return the innermost user frame that *error* passed, as lines to append, or an empty string."""
     frames = [frame for frame in _all_frames(error) if is_user_file(frame.path)]
     return f"\n  {frames[-1]}" if frames else ""
 

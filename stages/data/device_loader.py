@@ -41,12 +41,15 @@ class DeviceLoader:
         self._transfer = transfer
 
     def batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """Return an iterator over the batches of *epoch*, counted from 1, from batch *first* on."""
+        """Return an iterator over the batches of *epoch*, counted from 1, from batch *first* on.
+
+        Batches of which the rank has no sample are left out.
+        """
         split = self._resident_split
         if split is None:
             batches = self._copy(self._host.batches(epoch, first))
         else:
-            indices = self._host.order.batches(epoch, first, self._device)
+            indices = filter(len, self._host.order.batches(epoch, first, self._device))
             batches = map(GatherBatcher().batch, map(split.__getitems__, indices))
         return map(self._finish, batches) if self._finish else batches
 

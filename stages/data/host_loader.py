@@ -42,7 +42,10 @@ class HostLoader:
         return HostLoader(self.dataset, batcher, self.order, self.workers, self.augmenter)
 
     def batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """Return an iterator over the batches of *epoch*, counted from 1, from batch *first* on."""
+        """Return an iterator over the batches of *epoch*, counted from 1, from batch *first* on.
+
+        Batches of which the rank has no sample are left out.
+        """
         places = self._places(epoch, first)
         return self._from_workers(places) if self._workers else map(self._fetcher.__getitem__, places)
 
@@ -67,4 +70,5 @@ class HostLoader:
         return (
             (epoch, position, indices)
             for position, indices in enumerate(self.order.batches(epoch, first), start=first)
+            if len(indices)
         )

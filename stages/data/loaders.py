@@ -182,6 +182,14 @@ class DataLoader:
         self.device = device
         self._source = self._host if device == CPU else DeviceLoader(self._host, device, self.transfer)
 
+    def set_share(self, rank: int, size: int) -> None:
+        """Load only the samples that *rank* of *size* ranks takes of each batch; None if it takes none."""
+        self.order.share = rank, size
+
+    def count_samples(self, batch: int) -> int:
+        """Return the number of samples of *batch*, counted from 0, on all ranks together."""
+        return self.order.count_samples(batch)
+
     def read_samples(self, epoch: int, indices: Sequence[int]) -> Any:
         """Return one batch of the samples at *indices* as in *epoch*, on the CPU.
 
@@ -194,7 +202,10 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         first, self._first = self._first, 0
-        return self._source.batches(self.epoch, first)
+        batches = self._source.batches(self.epoch, first)
+        if all(map(self.order.has_share, (0, len(self) - 1))):  # the last batch is the smallest
+            return batches
+        return (next(batches) if self.order.has_share(each) else None for each in range(first, len(self)))
 
 
 def _limit_workers(workers: int) -> int:

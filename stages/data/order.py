@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from stages.contracts.seeds import derive_seed
+from stages.contracts.shares import share_of
 
 CPU = torch.device("cpu")
 MAX_SPLIT_BATCHES = 1024
@@ -26,6 +27,8 @@ class Order:
         self.batch_size = batch_size
         self.seed = seed
         self.limit = limit
+        self.share = 0, 1
+        """The rank whose samples of each batch are yielded, and the number of ranks."""
 
     def __len__(self) -> int:
         batches = math.ceil(self.samples / self.batch_size)
@@ -34,13 +37,24 @@ class Order:
     def batches(self, epoch: int, first: int = 0, device: torch.device = CPU) -> Iterator[torch.Tensor]:
         """Yield the indices of each batch, int64, from batch *first* (counted from 0) to the last.
 
-        They are copied to *device* once for the epoch.
+        They are those of the rank, which may have none. They are copied to *device* once for the epoch.
         """
         order = self._arrange(epoch, device)[: len(self) * self.batch_size]
         for start in range(first * self.batch_size, len(order), MAX_SPLIT_BATCHES * self.batch_size):
-            yield from torch.split(
-                order[start : start + MAX_SPLIT_BATCHES * self.batch_size], self.batch_size
-            )
+            batches = torch.split(order[start : start + MAX_SPLIT_BATCHES * self.batch_size], self.batch_size)
+            yield from batches if self.share[1] == 1 else map(self._take_share, batches)
+
+    def count_samples(self, batch: int) -> int:
+        """Return the number of samples of *batch*, counted from 0, on all ranks together."""
+        return min(self.batch_size, self.samples - batch * self.batch_size)
+
+    def has_share(self, batch: int) -> bool:
+        """Return whether the rank has a sample of *batch*, counted from 0."""
+        part = share_of(self.count_samples(batch), *self.share)
+        return bool(part.stop > part.start)
+
+    def _take_share(self, indices: torch.Tensor) -> torch.Tensor:
+        return indices[share_of(len(indices), *self.share)]
 
     def _arrange(self, epoch: int, device: torch.device) -> torch.Tensor:
         """Return the indices of all samples in the order of *epoch*, on *device*."""

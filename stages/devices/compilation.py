@@ -97,8 +97,8 @@ def check_gradient_checkpointing(model: nn.Module, compilers: Mapping[str, Compi
         )
 
 
-def warn_of_ineffective_compile(model: nn.Module, devices: int) -> None:
-    """Log a warning if `nn.Module.compile` has no effect on a module, or only on one of *devices*."""
+def warn_of_ineffective_compile(model: nn.Module) -> None:
+    """Log a warning if `nn.Module.compile` has no effect on a module."""
     for module in _find_compiled(model):
         name = type(module).__name__
         if _is_of_torch(module.forward):
@@ -106,13 +106,6 @@ def warn_of_ineffective_compile(model: nn.Module, devices: int) -> None:
                 "%s.compile() has no effect, because its forward is defined in torch: pass "
                 "torch.compile(model) to build instead",
                 name,
-            )
-        elif devices > 1:
-            log.warning(
-                "%s.compile() compiles the model on the first of %d devices only: pass "
-                "torch.compile(model) to build instead",
-                name,
-                devices,
             )
 
 

@@ -63,7 +63,7 @@ def check_kernels(device: torch.device) -> None:
 
 @contextmanager
 def portable_backends(device: torch.device) -> Iterator[None]:
-    """Compute without oneDNN and NNPACK in the block; where that is not portable, log one warning only."""
+    """Compute without oneDNN and NNPACK in the block; if that is not portable, only log a warning."""
     obstacle = find_obstacle() if device.type == "cpu" else f"the run computes on {device}"
     if obstacle is not None:
         log.warning("portable has no effect, because %s", obstacle)

@@ -30,6 +30,14 @@ def read_history(directory: Path | str) -> History:
     return history
 
 
+def read_epoch(directory: Path | str, split: Split, epoch: int) -> dict[str, float]:
+    """Return metric to value of one *epoch* of *split*, from the logs in *directory*; empty without any.
+
+    Raises `DataError` as `read_history` does.
+    """
+    return _read_values(Path(directory) / split / f"epoch-{epoch}")
+
+
 def read_tests(directory: Path | str) -> dict[str, dict[str, float]]:
     """Return tag to metric to value of the evaluations in ``<directory>/test/<tag>``, sorted by tag.
 

@@ -33,6 +33,9 @@ class LearningRateMetric:
     unit = None
     train_only = True
 
+    is_equal_on_ranks = True
+    """The value is that of rank 0, and not a sum over the ranks."""
+
     def measure_step(self, step: Step) -> Mean:
         """Return the learning rate of one step."""
         return Mean(step.learning_rate, 1)
@@ -199,8 +202,8 @@ class PeakMemoryMetric:
     """The peak of the memory of tensors on the accelerators of this process, in units of 10⁹ bytes.
 
     It is the peak since the start of the pass, at which the peak of torch is reset. The peaks of several
-    accelerators are added. The accelerators of this process are those on which it has reserved memory. If
-    there are none, as on a CPU, the metric is the peak of the resident memory of this process since the
+    accelerators are added. The accelerators of this process are those on which it has reserved memory.
+    Without one, as on a CPU, the metric is the peak of the resident memory of this process since the
     process started, because operating systems do not reset it; worker processes are not included. It is NaN
     on ``mps``, which records no peak.
     """
@@ -284,7 +287,7 @@ class CpuMemory(Gauge):
 class CudaMetric(Gauge):
     """The memory that all programs use on the GPUs of this process, summed, in units of 10⁹ bytes.
 
-    The GPUs of this process are those on which it has reserved memory; NaN if there are none. Other GPUs are
+    The GPUs of this process are those on which it has reserved memory; NaN without one. Other GPUs are
     not queried, because a query takes some of their memory. Burn's metric is text and covers every GPU.
     """
 
@@ -300,7 +303,7 @@ class UtilizationMetric(Gauge):
 
     NVIDIA's driver reports the share of its last sample period, of 1/6 to 1 second, in which a kernel ran; so
     a high value does not mean that a GPU computes as fast as it can. The GPUs of this process are those on
-    which it has reserved memory. It is NaN if there are none, and without the extra ``nvidia``, which
+    which it has reserved memory. It is NaN on a CPU, and without the extra ``nvidia``, which
     installs nvidia-ml-py. For a CPU see `CpuUse`.
     """
 

@@ -47,8 +47,9 @@ class Totals:
 class Window:
     """An accumulation window, which sums the gradients of *length* batches.
 
-    With ``mean``, the default, a batch is weighted by its samples: up to rounding, the result equals the
-    gradient of one large batch. A window of one batch returns its gradients unchanged.
+    With ``mean``, the default, a batch is weighted by its samples, or by the ``weight`` of its output: up to
+    rounding, the result equals the gradient of one large batch. A window of one batch returns its gradients
+    unchanged.
 
     Half-precision gradients are summed in float32 and returned in their own dtype.
     """
@@ -64,24 +65,22 @@ class Window:
         self.reduction = reduction
         self.leftover = leftover
         self.batches = 0
-        self._samples = 0
+        self._samples: int | Tensor = 0
         self._sums: list[Tensor | None] = []
         self._dtypes: dict[int, dtype] = {}
 
     @classmethod
-    def of(cls, accumulation: Accumulation, devices: int = 1) -> "Window":
-        """Return the window of *accumulation* if each of *devices* computes one batch at a time."""
-        return cls(
-            accumulation.batches * devices, reduction=accumulation.reduction, leftover=accumulation.leftover
-        )
+    def of(cls, accumulation: Accumulation) -> "Window":
+        """Return the window of *accumulation*."""
+        return cls(accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover)
 
     @property
     def full(self) -> bool:
         """True if the window holds *length* batches."""
         return self.batches >= self.length
 
-    def add(self, gradients: Gradients, samples: int) -> None:
-        """Add the mean gradients of one batch of *samples* samples."""
+    def add(self, gradients: Gradients, samples: "int | Tensor") -> None:
+        """Add the mean gradients of one batch of *samples* samples or tokens."""
         if self.length == 1:  # `take` returns the gradients unchanged
             self._sums, self._samples, self.batches = list(gradients), samples, 1
             return
@@ -125,10 +124,15 @@ class Window:
 
     def holds(self, totals: "Totals", samples: int) -> bool:
         """Return whether all batches of the window, of *samples* samples each, were added to *totals*."""
-        return self.batches == 0 or (self._sums is totals.sums and self._samples == self.batches * samples)
+        return self.batches == 0 or (
+            self._sums is totals.sums and int(self._samples) == self.batches * samples
+        )
+
+    def collect(self, *, is_main: bool) -> None:
+        """Do nothing: one rank has the sums of all batches."""
 
     def end_epoch(self) -> "Gradients | None":
-        """Return the gradients to apply at the end of an epoch, or None if there are none to apply."""
+        """Return the gradients to apply at the end of an epoch, or None if it has none."""
         if not self.batches or self.leftover == "carry":
             return None
         if self.leftover == "flush" and self._has_mean:
@@ -144,7 +148,7 @@ class Window:
         present = {str(number): total for number, total in enumerate(self._sums) if total is not None}
         return {
             "batches": self.batches,
-            "samples": self._samples,
+            "samples": int(self._samples),
             "parameters": len(self._sums),
             "sums": present,
             "halves": {
@@ -168,12 +172,12 @@ class Window:
                 f"{sorted(state)}, and reading it raised {error!r}. Use a checkpoint of this version"
             ) from error
 
-    def _weigh(self, gradients: Gradients, samples: int) -> "list[Tensor | None]":
+    def _weigh(self, gradients: Gradients, samples: "int | Tensor") -> "list[Tensor | None]":
         weight = samples if self.reduction == "mean" else 1
         return [_weight(gradient, weight) for gradient in gradients]
 
     def _reduce(
-        self, sums: "list[Tensor | None]", dtypes: "dict[int, dtype]", samples: int
+        self, sums: "list[Tensor | None]", dtypes: "dict[int, dtype]", samples: "int | Tensor"
     ) -> "list[Tensor | None]":
         if self.reduction == "mean":
             sums = [None if total is None else total.div_(samples) for total in sums]
@@ -182,13 +186,13 @@ class Window:
     @property
     def _has_mean(self) -> bool:
         """False if `take` would divide by zero samples."""
-        return self.length == 1 or self.reduction == "sum" or self._samples > 0
+        return self.length == 1 or self.reduction == "sum" or bool(self._samples > 0)
 
     def _clear(self) -> None:
         self.batches, self._samples, self._sums, self._dtypes = 0, 0, [], {}
 
 
-def _weight(gradient: "Tensor | None", weight: int) -> "Tensor | None":
+def _weight(gradient: "Tensor | None", weight: "int | Tensor") -> "Tensor | None":
     """Return *weight* times *gradient* as a new tensor, in float32 if *gradient* has half precision."""
     if gradient is None:
         return None

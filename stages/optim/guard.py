@@ -88,7 +88,7 @@ class Guard:
         return None
 
     def forget_steps(self) -> None:
-        """Forget the steps that `flag` was set for. Here: there are none."""
+        """Forget the steps that `flag` was set for. This guard sets no flag, so it does nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of skipped batches, so that a resumed run stops at the same batch."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages import learner
+from stages import distributed, learner
 from stages.contracts.events import Renderer
 from stages.contracts.interrupter import Interrupter
 from stages.loggers.tracking import RunDescription
@@ -54,6 +54,8 @@ class FitContext:
     """Shows the run; None for the default of `LearnerBuilder`."""
     interrupter: Interrupter | None = None
     """Stops the run from outside."""
+    group: "distributed.RankGroup" = field(default_factory=lambda: distributed.ONE_RANK)
+    """The ranks that train together, of which this process is one; see `FitConfig.join_ranks`."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """The params of all stages, for trackers."""
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from stages import checkpoints, data, devices, learner, loggers, metrics, records
+from stages import checkpoints, data, devices, distributed, learner, loggers, metrics, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.checkpoints.retention import Keep
 from stages.contracts.config import Config, Use
@@ -44,6 +44,8 @@ CHANGES_NO_NUMBER = {
     "num_epochs",
     "num_workers",
     "device",
+    "max_restarts",
+    "rank_timeout_seconds",
     "checkpoint_every_steps",
     "checkpoint_every_seconds",
     "max_unsaved_seconds",
@@ -57,11 +59,11 @@ CHANGES_NO_NUMBER = {
 }
 """Params that are not part of a run's key: a run resumes with other values of them.
 
-``device`` is in this set because the key has an entry with the number and the kinds of the devices instead.
+``device`` changes rounding only, except that each rank draws the random numbers of its share of a batch.
 """
 OMITTED_IF_DEFAULT = (
-    *("augment", "averaging", "bucket", "limit_batches", "overfit_batches", "portable", "sanity_check"),
-    "validate_every",
+    *("augment", "averaging", "bucket", "limit_batches", "max_restarts", "overfit_batches", "portable"),
+    *("rank_timeout_seconds", "sanity_check", "validate_every"),
 )
 """Params without which older runs were recorded: absent from ``config.json`` and keys at their defaults."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
@@ -142,12 +144,17 @@ class FitConfig(Config):
     seed: Seed = 42
     """Seed of the order of samples and of random layers such as dropout."""
     device: Devices = "auto"
-    """``auto``, ``cpu``, ``cuda:0``, ``mps``, or a list of devices that each compute a batch at a time.
+    """``auto``, ``cpu``, ``cuda:0``, ``mps``, ``all`` accelerators of this machine, or a list such as
+    ``[cuda:0, cuda:1]``.
 
-    The number and the kinds of the devices are part of the run's key, their indices are not: a run on
-    ``cuda:0`` resumes on ``cuda:1``, but not on ``cpu`` or on two devices. ``auto`` counts as the device that
-    it resolves to.
+    Each entry of a list is a rank: a process that computes its share of every batch. ``[cpu, cpu]`` is two
+    processes. The numbers of a run are those of one device up to rounding, so a run resumes on other devices,
+    which a warning reports; random layers such as dropout draw other numbers on each rank.
     """
+    max_restarts: CountFromZero = 0
+    """How often all ranks start again, from the newest checkpoint, after one of them has failed."""
+    rank_timeout_seconds: Seconds = 600.0
+    """The longest time that a rank waits for another one in a step before the run fails."""
     num_threads: Threads | None = None
     """torch's threads on a CPU; null keeps torch's choice, which may round differently on another machine."""
     grads_accumulation: Accumulation = Accumulation()
@@ -277,9 +284,24 @@ class FitConfig(Config):
         exclude = CHANGES_NO_NUMBER | ({"batcher"} if self.batcher == Use(kind="normalize") else set())
         return self.model_dump(mode="json", exclude=exclude)
 
+    def list_devices(self) -> tuple[str, ...]:
+        """Return the name of each device of this machine, one for each rank."""
+        if self.device == "all":
+            return tuple(name for name in devices.list_devices() if name != "cpu") or ("cpu",)
+        return (self.device,) if isinstance(self.device, str) else self.device
+
+    def join_ranks(self) -> "distributed.RankGroup":
+        """Return the group of this rank, after all ranks have called this; a group of one without a launcher.
+
+        Raises `BuilderError` if `list_devices` has no device for it.
+        """
+        device = distributed.find_rank_device(self.list_devices())
+        return distributed.join_group(device.type, self.rank_timeout_seconds)
+
     def device_kinds(self) -> list[str]:
-        """Return the kind of each device, such as ``cuda``."""
-        return [_best_kind() if name == "auto" else name.partition(":")[0] for name in self._devices()]
+        """Return the kind of the device of each rank, such as ``cuda``."""
+        kinds = [_best_kind() if name == "auto" else name.partition(":")[0] for name in self.list_devices()]
+        return kinds if len(kinds) > 1 else kinds * distributed.count_ranks()
 
     @property
     def max_checkpoints(self) -> int:
@@ -300,7 +322,7 @@ class FitConfig(Config):
             .sanity_check(self.sanity_check)
             .validate_every(self.validate_every)
             .seed(self.seed)
-            .devices(self._devices())
+            .devices(self.list_devices())
             .precision(self.precision)
             .num_threads(self.num_threads)
             .fast_path(self.fast_path)
@@ -365,7 +387,7 @@ class FitConfig(Config):
             num_threads=self.num_threads,
             portable=self.portable,
         )
-        return builder.device(self._devices()[0]).compute(settings).summary()
+        return builder.device(self.list_devices()[0]).compute(settings).summary()
 
     def build_test_loader(self, dataset: "data.Dataset", info: "data.DatasetInfo") -> "data.DataLoader":
         """Return a loader of *dataset*, which is not shuffled, with the normalization in *info*."""
@@ -403,9 +425,6 @@ class FitConfig(Config):
         """
         inherited = [epoch for epoch in list_epochs(initial / CHECKPOINT_FOLDER) if epoch > 0]
         return checkpoints.epochs_to_keep(self.keep.rule(), history, inherited, last_epoch)
-
-    def _devices(self) -> tuple[str, ...]:
-        return (self.device,) if isinstance(self.device, str) else self.device
 
 
 def _best_kind() -> str:

@@ -127,7 +127,7 @@ class _StoredBlocks:
         pass
 
     def _next_block(self) -> bool:
-        """Move to the next stored block that is not empty; return False if there is none."""
+        """Move to the next stored block that is not empty; return False at the end of the data."""
         while not self._left:
             if self._final:
                 self.ended = True
@@ -247,7 +247,7 @@ class ParallelChunks:
         return None
 
     def _submit_segment(self, pool: ThreadPoolExecutor) -> bool:
-        """Submit the data up to the next flush mark; return False if there is none."""
+        """Submit the data up to the next flush mark; return False if no mark is left."""
         data = self._span.read(self._seek, _MAX_DEFLATED_CHUNK)
         end = data.find(_FLUSHED, self._hint)
         sure = not self._hint

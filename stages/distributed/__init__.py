@@ -1,0 +1,5 @@
+"""Ranks: several processes that train one model together, each on its own device."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,10 @@
+from .agreement import Agreement as Agreement
+from .gradient_exchange import GradientExchange as GradientExchange
+from .rank_group import ONE_RANK as ONE_RANK
+from .rank_group import RankGroup as RankGroup
+from .rank_group import count_ranks as count_ranks
+from .rank_group import find_rank_device as find_rank_device
+from .rank_group import join_group as join_group
+from .rank_window import RankWindow as RankWindow
+from .shares import Share as Share
+from .shares import iterate_shares as iterate_shares

@@ -1,0 +1,92 @@
+"""The sum of the gradients of all ranks, weighted by the samples of each."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stages.contracts.errors import BuilderError
+from stages.distributed.rank_group import RankGroup
+
+Gradients = Sequence[Tensor | None]
+
+
+class GradientExchange:
+    """One sum over the ranks of all gradients of *parameters*, with their weights, in one flat tensor.
+
+    The tensor has the gradients of the parameters that are trained, then for each the number of ranks that
+    have it, and the weight. It is float32, or float64 if a parameter is.
+    """
+
+    def __init__(self, group: RankGroup, parameters: Sequence[Tensor]) -> None:
+        self._group = group
+        self._count = len(parameters)
+        self._trained = [number for number, each in enumerate(parameters) if each.requires_grad]
+        self._dtypes = [parameters[number].dtype for number in self._trained]
+        shapes = [parameters[number].shape for number in self._trained]
+        sizes = [*(shape.numel() for shape in shapes), len(shapes), 1]
+        wide = torch.float64 if torch.float64 in self._dtypes else torch.float32
+        self._flat = torch.zeros(sum(sizes), dtype=wide, device=parameters[0].device)
+        *parts, self._present, self._weight = torch.split(self._flat, sizes)
+        self._sums = self._flat[: -len(shapes) - 1]
+        self._parts = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    @property
+    def total_weight(self) -> int:
+        """The sum of the weights in the last exchange."""
+        return round(float(self._weight))
+
+    def mean(self, gradients: Gradients, weight: float | Tensor, *, weighted: bool) -> list[Tensor | None]:
+        """Return the mean gradients of all ranks, of which this one has *gradients* with *weight*.
+
+        *weighted* gradients are multiplied by their weight already. A gradient is None if no rank has it, and
+        all are if the sum of the weights is 0. The tensors are valid until the next exchange.
+        """
+        missing = self._add(gradients, weight, weighted=weighted)
+        is_empty = not isinstance(weight, Tensor) and weight == 0
+        if is_empty and not self._weight.item():
+            return [None] * self._count
+        self._sums.div_(self._weight)
+        return self._result(missing)
+
+    def sum(self, gradients: Gradients, weight: float | Tensor) -> list[Tensor | None]:
+        """Return the sum over all ranks of gradients that are multiplied by their weight, as new tensors."""
+        missing = self._add(gradients, weight, weighted=True)
+        return [None if each is None else each.clone() for each in self._result(missing)]
+
+    def _add(self, gradients: Gradients, weight: float | Tensor, *, weighted: bool) -> list[int]:
+        """Add the gradients of all ranks, and return the places of those that this rank does not have."""
+        own = [gradients[number] for number in self._trained] if gradients else [None] * len(self._parts)
+        missing = [number for number, gradient in enumerate(own) if gradient is None]
+        with torch.no_grad():
+            self._present.fill_(1)
+            for number in missing:
+                self._parts[number].zero_()
+                self._present[number] = 0
+            for part, gradient in zip(self._parts, own, strict=True):
+                if gradient is not None:
+                    part.copy_(_check_dense(gradient))
+            if not weighted:
+                self._sums.mul_(weight)
+            self._weight.fill_(weight)
+            self._group.sum(self._flat)
+        return missing
+
+    def _result(self, missing: Sequence[int]) -> list[Tensor | None]:
+        """Return the sums by the places of the parameters; None for those that no rank has."""
+        absent = {number for number in missing if not self._present[number].item()}
+        found: list[Tensor | None] = [None] * self._count
+        for number, place in enumerate(self._trained):
+            if number not in absent:
+                found[place] = self._parts[number].to(self._dtypes[number])
+        return found
+
+
+def _check_dense(gradient: Tensor) -> Tensor:
+    """Return *gradient*. Raises `BuilderError` if it is sparse or complex."""
+    if gradient.layout is not torch.strided or gradient.is_complex():
+        raise BuilderError(
+            f"several ranks cannot add gradients of {gradient.layout} and {gradient.dtype}. Use layers with "
+            "dense gradients of real numbers, or one device"
+        )
+    return gradient

@@ -1,0 +1,230 @@
+"""The ranks of a run, in the environment that torch's elastic launcher (``torchrun``) sets.
+
+Every rank calls the same methods in the same order, because a collective operation waits for all ranks.
+"""
+
+import atexit
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+
+from stages.contracts.errors import BuilderError, RankLostError
+from stages.devices import find_device
+from stages.records import NamedMpkBytesRecorder, OriginalPrecision, Tree
+
+RANK, LOCAL_RANK = "RANK", "LOCAL_RANK"
+WORLD_SIZE, LOCAL_WORLD_SIZE = "WORLD_SIZE", "LOCAL_WORLD_SIZE"
+"""Environment variables of torchrun."""
+TIMEOUT_SECONDS = 600.0
+"""The time after which a collective operation fails, because a rank does not take part."""
+
+MAX_WAIT = timedelta(days=7)
+"""The time that the other ranks wait for rank 0 while it prepares or publishes a run."""
+
+_recorder = NamedMpkBytesRecorder(OriginalPrecision)
+
+
+class RankGroup:
+    """A group of one rank, this process, in which every operation returns at once."""
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        """The number of this rank, from 0."""
+        self.size = size
+        """The number of ranks."""
+
+    @property
+    def is_main(self) -> bool:
+        """True for rank 0, which alone writes, logs and renders."""
+        return self.rank == 0
+
+    def any(self, flag: bool) -> bool:  # noqa: FBT001  the value to reduce
+        """Return whether *flag* is true on any rank."""
+        return flag
+
+    def sum(self, tensor: Tensor) -> None:
+        """Replace *tensor* by its sum over all ranks, with the same bits on each."""
+
+    def broadcast(self, tree: Tree) -> Tree:
+        """Return the *tree* of rank 0, of plain values and tensors; that of the other ranks is ignored."""
+        return tree
+
+    def announce(self, *, training: bool) -> None:
+        """Have `will_train` return *training* on the other ranks; only rank 0 calls this."""
+
+    def will_train(self) -> bool:
+        """Return what rank 0 announces next, after any time; only the other ranks call this."""
+        return False
+
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the values of rank 0's *tensors* to those of the other ranks."""
+
+    def gather(self, tree: Tree) -> list[Tree]:
+        """Return the *tree* of every rank, by its number, on rank 0; an empty list on the others."""
+        return [tree]
+
+
+ONE_RANK = RankGroup()
+_joined: list[RankGroup] = []
+"""The group that this process has joined."""
+
+
+class ProcessRankGroup(RankGroup):
+    """The ranks of torch.distributed's default group: gloo for the host, and the backend of the device.
+
+    Every operation raises `RankLostError` if another rank does not take part.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        self._patient = torch.distributed.new_group(backend="gloo", timeout=MAX_WAIT)
+
+    def announce(self, *, training: bool) -> None:
+        """Have `will_train` return *training* on the other ranks; only rank 0 calls this."""
+        with explain_lost_rank():
+            torch.distributed.broadcast(torch.tensor(int(training)), 0, group=self._patient)
+
+    def will_train(self) -> bool:
+        """Return what rank 0 announces next, after any time; only the other ranks call this."""
+        flag = torch.tensor(0)
+        with explain_lost_rank():
+            torch.distributed.broadcast(flag, 0, group=self._patient)
+        return bool(flag)
+
+    def any(self, flag: bool) -> bool:  # noqa: FBT001  the value to reduce
+        """Return whether *flag* is true on any rank."""
+        value = torch.tensor(int(flag))
+        with explain_lost_rank():
+            torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MAX)
+        return bool(value)
+
+    def sum(self, tensor: Tensor) -> None:
+        """Replace *tensor* by its sum over all ranks, with the same bits on each."""
+        with explain_lost_rank():
+            torch.distributed.all_reduce(tensor)
+
+    def broadcast(self, tree: Tree) -> Tree:
+        """Return the *tree* of rank 0, of plain values and tensors; that of the other ranks is ignored."""
+        data = _to_bytes(tree) if self.is_main else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor(len(data))
+        with explain_lost_rank():
+            torch.distributed.broadcast(size, 0)
+            if not self.is_main:
+                data = torch.empty(int(size), dtype=torch.uint8)
+            torch.distributed.broadcast(data, 0)
+        return tree if self.is_main else _from_bytes(data)
+
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the values of rank 0's *tensors* to those of the other ranks."""
+        for tensor in tensors:
+            dense = tensor.detach().contiguous()  # the weights of a model may be channels-last
+            with explain_lost_rank():
+                torch.distributed.broadcast(dense, 0)
+            tensor.detach().copy_(dense)
+
+    def gather(self, tree: Tree) -> list[Tree]:
+        """Return the *tree* of every rank, by its number, on rank 0; an empty list on the others."""
+        data = _to_bytes(tree)
+        sizes = [torch.tensor(0) for _ in range(self.size)]
+        with explain_lost_rank():
+            torch.distributed.all_gather(sizes, torch.tensor(len(data)))
+            if self.is_main:
+                return [tree, *(self._receive(rank, int(sizes[rank])) for rank in range(1, self.size))]
+            torch.distributed.send(data, 0)
+        return []
+
+    def _receive(self, rank: int, size: int) -> Tree:
+        data = torch.empty(size, dtype=torch.uint8)
+        torch.distributed.recv(data, rank)
+        return _from_bytes(data)
+
+
+@contextmanager
+def explain_lost_rank() -> Iterator[None]:
+    """Raise `RankLostError` if an operation of torch.distributed in the block fails."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(
+            f"another rank does not respond ({str(error).partition('. ')[0]}). See its error. Run the "
+            "same command again to resume"
+        ) from error
+
+
+def count_ranks() -> int:
+    """Return the number of ranks that the launcher has started; 1 without a launcher."""
+    return int(os.environ.get(WORLD_SIZE, "1")) if RANK in os.environ else 1
+
+
+def find_rank_device(devices: Sequence[str | torch.device]) -> torch.device:
+    """Return the device of this rank among *devices*, which has an entry for each rank of this host.
+
+    With one entry, ``auto`` and ``cuda`` are the accelerator with the number of the rank on this host, and
+    ``cpu`` is the device of all ranks. Raises `BuilderError` if there is no rank, or no entry for it.
+    """
+    local_rank = int(os.environ.get(LOCAL_RANK, "0"))
+    if count_ranks() == 1:
+        if len(devices) > 1:
+            raise _no_launcher(devices)
+        return find_device(devices[0])
+    local_size = int(os.environ.get(LOCAL_WORLD_SIZE, os.environ[WORLD_SIZE]))
+    if len(devices) == 1:
+        device = find_device(devices[0])
+        if device.type in ("cpu", "mps") or ":" in str(devices[0]):
+            return device
+        return find_device(f"{device.type}:{local_rank}")
+    if len(devices) != local_size:
+        raise BuilderError(
+            f"{LOCAL_WORLD_SIZE} is {local_size}, but there are {len(devices)} devices. Start one rank for "
+            f"each device: torchrun --nproc-per-node {len(devices)}"
+        )
+    return find_device(devices[local_rank])
+
+
+def join_group(device_type: str = "cpu", timeout_seconds: float = TIMEOUT_SECONDS) -> RankGroup:
+    """Return the group of this rank; a group of one without a launcher.
+
+    The first call waits until all ranks have called it, and gives each rank of this host the same part of
+    torch's threads. Later calls return the same group.
+    """
+    if count_ranks() == 1:
+        return ONE_RANK
+    if _joined:
+        return _joined[0]
+    if not torch.distributed.is_initialized():
+        own = torch.distributed.get_default_backend_for_device(device_type)
+        backend = "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{own}"
+        torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        atexit.register(_leave_group)  # at the exit of the interpreter, its threads may abort the process
+    local_size = int(os.environ.get(LOCAL_WORLD_SIZE, os.environ[WORLD_SIZE]))
+    torch.set_num_threads(max(1, torch.get_num_threads() // local_size))
+    _joined.append(ProcessRankGroup())
+    return _joined[0]
+
+
+def _leave_group() -> None:
+    """End the threads and the connections of all groups."""
+    _joined.clear()
+    with suppress(RuntimeError, ValueError):  # it was left already, or another rank was lost
+        torch.distributed.destroy_process_group()
+
+
+def _no_launcher(devices: Sequence[str | torch.device]) -> BuilderError:
+    listed = ", ".join(map(str, devices))
+    return BuilderError(
+        f"devices [{listed}] need a process each. Start the program with torchrun --nproc-per-node "
+        f"{len(devices)} PROGRAM, or name one device"
+    )
+
+
+def _to_bytes(tree: Tree) -> Tensor:
+    return torch.frombuffer(bytearray(_recorder.record({"tree": tree})), dtype=torch.uint8)
+
+
+def _from_bytes(data: Tensor) -> Tree:
+    read = _recorder.load(data.numpy().tobytes())
+    return read["tree"]

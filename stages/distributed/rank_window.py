@@ -1,0 +1,48 @@
+"""Accumulation of gradients over batches and ranks."""
+
+from torch import Tensor
+
+from stages.distributed.gradient_exchange import GradientExchange
+from stages.optim.gradients import Accumulation, Gradients, Window
+
+
+class RankWindow(Window):
+    """An accumulation window whose gradients the ranks add when it is full.
+
+    With the reduction ``sum``, of the mean gradients of several batches, they add those of each batch.
+    """
+
+    def __init__(self, accumulation: Accumulation, exchange: GradientExchange) -> None:
+        super().__init__(
+            accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover
+        )
+        self._exchange = exchange
+        self._adds_means = self.reduction == "sum" and self.length > 1
+
+    def add(self, gradients: Gradients, samples: int | Tensor) -> None:
+        """Add the mean gradients of this rank's share of a batch."""
+        if self._adds_means:
+            mean = self._exchange.mean(gradients, samples, weighted=False)
+            gradients = [None if each is None else each.clone() for each in mean]
+        super().add(gradients, samples)
+
+    def take(self) -> Gradients:
+        """Return the mean over the samples of all ranks, or the sum over batches, and clear the window."""
+        if self._adds_means:
+            return super().take()
+        sums, samples = self._sums, self._samples
+        self._clear()
+        return self._exchange.mean(sums, samples, weighted=self.length > 1)
+
+    def collect(self, *, is_main: bool) -> None:
+        """Move the sums of all ranks to rank 0, so that its checkpoint has them; call it between epochs."""
+        if not self.batches or self._adds_means:
+            return
+        sums = self._exchange.sum(self._sums, self._samples)
+        self._sums = sums if is_main else [None] * len(sums)
+        self._samples = self._exchange.total_weight if is_main else 0
+
+    @property
+    def _has_mean(self) -> bool:
+        """True: `take` finds out whether any rank has samples."""
+        return True

@@ -1,0 +1,21 @@
+"""The part of the ranks other than rank 0 in the stage fit."""
+
+from stages import data, learner
+from stages.contracts.errors import RunInterruptedError
+from stages.params.fit_context import FitContext, FitPaths
+from stages.params.fit_params import FitConfig
+
+
+def follow_main(config: FitConfig, paths: FitPaths, context: FitContext) -> None:
+    """Train together with rank 0, which calls `fit` and owns the run store, until it has a result.
+
+    Raises `RunInterruptedError` if the ranks were asked to stop.
+    """
+    config = config.model_copy(update={"loggers": ()})  # rank 0 logs
+    while context.group.will_train():
+        builder = context.configure(config, learner.LearnerBuilder(paths.runs)).checkpoint("auto")
+        run = builder.build(*learner.LearnerSpec.read(paths.learner).build(config.seed))
+        train, valid = config.build_loaders(data.read(paths.data, ["valid"]))
+        run.fit(train, valid)
+        if run.interrupted:
+            raise RunInterruptedError("stopped together with rank 0, which has saved the run")
