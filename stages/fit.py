@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from stages.contracts.seeds import derive_seed
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_params import FitConfig
 
-VERSION = "8"
+VERSION = "9"
 MAX_ATTEMPTS = 2
 """Trainings in one call before damage to the run store is an error."""
 
@@ -23,23 +22,24 @@ def fit(config: FitConfig, paths: FitPaths, context: FitContext | None = None) -
     The run works in its own store and resumes there if it was interrupted or now has more epochs; a finished
     run that dvc.lock records starts over. Results are verified when they are copied, and damaged ones trained
     again. Raises `RunInterruptedError` if the run was asked to stop, and whatever prevents it from finishing.
+    Rank 0 of several calls this function, and the others `follow_main`.
     """
     context = context or FitContext()
     entries = key_entries(config, paths, context.code)
     with runs.explain_disk_errors(paths.runs), runs.open_store(paths.runs, entries) as store:
         continuation = runs.Continuation(store, initial=paths.learner, marker=learner.SPEC_FILE)
-        continuation.prepare(config.num_epochs, context.recorded)
+        continuation.prepare(config.num_epochs, context.recorded, config.device_kinds())
         for _ in range(MAX_ATTEMPTS):
             if store.finished is None:
+                context.group.announce(training=True)
                 _train(config, paths, store, context)
             if not (problems := runs.publish_results(store, paths.outputs, paths.telemetry_outputs)):
                 break
             continuation.repair(problems)
         else:
-            found = ", ".join(problems)
-            raise StageError(f"{store.path}: {found} changed again after retraining. Check the disk")
-    with suppress(OSError):  # the results are published, and the next run prunes again
-        runs.prune(paths.runs, current=store.key)
+            raise StageError(f"{store.path}: {', '.join(problems)} changed after retraining. Check the disk")
+    context.group.announce(training=False)
+    runs.prune(paths.runs, current=store.key)
     return store.path
 
 
@@ -48,7 +48,6 @@ def key_entries(config: FitConfig, paths: FitPaths, code: Mapping[str, Any]) -> 
     return {
         "version": VERSION,
         "params": config.key_params(),
-        "devices": config.device_kinds(),
         "inputs": {"learner": runs.content_hash(paths.learner), "data": runs.content_hash(paths.data)},
         "code": dict(code),
     }
@@ -76,5 +75,6 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
     loggers.write_results(run.history, cells, store.path, plots)
     kept = config.epochs_to_keep(run.history, run.epoch, paths.learner)
     manifest = runs.results_manifest(store.path, run.epoch, kept)
-    store.finish({"num_epochs": config.num_epochs, "epoch": run.epoch}, manifest)
+    facts = {"num_epochs": config.num_epochs, "epoch": run.epoch, "devices": config.device_kinds()}
+    store.finish(facts, manifest)
     runs.record_duration(store.path)

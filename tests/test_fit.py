@@ -141,6 +141,10 @@ def test_param_of_the_computation_is_part_of_the_key(param, finished, monkeypatc
     [
         ("num_workers: 0", "num_workers: 1"),
         ("device: auto", "device: cpu"),
+        ("device: auto", "device: [cpu, cpu]"),
+        ("device: auto", "device: all"),
+        ("device: auto", "device: auto\n  max_restarts: 2"),
+        ("device: auto", "device: auto\n  rank_timeout_seconds: 60"),
         ("device: auto", 'device: auto\n  fast_path: "off"'),
         ("device: auto", "device: auto\n  step: captured"),
         ("device: auto", "device: auto\n  prefetch: 0"),

@@ -85,7 +85,7 @@ class FileCheckpointer:
     def restore(self, epoch: int) -> Checkpoint:
         """Return the checkpoint of *epoch*, which is verified before it is decoded.
 
-        Raises `CheckpointError` if there is none, or if a file is missing, corrupt or was changed.
+        Raises `CheckpointError` if it does not exist, or if a file is missing, corrupt or was changed.
         """
         if epoch not in self.list_saved():
             found = ", ".join(map(str, self.list_saved())) or "none"

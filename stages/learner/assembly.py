@@ -3,16 +3,17 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from stages.checkpoints import FileCheckpointer, default_retention
+from stages.checkpoints import Checkpoint, FileCheckpointer, default_retention
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import BuilderError
+from stages.contracts.events import MetricLogger
 from stages.contracts.fields import describe_portable_conflict
+from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.contracts.renderers import Renderers
 from stages.devices.compilation import (
@@ -24,7 +25,7 @@ from stages.devices.compilation import (
     warn_of_ineffective_compile,
 )
 from stages.devices.compute_settings import prepare_process
-from stages.devices.selection import find_device
+from stages.distributed import RankGroup, find_rank_device, join_group
 from stages.learner.checkpointing import CheckpointManager, find_newest_checkpoint
 from stages.learner.checks import (
     check_metric_inputs,
@@ -38,7 +39,6 @@ from stages.learner.metering import Observers
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions, default_metric_loggers, default_renderer
 from stages.learner.run_state import RunState
-from stages.learner.step_strategies import Replicas
 from stages.learner.training_state import check_training_state
 from stages.optim import (
     GroupedOptimizer,
@@ -61,7 +61,10 @@ class Components:
 
     options: LearnerOptions
     state: RunState
-    replicas: Replicas
+    group: RankGroup
+    """The ranks of the run, of which this process is one."""
+    device: torch.device
+    """The device of this rank."""
     observers: Observers
     checkpoints: CheckpointManager | None
     interrupter: Interrupter
@@ -82,12 +85,15 @@ def assemble(
         compilers.setdefault("", options.compile.compiler())
     _check(options, model)
     if isinstance(optimizer, GroupedOptimizer):
-        freeze_parameters(model, optimizer.freeze)  # before the copies for further devices
-    model, replicas = _build_replicas(options, model, compilers)
+        freeze_parameters(model, optimizer.freeze)
+    device = find_rank_device(options.devices)
+    group = join_group(device.type)
+    _check_ranks(options, model, group)
+    model = _place_model(options, model, compilers, device)
     clipping = options.clipping or getattr(optimizer, "clipping", None)
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = build_model_optimizer(optimizer, model)
-    check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches * len(replicas))
+    check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=group.size)
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)
     if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
@@ -95,32 +101,32 @@ def assemble(
     model_state = ModelState(model, optimizer, scheduler, clipping, fast_path=options.fast_path)
     if options.averaging is not None:
         model_state.average = WeightAverage(options.averaging, model)
+    build_observers = _build_observers if group.is_main else _build_silent_observers
     components = Components(
         options=options,
-        state=RunState(model_state, options, replicas.devices),
-        replicas=replicas,
-        observers=_build_observers(options),
-        checkpoints=_build_checkpoints(options),
+        state=RunState(model_state, options, device, group),
+        group=group,
+        device=device,
+        observers=build_observers(options, group),
+        checkpoints=_build_checkpoints(options) if group.is_main else None,
         interrupter=options.interrupter or Interrupter(),
     )
     _restore(components)
     return components
 
 
-def _build_replicas(
-    options: LearnerOptions, model: Any, compilers: Mapping[str, Compiler]
-) -> tuple[Any, Replicas]:
-    """Return *model* on the first device, and together with its copies on the others."""
-    devices = [find_device(device) for device in options.devices]
-    prepare_process(options.compute, devices[0])
-    warn_of_ineffective_compile(model, len(devices))
-    model = model.to(devices[0])
-    replicas = Replicas(model, devices)
+def _place_model(
+    options: LearnerOptions, model: Any, compilers: Mapping[str, Compiler], device: torch.device
+) -> Any:
+    """Return *model* on *device*, with the compilation and the gradient checkpointing of the options."""
+    prepare_process(options.compute, device)
+    warn_of_ineffective_compile(model)
+    model = model.to(device)
     if options.gradient_checkpointing:
         check_gradient_checkpointing(model, compilers)
-        replicas.apply(apply_gradient_checkpointing)
-    replicas.apply(partial(compile_in_place, compilers=compilers))
-    return model, replicas
+        apply_gradient_checkpointing(model)
+    compile_in_place(model, compilers=compilers)
+    return model
 
 
 def _check(options: LearnerOptions, model: Any) -> None:
@@ -146,7 +152,26 @@ def _check(options: LearnerOptions, model: Any) -> None:
         )
 
 
-def _build_observers(options: LearnerOptions) -> Observers:
+def _check_ranks(options: LearnerOptions, model: nn.Module, group: RankGroup) -> None:
+    """Raise `BuilderError` for what several ranks cannot do, and warn of what each does on its own."""
+    if group.size == 1:
+        return
+    if options.compute.precision == "fp16":
+        raise BuilderError(f"precision fp16 needs one device, and the run has {group.size} ranks. Use bf16")
+    kinds = {type(each).__name__ for each in model.modules() if _tracks_statistics(each)}
+    if kinds and group.is_main:
+        log.warning(
+            "%s normalizes by the statistics of each rank's share of a batch; the running statistics are "
+            "those of rank 0",
+            ", ".join(sorted(kinds)),
+        )
+
+
+def _tracks_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  the base of all of them
+
+
+def _build_observers(options: LearnerOptions, group: RankGroup) -> Observers:
     renderer = options.renderer or default_renderer()
     return Observers(
         metrics=options.metrics,
@@ -154,6 +179,19 @@ def _build_observers(options: LearnerOptions) -> Observers:
         telemetry=options.loggers or default_metric_loggers(options.directory / "telemetry"),
         additional=options.additional_loggers,
         renderer=Renderers([renderer, *options.progress_loggers]) if options.progress_loggers else renderer,
+        group=group,
+    )
+
+
+def _build_silent_observers(options: LearnerOptions, group: RankGroup) -> Observers:
+    """Return the observers of a rank that only measures: rank 0 adds, logs and shows its values."""
+    metrics = {
+        split: [each for each in registered if not (each.telemetry or each.covers_pass)]
+        for split, registered in options.metrics.items()
+    }
+    none: dict[Split, list[MetricLogger]] = {split: [] for split in Split}
+    return Observers(
+        metrics=metrics, loggers=none, telemetry=none, additional=none, renderer=Renderers([]), group=group
     )
 
 
@@ -169,25 +207,39 @@ def _build_checkpoints(options: LearnerOptions) -> CheckpointManager | None:
 
 
 def _restore(components: Components) -> None:
-    """Restore the state from the checkpoint that the options name, if any.
+    """Restore the state from the checkpoint that the options name, if any, which rank 0 reads.
 
     Raises `CheckpointError` if that of an epoch is missing or corrupt, or if all of several are corrupt.
     """
+    checkpoint = _read_checkpoint(components)
+    if components.group.size > 1:
+        checkpoint = _share_start(components, checkpoint)
+    if checkpoint is not None:
+        components.state.restore(checkpoint)
+
+
+def _read_checkpoint(components: Components) -> Checkpoint | None:
+    """Return the checkpoint that the options name, which only rank 0 reads."""
     options, checkpoints = components.options, components.checkpoints
     if checkpoints is None or options.checkpoint is None:
-        return
+        return None
     if options.checkpoint == "auto":
-        checkpoint = find_newest_checkpoint(
+        return find_newest_checkpoint(
             checkpoints.epochs,
             checkpoints.steps,
             last_epoch=options.num_epochs,
             identity=options.identity,
             verify_logs=components.observers.verify_logs,
         )
-        if checkpoint is None:
-            return
-    else:
-        log.info("Restoring checkpoint %d from %s", options.checkpoint, checkpoints.epochs.directory)
-        checkpoint = checkpoints.epochs.restore(options.checkpoint)
-    components.state.restore(checkpoint)
-    components.replicas.synchronize()
+    log.info("Restoring checkpoint %d from %s", options.checkpoint, checkpoints.epochs.directory)
+    return checkpoints.epochs.restore(options.checkpoint)
+
+
+def _share_start(components: Components, checkpoint: Checkpoint | None) -> Checkpoint | None:
+    """Return rank 0's *checkpoint*, and give every rank the weights, the buffers and the seed of rank 0."""
+    group, state = components.group, components.state
+    model = state.model.model
+    group.broadcast_tensors([*model.parameters(), *model.buffers()])
+    state.share_seed()
+    received: Any = group.broadcast(None if checkpoint is None else vars(checkpoint))
+    return None if received is None else Checkpoint(**received)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import count
 from signal import SIGINT
 from traceback import walk_tb
 from typing import Any, Protocol, Self
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from stages.contracts.placement import move
 from stages.contracts.worker_signals import block_signals
 from stages.devices import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier
+from stages.distributed import RankGroup, Share, iterate_shares
 
 STAGED_BATCHES = 3
 """Batches that are in pinned memory at the same time, as with the default `fit.prefetch` of 2."""
@@ -43,6 +45,28 @@ def iterate_on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
     if device.type in STREAM_DEVICES:
         return copy_in_turn(iter(batches), StagingRing(find_copier(device), STAGED_BATCHES))
     return batches if device.type == "cpu" else (move(batch, device) for batch in batches)
+
+
+def iterate_rank(loader: Loader, device: torch.device, group: RankGroup, first: int) -> Iterable[Any]:
+    """Return what `iterate_on_device` does; with several ranks, this rank's `Share` of each batch.
+
+    *first* is the number of batches before the position of *loader*.
+    """
+    if group.size == 1:
+        return iterate_on_device(loader, device)
+    if hasattr(loader, "set_share") and hasattr(loader, "count_samples"):
+        loader.set_share(group.rank, group.size)
+        return map(Share, iterate_on_device(loader, device), map(loader.count_samples, count(first)))
+    batches = TorchBatches(loader) if isinstance(loader, DataLoader) else loader
+    shares = iterate_shares(batches, group.rank, group.size)
+    return (Share(None if batch is None else move(batch, device), samples) for batch, samples in shares)
+
+
+def reset_share(loaders: Iterable[Any]) -> None:
+    """Have *loaders* load all samples of each batch again."""
+    for loader in loaders:
+        if hasattr(loader, "set_share"):
+            loader.set_share(0, 1)
 
 
 def check_workers(*loaders: Loader) -> None:

@@ -362,7 +362,7 @@ class LearnerBuilder:
 
         Checkpoints and logs of later epochs then belong to another run, and are removed when the next epoch
         is finished. ``"auto"`` resumes from the newest intact checkpoint, also within an epoch, and starts a
-        new run if there is none.
+        new run without one.
         """
         return self._set(checkpoint=epoch)
 

@@ -37,14 +37,14 @@ CONSTANTS = (int, float, str, bytes, type(None))
 
 
 def find_obstacle(components: Components) -> str | None:
-    """Return the reason for which no step of a run can be captured; None if there is none."""
-    state, devices = components.state, components.replicas.devices
+    """Return the reason for which no step of a run can be captured, or None."""
+    state, device, ranks = components.state, components.device, components.group.size
     average = state.model.average
     model, guard = state.model.model, state.guard
     kind, optimizer = type(model).__name__, type(state.model.optimizer).__name__
     obstacles = [
-        (len(devices) > 1, f"it has {len(devices)} devices"),
-        (devices[0].type not in CAPTURE_DEVICES, f"{devices[0]} is not a CUDA device"),
+        (ranks > 1, f"it has {ranks} ranks"),
+        (device.type not in CAPTURE_DEVICES, f"{device} is not a CUDA device"),
         (state.model.needs_closure, f"{optimizer} evaluates a batch several times"),
         (average is not None and average.is_per_step, "the average of the weights is updated in each step"),
         (hasattr(model, "optimize"), f"{kind} has a method optimize"),

@@ -82,7 +82,9 @@ def check_unique_name(registered: RegisteredMetric, others: Iterable[RegisteredM
         )
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, batches_per_step: int) -> None:
+def check_optimizer(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, batches_per_step: int, ranks: int = 1
+) -> None:
     """Raise `BuilderError` if *optimizer* updates other parameters, or L-BFGS cannot be used as asked."""
     own = {id(parameter) for parameter in model.parameters()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -94,10 +96,13 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, ba
         )
     if not isinstance(optimizer, torch.optim.LBFGS):
         return
-    if batches_per_step > 1:
+    if batches_per_step > 1 or ranks > 1:
+        found = (
+            f"accumulate over {batches_per_step} batches" if batches_per_step > 1 else f"use {ranks} ranks"
+        )
         raise BuilderError(
-            f"L-BFGS evaluates one batch several times, so it cannot accumulate over {batches_per_step}: "
-            "use one device, no accumulation, and a larger batch"
+            f"L-BFGS evaluates one batch several times, so it cannot {found}: use one device, no "
+            "accumulation, and a larger batch"
         )
     if hasattr(model, "optimize"):
         raise BuilderError(
@@ -108,7 +113,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, ba
 
 def has_gradients(step: TrainOutput[Any]) -> bool:
     """Return whether *step* has a gradient; a step without samples counts as having one."""
-    return step.item.size == 0 or any(gradient is not None for gradient in step.gradients)
+    has_samples = step.item is not None and step.item.size > 0
+    return not has_samples or any(gradient is not None for gradient in step.gradients)
 
 
 def missing_gradients(model: Any, gradients: Gradients, *, location: str) -> BuilderError:

@@ -102,7 +102,7 @@ class CudaGraphStep(PlainStep):
         super().__init__(components.state, checks)
         self._flags = guard
         self._window = components.state.window
-        self._device = components.replicas.devices[0]
+        self._device = components.device
         self._capturer = capturer
         metrics = [each for each in components.observers.metrics[Split.TRAIN] if not each.covers_pass]
         self._metric_count, self._metrics = len(metrics), find_means(metrics)
@@ -126,7 +126,7 @@ class CudaGraphStep(PlainStep):
         if not has_graphs and self._eager_steps > MIN_REPLAYS * self._window.length:
             self._refuse("too few batches have the same shape")
 
-    def compute(self, batch: Any) -> list[TrainOutput[Any]]:
+    def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run forward and backward on *batch* eagerly; before a capture, on its stream."""
         self._eager_steps += 1
         if not self._warms_up:
@@ -134,11 +134,13 @@ class CudaGraphStep(PlainStep):
         self._capture.warm_ups += 1
         self._capture.model, generators = describe_model(self._model), host_generator_states(self._device)
         with self._capturer.side_stream():
-            steps = super().compute(batch)
+            step = super().compute(batch)
         if self._capture.warm_ups == WARM_UP_STEPS:
             self._check_host(generators)
-        self._capture.size = steps[0].item.size
-        return steps
+        self._capture.size = step.item.size
+        if self._is_sum and getattr(step.item, "weight", None) is not None:
+            self._refuse("the batches of an accumulation window have weights, such as numbers of tokens")
+        return step
 
     def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the model eagerly."""
@@ -260,7 +262,7 @@ class CudaGraphStep(PlainStep):
     def _run(self, metrics: Mapping[str, Any], *, ends: bool) -> Results:
         """Run the step to capture. It changes nothing but tensors, as a launch of the graph does."""
         capture, window = self._capture, self._window
-        [step] = super().compute(capture.batch)
+        step = super().compute(capture.batch)
         if [gradient is not None for gradient in step.gradients] != capture.present:
             raise ValueError("not all steps have gradients of the same parameters")
         means = _measure_means(metrics, step.item)
@@ -294,7 +296,7 @@ class CudaGraphStep(PlainStep):
 
 def build_captured_step(components: Components, checks: StepChecks) -> CudaGraphStep | None:
     """Return the captured step of a run; None, with a line in the log, if its steps are all eager."""
-    asked, device = components.options.step, components.replicas.devices[0]
+    asked, device = components.options.step, components.device
     if asked == "eager" or (asked == "auto" and device.type not in CAPTURE_DEVICES):
         return None
     guard, obstacle = components.state.guard, find_obstacle(components)

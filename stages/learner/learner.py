@@ -26,7 +26,7 @@ class Learner:
         self._components = components
         self._options = components.options
         self._state = components.state
-        self._device = components.replicas.devices[0]
+        self._device = components.device
 
     @property
     def components(self) -> Components:
@@ -82,13 +82,15 @@ class Learner:
         self._check_between_epochs()
         checkpoints = self._components.checkpoints
         saves = checkpoints.complete_saves() if checkpoints is not None else nullcontext()
-        with self._options.open_application_log(), self.compute_settings():
+        is_main = self._components.group.is_main
+        application_log = self._options.open_application_log() if is_main else nullcontext()
+        with application_log, self.compute_settings():
             log.info("%s", f"Resuming {self.resumed}" if self.resumed else "Starting training")
             with report_out_of_memory(self._device), saves:
                 model = Loop(self._components).run(train, valid)
             if checkpoints is not None and not self.interrupted:
                 checkpoints.finish()
-        if self._options.summary:
+        if self._options.summary and is_main:
             state = self._state.model
             training = training_lines(model, state.optimizer, state.scheduler, self._options.averaging)
             sys.stdout.write(summary_text(self.history, model, training=training) + "\n")
@@ -112,9 +114,11 @@ class Learner:
         Raises `BuilderError` without a checkpointer.
         """
         checkpoints, state = self._components.checkpoints, self._state
-        if checkpoints is None:
+        if self._options.recorder is None:
             raise BuilderError("save() needs a checkpointer: call with_file_checkpointer first")
         self._check_between_epochs()
+        if checkpoints is None:
+            return  # another rank writes
         with checkpoints.complete_saves():
             checkpoints.save_epoch(state.epoch, state.checkpoint(), state.history)
 

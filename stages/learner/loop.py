@@ -18,12 +18,12 @@ from torch import nn
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
+from stages.contracts.outputs import weight_of
 from stages.contracts.renderers import Renderers
 from stages.devices.memory import retain_freed_memory
-from stages.devices.rng import seed_generators
 from stages.devices.run_ahead_limiter import RunAheadLimiter
 from stages.learner.assembly import Components
-from stages.learner.batches import Loader, check_workers, iterate_on_device
+from stages.learner.batches import Loader, check_workers, iterate_rank, reset_share
 from stages.learner.checks import (
     StepChecks,
     check_rules_without_validation,
@@ -34,7 +34,8 @@ from stages.learner.checks import (
 from stages.learner.cuda_graph import build_captured_step
 from stages.learner.metering import NOTHING, Meter
 from stages.learner.mid_epoch import MidEpochCheckpointer
-from stages.learner.step_strategies import choose_step_strategy
+from stages.learner.rank_step import RankStep, synchronize_ranks
+from stages.learner.step_strategies import StepStrategy, choose_step_strategy
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.metrics import MetricState
 
@@ -50,15 +51,14 @@ class Loop:
         self._observers = components.observers
         self._checkpoints = components.checkpoints
         self._interrupter = components.interrupter
-        self._device = components.replicas.devices[0]
+        self._device = components.device
+        self._group = components.group
         self._mid_epoch = MidEpochCheckpointer(components)
         model = self._state.model
         self._checks = StepChecks(model.model, model.optimizer)
-        self._limiter = RunAheadLimiter.of(components.replicas.devices[0])
+        self._limiter = RunAheadLimiter.of(components.device)
         self._captured = build_captured_step(components, self._checks)
-        self._strategy = self._captured or choose_step_strategy(
-            self._state, components.replicas, self._checks
-        )
+        self._strategy = self._captured or self._choose_strategy()
         self._has_gradients = hasattr(model.model, "optimize")  # such a model updates itself
         self._meter = self._observers.meter(Split.TRAIN, 0, self._state.guard)
         self._progress = Progress(
@@ -67,6 +67,11 @@ class Loop:
             shown=self._observers.display_options(),
             interrupter=self._interrupter,
         )
+
+    def _choose_strategy(self) -> StepStrategy:
+        if self._group.size > 1:
+            return RankStep(self._state, self._checks, self._group)
+        return choose_step_strategy(self._state, self._checks)
 
     def run(self, train: Loader, valid: Loader | None) -> nn.Module:
         """Train on *train*, validate on *valid*, if any, after each epoch, and return the trained model."""
@@ -82,7 +87,7 @@ class Loop:
         if valid is not None and self._options.sanity_check and self._state.resumed is None:
             self._check_validation(valid)
         retain_freed_memory()
-        first = self._state.epoch + 1
+        first, is_complete = self._state.epoch + 1, False
         try:
             self._observers.renderer.start(self._progress)
             self._remove_later_output()
@@ -90,26 +95,30 @@ class Loop:
                 for epoch in range(first, self._options.num_epochs + 1):
                     if not self._run_epoch(train, valid, epoch):
                         break
+            self._mid_epoch.close()
+            is_complete = True
         finally:
-            with suppress(Exception):  # the exception that ended the run is the one to report
-                self._meter.flush()
+            if is_complete or self._group.size == 1:  # otherwise the other ranks may not take part
+                with suppress(Exception):  # the exception that ended the run is the one to report
+                    self._meter.flush()
             self._observers.close()
+            reset_share(loaders.values())
         model: nn.Module = self._state.model.model
         return model
 
     @torch.no_grad()
     def _check_validation(self, loader: Loader) -> None:
         """Validate on the first batches of *loader*, and discard the values and changes of buffers."""
-        state, split = self._state, Split.VALID
-        model = state.model.model.eval()
+        split = Split.VALID
+        model = self._state.model.model.eval()
         buffers = [(each, each.clone()) for each in model.buffers()]
         metrics = [
             (each, ()) for each in self._observers.metrics[split] if not (each.telemetry or each.covers_pass)
         ]
         meter = Meter(metrics, Renderers([]), split, 1)
-        batches = iter(iterate_on_device(loader, self._device))
+        batches = iter(iterate_rank(loader, self._device, self._group, 0))
         for iteration, batch in enumerate(islice(batches, self._options.sanity_check), start=1):
-            item = self._checks.check_valid_step(state.run_step(model.valid_step, split, batch))
+            item = self._strategy.validate(self._run_valid_step, batch)
             meter.measure(item, iteration, 0.0)
         meter.finish()
         for buffer, before in buffers:
@@ -128,8 +137,7 @@ class Loop:
         """Train, validate and save; return whether the run continues."""
         position = self._state.position
         self._state.begin_epoch(epoch)
-        seed_generators(self._state.derive_seed(epoch))
-        self._strategy.begin_epoch(position.buffers if position else ())
+        self._state.seed_generators(epoch)
         if position is None or position.split is Split.TRAIN:
             with self._strategy.training():
                 is_complete = self._train(train, epoch)
@@ -141,7 +149,7 @@ class Loop:
             if not is_complete:
                 return False
         self._finish(epoch)
-        return not (self._stops_early() or self._interrupter.should_stop())
+        return not (self._stops_early() or self._mid_epoch.stops_between_epochs())
 
     def _train(self, loader: Loader, epoch: int) -> bool:
         """Train on *loader* once; return whether the pass was completed.
@@ -155,37 +163,38 @@ class Loop:
         stops_after = self._mid_epoch.stops_after
         meter, rate = self._begin(Split.TRAIN, loader, epoch), 0.0
         iteration = progress.batch
-        for batch in strategy.group(self._open(loader, meter)):
+        for batch in self._open(loader, meter):
             if captured is not None and captured.replays(batch):
                 iteration += 1
                 rate = schedule.step()
                 item, measured = captured.replay(batch, rate, epoch=epoch, iteration=iteration)
                 del batch
-                self._measure(meter, item, iteration, rate, measured)
+                self._measure(meter, item, item.size, iteration, rate, measured)
                 if stops_after(iteration, progress, meter):
                     return False
                 continue
-            steps = strategy.compute(batch)
+            step = strategy.compute(batch)
+            samples = strategy.count_samples(batch, step.item)
             del batch  # free its memory before the next one is loaded
-            while steps:
-                step = steps.pop(0)
-                iteration += 1
-                rate = schedule.step()
-                if guard.passes(step, epoch, iteration):
-                    self._has_gradients = self._has_gradients or has_gradients(step)
-                    if not guard.overflowed:
-                        window.add(step.gradients, step.item.size)
-                    self._measure(meter, step.item, iteration, rate)
-                else:
-                    strategy.roll_back()
-                del step  # free its gradients before the next ones are computed
-                if window.full:
-                    self._update(window.take(), rate, iteration)
-                if stops_after(iteration, progress, meter):
-                    return False
+            iteration += 1
+            rate = schedule.step()
+            if strategy.passes(step, epoch, iteration):
+                self._has_gradients = self._has_gradients or has_gradients(step)
+                if not guard.overflowed:
+                    window.add(step.gradients, 0 if step.item is None else weight_of(step.item))
+                self._measure(meter, step.item, samples, iteration, rate)
+            else:
+                strategy.roll_back()
+            del step  # free its gradients before the next ones are computed
+            if window.full:
+                self._update(window.take(), rate, iteration)
+            if stops_after(iteration, progress, meter):
+                return False
         if (rest := window.end_epoch()) is not None:
             self._update(rest, rate, iteration)
+        window.collect(is_main=self._group.is_main)
         self._state.model.end_training(epoch)
+        synchronize_ranks(self._group, self._state.model.model, epoch)
         self._end(meter, iteration)
         return True
 
@@ -193,18 +202,23 @@ class Loop:
     def _validate(self, loader: Loader, epoch: int) -> bool:
         """Validate on *loader* once; return whether the pass was completed."""
         log.info("Executing validation step for epoch %d", epoch)
-        model, split = self._state.model.model.eval(), Split.VALID
-        meter = self._begin(split, loader, epoch)
+        self._state.model.model.eval()
+        meter = self._begin(Split.VALID, loader, epoch)
         iteration = self._progress.batch
         for batch in self._open(loader, meter):
-            item = self._checks.check_valid_step(self._state.run_step(model.valid_step, split, batch))
+            item = self._strategy.validate(self._run_valid_step, batch)
+            samples = self._strategy.count_samples(batch, item)
             del batch  # free its memory before the next one is loaded
             iteration += 1
-            self._measure(meter, item, iteration, 0.0)
+            self._measure(meter, item, samples, iteration, 0.0)
             if self._mid_epoch.stops_after(iteration, self._progress, meter):
                 return False
         self._end(meter, iteration)
         return True
+
+    def _run_valid_step(self, batch: Any) -> Any:
+        state = self._state
+        return self._checks.check_valid_step(state.run_step(state.model.model.valid_step, Split.VALID, batch))
 
     def _update(self, gradients: Any, rate: float, iteration: int) -> None:
         epoch = self._progress.epoch
@@ -273,13 +287,19 @@ class Loop:
         return min((each for each in limits if each is not None), default=0)
 
     def _measure(
-        self, meter: Meter, item: Any, iteration: int, rate: float, known: Mapping[str, MetricState] = NOTHING
+        self,
+        meter: Meter,
+        item: Any,
+        samples: int,
+        iteration: int,
+        rate: float,
+        known: Mapping[str, MetricState] = NOTHING,
     ) -> None:
         meter.measure(item, iteration, rate, known)
         if self._limiter is not None:
             self._limiter.step()
         self._progress.batch = iteration
-        self._progress.items += item.size
+        self._progress.items += samples
         self._observers.renderer.step(self._progress)
 
     def _end(self, meter: Meter, iteration: int) -> None:

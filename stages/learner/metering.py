@@ -4,11 +4,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown, Step, Verifiable
 from stages.contracts.history import Split
+from stages.distributed import ONE_RANK, RankGroup
+from stages.learner.rank_values import add_rank_values
 from stages.metrics import Mean, Metric, MetricState, PassMetric, StepMetric
 from stages.metrics.host_transfer import transfer_to_host
 from stages.metrics.state import load_state, save_state
@@ -39,6 +41,11 @@ class RegisteredMetric:
         return not (hasattr(self.metric, "measure") or hasattr(self.metric, "measure_step"))
 
     @property
+    def is_equal_on_ranks(self) -> bool:
+        """True if the value is that of rank 0: it does not depend on the samples."""
+        return self.telemetry or bool(getattr(self.metric, "is_equal_on_ranks", False))
+
+    @property
     def measures(self) -> str:
         """The names of the output types that the metric accepts."""
         kinds = getattr(self.metric, "measures", object)
@@ -60,13 +67,18 @@ class Meter:
         split: Split,
         epoch: int,
         guard: Guard | None = None,
+        group: RankGroup = ONE_RANK,
     ) -> None:
+        self._group = group
+        self._batches = 0
+        """The number of batches in `_pending`, also without a sample of this rank."""
         self._metrics = [each for each, _ in metrics]
         self._pass_metrics: list[Any] = [each.metric for each in self._metrics if each.covers_pass]
         self._loggers = {each.metric.name: loggers for each, loggers in metrics}
         self._renderer = renderer
         self._split = split
         self._epoch = epoch
+        self._own_values = {each.metric.name for each in self._metrics if each.is_equal_on_ranks}
         self._measures: list[tuple[str, Callable[[Any], MetricState], bool]] = []
         self._guard = guard
         self._pending: list[Pending] = []
@@ -94,8 +106,18 @@ class Meter:
     ) -> None:
         """Measure and add one batch, of which *known* has values that are measured already.
 
-        Raises `BuilderError` on the first that a metric cannot measure.
+        *item* is None if this rank has no sample of the batch. Raises `BuilderError` on the first that a
+        metric cannot measure.
         """
+        if item is not None:
+            self._measure_item(item, iteration, learning_rate, known)
+        self._batches += 1
+        if self._batches >= MAX_PENDING_BATCHES:
+            self.flush()
+
+    def _measure_item(
+        self, item: Any, iteration: int, learning_rate: float, known: Mapping[str, MetricState]
+    ) -> None:
         if not self._measures:
             self._measures = [_find_measure(each, item) for each in self._metrics if not each.covers_pass]
         pending = self._pending
@@ -107,15 +129,16 @@ class Meter:
             else:
                 measured = measure(item)
             pending.append((name, iteration, measured))
-        if len(pending) >= MAX_PENDING_BATCHES * len(self._measures):
-            self.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """Log all pending values, and return the sum of every metric as a tree that a record can hold.
 
+        Rank 0 returns the sums of all ranks, and the others none.
         Raises `TypeError` for a sum that cannot be saved.
         """
         self.flush()
+        if not self._group.is_main:
+            return {}
         return {name: save_state(total, name) for name, total in self._totals().items()}
 
     def check_state(self) -> None:
@@ -163,12 +186,17 @@ class Meter:
     def flush(self) -> None:
         """Log and show the value of every batch since the last call, if the batch has one.
 
+        Several ranks add their values first; call this on all of them after the same batch.
         Raises `NonFiniteError` after the values of the batches before a bad one, if the guard of the run has
         found one on the device.
         """
-        pending, self._pending = self._pending, []
+        pending, self._pending, self._batches = self._pending, [], 0
         flag = None if self._guard is None else self._guard.flag
         hosted, is_flagged = transfer_to_host([measured for _, _, measured in pending], flag)
+        if self._group.size > 1:
+            hosted = add_rank_values(self._group, pending, hosted, self._own_values)
+        if not self._group.is_main:
+            return
         bad_iteration, error = self._find_error(is_flagged=is_flagged)
         self._sums = self._add(pending, hosted)
         for (name, iteration, _), measured in zip(pending, hosted, strict=True):
@@ -192,8 +220,10 @@ class Meter:
         return math.inf, None
 
     def finish(self) -> dict[str, float]:
-        """Return the epoch's values of the numeric metrics, without telemetry."""
+        """Return the epoch's values of the numeric metrics, without telemetry; the same on every rank."""
         self.flush()
+        if not self._group.is_main:
+            return cast(dict[str, float], self._group.broadcast(None))
         self._sums, self._pass_metrics = self._totals(), []  # a pass metric may now begin another pass
         values = self.running()
         for name, total in self._sums.items():
@@ -203,7 +233,9 @@ class Meter:
         telemetry = {each.metric.name for each in self._metrics if each.telemetry}
         self.telemetry = {name: value for name, value in values.items() if name in telemetry}
         names = [each.metric.name for each in self._metrics if each.numeric and not each.telemetry]
-        return {name: values[name] for name in names if name in values}
+        results: dict[str, float] = {name: values[name] for name in names if name in values}
+        self._group.broadcast(results)
+        return results
 
     def running(self) -> dict[str, float]:
         """Return the value of every metric over the batches measured until now."""
@@ -230,6 +262,8 @@ class Observers:
     additional: Mapping[Split, Sequence[MetricLogger]]
     """Loggers of all metrics."""
     renderer: Renderer
+    group: RankGroup = ONE_RANK
+    """The ranks whose values are added."""
 
     def meter(self, split: Split, epoch: int, guard: Guard | None = None) -> Meter:
         """Return the meter of *split* in *epoch*, which reads the flag of *guard* with the values."""
@@ -237,7 +271,7 @@ class Observers:
             (each, [*(self.telemetry if each.telemetry else self.loggers)[split], *self.additional[split]])
             for each in self.metrics[split]
         ]
-        return Meter(metrics, self.renderer, split, epoch, guard)
+        return Meter(metrics, self.renderer, split, epoch, guard, self.group)
 
     def display_options(self) -> dict[str, Shown]:
         """Return the display settings of each metric; text metrics first."""

@@ -1,7 +1,7 @@
 """Checkpoints between two batches of an epoch, and the resume at such a position."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +14,16 @@ from stages.devices.rng import (
     describe_device_mismatch,
     device_names,
     get_rng_state,
+    seed_generators,
     set_loader_epoch,
     set_rng_state,
 )
+from stages.distributed import Agreement
 from stages.learner.assembly import Components
-from stages.learner.batches import Loader, iterate_on_device
+from stages.learner.batches import Loader, iterate_rank
 from stages.learner.metering import Meter
 from stages.learner.run_state import LoopPosition
+from stages.learner.step_strategies import Buffers
 from stages.learner.streams import Lookahead, count_batches
 
 log = logging.getLogger(__name__)
@@ -32,13 +35,15 @@ class MidEpochCheckpointer:
     def __init__(self, components: Components) -> None:
         self._state = components.state
         self._observers = components.observers
-        self._replicas = components.replicas
+        self._group = components.group
+        self._device = components.device
         self._checkpoints = components.checkpoints
         self._interrupter: Interrupter = components.interrupter
+        self._agreement = Agreement(components.group)
         self._rng_state: dict[str, Any] = {}
         self._stream: Lookahead | None = None
         """The batches of a loader without a length."""
-        self._can_save = components.checkpoints is not None
+        self._can_save = components.options.recorder is not None
         saves = components.checkpoints is not None and components.checkpoints.saves_within_epochs
         self._unchecked = set(Split) if saves else set()
 
@@ -48,20 +53,23 @@ class MidEpochCheckpointer:
         The batches are drawn in the random state of an uninterrupted run. Raises `CheckpointError` if the
         loader ends before the position.
         """
-        position, devices = self._state.position, self._replicas.devices
+        position, devices = self._state.position, [self._device]
         set_loader_epoch(loader, epoch, self._state.derive_seed(epoch, split))
         is_restored = self._state.streams.is_restored(split)
         skip = _set_position(loader, position) if position and not is_restored else 0
-        if position is not None:
-            _warn_of_devices(position, devices)
-            set_rng_state(position.before, devices)
+        saved = None if position is None else self._read_rank(position)
+        if saved is not None:
+            _warn_of_devices(saved["now"], devices)
+            set_rng_state(saved["before"], devices)
         self._rng_state = get_rng_state(devices)
-        batches = iter(iterate_on_device(loader, devices[0]))
+        first = position.iteration if position and not skip else 0
+        batches = iter(iterate_rank(loader, self._device, self._group, first))
         self._stream = Lookahead(batches) if count_batches(loader) is None else None
         batches = batches if self._stream is None else self._stream
         if position is not None:
             _skip(batches, skip)
-            set_rng_state(position.now, devices)
+        if saved is not None:
+            set_rng_state(saved["now"], devices)
         return batches
 
     def stops_after(self, iteration: int, progress: Progress, meter: Meter) -> bool:
@@ -69,40 +77,86 @@ class MidEpochCheckpointer:
 
         After the last batch of a split the run continues: the end of the epoch is near and is saved too. If
         nothing can be saved, a run stops in training, but finishes a validation, whose epoch is then kept.
+        Several ranks save when they have updated the model, so that no rank has gradients of its own.
         Raises `BuilderError` after the first batch of a split if checkpoints are written at an interval and
         the value of a metric cannot be saved.
         """
         if progress.split in self._unchecked:
             self._prepare(meter)
             self._unchecked.remove(progress.split)
-        checkpoints, is_asked = self._checkpoints, self._interrupter.should_stop()
         can_save_next = not progress.batches or iteration + 1 < progress.batches
-        if not (is_asked or (checkpoints is not None and checkpoints.is_due(can_save_next=can_save_next))):
+        is_due = self._checkpoints is not None and self._checkpoints.is_due(can_save_next=can_save_next)
+        is_asked, is_due = self._agreement.poll(stop=self._interrupter.should_stop(), save=is_due)
+        if not (is_asked or is_due):
             return False
         if self._can_save:
-            if iteration == progress.batches or iteration % len(self._replicas):
+            if iteration == progress.batches or (self._group.size > 1 and self._state.window.batches):
                 return False
-            rng_state = get_rng_state(self._replicas.devices)
+            rng_state = get_rng_state([self._device])
             self._state.streams.save(progress.split)
             if self._stream is not None and not self._stream.has_next():
                 return False
             self._save(iteration, progress, meter, rng_state)
+            self._agreement.end_save()
         stops = is_asked and (self._can_save or progress.split is Split.TRAIN)
         if stops:
+            self._interrupter.stop()  # another rank may have been asked
             log.info("Interrupted in epoch %d, %s batch %d.", progress.epoch, progress.split, iteration)
         return stops
+
+    def stops_between_epochs(self) -> bool:
+        """Return whether the run stops here, because any rank was asked to."""
+        stops = self._group.any(self._interrupter.should_stop())
+        if stops:
+            self._interrupter.stop()
+        return stops
+
+    def close(self) -> None:
+        """Wait for the last exchange of the ranks."""
+        self._agreement.close()
 
     def _prepare(self, meter: Meter) -> None:
         meter.check_state()
         if self._checkpoints is not None:
             self._checkpoints.prepare(self._state.checkpoint())
 
+    def _read_rank(self, position: LoopPosition) -> Mapping[str, Any] | None:
+        """Return the random state of this rank at *position*, and restore its buffers.
+
+        A rank that was not saved draws numbers that depend on the position, and None is returned.
+        """
+        rank = self._group.rank
+        if not rank:
+            return {"before": position.before, "now": position.now}
+        if rank > len(position.ranks):
+            path = (position.epoch, position.split, position.iteration, "rank", rank)
+            seed_generators(self._state.derive_seed(*path))
+            return None
+        saved = position.ranks[rank - 1]
+        Buffers(self._state.model.model).restore(saved["buffers"])
+        return saved
+
+    def _gather_ranks(self, rng_state: Mapping[str, Any]) -> list[Any]:
+        """Return the `LoopPosition.ranks` of this position, on rank 0."""
+        if self._group.size == 1:
+            return []
+        buffers = [buffer.detach() for buffer in self._state.model.model.buffers()]
+        own = {"before": self._rng_state, "now": rng_state, "buffers": buffers}
+        return self._group.gather(own if self._group.rank else {})[1:]
+
     def _save(self, iteration: int, progress: Progress, meter: Meter, rng_state: dict[str, Any]) -> None:
+        sums, error = None, None
         try:
             sums = meter.state_dict()
-        except TypeError as error:
+        except TypeError as failure:
+            error = failure
+        if self._group.any(error is not None):
             self._can_save = False
-            log.warning("no checkpoint can be written within an epoch: %s", error)
+            if error is not None:
+                log.warning("no checkpoint can be written within an epoch: %s", error)
+            return
+        ranks = self._gather_ranks(rng_state)
+        if self._checkpoints is None:
             return
         position = LoopPosition(
             epoch=progress.epoch,
@@ -111,12 +165,11 @@ class MidEpochCheckpointer:
             items=progress.items,
             before=self._rng_state,
             now=rng_state,
-            sums=sums,
+            sums=sums or {},
             logs=self._observers.log_positions(),
-            buffers=self._replicas.buffers(),
+            ranks=ranks,
         )
-        if self._checkpoints is not None:
-            self._checkpoints.save_step(self._state.checkpoint(position))
+        self._checkpoints.save_step(self._state.checkpoint(position))
 
 
 def _set_position(loader: Any, position: LoopPosition) -> int:
@@ -127,8 +180,8 @@ def _set_position(loader: Any, position: LoopPosition) -> int:
     return 0
 
 
-def _warn_of_devices(position: LoopPosition, devices: tuple[torch.device, ...]) -> None:
-    mismatch = describe_device_mismatch(position.now["devices"], device_names(devices))
+def _warn_of_devices(saved: Mapping[str, Any], devices: Sequence[torch.device]) -> None:
+    mismatch = describe_device_mismatch(saved["devices"], device_names(devices))
     if mismatch:
         log.warning("%s", mismatch)
 

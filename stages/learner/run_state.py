@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Direction, History, Split, Value
 from stages.contracts.seeds import derive_seed
 from stages.devices.compilation import CompiledShapes
+from stages.devices.rng import seed_generators
+from stages.distributed import ONE_RANK, GradientExchange, RankGroup, RankWindow
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions
 from stages.learner.streams import Streams
@@ -51,8 +53,8 @@ class LoopPosition:
     """The state of the meter at this position."""
     logs: Mapping[str, Any] = field(default_factory=dict)
     """The position of each log."""
-    buffers: Sequence[Sequence[Tensor]] = ()
-    """The buffers of the model on each further device."""
+    ranks: Sequence[Mapping[str, Any]] = ()
+    """What differs on each further rank: ``before``, ``now``, and the ``buffers`` of the model."""
 
     def to_tree(self) -> dict[str, Any]:
         """Return the position as a tree that a record can hold."""
@@ -62,7 +64,8 @@ class LoopPosition:
     def from_tree(cls, tree: Mapping[str, Any]) -> "LoopPosition":
         """Return the position that `to_tree` converted. Raises `CheckpointError` for any other tree."""
         try:
-            return cls(**{**tree, "split": Split(tree["split"])})
+            known = {name: value for name, value in tree.items() if name != "buffers"}  # of older versions
+            return cls(**{**known, "split": Split(tree["split"])})
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the position in the epoch has an unknown format: {error!r}. Resume with the version of "
@@ -85,17 +88,25 @@ class RunState:
     Only the loop changes it, after `restore` has resumed it from a checkpoint.
     """
 
-    def __init__(self, model: ModelState, options: LearnerOptions, devices: Sequence[torch.device]) -> None:
+    def __init__(
+        self,
+        model: ModelState,
+        options: LearnerOptions,
+        device: torch.device,
+        group: RankGroup = ONE_RANK,
+    ) -> None:
         self.model = model
-        self.window = Window.of(options.accumulation, len(devices))
+        self.group = group
+        self.window = _build_window(options, model, group)
         self._compiled_shapes = CompiledShapes() if options.compile else None
-        self.precision = MixedPrecision(options.compute.precision, devices[0], fast_path=options.fast_path)
+        self.precision = MixedPrecision(options.compute.precision, device, fast_path=options.fast_path)
         names = [name for name, _ in model.model.named_parameters()]
         scaler = self.precision.scaler
         self.guard = Guard(options.non_finite, names, scaler)
         # the host decides if an overflow in fp16 counts as a batch of a longer window
-        if _can_check_on_device(model, options, devices) and (scaler is None or self.window.length == 1):
-            self.guard = DeviceGuard(names, devices[0], scaler)
+        can_check = group.size == 1 and _can_check_on_device(model, options, device)
+        if can_check and (scaler is None or self.window.length == 1):
+            self.guard = DeviceGuard(names, device, scaler)
         self.history = History()
         self.streams = Streams()
         self.open_epoch: int | None = None
@@ -108,7 +119,7 @@ class RunState:
         """A description of the position that the run resumed at, such as "after epoch 3"."""
         self._seed = options.seed
         self._identity = options.identity
-        self._environment = describe_environment(devices, options.compute.precision)
+        self._environment = describe_environment(device, options.compute.precision, group.size)
 
     @property
     def epoch(self) -> int:
@@ -120,6 +131,16 @@ class RunState:
         if self._seed is None:
             self._seed = torch.initial_seed()
         return derive_seed(self._seed, *path)
+
+    def share_seed(self) -> None:
+        """Use the seed of rank 0 on every rank."""
+        seed = torch.initial_seed() if self._seed is None else self._seed
+        self._seed = cast(int, self.group.broadcast(seed))
+
+    def seed_generators(self, epoch: int) -> None:
+        """Seed the global generators for *epoch*; each rank draws numbers of its own."""
+        path = (epoch, "rank", self.group.rank) if self.group.rank else (epoch,)
+        seed_generators(self.derive_seed(*path))
 
     def run_step(self, step: Callable[[Any], Any], split: Split, batch: Any) -> Any:
         """Return the result of *step*, the train or valid step of the model, in the precision of the run."""
@@ -197,22 +218,29 @@ class RunState:
             )
 
 
-def _can_check_on_device(model: ModelState, options: LearnerOptions, devices: Sequence[torch.device]) -> bool:
-    """Return whether the one device of the run can skip an update without the host."""
-    is_one_accelerator = len(devices) == 1 and devices[0].type != "cpu"
-    return is_one_accelerator and options.non_finite.kind == "stop" and model.reads_flag
+def _build_window(options: LearnerOptions, model: ModelState, group: RankGroup) -> Window:
+    if group.size == 1:
+        return Window.of(options.accumulation)
+    return RankWindow(options.accumulation, GradientExchange(group, list(model.model.parameters())))
 
 
-def describe_environment(devices: Sequence[torch.device], precision: str) -> dict[str, str]:
-    """Return what may change the last digits of a number: builds, machine, devices and precision."""
+def _can_check_on_device(model: ModelState, options: LearnerOptions, device: torch.device) -> bool:
+    """Return whether *device* can skip an update without the host."""
+    return device.type != "cpu" and options.non_finite.kind == "stop" and model.reads_flag
+
+
+def describe_environment(device: torch.device, precision: str, ranks: int = 1) -> dict[str, str]:
+    """Return what may change the last digits of a number: builds, machine, device, precision and ranks."""
     environment = {
         "torch": torch.__version__,
         "machine": platform.machine(),
-        "device": ", ".join(sorted({device.type for device in devices})),
+        "device": device.type,
         "precision": precision,
     }
-    if any(device.type == "cuda" for device in devices):
-        environment["device name"] = ", ".join(sorted({torch.cuda.get_device_name(each) for each in devices}))
+    if ranks > 1:
+        environment["ranks"] = str(ranks)
+    if device.type == "cuda":
+        environment["device name"] = torch.cuda.get_device_name(device)
         environment["cuda"] = str(torch.version.cuda)
         environment["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
     return environment
@@ -220,8 +248,9 @@ def describe_environment(devices: Sequence[torch.device], precision: str) -> dic
 
 def describe_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str]:
     """Return the entries that both *then* and *now* have and that differ, as text."""
-    keys = [key for key, value in now.items() if then.get(key, value) != value]
-    return ", ".join(f"{key} {then[key]}" for key in keys), ", ".join(f"{key} {now[key]}" for key in keys)
+    before, after = ({"ranks": "1", **each} if then else {} for each in (then, now))
+    keys = [key for key, value in after.items() if before.get(key, value) != value]
+    return ", ".join(f"{key} {before[key]}" for key in keys), ", ".join(f"{key} {after[key]}" for key in keys)
 
 
 def history_tree(history: History) -> Tree:

@@ -3,19 +3,18 @@
 * `PlainStep`: forward and backward pass on one device, then a step of the optimizer.
 * `RollbackStep`: the same, and the buffers of the model are restored after a skipped batch.
 * `LbfgsStep`: an optimizer that evaluates a batch several times per step.
-* `ReplicaStep`: the same model on several devices, a batch on each, and one update for all.
+
+`rank_step.py` has the step of several ranks.
 """
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
 
 from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput
-from stages.contracts.placement import move
 from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
@@ -24,67 +23,23 @@ from stages.optim.gradients import Gradients
 from stages.optim.mixed_precision import MixedPrecision
 
 
-class Replicas:
-    """A model on the first device, and a copy of it on each of the others.
-
-    A round of N devices computes what an accumulation window of N batches computes. Running statistics are
-    those of the first device's batches; they are copied to the others at the start of an epoch.
-    """
-
-    def __init__(self, model: Any, devices: Sequence[torch.device]) -> None:
-        self.devices = tuple(devices)
-        self.models = [model, *(copy.deepcopy(model).to(device) for device in self.devices[1:])]
-
-    def __len__(self) -> int:
-        return len(self.devices)
-
-    def apply(self, change: Callable[[Any], None]) -> None:
-        """Call *change* with the model on every device."""
-        for model in self.models:
-            change(model)
-
-    def synchronize(self) -> None:
-        """Copy the parameters of the first model to the others."""
-        if len(self.models) == 1:
-            return
-        source = list(self.models[0].parameters())
-        with torch.no_grad():
-            for model in self.models[1:]:
-                for copied, parameter in zip(model.parameters(), source, strict=True):
-                    copied.copy_(parameter)
-
-    def copy_buffers(self, saved: Sequence[Sequence[torch.Tensor]] = ()) -> None:
-        """Copy the buffers of the first model to the others; then *saved*, if any, which `buffers` returned.
-
-        Between two calls each model changes its own buffers.
-        """
-        with torch.no_grad():
-            for model in self.models[1:]:
-                for copied, buffer in zip(model.buffers(), self.models[0].buffers(), strict=True):
-                    copied.copy_(buffer)
-            for model, values in zip(self.models[1:], saved, strict=False):
-                for buffer, value in zip(model.buffers(), values, strict=True):
-                    buffer.copy_(value)
-
-    def buffers(self) -> list[list[torch.Tensor]]:
-        """Return a copy of the buffers of each further model."""
-        return [[buffer.detach().clone() for buffer in model.buffers()] for model in self.models[1:]]
-
-
 class StepStrategy(Protocol):
     """Computes and applies the training steps of one run."""
-
-    def begin_epoch(self, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Prepare every device for an epoch, resumed with *buffers* of the further devices, if any."""
 
     def training(self) -> AbstractContextManager[None]:
         """Return a context in which the model is in training mode and its parameters are looked up once."""
 
-    def group(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """Return *batches* in the units that `compute` accepts."""
+    def compute(self, batch: Any) -> TrainOutput[Any]:
+        """Run forward and backward on *batch*."""
 
-    def compute(self, batch: Any) -> list[TrainOutput[Any]]:
-        """Run forward and backward on *batch*, a unit of `group`; return an output per batch in it."""
+    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
+        """Return whether *step* is valid, as `Guard.passes` does."""
+
+    def validate(self, run: Callable[[Any], Any], batch: Any) -> Any:
+        """Return what *run*, a checked validation step, returns for *batch*."""
+
+    def count_samples(self, batch: Any, item: Any) -> int:
+        """Return the number of samples of *batch*, whose output is *item*."""
 
     def roll_back(self) -> None:
         """Undo what `compute` did to the model, because the batch is skipped."""
@@ -93,14 +48,12 @@ class StepStrategy(Protocol):
         """Update the model with *gradients*, one per parameter, at the learning rate *rate*."""
 
 
-def choose_step_strategy(state: RunState, replicas: Replicas, checks: StepChecks) -> StepStrategy:
-    """Return the strategy that the optimizer, the devices and the rule for non-finite batches need."""
+def choose_step_strategy(state: RunState, checks: StepChecks) -> StepStrategy:
+    """Return the strategy of one rank that the optimizer and the rule for non-finite batches need."""
     model = state.model.model
     has_rollback = state.guard.rule.kind == "skip" and next(model.buffers(), None) is not None
     if state.model.needs_closure:
         return LbfgsStep(state, checks, Buffers(model if has_rollback else None))
-    if len(replicas) > 1:
-        return ReplicaStep(state, checks, replicas)
     return RollbackStep(state, checks, Buffers(model)) if has_rollback else PlainStep(state, checks)
 
 
@@ -117,18 +70,11 @@ class PlainStep:
         self._is_sum = state.window.length > 1
         self._check = checks.check_train_step
 
-    def begin_epoch(self, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Do nothing: one device has one copy of the buffers."""
-
     def training(self) -> AbstractContextManager[None]:
         """Set the model to training mode, and look up its parameters once for the block."""
-        return _train_mode([self._model], self._precision)
+        return _train_mode(self._model, self._precision)
 
-    def group(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """Return *batches*."""
-        return batches
-
-    def compute(self, batch: Any) -> list[TrainOutput[Any]]:
+    def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run forward and backward on *batch*."""
         clear_gradients(self._model)
         if self._scaler is not None:
@@ -136,7 +82,20 @@ class PlainStep:
         step = self._check(self._run_step(self._model.train_step, Split.TRAIN, batch))
         if self._scaler is not None:
             self._scaler.check_used(self._model)
-        return [step]
+        return step
+
+    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
+        """Return whether *step* is valid, as `Guard.passes` does."""
+        return self._guard.passes(step, epoch, iteration)
+
+    def validate(self, run: Callable[[Any], Any], batch: Any) -> Any:
+        """Return what *run*, a checked validation step, returns for *batch*."""
+        return run(batch)
+
+    def count_samples(self, batch: Any, item: Any) -> int:  # noqa: ARG002  other strategies need it
+        """Return the number of samples of *batch*, whose output is *item*."""
+        size: int = item.size
+        return size
 
     def roll_back(self) -> None:
         """Do nothing: the step changed nothing but gradients."""
@@ -154,7 +113,7 @@ class RollbackStep(PlainStep):
         super().__init__(state, checks)
         self._buffers = buffers
 
-    def compute(self, batch: Any) -> list[TrainOutput[Any]]:
+    def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run forward and backward on *batch*, after a copy of the buffers."""
         self._buffers.save()
         return super().compute(batch)
@@ -167,12 +126,12 @@ class RollbackStep(PlainStep):
 class LbfgsStep(RollbackStep):
     """A step of L-BFGS, which evaluates the batch several times."""
 
-    def compute(self, batch: Any) -> list[TrainOutput[Any]]:
+    def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run the first evaluation of *batch*, and keep the batch for the next ones."""
         self._batch = batch
-        steps = super().compute(batch)
-        self._first: TrainOutput[Any] | None = steps[0]
-        return steps
+        step = super().compute(batch)
+        self._first: TrainOutput[Any] | None = step
+        return step
 
     def update(
         self,
@@ -186,7 +145,7 @@ class LbfgsStep(RollbackStep):
         saved = self._buffers.saved
 
         def evaluate() -> TrainOutput[Any]:
-            step, self._first = self._first or RollbackStep.compute(self, self._batch)[0], None
+            step, self._first = self._first or RollbackStep.compute(self, self._batch), None
             if not self._guard.passes(step, epoch, iteration):
                 raise _SkippedError
             return step
@@ -195,52 +154,6 @@ class LbfgsStep(RollbackStep):
             self._state.update_with_closure(evaluate, rate)
         except _SkippedError:
             self._buffers.restore(saved)
-
-
-class ReplicaStep(PlainStep):
-    """A batch on each of several devices, and one update for all of them.
-
-    The steps are launched one after another: accelerators run them at the same time.
-    """
-
-    def __init__(self, state: RunState, checks: StepChecks, replicas: Replicas) -> None:
-        super().__init__(state, checks)
-        self._replicas = replicas
-
-    def begin_epoch(self, buffers: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Copy the buffers of the first model to the others, or *buffers* to those that they belong to."""
-        self._replicas.copy_buffers(buffers)
-
-    def training(self) -> AbstractContextManager[None]:
-        """Set every model to training mode, and look up their parameters once for the block."""
-        return _train_mode(self._replicas.models, self._precision)
-
-    def group(self, batches: Iterable[Any]) -> Iterable[list[Any]]:
-        """Return *batches* in lists of one per device; the last may be shorter."""
-        return group_batches(batches, len(self._replicas))
-
-    def compute(self, batch: Sequence[Any]) -> list[TrainOutput[Any]]:
-        """Run forward and backward on each device; the gradients are moved to the first."""
-        replicas, first = self._replicas, self._replicas.devices[0]
-        replicas.apply(clear_gradients)
-        with self._precision.autocast():
-            steps = [
-                self._check(model.train_step(each if device == first else move(each, device)))
-                for model, device, each in zip(replicas.models, replicas.devices, batch, strict=False)
-            ]
-        return [
-            TrainOutput(
-                self._model,
-                [None if g is None else g.to(first) for g in step.gradients],
-                step.item if device == first else move(step.item, first),
-            )
-            for step, device in zip(steps, replicas.devices, strict=False)
-        ]
-
-    def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
-        """Update the first model, and copy its parameters to the others."""
-        super().update(gradients, rate, epoch=epoch, iteration=iteration)
-        self._replicas.synchronize()
 
 
 class Buffers:
@@ -267,23 +180,8 @@ class _SkippedError(Exception):
 
 
 @contextmanager
-def _train_mode(models: Sequence[Any], precision: MixedPrecision) -> Iterator[None]:
-    """Set *models* to training mode, and prepare their backward passes for the block."""
-    with ExitStack() as stack:
-        for model in models:
-            stack.enter_context(prepare_backward(model, precision.run_backward))
-        for model in models:
-            model.train()
+def _train_mode(model: Any, precision: MixedPrecision) -> Iterator[None]:
+    """Set *model* to training mode, and prepare its backward passes for the block."""
+    with prepare_backward(model, precision.run_backward):
+        model.train()
         yield
-
-
-def group_batches(batches: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Yield *batches* in lists of *size*; the last may be shorter."""
-    group = []
-    for batch in batches:
-        group.append(batch)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group

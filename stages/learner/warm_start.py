@@ -152,7 +152,7 @@ class Origin:
         """Return the checkpoint of *epoch*, called *name* in messages, fitted to the learner of *start*.
 
         Its state is restored bit for bit; options (betas, weight decay …), rate and schedule are those of
-        *start*. Raises `CheckpointError` if there is none, or if it is of another model or optimizer.
+        *start*. Raises `CheckpointError` if it does not exist, or is of another model or optimizer.
         """
         found = fit_checkpoint(start, self._restore(epoch, name), name)
         sys.stdout.write(f"starting after {name}\n")
@@ -305,7 +305,7 @@ def fit_record(
 
 
 def optimizer_file_of(model_file: Path) -> Path | None:
-    """Return the record of the optimizer that belongs to *model_file*; None if there is none."""
+    """Return the record of the optimizer that belongs to *model_file*, or None."""
     path = model_file.with_name(model_file.name.replace("model", "optim", 1))
     return path if path.is_file() else None
 

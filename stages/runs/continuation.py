@@ -4,7 +4,7 @@ import logging
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from stages.checkpoints.file_names import (
@@ -37,7 +37,7 @@ class Continuation:
         self._initial = initial
         self._marker = marker
 
-    def prepare(self, num_epochs: int, recorded: str | None) -> None:
+    def prepare(self, num_epochs: int, recorded: str | None, devices: Sequence[str] = ()) -> None:
         """Choose the state to continue: a finished run, its newest checkpoint, or the initial learner.
 
         * A finished run of fewer than *num_epochs* epochs is trained further.
@@ -45,6 +45,8 @@ class Continuation:
           dvc.lock already records this run, so the user has forced it: it starts over.
         * A run of more epochs, or one whose checkpoints are all of later epochs, starts over.
         * Any other run resumes at its newest checkpoint.
+
+        A finished run of other *devices* than these is published too, and a line reports it.
         """
         store = self._store
         done = store.finished
@@ -54,6 +56,7 @@ class Continuation:
             store.reopen()
         elif done and done["num_epochs"] == num_epochs and md5(store.path / "metrics.json") != recorded:
             sys.stdout.write(f"run {store.key} is already finished: publishing its results\n")
+            sys.stdout.write(_describe_devices(store, done.get("devices", devices), devices))
             return
         elif done or min(self._list_saved(), default=0) > num_epochs:
             store.restart()
@@ -107,6 +110,16 @@ class Continuation:
 
     def _list_saved(self) -> list[int]:
         return list_epochs(self._store.path / CHECKPOINT_FOLDER)
+
+
+def _describe_devices(store: RunStore, trained: Sequence[str], wanted: Sequence[str]) -> str:
+    """Return a line if the run in *store* was *trained* on other devices than those that are *wanted* now."""
+    if list(trained) == list(wanted):
+        return ""
+    return (
+        f"it was trained on {', '.join(trained)}: a training on {', '.join(wanted)} would differ in the last "
+        f"digits. To train again, remove {store.path}\n"
+    )
 
 
 def first_epoch(names: Iterable[str]) -> int | None:

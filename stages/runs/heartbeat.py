@@ -112,7 +112,7 @@ def heartbeat_of(store: RunStore) -> HeartbeatRenderer:
 
 
 def read_beat(store_path: Path) -> Beat | None:
-    """Return the last heartbeat in the store *store_path*; None if there is none."""
+    """Return the last heartbeat in the store *store_path*, or None."""
     content = read_json(store_path / HEARTBEAT_FILE)
     if content is None:
         return None

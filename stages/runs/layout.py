@@ -11,12 +11,14 @@
         logs.jsonl          sizes and hashes of the logs of each finished epoch
         heartbeat.json      the progress of the run
       3f2a….lock            the process that works in the store
+      3f2a….ranks/          the output of its ranks, except for rank 0
       .trash-3f2a…-…        a store that is being removed; the next removal finishes an interrupted one
       durations/            the times that finished runs took
       lock                  the process that works in the project
       dvc.lock …            the files of the pipeline below
 """
 
+import os
 import secrets
 from pathlib import Path
 
@@ -31,6 +33,7 @@ LOGS_FILE = "logs.jsonl"
 HEARTBEAT_FILE = "heartbeat.json"
 TRASH_PREFIX = ".trash-"
 LOCK_SUFFIX = ".lock"
+RANKS_SUFFIX = ".ranks"
 DURATIONS_FOLDER = "durations"
 
 PROJECT_LOCK = Path(RUNS_FOLDER, "lock")
@@ -68,9 +71,21 @@ def lock_of(store_path: Path) -> Path:
     return store_path.with_name(f"{store_path.name}{LOCK_SUFFIX}")
 
 
+def ranks_of(store_path: Path) -> Path:
+    """Return the folder with the output of the ranks of a store; it is beside the store, as the lock is."""
+    return store_path.with_name(f"{store_path.name}{RANKS_SUFFIX}")
+
+
 def locks(root: Path) -> list[Path]:
     """Return the lock files of all stores below *root*, also of removed ones."""
     return [path for path in root.glob(f"*{LOCK_SUFFIX}") if KEY.fullmatch(path.stem)]
+
+
+def list_named_locks(root: Path) -> list[Path]:
+    """Return the lock files below *root* that name a process: it works in the store, or was killed there."""
+    with os.scandir(root) as entries:  # a lock that was released is empty
+        found = [each for each in entries if each.name.endswith(LOCK_SUFFIX) and each.stat().st_size]
+    return [Path(each.path) for each in found if KEY.fullmatch(each.name.removesuffix(LOCK_SUFFIX))]
 
 
 def new_trash_path(store_path: Path) -> Path:

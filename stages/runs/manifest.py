@@ -53,7 +53,7 @@ def verify_checksum(content: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def read_finished(content: Mapping[str, Any] | None) -> Finished | None:
-    """Return ``finished.json`` from its *content*; None if there is none, or if it is corrupt."""
+    """Return ``finished.json`` from its *content*; None without content, or if it is corrupt."""
     if content is None:
         return None
     if not {_CHECKSUM, "files"} & content.keys():

@@ -71,7 +71,7 @@ class Run:
 
     @cached_property
     def epochs(self) -> int:
-        """The last epoch that has a checkpoint; 0 if there is none."""
+        """The last epoch that has a checkpoint, or 0."""
         return max(list_epochs(self.path / CHECKPOINT_FOLDER), default=0)
 
     @cached_property

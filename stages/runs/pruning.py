@@ -2,12 +2,13 @@
 
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from stages.contracts.errors import RunInUseError
 from stages.contracts.file_lock import hold_lock
 from stages.runs.durations import record_duration
-from stages.runs.layout import FINISHED_FILE, lock_of, locks, stores, trash
+from stages.runs.layout import FINISHED_FILE, lock_of, locks, ranks_of, stores, trash
 from stages.runs.store import move_to_trash
 
 
@@ -15,8 +16,14 @@ def prune(root: Path, keep: int = 3, *, current: str | None = None) -> list[str]
     """Remove all finished stores below *root* but the newest *keep*; return the keys of those removed.
 
     The store with the key *current* counts as the newest, whatever its time. Unfinished stores and stores in
-    use stay. If the process is killed, complete stores remain, and the next call removes the rest.
+    use stay. If the process is killed, or the disk fails, the next call removes the rest.
     """
+    with suppress(OSError):
+        return _prune(root, keep, current)
+    return []
+
+
+def _prune(root: Path, keep: int, current: str | None) -> list[str]:
     finished = {path: _finish_time(path) for path in stores(root)}
     newest = sorted(
         (path for path, time in finished.items() if time),
@@ -40,6 +47,7 @@ def _remove(root: Path, candidates: Iterable[Path], *, finished: bool) -> list[s
                     if finished:
                         record_duration(path)
                     move_to_trash(path)
+                    shutil.rmtree(ranks_of(path), ignore_errors=True)
                     lock_of(path).unlink()
                     removed.append(path.name)
         except RunInUseError:

@@ -1,7 +1,5 @@
 """A model that torch compiles trains compiled, and its files are those of the plain model."""
 
-import logging
-
 import pytest
 import torch
 from run_files import read_run_files
@@ -114,17 +112,6 @@ def test_messages_name_the_parameters_of_the_plain_model(tmp_path):
 
     with pytest.raises(NonFiniteError, match=r"NaN in body\.0\.weight"):
         fit(tmp_path, model)
-
-
-def test_copies_on_further_devices_are_compiled(tmp_path, caplog):
-    backend = Backend()
-
-    fit(tmp_path / "a", wrapped(backend), devices=["cpu", "cpu"])
-    assert backend.calls == 6
-
-    with caplog.at_level(logging.WARNING):
-        fit(tmp_path / "b", in_place(backend), devices=["cpu", "cpu"])
-    assert "Net.compile() compiles the model on the first of 2 devices only" in caplog.text
 
 
 def test_compiled_object_of_the_user_has_the_trained_weights(tmp_path):

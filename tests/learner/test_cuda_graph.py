@@ -279,7 +279,6 @@ OBSTACLES = {
     "the average of the weights is updated in each step": {
         "change": lambda builder: builder.average_weights(Ema(decay=0.9))
     },
-    "it has 2 devices": {"change": lambda builder: builder.devices(["cpu", "cpu"])},
     "an option of it, besides the rate, changes": {
         "optimizer": lambda model: torch.optim.Adam(model.parameters(), fused=True),
         "rate": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100),
@@ -424,7 +423,7 @@ def test_batches_of_two_shapes_are_captured_when_one_is_repeated(capture, tmp_pa
 @pytest.mark.parametrize("accumulated", [1, 3])
 def test_replayed_step_does_not_wait_for_the_device(accumulated, capture, tmp_path, monkeypatch):
     capture(device="meta")
-    monkeypatch.setattr("stages.learner.assembly.find_device", torch.device)
+    monkeypatch.setattr("stages.distributed.rank_group.find_device", torch.device)
     monkeypatch.setattr("stages.optim.optimizers.FUSED_DEVICES", ("cpu", "meta"))
     builder = LearnerBuilder(tmp_path).devices(["meta"]).metrics(LossMetric(), AccuracyMetric()).seed(1)
     builder.grads_accumulation(accumulated).grad_clipping(ClipByGlobalNorm(max_norm=1.0))

@@ -114,16 +114,6 @@ def test_trained_weights_equal_those_of_a_textbook_loop(make, kind, tmp_path):
     assert all(parameter.grad is None for parameter in trained.parameters())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_devices_equal_an_accumulation_of_two_batches(kind, tmp_path):
-    make = OPTIMIZERS["adam fused"]
-
-    one = fit(tmp_path / "a", net(KINDS[kind][0]), make, lambda builder: builder.devices(["cpu", "cpu"]))
-    other = fit(tmp_path / "b", net(KINDS[kind][0]), make, lambda builder: builder.grads_accumulation(2))
-
-    assert_close(one, other)
-
-
 class Counting(OwnBackward):
     """Has an infinite loss in its second step."""
 

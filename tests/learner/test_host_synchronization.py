@@ -20,7 +20,7 @@ MODELS = {"cnn": lambda: Cnn((1, 28, 28), 10), "mlp": lambda: Mlp((1, 8, 8), 10)
 
 
 def build(directory, model, monkeypatch, clipping=None, optimizer=None):
-    monkeypatch.setattr("stages.learner.assembly.find_device", torch.device)
+    monkeypatch.setattr("stages.distributed.rank_group.find_device", torch.device)
     monkeypatch.setattr("stages.optim.optimizers.FUSED_DEVICES", ("cpu", "meta"))
     builder = LearnerBuilder(directory).devices(["meta"]).metrics(LossMetric(), AccuracyMetric()).seed(1)
     builder.renderer(NoRenderer())

@@ -109,36 +109,6 @@ def test_telemetry_changes_no_other_file_of_a_resumed_run(uninterrupted, tmp_pat
     assert {name: content for name, content in found.items() if "telemetry" not in name} == uninterrupted
 
 
-class Drifting(nn.Module):
-    """A module whose output depends on the number of its calls, which a buffer counts."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, inputs):
-        self.calls += inputs.detach().mean().abs()
-        return inputs * (1 + self.calls.clone())
-
-
-def test_buffers_of_each_device_are_restored(tmp_path):
-    def fit(directory, stop_after=None):
-        torch.manual_seed(3)
-        builder = (
-            LearnerBuilder(directory).num_epochs(1).seed(1).devices(["cpu", "cpu"]).metrics(LossMetric())
-        )
-        builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
-        builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
-        model = Net(nn.Linear(4, 8), Drifting(), nn.Linear(8, 3))
-        builder.build(model, Adam(), 0.05).fit(*loaders(0))
-
-    fit(tmp_path / "uninterrupted")
-    fit(tmp_path / "interrupted", stop_after=2)
-    fit(tmp_path / "interrupted")
-
-    assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")
-
-
 @pytest.mark.gpu
 def test_resumed_run_on_cuda_equals_uninterrupted_run_if_deterministic(tmp_path):
     def on_cuda(builder):

@@ -92,24 +92,6 @@ def test_interrupter_of_the_builder_stops_from_another_thread(start, tiny, tmp_p
     assert learner.epoch < 10_000
 
 
-@pytest.mark.parametrize("other", ["cpu", "cpu:0"], ids=["same name", "other name"])
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_two_devices_equal_accumulating_over_two_batches(start, tiny, tmp_path, accumulation, other):
-    """What is computed on a device with another name is moved to the first."""
-    net, loaders = tiny
-    trained = []
-    for name, devices, batches in (("one", ["cpu"], 2 * accumulation), ("two", ["cpu", other], accumulation)):
-        model = net()
-        learner = (
-            start(tmp_path / name, 2).devices(devices).grads_accumulation(batches).build(model, Adam(), 0.05)
-        )
-        learner.fit(*loaders())
-        trained.append(learner)
-
-    assert same(*trained)
-    assert trained[0].history.series(Split.VALID, "Loss") == trained[1].history.series(Split.VALID, "Loss")
-
-
 def test_deterministic_algorithms_change_no_number_on_a_cpu(train, tmp_path):
     fastest = train(tmp_path / "fastest")
     deterministic = train(tmp_path / "deterministic", change=lambda b: b.deterministic())

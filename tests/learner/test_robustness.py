@@ -300,7 +300,7 @@ class Renamed(LossMetric):
             "6 of the 6 parameters .* not the model's",
         ),
         (lambda b, m: b.grads_accumulation(4).build(m, Lbfgs(kind="lbfgs")), "cannot accumulate over 4"),
-        (lambda b, m: b.devices(["cpu", "cpu"]).build(m, Lbfgs(kind="lbfgs")), "cannot accumulate over 2"),
+        (lambda b, m: b.devices(["cpu", "cpu"]).build(m, Adam()), r"torchrun --nproc-per-node 2"),
         (
             lambda b, m: b.build(m, sgd := torch.optim.SGD(m.parameters()), plateau(sgd)),
             "uses the valid 'Loss'",

@@ -72,7 +72,6 @@ def torch_loader(workers=0):
 
 BUILDERS = {
     "one device": lambda builder: builder,
-    "two devices": lambda builder: builder.devices(["cpu", "cpu"]),
     "skipped batches": lambda builder: builder.non_finite(NonFinite(kind="skip")),
 }
 LOADERS = {

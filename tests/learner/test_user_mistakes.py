@@ -163,19 +163,17 @@ TRAIN_STEPS = {
         "whose size cannot be read: 'list' object has no attribute 'shape'",
     ),
 }
-DEVICES = {"one device": ["cpu"], "two devices": ["cpu", "cpu"]}
 
 
-@pytest.mark.parametrize("devices", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize(("returned", "message"), TRAIN_STEPS.values(), ids=TRAIN_STEPS)
-def test_wrong_return_value_of_a_training_step_is_reported(returned, message, devices, start, tmp_path):
+def test_wrong_return_value_of_a_training_step_is_reported(returned, message, start, tmp_path):
     class Wrong(Net):
         def train_step(self, batch):
             found = returned(*parts(self, batch))
             return TrainOutput(*found) if isinstance(found, tuple) and len(found) == 3 else found
 
     with pytest.raises(BuilderError, match=rf"^Wrong.train_step{PLACE} .*{message}"):
-        start(tmp_path).devices(devices).build(net(Wrong), Adam(), 0.1).fit(batches(), batches())
+        start(tmp_path).build(net(Wrong), Adam(), 0.1).fit(batches(), batches())
 
 
 def test_every_evaluation_of_lbfgs_is_checked(start, tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import CheckpointError
-from stages.optim import Accumulation, Window
+from stages.optim import Window
 
 
 def filled(window, *batches):
@@ -115,12 +115,6 @@ def test_empty_window_has_a_state():
     assert window.end_epoch() is None
     with pytest.raises(CheckpointError, match="batches, samples, parameters and sums"):
         window.load_state_dict({"batches": 1})
-
-
-def test_each_device_contributes_a_batch_to_the_window():
-    window = Window.of(Accumulation(batches=2, reduction="sum", leftover="drop"), devices=3)
-
-    assert (window.length, window.reduction, window.leftover) == (6, "sum", "drop")
 
 
 @settings(deadline=None)  # the first call of torch takes long

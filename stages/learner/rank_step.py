@@ -1,0 +1,70 @@
+"""Training steps of several ranks: each computes its share of a batch, and all make the same update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from stages.contracts.errors import BuilderError
+from stages.contracts.outputs import TrainOutput
+from stages.distributed import RankGroup, Share
+from stages.learner.checks import StepChecks
+from stages.learner.run_state import RunState
+from stages.learner.step_strategies import Buffers, RollbackStep
+
+
+def synchronize_ranks(group: RankGroup, model: torch.nn.Module, epoch: int) -> None:
+    """Give the buffers of rank 0 to every rank, after the training of *epoch*.
+
+    Raises `BuilderError` if the ranks have different weights: code of the user has changed them.
+    """
+    if group.size == 1:
+        return
+    group.broadcast_tensors(model.buffers())
+    sums = torch.stack([each.detach().double().sum() for each in model.parameters()]).cpu()
+    of_main: Any = group.broadcast({"sums": sums})
+    if group.any(not torch.equal(sums.view(torch.int64), of_main["sums"].view(torch.int64))):
+        raise BuilderError(
+            f"epoch {epoch}: the ranks have different weights of {type(model).__name__}, because something "
+            "besides the optimizer of the run changes them. Use one device"
+        )
+
+
+class RankStep(RollbackStep):
+    """A step on this rank's share of a batch, which is skipped if that of any rank is not valid."""
+
+    def __init__(self, state: RunState, checks: StepChecks, group: RankGroup) -> None:
+        self._skips = state.guard.rule.kind == "skip"
+        super().__init__(state, checks, Buffers(state.model.model if self._skips else None))
+        self._group = group
+        self._parameter_count = sum(1 for _ in state.model.model.parameters())
+        self._is_sum = True  # every rank checks the gradients that the ranks have added
+
+    def compute(self, batch: Share) -> TrainOutput[Any]:
+        """Run forward and backward on the samples of this rank; without one, there are no gradients."""
+        if batch.batch is not None:
+            return super().compute(batch.batch)
+        self._buffers.save()
+        return TrainOutput(self._model, [None] * self._parameter_count, None)
+
+    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
+        """Return whether the shares of all ranks are valid, as `Guard.passes` does.
+
+        With the rule ``stop``, only the ranks whose share is not valid raise `NonFiniteError`.
+        """
+        guard = self._guard
+        skipped = guard.skipped
+        passes = step.item is None or super().passes(step, epoch, iteration)
+        if not self._skips:
+            return passes
+        all_pass = not self._group.any(not passes)
+        guard.skipped = 0 if all_pass else skipped + 1
+        return all_pass
+
+    def validate(self, run: Callable[[Any], Any], batch: Share) -> Any:
+        """Return the output of the samples of this rank; None without one."""
+        return None if batch.batch is None else super().validate(run, batch.batch)
+
+    def count_samples(self, batch: Share, item: Any) -> int:  # noqa: ARG002  the share knows
+        """Return the number of samples of the batch on all ranks."""
+        return batch.samples

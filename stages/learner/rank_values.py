@@ -1,0 +1,56 @@
+"""The values of metrics that several ranks measure on their shares of a batch."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from stages.distributed import RankGroup
+from stages.metrics import Mean, MetricState
+from stages.metrics.state import load_state, save_state
+
+Pending = tuple[str, int, MetricState]
+
+
+def add_rank_values(
+    group: RankGroup, pending: Sequence[Pending], hosted: Sequence[MetricState], own: Collection[str]
+) -> list[MetricState]:
+    """Return *hosted*, the values of *pending* on the host, with those of all ranks added, on rank 0.
+
+    The metrics in *own* have the value of rank 0, which has a sample of every batch.
+    """
+    values = [
+        (name, iteration, value)
+        for (name, iteration, _), value in zip(pending, hosted, strict=True)
+        if name not in own
+    ]
+    gathered = group.gather(_encode(values))
+    added = {(name, iteration): value for name, iteration, value in values}
+    for tree in gathered[1:]:
+        _add(added, tree)
+    keys = [(name, iteration) for name, iteration, _ in pending]
+    return [added.get(key, value) for key, value in zip(keys, hosted, strict=True)]
+
+
+def _encode(values: Sequence[Pending]) -> dict[str, Any]:
+    """Return *values* as a tree: a tensor of (iteration, total, weight) for means, a map for others."""
+    means: dict[str, list[tuple[float, ...]]] = {}
+    others: dict[str, dict[str, Any]] = {}
+    for name, iteration, value in values:
+        if type(value) is Mean:
+            means.setdefault(name, []).append((iteration, float(value.total), float(value.weight)))
+        else:
+            others.setdefault(name, {})[str(iteration)] = save_state(value, name)
+    rows = {name: torch.tensor(each, dtype=torch.float64) for name, each in means.items()}
+    return {"means": rows, "others": others}
+
+
+def _add(added: dict[tuple[str, int], Any], tree: Mapping[str, Any]) -> None:
+    """Add the values in *tree*, which `_encode` returned on another rank."""
+    for name, rows in tree["means"].items():
+        for iteration, total, weight in rows.tolist():
+            added[name, int(iteration)] += Mean(total, int(weight))
+    for name, states in tree["others"].items():
+        for iteration, state in states.items():
+            own = added[name, int(iteration)]
+            added[name, int(iteration)] = own + load_state(state, own, name)

@@ -1,0 +1,409 @@
+"""Several ranks train what one process trains, and a run of ranks resumes exactly."""
+
+import math
+import os
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import run_ranks
+from run_files import read_run_files
+from torch import nn
+from torch.utils.data import DataLoader as TorchLoader
+
+from stages.contracts.errors import BuilderError, StageError
+from stages.contracts.outputs import ClassificationOutput
+from stages.contracts.shares import share_of
+from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
+from stages.learner import LearnerBuilder
+from stages.metrics import (
+    AccuracyMetric,
+    AurocMetric,
+    FBetaScoreMetric,
+    LearningRateMetric,
+    LossMetric,
+)
+from stages.models import ClassificationStep
+from stages.optim import Adam, ClipByGlobalNorm, Lbfgs, NonFinite, Sgd
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import PlainRenderer
+
+TOLERANCE = 1e-5
+PADDING = -100
+
+
+class Net(ClassificationStep, nn.Sequential):
+    pass
+
+
+def build_net(dropout=0.0, *, norm=False):
+    torch.manual_seed(3)
+    layers = [nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.Dropout(dropout), nn.ReLU()]
+    return Net(*layers, nn.Linear(8, 3))
+
+
+def dataset(count):
+    generator = torch.Generator().manual_seed(count)
+    inputs = torch.randn(count, 4, generator=generator)
+    return TensorDataset(inputs, inputs[:, :3].argmax(1))
+
+
+def loaders(train=77, valid=29, batch_size=16):
+    builder = DataLoaderBuilder(NormalizeBatcher()).batch_size(batch_size)
+    return builder.shuffle(5).build(dataset(train)), builder.build(dataset(valid))
+
+
+def torch_loaders(train=77, valid=29, batch_size=16):
+    return [TorchLoader(dataset(count), batch_size) for count in (train, valid)]
+
+
+def start(directory, epochs=2):
+    metrics = LossMetric(), AccuracyMetric(), LearningRateMetric()
+    builder = LearnerBuilder(directory).num_epochs(epochs).seed(1).devices(["cpu"]).num_threads(1)
+    builder.metrics(*metrics).with_file_checkpointer(NamedMpkGzFileRecorder())
+    return builder.renderer(PlainRenderer())
+
+
+CHANGES = {
+    "plain": lambda builder: builder,
+    "clipping": lambda builder: builder.grad_clipping(ClipByGlobalNorm(max_norm=0.1)),
+    "window of 3": lambda builder: builder.grads_accumulation(3),
+    "carried window": lambda builder: builder.grads_accumulation(3, leftover="carry"),
+    "dropped window": lambda builder: builder.grads_accumulation(3, leftover="drop"),
+    "summed window": lambda builder: builder.grads_accumulation(2, reduction="sum"),
+    "skip": lambda builder: builder.non_finite(NonFinite(kind="skip")),
+    "more metrics": lambda builder: builder.metrics(AurocMetric(), FBetaScoreMetric()),
+    "torch's loader": lambda builder: builder,
+}
+SIZES = {"usual": (77, 29, 16), "a few samples": (3, 2, 3), "batches of one": (5, 3, 1)}
+
+
+def fit(directory, change="plain", sizes=(77, 29, 16)):
+    learner = CHANGES[change](start(directory)).build(build_net(), Adam(), 0.05)
+    learner.fit(*(torch_loaders if change == "torch's loader" else loaders)(*sizes))
+    return outcome(learner)
+
+
+def outcome(learner):
+    """Return the history and the weights as plain values."""
+    columns = learner.history.columns().items()
+    history = {f"{split} {name}": list(column.values) for (split, name), column in columns}
+    return history, [parameter.tolist() for parameter in learner.model.parameters()]
+
+
+def assert_equals_one_process(found, one):
+    history, weights = found
+    assert history.keys() == one[0].keys()
+    for name, values in one[0].items():
+        assert history[name] == pytest.approx(values, rel=TOLERANCE, abs=TOLERANCE, nan_ok=True), name
+    assert all(
+        torch.allclose(torch.tensor(a), torch.tensor(b), atol=TOLERANCE)
+        for a, b in zip(weights, one[1], strict=True)
+    )
+
+
+def read_logs(directory):
+    """Return the lines of all metric logs as numbers."""
+    return {
+        str(path.relative_to(directory)): [
+            [*map(float, line.replace("final", "0").split(","))] for line in path.open()
+        ]
+        for path in sorted(directory.glob("*/epoch-*/*.log"))
+        if "telemetry" not in str(path)
+    }
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("change", CHANGES)
+def test_ranks_train_what_one_process_trains(change, size, tmp_path):
+    one = fit(tmp_path / "one", change)
+
+    found = run_ranks(fit, size, tmp_path / "ranks", change)
+
+    assert found.count(found[0]) == size, "the ranks differ"
+    assert_equals_one_process(found[0], one)
+    logs, expected = read_logs(tmp_path / "ranks"), read_logs(tmp_path / "one")
+    assert logs.keys() == expected.keys()
+    for name, lines in expected.items():
+        assert [*chain(*logs[name])] == pytest.approx(
+            [*chain(*lines)], rel=TOLERANCE, abs=TOLERANCE, nan_ok=True
+        )
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_ranks_without_a_sample_of_a_batch_take_part(sizes, tmp_path):
+    one = fit(tmp_path / "one", "plain", sizes)
+
+    found = run_ranks(fit, 4, tmp_path / "ranks", "plain", sizes)
+
+    assert found.count(found[0]) == 4
+    assert_equals_one_process(found[0], one)
+
+
+def fit_from_other_weights(directory):
+    """Train a model whose weights differ on each rank before, and are not contiguous."""
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(rank)
+    model = Net(nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 3, 1), nn.Flatten())
+    model = model.to(memory_format=torch.channels_last)
+    learner = start(directory).build(model, Adam(), 0.05)
+    learner.fit(*loaders())
+    return outcome(learner)
+
+
+def test_ranks_start_with_the_weights_of_rank_0(tmp_path):
+    found = run_ranks(fit_from_other_weights, 2, tmp_path)
+
+    assert found[0] == found[1]
+
+
+class UpdatingItself(Net):
+    """Changes its weights in a training step, as an optimizer of its own would."""
+
+    def train_step(self, batch):
+        with torch.no_grad():
+            self[0].weight.add_(batch[0].mean())
+        return super().train_step(batch)
+
+
+def fit_a_model_that_updates_itself(directory):
+    try:
+        start(directory).build(UpdatingItself(*build_net()), Adam(), 0.05).fit(*loaders())
+    except BuilderError as error:
+        return str(error)
+    return ""
+
+
+def test_weights_that_differ_between_the_ranks_are_reported(tmp_path):
+    found = run_ranks(fit_a_model_that_updates_itself, 2, tmp_path)
+
+    assert all("epoch 1: the ranks have different weights of UpdatingItself" in each for each in found)
+    assert not list(tmp_path.glob("checkpoint/trainer-*"))
+
+
+def test_checkpoints_have_no_trace_of_the_ranks(tmp_path):
+    fit(tmp_path / "one")
+
+    run_ranks(fit, 2, tmp_path / "ranks")
+
+    names = [
+        sorted(path.name for path in (tmp_path / each / "checkpoint").iterdir()) for each in ("one", "ranks")
+    ]
+    assert names[0] == names[1]
+    trees = [
+        NamedMpkGzFileRecorder().load(tmp_path / each / "checkpoint/model-2") for each in ("one", "ranks")
+    ]
+    assert describe(trees[0]) == describe(trees[1])
+
+
+def describe(tree):
+    """Return *tree* with the shape of each tensor in its place."""
+    if isinstance(tree, torch.Tensor):
+        return tuple(tree.shape), str(tree.dtype)
+    if isinstance(tree, dict):
+        return {key: describe(value) for key, value in tree.items()}
+    return [*map(describe, tree)] if isinstance(tree, list) else tree
+
+
+class Stopping(Net):
+    """Asks to stop in a training step."""
+
+    interrupter = None
+    steps = 0
+    stop_at = 0
+
+    def train_step(self, batch):
+        self.steps += 1
+        if self.steps == self.stop_at:
+            self.interrupter.stop()
+        return super().train_step(batch)
+
+
+def fit_in_parts(directory, stops=(), dropout=0.3, window=1):
+    """Train 3 epochs; stop at each of *stops*, (rank, step), and resume."""
+    rank, results = int(os.environ.get("RANK", "0")), []
+    for stop in (*stops, None):
+        builder = start(directory, 3).checkpoint("auto").grads_accumulation(window)
+        model = Stopping(*build_net(dropout, norm=dropout > 0))
+        model.interrupter = builder.interrupter()
+        if stop is not None and stop[0] == rank:
+            model.stop_at = stop[1]
+        learner = builder.build(model, Adam(), 0.05)
+        learner.fit(*loaders(1200, 29, 8))
+        results.append((learner.resumed, learner.interrupted))
+    return results, outcome(learner)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("stop", [(0, 4), (1, 4), (1, 30)], ids=str)
+def test_run_of_ranks_that_any_rank_stops_resumes_to_the_same_bytes(stop, window, tmp_path):
+    run_ranks(fit_in_parts, 2, tmp_path / "uninterrupted", (), 0.3, window)
+
+    found = run_ranks(fit_in_parts, 2, tmp_path / "interrupted", (stop,), 0.3, window)
+
+    [(first, (resumed, _)), _] = found[0]
+    assert first == (None, True)
+    assert resumed is not None
+    assert found[0][0] == found[1][0]
+    assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_run_that_was_saved_on_two_ranks_resumes_on_others(size, tmp_path):
+    uninterrupted = fit_in_parts(tmp_path / "one", (), 0.0)
+
+    run_ranks(partial_stop, 2, tmp_path / "ranks")
+    found = run_ranks(resume, size, tmp_path / "ranks")
+
+    assert found[0][0].startswith("in epoch")
+    assert_equals_one_process(found[0][1], uninterrupted[1])
+
+
+def partial_stop(directory):
+    builder = start(directory, 3).checkpoint("auto")
+    model = Stopping(*build_net())
+    model.interrupter, model.stop_at = builder.interrupter(), 30
+    builder.build(model, Adam(), 0.05).fit(*loaders(1200, 29, 8))
+
+
+def resume(directory):
+    learner = start(directory, 3).checkpoint("auto").build(Stopping(*build_net()), Adam(), 0.05)
+    learner.fit(*loaders(1200, 29, 8))
+    return learner.resumed, outcome(learner)
+
+
+class TokenNet(ClassificationStep, nn.Module):
+    """A classifier of tokens, whose loss is the mean over those that are not padding."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding, self.head = nn.Embedding(7, 6), nn.Linear(6, 5)
+
+    def forward_classification(self, batch):
+        tokens, targets = batch
+        logits = self.head(self.embedding(tokens)).transpose(1, 2)
+        loss = F.cross_entropy(logits, targets)
+        return ClassificationOutput(loss, logits, targets, weight=(targets != PADDING).sum())
+
+
+def sequences(count, batch_size):
+    """Return batches of sequences whose lengths differ by a factor of ten, so that most is padding."""
+    generator = torch.Generator().manual_seed(count)
+    tokens = torch.randint(7, (count, 20), generator=generator)
+    targets = torch.randint(5, (count, 20), generator=generator)
+    for row, length in enumerate(torch.randint(1, 20, (count,), generator=generator).tolist()):
+        targets[row, length:] = PADDING
+    return list(zip(tokens.split(batch_size), targets.split(batch_size), strict=True))
+
+
+def fit_sequences(directory, window=1, batch_size=16):
+    builder = LearnerBuilder(directory).num_epochs(2).seed(1).devices(["cpu"]).num_threads(1)
+    builder.metrics(LossMetric()).renderer(PlainRenderer()).grads_accumulation(window)
+    learner = builder.build(TokenNet(), Sgd(), 0.5)
+    learner.fit(sequences(48, batch_size), sequences(9, 9))
+    return outcome(learner)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_padded_sequences_are_weighted_by_their_tokens_on_every_rank(size, tmp_path):
+    one = fit_sequences(tmp_path / "one")
+
+    found = run_ranks(fit_sequences, size, tmp_path / "ranks")
+
+    assert_equals_one_process(found[0], one)
+
+
+def test_padded_sequences_are_weighted_by_their_tokens_in_every_batch_of_a_window(tmp_path):
+    large = fit_sequences(tmp_path / "large", 1, 48)
+
+    windows = fit_sequences(tmp_path / "windows", 3, 16)
+    ranks = run_ranks(fit_sequences, 2, tmp_path / "ranks", 3, 16)
+
+    assert_equals_one_process((large[0], windows[1]), large)
+    assert_equals_one_process((large[0], ranks[0][1]), large)
+
+
+class FailingOnce(Net):
+    """Has an infinite loss in its second training step on the rank *bad_rank*."""
+
+    bad_rank, steps = None, 0
+
+    def loss(self, logits, targets):
+        loss = super().loss(logits, targets)
+        self.steps += torch.is_grad_enabled()
+        is_bad = self.steps == 2 and os.environ.get("RANK") == str(self.bad_rank) and torch.is_grad_enabled()
+        return loss * torch.inf if is_bad else loss
+
+
+def fit_with_a_bad_batch(directory, kind, bad_rank):
+    model = FailingOnce(*build_net(norm=True))
+    model.bad_rank = bad_rank
+    learner = start(directory, 1).non_finite(NonFinite(kind=kind)).build(model, Adam(), 0.05)
+    try:
+        learner.fit(*loaders())
+    except StageError as error:
+        return type(error).__name__, str(error)
+    return outcome(learner)
+
+
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_batch_that_is_not_finite_on_one_rank_is_skipped_by_all(bad_rank, tmp_path):
+    found = run_ranks(fit_with_a_bad_batch, 2, tmp_path, "skip", bad_rank)
+
+    assert found[0] == found[1]
+    assert all(math.isfinite(value) for weights in found[0][1] for value in np.ravel(weights))
+    assert (tmp_path / "train/epoch-1/Loss.log").read_text().count("\n") == 4  # of 5 batches
+
+
+def test_batch_that_is_not_finite_on_one_rank_stops_that_rank_before_the_update(tmp_path):
+    with pytest.raises(AssertionError, match="rank"):
+        run_ranks(fit_and_raise, 2, tmp_path)
+
+    assert not list(tmp_path.glob("checkpoint/trainer-*"))
+
+
+def fit_and_raise(directory):
+    model = FailingOnce(*build_net())
+    model.bad_rank = 1
+    start(directory, 1).build(model, Adam(), 0.05).fit(*loaders())
+
+
+def build_with(directory, devices, optimizer="adam", precision="f32"):
+    builder = start(directory).devices(devices).precision(precision)
+    chosen = {"adam": Adam(), "lbfgs": Lbfgs(kind="lbfgs")}[optimizer]
+    try:
+        builder.build(build_net(), chosen, 0.05)
+    except BuilderError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((["cpu", "cpu", "cpu"],), "LOCAL_WORLD_SIZE is 2, but there are 3 devices"),
+        ((["cpu"], "lbfgs"), "it cannot use 2 ranks"),
+        ((["cpu"], "adam", "fp16"), "precision fp16 needs one device"),
+    ],
+)
+def test_what_ranks_cannot_do_is_rejected_at_build(arguments, message, tmp_path):
+    found = run_ranks(build_with, 2, tmp_path, *arguments)
+
+    assert all(message in each for each in found), found
+
+
+def test_several_devices_without_a_launcher_are_rejected_with_its_command(tmp_path):
+    with pytest.raises(BuilderError, match=r"torchrun --nproc-per-node 2"):
+        start(tmp_path).devices(["cpu", "cpu"]).build(build_net(), Adam(), 0.05)
+
+
+@pytest.mark.parametrize(("samples", "size"), [(0, 3), (1, 3), (2, 4), (7, 3), (8, 4), (100, 7)])
+def test_shares_of_the_ranks_are_the_batch(samples, size):
+    shares = [range(samples)[share_of(samples, rank, size)] for rank in range(size)]
+
+    assert [*chain(*shares)] == [*range(samples)]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert len(shares[0]) == max(map(len, shares))

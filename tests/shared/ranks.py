@@ -1,0 +1,62 @@
+"""Ranks for tests: processes that are forked from one server, which imports torch once."""
+
+import multiprocessing
+import os
+import socket
+import traceback
+from contextlib import closing
+
+TIMEOUT_SECONDS = 120
+PRELOADED = ["torch", "torch.distributed", "stages.learner", "stages.learner.builder", "stages.data.loaders"]
+
+
+def run_ranks(function, size, *arguments):
+    """Return what *function* returns with *arguments* on each of *size* ranks.
+
+    Raises `AssertionError` with the traceback of the first rank that fails; the others are then killed.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    port = _free_port()
+    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    processes = [
+        context.Process(target=_run, args=(function, arguments, rank, size, port, pipes[rank][1]))
+        for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        return _collect(processes, {receiver: rank for rank, (receiver, _) in enumerate(pipes)})
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _collect(processes, waiting):
+    results = {}
+    while waiting:
+        ready = multiprocessing.connection.wait(waiting, TIMEOUT_SECONDS)
+        assert ready, f"ranks {sorted(waiting.values())} did not end"
+        for receiver in ready:
+            rank = waiting.pop(receiver)
+            result, error = receiver.recv()
+            assert error is None, f"rank {rank}:\n{error}"
+            results[rank] = result
+    return [results[rank] for rank in range(len(processes))]
+
+
+def _run(function, arguments, rank, size, port, sender):
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ |= {name: str(number) for name, number in numbers.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        sender.send((function(*arguments), None))
+    except BaseException:  # noqa: BLE001  the parent reports it
+        sender.send((None, traceback.format_exc()))
+
+
+def _free_port():
+    with closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
