@@ -42,7 +42,7 @@ class Collision:
 
 
 def find_collision(folder: Path) -> Collision | None:
-    """Return the packages and modules in *folder* that have the name of one of ours; None if there are none.
+    """Return the packages and modules in *folder* that have the name of one of ours, or None.
 
     A folder with Python files counts as a package with or without ``__init__.py``. A checkout of this project
     has no collision, because its packages are ours.

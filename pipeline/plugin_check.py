@@ -145,7 +145,7 @@ def _list_special_devices(params: Params) -> list[str]:
     """Return the devices in *params* that not every machine has."""
     device = params.fit.device
     names = [device] if isinstance(device, str) else device
-    return [name for name in names if name.partition(":")[0] not in ("auto", "cpu")]
+    return [name for name in names if name.partition(":")[0] not in ("auto", "all", "cpu")]
 
 
 def _mistake(part: str, use: Use) -> str:

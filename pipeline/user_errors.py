@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from errno import EDQUOT, ENOSPC
 from traceback import walk_tb
 
+from pipeline.error_reports import write_report
 from stages.contracts.errors import KilledError, RunInterruptedError, StageError, UserCodeError
 from stages.contracts.user_code import explain, is_user_file, location, user_frames
 
@@ -81,25 +82,24 @@ def is_user_error(error: BaseException) -> bool:
 def report_error(error: BaseException) -> int:
     """Print the message of *error* to standard error, and return the exit code for it.
 
+    Rank 0 of several writes the message into its report instead, and the process that started it prints it.
+
     A `StageError` prints its message without a traceback and has its own code. A signal has 128 plus its
     number. An exception in the user's code prints its message with the user's frames, and has code 1. Any
     other exception is raised again.
     """
     if isinstance(error, RunInterruptedError):
-        _print(str(error))
-        return error.exit_code
+        return _report(str(error), error.exit_code)
     if isinstance(error, StageError):
         print_full_traceback(error)
-        _print(f"error: {error}{'' if isinstance(error, UserCodeError) else location(error)}")
-        return error.exit_code
+        place = "" if isinstance(error, UserCodeError) else location(error)
+        return _report(f"error: {error}{place}", error.exit_code)
     if isinstance(error, Exception) and _is_disk_full(error):
-        _print(f"error: {error}. Free disk space and run the same command again to resume")
-        return 1
+        return _report(f"error: {error}. Free disk space and run the same command again to resume", 1)
     if not is_user_error(error):
         raise error
     print_full_traceback(error)
-    _print(f"error: {describe_user_error(error)}")
-    return 1
+    return _report(f"error: {describe_user_error(error)}", 1)
 
 
 def _is_disk_full(error: Exception) -> bool:
@@ -107,9 +107,12 @@ def _is_disk_full(error: Exception) -> bool:
     return getattr(error, "errno", None) in (ENOSPC, EDQUOT) or "disk is full" in str(error)
 
 
-def _print(message: str) -> None:
-    sys.stderr.write(f"{message}\n")
-    sys.stderr.flush()
+def _report(message: str, code: int) -> int:
+    """Report *message* to the parent process that reads it, or print it, and return *code*."""
+    if not write_report(message, code):
+        sys.stderr.write(f"{message}\n")
+        sys.stderr.flush()
+    return code
 
 
 def print_full_traceback(error: BaseException) -> None:

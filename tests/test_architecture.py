@@ -18,8 +18,19 @@ MAY_IMPORT = {
     "runs": {"contracts", "checkpoints"},  # checkpoints own the names of the files in a store
     "data": {"contracts", "records", "devices"},
     "checkpoints": {"contracts", "records"},
-    "learner": {"contracts", "records", "checkpoints", "metrics", "models", "optim", "devices"},
-    "params": LEAVES | {"contracts", "data", "checkpoints", "learner"},  # the parts that params configure
+    "distributed": {"contracts", "records", "devices", "optim"},
+    "learner": {
+        "contracts",
+        "records",
+        "checkpoints",
+        "metrics",
+        "models",
+        "optim",
+        "devices",
+        "distributed",
+    },
+    "params": LEAVES
+    | {"contracts", "data", "checkpoints", "distributed", "learner"},  # the parts that params configure
 }
 
 PIPELINE_LAYERS = {

@@ -61,8 +61,7 @@ def measure_curve(
     model, optimizer, _ = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
     train, _ = fit.build_loaders(data.read(paths["data"]))
     with TemporaryDirectory() as folder:
-        devices = [fit.device] if isinstance(fit.device, str) else fit.device
-        builder = learner.LearnerBuilder(folder).devices(devices)
+        builder = learner.LearnerBuilder(folder).devices(fit.list_devices()[:1])
         builder.seed(fit.seed).precision(fit.precision).num_threads(fit.num_threads)
         if fit.portable:
             builder.portable()

@@ -133,7 +133,7 @@ def _column(comparison: Comparison, column: TableColumn, runs: Sequence[RunSumma
 
 
 def _baseline(comparison: Comparison) -> str:
-    """Return the name of the first run with a metric; of the first run if there is none."""
+    """Return the name of the first run with a metric, or else of the first run."""
     return next((run.name for run in comparison.runs if run.metrics), comparison.runs[0].name)
 
 

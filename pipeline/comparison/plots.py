@@ -54,7 +54,7 @@ Series = Mapping[tuple[str, str], Iterable[CurvePoint]]
 
 
 def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterations: bool) -> None:
-    """Draw *metric* of *revs* as *images*, by their format, or in the terminal if there are none.
+    """Draw *metric* of *revs* as *images*, by their format, or in the terminal if *images* is empty.
 
     Raises `ParamsError` for an unknown metric or revision, `StageError` if none of its values is cached.
     """

@@ -39,7 +39,7 @@ class MetricCurve:
 
     @cached_property
     def best_epoch(self) -> int | None:
-        """The epoch with the best finite value, the earlier of two equal ones; None if there is none."""
+        """The epoch with the best finite value, the earlier of two equal ones, or None."""
         finite = [epoch for epoch, value in self.series.items() if math.isfinite(value)]
         if not finite or self.better is None:
             return None
@@ -48,12 +48,12 @@ class MetricCurve:
 
     @property
     def best(self) -> float | None:
-        """The value of the best epoch; None if there is none."""
+        """The value of the best epoch, or None."""
         return None if self.best_epoch is None else self.series[self.best_epoch]
 
     @property
     def ranking_value(self) -> float:
-        """The value by which runs are ranked: the best one, or the last one if there is no best."""
+        """The value by which runs are ranked: the best one, or the last one."""
         return self.last if self.best is None else self.best
 
 

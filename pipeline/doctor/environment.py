@@ -144,7 +144,7 @@ def check_devices(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnost
     available, fit = found["devices"], read_params().fit
     device = fit.device
     wanted = [device] if isinstance(device, str) else device
-    missing = [each for each in wanted if not _is_available(each, available)]
+    missing = [each for each in wanted if each != "all" and not _is_available(each, available)]
     if missing:
         message = f"params.yaml: fit.device is {', '.join(missing)}; available: {', '.join(available)}"
         yield problem("devices", message, "dvc exp run -S fit.device=auto")

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +46,7 @@ def run_custom_stage(name: str, program: Program) -> None:
             store.restart()
         else:
             raise StageError(f"{store.path}: {', '.join(problems)} changed after {name}. Check the disk")
-    with suppress(OSError):  # the outputs are published, and the next run prunes again
-        runs.prune(runs_root(), current=store.key)
+    runs.prune(runs_root(), current=store.key)
 
 
 def _report_resume(store: "runs.RunStore") -> None:

@@ -44,7 +44,7 @@ class FrozenProject:
     head: str
     """The commit that the experiments belong to."""
     commit: str
-    """HEAD with the changes in the workspace; HEAD itself if there are none."""
+    """HEAD with the changes in the workspace; HEAD itself if nothing has changed."""
 
     @property
     def prefix(self) -> Path:

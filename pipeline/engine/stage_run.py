@@ -9,6 +9,8 @@ from typing import Any
 from pipeline.check import check_params, find_data_files
 from pipeline.engine.cache_links import link_into_cache, local_objects
 from pipeline.engine.edit_guard import check_loaded, check_unchanged
+from pipeline.engine.fit_launch import launch_fit, needs_launch
+from pipeline.engine.rank_process import accept_termination
 from pipeline.engine.signals import defer_signals
 from pipeline.git import try_git
 from pipeline.params import Params, read_params
@@ -23,6 +25,7 @@ from stages.contracts.events import Renderer
 from stages.contracts.interrupter import Interrupter
 from stages.params.build_learner_params import BuildLearnerPaths
 from stages.params.fit_context import FitContext, FitPaths
+from stages.params.fit_ranks import follow_main
 from stages.params.save_model_params import SaveModelPaths
 
 
@@ -48,15 +51,26 @@ def _build_learner(params: Params, paths: dict[str, Path]) -> None:
 def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = None) -> None:
     own = build_stage_paths(FitPaths, paths, runs=runs_root())
     interrupter = Interrupter()
-    context = FitContext(
-        _code(own),
-        find_output_md5(own.metrics),
-        renderer,
-        interrupter,
-        params=params.model_dump(mode="json") if params.fit.loggers else {},
-        tags=_tags() if params.fit.loggers else {},
-    )
     with defer_signals(interrupter):
+        if needs_launch(params.fit):
+            launch_fit(params.fit, own, _code(own), interrupter)
+            return
+        group = params.fit.join_ranks()
+        if group.size > 1:
+            interrupter.should_stop()  # from now on a signal only sets the flag: the ranks stop together
+            accept_termination()
+        context = FitContext(
+            _code(own) if group.is_main else {},
+            find_output_md5(own.metrics),
+            renderer,
+            interrupter,
+            group,
+            params=params.model_dump(mode="json") if params.fit.loggers else {},
+            tags=_tags() if params.fit.loggers else {},
+        )
+        if not group.is_main:
+            follow_main(params.fit, own, context)
+            return
         store = fit.fit(params.fit, own, context)
         if objects := local_objects(Path(".dvc")):
             link_into_cache(store / CHECKPOINT_FOLDER, objects)

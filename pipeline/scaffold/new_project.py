@@ -279,7 +279,7 @@ def _enter(directory: Path) -> str:
 
 
 def _git_top(directory: Path) -> Path | None:
-    """Return the root of the git repository that contains *directory*; None if there is none."""
+    """Return the root of the git repository that contains *directory*, or None."""
     found = try_git(directory, "rev-parse", "--show-toplevel")
     return Path(found.stdout.strip()).resolve() if found.returncode == 0 else None
 

@@ -178,6 +178,17 @@ def test_a_data_loader_with_workers_can_be_used_in_a_flow_run(project, server):
     assert run.out.splitlines()[-1] == "load-data: ran"
 
 
+def test_flow_run_on_two_devices_leaves_the_lock_of_dvc_repro(project, other_project, server):
+    for each in (project, other_project):
+        each.edit("params.yaml", "device: auto", "device: [cpu, cpu]")
+    other_project.ok("dvc", "repro")
+
+    run = project.learner("run", PREFECT_API_URL=server)
+
+    assert run.code == 0, run.text
+    assert project.files("dvc.lock", "artifacts") == other_project.files("dvc.lock", "artifacts")
+
+
 STACK = """
 import traceback
 from pathlib import Path

@@ -1,0 +1,73 @@
+"""The start of the process of a rank, which then becomes the command of the rank.
+
+``python -m pipeline.engine.rank_process PARENT LOG_FOLDER COMMAND...`` prepares what a process inherits when
+it executes another program, and executes *COMMAND*.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import NoReturn
+
+from pipeline.error_reports import REPORT_VARIABLE
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Prepare this process for its rank, and execute the command in *arguments*."""
+    parent, folder, command = int(arguments[0]), Path(arguments[1]), list(arguments[2:])
+    _exit_with(parent)
+    rank = int(os.environ["RANK"])
+    os.environ[REPORT_VARIABLE] = str(report_of(folder, rank))
+    if rank > 0:
+        _write_to(log_of(folder, rank))
+    os.execvp(command[0], command)  # noqa: S606  no shell
+
+
+def accept_termination() -> None:
+    """Let SIGTERM through to the handlers of this process; one that arrived before is handled now.
+
+    The launcher starts a rank with SIGTERM blocked, because a rank that exits before all ranks can agree on a
+    step would leave the others waiting for it. Call it in the main thread, once the ranks are connected and a
+    handler is installed. In another process than a rank's it has no effect.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [SIGTERM])
+
+
+def log_of(folder: Path, rank: int) -> Path:
+    """Return the file with the output of *rank*, which is not 0."""
+    return folder / f"{rank}.log"
+
+
+def report_of(folder: Path, rank: int) -> Path:
+    """Return the file with the error of *rank*."""
+    return folder / f"{rank}.error.json"
+
+
+def _exit_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread of *parent* that started it ends."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os.kill(os.getpid(), SIGKILL)
+
+
+def _write_to(log: Path) -> None:
+    """Write standard output and standard error to *log*, and read nothing."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
