@@ -5,6 +5,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from projects import COMMANDS, templates
+from projects import COMMANDS, TEMP, templates
 from report import Row
 
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, list_epochs
@@ -80,16 +81,21 @@ class Outcome:
     """What is wrong; empty if nothing is."""
     truncated: bool
     """Whether the kill truncated a file that DVC writes in place, which had to be restored with git."""
+    needed_doctor: bool = False
+    """Whether plain `dvc exp run` succeeded only after `learner doctor --fix`."""
 
 
 class Trials:
     """Trials that run concurrently, each in its own project."""
 
+    params = ()
+    """The params of the trials besides those of all parts."""
+
     def __init__(self, folder, seed, *, short):
         self.folder = folder
         self.seed = seed
         self.short = short
-        self.templates = templates(folder.parent)
+        self.templates = templates(folder.parent, self.params)
         self._seconds = {("dvc repro", "training"): self.templates.seconds}
         self._measuring = threading.Lock()
 
@@ -102,7 +108,7 @@ class Trials:
     def trial(self, index):
         """Run trial *index*, repeated until the signal comes before the end of the command."""
         for attempt in count():
-            planned = plan(self.seed, index, attempt, short=self.short)
+            planned = self.plan(index, attempt)
             project = self.templates.start(planned.start, self.folder / f"{index}-{attempt}")
             outcome = self._interrupt(project, planned)
             if outcome is None:
@@ -115,8 +121,17 @@ class Trials:
                 )
             else:
                 project.remove()
-            return Row(planned.label, finding, {"too late": attempt, "with git": int(outcome.truncated)})
+            counts = {
+                "too late": attempt,
+                "with git": outcome.truncated,
+                "with doctor": outcome.needed_doctor,
+            }
+            return Row(planned.label, finding, {name: int(count) for name, count in counts.items()})
         return None
+
+    def plan(self, index, attempt):
+        """Return trial *index*."""
+        return plan(self.seed, index, attempt, short=self.short)
 
     def _interrupt(self, project, planned):
         """Return the result; None if the command ended before the signal."""
@@ -130,12 +145,16 @@ class Trials:
             self._signal_at(project, planned, planned.second, name="KILL")
         truncated = planned.command == "dvc repro" and project.restore_truncated_files()
         ended = project.finish(*COMMANDS[planned.command])
+        needs_doctor = ended != 0 and planned.command == TEMP  # no code of this project had run yet
+        if needs_doctor:
+            project.finish(sys.executable, "-m", "pipeline", "doctor", "--fix")
+            ended = project.finish(*COMMANDS[planned.command])
         if ended != 0:
             wrong.append(f"the same command again ended with {ended}")
         if left := project.orphans():
             wrong.append(f"still running at the end: {left}")
         wrong.append(self.templates.wrong(project, planned.command, planned.start))
-        return Outcome("; ".join(filter(None, wrong)), truncated)
+        return Outcome("; ".join(filter(None, wrong)), truncated, needs_doctor)
 
     def _signal_at(self, project, planned, moment, name=None):
         """Start the command, send the signal at *moment*, and return the exit code, 0 if it was too late."""

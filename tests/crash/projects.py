@@ -34,21 +34,24 @@ PARAMS = (
 )
 
 
+TWO_RANKS = (("device: auto", "device: [cpu, cpu]"),)
+
+
 @functools.cache
-def templates(folder):
-    """Return the templates in *folder*, built at the first call."""
-    return Templates(folder / "templates")
+def templates(folder, params=()):
+    """Return the templates in *folder* with *params* besides `PARAMS`, built at the first call."""
+    return Templates(folder / ("templates-of-ranks" if params else "templates"), params)
 
 
 class Templates:
     """The projects with which trials start, and the results that they must give."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, params=()):
         self.folder = folder
         home = folder / "prefect"
         home.mkdir(parents=True)
         self.empty = TrialProject(fresh(folder / "empty", home))
-        for old, new in PARAMS:
+        for old, new in (*PARAMS, *params):
             self.empty.project.edit("params.yaml", old, new)
         self.empty.ok("git", "commit", "-qam", "A short run")
         self.training = self.empty.copied_to(folder / "training")
