@@ -33,11 +33,15 @@ class _Holder:
         pid, host, *ancestors = [*file.read().split(), "", ""]
         return cls(pid or "unknown", host, tuple(map(int, filter(None, ancestors))))
 
-    def is_exiting(self) -> bool:
-        """Return whether the holder, or an ancestor that it depends on, has exited.
+    def is_transient(self) -> bool:
+        """Return whether the lock is about to be released, or its holder is about to write its record.
 
-        Then only a worker of the holder remains, or the holder is about to terminate.
+        The file is empty just after the lock was acquired and just before it is released. If the holder, or
+        an ancestor that it depends on, has exited, then only a worker of the holder remains, or the holder is
+        about to terminate.
         """
+        if not self.host:
+            return True
         if self.host != socket.gethostname():
             return False
         return not all(map(is_alive, (int(self.pid), *self.ancestors)))
@@ -48,8 +52,7 @@ def project_lock(ancestors: Sequence[int] = (), *, timeout_seconds: float = 0.0)
     """Hold the lock of the project in the current folder; it is released when the process ends in any way.
 
     *ancestors* are the processes with which this one terminates. Raises `StageError` if another process holds
-    the lock for longer than *timeout_seconds*, or `EXIT_WAIT_SECONDS` if an ancestor of that process has
-    exited.
+    the lock for longer than *timeout_seconds*, or `EXIT_WAIT_SECONDS` if it is about to be released.
     """
     with _open() as file:
         _acquire(file, timeout_seconds)
@@ -83,7 +86,7 @@ def _acquire(file: IO[str], timeout_seconds: float) -> None:
         if try_lock(file):
             return
         holder = _Holder.read(file)
-        timeout = max(timeout_seconds, EXIT_WAIT_SECONDS if holder.is_exiting() else 0.0)
+        timeout = max(timeout_seconds, EXIT_WAIT_SECONDS if holder.is_transient() else 0.0)
         if time.monotonic() - began >= timeout:
             raise StageError(
                 f"this project is in use by pid {holder.pid}{holder.host and f' on {holder.host}'} "

@@ -95,7 +95,7 @@ class Trials:
         self.folder = folder
         self.seed = seed
         self.short = short
-        self.templates = templates(folder.parent, self.params)
+        self.templates = templates(folder.parent, *self.params)
         self._seconds = {("dvc repro", "training"): self.templates.seconds}
         self._measuring = threading.Lock()
 

@@ -38,7 +38,7 @@ TWO_RANKS = (("device: auto", "device: [cpu, cpu]"),)
 
 
 @functools.cache
-def templates(folder, params=()):
+def templates(folder, *params):
     """Return the templates in *folder* with *params* besides `PARAMS`, built at the first call."""
     return Templates(folder / ("templates-of-ranks" if params else "templates"), params)
 

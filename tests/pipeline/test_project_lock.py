@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.engine.lock import _Holder, project_lock
 from stages.contracts.errors import StageError
+from stages.contracts.file_lock import try_lock, unlock
 from stages.runs.layout import PROJECT_LOCK
 
 ROOT = Path(__file__).parents[2]
@@ -113,9 +114,9 @@ def test_process_waits_for_a_holder_whose_ancestor_has_exited(holder):
 
 
 @pytest.mark.parametrize(
-    ("content", "is_exiting", "pid"),
+    ("content", "is_transient", "pid"),
     [
-        ("", False, "unknown"),
+        ("", True, "unknown"),
         ("12 elsewhere", False, "12"),
         ("{here} {host}", False, "{here}"),
         ("{exited} {host}", True, "{exited}"),
@@ -124,15 +125,26 @@ def test_process_waits_for_a_holder_whose_ancestor_has_exited(holder):
         ("{exited} elsewhere {exited}", False, "{exited}"),
     ],
 )
-def test_holder_is_exiting_if_it_or_an_ancestor_has_exited(folder, content, is_exiting, pid):
+def test_lock_is_transient_if_it_names_no_holder_or_one_that_has_exited(folder, content, is_transient, pid):
     names = {"here": os.getpid(), "exited": exited_pid(), "host": socket.gethostname()}
     (folder / "lock").write_text(content.format(**names))
 
     with (folder / "lock").open("a+") as file:
         found = _Holder.read(file)
 
-    assert found.is_exiting() == is_exiting
+    assert found.is_transient() == is_transient
     assert found.pid == pid.format(**names)
+
+
+def test_process_waits_for_a_holder_that_has_emptied_the_file_to_release_it(folder):
+    """A holder empties the file before it releases the lock."""
+    PROJECT_LOCK.parent.mkdir()
+    with PROJECT_LOCK.open("a+") as held:
+        assert try_lock(held)
+        threading.Timer(0.3, unlock, [held]).start()
+
+        with project_lock():
+            assert PROJECT_LOCK.read_text().startswith(f"{os.getpid()} ")
 
 
 def test_child_of_the_holder_does_not_keep_the_lock(folder):
