@@ -13,9 +13,9 @@ from stages.contracts.errors import KilledError, RunInterruptedError, StageError
 from stages.contracts.user_code import explain, is_user_file, location, user_frames
 
 TRACEBACK_VARIABLE = "LEARNER_TRACEBACK"
+"""Environment variable that adds the full traceback to the message, if it is not empty."""
 VERBOSE_VARIABLE = "LEARNER_VERBOSE"
 """Environment variable with which all logs of DVC are printed; ``-v`` sets it."""
-"""Environment variable that adds the full traceback to the message, if it is not empty."""
 HINT = f"the full traceback is hidden; set {TRACEBACK_VARIABLE}=1 to print it"
 INTERRUPTING_PACKAGES = ("pipeline", "prefect")
 """Packages whose signal handlers raise in any frame, including the user's."""

@@ -22,13 +22,18 @@ def stage(
     from pipeline.engine.edit_guard import record_loaded_sources
 
     record_loaded_sources()
-    from pipeline.engine.fit_launch import is_rank
+    from pipeline.engine.rank_process import is_rank
 
     if is_rank():
         from pipeline.engine.stage_run import run_stage
 
         run_stage(name)
-        return
+    else:
+        _run_with_lock(name)
+
+
+def _run_with_lock(name: str) -> None:
+    """Run stage *name*, and repair what DVC was writing if the stage fails or DVC is killed."""
     from pipeline.engine.lock import project_lock
     from pipeline.engine.params_journal import restore_params
     from pipeline.engine.process_tree import (

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.engine.rank_launcher import run_ranks
-from pipeline.error_reports import REPORT_VARIABLE
 from stages import fit, runs
 from stages.contracts.interrupter import Interrupter
 from stages.params.fit_context import FitPaths
@@ -19,11 +18,6 @@ COMMAND = (sys.executable, "-m", "pipeline", "stage", "fit")
 def needs_launch(config: FitConfig) -> bool:
     """Return whether the ranks of *config* are not started yet, by this project or by torchrun."""
     return "RANK" not in os.environ and len(config.list_devices()) > 1
-
-
-def is_rank() -> bool:
-    """Return whether this process is a rank of a stage whose project another process has locked."""
-    return REPORT_VARIABLE in os.environ or os.environ.get("RANK", "0") != "0"
 
 
 def launch_fit(config: FitConfig, paths: FitPaths, code: Mapping[str, Any], interrupter: Interrupter) -> None:

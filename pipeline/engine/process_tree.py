@@ -5,7 +5,6 @@ killed, the command receives no signal: it would continue to train, and its outp
 next `dvc repro`.
 """
 
-import ctypes
 import json
 import os
 import select
@@ -17,10 +16,10 @@ from pathlib import Path
 from signal import SIGTERM
 
 from pipeline.engine.lockfile_repair import RWLOCK
+from pipeline.engine.parent_death import request_parent_death_signal
 from stages.contracts.processes import ancestors
 
 STAGE_VARIABLE = "DVC_STAGE"
-PR_SET_PDEATHSIG = 1
 
 
 def is_dvc_stage(name: str) -> bool:
@@ -53,13 +52,13 @@ def terminate_with(pids: Sequence[int]) -> None:
     if not pids or (_dvc_writers() and not _dvc_writers() & set(pids)):
         _terminate()
         return
-    _request_parent_death_signal()
+    request_parent_death_signal(SIGTERM)
     _watch(pids, lambda: ancestors_up_to_dvc() == list(pids))
 
 
 def terminate_with_parent(parent: int) -> None:
     """Send SIGTERM to this process as soon as its parent process *parent* exits, or at once if it has."""
-    _request_parent_death_signal()
+    request_parent_death_signal(SIGTERM)
     terminate_once_with_parent(parent)
 
 
@@ -95,12 +94,6 @@ def _watch(pids: Sequence[int], are_there: Callable[[], bool]) -> None:
         _terminate()
         return
     threading.Thread(target=_wait_for_exit, args=(handles,), daemon=True).start()
-
-
-def _request_parent_death_signal() -> None:
-    """Have the kernel send SIGTERM when the parent exits; a second way, on Linux only."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGTERM)
 
 
 def _wait_for_exit(handles: Sequence[int]) -> None:

@@ -88,6 +88,8 @@ def _run(agent: Any, interrupter: Interrupter) -> None:
     """Run *agent* in a thread of its own, and forward a stop. An exception in the wait kills the ranks."""
     thread = threading.Thread(target=agent.run_ranks, name="ranks", daemon=True)
     try:
+        if interrupter.should_stop():  # the first call: from now on, signals are left to this function
+            agent.stop_ranks()
         thread.start()
         while thread.is_alive():
             thread.join(POLL_SECONDS)

@@ -4,19 +4,16 @@
 it executes another program, and executes *COMMAND*.
 """
 
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import NoReturn
 
+from pipeline.engine.parent_death import request_parent_death_signal
 from pipeline.error_reports import REPORT_VARIABLE
-
-PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -28,6 +25,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
     if rank > 0:
         _write_to(log_of(folder, rank))
     os.execvp(command[0], command)  # noqa: S606  no shell
+
+
+def is_rank() -> bool:
+    """Return whether this process is a rank of a stage whose project another process has locked."""
+    return REPORT_VARIABLE in os.environ or os.environ.get("RANK", "0") != "0"
 
 
 def accept_termination() -> None:
@@ -52,8 +54,7 @@ def report_of(folder: Path, rank: int) -> Path:
 
 def _exit_with(parent: int) -> None:
     """Have the kernel kill this process when the thread of *parent* that started it ends."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+    request_parent_death_signal(SIGKILL)
     if os.getppid() != parent:  # it has ended already
         os.kill(os.getpid(), SIGKILL)
 

@@ -27,7 +27,7 @@ from pipeline.params import read_params
 from stages.contracts.errors import StageError
 from stages.contracts.events import Renderer
 from stages.contracts.renderers import Renderers
-from stages.devices import find_device, list_devices
+from stages.devices import find_device
 from stages.renderers import LogRenderer
 
 if TYPE_CHECKING:
@@ -84,9 +84,7 @@ def run_recorded(name: str, renderer: Renderer | None = None) -> None:
 
 def count_gpus() -> int:
     """Return the number of accelerators that ``fit`` uses, from params.yaml and this machine."""
-    named = read_params().fit.device
-    names = list_devices() if named == "all" else [named] if isinstance(named, str) else named
-    return sum(find_device(name).type != "cpu" for name in names)
+    return sum(find_device(name).type != "cpu" for name in read_params().fit.list_devices())
 
 
 @contextmanager

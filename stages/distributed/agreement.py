@@ -30,7 +30,8 @@ class Agreement:
         self._gap = 1
         self._started_at = clock()
         self._exchange: tuple[Any, torch.Tensor] | None = None
-        self._channel = None if group.size == 1 else torch.distributed.new_group(backend="gloo")
+        with explain_lost_rank():
+            self._channel = None if group.size == 1 else torch.distributed.new_group(backend="gloo")
 
     def poll(self, *, stop: bool, save: bool) -> tuple[bool, bool]:
         """Return whether to stop and whether to save after this step; call it once after each step.

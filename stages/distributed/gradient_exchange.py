@@ -7,8 +7,7 @@ from torch import Tensor
 
 from stages.contracts.errors import BuilderError
 from stages.distributed.rank_group import RankGroup
-
-Gradients = Sequence[Tensor | None]
+from stages.optim.gradients import Gradients
 
 
 class GradientExchange:

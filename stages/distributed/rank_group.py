@@ -81,7 +81,8 @@ class ProcessRankGroup(RankGroup):
 
     def __init__(self) -> None:
         super().__init__(torch.distributed.get_rank(), torch.distributed.get_world_size())
-        self._patient = torch.distributed.new_group(backend="gloo", timeout=MAX_WAIT)
+        with explain_lost_rank():
+            self._patient = torch.distributed.new_group(backend="gloo", timeout=MAX_WAIT)
 
     def announce(self, *, training: bool) -> None:
         """Have `will_train` return *training* on the other ranks; only rank 0 calls this."""
@@ -144,11 +145,11 @@ class ProcessRankGroup(RankGroup):
 
 
 @contextmanager
-def explain_lost_rank() -> Iterator[None]:
-    """Raise `RankLostError` if an operation of torch.distributed in the block fails."""
+def explain_lost_rank(kind: type[RuntimeError] = RuntimeError) -> Iterator[None]:
+    """Raise `RankLostError` if an operation of torch.distributed in the block raises a *kind* of error."""
     try:
         yield
-    except RuntimeError as error:
+    except kind as error:
         raise RankLostError(
             f"another rank does not respond ({str(error).partition('. ')[0]}). See its error. Run the "
             "same command again to resume"
@@ -198,7 +199,8 @@ def join_group(device_type: str = "cpu", timeout_seconds: float = TIMEOUT_SECOND
     if not torch.distributed.is_initialized():
         own = torch.distributed.get_default_backend_for_device(device_type)
         backend = "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{own}"
-        torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        with explain_lost_rank(torch.distributed.DistError):
+            torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         atexit.register(_leave_group)  # at the exit of the interpreter, its threads may abort the process
     local_size = int(os.environ.get(LOCAL_WORLD_SIZE, os.environ[WORLD_SIZE]))
     torch.set_num_threads(max(1, torch.get_num_threads() // local_size))

@@ -190,13 +190,18 @@ class Loop:
                 self._update(window.take(), rate, iteration)
             if stops_after(iteration, progress, meter):
                 return False
+        self._end_training(rate, epoch=epoch, iteration=iteration)
+        self._end(meter, iteration)
+        return True
+
+    def _end_training(self, rate: float, *, epoch: int, iteration: int) -> None:
+        """Update the model with what the window still holds, and end the training of *epoch* on all ranks."""
+        window, model = self._state.window, self._state.model
         if (rest := window.end_epoch()) is not None:
             self._update(rest, rate, iteration)
         window.collect(is_main=self._group.is_main)
-        self._state.model.end_training(epoch)
-        synchronize_ranks(self._group, self._state.model.model, epoch)
-        self._end(meter, iteration)
-        return True
+        model.end_training(epoch)
+        synchronize_ranks(self._group, model.model, epoch)
 
     @torch.no_grad()  # not inference_mode: training may use tensors that a model keeps from here
     def _validate(self, loader: Loader, epoch: int) -> bool:

@@ -148,7 +148,11 @@ def test_arguments_of_a_rank_are_passed_unchanged():
 
 
 def test_ranks_are_connected():
-    run(GLOO, "Path(f'total-{rank}').write_text(str(total.item()))")
+    run(
+        GLOO,
+        "torch.distributed.destroy_process_group()",
+        "Path(f'total-{rank}').write_text(str(total.item()))",
+    )
 
     assert [Path(f"total-{rank}").read_text() for rank in (0, 1)] == ["3.0", "3.0"]
 

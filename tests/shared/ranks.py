@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import socket
 import traceback
-from contextlib import closing
+from contextlib import closing, suppress
 
 TIMEOUT_SECONDS = 120
 PRELOADED = ["torch", "torch.distributed", "stages.learner", "stages.learner.builder", "stages.data.loaders"]
@@ -18,7 +18,7 @@ def run_ranks(function, size, *arguments):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     port = _free_port()
-    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    pipes = [context.Pipe() for _ in range(size)]
     processes = [
         context.Process(target=_run, args=(function, arguments, rank, size, port, pipes[rank][1]))
         for rank in range(size)
@@ -54,6 +54,8 @@ def _run(function, arguments, rank, size, port, sender):
         sender.send((function(*arguments), None))
     except BaseException:  # noqa: BLE001  the parent reports it
         sender.send((None, traceback.format_exc()))
+    with suppress(EOFError):
+        sender.recv()  # waits until the parent kills this process: others may still use its connections
 
 
 def _free_port():
