@@ -88,7 +88,7 @@ def assemble(
         freeze_parameters(model, optimizer.freeze)
     device = find_rank_device(options.devices)
     group = join_group(device.type)
-    _check_ranks(options, model, group)
+    _check_ranks(model, group)
     model = _place_model(options, model, compilers, device)
     clipping = options.clipping or getattr(optimizer, "clipping", None)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -152,12 +152,10 @@ def _check(options: LearnerOptions, model: Any) -> None:
         )
 
 
-def _check_ranks(options: LearnerOptions, model: nn.Module, group: RankGroup) -> None:
-    """Raise `BuilderError` for what several ranks cannot do, and warn of what each does on its own."""
+def _check_ranks(model: nn.Module, group: RankGroup) -> None:
+    """Warn of what each of several ranks does on its own."""
     if group.size == 1:
         return
-    if options.compute.precision == "fp16":
-        raise BuilderError(f"precision fp16 needs one device, and the run has {group.size} ranks. Use bf16")
     kinds = {type(each).__name__ for each in model.modules() if _tracks_statistics(each)}
     if kinds and group.is_main:
         log.warning(

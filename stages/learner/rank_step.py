@@ -45,16 +45,25 @@ class RankStep(RollbackStep):
         if batch.batch is not None:
             return super().compute(batch.batch)
         self._buffers.save()
+        if self._scaler is not None:
+            self._scaler.begin_step()
         return TrainOutput(self._model, [None] * self._parameter_count, None)
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
         """Return whether the shares of all ranks are valid, as `Guard.passes` does.
 
-        With the rule ``stop``, only the ranks whose share is not valid raise `NonFiniteError`.
+        In fp16, an overflow on any rank leaves out the batch on all, so that all have the same scale. With
+        the rule ``stop``, only the ranks whose share is not valid raise `NonFiniteError`.
         """
         guard = self._guard
         skipped = guard.skipped
-        passes = step.item is None or super().passes(step, epoch, iteration)
+        if self._scaler is not None:
+            self._scaler.share_overflow(self._group.sum)
+        if step.item is None:
+            guard.absorb_overflow()
+            passes = True
+        else:
+            passes = super().passes(step, epoch, iteration)
         if not self._skips:
             return passes
         all_pass = not self._group.any(not passes)

@@ -51,12 +51,16 @@ class Guard:
         Raises `NonFiniteError`, which names the tensors, if it is not and the rule is to stop, or if too
         many consecutive batches were skipped.
         """
-        self.overflowed = self._scaler is not None and bool(self._scaler.absorb_overflow())
+        self.absorb_overflow()
         found = self._non_finite(step.item.loss, () if self.overflowed else step.gradients)
         self.skipped = self.skipped + 1 if found else 0
         if found:
             self._skip(f"epoch {epoch}, batch {iteration}: {format_found(found)}", "batch", self.skipped)
         return not found
+
+    def absorb_overflow(self) -> None:
+        """Set `overflowed`, and update the scale of the loss; call it once for a batch without samples."""
+        self.overflowed = self._scaler is not None and bool(self._scaler.absorb_overflow())
 
     def passes_sum(self, gradients: Gradients, epoch: int, iteration: int) -> bool:
         """Return whether *gradients*, accumulated over batches that passed, may change the weights.

@@ -1,6 +1,6 @@
 """The loss scale of training in fp16, whose small gradients would otherwise be 0."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,10 @@ class LossScaler:
                 f"{type(model).__name__}.train_step calls loss.backward() itself, and precision fp16 must "
                 "scale the loss. Return TrainOutput(self, backward(self, loss), item), or set precision bf16"
             )
+
+    def share_overflow(self, add: Callable[[Tensor], None]) -> None:
+        """Count an overflow of any rank as one of this rank; *add* sums a tensor over the ranks in place."""
+        add(self._found)
 
     def absorb_overflow(self) -> Tensor:
         """Return 1 if the gradients of this step overflowed at a scale above 1, else 0, and update the scale.

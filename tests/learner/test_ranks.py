@@ -371,8 +371,8 @@ def fit_and_raise(directory):
     start(directory, 1).build(model, Adam(), 0.05).fit(*loaders())
 
 
-def build_with(directory, devices, optimizer="adam", precision="f32"):
-    builder = start(directory).devices(devices).precision(precision)
+def build_with(directory, devices, optimizer="adam"):
+    builder = start(directory).devices(devices)
     chosen = {"adam": Adam(), "lbfgs": Lbfgs(kind="lbfgs")}[optimizer]
     try:
         builder.build(build_net(), chosen, 0.05)
@@ -386,7 +386,6 @@ def build_with(directory, devices, optimizer="adam", precision="f32"):
     [
         ((["cpu", "cpu", "cpu"],), "LOCAL_WORLD_SIZE is 2, but there are 3 devices"),
         ((["cpu"], "lbfgs"), "it cannot use 2 ranks"),
-        ((["cpu"], "adam", "fp16"), "precision fp16 needs one device"),
     ],
 )
 def test_what_ranks_cannot_do_is_rejected_at_build(arguments, message, tmp_path):
