@@ -25,7 +25,14 @@ from stages.devices.compilation import (
     warn_of_ineffective_compile,
 )
 from stages.devices.compute_settings import prepare_process
-from stages.distributed import RankGroup, find_rank_device, join_group
+from stages.distributed import (
+    RankGroup,
+    check_synchronization,
+    find_batch_norms,
+    find_rank_device,
+    join_group,
+    synchronize_batch_norms,
+)
 from stages.learner.checkpointing import CheckpointManager, find_newest_checkpoint
 from stages.learner.checks import (
     check_metric_inputs,
@@ -88,7 +95,8 @@ def assemble(
         freeze_parameters(model, optimizer.freeze)
     device = find_rank_device(options.devices)
     group = join_group(device.type)
-    _check_ranks(model, group)
+    if group.size > 1:
+        _prepare_batch_norms(options, model, group, device)
     model = _place_model(options, model, compilers, device)
     clipping = options.clipping or getattr(optimizer, "clipping", None)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -152,21 +160,19 @@ def _check(options: LearnerOptions, model: Any) -> None:
         )
 
 
-def _check_ranks(model: nn.Module, group: RankGroup) -> None:
-    """Warn of what each of several ranks does on its own."""
-    if group.size == 1:
-        return
-    kinds = {type(each).__name__ for each in model.modules() if _tracks_statistics(each)}
-    if kinds and group.is_main:
+def _prepare_batch_norms(
+    options: LearnerOptions, model: nn.Module, group: RankGroup, device: torch.device
+) -> None:
+    """Have the batch norms of *model* use the statistics of all ranks, or warn that they do not."""
+    if options.sync_batch_norm:
+        check_synchronization(model, device)
+        synchronize_batch_norms(model)
+    elif group.is_main and (kinds := find_batch_norms(model)):
         log.warning(
             "%s normalizes by the statistics of each rank's share of a batch; the running statistics are "
-            "those of rank 0",
-            ", ".join(sorted(kinds)),
+            "those of rank 0. On accelerators, set sync_batch_norm to use those of all ranks",
+            ", ".join(kinds),
         )
-
-
-def _tracks_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  the base of all of them
 
 
 def _build_observers(options: LearnerOptions, group: RankGroup) -> Observers:

@@ -211,8 +211,8 @@ class LearnerBuilder:
     def devices(self, devices: Sequence[str | torch.device]) -> Self:
         """Train on *devices*: ``auto`` (the default, the fastest available), ``cpu``, ``cuda:0`` or ``mps``.
 
-        Several devices compute a batch each, and make one update for all, as if the batches were accumulated.
-        The model and the validation are on the first.
+        Several devices need a process each, started by torchrun. Each computes its share of every batch, and
+        all make the same update.
         """
         if isinstance(devices, str) or not devices:
             raise BuilderError(f"devices({devices!r}): pass a list of devices, for example ['cuda:0']")
@@ -312,6 +312,14 @@ class LearnerBuilder:
     def gradient_checkpointing(self) -> Self:
         """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
         return self._set(gradient_checkpointing=True)
+
+    def sync_batch_norm(self) -> Self:
+        """Normalize batches by the statistics of all ranks, with `torch.nn.SyncBatchNorm`. Default: no.
+
+        Otherwise each of several ranks uses the statistics of its share. It needs accelerators, and has no
+        effect on one device.
+        """
+        return self._set(sync_batch_norm=True)
 
     def with_file_checkpointer(self, recorder: Recorder) -> Self:
         """Write a checkpoint of every epoch to ``<directory>/checkpoint``. Default: no checkpoints."""

@@ -22,6 +22,7 @@ from stages.contracts.outputs import weight_of
 from stages.contracts.renderers import Renderers
 from stages.devices.memory import retain_freed_memory
 from stages.devices.run_ahead_limiter import RunAheadLimiter
+from stages.distributed import has_synchronized_norms
 from stages.learner.assembly import Components
 from stages.learner.batches import Loader, check_workers, iterate_rank, reset_share
 from stages.learner.checks import (
@@ -34,7 +35,7 @@ from stages.learner.checks import (
 from stages.learner.cuda_graph import build_captured_step
 from stages.learner.metering import NOTHING, Meter
 from stages.learner.mid_epoch import MidEpochCheckpointer
-from stages.learner.rank_step import RankStep, synchronize_ranks
+from stages.learner.rank_step import RankStep, SynchronizedStep, synchronize_ranks
 from stages.learner.step_strategies import StepStrategy, choose_step_strategy
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.metrics import MetricState
@@ -70,7 +71,8 @@ class Loop:
 
     def _choose_strategy(self) -> StepStrategy:
         if self._group.size > 1:
-            return RankStep(self._state, self._checks, self._group)
+            kind = SynchronizedStep if has_synchronized_norms(self._state.model.model) else RankStep
+            return kind(self._state, self._checks, self._group)
         return choose_step_strategy(self._state, self._checks)
 
     def run(self, train: Loader, valid: Loader | None) -> nn.Module:

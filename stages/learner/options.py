@@ -76,6 +76,7 @@ class LearnerOptions:
     averaging: Averaging | None = None
     """None to validate and save the weights of the training alone."""
     gradient_checkpointing: bool = False
+    sync_batch_norm: bool = False
     checkpoint: int | Literal["auto"] | None = None
     """The epoch to resume after; ``auto`` for the newest intact checkpoint."""
     recorder: Recorder | None = None

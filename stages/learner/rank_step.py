@@ -1,16 +1,19 @@
 """Training steps of several ranks: each computes its share of a batch, and all make the same update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import TrainOutput
+from stages.contracts.shares import share_of
 from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
 from stages.learner.run_state import RunState
-from stages.learner.step_strategies import Buffers, RollbackStep
+from stages.learner.step_strategies import Buffers, RollbackStep, train_mode
 
 
 def synchronize_ranks(group: RankGroup, model: torch.nn.Module, epoch: int) -> None:
@@ -77,3 +80,35 @@ class RankStep(RollbackStep):
     def count_samples(self, batch: Share, item: Any) -> int:  # noqa: ARG002  the share knows
         """Return the number of samples of the batch on all ranks."""
         return batch.samples
+
+
+class SynchronizedStep(RankStep):
+    """A step of a model whose batch norms use the statistics of all ranks.
+
+    Their backward pass adds gradients of all ranks, so it must weight each rank by its number of samples.
+    """
+
+    def training(self) -> AbstractContextManager[None]:
+        """Set the model to training mode, and weight the losses of the block by the share of this rank."""
+        return train_mode(self._model, self._run_backward)
+
+    def compute(self, batch: Share) -> TrainOutput[Any]:
+        """Run forward and backward on the samples of this rank.
+
+        Raises `BuilderError` on all ranks if one has none, because all take part in the exchange.
+        """
+        rank, size, samples = self._group.rank, self._group.size, batch.samples
+        if samples < size:
+            raise BuilderError(
+                f"a batch has {samples} sample{'s'[: samples != 1]} for {size} ranks, and with synchronized "
+                "batch norms each rank needs one. Set another batch_size, or use fewer ranks"
+            )
+        own = share_of(samples, rank, size)
+        self._factor = (own.stop - own.start) * size / samples
+        return super().compute(batch)
+
+    def _run_backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+        """Set ``.grad`` of *parameters* to the gradients of *loss*, which the window weights later."""
+        self._precision.run_backward(loss * self._factor, parameters)
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        torch._foreach_div_(gradients, self._factor)

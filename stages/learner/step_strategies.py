@@ -18,9 +18,8 @@ from stages.contracts.outputs import TrainOutput
 from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
-from stages.models import clear_gradients, prepare_backward
+from stages.models import RunBackward, clear_gradients, prepare_backward
 from stages.optim.gradients import Gradients
-from stages.optim.mixed_precision import MixedPrecision
 
 
 class StepStrategy(Protocol):
@@ -72,7 +71,7 @@ class PlainStep:
 
     def training(self) -> AbstractContextManager[None]:
         """Set the model to training mode, and look up its parameters once for the block."""
-        return _train_mode(self._model, self._precision)
+        return train_mode(self._model, self._precision.run_backward)
 
     def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run forward and backward on *batch*."""
@@ -180,8 +179,8 @@ class _SkippedError(Exception):
 
 
 @contextmanager
-def _train_mode(model: Any, precision: MixedPrecision) -> Iterator[None]:
-    """Set *model* to training mode, and prepare its backward passes for the block."""
-    with prepare_backward(model, precision.run_backward):
+def train_mode(model: Any, run_backward: RunBackward) -> Iterator[None]:
+    """Set *model* to training mode, and have its backward passes call *run_backward* in the block."""
+    with prepare_backward(model, run_backward):
         model.train()
         yield

@@ -63,7 +63,7 @@ CHANGES_NO_NUMBER = {
 """
 OMITTED_IF_DEFAULT = (
     *("augment", "averaging", "bucket", "limit_batches", "max_restarts", "overfit_batches", "portable"),
-    *("rank_timeout_seconds", "sanity_check", "validate_every"),
+    *("rank_timeout_seconds", "sanity_check", "sync_batch_norm", "validate_every"),
 )
 """Params without which older runs were recorded: absent from ``config.json`` and keys at their defaults."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
@@ -151,6 +151,8 @@ class FitConfig(Config):
     processes. The numbers of a run are those of one device up to rounding, so a run resumes on other devices,
     which a warning reports; random layers such as dropout draw other numbers on each rank.
     """
+    sync_batch_norm: Flag = False
+    """On several accelerators, normalize by the statistics of the batch, not of each rank's share."""
     max_restarts: CountFromZero = 0
     """How often all ranks start again, from the newest checkpoint, after one of them has failed."""
     rank_timeout_seconds: Seconds = 600.0
@@ -345,6 +347,8 @@ class FitConfig(Config):
             builder.deterministic()
         if self.portable:
             builder.portable()
+        if self.sync_batch_norm:
+            builder.sync_batch_norm()
         if self.compile:
             builder.compile("default" if self.compile is True else self.compile)
         return builder.gradient_checkpointing() if self.gradient_checkpointing else builder

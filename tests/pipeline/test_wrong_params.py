@@ -295,6 +295,7 @@ PARAMS = [
             "resident": "flag or name",
             "seed": "seed",
             "device": "device",
+            "sync_batch_norm": "flag",
             "max_restarts": "count from 0",
             "rank_timeout_seconds": "seconds",
             "num_threads": "threads",
