@@ -20,9 +20,8 @@ def fit(config: FitConfig, paths: FitPaths, context: FitContext | None = None) -
     """Train through all epochs, print the summary, publish the results, and return the path of the run store.
 
     The run works in its own store and resumes there if it was interrupted or now has more epochs; a finished
-    run that dvc.lock records starts over. Results are verified when they are copied, and damaged ones trained
-    again. Raises `RunInterruptedError` if the run was asked to stop, and whatever prevents it from finishing.
-    Rank 0 of several calls this function, and the others `follow_main`.
+    run that dvc.lock records starts over. Damaged results are trained again. Of several ranks, rank 0 calls
+    this function, and the others `follow_main`. Raises `RunInterruptedError` if the run was asked to stop.
     """
     context = context or FitContext()
     entries = key_entries(config, paths, context.code)
@@ -67,6 +66,7 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
         run.fit(train, valid)
     cells = learner.confusion_cells(run, valid, derive_seed(config.seed, "confusion"))
     if run.interrupted:
+        context.group.announce(training=False)
         raise RunInterruptedError(
             f"stopped after epoch {run.epoch} of {config.num_epochs}, and saved in {store.path}. Nothing was "
             "recorded: the outputs are those of the last finished run. Run the same command again to resume"

@@ -2,22 +2,26 @@
 
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from ranks import run_ranks
 
 from pipeline.engine.stage_run import read_key_entries
 from stages import data
 from stages.build_learner import build_learner
-from stages.contracts.errors import PluginError, StageError
+from stages.contracts.errors import PluginError, RunInterruptedError, StageError
+from stages.contracts.interrupter import Interrupter
 from stages.data.device_loader import Transfer
 from stages.fit import fit
 from stages.metrics import areas
 from stages.models import Mlp
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
-from stages.params.fit_context import FitPaths
+from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_params import FitConfig
+from stages.params.fit_ranks import follow_main
 from stages.runs import check_space, differences, runs
 
 
@@ -35,6 +39,13 @@ class OutOfMemory(Mlp):
 
 def fit_two_epochs(folder, model, **config):
     """Fit *model* for two epochs on 40 samples of three classes, and return the artifact directory."""
+    paths = prepare(folder, model)
+    fit(FitConfig(num_epochs=2, num_workers=0, device="cpu", **config), paths)
+    return folder / "artifacts"
+
+
+def prepare(folder, model="mlp"):
+    """Write 40 samples of three classes and a learner with *model*, and return the paths of the stage."""
     inputs = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     prepared = data.prepare(data.split(data.Arrays(inputs, np.arange(40) % 3), 0.25, 0))
     data.write(folder / "data", prepared)
@@ -50,9 +61,18 @@ def fit_two_epochs(folder, model, **config):
         "plots/confusion.tsv",
     )
     places = [folder / "artifacts" / name for name in names]
-    paths = FitPaths(folder / "artifacts", folder / "learner", folder / "data", *places, folder / "runs")
-    fit(FitConfig(num_epochs=2, num_workers=0, device="cpu", **config), paths)
-    return folder / "artifacts"
+    return FitPaths(folder / "artifacts", folder / "learner", folder / "data", *places, folder / "runs")
+
+
+def stop_rank(paths):
+    """Train on this rank until it is stopped, which rank 1 asks for, and return the time of its end."""
+    config = FitConfig(num_epochs=50, batch_size=4, num_workers=0, device="cpu")
+    context = FitContext(group=config.join_ranks(), interrupter=Interrupter())
+    if not context.group.is_main:
+        context.interrupter.stop()
+    with pytest.raises(RunInterruptedError):
+        (fit if context.group.is_main else follow_main)(config, paths, context)
+    return time.time_ns()
 
 
 def reproduce(project, *options):
@@ -306,3 +326,13 @@ class LastValue:
         """Nothing is buffered."""
 
     close = flush
+
+
+def test_stopped_ranks_end_after_rank_0_has_saved(tmp_path):
+    """An agent of torch kills the ranks of its host 30 seconds after the first of them has exited."""
+    paths = prepare(tmp_path)
+
+    ends = run_ranks(stop_rank, 2, paths)
+
+    [saved] = paths.runs.glob("*/steps/trainer-*")
+    assert min(ends) >= saved.stat().st_mtime_ns

@@ -9,7 +9,8 @@ from stages.params.fit_params import FitConfig
 def follow_main(config: FitConfig, paths: FitPaths, context: FitContext) -> None:
     """Train together with rank 0, which calls `fit` and owns the run store, until it has a result.
 
-    Raises `RunInterruptedError` if the ranks were asked to stop.
+    Raises `RunInterruptedError` if the ranks were asked to stop, after rank 0 has saved the run, because
+    torchrun kills the ranks of a host 30 seconds after one of them has exited.
     """
     config = config.model_copy(update={"loggers": ()})  # rank 0 logs
     while context.group.will_train():
@@ -18,4 +19,5 @@ def follow_main(config: FitConfig, paths: FitPaths, context: FitContext) -> None
         train, valid = config.build_loaders(data.read(paths.data, ["valid"]))
         run.fit(train, valid)
         if run.interrupted:
+            context.group.will_train()
             raise RunInterruptedError("stopped together with rank 0, which has saved the run")
