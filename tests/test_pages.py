@@ -9,6 +9,7 @@ import pytest
 from command_line import LEARNER, parse, walk_commands
 from dvc.cli.parser import get_main_parser
 from pages import ROOT, page, pages
+from torch.distributed.run import get_args_parser
 
 from stages.records import read_item
 
@@ -52,6 +53,8 @@ def test_command_of_a_page_is_accepted(name, command):
             parse(arguments)
         elif program == "dvc":
             assert get_main_parser().parse_args(arguments).func
+        elif program == "torchrun":
+            assert get_args_parser().parse_args(arguments).training_script == "pipeline"
         elif program == "make":
             assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text()
         elif program == "python":
@@ -69,11 +72,13 @@ def test_every_command_is_documented():
 def test_every_option_of_a_page_exists():
     options = set(re.findall(r"`(--[a-z][\w-]+)", "".join(each.text for each in PAGES)))
     known = {option for _, command in walk_commands() for option in option_names(command)}
+    known |= set(re.findall(r"--[a-z][\w-]+", get_args_parser().format_help()))  # torchrun's
     programs = "".join(
         path.read_text() for kind in ("benchmarks", "tests") for path in (ROOT / kind).rglob("*.py")
     )
 
     assert {option for option in options - known if f'"{option}"' not in programs} <= {
+        "--requeue",
         "--set-param",
         "--user",
     }
@@ -186,7 +191,7 @@ def test_own_model_and_data_run_and_an_edit_reruns_them(project):
 def test_commands_of_the_readme_run(finished):
     """Run every `dvc` and `learner` command of the page, in its order, after `make repro`."""
     finished.ok("dvc", "exp", "run", "-q", "-n", "other", "-S", "fit.num_epochs=3")
-    skipped = re.compile(r"make|pip|git|cd|learner (init|serve|push|sweep)|prefect|\. ")
+    skipped = re.compile(r"make|pip|git|cd|learner (init|serve|push|sweep)|prefect|torchrun|\. ")
 
     for command in README.commands():
         if not skipped.match(command):

@@ -1,55 +1,143 @@
-"""The stage fit under torchrun, started by two launchers, as on two hosts."""
+"""The stage fit under torchrun, started by two launchers, as on two hosts, with the commands of the pages."""
 
+import re
+import shlex
+import shutil
+import signal
 import socket
 import subprocess
-import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+from pages import page
+from waiting import wait_until
+
+from pipeline.yaml_files import load_yaml
+
+NAMES = "artifacts/checkpoint", "artifacts/train", "artifacts/valid", "artifacts/metrics.json"
+EPOCHS = 6
+CLUSTERS = page("stages/distributed/clusters.md")
+[SCRIPT] = CLUSTERS.blocks("bash")
+[TRAIN_JOB] = map(load_yaml, CLUSTERS.blocks("yaml"))
+README_COMMANDS = re.findall(
+    r"^\$ (.*?)(?:\s+#.*)?$", page("README.md").section("Several devices and hosts"), re.MULTILINE
+)
 
 
-def start_host(project, number, port):
-    """Start torchrun for host *number* of two, with one rank."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    address = ["--node-rank", str(number), "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    return subprocess.Popen(
-        [*launcher, *address, "-m", "pipeline", "stage", "fit"],
-        cwd=project.folder,
-        env=project.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+@pytest.fixture
+def project(project):
+    """Return a project that is ready to train."""
+    project.edit("params.yaml", "num_epochs: 2", f"num_epochs: {EPOCHS}")
+    project.ok(*shlex.split(README_COMMANDS[0]))
+    return project
 
 
-def test_stage_runs_on_the_ranks_of_two_launchers(project, other_project):
-    for each in (project, other_project):
-        each.ok("dvc", "repro", "build-learner")
-    other_project.edit("params.yaml", "device: auto", "device: [cpu, cpu]")
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, checked_out):
+    """Return the outputs of `dvc repro` on two ranks."""
+    made = checked_out(tmp_path_factory.mktemp("expected"))
+    made.edit("params.yaml", "num_epochs: 20", f"num_epochs: {EPOCHS}")
+    made.edit("params.yaml", "device: auto", "device: [cpu, cpu]")
+    made.ok("dvc", "repro", "fit")
+    return made.files(*NAMES)
+
+
+@pytest.fixture
+def port():
+    """Return a free port."""
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return str(free.getsockname()[1])
 
-    hosts = [start_host(project, number, port) for number in range(2)]
-    outputs = [host.communicate(timeout=200)[0] for host in hosts]
-    other_project.ok("dvc", "repro", "fit")
 
-    assert [host.returncode for host in hosts] == [0, 0], "\n".join(outputs)
-    names = "artifacts/metrics.json", "artifacts/train", "artifacts/valid"
-    assert project.files(*names) == other_project.files(*names)
+def copy_for_other_host(project, folder):
+    """Copy what a host without rank 0 needs, according to the page, and return the copy."""
+    [row] = re.findall(r"^\| any other \| (.*) \|$", CLUSTERS.text, re.MULTILINE)
+    for name in re.findall(r"`(.*?)`", row):
+        copy = shutil.copytree if (project.folder / name).is_dir() else shutil.copy2
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(project.folder / name, folder / name)
+    return folder
+
+
+def start(project, command, folder=None, **environment):
+    """Start *command* of a page for one rank on this host, with its output in a file of its own."""
+    command = command.replace("--nproc-per-node 8", "--nproc-per-node 1").replace("host0", "127.0.0.1")
+    output = project.folder.parent / f"{len(list(project.folder.parent.glob('*.out')))}.out"
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            ["bash", "-c", f"exec {command}"],
+            cwd=folder or project.folder,
+            env=project.environment | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+
+
+def read_outputs(project):
+    return "\n".join(each.read_text(errors="replace") for each in sorted(project.folder.parent.glob("*.out")))
+
+
+def start_slurm_tasks(project, port):
+    """Start what `srun` of the script starts on each of two hosts."""
+    [command] = re.findall(r"^srun (torchrun .*) &$", SCRIPT.replace("\\\n", ""), re.MULTILINE)
+    variables = {"SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "head": "127.0.0.1"}
+    return [start(project, command.replace("29500", port), **variables) for _ in range(2)]
+
+
+def test_commands_of_the_readme_train_on_two_hosts(project, expected, port, tmp_path):
+    first, second, record = [each.replace("29500", port) for each in README_COMMANDS[1:]]
+    other_folder = copy_for_other_host(project, tmp_path / "other-host")
+
+    hosts = [start(project, first), start(project, second, other_folder)]
+
+    assert [host.wait(200) for host in hosts] == [0, 0], read_outputs(project)
+    assert "is already finished: publishing its results" in project.ok(*shlex.split(record))
+    assert project.files(*NAMES) == expected
+    assert "up to date" in project.ok("dvc", "repro")
+
+
+def test_termination_of_one_launcher_saves_and_the_same_command_resumes(project, expected, port):
+    hosts = start_slurm_tasks(project, port)
+    wait_until(
+        lambda: list(project.folder.glob(".runs/*/valid/epoch-1/Loss.log")), lambda: read_outputs(project)
+    )
+    hosts[1].send_signal(signal.SIGTERM)
+
+    assert [host.wait(60) for host in hosts] == [1, 1], read_outputs(project)
+    assert "stopped after epoch" in read_outputs(project)
+    hosts = start_slurm_tasks(project, port)
+    assert [host.wait(200) for host in hosts] == [0, 0], read_outputs(project)
+    assert "resuming run" in read_outputs(project)
+    assert project.files(*NAMES) == expected
 
 
 @pytest.mark.long
-def test_both_launchers_end_when_a_rank_fails(project):
-    project.ok("dvc", "repro", "build-learner")
+def test_command_of_the_train_job_trains_in_two_pods(project, expected, port):
+    trainer = TRAIN_JOB["spec"]["trainer"]
+    command = shlex.join(trainer["command"]).replace("/project", str(project.folder))
+    # set by the controller of Kubeflow Trainer, see pkg/runtime/framework/plugins/torch/torch.go there
+    variables = {"PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": "1"}
+    variables |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
+
+    pods = [start(project, command, Path("/"), **variables, PET_NODE_RANK=str(index)) for index in range(2)]
+
+    assert [pod.wait(200) for pod in pods] == [0, 0], read_outputs(project)
+    assert project.files(*NAMES) == expected
+
+
+def test_script_for_slurm_has_valid_syntax(tmp_path):
+    (tmp_path / "script").write_text(SCRIPT)
+
+    subprocess.run(["bash", "-n", "script"], cwd=tmp_path, check=True)
+
+
+@pytest.mark.long
+def test_both_launchers_end_when_a_rank_fails(project, port):
     (project.folder / "artifacts/learner").rename(project.folder / "moved")
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
 
-    hosts = [start_host(project, number, port) for number in range(2)]
+    hosts = start_slurm_tasks(project, port)
 
-    for host in hosts:
-        host.communicate(timeout=200)
-    assert all(host.returncode for host in hosts)
+    assert [host.wait(200) for host in hosts] == [1, 1]
