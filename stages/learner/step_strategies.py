@@ -18,7 +18,8 @@ from stages.contracts.outputs import TrainOutput
 from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
-from stages.models import RunBackward, clear_gradients, prepare_backward
+from stages.models import clear_gradients, prepare_backward
+from stages.models.steps import RunBackward
 from stages.optim.gradients import Gradients
 
 

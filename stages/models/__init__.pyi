@@ -10,7 +10,6 @@ from .mlp import MlpRegressor as MlpRegressor
 from .steps import ClassificationStep as ClassificationStep
 from .steps import Model as Model
 from .steps import RegressionStep as RegressionStep
-from .steps import RunBackward as RunBackward
 from .steps import backward as backward
 from .steps import clear_gradients as clear_gradients
 from .steps import prepare_backward as prepare_backward
