@@ -27,6 +27,7 @@ class GradientExchange:
         wide = torch.float64 if torch.float64 in self._dtypes else torch.float32
         self._flat = torch.zeros(sum(sizes), dtype=wide, device=parameters[0].device)
         *parts, self._present, self._weight = torch.split(self._flat, sizes)
+        self._is_wide = all(dtype is wide for dtype in self._dtypes)
         self._sums = self._flat[: -len(shapes) - 1]
         self._parts = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -57,27 +58,33 @@ class GradientExchange:
         """Add the gradients of all ranks, and return the places of those that this rank does not have."""
         own = [gradients[number] for number in self._trained] if gradients else [None] * len(self._parts)
         missing = [number for number, gradient in enumerate(own) if gradient is None]
+        present = [_check_dense(gradient) for gradient in own if gradient is not None]
         with torch.no_grad():
             self._present.fill_(1)
             for number in missing:
                 self._parts[number].zero_()
                 self._present[number] = 0
-            for part, gradient in zip(self._parts, own, strict=True):
-                if gradient is not None:
-                    part.copy_(_check_dense(gradient))
+            if present:
+                torch._foreach_copy_(self._find_parts(missing), present)
             if not weighted:
                 self._sums.mul_(weight)
             self._weight.fill_(weight)
             self._group.sum(self._flat)
         return missing
 
+    def _find_parts(self, missing: Sequence[int]) -> list[Tensor]:
+        """Return the parts of the flat tensor for the gradients that are not *missing*."""
+        absent = set(missing)
+        return [part for number, part in enumerate(self._parts) if number not in absent]
+
     def _result(self, missing: Sequence[int]) -> list[Tensor | None]:
         """Return the sums by the places of the parameters; None for those that no rank has."""
         absent = {number for number in missing if not self._present[number].item()}
         found: list[Tensor | None] = [None] * self._count
+        parts = self._parts if self._is_wide else list(map(Tensor.to, self._parts, self._dtypes))
         for number, place in enumerate(self._trained):
             if number not in absent:
-                found[place] = self._parts[number].to(self._dtypes[number])
+                found[place] = parts[number]
         return found
 
 

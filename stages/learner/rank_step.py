@@ -110,5 +110,6 @@ class SynchronizedStep(RankStep):
     def _run_backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         """Set ``.grad`` of *parameters* to the gradients of *loss*, which the window weights later."""
         self._precision.run_backward(loss * self._factor, parameters)
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        torch._foreach_div_(gradients, self._factor)
+        for each in parameters:
+            if each.grad is not None:
+                each.grad.div_(self._factor)

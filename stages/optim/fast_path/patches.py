@@ -52,6 +52,12 @@ PATCHES = (
         SUPPORTED,
     ),
     Patch(
+        "torch:_foreach_copy_",
+        "all gradients are copied to the tensor that ranks exchange with one call; no public function does",
+        None,
+        SUPPORTED,
+    ),
+    Patch(
         "torch:ops.aten._amp_foreach_non_finite_check_and_unscale_.default",
         SCALE,
         "(self, found_inf, inv_scale)",
