@@ -32,6 +32,11 @@ class GradientExchange:
         self._parts = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     @property
+    def is_main(self) -> bool:
+        """True on rank 0."""
+        return self._group.is_main
+
+    @property
     def total_weight(self) -> int:
         """The sum of the weights in the last exchange."""
         return round(float(self._weight))

@@ -1,5 +1,7 @@
 """Accumulation of gradients over batches and ranks."""
 
+from typing import Any
+
 from torch import Tensor
 
 from stages.distributed.gradient_exchange import GradientExchange
@@ -34,13 +36,24 @@ class RankWindow(Window):
         self._clear()
         return self._exchange.mean(sums, samples, weighted=self.length > 1)
 
-    def collect(self, *, is_main: bool) -> None:
+    def collect(self) -> None:
         """Move the sums of all ranks to rank 0, so that its checkpoint has them; call it between epochs."""
         if not self.batches or self._adds_means:
             return
-        sums = self._exchange.sum(self._sums, self._samples)
-        self._sums = sums if is_main else [None] * len(sums)
-        self._samples = self._exchange.total_weight if is_main else 0
+        self._sums = self._exchange.sum(self._sums, self._samples)
+        self._samples = self._exchange.total_weight
+        self._keep_on_main()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a copy of *state*, the sums of all ranks, on rank 0, as `collect` left them."""
+        super().load_state_dict(state)
+        if not self._adds_means:
+            self._keep_on_main()
+
+    def _keep_on_main(self) -> None:
+        """Set the sums of the other ranks to 0."""
+        if not self._exchange.is_main:
+            self._sums, self._samples = [None] * len(self._sums), 0
 
     @property
     def _has_mean(self) -> bool:

@@ -201,7 +201,7 @@ class Loop:
         window, model = self._state.window, self._state.model
         if (rest := window.end_epoch()) is not None:
             self._update(rest, rate, iteration)
-        window.collect(is_main=self._group.is_main)
+        window.collect()
         model.end_training(epoch)
         synchronize_ranks(self._group, model.model, epoch)
 

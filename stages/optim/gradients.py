@@ -128,7 +128,7 @@ class Window:
             self._sums is totals.sums and int(self._samples) == self.batches * samples
         )
 
-    def collect(self, *, is_main: bool) -> None:
+    def collect(self) -> None:
         """Do nothing: one rank has the sums of all batches."""
 
     def end_epoch(self) -> "Gradients | None":

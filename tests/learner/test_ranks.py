@@ -73,6 +73,9 @@ CHANGES = {
     "carried window": lambda builder: builder.grads_accumulation(3, leftover="carry"),
     "dropped window": lambda builder: builder.grads_accumulation(3, leftover="drop"),
     "summed window": lambda builder: builder.grads_accumulation(2, reduction="sum"),
+    "summed and carried window": lambda builder: builder.grads_accumulation(
+        3, reduction="sum", leftover="carry"
+    ),
     "skip": lambda builder: builder.non_finite(NonFinite(kind="skip")),
     "more metrics": lambda builder: builder.metrics(AurocMetric(), FBetaScoreMetric()),
     "torch's loader": lambda builder: builder,
@@ -406,3 +409,21 @@ def test_shares_of_the_ranks_are_the_batch(samples, size):
     assert [*chain(*shares)] == [*range(samples)]
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert len(shares[0]) == max(map(len, shares))
+
+
+@pytest.mark.parametrize("change", ["carried window", "summed and carried window"])
+def test_carried_window_is_resumed_between_epochs(change, tmp_path):
+    """The checkpoint of an epoch has the sums of all ranks, and each batch in them counts once."""
+    whole = run_ranks(fit, 2, tmp_path / "whole", change)[0]
+
+    resumed = run_ranks(fit_in_two_runs, 2, tmp_path / "resumed", change)[0]
+
+    assert resumed == whole
+
+
+def fit_in_two_runs(directory, change):
+    """Train one epoch, and build the learner again for the second."""
+    for epochs in (1, 2):
+        learner = CHANGES[change](start(directory, epochs)).checkpoint("auto").build(build_net(), Adam(), 0.05)
+        learner.fit(*loaders())
+    return outcome(learner)
