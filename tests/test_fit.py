@@ -163,6 +163,7 @@ def test_param_of_the_computation_is_part_of_the_key(param, finished, monkeypatc
         ("device: auto", "device: cpu"),
         ("device: auto", "device: [cpu, cpu]"),
         ("device: auto", "device: all"),
+        ("device: auto", "device: auto\n  strategy: fsdp"),
         ("device: auto", "device: auto\n  max_restarts: 2"),
         ("device: auto", "device: auto\n  rank_timeout_seconds: 60"),
         ("device: auto", 'device: auto\n  fast_path: "off"'),

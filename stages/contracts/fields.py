@@ -147,6 +147,11 @@ def _file_name(value: Any) -> str:
     return value
 
 
+def _strategy(value: Any) -> Any:
+    """Return *value*, or the strategy that a name of Burn stands for."""
+    return BURN_STRATEGIES.get(value, value) if isinstance(value, str) else value
+
+
 def _devices(value: Any) -> str | tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names or not all(isinstance(each, str) for each in names):
@@ -208,10 +213,14 @@ Factor = Annotated[float, number("a number above 0 and of at most 1", lambda val
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Precision = Literal["f32", "tf32", "bf16", "fp16"]
 """IEEE float32, float32 with TF32 in CUDA's matrix products, or autocast to a half-precision dtype."""
+BURN_STRATEGIES = {"DistributedDataParallel": "ddp", "OptimMainDevice": "ddp", "OptimSharded": "fsdp"}
+"""The strategies by the names that Burn has for them."""
 COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 """Modes of `torch.compile`: those without CUDA graphs of their own."""
 FastPath = Literal["auto", "off"]
 """``auto``: call the fused kernel of the optimizer directly if it gives the same bits; ``off``: never."""
+Strategy = Annotated[Literal["auto", "ddp", "fsdp"], BeforeValidator(_strategy)]
+"""How several ranks train one model: ``auto`` and ``ddp`` add gradients, ``fsdp`` shards the parameters."""
 StepKind = Literal["auto", "eager", "captured"]
 """``auto``: capture training steps in a CUDA graph if possible; ``captured``: or warn; ``eager``: never."""
 Compile = Annotated[bool | str, BeforeValidator(_compile)]

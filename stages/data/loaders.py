@@ -182,9 +182,12 @@ class DataLoader:
         self.device = device
         self._source = self._host if device == CPU else DeviceLoader(self._host, device, self.transfer)
 
-    def set_share(self, rank: int, size: int) -> None:
-        """Load only the samples that *rank* of *size* ranks takes of each batch; None if it takes none."""
-        self.order.share = rank, size
+    def set_share(self, rank: int, size: int, *, fills_empty: bool = False) -> None:
+        """Load only the samples that *rank* of *size* ranks takes of each batch.
+
+        If it takes none, the batch is None, or with *fills_empty* the first sample.
+        """
+        self.order.share, self.order.fills_empty = (rank, size), fills_empty
 
     def count_samples(self, batch: int) -> int:
         """Return the number of samples of *batch*, counted from 0, on all ranks together."""

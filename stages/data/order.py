@@ -29,6 +29,8 @@ class Order:
         self.limit = limit
         self.share = 0, 1
         """The rank whose samples of each batch are yielded, and the number of ranks."""
+        self.fills_empty = False
+        """True to yield the first sample of a batch of which the rank has none."""
 
     def __len__(self) -> int:
         batches = math.ceil(self.samples / self.batch_size)
@@ -49,12 +51,12 @@ class Order:
         return min(self.batch_size, self.samples - batch * self.batch_size)
 
     def has_share(self, batch: int) -> bool:
-        """Return whether the rank has a sample of *batch*, counted from 0."""
-        part = share_of(self.count_samples(batch), *self.share)
-        return bool(part.stop > part.start)
+        """Return whether the rank takes a sample of *batch*, counted from 0."""
+        return self.fills_empty or len(self._take_share(torch.arange(self.count_samples(batch)))) > 0
 
     def _take_share(self, indices: torch.Tensor) -> torch.Tensor:
-        return indices[share_of(len(indices), *self.share)]
+        taken = indices[share_of(len(indices), *self.share)]
+        return indices[:1] if self.fills_empty and not len(taken) else taken
 
     def _arrange(self, epoch: int, device: torch.device) -> torch.Tensor:
         """Return the indices of all samples in the order of *epoch*, on *device*."""

@@ -10,5 +10,11 @@ from .rank_group import count_ranks as count_ranks
 from .rank_group import find_rank_device as find_rank_device
 from .rank_group import join_group as join_group
 from .rank_window import RankWindow as RankWindow
+from .sharding import ShardedWindow as ShardedWindow
+from .sharding import TensorGathering as TensorGathering
+from .sharding import accept_whole_tensors as accept_whole_tensors
+from .sharding import replace_parameters as replace_parameters
+from .sharding import shard_model as shard_model
+from .sharding import to_local as to_local
 from .shares import Share as Share
 from .shares import iterate_shares as iterate_shares

@@ -55,10 +55,18 @@ class RankGroup:
 
     def announce(self, *, training: bool) -> None:
         """Have `will_train` return *training* on the other ranks; only rank 0 calls this."""
+        self.send_number(int(training))
 
     def will_train(self) -> bool:
         """Return what rank 0 announces next, after any time; only the other ranks call this."""
-        return False
+        return bool(self.receive_number())
+
+    def send_number(self, number: int) -> None:
+        """Send *number* to the other ranks, which may take any time to `receive_number`; on rank 0."""
+
+    def receive_number(self) -> int:
+        """Return the number that rank 0 sends next, after any time; on the other ranks."""
+        return 0
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Copy the values of rank 0's *tensors* to those of the other ranks."""
@@ -84,17 +92,17 @@ class ProcessRankGroup(RankGroup):
         with explain_lost_rank():
             self._patient = torch.distributed.new_group(backend="gloo", timeout=MAX_WAIT)
 
-    def announce(self, *, training: bool) -> None:
-        """Have `will_train` return *training* on the other ranks; only rank 0 calls this."""
+    def send_number(self, number: int) -> None:
+        """Send *number* to the other ranks, which may take any time to `receive_number`; on rank 0."""
         with explain_lost_rank():
-            torch.distributed.broadcast(torch.tensor(int(training)), 0, group=self._patient)
+            torch.distributed.broadcast(torch.tensor(number), 0, group=self._patient)
 
-    def will_train(self) -> bool:
-        """Return what rank 0 announces next, after any time; only the other ranks call this."""
-        flag = torch.tensor(0)
+    def receive_number(self) -> int:
+        """Return the number that rank 0 sends next, after any time; on the other ranks."""
+        number = torch.tensor(0)
         with explain_lost_rank():
-            torch.distributed.broadcast(flag, 0, group=self._patient)
-        return bool(flag)
+            torch.distributed.broadcast(number, 0, group=self._patient)
+        return int(number)
 
     def any(self, flag: bool) -> bool:  # noqa: FBT001  the value to reduce
         """Return whether *flag* is true on any rank."""

@@ -19,14 +19,19 @@ class Share(NamedTuple):
     """The number of samples of the batch, on all ranks together."""
 
 
-def iterate_shares(batches: Iterable[Any], rank: int, size: int) -> Iterator[Share]:
+def iterate_shares(
+    batches: Iterable[Any], rank: int, size: int, *, fills_empty: bool = False
+) -> Iterator[Share]:
     """Yield the share of *rank* in each of *batches*, which were loaded as a whole.
 
-    Raises `BuilderError` for a batch that cannot be divided.
+    With *fills_empty*, an empty share is the first sample. Raises `BuilderError` for a batch that cannot be
+    divided.
     """
     for batch in batches:
         samples = _count_samples(batch)
         part = share_of(samples, rank, size)
+        if fills_empty and part.stop == part.start:
+            part = slice(0, 1)
         yield Share(_take(batch, part, samples) if part.stop > part.start else None, samples)
 
 

@@ -31,6 +31,8 @@ from stages.distributed import (
     find_batch_norms,
     find_rank_device,
     join_group,
+    replace_parameters,
+    shard_model,
     synchronize_batch_norms,
 )
 from stages.learner.checkpointing import CheckpointManager, find_newest_checkpoint
@@ -46,6 +48,7 @@ from stages.learner.metering import Observers
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions, default_metric_loggers, default_renderer
 from stages.learner.run_state import RunState
+from stages.learner.sharded_checkpoints import FollowingCheckpoints, GatheringWriter
 from stages.learner.training_state import check_training_state
 from stages.optim import (
     GroupedOptimizer,
@@ -73,7 +76,8 @@ class Components:
     device: torch.device
     """The device of this rank."""
     observers: Observers
-    checkpoints: CheckpointManager | None
+    checkpoints: CheckpointManager | FollowingCheckpoints | None
+    """None without a recorder, and on the other ranks unless the parameters are sharded."""
     interrupter: Interrupter
 
 
@@ -95,18 +99,25 @@ def assemble(
         freeze_parameters(model, optimizer.freeze)
     device = find_rank_device(options.devices)
     group = join_group(device.type)
+    is_sharded = options.strategy == "fsdp" and group.size > 1
+    if is_sharded:
+        _check_sharding(options)
     if group.size > 1:
         _prepare_batch_norms(options, model, group, device)
-    model = _place_model(options, model, compilers, device)
+    whole = list(model.parameters())
+    model = _place_model(options, model, compilers, device, group if is_sharded else None)
     clipping = options.clipping or getattr(optimizer, "clipping", None)
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = build_model_optimizer(optimizer, model)
+    elif is_sharded:
+        replace_parameters(optimizer, whole, model)
     check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=group.size)
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)
     if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
         check_monitored_metrics(scheduler, options.metrics)
     model_state = ModelState(model, optimizer, scheduler, clipping, fast_path=options.fast_path)
+    model_state.is_sharded = is_sharded
     if options.averaging is not None:
         model_state.average = WeightAverage(options.averaging, model)
     build_observers = _build_observers if group.is_main else _build_silent_observers
@@ -116,7 +127,7 @@ def assemble(
         group=group,
         device=device,
         observers=build_observers(options, group),
-        checkpoints=_build_checkpoints(options) if group.is_main else None,
+        checkpoints=_build_checkpoints(options, group, is_sharded=is_sharded),
         interrupter=options.interrupter or Interrupter(),
     )
     _restore(components)
@@ -124,15 +135,26 @@ def assemble(
 
 
 def _place_model(
-    options: LearnerOptions, model: Any, compilers: Mapping[str, Compiler], device: torch.device
+    options: LearnerOptions,
+    model: Any,
+    compilers: Mapping[str, Compiler],
+    device: torch.device,
+    shards: RankGroup | None,
 ) -> Any:
-    """Return *model* on *device*, with the compilation and the gradient checkpointing of the options."""
+    """Return *model* on *device*, with the compilation and the gradient checkpointing of the options.
+
+    If there is a group of ranks in *shards*, they shard the parameters, which are not on a device before.
+    """
     prepare_process(options.compute, device)
     warn_of_ineffective_compile(model)
-    model = model.to(device)
     if options.gradient_checkpointing:
         check_gradient_checkpointing(model, compilers)
         apply_gradient_checkpointing(model)
+    if shards is None:
+        model = model.to(device)
+    else:
+        shards.broadcast_tensors([*model.parameters(), *model.buffers()])
+        shard_model(model, device, shards.size)
     compile_in_place(model, compilers=compilers)
     return model
 
@@ -158,6 +180,16 @@ def _check(options: LearnerOptions, model: Any) -> None:
             f"checkpoint({options.checkpoint}) needs a checkpointer that reads it: "
             "call with_file_checkpointer first"
         )
+
+
+def _check_sharding(options: LearnerOptions) -> None:
+    """Raise `BuilderError` for an option that needs all parameters on each rank."""
+    precision = options.compute.precision
+    conflict = (
+        "precision fp16" if precision == "fp16" else "sync_batch_norm" if options.sync_batch_norm else ""
+    )
+    if conflict:
+        raise BuilderError(f"{conflict} cannot be used with the strategy fsdp. Use the strategy ddp")
 
 
 def _prepare_batch_norms(
@@ -199,14 +231,19 @@ def _build_silent_observers(options: LearnerOptions, group: RankGroup) -> Observ
     )
 
 
-def _build_checkpoints(options: LearnerOptions) -> CheckpointManager | None:
-    if options.recorder is None:
+def _build_checkpoints(
+    options: LearnerOptions, group: RankGroup, *, is_sharded: bool
+) -> CheckpointManager | FollowingCheckpoints | None:
+    if options.recorder is None or not (group.is_main or is_sharded):
         return None
+    if not group.is_main:
+        return FollowingCheckpoints(group, options.interval)
     return CheckpointManager(
         FileCheckpointer(options.directory / CHECKPOINT_FOLDER, options.recorder),
         FileCheckpointer(options.directory / STEP_FOLDER, NamedMpkGzFileRecorder(compression=0)),
         options.retention or default_retention(),
         options.interval,
+        writer=GatheringWriter(group) if is_sharded else None,
     )
 
 
@@ -225,7 +262,7 @@ def _restore(components: Components) -> None:
 def _read_checkpoint(components: Components) -> Checkpoint | None:
     """Return the checkpoint that the options name, which only rank 0 reads."""
     options, checkpoints = components.options, components.checkpoints
-    if checkpoints is None or options.checkpoint is None:
+    if not isinstance(checkpoints, CheckpointManager) or options.checkpoint is None:
         return None
     if options.checkpoint == "auto":
         return find_newest_checkpoint(
@@ -243,7 +280,8 @@ def _share_start(components: Components, checkpoint: Checkpoint | None) -> Check
     """Return rank 0's *checkpoint*, and give every rank the weights, the buffers and the seed of rank 0."""
     group, state = components.group, components.state
     model = state.model.model
-    group.broadcast_tensors([*model.parameters(), *model.buffers()])
+    if not state.is_sharded:  # otherwise they are equal since the parameters were sharded
+        group.broadcast_tensors([*model.parameters(), *model.buffers()])
     state.share_seed()
     received: Any = group.broadcast(None if checkpoint is None else vars(checkpoint))
     return None if received is None else Checkpoint(**received)

@@ -47,18 +47,21 @@ def iterate_on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
     return batches if device.type == "cpu" else (move(batch, device) for batch in batches)
 
 
-def iterate_rank(loader: Loader, device: torch.device, group: RankGroup, first: int) -> Iterable[Any]:
+def iterate_rank(
+    loader: Loader, device: torch.device, group: RankGroup, first: int, *, fills_empty: bool = False
+) -> Iterable[Any]:
     """Return what `iterate_on_device` does; with several ranks, this rank's `Share` of each batch.
 
-    *first* is the number of batches before the position of *loader*.
+    *first* is the number of batches before the position of *loader*. With *fills_empty*, a rank without a
+    sample of a batch gets the first one.
     """
     if group.size == 1:
         return iterate_on_device(loader, device)
     if hasattr(loader, "set_share") and hasattr(loader, "count_samples"):
-        loader.set_share(group.rank, group.size)
+        loader.set_share(group.rank, group.size, fills_empty=fills_empty)
         return map(Share, iterate_on_device(loader, device), map(loader.count_samples, count(first)))
     batches = TorchBatches(loader) if isinstance(loader, DataLoader) else loader
-    shares = iterate_shares(batches, group.rank, group.size)
+    shares = iterate_shares(batches, group.rank, group.size, fills_empty=fills_empty)
     return (Share(None if batch is None else move(batch, device), samples) for batch, samples in shares)
 
 

@@ -15,7 +15,7 @@ from stages.checkpoints import Retention
 from stages.contracts.config import Config, omit_defaults
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.events import MetricLogger, Renderer
-from stages.contracts.fields import Decay, FastPath, Patterns, Precision, StepKind
+from stages.contracts.fields import Decay, FastPath, Patterns, Precision, StepKind, Strategy
 from stages.contracts.files import write_text
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
@@ -238,6 +238,17 @@ class LearnerBuilder:
     def num_threads(self, num_threads: int | None) -> Self:
         """Compute with *num_threads* threads on a CPU while the run trains. Default: torch's choice."""
         return self._set(compute=replace(self._options.compute, num_threads=num_threads))
+
+    def strategy(self, strategy: Strategy) -> Self:
+        """Set how several ranks train one model; one rank ignores it.
+
+        Args:
+            strategy: ``ddp``: every rank has all parameters, and the ranks add their gradients. ``fsdp``:
+                every rank has a part of each parameter and of the state of the optimizer, and gathers the
+                parameters of a layer while it runs (PyTorch's FSDP2), for models that do not fit one
+                device. Default: ``auto``, which is ``ddp``.
+        """
+        return self._set(strategy=strategy)
 
     def portable(self) -> Self:
         """Compute the same bits on every x86-64 CPU with AVX2, in about 1.5 times the time. Default: no.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from stages.checkpoints import Checkpoint, FileCheckpointer, Retention, SnapshotWriter
 from stages.contracts.errors import CheckpointError
@@ -22,6 +22,29 @@ from stages.learner.options import CheckpointInterval
 from stages.learner.run_state import LoopPosition
 
 log = logging.getLogger(__name__)
+
+
+class CheckpointWriter(Protocol):
+    """Writes one checkpoint at a time: a `SnapshotWriter`, or the writer of a sharded run."""
+
+    @property
+    def is_writing(self) -> bool:
+        """Return whether a write is in progress."""
+
+    def prepare(self, checkpoint: Checkpoint) -> None:
+        """Provide the memory for checkpoints like *checkpoint*."""
+
+    def start(self, write: Callable[[Checkpoint], None], checkpoint: Checkpoint) -> None:
+        """Call *write* with *checkpoint* or a copy of it, now or in a thread."""
+
+    def join(self) -> None:
+        """Wait until the write has ended."""
+
+    def raise_error(self) -> None:
+        """Raise what the last write raised, once."""
+
+    def release(self) -> None:
+        """Free the memory."""
 
 
 @dataclass
@@ -62,6 +85,7 @@ class CheckpointManager:
         retention: Retention,
         interval: CheckpointInterval,
         *,
+        writer: CheckpointWriter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.epochs = epochs
@@ -69,7 +93,7 @@ class CheckpointManager:
         self._retention = retention
         self._interval = interval
         self._clock = clock
-        self._writer = SnapshotWriter()
+        self._writer = writer or SnapshotWriter()
         self._save: _Save | None = None
         self._failed: set[int] = set()
         self._failed_before_step: set[int] = set()
@@ -79,7 +103,7 @@ class CheckpointManager:
     @property
     def saves_within_epochs(self) -> bool:
         """True if checkpoints are written within an epoch also when the run is not interrupted."""
-        return self._interval.every_steps is not None or self._interval.every_seconds is not None
+        return self._interval.saves_within_epochs
 
     def is_due(self, *, can_save_next: bool = True) -> bool:
         """Return whether to save after this step; call it once after each step.

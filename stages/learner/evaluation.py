@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -182,15 +183,15 @@ def _tag(name: str) -> str:
 def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int, ...]]:
     """Return the cells to show of the confusion matrix of *run* over *loader*; none if it cannot be computed.
 
-    There are none without a loader. Any error, also of the user's model, is logged as a warning: a plot must
-    not fail the run that it shows.
+    There are none without a loader. If the parameters are sharded, all ranks must call it. Any error, also of
+    the user's model, is logged as a warning: a plot must not fail the run that it shows.
     """
     if loader is None:
         return []
     try:
         with run.compute_settings(), run.apply_average():
             matrix = confusion_matrix(
-                run.model, loader, seed=seed, should_stop=lambda: run.interrupted, autocast=run.autocast
+                run.model, loader, seed=seed, should_stop=partial(_should_stop, run), autocast=run.autocast
             )
         return select_cells(matrix.cells(), matrix.classes) if matrix else []
     except Exception as error:  # noqa: BLE001  the results of the training are worth more than a plot
@@ -198,6 +199,12 @@ def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int,
             "the confusion matrix cannot be computed: %r. The results of the training are not affected", error
         )
         return []
+
+
+def _should_stop(run: Learner) -> bool:
+    """Return whether to stop; if the parameters are sharded, all ranks stop after the same batch."""
+    components = run.components
+    return components.group.any(run.interrupted) if components.state.is_sharded else run.interrupted
 
 
 @torch.no_grad()

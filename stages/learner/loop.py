@@ -18,7 +18,6 @@ from torch import nn
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
-from stages.contracts.outputs import weight_of
 from stages.contracts.renderers import Renderers
 from stages.devices.memory import retain_freed_memory
 from stages.devices.run_ahead_limiter import RunAheadLimiter
@@ -36,6 +35,7 @@ from stages.learner.cuda_graph import build_captured_step
 from stages.learner.metering import NOTHING, Meter
 from stages.learner.mid_epoch import MidEpochCheckpointer
 from stages.learner.rank_step import RankStep, SynchronizedStep, synchronize_ranks
+from stages.learner.sharded_step import ShardedStep
 from stages.learner.step_strategies import StepStrategy, choose_step_strategy
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.metrics import MetricState
@@ -71,7 +71,11 @@ class Loop:
 
     def _choose_strategy(self) -> StepStrategy:
         if self._group.size > 1:
-            kind = SynchronizedStep if has_synchronized_norms(self._state.model.model) else RankStep
+            kind = RankStep
+            if self._state.is_sharded:
+                kind = ShardedStep
+            elif has_synchronized_norms(self._state.model.model):
+                kind = SynchronizedStep
             return kind(self._state, self._checks, self._group)
         return choose_step_strategy(self._state, self._checks)
 
@@ -88,7 +92,8 @@ class Loop:
         self._state.streams.restore(loaders)
         if valid is not None and self._options.sanity_check and self._state.resumed is None:
             self._check_validation(valid)
-        retain_freed_memory()
+        if not self._state.is_sharded:  # otherwise gathered parameters would stay in memory
+            retain_freed_memory()
         first, is_complete = self._state.epoch + 1, False
         try:
             self._observers.renderer.start(self._progress)
@@ -118,7 +123,7 @@ class Loop:
             (each, ()) for each in self._observers.metrics[split] if not (each.telemetry or each.covers_pass)
         ]
         meter = Meter(metrics, Renderers([]), split, 1)
-        batches = iter(iterate_rank(loader, self._device, self._group, 0))
+        batches = iter(iterate_rank(loader, self._device, self._group, 0, fills_empty=self._state.is_sharded))
         for iteration, batch in enumerate(islice(batches, self._options.sanity_check), start=1):
             item = self._strategy.validate(self._run_valid_step, batch)
             meter.measure(item, iteration, 0.0)
@@ -183,7 +188,7 @@ class Loop:
             if strategy.passes(step, epoch, iteration):
                 self._has_gradients = self._has_gradients or has_gradients(step)
                 if not guard.overflowed:
-                    window.add(step.gradients, 0 if step.item is None else weight_of(step.item))
+                    window.add(step.gradients, strategy.weigh(step, samples))
                 self._measure(meter, step.item, samples, iteration, rate)
             else:
                 strategy.roll_back()
@@ -203,7 +208,7 @@ class Loop:
             self._update(rest, rate, iteration)
         window.collect()
         model.end_training(epoch)
-        synchronize_ranks(self._group, model.model, epoch)
+        synchronize_ranks(self._group, model.model, epoch, has_shards=self._state.is_sharded)
 
     @torch.no_grad()  # not inference_mode: training may use tensors that a model keeps from here
     def _validate(self, loader: Loader, epoch: int) -> bool:

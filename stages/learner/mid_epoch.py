@@ -63,7 +63,8 @@ class MidEpochCheckpointer:
             set_rng_state(saved["before"], devices)
         self._rng_state = get_rng_state(devices)
         first = position.iteration if position and not skip else 0
-        batches = iter(iterate_rank(loader, self._device, self._group, first))
+        fills_empty = self._state.is_sharded
+        batches = iter(iterate_rank(loader, self._device, self._group, first, fills_empty=fills_empty))
         self._stream = Lookahead(batches) if count_batches(loader) is None else None
         batches = batches if self._stream is None else self._stream
         if position is not None:

@@ -14,6 +14,7 @@ from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.fields import FastPath
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import TrainOutput
+from stages.distributed import accept_whole_tensors
 from stages.learner.checks import find_valid_metrics
 from stages.learner.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, WeightAverage, clip, without_dynamo
@@ -51,6 +52,8 @@ class ModelState:
         """The last finished epoch; 0 before the first."""
         self.average: WeightAverage | None = None
         """The average of the weights; None if they are not averaged."""
+        self.is_sharded = False
+        """True if each rank has a part of every parameter."""
         self._stepper = Stepper(list(model.parameters()), optimizer, clipping, fast_path=fast_path)
         self._drives_groups = getattr(scheduler, "drives_groups", False)
         self._updates_itself = hasattr(model, "optimize")
@@ -175,21 +178,27 @@ class ModelState:
         """Resume from *checkpoint*. Raises `CheckpointError` if it does not fit."""
         trainer = checkpoint.trainer
         try:
-            load_into(self.model, checkpoint.model, layout="burn", source="its model")
-            self.model.load_state_dict({**self.model.state_dict(), **trainer["model"]})
-            with without_dynamo():
-                restore_optimizer(self.optimizer, self.model, checkpoint.optim, trainer["optim"])
+            with accept_whole_tensors(self.optimizer) if self.is_sharded else nullcontext():
+                self._restore_tensors(checkpoint)
             self._stepper.refresh()
             self.scheduler.load_state_dict(trainer["scheduler"])
             self.epoch = int(trainer["epoch"])
-            if self.average is not None:
-                self.average.load_state_dict(trainer.get("average"))
         except (RecordError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint does not fit this model and optimizer: {error}. Build the learner with the "
                 "model and the optimizer that it was saved from"
             ) from error
         load_training_state(self.model, trainer.get("training_state", {}))
+
+    def _restore_tensors(self, checkpoint: Checkpoint) -> None:
+        """Restore the weights, the state of the optimizer, and the average."""
+        trainer = checkpoint.trainer
+        load_into(self.model, checkpoint.model, layout="burn", source="its model")
+        self.model.load_state_dict({**self.model.state_dict(), **trainer["model"]})
+        with without_dynamo():
+            restore_optimizer(self.optimizer, self.model, checkpoint.optim, trainer["optim"])
+        if self.average is not None:
+            self.average.load_state_dict(trainer.get("average"))
 
 
 def use_average(checkpoint: Checkpoint) -> Checkpoint:

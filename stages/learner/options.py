@@ -15,7 +15,7 @@ import torch
 from stages.checkpoints import Retention
 from stages.contracts import plugins
 from stages.contracts.events import MetricLogger, Renderer
-from stages.contracts.fields import FastPath, StepKind
+from stages.contracts.fields import FastPath, StepKind, Strategy
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.devices.compilation import CompileOptions
@@ -42,6 +42,11 @@ class CheckpointInterval:
     max_unsaved_seconds: float = math.inf
     """The run fails if no checkpoint could be written for longer than this."""
 
+    @property
+    def saves_within_epochs(self) -> bool:
+        """True if checkpoints are written within an epoch also when the run is not interrupted."""
+        return self.every_steps is not None or self.every_seconds is not None
+
 
 @dataclass(frozen=True)
 class LearnerOptions:
@@ -64,6 +69,7 @@ class LearnerOptions:
     progress_loggers: tuple[Renderer, ...] = ()
     num_epochs: int = 1
     devices: Sequence[str | torch.device] = ("auto",)
+    strategy: Strategy = "auto"
     compute: ComputeSettings = field(default_factory=ComputeSettings)
     compile: CompileOptions | None = None
     """None to train without `torch.compile`, unless the model is compiled already."""

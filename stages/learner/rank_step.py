@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.outputs import TrainOutput
+from stages.contracts.outputs import TrainOutput, weight_of
 from stages.contracts.shares import share_of
 from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
@@ -16,14 +16,17 @@ from stages.learner.run_state import RunState
 from stages.learner.step_strategies import Buffers, RollbackStep, train_mode
 
 
-def synchronize_ranks(group: RankGroup, model: torch.nn.Module, epoch: int) -> None:
+def synchronize_ranks(group: RankGroup, model: torch.nn.Module, epoch: int, *, has_shards: bool) -> None:
     """Give the buffers of rank 0 to every rank, after the training of *epoch*.
 
-    Raises `BuilderError` if the ranks have different weights: code of the user has changed them.
+    Raises `BuilderError` if the ranks have different weights: code of the user has changed them. If the model
+    *has_shards*, the ranks have different parts of the weights, which are not compared.
     """
     if group.size == 1:
         return
     group.broadcast_tensors(model.buffers())
+    if has_shards:
+        return
     sums = torch.stack([each.detach().double().sum() for each in model.parameters()]).cpu()
     of_main: Any = group.broadcast({"sums": sums})
     if group.any(not torch.equal(sums.view(torch.int64), of_main["sums"].view(torch.int64))):
@@ -42,6 +45,7 @@ class RankStep(RollbackStep):
         self._group = group
         self._parameter_count = sum(1 for _ in state.model.model.parameters())
         self._is_sum = True  # every rank checks the gradients that the ranks have added
+        self._window_length = state.window.length
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
         """Run forward and backward on the samples of this rank; without one, there are no gradients."""
@@ -76,6 +80,10 @@ class RankStep(RollbackStep):
     def validate(self, run: Callable[[Any], Any], batch: Share) -> Any:
         """Return the output of the samples of this rank; None without one."""
         return None if batch.batch is None else super().validate(run, batch.batch)
+
+    def weigh(self, step: TrainOutput[Any], samples: int) -> int | torch.Tensor:  # noqa: ARG002  as above
+        """Return the weight of the gradients of this rank: that of its output, or 0 without one."""
+        return 0 if step.item is None else weight_of(step.item)
 
     def count_samples(self, batch: Share, item: Any) -> int:  # noqa: ARG002  the share knows
         """Return the number of samples of the batch on all ranks."""

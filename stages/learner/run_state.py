@@ -21,7 +21,7 @@ from stages.contracts.history import Direction, History, Split, Value
 from stages.contracts.seeds import derive_seed
 from stages.devices.compilation import CompiledShapes
 from stages.devices.rng import seed_generators
-from stages.distributed import ONE_RANK, GradientExchange, RankGroup, RankWindow
+from stages.distributed import ONE_RANK, GradientExchange, RankGroup, RankWindow, ShardedWindow
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions
 from stages.learner.streams import Streams
@@ -97,6 +97,8 @@ class RunState:
     ) -> None:
         self.model = model
         self.group = group
+        self.is_sharded = model.is_sharded
+        """True if the ranks shard the parameters."""
         self.window = _build_window(options, model, group)
         self._compiled_shapes = CompiledShapes() if options.compile else None
         self.precision = MixedPrecision(options.compute.precision, device, fast_path=options.fast_path)
@@ -120,6 +122,8 @@ class RunState:
         self._seed = options.seed
         self._identity = options.identity
         self._environment = describe_environment(device, options.compute.precision, group.size)
+        if self.is_sharded:
+            self._environment["strategy"] = "fsdp"
 
     @property
     def epoch(self) -> int:
@@ -221,6 +225,8 @@ class RunState:
 def _build_window(options: LearnerOptions, model: ModelState, group: RankGroup) -> Window:
     if group.size == 1:
         return Window.of(options.accumulation)
+    if model.is_sharded:
+        return ShardedWindow(options.accumulation, list(model.model.parameters()))
     return RankWindow(options.accumulation, GradientExchange(group, list(model.model.parameters())))
 
 
@@ -248,7 +254,8 @@ def describe_environment(device: torch.device, precision: str, ranks: int = 1) -
 
 def describe_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str]:
     """Return the entries that both *then* and *now* have and that differ, as text."""
-    before, after = ({"ranks": "1", **each} if then else {} for each in (then, now))
+    default = {"ranks": "1", "strategy": "ddp"}
+    before, after = ({**default, **each} if then else {} for each in (then, now))
     keys = [key for key, value in after.items() if before.get(key, value) != value]
     return ", ".join(f"{key} {before[key]}" for key in keys), ", ".join(f"{key} {after[key]}" for key in keys)
 

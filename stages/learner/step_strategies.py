@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from stages.contracts.history import Split
-from stages.contracts.outputs import TrainOutput
+from stages.contracts.outputs import TrainOutput, weight_of
 from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
@@ -40,6 +40,9 @@ class StepStrategy(Protocol):
 
     def count_samples(self, batch: Any, item: Any) -> int:
         """Return the number of samples of *batch*, whose output is *item*."""
+
+    def weigh(self, step: TrainOutput[Any], samples: int) -> int | torch.Tensor:
+        """Return the weight of *step*, on a batch of *samples* samples, in an accumulation window."""
 
     def roll_back(self) -> None:
         """Undo what `compute` did to the model, because the batch is skipped."""
@@ -96,6 +99,10 @@ class PlainStep:
         """Return the number of samples of *batch*, whose output is *item*."""
         size: int = item.size
         return size
+
+    def weigh(self, step: TrainOutput[Any], samples: int) -> int | torch.Tensor:  # noqa: ARG002  as above
+        """Return the weight of the gradients of *step*: that of its output."""
+        return weight_of(step.item)
 
     def roll_back(self) -> None:
         """Do nothing: the step changed nothing but gradients."""

@@ -25,6 +25,7 @@ from stages.contracts.fields import (
     Seed,
     StepKind,
     Steps,
+    Strategy,
     Threads,
     Workers,
     describe_portable_conflict,
@@ -44,6 +45,7 @@ CHANGES_NO_NUMBER = {
     "num_epochs",
     "num_workers",
     "device",
+    "strategy",
     "max_restarts",
     "rank_timeout_seconds",
     "checkpoint_every_steps",
@@ -63,7 +65,7 @@ CHANGES_NO_NUMBER = {
 """
 OMITTED_IF_DEFAULT = (
     *("augment", "averaging", "bucket", "limit_batches", "max_restarts", "overfit_batches", "portable"),
-    *("rank_timeout_seconds", "sanity_check", "sync_batch_norm", "validate_every"),
+    *("rank_timeout_seconds", "sanity_check", "strategy", "sync_batch_norm", "validate_every"),
 )
 """Params without which older runs were recorded: absent from ``config.json`` and keys at their defaults."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
@@ -150,6 +152,12 @@ class FitConfig(Config):
     Each entry of a list is a rank: a process that computes its share of every batch. ``[cpu, cpu]`` is two
     processes. The numbers of a run are those of one device up to rounding, so a run resumes on other devices,
     which a warning reports; random layers such as dropout draw other numbers on each rank.
+    """
+    strategy: Strategy = "auto"
+    """``ddp``: each rank has all parameters, and the ranks add their gradients; ``auto`` is ``ddp``.
+
+    ``fsdp``: each rank has a part of every parameter and of the state of the optimizer, and gathers those of
+    a layer while it runs (PyTorch's FSDP2), for models that do not fit one device. One device ignores it.
     """
     sync_batch_norm: Flag = False
     """On several accelerators, normalize by the statistics of the batch, not of each rank's share."""
@@ -325,6 +333,7 @@ class FitConfig(Config):
             .validate_every(self.validate_every)
             .seed(self.seed)
             .devices(self.list_devices())
+            .strategy(self.strategy)
             .precision(self.precision)
             .num_threads(self.num_threads)
             .fast_path(self.fast_path)

@@ -2,6 +2,7 @@
 
 from stages import data, learner
 from stages.contracts.errors import RunInterruptedError
+from stages.contracts.seeds import derive_seed
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_params import FitConfig
 
@@ -18,6 +19,8 @@ def follow_main(config: FitConfig, paths: FitPaths, context: FitContext) -> None
         run = builder.build(*learner.LearnerSpec.read(paths.learner).build(config.seed))
         train, valid = config.build_loaders(data.read(paths.data, ["valid"]))
         run.fit(train, valid)
+        if config.strategy == "fsdp":  # rank 0 cannot run the model without the other parts of it
+            learner.confusion_cells(run, valid, derive_seed(config.seed, "confusion"))
         if run.interrupted:
             context.group.will_train()
             raise RunInterruptedError("stopped together with rank 0, which has saved the run")

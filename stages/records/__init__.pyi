@@ -34,6 +34,7 @@ from .recorder import read_item as read_item
 from .recorder import write_state_dict as write_state_dict
 from .selection import Selection as Selection
 from .tensors import check_recordable as check_recordable
+from .tensors import read_tensors_with as read_tensors_with
 from .tensors import replace_tensors as replace_tensors
 from .torch_modules.module_record import fields_unlike_burn as fields_unlike_burn
 from .torch_modules.module_record import module_supplement as module_supplement

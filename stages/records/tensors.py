@@ -105,6 +105,23 @@ def replace_tensors(node: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
     return map_leaves(node, leaf)
 
 
+def read_tensors_with(node: Tree, prepare: Callable[[Tensor], Callable[[], Tensor]]) -> Tree:
+    """Return *node* with the bytes of what a reader returns for each torch tensor in it.
+
+    *prepare* is called at once for each tensor, in order, and returns its reader. The reader is called
+    whenever the bytes are requested, and returns a tensor of the same shape and dtype.
+    """
+
+    def leaf(node: Tree) -> Tree:
+        raw = to_raw(node) if isinstance(node, Tensor) else node
+        if not isinstance(raw, RawTensor) or not isinstance(raw.pieces, TensorPieces):
+            return raw
+        make, readers = raw.pieces.make, [prepare(source) for source in raw.pieces.sources]
+        return replace(raw, pieces=TensorPieces((), lambda: make(*(read() for read in readers))))
+
+    return map_leaves(node, leaf)
+
+
 def check_recordable(tensor: Tensor, what: str = "a tensor") -> None:
     """Raise `RecordError` if no record can hold *tensor*; *what* names it in the message."""
     if tensor.dtype not in DTYPE_NAMES:

@@ -8,103 +8,38 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from rank_runs import (
+    CHANGES,
+    SIZES,
+    TOLERANCE,
+    Net,
+    assert_equals_one_process,
+    build_net,
+    fit,
+    fit_in_parts,
+    loaders,
+    outcome,
+    resume,
+    start,
+    stop_within_epoch,
+)
 from ranks import run_ranks
 from run_files import read_run_files
 from torch import nn
-from torch.utils.data import DataLoader as TorchLoader
 
 from stages.contracts.errors import BuilderError, StageError
 from stages.contracts.outputs import ClassificationOutput
 from stages.contracts.shares import share_of
-from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
 from stages.metrics import (
-    AccuracyMetric,
-    AurocMetric,
-    FBetaScoreMetric,
-    LearningRateMetric,
     LossMetric,
 )
 from stages.models import ClassificationStep
-from stages.optim import Adam, ClipByGlobalNorm, Lbfgs, NonFinite, Sgd
+from stages.optim import Adam, Lbfgs, NonFinite, Sgd
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 
-TOLERANCE = 1e-5
 PADDING = -100
-
-
-class Net(ClassificationStep, nn.Sequential):
-    pass
-
-
-def build_net(dropout=0.0, *, norm=False):
-    torch.manual_seed(3)
-    layers = [nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.Dropout(dropout), nn.ReLU()]
-    return Net(*layers, nn.Linear(8, 3))
-
-
-def dataset(count):
-    generator = torch.Generator().manual_seed(count)
-    inputs = torch.randn(count, 4, generator=generator)
-    return TensorDataset(inputs, inputs[:, :3].argmax(1))
-
-
-def loaders(train=77, valid=29, batch_size=16):
-    builder = DataLoaderBuilder(NormalizeBatcher()).batch_size(batch_size)
-    return builder.shuffle(5).build(dataset(train)), builder.build(dataset(valid))
-
-
-def torch_loaders(train=77, valid=29, batch_size=16):
-    return [TorchLoader(dataset(count), batch_size) for count in (train, valid)]
-
-
-def start(directory, epochs=2):
-    metrics = LossMetric(), AccuracyMetric(), LearningRateMetric()
-    builder = LearnerBuilder(directory).num_epochs(epochs).seed(1).devices(["cpu"]).num_threads(1)
-    builder.metrics(*metrics).with_file_checkpointer(NamedMpkGzFileRecorder())
-    return builder.renderer(PlainRenderer())
-
-
-CHANGES = {
-    "plain": lambda builder: builder,
-    "clipping": lambda builder: builder.grad_clipping(ClipByGlobalNorm(max_norm=0.1)),
-    "window of 3": lambda builder: builder.grads_accumulation(3),
-    "carried window": lambda builder: builder.grads_accumulation(3, leftover="carry"),
-    "dropped window": lambda builder: builder.grads_accumulation(3, leftover="drop"),
-    "summed window": lambda builder: builder.grads_accumulation(2, reduction="sum"),
-    "summed and carried window": lambda builder: builder.grads_accumulation(
-        3, reduction="sum", leftover="carry"
-    ),
-    "skip": lambda builder: builder.non_finite(NonFinite(kind="skip")),
-    "more metrics": lambda builder: builder.metrics(AurocMetric(), FBetaScoreMetric()),
-    "torch's loader": lambda builder: builder,
-}
-SIZES = {"usual": (77, 29, 16), "a few samples": (3, 2, 3), "batches of one": (5, 3, 1)}
-
-
-def fit(directory, change="plain", sizes=(77, 29, 16)):
-    learner = CHANGES[change](start(directory)).build(build_net(), Adam(), 0.05)
-    learner.fit(*(torch_loaders if change == "torch's loader" else loaders)(*sizes))
-    return outcome(learner)
-
-
-def outcome(learner):
-    """Return the history and the weights as plain values."""
-    columns = learner.history.columns().items()
-    history = {f"{split} {name}": list(column.values) for (split, name), column in columns}
-    return history, [parameter.tolist() for parameter in learner.model.parameters()]
-
-
-def assert_equals_one_process(found, one):
-    history, weights = found
-    assert history.keys() == one[0].keys()
-    for name, values in one[0].items():
-        assert history[name] == pytest.approx(values, rel=TOLERANCE, abs=TOLERANCE, nan_ok=True), name
-    assert all(
-        torch.allclose(torch.tensor(a), torch.tensor(b), atol=TOLERANCE)
-        for a, b in zip(weights, one[1], strict=True)
-    )
 
 
 def read_logs(directory):
@@ -210,35 +145,6 @@ def describe(tree):
     return [*map(describe, tree)] if isinstance(tree, list) else tree
 
 
-class Stopping(Net):
-    """Asks to stop in a training step."""
-
-    interrupter = None
-    steps = 0
-    stop_at = 0
-
-    def train_step(self, batch):
-        self.steps += 1
-        if self.steps == self.stop_at:
-            self.interrupter.stop()
-        return super().train_step(batch)
-
-
-def fit_in_parts(directory, stops=(), dropout=0.3, window=1):
-    """Train 3 epochs; stop at each of *stops*, (rank, step), and resume."""
-    rank, results = int(os.environ.get("RANK", "0")), []
-    for stop in (*stops, None):
-        builder = start(directory, 3).checkpoint("auto").grads_accumulation(window)
-        model = Stopping(*build_net(dropout, norm=dropout > 0))
-        model.interrupter = builder.interrupter()
-        if stop is not None and stop[0] == rank:
-            model.stop_at = stop[1]
-        learner = builder.build(model, Adam(), 0.05)
-        learner.fit(*loaders(1200, 29, 8))
-        results.append((learner.resumed, learner.interrupted))
-    return results, outcome(learner)
-
-
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("stop", [(0, 4), (1, 4), (1, 30)], ids=str)
 def test_run_of_ranks_that_any_rank_stops_resumes_to_the_same_bytes(stop, window, tmp_path):
@@ -257,24 +163,11 @@ def test_run_of_ranks_that_any_rank_stops_resumes_to_the_same_bytes(stop, window
 def test_run_that_was_saved_on_two_ranks_resumes_on_others(size, tmp_path):
     uninterrupted = fit_in_parts(tmp_path / "one", (), 0.0)
 
-    run_ranks(partial_stop, 2, tmp_path / "ranks")
+    run_ranks(stop_within_epoch, 2, tmp_path / "ranks")
     found = run_ranks(resume, size, tmp_path / "ranks")
 
     assert found[0][0].startswith("in epoch")
     assert_equals_one_process(found[0][1], uninterrupted[1])
-
-
-def partial_stop(directory):
-    builder = start(directory, 3).checkpoint("auto")
-    model = Stopping(*build_net())
-    model.interrupter, model.stop_at = builder.interrupter(), 30
-    builder.build(model, Adam(), 0.05).fit(*loaders(1200, 29, 8))
-
-
-def resume(directory):
-    learner = start(directory, 3).checkpoint("auto").build(Stopping(*build_net()), Adam(), 0.05)
-    learner.fit(*loaders(1200, 29, 8))
-    return learner.resumed, outcome(learner)
 
 
 class TokenNet(ClassificationStep, nn.Module):
@@ -424,6 +317,8 @@ def test_carried_window_is_resumed_between_epochs(change, tmp_path):
 def fit_in_two_runs(directory, change):
     """Train one epoch, and build the learner again for the second."""
     for epochs in (1, 2):
-        learner = CHANGES[change](start(directory, epochs)).checkpoint("auto").build(build_net(), Adam(), 0.05)
+        learner = (
+            CHANGES[change](start(directory, epochs)).checkpoint("auto").build(build_net(), Adam(), 0.05)
+        )
         learner.fit(*loaders())
     return outcome(learner)

@@ -92,6 +92,22 @@ def test_two_devices_train_what_one_trains_and_dvc_records_it(project, other_pro
     assert "up to date" in project.ok("dvc", "repro")
 
 
+def test_sharded_devices_train_what_one_trains(project, other_project):
+    for each in (project, other_project):
+        use_devices(each, TWO if each is project else "cpu", dropout=False, batch_size=64)
+    project.edit("params.yaml", f"device: {TWO}", f"device: {TWO}\n  strategy: fsdp")
+
+    project.ok("dvc", "repro")
+    other_project.ok("dvc", "repro")
+
+    found, expected = (
+        json.loads((each.folder / "artifacts/metrics.json").read_text()) for each in (project, other_project)
+    )
+    assert found["valid"] == pytest.approx(expected["valid"], abs=TOLERANCE)
+    assert project.files("artifacts/plots").keys() == other_project.files("artifacts/plots").keys()
+    assert "up to date" in project.ok("dvc", "repro")
+
+
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_killed_rank_is_named_and_the_run_resumes_to_the_same_bytes(rank, project, other_project):
     use_devices(project, TWO, epochs=4)

@@ -1,0 +1,149 @@
+"""Fully sharded parameters (FSDP2): a rank holds a part of every parameter and of its optimizer state.
+
+Checkpoints have no trace of it. They hold whole tensors, each of which is gathered when it is written.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.overrides import TorchFunctionMode
+
+from stages.distributed.rank_group import RankGroup, explain_lost_rank
+from stages.optim.gradients import Accumulation, Window
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+END = -1
+"""The number that rank 0 sends after the last tensor of a checkpoint."""
+
+
+def shard_model(model: nn.Module, device: torch.device, size: int) -> None:
+    """Shard the parameters of *model*, which all *size* ranks have, along their first axis, on *device*.
+
+    The entries of each outermost `Sequential`, `ModuleList` and `ModuleDict` are gathered while they run, one
+    after the other; all other parameters are gathered from a call of *model* to the end of its backward pass.
+    The names of parameters and modules stay the same.
+    """
+    mesh = init_device_mesh(device.type, (size,))
+    for unit in find_units(model):
+        fully_shard(unit, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def find_units(module: nn.Module) -> list[nn.Module]:
+    """Return the modules with parameters that are entries of the outermost containers in *module*."""
+    entries = [each for each in module.children() if next(each.parameters(), None) is not None]
+    if isinstance(module, CONTAINERS):
+        return entries
+    return [unit for entry in entries for unit in find_units(entry)]
+
+
+def replace_parameters(optimizer: torch.optim.Optimizer, before: Sequence[Tensor], model: nn.Module) -> None:
+    """Have *optimizer* train the parameters of *model* in place of *before*, which it had until now."""
+    shards = {id(old): new for old, new in zip(before, model.parameters(), strict=True)}
+    for group in optimizer.param_groups:
+        group["params"] = [shards.get(id(each), each) for each in group["params"]]
+    for old in before:
+        if old in optimizer.state:
+            optimizer.state[shards[id(old)]] = optimizer.state.pop(old)
+    _shard_state(optimizer)
+
+
+@contextmanager
+def accept_whole_tensors(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Let the block load whole tensors into a sharded model and *optimizer*; each rank takes its part."""
+    with _ShardedCopies():
+        yield
+    _shard_state(optimizer)
+
+
+def to_local(tensor: Tensor | None) -> Tensor | None:
+    """Return the part of *tensor* that this rank has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class _ShardedCopies(TorchFunctionMode):
+    """A mode in which ``shard.copy_(whole)`` copies the part of *whole* that this rank has."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.copy_:
+            target, source, *rest = args
+            args = target, _shard_like(source, target), *rest
+        return func(*args, **(kwargs or {}))
+
+
+def _shard_state(optimizer: torch.optim.Optimizer) -> None:
+    """Shard the entries of the state of *optimizer* that have the shape of their parameter."""
+    for parameter, entries in optimizer.state.items():
+        for key, entry in entries.items():
+            if isinstance(entry, Tensor) and entry.shape == parameter.shape:
+                entries[key] = _shard_like(entry, parameter)
+
+
+def _shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return the shard of *tensor*, which every rank has as a whole, if *parameter* is sharded."""
+    if isinstance(tensor, DTensor) or not isinstance(parameter, DTensor):
+        return tensor
+    mesh: DeviceMesh = parameter.device_mesh
+    return distribute_tensor(tensor.to(parameter.device), mesh, parameter.placements, src_data_rank=None)
+
+
+class ShardedWindow(Window):
+    """An accumulation window for gradients that are sharded means over all ranks."""
+
+    def __init__(self, accumulation: Accumulation, parameters: Sequence[Tensor]) -> None:
+        super().__init__(
+            accumulation.batches, reduction=accumulation.reduction, leftover=accumulation.leftover
+        )
+        self._parameters = parameters
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the shards of *state*, which has whole tensors."""
+        super().load_state_dict(state)
+        pairs = zip(self._sums, self._parameters, strict=False)
+        self._sums = [None if total is None else _shard_like(total, each) for total, each in pairs]
+
+
+class TensorGathering:
+    """The gathering of the sharded tensors of one checkpoint: all ranks gather those that rank 0 reads.
+
+    Every rank prepares the same tensors in the same order. Rank 0 sends the number of each that it reads,
+    and the others `follow`, so one whole tensor at a time is in memory.
+    """
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+        self._tensors: list[DTensor] = []
+        self._lock = threading.Lock()  # a recorder may read in several threads
+
+    def prepare(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Return a function that returns the whole of *tensor*; only rank 0 calls it."""
+        if not isinstance(tensor, DTensor):
+            return lambda: tensor
+        self._tensors.append(tensor)
+        return partial(self._read, len(self._tensors) - 1)
+
+    def end(self) -> None:
+        """End `follow` on the other ranks."""
+        self._group.send_number(END)
+
+    def follow(self) -> None:
+        """Gather the tensors that rank 0 reads, until it calls `end`."""
+        while (number := self._group.receive_number()) != END:
+            self._gather(number)
+
+    def _read(self, number: int) -> Tensor:
+        with self._lock:
+            self._group.send_number(number)
+            return self._gather(number)
+
+    def _gather(self, number: int) -> Tensor:
+        with explain_lost_rank():
+            return self._tensors[number].full_tensor()

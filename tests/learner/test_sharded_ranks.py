@@ -1,0 +1,186 @@
+"""Ranks that shard the parameters (FSDP2) train what one process trains, and leave the same records."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from rank_runs import (
+    CHANGES,
+    SIZES,
+    Net,
+    assert_equals_one_process,
+    build_net,
+    fit,
+    fit_in_parts,
+    loaders,
+    outcome,
+    resume,
+    start,
+    stop_within_epoch,
+)
+from ranks import run_ranks
+from run_files import read_run_files
+from torch import nn
+
+from stages.checkpoints import FileCheckpointer
+from stages.contracts.errors import BuilderError
+from stages.contracts.outputs import TrainOutput
+from stages.learner import LearnerBuilder
+from stages.metrics import LossMetric
+from stages.models import ClassificationStep
+from stages.optim import Adam
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import PlainRenderer
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("change", CHANGES)
+def test_sharded_ranks_train_what_one_process_trains(change, size, tmp_path):
+    one = fit(tmp_path / "one", change)
+
+    results = run_ranks(fit, size, tmp_path / "ranks", change, SIZES["usual"], "fsdp")
+
+    assert_equals_one_process(results[0], one)
+    assert all(weights == results[0][1] for _, weights in results)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_rank_without_a_sample_takes_part_and_does_not_count(sizes, tmp_path):
+    one = fit(tmp_path / "one", sizes=sizes)
+
+    results = run_ranks(fit, 4, tmp_path / "ranks", "plain", sizes, "fsdp")
+
+    assert_equals_one_process(results[0], one)
+
+
+def tree_of(value):
+    """Return *value* with the dtype and shape of each tensor in its place."""
+    if isinstance(value, dict):
+        return {key: tree_of(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [tree_of(each) for each in value]
+    return (value.dtype, value.shape) if isinstance(value, torch.Tensor) else type(value)
+
+
+@pytest.mark.parametrize("change", ["plain", "carried window"])
+def test_checkpoint_of_sharded_ranks_has_the_layout_of_one_process(change, tmp_path):
+    fit(tmp_path / "one", change)
+
+    run_ranks(fit, 2, tmp_path / "ranks", change, SIZES["usual"], "fsdp")
+
+    folders = [tmp_path / name / "checkpoint" for name in ("one", "ranks")]
+    one, ranks = (FileCheckpointer(folder, NamedMpkGzFileRecorder()).restore(2) for folder in folders)
+    for part in ("model", "optim", "scheduler"):
+        assert tree_of(getattr(one, part)) == tree_of(getattr(ranks, part))
+    assert tree_of(one.trainer["window"]) == tree_of(ranks.trainer["window"])
+    names = [
+        sorted(path.name for path in (tmp_path / name / "checkpoint").iterdir()) for name in ("one", "ranks")
+    ]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_sharded_run_that_any_rank_stops_resumes_to_the_same_bytes(window, tmp_path):
+    run_ranks(fit_in_parts, 2, tmp_path / "uninterrupted", (), 0.3, window, "fsdp")
+
+    found = run_ranks(fit_in_parts, 2, tmp_path / "interrupted", ((1, 30),), 0.3, window, "fsdp")
+
+    assert found[0][0][0] == (None, True)
+    assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")
+
+
+@pytest.mark.parametrize(("size", "strategy"), [(1, "auto"), (2, "ddp"), (4, "fsdp")])
+def test_run_that_was_saved_in_shards_resumes_on_others(size, strategy, tmp_path):
+    uninterrupted = fit_in_parts(tmp_path / "one", (), 0.0)
+
+    run_ranks(stop_within_epoch, 2, tmp_path / "ranks", "fsdp")
+    found = run_ranks(resume, size, tmp_path / "ranks", strategy)
+
+    assert found[0][0].startswith("in epoch")
+    assert_equals_one_process(found[0][1], uninterrupted[1])
+
+
+class Direct(Net):
+    """A model that computes its gradients without `backward`."""
+
+    def train_step(self, batch):
+        item = self.forward_classification(batch)
+        item.loss.backward()
+        return TrainOutput(self, [each.grad for each in self.parameters()], item)
+
+
+def explain(directory, kind):
+    builder, model = start(directory).strategy("fsdp"), build_net()
+    if kind == "direct":
+        model = Direct(*model)
+    if kind == "fp16":
+        builder.precision("fp16")
+    if kind == "norm":
+        builder.sync_batch_norm()
+    try:
+        builder.build(model, Adam(), 0.05).fit(*loaders())
+    except BuilderError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("direct", "Direct.train_step calls loss.backward() itself"),
+        ("fp16", "precision fp16 cannot be used with the strategy fsdp"),
+        ("norm", "sync_batch_norm cannot be used with the strategy fsdp"),
+    ],
+)
+def test_what_cannot_be_sharded_is_rejected(kind, message, tmp_path):
+    assert message in run_ranks(explain, 2, tmp_path, kind)[0]
+
+
+def shard_own_optimizer(directory):
+    model = build_net()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05, weight_decay=0.1)
+    learner = start(directory).strategy("fsdp" if "RANK" in os.environ else "auto").build(model, optimizer)
+    learner.fit(*loaders())
+    return outcome(learner)
+
+
+def test_optimizer_of_torch_trains_the_shards(tmp_path):
+    one = shard_own_optimizer(tmp_path / "one")
+
+    results = run_ranks(shard_own_optimizer, 2, tmp_path / "ranks")
+
+    assert_equals_one_process(results[0], one)
+
+
+class Wide(ClassificationStep, nn.Sequential):
+    """Four layers of 64 MB."""
+
+    def __init__(self):
+        super().__init__(*(nn.Linear(4096, 4096, bias=False) for _ in range(4)))
+
+
+def read_status(name):
+    """Return the bytes of entry *name* in the status of this process."""
+    [line] = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith(name)]
+    return int(line.split()[1]) * 1024
+
+
+def peak_of_wide_model(directory):
+    """Return the growth of the memory of this process while it trained and saved, from before the model."""
+    before = read_status("VmRSS")
+    builder = LearnerBuilder(directory).devices(["cpu"]).num_threads(1).strategy("fsdp")
+    builder.metrics(LossMetric()).with_file_checkpointer(NamedMpkGzFileRecorder(compression=0))
+    learner = builder.renderer(PlainRenderer()).build(Wide(), Adam(), 1e-3)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
+    batch = torch.randn(4, 4096), torch.arange(4)
+    learner.fit([batch] * 2, [batch])
+    return read_status("VmHWM") - before
+
+
+@pytest.mark.long
+def test_rank_holds_only_its_part_of_the_state(tmp_path):
+    """The state is the weights, their gradients and the two moments of Adam, 1 GB in four layers."""
+    peaks = run_ranks(peak_of_wide_model, 2, tmp_path)
+
+    assert max(peaks) < 0.8 * 4 * 4 * 64 * 2**20

@@ -1,0 +1,143 @@
+"""Runs of a small model that tests of ranks compare, in one process or on several ranks."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader as TorchLoader
+
+from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
+from stages.learner import LearnerBuilder
+from stages.metrics import AccuracyMetric, AurocMetric, FBetaScoreMetric, LearningRateMetric, LossMetric
+from stages.models import ClassificationStep
+from stages.optim import Adam, ClipByGlobalNorm, NonFinite
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import PlainRenderer
+
+TOLERANCE = 1e-5
+
+
+class Net(ClassificationStep, nn.Sequential):
+    pass
+
+
+def build_net(dropout=0.0, *, norm=False):
+    torch.manual_seed(3)
+    layers = [nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.Dropout(dropout), nn.ReLU()]
+    return Net(*layers, nn.Linear(8, 3))
+
+
+def dataset(count):
+    generator = torch.Generator().manual_seed(count)
+    inputs = torch.randn(count, 4, generator=generator)
+    return TensorDataset(inputs, inputs[:, :3].argmax(1))
+
+
+def loaders(train=77, valid=29, batch_size=16):
+    builder = DataLoaderBuilder(NormalizeBatcher()).batch_size(batch_size)
+    return builder.shuffle(5).build(dataset(train)), builder.build(dataset(valid))
+
+
+def torch_loaders(train=77, valid=29, batch_size=16):
+    return [TorchLoader(dataset(count), batch_size) for count in (train, valid)]
+
+
+def start(directory, epochs=2):
+    metrics = LossMetric(), AccuracyMetric(), LearningRateMetric()
+    builder = LearnerBuilder(directory).num_epochs(epochs).seed(1).devices(["cpu"]).num_threads(1)
+    builder.metrics(*metrics).with_file_checkpointer(NamedMpkGzFileRecorder())
+    return builder.renderer(PlainRenderer())
+
+
+CHANGES = {
+    "plain": lambda builder: builder,
+    "clipping": lambda builder: builder.grad_clipping(ClipByGlobalNorm(max_norm=0.1)),
+    "window of 3": lambda builder: builder.grads_accumulation(3),
+    "carried window": lambda builder: builder.grads_accumulation(3, leftover="carry"),
+    "dropped window": lambda builder: builder.grads_accumulation(3, leftover="drop"),
+    "summed window": lambda builder: builder.grads_accumulation(2, reduction="sum"),
+    "summed and carried window": lambda builder: builder.grads_accumulation(
+        3, reduction="sum", leftover="carry"
+    ),
+    "skip": lambda builder: builder.non_finite(NonFinite(kind="skip")),
+    "more metrics": lambda builder: builder.metrics(AurocMetric(), FBetaScoreMetric()),
+    "torch's loader": lambda builder: builder,
+}
+SIZES = {"usual": (77, 29, 16), "a few samples": (3, 2, 3), "batches of one": (5, 3, 1)}
+
+
+def fit(directory, change="plain", sizes=(77, 29, 16), strategy="auto"):
+    """Train two epochs on loaders of *sizes*: train samples, valid samples, and the batch size."""
+    learner = CHANGES[change](start(directory).strategy(strategy)).build(build_net(), Adam(), 0.05)
+    learner.fit(*(torch_loaders if change == "torch's loader" else loaders)(*sizes))
+    return outcome(learner)
+
+
+def outcome(learner):
+    """Return the history and the weights as plain values."""
+    columns = learner.history.columns().items()
+    history = {f"{split} {name}": list(column.values) for (split, name), column in columns}
+    weights = [gather(parameter).tolist() for parameter in learner.model.parameters()]
+    return history, weights
+
+
+def gather(parameter):
+    """Return the whole of *parameter*, which ranks may have sharded."""
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+
+
+def assert_equals_one_process(found, one):
+    history, weights = found
+    assert history.keys() == one[0].keys()
+    for name, values in one[0].items():
+        assert history[name] == pytest.approx(values, rel=TOLERANCE, abs=TOLERANCE, nan_ok=True), name
+    assert all(
+        torch.allclose(torch.tensor(a), torch.tensor(b), atol=TOLERANCE)
+        for a, b in zip(weights, one[1], strict=True)
+    )
+
+
+class Stopping(Net):
+    """Asks to stop in a training step."""
+
+    interrupter = None
+    steps = 0
+    stop_at = 0
+
+    def train_step(self, batch):
+        self.steps += 1
+        if self.steps == self.stop_at:
+            self.interrupter.stop()
+        return super().train_step(batch)
+
+
+def fit_in_parts(directory, stops=(), dropout=0.3, window=1, strategy="auto"):
+    """Train 3 epochs; stop at each of *stops*, (rank, step), and resume."""
+    rank, results = int(os.environ.get("RANK", "0")), []
+    for stop in (*stops, None):
+        builder = start(directory, 3).strategy(strategy).checkpoint("auto").grads_accumulation(window)
+        model = Stopping(*build_net(dropout, norm=dropout > 0))
+        model.interrupter = builder.interrupter()
+        if stop is not None and stop[0] == rank:
+            model.stop_at = stop[1]
+        learner = builder.build(model, Adam(), 0.05)
+        learner.fit(*loaders(1200, 29, 8))
+        results.append((learner.resumed, learner.interrupted))
+    return results, outcome(learner)
+
+
+def stop_within_epoch(directory, strategy="auto"):
+    """Train 30 steps, and save."""
+    builder = start(directory, 3).strategy(strategy).checkpoint("auto")
+    model = Stopping(*build_net())
+    model.interrupter, model.stop_at = builder.interrupter(), 30
+    builder.build(model, Adam(), 0.05).fit(*loaders(1200, 29, 8))
+
+
+def resume(directory, strategy="auto"):
+    """Train the rest of 3 epochs; return the position that the run resumed at, and its outcome."""
+    builder = start(directory, 3).strategy(strategy).checkpoint("auto")
+    learner = builder.build(Stopping(*build_net()), Adam(), 0.05)
+    learner.fit(*loaders(1200, 29, 8))
+    return learner.resumed, outcome(learner)
