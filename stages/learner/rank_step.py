@@ -89,6 +89,12 @@ class RankStep(RollbackStep):
         """Return the number of samples of the batch on all ranks."""
         return batch.samples
 
+    def _weigh_loss(self, batch: Share) -> tuple[int, float]:
+        """Return the samples of this rank, and the factor of its loss in a mean over the ranks."""
+        own = share_of(batch.samples, self._group.rank, self._group.size)
+        samples = own.stop - own.start
+        return samples, samples * self._group.size / batch.samples
+
 
 class SynchronizedStep(RankStep):
     """A step of a model whose batch norms use the statistics of all ranks.
@@ -105,14 +111,13 @@ class SynchronizedStep(RankStep):
 
         Raises `BuilderError` on all ranks if one has none, because all take part in the exchange.
         """
-        rank, size, samples = self._group.rank, self._group.size, batch.samples
+        size, samples = self._group.size, batch.samples
         if samples < size:
             raise BuilderError(
                 f"a batch has {samples} sample{'s'[: samples != 1]} for {size} ranks, and with synchronized "
                 "batch norms each rank needs one. Set another batch_size, or use fewer ranks"
             )
-        own = share_of(samples, rank, size)
-        self._factor = (own.stop - own.start) * size / samples
+        _, self._factor = self._weigh_loss(batch)
         return super().compute(batch)
 
     def _run_backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import TrainOutput, weight_of
-from stages.contracts.shares import share_of
 from stages.distributed import Share, to_local
 from stages.learner.rank_step import RankStep
 from stages.learner.step_strategies import train_mode
@@ -29,22 +28,25 @@ class ShardedStep(RankStep):
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
         """Run forward and backward on the samples of this rank; without one, there is no output."""
-        own = self._count_own(batch)
-        self._factor: float | None = (
-            own * self._group.size / batch.samples
-        )  # the gradients are divided by the ranks
+        own, factor = self._weigh_loss(batch)
+        self._factor: float | None = factor
         step = super().compute(batch)
         self._check_weight(step, own)
+        self._output = step.item
         return step if own else replace(step, item=None)
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
-        """Return whether the gradients of all ranks are valid, as `Guard.passes` does."""
-        return super().passes(replace(step, gradients=_local(step.gradients)), epoch, iteration)
+        """Return whether the gradients of all ranks are valid, as `Guard.passes` does.
+
+        A rank without a sample has a part of the gradients too.
+        """
+        own = replace(step, item=self._output, gradients=_local(step.gradients))
+        return super().passes(own, epoch, iteration)
 
     def validate(self, run: Callable[[Any], Any], batch: Share) -> Any:
         """Return the output of the samples of this rank; None without one."""
         item = run(batch.batch)
-        return item if self._count_own(batch) else None
+        return item if self._weigh_loss(batch)[0] else None
 
     def weigh(self, step: TrainOutput[Any], samples: int) -> int:  # noqa: ARG002  other strategies need it
         """Return the weight of the gradients, which is the number of samples on all ranks."""
@@ -59,10 +61,6 @@ class ShardedStep(RankStep):
     def _all_pass(self, gradients: Gradients, epoch: int, iteration: int) -> bool:
         passes = self._guard.passes_sum(_local(gradients), epoch, iteration)
         return not self._group.any(not passes) if self._skips else passes
-
-    def _count_own(self, batch: Share) -> int:
-        part = share_of(batch.samples, self._group.rank, self._group.size)
-        return len(range(batch.samples)[part])
 
     def _run_backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         factor, self._factor = self._factor, None

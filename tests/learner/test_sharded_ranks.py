@@ -13,6 +13,7 @@ from rank_runs import (
     build_net,
     fit,
     fit_in_parts,
+    gather,
     loaders,
     outcome,
     resume,
@@ -29,7 +30,7 @@ from stages.contracts.outputs import TrainOutput
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
-from stages.optim import Adam
+from stages.optim import Adam, NonFinite
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 
@@ -101,6 +102,9 @@ def test_run_that_was_saved_in_shards_resumes_on_others(size, strategy, tmp_path
     assert_equals_one_process(found[0][1], uninterrupted[1])
 
 
+RANK_OF_LAST_ROW = 1
+
+
 class Direct(Net):
     """A model that computes its gradients without `backward`."""
 
@@ -135,6 +139,34 @@ def explain(directory, kind):
 )
 def test_what_cannot_be_sharded_is_rejected(kind, message, tmp_path):
     assert message in run_ranks(explain, 2, tmp_path, kind)[0]
+
+
+class Overflowing(Net):
+    """A model with an infinite gradient in the last row of its last layer, in one batch."""
+
+    batches = 0
+
+    def train_step(self, batch):
+        step = super().train_step(batch)
+        self.batches += 1
+        part = step.gradients[-2].to_local() if self.batches == 2 else torch.empty(0)
+        if len(part) and int(os.environ["RANK"]) == RANK_OF_LAST_ROW:
+            part[-1] = torch.inf
+        return step
+
+
+def skip_overflow(directory, samples):
+    """Train on batches of *samples*, one with an infinite gradient; return whether the weights are finite."""
+    builder = start(directory).strategy("fsdp").non_finite(NonFinite(kind="skip"))
+    learner = builder.build(Overflowing(*build_net()), Adam(), 0.05)
+    learner.fit(*loaders(5 * samples, 29, samples))
+    return all(gather(each).isfinite().all() for each in learner.model.parameters())
+
+
+@pytest.mark.parametrize("samples", [1, 8])
+def test_gradient_that_is_not_finite_is_found_on_the_rank_that_has_it(samples, tmp_path):
+    """With batches of one sample, that rank has none of its own."""
+    assert run_ranks(skip_overflow, 2, tmp_path, samples) == [True, True]
 
 
 def shard_own_optimizer(directory):
