@@ -11,7 +11,7 @@ from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, AurocMetric, FBetaScoreMetric, LearningRateMetric, LossMetric
 from stages.models import ClassificationStep
-from stages.optim import Adam, ClipByGlobalNorm, NonFinite
+from stages.optim import Adam, ClipByGlobalNorm, Ema, NonFinite
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 
@@ -61,6 +61,7 @@ CHANGES = {
         3, reduction="sum", leftover="carry"
     ),
     "skip": lambda builder: builder.non_finite(NonFinite(kind="skip")),
+    "averaged weights": lambda builder: builder.average_weights(Ema(decay=0.9)),
     "more metrics": lambda builder: builder.metrics(AurocMetric(), FBetaScoreMetric()),
     "torch's loader": lambda builder: builder,
 }
