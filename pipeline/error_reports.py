@@ -42,7 +42,7 @@ def write_report(message: str, code: int) -> bool:
 
 
 def read_report(path: Path) -> ErrorReport | None:
-    """Return the report at *path*; None if there is none, or if its process was killed while it wrote."""
+    """Return the report at *path*; None if it is missing, or if its process was killed while it wrote."""
     with suppress(OSError, ValueError, TypeError):
         return ErrorReport(**json.loads(path.read_bytes()))
     return None
@@ -56,7 +56,7 @@ def read_lines(log: Path, start: int = 0) -> list[str]:
 
 
 def find_error(lines: list[str]) -> str:
-    """Return the message that `report_error` printed among *lines*; an empty string if there is none."""
+    """Return the message that `report_error` printed among *lines*, or an empty string."""
     for place, line in enumerate(lines):
         if line.startswith(ERROR_PREFIX):
             more = [each for each in lines[place + 1 : place + 6] if each.startswith("  ")]

@@ -105,7 +105,7 @@ class RankAgent(LocalElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _wait(self) -> list[int]:
-        """Return the handles of the ranks that have exited, after a short wait if there are none."""
+        """Return the handles of the ranks that have exited, after a short wait if all run."""
         poll = select.poll()
         for handle in self._running:
             poll.register(handle, select.POLLIN)

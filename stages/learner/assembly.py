@@ -100,9 +100,8 @@ def assemble(
     device = find_rank_device(options.devices)
     group = join_group(device.type)
     is_sharded = options.strategy == "fsdp" and group.size > 1
-    if is_sharded:
-        _check_sharding(options)
     if group.size > 1:
+        _check_sharding(options)
         _prepare_batch_norms(options, model, group, device)
     whole = list(model.parameters())
     model = _place_model(options, model, compilers, device, group if is_sharded else None)
@@ -183,13 +182,14 @@ def _check(options: LearnerOptions, model: Any) -> None:
 
 
 def _check_sharding(options: LearnerOptions) -> None:
-    """Raise `BuilderError` for an option that needs all parameters on each rank."""
-    precision = options.compute.precision
-    conflict = (
-        "precision fp16" if precision == "fp16" else "sync_batch_norm" if options.sync_batch_norm else ""
-    )
-    if conflict:
-        raise BuilderError(f"{conflict} cannot be used with the strategy fsdp. Use the strategy ddp")
+    """Raise `BuilderError` if several ranks shard the parameters and an option needs all of them on each."""
+    conflicts = {
+        "precision fp16": options.compute.precision == "fp16",
+        "sync_batch_norm": options.sync_batch_norm,
+    }
+    for name, is_set in conflicts.items():
+        if options.strategy == "fsdp" and is_set:
+            raise BuilderError(f"{name} cannot be used with the strategy fsdp. Use the strategy ddp")
 
 
 def _prepare_batch_norms(

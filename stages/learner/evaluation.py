@@ -183,8 +183,8 @@ def _tag(name: str) -> str:
 def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int, ...]]:
     """Return the cells to show of the confusion matrix of *run* over *loader*; none if it cannot be computed.
 
-    There are none without a loader. If the parameters are sharded, all ranks must call it. Any error, also of
-    the user's model, is logged as a warning: a plot must not fail the run that it shows.
+    Without a loader, the result is empty. If the parameters are sharded, all ranks must call it. Any error,
+    also of the user's model, is logged as a warning: a plot must not fail the run that it shows.
     """
     if loader is None:
         return []

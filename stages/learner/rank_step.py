@@ -45,10 +45,9 @@ class RankStep(RollbackStep):
         self._group = group
         self._parameter_count = sum(1 for _ in state.model.model.parameters())
         self._is_sum = True  # every rank checks the gradients that the ranks have added
-        self._window_length = state.window.length
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
-        """Run forward and backward on the samples of this rank; without one, there are no gradients."""
+        """Run forward and backward on the samples of this rank; without one, every gradient is None."""
         if batch.batch is not None:
             return super().compute(batch.batch)
         self._buffers.save()

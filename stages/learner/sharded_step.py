@@ -9,8 +9,10 @@ from torch import Tensor
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import TrainOutput, weight_of
-from stages.distributed import Share, to_local
+from stages.distributed import RankGroup, Share, to_local
+from stages.learner.checks import StepChecks
 from stages.learner.rank_step import RankStep
+from stages.learner.run_state import RunState
 from stages.learner.step_strategies import train_mode
 from stages.optim.gradients import Gradients
 
@@ -22,12 +24,16 @@ class ShardedStep(RankStep):
     first of the batch, with weight 0 and without a value for metrics.
     """
 
+    def __init__(self, state: RunState, checks: StepChecks, group: RankGroup) -> None:
+        super().__init__(state, checks, group)
+        self._is_sum = state.window.length > 1  # `passes` checks what the ranks have added
+
     def training(self) -> AbstractContextManager[None]:
         """Set the model to training mode, and weight the losses of the block by the share of this rank."""
         return train_mode(self._model, self._run_backward)
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
-        """Run forward and backward on the samples of this rank; without one, there is no output."""
+        """Run forward and backward on the samples of this rank; without one, the output is None."""
         own, factor = self._weigh_loss(batch)
         self._factor: float | None = factor
         step = super().compute(batch)
@@ -54,7 +60,7 @@ class ShardedStep(RankStep):
 
     def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the shards of this rank, unless the sum of several finite batches overflowed on any rank."""
-        if self._window_length > 1 and not self._all_pass(gradients, epoch, iteration):
+        if self._is_sum and not self._all_pass(gradients, epoch, iteration):
             return
         self._state.update(gradients, rate, self._guard.flag)
 
