@@ -99,6 +99,19 @@ class Project:
         )
         return Finished(done.returncode, done.stdout, done.stderr)
 
+    def start(self, *command, log, **environment):
+        """Start *command* in a process group of its own, with its output in the file *log*."""
+        with Path(log).open("wb") as output:
+            return subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self.environment | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
     def ok(self, *command, **environment):
         """Run *command*, check that it exits with 0, and return its output."""
         done = self.run(*command, **environment)

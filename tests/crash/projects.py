@@ -116,17 +116,8 @@ class TrialProject:
             shutil.rmtree(folder, ignore_errors=True)
 
     def start(self, *command, log="log"):
-        """Start *command* in a new process group, with its output in a file."""
-        with Path(f"{self.prefix}.{log}").open("wb") as output:
-            return subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        """Start *command* in a process group of its own, with its output in a file."""
+        return self.project.start(*command, log=f"{self.prefix}.{log}", **self.environment)
 
     def output(self, log="log"):
         """Return the output of the last command."""

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import psutil
@@ -14,9 +13,9 @@ TOLERANCE = 1e-5
 TWO = "[cpu, cpu]"
 
 
-def use_devices(project, devices, *, epochs=2, dropout=True, batch_size=16):
+def use_devices(project, devices, *, strategy="auto", epochs=2, dropout=True, batch_size=16):
     """Set the devices of *project*, and train on small batches, so that an epoch has many steps."""
-    project.edit("params.yaml", "device: auto", f"device: {devices}")
+    project.edit("params.yaml", "device: auto", f"device: {devices}\n  strategy: {strategy}")
     project.edit("params.yaml", "num_epochs: 2", f"num_epochs: {epochs}")
     project.edit("params.yaml", "batch_size: 32", f"batch_size: {batch_size}")
     if not dropout:
@@ -25,21 +24,12 @@ def use_devices(project, devices, *, epochs=2, dropout=True, batch_size=16):
 
 
 def start(project, *command):
-    """Start *command* in a process group of its own, with its output in a file."""
-    with (project.folder.parent / f"{project.folder.name}.out").open("wb") as output:
-        return subprocess.Popen(
-            command,
-            cwd=project.folder,
-            env=project.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    """Start *command* with its output in the file that `read_output` reads."""
+    return project.start(*command, log=project.folder.with_suffix(".out"))
 
 
 def read_output(project):
-    return (project.folder.parent / f"{project.folder.name}.out").read_text(errors="replace")
+    return project.folder.with_suffix(".out").read_text(errors="replace")
 
 
 def find_rank(process, rank):
@@ -93,9 +83,8 @@ def test_two_devices_train_what_one_trains_and_dvc_records_it(project, other_pro
 
 
 def test_sharded_devices_train_what_one_trains(project, other_project):
-    for each in (project, other_project):
-        use_devices(each, TWO if each is project else "cpu", dropout=False, batch_size=64)
-    project.edit("params.yaml", f"device: {TWO}", f"device: {TWO}\n  strategy: fsdp")
+    use_devices(project, TWO, strategy="fsdp", dropout=False, batch_size=64)
+    use_devices(other_project, "cpu", dropout=False, batch_size=64)
 
     project.ok("dvc", "repro")
     other_project.ok("dvc", "repro")
@@ -108,10 +97,16 @@ def test_sharded_devices_train_what_one_trains(project, other_project):
     assert "up to date" in project.ok("dvc", "repro")
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
-def test_killed_rank_is_named_and_the_run_resumes_to_the_same_bytes(rank, project, other_project):
-    use_devices(project, TWO, epochs=4)
-    use_devices(other_project, TWO, epochs=4)
+@pytest.mark.parametrize(
+    ("strategy", "rank"),
+    [
+        ("ddp", 1),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("ddp", 0), ("fsdp", 0), ("fsdp", 1))),
+    ],
+)
+def test_killed_rank_is_named_and_the_run_resumes_to_the_same_bytes(strategy, rank, project, other_project):
+    for each in (project, other_project):
+        use_devices(each, TWO, strategy=strategy, epochs=4)
     project.ok("dvc", "repro")
 
     process = start(other_project, sys.executable, "-m", "pipeline", "run")
@@ -125,9 +120,16 @@ def test_killed_rank_is_named_and_the_run_resumes_to_the_same_bytes(rank, projec
     assert other_project.files("dvc.lock", "artifacts") == project.files("dvc.lock", "artifacts")
 
 
-@pytest.mark.parametrize("target", [pytest.param("rank 0", marks=pytest.mark.long), "rank 1", "command"])
-def test_termination_of_any_process_saves_the_run_and_exits_with_143(target, project):
-    use_devices(project, TWO, epochs=50)
+@pytest.mark.parametrize(
+    ("target", "strategy"),
+    [
+        ("rank 1", "ddp"),
+        ("command", "fsdp"),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("rank 0", "ddp"), ("rank 1", "fsdp"))),
+    ],
+)
+def test_termination_of_any_process_saves_the_run_and_exits_with_143(target, strategy, project):
+    use_devices(project, TWO, strategy=strategy, epochs=50)
 
     process = start(project, sys.executable, "-m", "pipeline", "run")
     wait_for_epoch(project, process)

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -130,14 +129,7 @@ def find_started_stages(text):
 
 def kill_in_fit(project):
     """Run `dvc repro`, and kill it with all its child processes after the first checkpoint of fit."""
-    process = subprocess.Popen(
-        ["dvc", "repro"],
-        cwd=project.folder,
-        env=project.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    process = project.start("dvc", "repro", log=os.devnull)
     wait_until(lambda: list(project.folder.glob(".runs/*/checkpoint/trainer-1.*")), process=process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,7 +1,6 @@
 """A sweep in a separate process, and the files that it writes."""
 
 import re
-import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,17 +20,14 @@ class Sweep:
     @contextmanager
     def start(self):
         """Start the sweep with its output in a file, and kill it at the end of the block."""
-        with (self.project.folder.parent / "sweep.out").open("w") as out:
-            process = subprocess.Popen(
-                self.command, cwd=self.project.folder, env=self.environment, stdin=subprocess.DEVNULL,
-                stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            try:
-                yield process
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
+        output = self.project.folder.parent / "sweep.out"
+        process = self.project.start(*self.command, log=output, **self.environment)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
 
     def run(self):
         """Run the sweep to its end and return the outcome."""
