@@ -66,6 +66,12 @@ class Finished:
     def text(self):
         return self.out + self.err
 
+    @property
+    def imported(self):
+        """The names of the modules that a Python with ``-X importtime`` has imported."""
+        lines = (line for line in self.err.splitlines() if line.startswith("import time:"))
+        return {line.rsplit("|", 1)[1].strip() for line in lines}
+
 
 class Project:
     """A project in a separate folder, in which tests run commands as a user does."""
@@ -142,7 +148,8 @@ class Project:
 
     def copied_to(self, folder):
         """Copy the project with its outputs and cache to *folder*, and return the copy."""
-        shutil.copytree(self.folder, folder, symlinks=True)
+        watchdogs = shutil.ignore_patterns("watchdog-*")  # that of the last command may end while this copies
+        shutil.copytree(self.folder, folder, symlinks=True, ignore=watchdogs)
         return Project(folder, self.environment["PREFECT_HOME"])
 
 

@@ -3,10 +3,13 @@
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from pipeline.engine.rank_launcher import run_ranks
-from stages import fit, runs
+from pipeline.engine.run_display import display_run
+from stages import fit, metrics, runs
+from stages.contracts.events import Progress, Renderer, Shown
 from stages.contracts.interrupter import Interrupter
 from stages.params.fit_context import FitPaths
 from stages.params.fit_params import FitConfig
@@ -20,17 +23,29 @@ def needs_launch(config: FitConfig) -> bool:
     return "RANK" not in os.environ and len(config.list_devices()) > 1
 
 
-def launch_fit(config: FitConfig, paths: FitPaths, code: Mapping[str, Any], interrupter: Interrupter) -> None:
+def launch_fit(
+    config: FitConfig,
+    paths: FitPaths,
+    code: Mapping[str, Any],
+    interrupter: Interrupter,
+    *,
+    renderer: Renderer | None = None,
+) -> None:
     """Run the stage fit on one rank for each device of *config*, whose logs are beside the run store.
 
-    Raises `StageError` with the error of the rank that failed first, and `RunInterruptedError` if the ranks
-    were stopped and have saved.
+    Rank 0 prints its progress, and *renderer* shows it in this process too. Raises `StageError` with the
+    error of the rank that failed first, and `RunInterruptedError` if the ranks were stopped and have saved.
     """
     store = paths.runs / runs.run_key(fit.key_entries(config, paths, code))
-    run_ranks(
-        COMMAND,
-        config.list_devices(),
-        ranks_of(store),
-        interrupter,
-        max_restarts=config.max_restarts,
-    )
+    devices, folder = config.list_devices(), ranks_of(store)
+    with ExitStack() as stack:
+        if renderer is not None:
+            progress = Progress(config.num_epochs, shown=_list_shown(config), interrupter=interrupter)
+            stack.enter_context(display_run(store, renderer, progress))
+        run_ranks(COMMAND, devices, folder, interrupter, max_restarts=config.max_restarts)
+
+
+def _list_shown(config: FitConfig) -> dict[str, Shown]:
+    """Return the display options of the metrics of *config*, by name."""
+    built = [metrics.build_metric(each) for each in config.metrics]
+    return {each.name: Shown(each.unit, getattr(each, "decimals", 2)) for each in built}

@@ -12,15 +12,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pipeline.engine.rank_exits import build_failure, build_interruption, find_failure, find_stop
+from pipeline.engine.rank_process import log_of
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.contracts.interrupter import Interrupter
 
 log = logging.getLogger(__name__)
 AGENT_LOGGERS = ("torch.distributed.elastic", "torchelastic-events-null")
 POLL_SECONDS = 0.1
+COPY_SECONDS = 0.5
 KILL_SECONDS = 10.0
 """Limit for killed ranks to exit; a process in an uninterruptible system call exits later."""
 _SILENT = logging.NullHandler()
@@ -36,10 +38,10 @@ def run_ranks(
 ) -> None:
     """Run *command* once for each of *devices*, and return when all of these ranks have exited with code 0.
 
-    Rank 0 writes to the output of this process, and rank N to ``N.log`` in *log_folder*, whose previous files
-    are removed. A stop that *interrupter* requests is sent to all ranks as SIGTERM, and they save without a
-    time limit. If one rank fails, the others are ended within 10 seconds. If this process is killed, so are
-    the ranks.
+    Rank 0 writes to the output of this process, also if ``sys.stdout`` is replaced, and rank N to ``N.log``
+    in *log_folder*, whose previous files are removed. A stop that *interrupter* requests is sent to all ranks
+    as SIGTERM, and they save without a time limit. If one rank fails, the others are ended within 10 seconds.
+    If this process is killed, so are the ranks.
 
     Args:
         command: The program of a rank with its arguments.
@@ -70,11 +72,11 @@ def _run_group(
 ) -> None:
     """Run the ranks once, and raise the error that their exits mean."""
     _empty(folder)
+    output = None if sys.stdout is sys.__stdout__ else sys.stdout  # child processes do not inherit the latter
     start = [sys.executable, "-m", "pipeline.engine.rank_process", str(os.getpid()), str(folder.absolute())]
-    with _without_logs_of_torch():
-        agent = import_module("pipeline.engine.rank_agent").RankAgent(
-            [*start, *command], len(devices), folder
-        )
+    start += ["1" if output is None else "0", *command]
+    with _without_logs_of_torch(), _copy_text(log_of(folder, 0), output):
+        agent = import_module("pipeline.engine.rank_agent").RankAgent(start, len(devices), folder)
         _run(agent, interrupter)
     if agent.error:
         raise StageError(f"the ranks could not be started: {agent.error}") from agent.error
@@ -106,6 +108,30 @@ def _empty(folder: Path) -> None:
     for pattern in ("*.log", "*.error.json"):
         for path in folder.glob(pattern):
             path.unlink()
+
+
+@contextmanager
+def _copy_text(log: Path, output: TextIO | None) -> Iterator[None]:
+    """Copy the text that is written to *log* in the block to *output*, if any, in a thread of its own."""
+    if output is None:
+        yield
+        return
+    log.touch()
+    has_ended = threading.Event()
+
+    def copy() -> None:
+        with log.open(encoding="utf-8", errors="replace") as text:
+            while not has_ended.wait(COPY_SECONDS):
+                output.write(text.read())
+            output.write(text.read())
+
+    thread = threading.Thread(target=copy, name="output of rank 0", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The start of the process of a rank, which then becomes the command of the rank.
 
-``python -m pipeline.engine.rank_process PARENT LOG_FOLDER COMMAND...`` prepares what a process inherits when
-it executes another program, and executes *COMMAND*.
+``python -m pipeline.engine.rank_process PARENT LOG_FOLDER FIRST COMMAND...`` prepares what a process
+inherits when it executes another program, and executes *COMMAND*. The ranks from *FIRST* on, 0 or 1, write to
+log files.
 """
 
 import os
@@ -18,12 +19,12 @@ from pipeline.error_reports import REPORT_VARIABLE
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prepare this process for its rank, and execute the command in *arguments*."""
-    parent, folder, command = int(arguments[0]), Path(arguments[1]), list(arguments[2:])
+    parent, folder, first, *command = int(arguments[0]), Path(arguments[1]), int(arguments[2]), *arguments[3:]
     _exit_with(parent)
     rank = int(os.environ["RANK"])
     os.environ[REPORT_VARIABLE] = str(report_of(folder, rank))
-    if rank > 0:
-        _write_to(log_of(folder, rank))
+    if rank >= first:
+        _write_to(log_of(folder, rank), *([1] if rank == 0 else [1, 2]))
     os.execvp(command[0], command)  # noqa: S606  no shell
 
 
@@ -43,7 +44,7 @@ def accept_termination() -> None:
 
 
 def log_of(folder: Path, rank: int) -> Path:
-    """Return the file with the output of *rank*, which is not 0."""
+    """Return the file with the output of *rank*; rank 0 may have none."""
     return folder / f"{rank}.log"
 
 
@@ -59,11 +60,11 @@ def _exit_with(parent: int) -> None:
         os.kill(os.getpid(), SIGKILL)
 
 
-def _write_to(log: Path) -> None:
-    """Write standard output and standard error to *log*, and read nothing."""
+def _write_to(log: Path, *descriptors: int) -> None:
+    """Let the *descriptors* write to *log*, and standard input read nothing."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    for each in descriptors:
+        os.dup2(output, each)
     os.close(output)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -53,7 +53,7 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
     interrupter = Interrupter()
     with defer_signals(interrupter):
         if needs_launch(params.fit):
-            launch_fit(params.fit, own, _code(own), interrupter)
+            launch_fit(params.fit, own, _code(own), interrupter, renderer=renderer)
             return
         group = params.fit.join_ranks()
         if group.size > 1:

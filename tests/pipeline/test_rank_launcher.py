@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import psutil
@@ -167,8 +169,16 @@ def test_output_of_rank_0_is_inherited_and_that_of_the_others_is_in_new_logs(cap
     assert sorted(Path("logs/1.log").read_text().splitlines()) == ["error of 1", "second of 1"]
 
 
+def test_output_of_rank_0_is_written_to_a_replaced_standard_output():
+    with redirect_stdout(StringIO()) as output:
+        run("print('line of', rank)")
+
+    assert output.getvalue() == "line of 0\n"
+
+
 def test_launch_changes_neither_environment_nor_handlers_and_writes_only_logs(folder, monkeypatch, caplog):
     monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(sys, "stdout", sys.__stdout__)
     before = dict(os.environ), [signal.getsignal(number) for number in range(1, 32)]
 
     failure("sys.exit(rank)")

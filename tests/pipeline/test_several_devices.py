@@ -4,10 +4,16 @@ import json
 import os
 import signal
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 
 import psutil
 import pytest
 from waiting import wait_until
+
+from pipeline.engine.reproduce import reproduce
+from stages.renderers import NoRenderer
+from stages.renderers.plain import format_epoch
 
 TOLERANCE = 1e-5
 TWO = "[cpu, cpu]"
@@ -72,7 +78,7 @@ def test_two_devices_train_what_one_trains_and_dvc_records_it(project, other_pro
     use_devices(other_project, "cpu", dropout=False, batch_size=64)
 
     project.ok("dvc", "repro")
-    other_project.ok("dvc", "repro")
+    assert other_project.learner("run").code == 0
 
     found, expected = (
         json.loads((each.folder / "artifacts/metrics.json").read_text()) for each in (project, other_project)
@@ -82,6 +88,7 @@ def test_two_devices_train_what_one_trains_and_dvc_records_it(project, other_pro
     assert "up to date" in project.ok("dvc", "repro")
 
 
+@pytest.mark.long
 def test_sharded_devices_train_what_one_trains(project, other_project):
     use_devices(project, TWO, strategy="fsdp", dropout=False, batch_size=64)
     use_devices(other_project, "cpu", dropout=False, batch_size=64)
@@ -143,6 +150,34 @@ def test_termination_of_any_process_saves_the_run_and_exits_with_143(target, str
         project.folder.glob(".runs/*/checkpoint/trainer-*")
     )
     wait_until(lambda: not ranks_left(project), lambda: ranks_left(project))
+
+
+class EpochRecorder(NoRenderer):
+    """A renderer that keeps the line of each epoch, and how much of it was trained at each step."""
+
+    def __init__(self):
+        self.lines, self.batches = [], []
+
+    def step(self, progress):
+        self.batches.append((progress.epoch, progress.batch, progress.batches))
+
+    def epoch_end(self, progress, history):
+        self.lines.append(format_epoch(progress, history))
+
+
+def test_renderer_and_output_of_the_calling_process_show_the_run_of_the_ranks(project, monkeypatch):
+    use_devices(project, TWO, epochs=3)
+    project.ok("dvc", "repro", "build-learner")
+    monkeypatch.chdir(project.folder)
+    recorder = EpochRecorder()
+
+    with redirect_stdout(StringIO()) as output:
+        reproduce("fit", recorder)
+
+    assert [line.split()[1] for line in recorder.lines] == ["1/3", "2/3", "3/3"]
+    assert all(f"{line} | " in output.getvalue() for line in recorder.lines)  # telemetry follows
+    assert recorder.batches
+    assert all(0 <= batch <= batches for _, batch, batches in recorder.batches)
 
 
 def test_error_in_a_rank_is_reported_once_with_its_device(project):
