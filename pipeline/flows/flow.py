@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated
 
 import httpx
 from prefect import State, flow, get_run_logger
@@ -22,7 +21,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.runtime import deployment
 from prefect.states import Failed
-from pydantic import Field, PositiveFloat
+from pydantic import PositiveFloat
 
 from pipeline.check import check_stages
 from pipeline.engine.lock import project_lock
@@ -59,28 +58,10 @@ MIN_TIMEOUT_SECONDS = 0.01
 """The shortest timeout of a task, because Prefect reads a timeout of 0 as no timeout."""
 ROUNDING_SECONDS = 0.1
 """The timeouts of tasks are rounded to this, because their logs show them."""
+DESCRIPTION = "Train: the five stages through DVC, in the workspace of the deployment or in a copy of it."
 MAX_NAME = 100
 """The most characters in the name of a flow run."""
 NO_ITEMS: list[str] = []
-
-Overrides = Annotated[
-    list[str], Field(description="Params as for `dvc exp run -S`, for example fit.num_epochs=30")
-]
-IsExperiment = Annotated[
-    bool,
-    Field(description="Run as an isolated, named experiment; if false, run in the workspace"),
-]
-IsPushed = Annotated[bool, Field(description="Push the cache, and the experiment, to the remotes")]
-Targets = Annotated[
-    list[str], Field(description="Stages to bring up to date, with what they need; none means all")
-]
-IsDownstream = Annotated[
-    bool, Field(description="Bring the targets and the stages that depend on them up to date instead")
-]
-IsForced = Annotated[bool, Field(description="Run stages although their dependencies are unchanged")]
-Timeout = Annotated[
-    PositiveFloat | None, Field(description="Save and stop after this many seconds; the next run resumes")
-]
 
 
 def _name_run() -> str:
@@ -102,18 +83,30 @@ def _shorten(override: str) -> str:
     return f"{key.rpartition('.')[2]}{is_assigned}{value}"
 
 
-@flow(name="learner", flow_run_name=_name_run, persist_result=False)
+@flow(name="learner", description=DESCRIPTION, flow_run_name=_name_run, persist_result=False)
 def learner(
-    overrides: Overrides = NO_ITEMS,
+    overrides: list[str] = NO_ITEMS,
     *,
-    experiment: IsExperiment = True,
-    push: IsPushed = False,
-    targets: Targets = NO_ITEMS,
-    downstream: IsDownstream = False,
-    force: IsForced = False,
-    timeout_seconds: Timeout = None,
+    experiment: bool = True,
+    push: bool = False,
+    targets: list[str] = NO_ITEMS,
+    downstream: bool = False,
+    force: bool = False,
+    timeout_seconds: PositiveFloat | None = None,
 ) -> State[TimeoutError] | None:
-    """Train: the five stages through DVC, in the workspace of the deployment or in a copy of it."""
+    """Train: the five stages through DVC, in the workspace of the deployment or in a copy of it.
+
+    Prefect shows the text of each argument in the form of a deployment.
+
+    Args:
+        overrides: Params as for `dvc exp run -S`, for example fit.num_epochs=30.
+        experiment: Run as an isolated, named experiment; if false, run in the workspace.
+        push: Push the cache, and the experiment, to the remotes.
+        targets: Stages to bring up to date, with what they need; none means all.
+        downstream: Bring the targets and the stages that depend on them up to date instead.
+        force: Run stages although their dependencies are unchanged.
+        timeout_seconds: Save and stop after this many seconds; the next run resumes.
+    """
     request = _Request(overrides, targets, deadline_after(timeout_seconds), downstream, force)
     execute = partial(reproduce, run=run_recorded, force=force)
     hide_expected_tracebacks()

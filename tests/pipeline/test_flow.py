@@ -1,5 +1,6 @@
 """The tasks, their states and the bodies that they run, without a Prefect API."""
 
+import inspect
 import logging
 import sys
 import time
@@ -10,7 +11,7 @@ from prefect.states import Failed
 
 from pipeline.engine.reproduce import Outcome
 from pipeline.engine.stage_run import read_key_entries, run_stage
-from pipeline.flows.flow import has_passed
+from pipeline.flows.flow import has_passed, learner
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.versions import VERSIONS
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
@@ -132,3 +133,13 @@ def test_fit_is_retried_only_after_an_unexpected_error(error, is_retried):
 
     assert task.retries == 2
     assert task.retry_condition_fn(task, None, Failed(data=error)) == is_retried
+
+
+def test_every_parameter_has_a_type_a_default_and_a_description_in_the_form_of_a_deployment():
+    properties = learner.parameters.properties
+
+    assert set(properties) == set(inspect.signature(learner).parameters)
+    for name, entry in properties.items():
+        assert "default" in entry, name
+        assert "type" in entry or "anyOf" in entry, name
+        assert entry.get("description"), f"{name} has no description"
