@@ -43,11 +43,17 @@ def check_lockfile(path: Path) -> None:
 def is_truncated(path: Path) -> bool:
     """Return whether *path* is the beginning of a dvc.lock, as a kill or a full disk leaves it."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return is_truncated_content(path.read_bytes())
     except FileNotFoundError:
         return False
+
+
+def is_truncated_content(encoded: bytes) -> bool:
+    """Return whether *encoded*, the content of a file, is the beginning of a dvc.lock."""
+    try:
+        text = encoded.decode("utf-8")
     except UnicodeDecodeError:
-        return path.read_bytes().startswith(HEAD.encode())
+        return encoded.startswith(HEAD.encode())
     if not text.strip("\0 \n") or HEAD.startswith(text):  # DVC writes no dvc.lock without stages
         return True
     if _CONFLICT.search(text) or not text.startswith(HEAD):

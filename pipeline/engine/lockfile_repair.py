@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeline.lockfile import is_truncated, read_lockfile
+from pipeline.lockfile import is_truncated, is_truncated_content, parse_lockfile
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import try_lock
+from stages.contracts.file_lock import try_lock, wait_for_lock
 from stages.contracts.files import open_atomic
-from stages.runs.layout import LOCKFILE_BACKUP
+from stages.runs.layout import LOCKFILE_BACKUP, LOCKFILE_BACKUP_LOCK
 
 LOCKFILE = Path("dvc.lock")
 TEMPORARY = Path(".dvc/tmp")
@@ -22,16 +22,21 @@ RWLOCK = TEMPORARY / "rwlock"
 
 
 def back_up_lockfile() -> None:
-    """Back up dvc.lock if it is intact."""
-    if not is_intact_lockfile(LOCKFILE):
-        return
-    if not LOCKFILE.exists():
-        LOCKFILE_BACKUP.unlink(missing_ok=True)
-        return
-    content = LOCKFILE.read_bytes()
-    if not LOCKFILE_BACKUP.exists() or LOCKFILE_BACKUP.read_bytes() != content:
-        with open_atomic(LOCKFILE_BACKUP) as file:
-            file.write(content)
+    """Back up dvc.lock if it is intact.
+
+    The watchdog of the last command may do this at the same time, so they wait for each other.
+    """
+    LOCKFILE_BACKUP_LOCK.parent.mkdir(exist_ok=True)
+    with LOCKFILE_BACKUP_LOCK.open("a") as lock:
+        wait_for_lock(lock)
+        if not LOCKFILE.exists():
+            LOCKFILE_BACKUP.unlink(missing_ok=True)
+            return
+        content = LOCKFILE.read_bytes()  # once: DVC may be writing it
+        is_new = not LOCKFILE_BACKUP.exists() or LOCKFILE_BACKUP.read_bytes() != content
+        if is_new and _is_intact(content):
+            with open_atomic(LOCKFILE_BACKUP) as file:
+                file.write(content)
 
 
 def repair_lockfiles() -> None:
@@ -50,10 +55,9 @@ def repair_lockfiles() -> None:
 def is_intact_lockfile(path: Path) -> bool:
     """Return whether the dvc.lock *path* is missing, or DVC can read it."""
     try:
-        read_lockfile(path)
-    except StageError:
-        return False
-    return not is_truncated(path)
+        return _is_intact(path.read_bytes())
+    except FileNotFoundError:
+        return True
 
 
 def is_intact_rwlock(path: Path) -> bool:
@@ -78,6 +82,15 @@ def try_dvc_lock(lock: Path) -> Iterator[bool]:
     """
     with lock.open("a") as file:
         yield try_lock(file)
+
+
+def _is_intact(content: bytes) -> bool:
+    """Return whether DVC can read *content* as a dvc.lock."""
+    try:
+        parse_lockfile(content.decode("utf-8"), LOCKFILE)
+    except (StageError, UnicodeDecodeError):
+        return False
+    return not is_truncated_content(content)
 
 
 def _restore_lockfile() -> None:

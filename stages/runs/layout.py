@@ -40,6 +40,8 @@ PROJECT_LOCK = Path(RUNS_FOLDER, "lock")
 """Held while a process changes the outputs of the project."""
 LOCKFILE_BACKUP = Path(RUNS_FOLDER, "dvc.lock")
 """The last intact dvc.lock."""
+LOCKFILE_BACKUP_LOCK = Path(RUNS_FOLDER, "dvc.lock.lock")
+"""Held while a process writes that backup."""
 PARAMS_JOURNAL = Path(RUNS_FOLDER, "params-journal.json")
 """The params that a run has overridden in params.yaml, until it restores them."""
 PARAMS_BACKUP = Path(RUNS_FOLDER, "params-before.yaml")

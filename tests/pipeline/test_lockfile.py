@@ -144,6 +144,30 @@ def test_unchanged_lockfile_is_not_backed_up_again(project):
     )
 
 
+BACK_UP = """
+import os, sys
+from pathlib import Path
+from pipeline.engine.lockfile_repair import LOCKFILE, back_up_lockfile
+
+text, draft = LOCKFILE.read_text(), Path(sys.argv[1])
+for epochs in range(200):
+    draft.write_text(text.replace("epochs: 3", f"epochs: {epochs}"))
+    os.replace(draft, LOCKFILE)
+    back_up_lockfile()
+"""
+
+
+def test_several_processes_back_up_the_lockfile_at_the_same_time(project):
+    repository = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    commands = [[sys.executable, "-c", BACK_UP, f"draft-{index}"] for index in range(3)]
+    processes = [subprocess.Popen(each, env=environment, stderr=subprocess.PIPE) for each in commands]
+    errors = [each.communicate(timeout=60)[1].decode() for each in processes]
+
+    assert errors == ["", "", ""]
+    assert LOCKFILE_BACKUP.read_bytes() == LOCKFILE.read_bytes()
+
+
 def test_backup_replaces_a_truncated_lockfile(project):
     back_up_lockfile()
     LOCKFILE.write_text(TRUNCATED)

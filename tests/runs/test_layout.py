@@ -12,6 +12,7 @@ from stages.runs import layout
     [
         (layout.PROJECT_LOCK, "lock"),
         (layout.LOCKFILE_BACKUP, "dvc.lock"),
+        (layout.LOCKFILE_BACKUP_LOCK, "dvc.lock.lock"),
         (layout.PARAMS_JOURNAL, "params-journal.json"),
         (layout.PARAMS_BACKUP, "params-before.yaml"),
         (layout.FLOW_RUNS_FOLDER, "flow-runs"),
