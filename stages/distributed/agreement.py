@@ -8,7 +8,7 @@ import torch
 
 from stages.distributed.rank_group import RankGroup, explain_lost_rank
 
-INTERVAL_SECONDS = 0.2
+INTERVAL_SECONDS = 0.25
 MAX_GAP = 64
 """The most steps from one exchange of the ranks to the next."""
 

@@ -91,6 +91,7 @@ class ProcessRankGroup(RankGroup):
         super().__init__(torch.distributed.get_rank(), torch.distributed.get_world_size())
         with explain_lost_rank():
             self._patient = torch.distributed.new_group(backend="gloo", timeout=MAX_WAIT)
+        self._received = torch.empty(0, dtype=torch.uint8)
 
     def send_number(self, number: int) -> None:
         """Send *number* to the other ranks, which may take any time to `receive_number`; on rank 0."""
@@ -114,7 +115,28 @@ class ProcessRankGroup(RankGroup):
     def sum(self, tensor: Tensor) -> None:
         """Replace *tensor* by its sum over all ranks, with the same bits on each."""
         with explain_lost_rank():
-            torch.distributed.all_reduce(tensor)
+            if self.size == 2 and tensor.device.type == "cpu":
+                self._swap_and_add(tensor)
+            else:
+                torch.distributed.all_reduce(tensor)
+
+    def _swap_and_add(self, tensor: Tensor) -> None:
+        """Add the *tensor* of the other of two ranks, which copies less than an all-reduce of gloo."""
+        other = self._view_received(tensor)
+        exchange = torch.distributed.P2POp
+        sent_and_received = [
+            exchange(torch.distributed.isend, tensor, 1 - self.rank),
+            exchange(torch.distributed.irecv, other, 1 - self.rank),
+        ]
+        for work in torch.distributed.batch_isend_irecv(sent_and_received):
+            work.wait()
+        torch.add(*((tensor, other) if self.is_main else (other, tensor)), out=tensor)
+
+    def _view_received(self, tensor: Tensor) -> Tensor:
+        """Return a tensor like *tensor*, in memory that every call uses."""
+        if len(self._received) < tensor.nbytes:
+            self._received = torch.empty(tensor.nbytes, dtype=torch.uint8)
+        return self._received[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
     def broadcast(self, tree: Tree) -> Tree:
         """Return the *tree* of rank 0, of plain values and tensors; that of the other ranks is ignored."""
@@ -217,10 +239,11 @@ def join_group(device_type: str = "cpu", timeout_seconds: float = TIMEOUT_SECOND
 
 
 def _leave_group() -> None:
-    """End the threads and the connections of all groups."""
+    """End the threads and the connections of all groups, unless the program has done so."""
     _joined.clear()
-    with suppress(RuntimeError, ValueError):  # it was left already, or another rank was lost
-        torch.distributed.destroy_process_group()
+    with suppress(RuntimeError, ValueError):  # another rank was lost
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def _no_launcher(devices: Sequence[str | torch.device]) -> BuilderError:

@@ -1,6 +1,8 @@
 """Fully sharded parameters (FSDP2): a rank holds a part of every parameter and of its optimizer state.
 
 Checkpoints have no trace of it. They hold whole tensors, each of which is gathered when it is written.
+The import of this module takes half as long as that of torch. So the Learner uses its names as attributes of
+`stages.distributed`, which imports it when the first is used.
 """
 
 import threading
@@ -11,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.overrides import TorchFunctionMode
 
@@ -20,6 +23,8 @@ from stages.distributed.rank_group import RankGroup, explain_lost_rank
 from stages.optim.gradients import Accumulation, Window
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+PIECE = 1 << 20
+"""The number of gradients that are added at a time, so that gloo needs little memory for them."""
 END = -1
 """The number that rank 0 sends after the last tensor of a checkpoint."""
 
@@ -32,9 +37,18 @@ def shard_model(model: nn.Module, device: torch.device, size: int) -> None:
     The names of parameters and modules stay the same.
     """
     mesh = init_device_mesh(device.type, (size,))
-    for unit in find_units(model):
-        fully_shard(unit, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    for unit in (*find_units(model), model):
+        sharded = fully_shard(unit, mesh=mesh)
+        if device.type == "cpu":
+            _save_memory(sharded)
+
+
+def _save_memory(module: FSDPModule) -> None:
+    """Have *module* use gloo with fewer copies, and gather no parameters ahead of their backward pass."""
+    reduce_scatter: Any = _ReduceScatterByParts()
+    module.set_custom_reduce_scatter(reduce_scatter)
+    module.set_force_sum_reduction_for_comms(True)
+    module.set_modules_to_backward_prefetch([module])  # itself, since none is the default: the next one
 
 
 def find_units(module: nn.Module) -> list[nn.Module]:
@@ -67,6 +81,29 @@ def accept_whole_tensors(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def to_local(tensor: Tensor | None) -> Tensor | None:
     """Return the part of *tensor* that this rank has."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class _ReduceScatterByParts:
+    """A reduce-scatter by reductions of pieces to the rank that has them.
+
+    That of gloo copies the gradients of all ranks' parts twice.
+    """
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a new tensor for the gradients."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, **_: Any
+    ) -> None:
+        """Set *output_tensor* to this rank's part of *input_tensor*, added over all ranks."""
+        parts = input_tensor.chunk(group.size())
+        with explain_lost_rank():
+            for rank, part in enumerate(parts):
+                for piece in torch.split(part, PIECE):
+                    torch.distributed.reduce(piece, op=op, group=group, group_dst=rank)
+        output_tensor.copy_(parts[group.rank()])
+        input_tensor.untyped_storage().resize_(0)  # FSDP2 keeps the tensor until the next reduce-scatter
 
 
 class _ShardedCopies(TorchFunctionMode):

@@ -16,6 +16,8 @@ from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 
 TOLERANCE = 1e-5
+LONG_EPOCH = 1600
+"""Samples of an epoch of 200 steps: ranks that ask to stop in step 30 stop at most 2 x 64 steps later."""
 
 
 class Net(ClassificationStep, nn.Sequential):
@@ -123,7 +125,7 @@ def fit_in_parts(directory, stops=(), dropout=0.3, window=1, strategy="auto"):
         if stop is not None and stop[0] == rank:
             model.stop_at = stop[1]
         learner = builder.build(model, Adam(), 0.05)
-        learner.fit(*loaders(1200, 29, 8))
+        learner.fit(*loaders(LONG_EPOCH, 29, 8))
         results.append((learner.resumed, learner.interrupted))
     return results, outcome(learner)
 
@@ -133,12 +135,12 @@ def stop_within_epoch(directory, strategy="auto"):
     builder = start(directory, 3).strategy(strategy).checkpoint("auto")
     model = Stopping(*build_net())
     model.interrupter, model.stop_at = builder.interrupter(), 30
-    builder.build(model, Adam(), 0.05).fit(*loaders(1200, 29, 8))
+    builder.build(model, Adam(), 0.05).fit(*loaders(LONG_EPOCH, 29, 8))
 
 
 def resume(directory, strategy="auto"):
     """Train the rest of 3 epochs; return the position that the run resumed at, and its outcome."""
     builder = start(directory, 3).strategy(strategy).checkpoint("auto")
     learner = builder.build(Stopping(*build_net()), Adam(), 0.05)
-    learner.fit(*loaders(1200, 29, 8))
+    learner.fit(*loaders(LONG_EPOCH, 29, 8))
     return learner.resumed, outcome(learner)
