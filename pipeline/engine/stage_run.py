@@ -129,7 +129,8 @@ def run_stage(name: str, renderer: Renderer | None = None) -> None:
     check_versions(before)
     body = BODIES[name] if renderer is None or name != "fit" else partial(_fit, renderer=renderer)
     params, paths = read_params(), read_paths()
-    params.fit.prepare_process()
+    if body is not _create_artifact_dir:  # which computes nothing, and so does not import torch
+        params.fit.prepare_process()
     with explain_user_errors(name):
         body(params, paths)
     check_unchanged(before)

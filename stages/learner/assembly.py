@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stages import distributed
 from stages.checkpoints import Checkpoint, FileCheckpointer, default_retention
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import BuilderError
@@ -31,8 +32,6 @@ from stages.distributed import (
     find_batch_norms,
     find_rank_device,
     join_group,
-    replace_parameters,
-    shard_model,
     synchronize_batch_norms,
 )
 from stages.learner.checkpointing import CheckpointManager, find_newest_checkpoint
@@ -109,7 +108,7 @@ def assemble(
     if not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = build_model_optimizer(optimizer, model)
     elif is_sharded:
-        replace_parameters(optimizer, whole, model)
+        distributed.replace_parameters(optimizer, whole, model)
     check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=group.size)
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)
@@ -153,7 +152,7 @@ def _place_model(
         model = model.to(device)
     else:
         shards.broadcast_tensors([*model.parameters(), *model.buffers()])
-        shard_model(model, device, shards.size)
+        distributed.shard_model(model, device, shards.size)
     compile_in_place(model, compilers=compilers)
     return model
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages import distributed
 from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.fields import FastPath
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import TrainOutput
-from stages.distributed import accept_whole_tensors
 from stages.learner.checks import find_valid_metrics
 from stages.learner.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, WeightAverage, clip, without_dynamo
@@ -178,7 +178,7 @@ class ModelState:
         """Resume from *checkpoint*. Raises `CheckpointError` if it does not fit."""
         trainer = checkpoint.trainer
         try:
-            with accept_whole_tensors(self.optimizer) if self.is_sharded else nullcontext():
+            with distributed.accept_whole_tensors(self.optimizer) if self.is_sharded else nullcontext():
                 self._restore_tensors(checkpoint)
             self._stepper.refresh()
             self.scheduler.load_state_dict(trainer["scheduler"])

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stages import distributed
 from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Direction, History, Split, Value
 from stages.contracts.seeds import derive_seed
 from stages.devices.compilation import CompiledShapes
 from stages.devices.rng import seed_generators
-from stages.distributed import ONE_RANK, GradientExchange, RankGroup, RankWindow, ShardedWindow
+from stages.distributed import ONE_RANK, GradientExchange, RankGroup, RankWindow
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions
 from stages.learner.streams import Streams
@@ -226,7 +227,7 @@ def _build_window(options: LearnerOptions, model: ModelState, group: RankGroup) 
     if group.size == 1:
         return Window.of(options.accumulation)
     if model.is_sharded:
-        return ShardedWindow(options.accumulation, list(model.model.parameters()))
+        return distributed.ShardedWindow(options.accumulation, list(model.model.parameters()))
     return RankWindow(options.accumulation, GradientExchange(group, list(model.model.parameters())))
 
 

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+from torch import Tensor
+
+from stages import distributed
 from stages.checkpoints import Checkpoint
 from stages.contracts.history import History
-from stages.distributed import RankGroup, TensorGathering
+from stages.distributed import RankGroup
 from stages.learner.options import CheckpointInterval
 from stages.records import read_tensors_with
 
@@ -26,8 +29,8 @@ class GatheringWriter:
 
     def start(self, write: Callable[[Checkpoint], None], checkpoint: Checkpoint) -> None:
         """Call *write* with *checkpoint*, whose tensors the ranks gather when they are read."""
-        gathering = TensorGathering(self._group)
-        whole = _read_with(checkpoint, gathering)
+        gathering = distributed.TensorGathering(self._group)
+        whole = _read_with(checkpoint, gathering.prepare)
         try:
             write(whole)
         finally:
@@ -60,8 +63,8 @@ class FollowingCheckpoints:
 
     def save_step(self, checkpoint: Checkpoint) -> None:
         """Gather what rank 0 writes of *checkpoint*."""
-        gathering = TensorGathering(self._group)
-        _read_with(checkpoint, gathering)
+        gathering = distributed.TensorGathering(self._group)
+        _read_with(checkpoint, gathering.prepare)
         gathering.follow()
 
     def save_epoch(self, epoch: int, checkpoint: Checkpoint, history: History) -> None:  # noqa: ARG002
@@ -79,6 +82,6 @@ class FollowingCheckpoints:
         """Do nothing: rank 0 reports what could not be written."""
 
 
-def _read_with(checkpoint: Checkpoint, gathering: TensorGathering) -> Checkpoint:
-    parts = {name: read_tensors_with(part, gathering.prepare) for name, part in vars(checkpoint).items()}
+def _read_with(checkpoint: Checkpoint, prepare: Callable[[Tensor], Callable[[], Tensor]]) -> Checkpoint:
+    parts = {name: read_tensors_with(part, prepare) for name, part in vars(checkpoint).items()}
     return Checkpoint(**parts)

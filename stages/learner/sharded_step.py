@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from stages import distributed
 from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import TrainOutput, weight_of
-from stages.distributed import RankGroup, Share, to_local
+from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
 from stages.learner.rank_step import RankStep
 from stages.learner.run_state import RunState
@@ -88,4 +89,4 @@ class ShardedStep(RankStep):
 
 
 def _local(gradients: Gradients) -> list[Tensor | None]:
-    return [to_local(each) for each in gradients]
+    return [distributed.to_local(each) for each in gradients]
