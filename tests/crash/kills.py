@@ -79,10 +79,8 @@ class Outcome:
 
     finding: str
     """What is wrong; empty if nothing is."""
-    truncated: bool
-    """Whether the kill truncated a file that DVC writes in place, which had to be restored with git."""
-    needed_doctor: bool = False
-    """Whether plain `dvc exp run` succeeded only after `learner doctor --fix`."""
+    needed_doctor: bool
+    """Whether `learner doctor --fix` ran: DVC had truncated its files, or plain `dvc exp run` failed."""
 
 
 class Trials:
@@ -123,7 +121,6 @@ class Trials:
                 project.remove()
             counts = {
                 "too late": attempt,
-                "with git": outcome.truncated,
                 "with doctor": outcome.needed_doctor,
             }
             return Row(planned.label, finding, {name: int(count) for name, count in counts.items()})
@@ -143,10 +140,10 @@ class Trials:
             wrong.append(f"still running: {left}")
         if planned.second is not None:
             self._signal_at(project, planned, planned.second, name="KILL")
-        truncated = planned.command == "dvc repro" and project.restore_truncated_files()
+        needed_doctor = planned.command == "dvc repro" and project.restore_truncated_files()
         ended = project.finish(*COMMANDS[planned.command])
-        needs_doctor = ended != 0 and planned.command == TEMP  # no code of this project had run yet
-        if needs_doctor:
+        if ended != 0 and planned.command == TEMP:  # no code of this project had run yet
+            needed_doctor = True
             project.finish(sys.executable, "-m", "pipeline", "doctor", "--fix")
             ended = project.finish(*COMMANDS[planned.command])
         if ended != 0:
@@ -154,7 +151,7 @@ class Trials:
         if left := project.orphans():
             wrong.append(f"still running at the end: {left}")
         wrong.append(self.templates.wrong(project, planned.command, planned.start))
-        return Outcome("; ".join(filter(None, wrong)), truncated, needs_doctor)
+        return Outcome("; ".join(filter(None, wrong)), needed_doctor)
 
     def _signal_at(self, project, planned, moment, name=None):
         """Start the command, send the signal at *moment*, and return the exit code, 0 if it was too late."""

@@ -134,21 +134,18 @@ class TrialProject:
             return -1
 
     def restore_truncated_files(self):
-        """Restore the files that a kill of DVC truncated, as its message suggests.
+        """Restore the files that a kill of DVC truncated with `learner doctor --fix`.
 
         The watchdog has a second to repair them first. Return whether there were such files.
         """
         lock, note = self.folder / "dvc.lock", self.folder / ".dvc/tmp/rwlock"
         deadline = time.monotonic() + 1
-        while any(truncated := [not is_intact_lockfile(lock), not is_intact_rwlock(note)]):
+        while is_truncated := not (is_intact_lockfile(lock) and is_intact_rwlock(note)):
             if time.monotonic() > deadline:
+                self.finish(sys.executable, "-m", "pipeline", "doctor", "--fix")
                 break
             time.sleep(0.01)
-        if truncated[0]:
-            self.ok("git", "checkout", "dvc.lock")
-        if truncated[1]:
-            note.unlink()
-        return any(truncated)
+        return is_truncated
 
     def ok(self, *command):
         """Run *command*, which must succeed, and return its output."""
