@@ -17,6 +17,10 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-background-timer-throttling",
+    "--disable-backgrounding-occluded-windows",
+    "--disable-renderer-backgrounding",
+    "--disable-hang-monitor",
     "--remote-debugging-port=0",
 )
 
@@ -76,8 +80,20 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, script):
-        """Wait until *script* is true."""
-        wait_until(lambda: self.run(f"!!({script})"), lambda: script)
+        """Wait until *script* is true; the error shows what the page holds."""
+        wait_until(lambda: self.run(f"!!({script})"), lambda: f"{script}\n{self._describe()}")
+
+    def _describe(self):
+        """Return whether frames are drawn, what has the focus, the console, and the text of the page."""
+        frame = "new Promise(done => { requestAnimationFrame(() => done(1)); setTimeout(done, 5000, 0); })"
+        state = """({
+            visibility: document.visibilityState,
+            focus: document.activeElement.outerHTML.slice(0, 200),
+            scroll: [scrollX, scrollY],
+            dataset: { ...document.body.dataset },
+            text: document.body.innerText.slice(0, 2000),
+        })"""
+        return json.dumps([self.run(frame), self.run(state), self.messages()], indent=1)
 
     def open(self, page):
         """Show the file or the URL *page*."""
@@ -91,13 +107,29 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def hover(self, selector):
-        """Move the mouse to the center of the element *selector*, and return its coordinates."""
-        place = self.run(f"""(() => {{
-            const target = document.querySelector({json.dumps(selector)});
-            target.scrollIntoView({{ block: "center", inline: "nearest" }});
-            const box = target.getBoundingClientRect();
-            return [box.x + box.width / 2, box.y + box.height / 2];
+        """Move the mouse to the center of the element *selector*, and return its coordinates.
+
+        Waits until the element has the same place in two frames and nothing covers it.
+        """
+        place = self.run(f"""(async () => {{
+            const frame = () => new Promise(requestAnimationFrame);
+            const find = () => {{
+                const target = document.querySelector({json.dumps(selector)});
+                const box = target.getBoundingClientRect();
+                return [target, box.x + box.width / 2, box.y + box.height / 2];
+            }};
+            for (let tries = 0; tries < 200; tries += 1) {{
+                find()[0].scrollIntoView({{ block: "center", inline: "nearest" }});
+                await frame();
+                const before = find();
+                await frame();
+                const [target, x, y] = find();
+                const top = document.elementFromPoint(x, y);
+                if (before[1] === x && before[2] === y && top?.closest({json.dumps(selector)})) return [x, y];
+            }}
+            return null;
         }})()""")
+        assert place is not None, f"{selector} moves or is covered"
         point = dict(zip("xy", place, strict=True))
         self.call("Input.dispatchMouseEvent", type="mouseMoved", **point)
         return point
