@@ -121,6 +121,7 @@ def test_readme_program_trains_the_digits_to_97_percent(project):
     assert (project.folder / "digits/checkpoint").is_dir()
 
 
+@pytest.mark.long
 def test_burn_guide_reaches_96_percent(project):
     """The guide trains on MNIST if its files are present, for fewer epochs, and on the digits otherwise."""
     script = program_named("guide.py", page("stages/learner/from_burn.md"))

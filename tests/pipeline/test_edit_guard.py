@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+from long_tests import cases
 
 from stages.load_data import VERSION
 
@@ -57,7 +58,7 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", cases({name: [name] for name in COMMANDS}, {"separate process"}))
 def test_edit_during_a_stage_is_reported_and_not_recorded(editing, command):
     editing.ok("dvc", "repro", "create-artifact-dir")
     before = editing.files("data", "dvc.lock")

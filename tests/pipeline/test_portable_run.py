@@ -15,6 +15,7 @@ def test_run_on_another_cpu_leaves_the_same_lock(finished, project):
     assert project.files("dvc.lock", ".dvc/cache") == finished.files("dvc.lock", ".dvc/cache")
 
 
+@pytest.mark.long
 def test_run_that_is_not_portable_leaves_another_model_on_another_cpu(finished, project):
     project.edit("params.yaml", "portable: true", "portable: false")
 

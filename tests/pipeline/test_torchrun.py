@@ -99,6 +99,7 @@ def test_commands_of_the_readme_train_on_two_hosts(project, expected, port, tmp_
     assert "up to date" in project.ok("dvc", "repro")
 
 
+@pytest.mark.long
 def test_termination_of_one_launcher_saves_and_the_same_command_resumes(project, expected, port):
     hosts = start_slurm_tasks(project, port)
     wait_until(

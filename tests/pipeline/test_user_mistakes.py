@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from long_tests import cases
 from ruamel.yaml import YAML
 
 from pipeline import cli
@@ -476,8 +477,8 @@ def test_error_keeps_its_cause(project):
 EXITING_MODULE = MODULE_HEAD + build_step("train_step", "sys.exit(0)")
 FAILING_MODULE = MODULE_HEAD + build_step("valid_step", "return undefined")
 COMMANDS = {
-    "dvc repro": ("dvc", "repro"),
-    "learner run": (sys.executable, "-m", "pipeline", "run"),
+    "dvc repro": [("dvc", "repro")],
+    "learner run": [(sys.executable, "-m", "pipeline", "run")],
 }
 
 
@@ -486,7 +487,7 @@ def read_fit_entry(project):
     return YAML(typ="safe").load((project.folder / "dvc.lock").read_text())["stages"]["fit"]
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("command", cases(COMMANDS, {"learner run"}))
 def test_sys_exit_in_a_step_fails_the_command_and_records_nothing(command, finished):
     (finished.folder / "mine.py").write_text(EXITING_MODULE)
     finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')

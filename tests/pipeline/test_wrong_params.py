@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from long_tests import cases
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
@@ -680,7 +681,7 @@ LATE_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("old", "new", "message"), LATE_MISTAKES.values(), ids=LATE_MISTAKES)
+@pytest.mark.parametrize(("old", "new", "message"), cases(LATE_MISTAKES, {"missing section"}))
 def test_params_of_the_last_stage_are_validated_before_the_first_stage_runs(old, new, message, finished):
     before = finished.files("artifacts", "data", "dvc.lock")
     path = finished.folder / "params.yaml"
