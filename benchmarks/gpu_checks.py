@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,14 @@ def train(
     learner = builder.build(model, OPTIMIZERS[training.optimizer], 1e-3)
     learner.fit(*make_loaders(training))
     return math.nan if learner.interrupted else learner.history.value(training.epochs, "valid", "Loss")
+
+
+def train_rank(training: Training, directory: Path, rank: int, port: int, stop_after: int | None) -> float:
+    """Train as *rank* of two, in the environment that torchrun would set."""
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in (ranks | rendezvous).items()})
+    return train(training, directory, stop_after)
 
 
 def train_with_stops(training: Training, directory: Path, stops: Sequence[int]) -> float:
@@ -386,6 +395,32 @@ def check_visible_devices(setup: Setup) -> str:
     return compare(train_reference(setup, "cnn"), directory)
 
 
+def train_on_two_ranks(training: Training, directory: Path, stop_after: int | None = None) -> float:
+    """Train on two ranks; return the last validation loss, or NaN if rank 1 stopped them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with open_process() as first, open_process() as second:
+        other = second.submit(train_rank, training, directory, 1, port, stop_after)
+        loss: float = first.submit(train_rank, training, directory, 0, port, None).result()
+        other.result()
+    return loss
+
+
+def check_ranks(setup: Setup, tolerance: float = 1e-4) -> str:
+    """Train on two ranks, and resume on one device what two have saved, to the loss of one device."""
+    if setup.device != "cpu" and run_apart(torch.cuda.device_count) < 2:
+        raise SkippedError("needs two devices")
+    device = setup.device.partition(":")[0]  # the accelerator with the number of the rank
+    training = Training(device, 256 if setup.quick else 16384, "mlp", epochs=3, dropout=0.0)
+    one, two = train_to_loss(setup, "mlp"), train_on_two_ranks(training, setup.folder / "ranks")
+    train_on_two_ranks(training, setup.folder / "ranks-stopped", stop_after=training.steps // 2)
+    resumed = run_apart(train, replace(training, device=setup.device), setup.folder / "ranks-stopped")
+    differences = {name: abs(loss / one - 1) for name, loss in (("ranks", two), ("resumed", resumed))}
+    if not max(differences.values()) <= tolerance:
+        raise FailedError(f"losses differ by {differences} (limit {tolerance})")
+    return ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
+
+
 @functools.cache
 def train_to_loss(setup: Setup, model: str, **options: Any) -> float:
     """Return the validation loss after 3 epochs, without dropout, whose masks depend on the precision."""
@@ -458,6 +493,7 @@ CHECKS: dict[str, Callable[[Setup], str]] = {
     "kill-cnn": partial(check_kill, model="cnn"),
     "kill-mlp": partial(check_kill, model="mlp"),
     "visible-devices": check_visible_devices,
+    "ranks": check_ranks,
     "eager-step": partial(check_variant, name="eager", feature="step", options=(("step", "eager"),)),
     "captured-cnn": partial(check_capture, name="captured-cnn", model="cnn"),
     "captured-adamw": partial(

@@ -3,7 +3,11 @@
     python benchmarks/ranks.py [--rounds 5] [--batches 200]
 
 Each measurement starts its ranks with torch's elastic launcher, one thread each, and times one epoch after
-another one. Printed are the medians of the ratios of the rounds. It needs as many idle cores as ranks.
+another one. Printed are the medians of the ratios of the rounds. `no exchange` is the ratio for two processes
+that train at the same time with half the batch each, and do not exchange gradients: the most that this
+machine permits. `overlapped` is the time on one rank, of the processor time on two: the most that an exchange
+during the backward pass could reach on as many cores. The last line is the processor time and the waits of
+rank 0 for the agreement of the ranks on stops and saves. It needs as many idle cores as ranks.
 """
 
 import argparse
@@ -13,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,8 @@ from stages import data
 from stages.contracts.events import Progress
 from stages.contracts.history import History
 from stages.contracts.shares import share_of
+from stages.distributed import join_group
+from stages.distributed.agreement import Agreement
 from stages.learner import LearnerBuilder
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import Cnn, Mlp
@@ -34,35 +41,43 @@ CLASSES, SHAPE, BATCH_SIZE = 10, (1, 28, 28), 64
 MEAN, STD = 33.0, 78.0
 MODELS = {"CNN": Cnn, "MLP": Mlp}
 EPOCHS = 2
+STEP_SECONDS = 0.005
 MIN_SCALING = 1.7
 MIN_OF_DDP = 0.97
+MAX_AGREEMENT = 0.01
 
 
 class Clock(NoRenderer):
-    """Notes the time at the end of each epoch."""
+    """Notes the value of a clock at the end of each epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
+        self._clock = clock
         self.times: list[float] = []
 
     def epoch_end(self, progress: Progress, history: History) -> None:  # noqa: ARG002  a renderer's
-        """Note the time."""
-        self.times.append(time.perf_counter())
+        """Note the value."""
+        self.times.append(self._clock())
 
 
-def make_samples(batches: int) -> tuple[torch.Tensor, torch.Tensor]:
+def make_samples(batches: int, batch_size: int = BATCH_SIZE) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random images of uint8 and their classes."""
     torch.manual_seed(1)
-    count = batches * BATCH_SIZE
+    count = batches * batch_size
     return torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8), torch.randint(CLASSES, (count,))
 
 
-def time_learner(model: Any, batches: int) -> float:
-    """Return the seconds of the last epoch of the Learner on the ranks of torchrun."""
-    images, labels = make_samples(batches)
-    builder = data.DataLoaderBuilder(data.NormalizeBatcher(MEAN, STD)).batch_size(BATCH_SIZE)
+def time_learner(
+    model: Any,
+    batches: int,
+    batch_size: int = BATCH_SIZE,
+    read_clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Return the seconds of the last epoch of the Learner on the ranks of torchrun, by the clock."""
+    images, labels = make_samples(batches, batch_size)
+    builder = data.DataLoaderBuilder(data.NormalizeBatcher(MEAN, STD)).batch_size(batch_size)
     train = builder.shuffle(1).build(data.TensorDataset(images, labels))
-    clock = Clock()
+    clock = Clock(read_clock)
     with tempfile.TemporaryDirectory() as folder:
         learner = LearnerBuilder(folder).metrics(LossMetric(), AccuracyMetric()).devices(["cpu"])
         learner = learner.num_epochs(EPOCHS).seed(1).num_threads(1).renderer(clock)
@@ -95,26 +110,69 @@ def time_ddp(model: Any, batches: int) -> float:
     return time.perf_counter() - start
 
 
-LOOPS = {"learner": time_learner, "ddp": time_ddp}
+def time_processor(model: Any, batches: int) -> float:
+    """Return the processor time of this rank in that epoch."""
+    return time_learner(model, batches, read_clock=time.process_time)
+
+
+def time_half_batches(model: Any, batches: int) -> float:
+    """Return the seconds of the last epoch of one of two Learners that have half the batch each."""
+    distributed.init_process_group("gloo")
+    distributed.barrier()
+    distributed.destroy_process_group()
+    del os.environ["RANK"]  # as if no launcher had started this process
+    return time_learner(model, batches, BATCH_SIZE // 2)
+
+
+def time_agreement(model: Any, batches: int) -> float:  # noqa: ARG001  a loop's
+    """Return the share of the time that the agreement takes from steps of `STEP_SECONDS`.
+
+    It is the time in `Agreement.poll`, and the processor time of the threads that send and receive.
+    """
+    torch.set_num_threads(1)
+    agreement = Agreement(join_group())
+    polling, start = 0.0, time.perf_counter()
+    others = time.process_time() - time.thread_time()
+    for _ in range(10 * batches):
+        step_end = time.perf_counter() + STEP_SECONDS
+        while time.perf_counter() < step_end:
+            pass
+        before = time.perf_counter()
+        agreement.poll(stop=False, save=False)
+        polling += time.perf_counter() - before
+    others = time.process_time() - time.thread_time() - others
+    seconds = time.perf_counter() - start
+    agreement.close()
+    return (polling + others) / seconds
+
+
+LOOPS = {
+    "learner": time_learner,
+    "processor": time_processor,
+    "half": time_half_batches,
+    "ddp": time_ddp,
+    "agreement": time_agreement,
+}
 
 
 def run_rank(loop: str, name: str, batches: int) -> None:
-    """Run *loop* on this rank, and print its seconds on rank 0."""
+    """Run *loop* on this rank, and print what it returns on rank 0."""
     torch.manual_seed(1)
-    seconds = LOOPS[loop](MODELS[name](SHAPE, CLASSES), batches)
-    if os.environ["RANK"] == "0":
-        sys.stdout.write(f"seconds {seconds}\n")
+    rank = os.environ["RANK"]
+    measured = LOOPS[loop](MODELS[name](SHAPE, CLASSES), batches)
+    if rank == "0":
+        sys.stdout.write(f"measured {measured}\n")
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def measure(loop: str, name: str, ranks: int, batches: int) -> float:
-    """Return the seconds of *loop* on *ranks* ranks."""
+    """Return what *loop* measures on rank 0 of *ranks* ranks."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     program = [str(Path(__file__).absolute()), "--batches", str(batches), "--rank-of", loop, name]
     command = [*launcher, *program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("seconds ")]
+    found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("measured ")]
     if done.returncode or not found:
         raise SystemExit(f"{loop} on {ranks} ranks failed:\n{done.stderr}")
     return float(found[0])
@@ -132,14 +190,17 @@ def main() -> None:
     if asked.rank_of:
         run_rank(*asked.rank_of, asked.batches)
         return
-    sys.stdout.write(f"{'':5}{'2 ranks / 1 rank':>18}{'2 ranks / DDP':>15}\n")
+    heads = ("2 ranks / 1 rank", "no exchange", "overlapped", "2 ranks / DDP")
+    sys.stdout.write(f"{'':5}{''.join(f'{head:>18}' for head in heads)}\n")
     for name in MODELS:
-        cases = ("learner", name, 1), ("learner", name, 2), ("ddp", name, 2)
+        cases = [("learner", name, 1), *((loop, name, 2) for loop in ("learner", "half", "processor", "ddp"))]
         rounds = [[measure(*case, asked.batches) for case in cases] for _ in range(asked.rounds)]
-        scaling = statistics.median(one / two for one, two, _ in rounds)
-        of_ddp = statistics.median(ddp / two for _, two, ddp in rounds)
-        sys.stdout.write(f"{name:5}{scaling:18.2f}{of_ddp:15.2f}\n")
-    sys.stdout.write(f"goals: {MIN_SCALING} for the CNN, and {MIN_OF_DDP}\n")
+        found = [(one / two, one / half, one / cpu, ddp / two) for one, two, half, cpu, ddp in rounds]
+        ratios = [statistics.median(each) for each in zip(*found, strict=True)]
+        sys.stdout.write(f"{name:5}{''.join(f'{ratio:18.2f}' for ratio in ratios)}\n")
+    share = statistics.median(measure("agreement", "MLP", 2, asked.batches) for _ in range(asked.rounds))
+    sys.stdout.write(f"agreement: {share:.2%} of steps of {STEP_SECONDS * 1000:.0f} ms\n")
+    sys.stdout.write(f"goals: {MIN_SCALING} for the CNN, {MIN_OF_DDP}, and {MAX_AGREEMENT:.0%}\n")
 
 
 if __name__ == "__main__":
