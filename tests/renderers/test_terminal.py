@@ -1,6 +1,7 @@
 """The live view in a real terminal: tmux sends keys to it and returns the content of its screen."""
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -56,6 +57,11 @@ class Terminal:
         """The lines on the screen, including their trailing spaces."""
         return self.tmux("capture-pane", "-p", "-N").split("\n")[:-1]
 
+    @property
+    def scrollback(self):
+        """The text on the screen and that which has scrolled out of it."""
+        return self.tmux("capture-pane", "-p", "-S", "-")
+
     def state(self, name):
         return self.tmux("display-message", "-p", f"#{{{name}}}").strip()
 
@@ -66,7 +72,7 @@ class Terminal:
             lines = self.lines
             return lines if all(text in "\n".join(lines) for text in texts) and until(lines) else None
 
-        return wait_until(shown, lambda: f"{texts} did not appear:\n" + "\n".join(self.lines))
+        return wait_until(shown, lambda: f"no {texts}, or not the state:\n" + "\n".join(self.lines))
 
     def assert_intact(self):
         """Check that the shell echoes input, with a cursor and line wrapping, on the normal screen."""
@@ -174,11 +180,12 @@ def test_quit_dialog_can_be_canceled(terminal):
 def test_stop_key_ends_the_program_and_prints_its_lines(terminal):
     screen = terminal()
     screen.show()
-    screen.wait("Epoch 2/")
+    screen.wait(until=lambda lines: re.search(r"Epoch (?!1/)\d+/1000", "\n".join(lines)))
 
     screen.type("q", "s")
 
-    screen.wait("epoch    1/1000 | train: Accuracy", "stopped: the key to stop was pressed")
+    screen.wait("stopped: the key to stop was pressed")
+    assert "epoch    1/1000 | train: Accuracy" in screen.scrollback
     screen.assert_intact()
 
 
