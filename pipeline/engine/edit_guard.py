@@ -31,9 +31,10 @@ class LoadedSources(MetaPathFinder):
     def __init__(self) -> None:
         self._digests: dict[str, str] = {}
         self._is_own: dict[tuple[str, str], bool] = {}
+        folder = f"{Path.cwd()}{os.sep}"
         for module in list(sys.modules.values()):
             name = getattr(module, "__file__", None)
-            if name and name.startswith(f"{Path.cwd()}{os.sep}") and "site-packages" not in name:
+            if name and name.startswith(folder) and "site-packages" not in name:
                 self._record(name)
 
     def find_spec(

@@ -66,7 +66,9 @@ def _run_experiment(repo: Repo, call: StageCall, first: "_FirstPoint", ref: str)
         repo.checkout(force=True, allow_missing=True)
         if all(call.replaces(stage) for stage in repo.index.stages if isinstance(stage, PipelineStage)):
             first.wait()
+        pipeline = repo.index
         stages = repo.reproduce()
+        repo.index = pipeline  # which DVC would read again, because it releases its lock while a stage runs
         paths = _list_paths(repo)  # reads the plots, which the cache may have lacked before
     _commit(repo, paths, f"dvc: commit experiment {TempDirExecutor.hash_exp(stages)}", ref)
 

@@ -30,8 +30,12 @@ from pipeline.user_errors import report_error
 from stages.contracts.file_lock import is_locked
 
 PRELOADED = (
+    "dulwich.gc",
+    "dulwich.porcelain",
+    "dulwich.worktree",
     "dvc.cachemgr",
     "dvc.data_cloud",
+    "dvc.dirs",
     "dvc.repo.artifacts",
     "dvc.repo.brancher",
     "dvc.repo.datasets",
@@ -40,12 +44,14 @@ PRELOADED = (
     "dvc.repo.index",
     "dvc.repo.plots",
     "dvc.repo.stage",
+    "dvc.repo.trie",
     "dvc.utils.hydra",
+    "dvc.utils.plots",
     "dvc.utils.strictyaml",
     "dvc_data.hashfile.db.local",
+    "dvc_data.hashfile.status",
     "dvc_data.index.checkout",
-    "dulwich.porcelain",
-    "dulwich.worktree",
+    "dvc_studio_client.post_live_metrics",
     "fsspec.implementations.memory",
     "hydra.core.override_parser.overrides_parser",
     "networkx.algorithms",
@@ -53,9 +59,11 @@ PRELOADED = (
     "pygit2",
     "pyparsing",
     "scmrepo.git.backend.pygit2.filter",
-    "dvc_studio_client.post_live_metrics",
+    "stages.renderers.plain",
 )
-"""Modules that DVC and torch import when they first need them."""
+"""Modules that DVC, torch and a stage import when they first need them."""
+NOT_PRELOADED = ("stages.distributed.sharding", "stages.renderers.")
+"""Beginnings of the names of modules that most points do not import, and that take long to import."""
 MAX_MESSAGE_BYTES = 1 << 17
 MAX_HANDLES = 3
 """File descriptors of a request: the channel of the point, its standard input, and its output."""
@@ -77,7 +85,8 @@ def _preload() -> None:
     for name in PRELOADED:
         import_module(name)
     for module in pkgutil.walk_packages(stages.__path__, f"{stages.__name__}."):
-        import_module(module.name)
+        if not module.name.startswith(NOT_PRELOADED):
+            import_module(module.name)
     gc.collect()
     gc.freeze()
 
