@@ -33,6 +33,7 @@ NAMES_IN_PROJECT = {
 LOCAL = "local.mk"
 """Makefile with the paths of this machine, which git ignores."""
 README = "README.md"
+DEPLOYMENT = "prefect.yaml"
 REQUIREMENTS = "requirements.txt"
 SCAFFOLD = files("pipeline.scaffold")
 BASE = SCAFFOLD / "template"
@@ -40,7 +41,9 @@ BASE = SCAFFOLD / "template"
 TEMPLATES = SCAFFOLD / "templates"
 """A folder for each template: the files that it adds to those of `BASE`, or has instead of them."""
 DEFAULT_TEMPLATE = "minimal"
-MAY_EXIST = {".gitignore", ".dvcignore", README}
+MERGED = {".gitignore", ".dvcignore"}
+"""Files that may exist, but need the lines of the template."""
+MAY_EXIST = {*MERGED, README, DEPLOYMENT}
 COMMIT_MESSAGE = "Create the project with learner init"
 DVC_CONFIG = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
 ORIGIN = "direct_url.json"
@@ -197,7 +200,7 @@ def _write_files(directory: Path, texts: Mapping[str, str]) -> dict[str, list[st
         path = directory / name
         if path.exists():
             present = path.read_text(encoding="utf-8").splitlines()
-            lacking[name] = [line for line in text.splitlines() if line not in present and name != README]
+            lacking[name] = [line for line in text.splitlines() if line not in present and name in MERGED]
         else:
             write_text(path, text)
     return lacking

@@ -18,7 +18,7 @@ from stages.contracts.errors import StageError
 ROOT = Path(__file__).parents[2]
 FILES = {
     *(".dvc", ".dvcignore", ".git", ".gitignore", "Makefile", "README.md", "dvc.yaml", "model.py"),
-    *("params.yaml", "requirements.txt", "source.py", "test_project.py", "versions.yaml"),
+    *("params.yaml", "prefect.yaml", "requirements.txt", "source.py", "test_project.py", "versions.yaml"),
 }
 MODEL_STAGES = ["build-learner", "fit", "save-model"]
 ALL_STAGES = ["create-artifact-dir", "load-data", *MODEL_STAGES]
@@ -229,6 +229,7 @@ def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(project, tmp_
     new_project.environment["PYTHONPATH"] = str(project.folder)
     (new_project.folder / ".gitignore").write_text("/data/\n")
     (new_project.folder / "README.md").write_text("mine\n")
+    (new_project.folder / "prefect.yaml").write_text("deployments: []\n")
     (new_project.folder / "notes").touch()
     (new_project.folder.parent / "other").touch()
     new_project.ok("git", "add", "../other")
@@ -237,11 +238,16 @@ def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(project, tmp_
 
     assert ".gitignore exists. Add these lines to it:\n  __pycache__/\n" in printed
     assert "README" not in printed
+    assert "prefect.yaml" not in printed
     assert (new_project.folder / ".gitignore").read_text() == "/data/\n"
     assert (new_project.folder / "README.md").read_text() == "mine\n"
     assert not (new_project.folder / ".git").exists()
     committed = set(new_project.ok("git", "ls-tree", "-r", "--name-only", "HEAD").split())
-    made = FILES - {".dvc", ".git", ".gitignore", "README.md"} | {".dvc/config", ".dvc/.gitignore", PLOT}
+    made = FILES - {".dvc", ".git", ".gitignore", "README.md", "prefect.yaml"} | {
+        ".dvc/config",
+        ".dvc/.gitignore",
+        PLOT,
+    }
     assert committed == made
     assert new_project.ok("git", "diff", "--cached", "--name-only") == "other\n"
     assert "subdir" not in (new_project.folder / ".dvc/config").read_text()
@@ -285,7 +291,8 @@ def test_new_project_has_the_same_pipeline_as_this_one():
 
     assert read_pipeline(made["dvc.yaml"]) == read_pipeline((ROOT / "dvc.yaml").read_text())
     assert set(made) == FILES - {".dvc", ".git"} | {PLOT}
-    assert made[PLOT] == (ROOT / PLOT).read_text()
+    for name in (PLOT, "prefect.yaml"):
+        assert made[name] == (ROOT / name).read_text(), name
 
 
 class DistributionWithOrigin(Distribution):
