@@ -21,6 +21,7 @@ from report import SkippedError, table  # noqa: E402  found by the line above
 
 PARTS = {  # trials in a short and in a long series; 0: not in the short one
     "kills": (3, 1000),
+    "stage_kills": (0, 1000),
     "ranks": (0, 200),
     "writer_kills": (4, 1000),
     "calls": (8, 100_000),

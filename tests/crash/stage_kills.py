@@ -1,4 +1,4 @@
-"""SIGKILL of `learner run`, or of a stage under `dvc repro`: the same command again needs no remedy before it."""
+"""SIGKILL of `learner run`, or of a stage under `dvc repro`: the same command again needs no other remedy."""
 
 import os
 import random
