@@ -14,6 +14,7 @@ from typing import Any
 
 import dvc.stage.cache
 import dvc.stage.run
+from dvc.dvcfile import Lockfile
 from dvc.env import DVC_ROOT, DVC_STAGE
 from dvc.output import Output
 from dvc.stage import Stage
@@ -49,6 +50,12 @@ PATCHES: tuple[Patch, ...] = (
         SUPPORTED,
     ),
     Patch(
+        "dvc.dvcfile:Lockfile.dump_stages",
+        "DVC parses and writes dvc.lock again after each stage; a point of a sweep writes it once",
+        "(self, stages, **kwargs)",
+        SUPPORTED,
+    ),
+    Patch(
         "dvc.repo.experiments.executor.local:TempDirExecutor._get_top_level_paths",
         "Only called, not replaced: the metrics, params and plots that an experiment has",
         "(repo)",
@@ -79,6 +86,7 @@ def apply() -> None:
     dvc.stage.run.cmd_run = _call_function(dvc.stage.run.cmd_run)
     Stage.outs_cached = _verify_cached_outputs(Stage.outs_cached)
     Output.commit = _verify_before_commit(Output.commit)
+    Lockfile.dump_stages = _collect_stages(Lockfile.dump_stages)
     cache = dvc.stage.cache.StageCache
     cache._load_cache = _verify_entry(cache._load_cache)  # noqa: SLF001
 
@@ -131,6 +139,34 @@ def _call_function(original: Callable[..., None]) -> Callable[..., None]:
                 original(stage, run_env=run_env)
 
     return cmd_run
+
+
+_unwritten: ContextVar[dict[Lockfile, list[Any]] | None] = ContextVar("unwritten", default=None)
+
+
+@contextmanager
+def write_lockfiles_once() -> Iterator[None]:
+    """Have DVC write a dvc.lock at the end of the block, with all stages that ran, unless the block fails."""
+    unwritten: dict[Lockfile, list[Any]] = {}
+    token = _unwritten.set(unwritten)
+    try:
+        yield
+    finally:
+        _unwritten.reset(token)
+    for lockfile, stages in unwritten.items():
+        lockfile.dump_stages(stages)
+
+
+def _collect_stages(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def dump_stages(lockfile: Lockfile, stages: list[Any], **options: Any) -> None:
+        unwritten = _unwritten.get()
+        if unwritten is None or options:
+            original(lockfile, stages, **options)
+        else:
+            unwritten.setdefault(lockfile, []).extend(stages)
+
+    return dump_stages
 
 
 @contextmanager

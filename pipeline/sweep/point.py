@@ -8,7 +8,7 @@ checks the outputs out, reproduces the pipeline and commits the experiment. A st
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +21,7 @@ from dvc.stage.utils import _get_stage_files
 from dvc.utils.cli_parse import to_path_overrides
 
 from pipeline.engine import dvc_patches
-from pipeline.engine.dvc_patches import StageCall, replace_command
+from pipeline.engine.dvc_patches import StageCall, replace_command, write_lockfiles_once
 from pipeline.engine.reproduce import find_cause
 from pipeline.engine.signals import defer_signals
 from pipeline.flows.stage_recording import run_stage_of_dvc
@@ -64,11 +64,13 @@ def _run_experiment(repo: Repo, call: StageCall, first: "_FirstPoint", ref: str)
     repo.scm_context.quiet = True
     with lock_repo(repo):  # one lock for all steps, so that DVC reads the pipeline once
         repo.checkout(force=True, allow_missing=True)
-        if all(call.replaces(stage) for stage in repo.index.stages if isinstance(stage, PipelineStage)):
+        has_only_calls = all(
+            call.replaces(each) for each in repo.index.stages if isinstance(each, PipelineStage)
+        )
+        if has_only_calls:
             first.wait()
-        pipeline = repo.index
-        stages = repo.reproduce()
-        repo.index = pipeline  # which DVC would read again, because it releases its lock while a stage runs
+        with write_lockfiles_once() if has_only_calls else nullcontext():  # no other process reads them
+            stages = repo.reproduce()
         paths = _list_paths(repo)  # reads the plots, which the cache may have lacked before
     _commit(repo, paths, f"dvc: commit experiment {TempDirExecutor.hash_exp(stages)}", ref)
 

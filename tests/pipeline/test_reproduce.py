@@ -6,8 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from dvc.exceptions import ReproductionError
 from dvc.repo import Repo
 
+from pipeline.engine import dvc_patches
 from pipeline.engine.reproduce import Outcome, reproduce, restore_outputs
 from stages.contracts.errors import RunInterruptedError, StageError, StageFailedError
 from stages.runs.layout import LOCKFILE_BACKUP
@@ -82,6 +84,39 @@ def test_dvc_runs_the_command_of_the_stage_outside_of_reproduce(body):
 
     assert OUT.read_text() == "by DVC\n"
     assert len(body.calls) == 1
+
+
+TWO_STAGES = f"""{PIPELINE}
+  use:
+    cmd: cp out.txt used.txt
+    deps: [out.txt]
+    outs: [used.txt]
+"""
+
+
+def test_lockfile_that_is_written_once_equals_that_of_dvc(body):
+    Path("dvc.yaml").write_text(TWO_STAGES)
+    with Repo() as repo:
+        repo.reproduce()
+    written = LOCK.read_text()
+    LOCK.unlink()
+    dvc_patches.apply()
+
+    with Repo() as repo, dvc_patches.write_lockfiles_once():
+        repo.reproduce()
+        assert not LOCK.exists()
+
+    assert LOCK.read_text() == written
+
+
+def test_lockfile_that_is_written_once_is_not_written_after_an_error(body):
+    Path("dvc.yaml").write_text(TWO_STAGES.replace("cp out.txt used.txt", "exit 1"))
+    dvc_patches.apply()
+
+    with pytest.raises(ReproductionError), Repo() as repo, dvc_patches.write_lockfiles_once():
+        repo.reproduce()
+
+    assert not LOCK.exists()
 
 
 def test_log_level_of_dvc_is_restored(body, caplog):
