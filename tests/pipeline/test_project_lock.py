@@ -180,12 +180,12 @@ def test_second_command_is_refused_with_the_holder_and_keeps_the_outputs(finishe
     (finished.folder / ".runs").mkdir(exist_ok=True)
     with (finished.folder / ".runs/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write("4711\n")
+        lock.write(f"{os.getpid()} {socket.gethostname()}")
         lock.flush()
 
         for refused in (finished.learner("run"), finished.run("dvc", "repro", "fit")):
             assert refused.code != 0
-            assert "in use by pid 4711" in refused.err
+            assert f"in use by pid {os.getpid()} on" in refused.err
             assert "Traceback" not in refused.text
 
     assert finished.files("artifacts/checkpoint", "artifacts/model.mpk.gz").items() <= before.items()
