@@ -36,7 +36,7 @@ from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, long(4)])
 @pytest.mark.parametrize("change", CHANGES)
 def test_sharded_ranks_train_what_one_process_trains(change, size, tmp_path):
     one = fit(tmp_path / "one", change)
