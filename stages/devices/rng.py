@@ -5,7 +5,8 @@ the steps before, so a checkpoint within an epoch stores them.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -38,6 +39,47 @@ def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
         "python": [version, torch.tensor(words), gauss],
         "numpy": [name, torch.tensor(key.astype(np.int64)), *numbers],
     }
+
+
+class HostRandomState:
+    """A state of the global generators on the host, to draw from it without changing the current one."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self.set(state)
+
+    def set(self, state: Mapping[str, Any]) -> None:
+        """Continue from *state*, which `get_rng_state` returned."""
+        own = _host_state()
+        set_rng_state(state, [])
+        self._state = _host_state()
+        _set_host_state(own)
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Draw from this state in the block."""
+        own = _host_state()
+        _set_host_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = _host_state()
+            _set_host_state(own)
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return the state as `get_rng_state` returns one."""
+        with self.use():
+            return get_rng_state([])
+
+
+def _host_state() -> tuple[Tensor, Any, Any]:
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def _set_host_state(state: tuple[Tensor, Any, Any]) -> None:
+    generator, python, numpy = state
+    torch.set_rng_state(generator)
+    random.setstate(python)
+    np.random.set_state(numpy)
 
 
 def host_generator_states(device: torch.device) -> tuple[Any, ...]:

@@ -2,17 +2,20 @@
 
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from signal import SIGINT
 from traceback import walk_tb
 from typing import Any, Protocol, Self
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from stages.contracts.errors import BuilderError
 from stages.contracts.placement import move
 from stages.contracts.worker_signals import block_signals
 from stages.devices import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier
+from stages.devices.rng import HostRandomState, get_rng_state
 from stages.distributed import RankGroup, Share, iterate_shares
 
 STAGED_BATCHES = 3
@@ -47,22 +50,71 @@ def iterate_on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
     return batches if device.type == "cpu" else (move(batch, device) for batch in batches)
 
 
-def iterate_rank(
-    loader: Loader, device: torch.device, group: RankGroup, first: int, *, fills_empty: bool = False
-) -> Iterable[Any]:
+@dataclass(frozen=True)
+class Division:
+    """How the ranks of *group* divide the batches of a loader."""
+
+    group: RankGroup
+    first: int = 0
+    """The number of batches before the position of the loader."""
+    fills_empty: bool = False
+    """True if a rank without a sample of a batch gets the first one."""
+    random_state: HostRandomState | None = None
+    """The state from which a loader without `loads_shares` draws, the same on all ranks; None for their own.
+
+    A loader that shuffles with the global generators would otherwise have another order on each rank.
+    """
+
+
+def iterate_rank(loader: Any, device: torch.device, division: Division) -> Iterable[Any]:
     """Return what `iterate_on_device` does; with several ranks, this rank's `Share` of each batch.
 
-    *first* is the number of batches before the position of *loader*. With *fills_empty*, a rank without a
-    sample of a batch gets the first one.
+    Raises `BuilderError` if *loader* divides the samples itself.
     """
+    group, fills_empty = division.group, division.fills_empty
     if group.size == 1:
         return iterate_on_device(loader, device)
-    if hasattr(loader, "set_share") and hasattr(loader, "count_samples"):
+    if loads_shares(loader):
         loader.set_share(group.rank, group.size, fills_empty=fills_empty)
-        return map(Share, iterate_on_device(loader, device), map(loader.count_samples, count(first)))
-    batches = TorchBatches(loader) if isinstance(loader, DataLoader) else loader
+        samples = map(loader.count_samples, count(division.first))
+        return map(Share, iterate_on_device(loader, device), samples)
+    _check_sampler(loader)
+    batches = _load(loader, division.random_state or HostRandomState(get_rng_state([])))
     shares = iterate_shares(batches, group.rank, group.size, fills_empty=fills_empty)
     return (Share(None if batch is None else move(batch, device), samples) for batch, samples in shares)
+
+
+def loads_shares(loader: Loader) -> bool:
+    """Return whether *loader* can load the share of one rank, as `stages.data.DataLoader` does."""
+    return hasattr(loader, "set_share") and hasattr(loader, "count_samples")
+
+
+def _load(loader: Loader, random_state: HostRandomState) -> Iterator[Any]:
+    """Return an iterator over the batches of *loader*, which draws from *random_state*, also now."""
+    with random_state.use():
+        batches = iter(TorchBatches(loader) if isinstance(loader, DataLoader) else loader)
+    return _draw(batches, random_state)
+
+
+def _draw(batches: Iterator[Any], random_state: HostRandomState) -> Iterator[Any]:
+    end = object()
+    while True:
+        with random_state.use():
+            batch = next(batches, end)
+        if batch is end:
+            return
+        yield batch
+
+
+def _check_sampler(loader: Any) -> None:
+    """Raise `BuilderError` if *loader* has a `DistributedSampler`, whose batches would be divided again."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+    if any(isinstance(each, DistributedSampler) for each in samplers):
+        raise BuilderError(
+            "the loader has a DistributedSampler, which divides the samples, and the ranks divide each batch "
+            "again. Leave the sampler out, and set the batch size of all ranks together"
+        )
 
 
 def reset_share(loaders: Iterable[Any]) -> None:

@@ -23,7 +23,7 @@ from stages.devices.memory import retain_freed_memory
 from stages.devices.run_ahead_limiter import RunAheadLimiter
 from stages.distributed import has_synchronized_norms
 from stages.learner.assembly import Components
-from stages.learner.batches import Loader, check_workers, iterate_rank, reset_share
+from stages.learner.batches import Division, Loader, check_workers, iterate_rank, reset_share
 from stages.learner.checks import (
     StepChecks,
     check_rules_without_validation,
@@ -123,7 +123,8 @@ class Loop:
             (each, ()) for each in self._observers.metrics[split] if not (each.telemetry or each.covers_pass)
         ]
         meter = Meter(metrics, Renderers([]), split, 1)
-        batches = iter(iterate_rank(loader, self._device, self._group, 0, fills_empty=self._state.is_sharded))
+        division = Division(self._group, fills_empty=self._state.is_sharded)
+        batches = iter(iterate_rank(loader, self._device, division))
         for iteration, batch in enumerate(islice(batches, self._options.sanity_check), start=1):
             item = self._strategy.validate(self._run_valid_step, batch)
             meter.measure(item, iteration, 0.0)

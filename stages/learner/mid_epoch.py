@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -11,6 +11,7 @@ from stages.contracts.events import Progress
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.devices.rng import (
+    HostRandomState,
     describe_device_mismatch,
     device_names,
     get_rng_state,
@@ -20,7 +21,7 @@ from stages.devices.rng import (
 )
 from stages.distributed import Agreement
 from stages.learner.assembly import Components
-from stages.learner.batches import Loader, iterate_rank
+from stages.learner.batches import Division, Loader, iterate_rank, loads_shares
 from stages.learner.metering import Meter
 from stages.learner.run_state import LoopPosition
 from stages.learner.step_strategies import Buffers
@@ -41,6 +42,8 @@ class MidEpochCheckpointer:
         self._interrupter: Interrupter = components.interrupter
         self._agreement = Agreement(components.group)
         self._rng_state: dict[str, Any] = {}
+        self._shared: HostRandomState | None = None
+        """The random state in which all ranks load the same batches."""
         self._stream: Lookahead | None = None
         """The batches of a loader without a length."""
         self._can_save = components.options.recorder is not None
@@ -63,12 +66,14 @@ class MidEpochCheckpointer:
             set_rng_state(saved["before"], devices)
         self._rng_state = get_rng_state(devices)
         first = position.iteration if position and not skip else 0
-        fills_empty = self._state.is_sharded
-        batches = iter(iterate_rank(loader, self._device, self._group, first, fills_empty=fills_empty))
+        self._shared = self._open_shared(split) if self._is_shared(loader) else None
+        division = Division(self._group, first, self._state.is_sharded, self._shared)
+        batches = iter(iterate_rank(loader, self._device, division))
         self._stream = Lookahead(batches) if count_batches(loader) is None else None
         batches = batches if self._stream is None else self._stream
         if position is not None:
             _skip(batches, skip)
+            self._restore_shared(position)
         if saved is not None:
             set_rng_state(saved["now"], devices)
         return batches
@@ -93,11 +98,13 @@ class MidEpochCheckpointer:
         if self._can_save:
             if iteration == progress.batches or (self._group.size > 1 and self._state.window.batches):
                 return False
-            rng_state = get_rng_state([self._device])
+            states = {"now": get_rng_state([self._device])}
+            if self._shared is not None:
+                states["loader"] = self._shared.to_tree()
             self._state.streams.save(progress.split)
             if self._stream is not None and not self._stream.has_next():
                 return False
-            self._save(iteration, progress, meter, rng_state)
+            self._save(iteration, progress, meter, states)
             self._agreement.end_save()
         stops = is_asked and (self._can_save or progress.split is Split.TRAIN)
         if stops:
@@ -137,15 +144,38 @@ class MidEpochCheckpointer:
         Buffers(self._state.model.model).restore(saved["buffers"])
         return saved
 
-    def _gather_ranks(self, rng_state: Mapping[str, Any]) -> list[Any]:
+    def _is_shared(self, loader: Loader) -> bool:
+        """Return whether all ranks load the same batches of *loader*."""
+        return self._group.size > 1 and not loads_shares(loader)
+
+    def _open_shared(self, split: Split) -> HostRandomState:
+        """Return the random state in which all ranks load *split*, and save it as that of its start.
+
+        It is that of rank 0 at the start of the epoch, which the training continues to the validation.
+        """
+        if self._state.position is not None:
+            self._rng_state = dict(self._state.position.before)
+        elif self._shared is not None and split is Split.VALID:
+            self._rng_state = self._shared.to_tree()
+        else:
+            self._rng_state = cast(dict[str, Any], self._group.broadcast(self._rng_state))
+        return HostRandomState(self._rng_state)
+
+    def _restore_shared(self, position: LoopPosition) -> None:
+        """Continue the random state of a loader that was restored at *position*, without drawing batches."""
+        saved = position.ranks[0] if position.ranks else {}
+        if self._shared is not None and "loader" in saved:
+            self._shared.set(saved["loader"])
+
+    def _gather_ranks(self, states: Mapping[str, Any]) -> list[Any]:
         """Return the `LoopPosition.ranks` of this position, on rank 0."""
         if self._group.size == 1:
             return []
         buffers = [buffer.detach() for buffer in self._state.model.model.buffers()]
-        own = {"before": self._rng_state, "now": rng_state, "buffers": buffers}
+        own = {"before": self._rng_state, **states, "buffers": buffers}
         return self._group.gather(own if self._group.rank else {})[1:]
 
-    def _save(self, iteration: int, progress: Progress, meter: Meter, rng_state: dict[str, Any]) -> None:
+    def _save(self, iteration: int, progress: Progress, meter: Meter, states: dict[str, Any]) -> None:
         sums, error = None, None
         try:
             sums = meter.state_dict()
@@ -156,7 +186,7 @@ class MidEpochCheckpointer:
             if error is not None:
                 log.warning("no checkpoint can be written within an epoch: %s", error)
             return
-        ranks = self._gather_ranks(rng_state)
+        ranks = self._gather_ranks(states)
         if self._checkpoints is None:
             return
         position = LoopPosition(
@@ -165,7 +195,7 @@ class MidEpochCheckpointer:
             iteration=iteration,
             items=progress.items,
             before=self._rng_state,
-            now=rng_state,
+            now=states["now"],
             sums=sums or {},
             logs=self._observers.log_positions(),
             ranks=ranks,

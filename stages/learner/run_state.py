@@ -55,7 +55,8 @@ class LoopPosition:
     logs: Mapping[str, Any] = field(default_factory=dict)
     """The position of each log."""
     ranks: Sequence[Mapping[str, Any]] = ()
-    """What differs on each further rank: ``before``, ``now``, and the ``buffers`` of the model."""
+    """The state of each further rank: ``before``, ``now``, the ``buffers`` of the model, and ``loader``, the
+    random state in which all ranks load the batches of a loader that cannot load a share."""
 
     def to_tree(self) -> dict[str, Any]:
         """Return the position as a tree that a record can hold."""

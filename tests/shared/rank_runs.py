@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import IterableDataset
 
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
@@ -45,6 +46,34 @@ def torch_loaders(train=77, valid=29, batch_size=16):
     return [TorchLoader(dataset(count), batch_size) for count in (train, valid)]
 
 
+def shuffled_loaders(train=77, valid=29, batch_size=16):
+    return [TorchLoader(dataset(count), batch_size, shuffle=True) for count in (train, valid)]
+
+
+class NoisyStream(IterableDataset):
+    """Samples without a length, with noise of the global generators; it saves its position."""
+
+    def __init__(self, count):
+        self.samples, self.position = dataset(count), 0
+
+    def __iter__(self):
+        while self.position < len(self.samples):
+            inputs, target = self.samples[self.position]
+            self.position += 1
+            yield inputs + 0.1 * torch.randn(4), target
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+def stream_loaders(train=77, valid=29, batch_size=16):
+    return TorchLoader(NoisyStream(train), batch_size), loaders(train, valid, batch_size)[1]
+
+
 def start(directory, epochs=2):
     metrics = LossMetric(), AccuracyMetric(), LearningRateMetric()
     builder = LearnerBuilder(directory).num_epochs(epochs).seed(1).devices(["cpu"]).num_threads(1)
@@ -66,14 +95,21 @@ CHANGES = {
     "averaged weights": lambda builder: builder.average_weights(Ema(decay=0.9)),
     "more metrics": lambda builder: builder.metrics(AurocMetric(), FBetaScoreMetric()),
     "torch's loader": lambda builder: builder,
+    "torch's shuffled loader": lambda builder: builder,
 }
+LOADERS = {
+    "torch's loader": torch_loaders,
+    "torch's shuffled loader": shuffled_loaders,
+    "a stream": stream_loaders,
+}
+"""Loaders by the name of a change; `loaders` for all others."""
 SIZES = {"usual": (77, 29, 16), "a few samples": (3, 2, 3), "batches of one": (5, 3, 1)}
 
 
 def fit(directory, change="plain", sizes=(77, 29, 16), strategy="auto"):
     """Train two epochs on loaders of *sizes*: train samples, valid samples, and the batch size."""
     learner = CHANGES[change](start(directory).strategy(strategy)).build(build_net(), Adam(), 0.05)
-    learner.fit(*(torch_loaders if change == "torch's loader" else loaders)(*sizes))
+    learner.fit(*LOADERS.get(change, loaders)(*sizes))
     return outcome(learner)
 
 
@@ -115,7 +151,7 @@ class Stopping(Net):
         return super().train_step(batch)
 
 
-def fit_in_parts(directory, stops=(), dropout=0.3, window=1, strategy="auto"):
+def fit_in_parts(directory, stops=(), dropout=0.3, window=1, strategy="auto", change="plain"):
     """Train 3 epochs; stop at each of *stops*, (rank, step), and resume."""
     rank, results = int(os.environ.get("RANK", "0")), []
     for stop in (*stops, None):
@@ -125,22 +161,22 @@ def fit_in_parts(directory, stops=(), dropout=0.3, window=1, strategy="auto"):
         if stop is not None and stop[0] == rank:
             model.stop_at = stop[1]
         learner = builder.build(model, Adam(), 0.05)
-        learner.fit(*loaders(LONG_EPOCH, 29, 8))
+        learner.fit(*LOADERS.get(change, loaders)(LONG_EPOCH, 29, 8))
         results.append((learner.resumed, learner.interrupted))
     return results, outcome(learner)
 
 
-def stop_within_epoch(directory, strategy="auto"):
-    """Train 30 steps, and save."""
+def stop_within_epoch(directory, strategy="auto", change="plain"):
+    """Train 30 steps on the loaders of *change*, and save."""
     builder = start(directory, 3).strategy(strategy).checkpoint("auto")
     model = Stopping(*build_net())
     model.interrupter, model.stop_at = builder.interrupter(), 30
-    builder.build(model, Adam(), 0.05).fit(*loaders(LONG_EPOCH, 29, 8))
+    builder.build(model, Adam(), 0.05).fit(*LOADERS.get(change, loaders)(LONG_EPOCH, 29, 8))
 
 
-def resume(directory, strategy="auto"):
+def resume(directory, strategy="auto", change="plain"):
     """Train the rest of 3 epochs; return the position that the run resumed at, and its outcome."""
     builder = start(directory, 3).strategy(strategy).checkpoint("auto")
     learner = builder.build(Stopping(*build_net()), Adam(), 0.05)
-    learner.fit(*loaders(LONG_EPOCH, 29, 8))
+    learner.fit(*LOADERS.get(change, loaders)(LONG_EPOCH, 29, 8))
     return learner.resumed, outcome(learner)

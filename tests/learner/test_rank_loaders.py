@@ -1,0 +1,90 @@
+"""Loaders that load whole batches, such as PyTorch's: several ranks divide what one process would load."""
+
+import pytest
+import torch
+from rank_runs import (
+    assert_equals_one_process,
+    build_net,
+    dataset,
+    fit_in_parts,
+    outcome,
+    resume,
+    start,
+    stop_within_epoch,
+)
+from ranks import run_ranks
+from run_files import read_run_files
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+from stages.contracts.errors import BuilderError
+from stages.optim import Adam
+
+SHUFFLED = "torch's shuffled loader"
+
+
+class Reshuffled:
+    """A loader that shuffles with the global generators, and adds *noise* to each batch."""
+
+    def __init__(self, noise):
+        self.noise = noise
+
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        inputs, targets = dataset(77)[:]
+        for batch in torch.randperm(77).split(8):
+            yield inputs[batch] + self.noise * torch.randn(len(batch), 4), targets[batch]
+
+
+def fit_reshuffled(directory):
+    learner = start(directory).build(build_net(), Adam(), 0.05)
+    learner.fit(Reshuffled(0.1), Reshuffled(0.0))
+    return outcome(learner)
+
+
+def test_loader_that_draws_random_numbers_has_the_batches_of_one_process(tmp_path):
+    one = fit_reshuffled(tmp_path / "one")
+
+    found = run_ranks(fit_reshuffled, 4, tmp_path / "ranks")
+
+    assert_equals_one_process(found[0], one)
+
+
+@pytest.mark.parametrize("loaders", [SHUFFLED, "a stream"])
+def test_run_that_is_stopped_within_an_epoch_resumes_to_the_same_bytes(loaders, tmp_path):
+    run_ranks(fit_in_parts, 2, tmp_path / "uninterrupted", (), 0.3, 1, "auto", loaders)
+
+    found = run_ranks(fit_in_parts, 2, tmp_path / "interrupted", ((1, 30),), 0.3, 1, "auto", loaders)
+
+    assert found[0][0][0] == (None, True)
+    assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_run_that_is_resumed_on_other_ranks_trains_on_every_sample_once(size, tmp_path):
+    uninterrupted = fit_in_parts(tmp_path / "one", (), 0.0, change=SHUFFLED)
+
+    run_ranks(stop_within_epoch, 2, tmp_path / "ranks", "auto", SHUFFLED)
+    found = run_ranks(resume, size, tmp_path / "ranks", "auto", SHUFFLED)
+
+    assert found[0][0].startswith("in epoch")
+    assert_equals_one_process(found[0][1], uninterrupted[1])
+
+
+def fit_divided(directory, kind):
+    data = dataset(16)
+    sampler = DistributedSampler(data, 2, 0)
+    options = {"sampler": {"sampler": sampler}, "batches": {"batch_sampler": BatchSampler(sampler, 4, False)}}
+    try:
+        start(directory).build(build_net(), Adam(), 0.05).fit(DataLoader(data, **options[kind]), None)
+    except BuilderError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("kind", ["sampler", "batches"])
+def test_sampler_that_divides_the_samples_is_rejected(kind, tmp_path):
+    found = run_ranks(fit_divided, 2, tmp_path, kind)
+
+    assert all("Leave the sampler out" in message for message in found)
