@@ -239,13 +239,14 @@ def _delete_references(top: Path, names: list[str]) -> None:
 
 
 def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
-    """Find temporary files of DVC in the project and in its cache."""
+    """Find temporary files of DVC in the project, beside its outputs, and in its cache."""
     try:
         with Repo() as repo:
             root, cache = Path(repo.root_dir), Path(repo.cache.local_cache_dir)
+            folders = {root, root / ".dvc/tmp", *(Path(out.fs_path).parent for out in repo.index.outs)}
     except DvcException:
         return
-    paths = [*root.glob(".*.tmp"), *cache.rglob(".*.tmp"), *(root / ".dvc/tmp").glob(".*.tmp")]
+    paths = [*cache.rglob(".*.tmp"), *(path for folder in folders for path in folder.glob(".*.tmp"))]
     old = [
         each
         for each in paths
