@@ -281,6 +281,6 @@ def _share_start(components: Components, checkpoint: Checkpoint | None) -> Check
     model = state.model.model
     if not state.is_sharded:  # otherwise they are equal since the parameters were sharded
         group.broadcast_tensors([*model.parameters(), *model.buffers()])
-    state.share_seed()
     received: Any = group.broadcast(None if checkpoint is None else vars(checkpoint))
+    state.share_seed(is_resumed=received is not None)
     return None if received is None else Checkpoint(**received)

@@ -138,10 +138,10 @@ class RunState:
             self._seed = torch.initial_seed()
         return derive_seed(self._seed, *path)
 
-    def share_seed(self) -> None:
-        """Use the seed of rank 0 on every rank."""
-        seed = torch.initial_seed() if self._seed is None else self._seed
-        self._seed = cast(int, self.group.broadcast(seed))
+    def share_seed(self, *, is_resumed: bool) -> None:
+        """Use the seed of rank 0 on every rank; a run that *is_resumed* without one has its previous seed."""
+        seed = torch.initial_seed() if self._seed is None and not is_resumed else self._seed
+        self._seed = cast(int | None, self.group.broadcast(seed))
 
     def seed_generators(self, epoch: int) -> None:
         """Seed the global generators for *epoch*; each rank draws numbers of its own."""
