@@ -14,14 +14,23 @@ class GradientExchange:
     """One sum over the ranks of all gradients of *parameters*, with their weights, in one flat tensor.
 
     The tensor has the gradients of the parameters that are trained, then for each the number of ranks that
-    have it, and the weight. It is float32, or float64 if a parameter is.
+    have it, and the weight. It is float32, or float64 if a parameter is. A step may change which parameters
+    are trained, on all ranks.
     """
 
     def __init__(self, group: RankGroup, parameters: Sequence[Tensor]) -> None:
         self._group = group
+        self._parameters = parameters
         self._count = len(parameters)
-        self._trained = [number for number, each in enumerate(parameters) if each.requires_grad]
-        self._dtypes = [parameters[number].dtype for number in self._trained]
+        self._lay_out(self._find_trained())
+
+    def _find_trained(self) -> list[int]:
+        return [number for number, each in enumerate(self._parameters) if each.requires_grad]
+
+    def _lay_out(self, trained: list[int]) -> None:
+        """Build the flat tensor for the parameters that are *trained*."""
+        parameters, self._trained = self._parameters, trained
+        self._dtypes = [parameters[number].dtype for number in trained]
         shapes = [parameters[number].shape for number in self._trained]
         sizes = [*(shape.numel() for shape in shapes), len(shapes), 1]
         wide = torch.float64 if torch.float64 in self._dtypes else torch.float32
@@ -61,6 +70,8 @@ class GradientExchange:
 
     def _add(self, gradients: Gradients, weight: float | Tensor, *, weighted: bool) -> list[int]:
         """Add the gradients of all ranks, and return the places of those that this rank does not have."""
+        if (trained := self._find_trained()) != self._trained:  # a step has frozen parameters or freed them
+            self._lay_out(trained)
         own = [gradients[number] for number in self._trained] if gradients else [None] * len(self._parts)
         missing = [number for number, gradient in enumerate(own) if gradient is None]
         present = [_check_dense(gradient) for gradient in own if gradient is not None]
