@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from stages.checkpoints.retention import KeepBest
 from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.history import Direction, Split
-from stages.contracts.outputs import TrainOutput
+from stages.contracts.outputs import TrainOutput, weight_of
 from stages.contracts.user_code import place_of
 from stages.learner.metering import RegisteredMetric
 from stages.optim.gradients import Gradients
@@ -112,9 +112,11 @@ def check_optimizer(
 
 
 def has_gradients(step: TrainOutput[Any]) -> bool:
-    """Return whether *step* has a gradient; a step without samples counts as having one."""
-    has_samples = step.item is not None and step.item.size > 0
-    return not has_samples or any(gradient is not None for gradient in step.gradients)
+    """Return whether *step* has a gradient; a step without samples or targets counts as having one."""
+    item = step.item
+    if item is None or item.size == 0 or any(gradient is not None for gradient in step.gradients):
+        return True
+    return not weight_of(item)
 
 
 def missing_gradients(model: Any, gradients: Gradients, *, location: str) -> BuilderError:

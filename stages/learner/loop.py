@@ -34,7 +34,7 @@ from stages.learner.checks import (
 from stages.learner.cuda_graph import build_captured_step
 from stages.learner.metering import NOTHING, Meter
 from stages.learner.mid_epoch import MidEpochCheckpointer
-from stages.learner.rank_step import RankStep, SynchronizedStep, synchronize_ranks
+from stages.learner.rank_step import RankStep, SynchronizedStep, synchronize_average, synchronize_ranks
 from stages.learner.sharded_step import ShardedStep
 from stages.learner.step_strategies import StepStrategy, choose_step_strategy
 from stages.learner.streams import check_streams, count_batches, no_batches
@@ -208,8 +208,9 @@ class Loop:
         if (rest := window.end_epoch()) is not None:
             self._update(rest, rate, iteration)
         window.collect()
-        model.end_training(epoch)
         synchronize_ranks(self._group, model.model, epoch, has_shards=self._state.is_sharded)
+        model.end_training(epoch)
+        synchronize_average(self._group, model)
 
     @torch.no_grad()  # not inference_mode: training may use tensors that a model keeps from here
     def _validate(self, loader: Loader, epoch: int) -> bool:

@@ -12,6 +12,7 @@ from stages.contracts.outputs import TrainOutput, weight_of
 from stages.contracts.shares import share_of
 from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
+from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
 from stages.learner.step_strategies import Buffers, RollbackStep, train_mode
 
@@ -36,6 +37,14 @@ def synchronize_ranks(group: RankGroup, model: torch.nn.Module, epoch: int, *, h
         )
 
 
+def synchronize_average(group: RankGroup, model: ModelState) -> None:
+    """Give the averaged buffers of rank 0 to every rank, whose steps had buffers of their own."""
+    if group.size == 1 or model.average is None:
+        return
+    buffers = {name for name, _ in model.model.named_buffers()}
+    group.broadcast_tensors([each for name, each in model.average.state.items() if name in buffers])
+
+
 class RankStep(RollbackStep):
     """A step on this rank's share of a batch, which is skipped if that of any rank is not valid."""
 
@@ -49,11 +58,17 @@ class RankStep(RollbackStep):
     def compute(self, batch: Share) -> TrainOutput[Any]:
         """Run forward and backward on the samples of this rank; without one, every gradient is None."""
         if batch.batch is not None:
-            return super().compute(batch.batch)
+            return self._drop_unweighted(super().compute(batch.batch))
         self._buffers.save()
         if self._scaler is not None:
             self._scaler.begin_step()
         return TrainOutput(self._model, [None] * self._parameter_count, None)
+
+    def _drop_unweighted(self, step: TrainOutput[Any]) -> TrainOutput[Any]:
+        """Return *step* without gradients if its weight is 0: the mean over no target is not a number."""
+        if _has_weight(step):
+            return step
+        return TrainOutput(step.model, [None] * self._parameter_count, step.item)
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
         """Return whether the shares of all ranks are valid, as `Guard.passes` does.
@@ -65,7 +80,7 @@ class RankStep(RollbackStep):
         skipped = guard.skipped
         if self._scaler is not None:
             self._scaler.share_overflow(self._group.sum)
-        if step.item is None:
+        if not _has_weight(step):
             guard.absorb_overflow()
             passes = True
         else:
@@ -80,9 +95,12 @@ class RankStep(RollbackStep):
         """Return the output of the samples of this rank; None without one."""
         return None if batch.batch is None else super().validate(run, batch.batch)
 
-    def weigh(self, step: TrainOutput[Any], samples: int) -> int | torch.Tensor:  # noqa: ARG002  as above
-        """Return the weight of the gradients of this rank: that of its output, or 0 without one."""
-        return 0 if step.item is None else weight_of(step.item)
+    def weigh(self, step: TrainOutput[Any], samples: int) -> int:  # noqa: ARG002  as above
+        """Return the weight of the gradients of this rank: that of its output, or 0 without one.
+
+        A weight on an accelerator is read: the guard of several ranks waits for the step too.
+        """
+        return 0 if step.item is None else int(weight_of(step.item))
 
     def count_samples(self, batch: Share, item: Any) -> int:  # noqa: ARG002  the share knows
         """Return the number of samples of the batch on all ranks."""
@@ -93,6 +111,11 @@ class RankStep(RollbackStep):
         own = share_of(batch.samples, self._group.rank, self._group.size)
         samples = own.stop - own.start
         return samples, samples * self._group.size / batch.samples
+
+
+def _has_weight(step: TrainOutput[Any]) -> bool:
+    """Return whether the share of this rank has a sample or a target, as its output counts them."""
+    return step.item is not None and bool(weight_of(step.item))
 
 
 class SynchronizedStep(RankStep):

@@ -22,11 +22,17 @@ class LossMetric:
     better = Direction.LOWEST
 
     def measure(self, output: Output) -> Mean:
-        """Return the mean loss of one batch, weighted by its ``weight`` if it has one, else by its size."""
+        """Return the mean loss of one batch, weighted by its ``weight`` if it has one, else by its size.
+
+        A batch of weight 0 counts nothing: its loss, a mean over no target, is not a number.
+        """
         weight = getattr(output, "weight", None)
-        if weight is not None:
-            return Mean.from_sum(output.loss.double() * weight, weight)
-        return Mean.from_mean(output.loss, output.size)
+        if weight is None:
+            return Mean.from_mean(output.loss, output.size)
+        total = output.loss.double() * weight
+        if isinstance(weight, Tensor):
+            return Mean.from_sum(total.where(weight != 0, 0.0), weight)
+        return Mean.from_sum(total, weight) if weight else Mean(0.0, 0)
 
 
 class MaeMetric:

@@ -1,0 +1,97 @@
+"""Steps of several ranks whose shares, parameters or averages differ are those of one process."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rank_runs import Net, assert_equals_one_process, build_net, outcome, shuffled_loaders, start
+from ranks import run_ranks
+
+from stages.contracts.outputs import ClassificationOutput
+from stages.learner import LearnerBuilder
+from stages.metrics import LossMetric
+from stages.optim import Adam, Ema, Sgd, Swa
+from stages.records import NamedMpkGzFileRecorder
+from stages.renderers import PlainRenderer
+
+PADDING = -100
+
+
+class Unfreezing(Net):
+    """A model whose first layer is trained from the third step on."""
+
+    steps = 0
+
+    def train_step(self, batch):
+        self.steps += 1
+        self[0].requires_grad_(self.steps >= 3)
+        return super().train_step(batch)
+
+
+class Padded(Net):
+    """A model whose loss is the mean over the targets that are not padding."""
+
+    def forward_classification(self, batch):
+        inputs, targets = batch
+        logits = self(inputs)
+        loss = F.cross_entropy(logits, targets, ignore_index=PADDING)
+        return ClassificationOutput(loss, logits, targets, weight=int((targets != PADDING).sum()))
+
+
+def make_batches(padded=0):
+    """Return two batches of 8 samples; the last *padded* targets of each are padding."""
+    generator = torch.Generator().manual_seed(7)
+    inputs, targets = torch.randn(16, 4, generator=generator), torch.arange(16) % 3
+    targets.view(2, 8)[:, 8 - padded :] = PADDING
+    return [*zip(inputs.split(8), targets.split(8), strict=True)]
+
+
+def fit_unfreezing(directory, window):
+    builder = start(directory).grads_accumulation(window)
+    model = Unfreezing(*build_net())
+    model[0].requires_grad_(False)
+    learner = builder.build(model, torch.optim.Adam(model.parameters(), 0.05), 0.05)
+    learner.fit(make_batches(), make_batches())
+    return outcome(learner)
+
+
+def fit_padded(directory, window):
+    learner = start(directory).grads_accumulation(window).build(Padded(*build_net()), Sgd(), 0.05)
+    batches = make_batches(4)
+    learner.fit(batches, batches)
+    return outcome(learner)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("fit", [fit_unfreezing, fit_padded])
+def test_ranks_train_what_one_process_trains(fit, window, tmp_path):
+    one = fit(tmp_path / "one", window)
+
+    found = run_ranks(fit, 2, tmp_path / "ranks", window)
+
+    assert found[0] == found[1]
+    assert_equals_one_process(found[0], one)
+
+
+def fit_unseeded(directory, epochs, seed, average=None):
+    """Train to *epochs* from the newest checkpoint, in a process whose generators have *seed*."""
+    builder = LearnerBuilder(directory).metrics(LossMetric()).devices(["cpu"]).num_threads(1)
+    builder.num_epochs(epochs).checkpoint("auto").with_file_checkpointer(NamedMpkGzFileRecorder())
+    if average is not None:
+        builder.average_weights(average)
+    model = build_net(0.3, norm=True)
+    torch.manual_seed(seed)
+    learner = builder.renderer(PlainRenderer()).build(model, Adam(), 0.05)
+    learner.fit(*shuffled_loaders())
+    return outcome(learner)
+
+
+@pytest.mark.parametrize("average", [None, Ema(decay=0.9), Swa(start_epoch=1)], ids=["weights", "ema", "swa"])
+def test_run_without_a_seed_resumes_with_that_of_its_checkpoint(average, tmp_path):
+    """The averages have running statistics, which differ on the ranks within an epoch."""
+    uninterrupted = run_ranks(fit_unseeded, 2, tmp_path / "uninterrupted", 3, 1, average)
+
+    run_ranks(fit_unseeded, 2, tmp_path / "resumed", 2, 1, average)
+    resumed = run_ranks(fit_unseeded, 2, tmp_path / "resumed", 3, 2, average)
+
+    assert resumed == uninterrupted
+    assert resumed[0] == resumed[1]
