@@ -1,5 +1,9 @@
 """Loaders that load whole batches, such as PyTorch's: several ranks divide what one process would load."""
 
+from collections import UserDict
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import pytest
 import torch
 from rank_runs import (
@@ -17,6 +21,7 @@ from run_files import read_run_files
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from stages.contracts.errors import BuilderError
+from stages.distributed import iterate_shares
 from stages.optim import Adam
 
 SHUFFLED = "torch's shuffled loader"
@@ -88,3 +93,52 @@ def test_sampler_that_divides_the_samples_is_rejected(kind, tmp_path):
     found = run_ranks(fit_divided, 2, tmp_path, kind)
 
     assert all("Leave the sampler out" in message for message in found)
+
+
+class Encoding(UserDict):
+    """A mapping with ``to``, such as the batches of a tokenizer, whose length is its number of keys."""
+
+    def to(self, device):
+        return Encoding({name: each.to(device) for name, each in self.items()})
+
+
+class Named(NamedTuple):
+    ids: torch.Tensor
+    texts: list
+
+
+@dataclass
+class Described:
+    ids: torch.Tensor
+    texts: list
+
+
+IDS, TEXTS = torch.arange(5), [*"abcde"]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"ids": IDS, "texts": TEXTS},
+        Encoding({"ids": IDS, "texts": TEXTS}),
+        Named(IDS, TEXTS),
+        Described(IDS, TEXTS),
+        [IDS, {"texts": TEXTS, "names of classes": ["x", "y"]}, 0.5],
+        (torch.tensor(3.0), [IDS, IDS], TEXTS),
+    ],
+    ids=["dict", "encoding", "namedtuple", "dataclass", "list", "tuple"],
+)
+def test_every_part_of_a_batch_has_the_samples_of_the_share(batch):
+    shares = [share.batch for rank in range(2) for share in iterate_shares([batch], rank, 2)]
+
+    assert all(type(share) is type(batch) for share in shares)
+    assert ["a, b, c" in str(share).replace("'", "") for share in shares] == [True, False]
+    assert ["d, e]" in str(share).replace("'", "") for share in shares] == [False, True]
+    assert ["tensor([0, 1, 2])" in str(share) for share in shares] == [True, False]
+    assert ["tensor([3, 4])" in str(share) for share in shares] == [False, True]
+
+
+@pytest.mark.parametrize("batch", [([torch.zeros(4), torch.zeros(2)], IDS), "text"])
+def test_batch_that_cannot_be_divided_is_rejected(batch):
+    with pytest.raises(BuilderError, match="the ranks cannot"):
+        next(iterate_shares([batch], 0, 2))

@@ -153,6 +153,7 @@ def test_locks_and_temporary_files_stay_while_git_runs(project, monkeypatch):
     lock.touch()
     parts = [project.folder / folder / f".{'a' * 22}.tmp" for folder in ("", "artifacts")]
     for part in parts:
+        part.parent.mkdir(exist_ok=True)
         part.touch()
         os.utime(part, (1, 1))
     shell = ["sh", "-c", "git cat-file --batch; true"]  # so that git is not a direct child of this process
