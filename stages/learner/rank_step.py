@@ -1,7 +1,7 @@
 """Training steps of several ranks: each computes its share of a batch, and all make the same update."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -53,12 +53,16 @@ class RankStep(RollbackStep):
         super().__init__(state, checks, Buffers(state.model.model if self._skips else None))
         self._group = group
         self._parameter_count = sum(1 for _ in state.model.model.parameters())
+        self._has_class_weights = getattr(self._model, "has_class_weights", False)
+        self._device = next(state.model.model.parameters()).device
         self._is_sum = True  # every rank checks the gradients that the ranks have added
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
         """Run forward and backward on the samples of this rank; without one, every gradient is None."""
         if batch.batch is not None:
-            return self._drop_unweighted(super().compute(batch.batch))
+            with self._divide_loss(batch):
+                return self._drop_unweighted(super().compute(batch.batch))
+        self._sum_divisor(None)
         self._buffers.save()
         if self._scaler is not None:
             self._scaler.begin_step()
@@ -93,7 +97,32 @@ class RankStep(RollbackStep):
 
     def validate(self, run: Callable[[Any], Any], batch: Share) -> Any:
         """Return the output of the samples of this rank; None without one."""
-        return None if batch.batch is None else super().validate(run, batch.batch)
+        with self._divide_loss(batch):
+            return None if batch.batch is None else super().validate(run, batch.batch)
+
+    @contextmanager
+    def _divide_loss(self, batch: Share) -> Iterator[None]:
+        """Divide the default loss with class weights by those of the batch in the block, not of the share."""
+        own = share_of(batch.samples, self._group.rank, self._group.size)
+        samples = own.stop - own.start
+        total = self._sum_divisor(batch.batch if samples else None)
+        if total is None:
+            yield
+            return
+        self._model.loss_divisor = total * (samples / batch.samples)
+        try:
+            yield
+        finally:
+            self._model.loss_divisor = None
+
+    def _sum_divisor(self, batch: Any) -> Tensor | None:
+        """Return the sum of the class weights over all ranks, to which *batch* adds; None if it has none."""
+        if not self._has_class_weights:
+            return None
+        own = None if batch is None else self._model.sum_class_weights(batch)
+        total = torch.zeros((), device=self._device) if own is None else own
+        self._group.sum(total)
+        return own if own is None else total
 
     def weigh(self, step: TrainOutput[Any], samples: int) -> int:  # noqa: ARG002  as above
         """Return the weight of the gradients of this rank: that of its output, or 0 without one.

@@ -52,7 +52,8 @@ class ShardedStep(RankStep):
 
     def validate(self, run: Callable[[Any], Any], batch: Share) -> Any:
         """Return the output of the samples of this rank; None without one."""
-        item = run(batch.batch)
+        with self._divide_loss(batch):
+            item = run(batch.batch)
         return item if self._weigh_loss(batch)[0] else None
 
     def weigh(self, step: TrainOutput[Any], samples: int) -> int:  # noqa: ARG002  other strategies need it

@@ -123,7 +123,13 @@ class ClassificationStep(Module):
     """Training and validation steps for a module with logits (B, classes) for inputs (B, …)."""
 
     _label_smoothing = 0.0
-    _has_class_weights = False
+    has_class_weights = False
+    """True if the default loss has class weights."""
+    loss_divisor: Tensor | None = None
+    """The divisor of the default loss with class weights; None: the sum of the weights of the targets.
+
+    Several ranks set it, because the divisor belongs to the batch and not to the share of a rank.
+    """
 
     def configure_loss(
         self, *, class_weights: Sequence[float] | None = None, label_smoothing: float = 0.0
@@ -143,7 +149,7 @@ class ClassificationStep(Module):
                 "label_smoothing have no effect. Use them in that method, or remove it"
             )
         self._label_smoothing = label_smoothing
-        self._has_class_weights = class_weights is not None
+        self.has_class_weights = class_weights is not None
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("_class_weights", weights, persistent=False)
 
@@ -162,8 +168,27 @@ class ClassificationStep(Module):
                 f"cross entropy takes a logit per class, and the model returns one, {tuple(logits.shape)}. "
                 "Give the model two outputs, or override loss with F.binary_cross_entropy_with_logits"
             )
-        weights: Any = self._class_weights.to(logits.dtype) if self._has_class_weights else None
-        return F.cross_entropy(logits, targets, weights, label_smoothing=self._label_smoothing)
+        weights: Any = self._class_weights.to(logits.dtype) if self.has_class_weights else None
+        smoothing = self._label_smoothing
+        if self.loss_divisor is None:
+            return F.cross_entropy(logits, targets, weights, label_smoothing=smoothing)
+        total = F.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum")
+        return total / self.loss_divisor.to(total.dtype)
+
+    def sum_class_weights(self, batch: Any) -> Tensor | None:
+        """Return the sum of the class weights of the targets in *batch*, by which the default loss divides.
+
+        None if the targets are probabilities, of which it is the mean over the samples.
+
+        Raises:
+            BuilderError: If *batch* is not a pair (inputs, targets).
+        """
+        targets = _unpack_pair(batch, self, "forward_classification")[1]
+        if targets.is_floating_point():
+            return None
+        weights: Any = self._class_weights
+        total: Tensor = (weights[targets.clamp(min=0)] * (targets >= 0)).sum()  # -100 is ignored
+        return total
 
     def forward_classification(self, batch: Any) -> ClassificationOutput:
         """Return loss, logits and targets of a batch (inputs, targets).

@@ -61,8 +61,28 @@ def fit_padded(directory, window):
     return outcome(learner)
 
 
+def fit_weighted(directory, window, strategy="auto"):
+    """Train with class weights, on batches of 6, 6 and 1 labelled samples."""
+    model = build_net()
+    model.configure_loss(class_weights=[1.0, 10.0, 0.5], label_smoothing=0.1)
+    builder = start(directory).grads_accumulation(window).strategy(strategy)
+    learner = builder.build(model, Adam(), 0.05)
+    batches = [*make_batches(2), tuple(each[:1] for each in make_batches()[1])]
+    learner.fit(batches, batches)
+    return outcome(learner)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_class_weights_are_those_of_the_batch_and_not_of_the_share(strategy, tmp_path):
+    one = fit_weighted(tmp_path / "one", 1)
+
+    found = run_ranks(fit_weighted, 2, tmp_path / "ranks", 1, strategy)
+
+    assert_equals_one_process(found[0], one)
+
+
 @pytest.mark.parametrize("window", [1, 2])
-@pytest.mark.parametrize("fit", [fit_unfreezing, fit_padded])
+@pytest.mark.parametrize("fit", [fit_unfreezing, fit_padded, fit_weighted])
 def test_ranks_train_what_one_process_trains(fit, window, tmp_path):
     one = fit(tmp_path / "one", window)
 
