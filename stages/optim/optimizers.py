@@ -60,7 +60,8 @@ def _build(parts: Sequence[Part]) -> torch.optim.Optimizer:
             kind = torch.optim.AdamW if isinstance(config, AdamW) else torch.optim.Adam
             return kind(groups, **_options(config), fused=_can_be_fused(parameters))
         case Sgd():
-            fused = _can_be_fused(parameters) and not any(map(is_skipped_by_sgd, parameters))
+            is_sharded = any(hasattr(each, "device_mesh") for each in parameters)  # torch cannot fuse those
+            fused = _can_be_fused(parameters) and not (is_sharded or any(map(is_skipped_by_sgd, parameters)))
             return torch.optim.SGD(groups, **_options(config), fused=fused)
         case RmsProp():
             return torch.optim.RMSprop(groups, **_options(config))

@@ -31,7 +31,7 @@ from stages.contracts.outputs import TrainOutput
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
-from stages.optim import Adam, NonFinite
+from stages.optim import AdaGrad, Adam, NonFinite, Sgd
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 
@@ -170,18 +170,26 @@ def test_gradient_that_is_not_finite_is_found_on_the_rank_that_has_it(samples, t
     assert run_ranks(skip_overflow, 2, tmp_path, samples) == [True, True]
 
 
-def shard_own_optimizer(directory):
+OPTIMIZERS = {
+    "torch's AdamW": lambda model: torch.optim.AdamW(model.parameters(), 0.05, weight_decay=0.1),
+    "SGD": lambda _: Sgd(momentum=0.9),
+    "AdaGrad": lambda _: AdaGrad(),
+}
+
+
+def shard_optimizer(directory, kind):
     model = build_net()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.05, weight_decay=0.1)
-    learner = start(directory).strategy("fsdp" if "RANK" in os.environ else "auto").build(model, optimizer)
+    strategy = "fsdp" if "RANK" in os.environ else "auto"
+    learner = start(directory).strategy(strategy).build(model, OPTIMIZERS[kind](model), 0.05)
     learner.fit(*loaders())
     return outcome(learner)
 
 
-def test_optimizer_of_torch_trains_the_shards(tmp_path):
-    one = shard_own_optimizer(tmp_path / "one")
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_other_optimizers_train_the_shards(kind, tmp_path):
+    one = shard_optimizer(tmp_path / "one", kind)
 
-    results = run_ranks(shard_own_optimizer, 2, tmp_path / "ranks")
+    results = run_ranks(shard_optimizer, 2, tmp_path / "ranks", kind)
 
     assert_equals_one_process(results[0], one)
 
