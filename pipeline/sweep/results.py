@@ -1,16 +1,37 @@
-"""The table at the end of a sweep: one line for each point, the best first, at most 80 columns wide."""
+"""The results of the points of a sweep, and the table at its end, which is at most 80 columns wide."""
 
+from collections.abc import Sequence
+
+from pipeline.comparison.collection import summarize
 from pipeline.comparison.runs import Comparison, RunSummary, ViewOptions, sort_runs
+from pipeline.engine.project_copy import FrozenProject
+from pipeline.revisions.files import read_revisions
+from stages.contracts.errors import StageError
 from stages.contracts.text import format_duration, format_rounded, replace_unprintable
 
 WIDTH = 80
 ABSENT = "-"
 
 
-def result_table(comparison: Comparison, metric: str | None) -> str:
-    """Return the table of the points in *comparison*, sorted by *metric*; None keeps their order.
+def collect_points(base: FrozenProject, names: Sequence[str]) -> Comparison:
+    """Return the comparison of the experiments *names*, of the HEAD that the sweep of *base* began with.
 
-    A name that is too long has a line of its own.
+    Raises `StageError` if one of them was removed.
+    """
+    commits = base.experiments()
+    if missing := [name for name in names if name not in commits]:
+        raise StageError(
+            f"experiment {', '.join(missing)} of this sweep is missing: it was removed. "
+            "Run the same command again to resume"
+        )
+    found = read_revisions([commits[name] for name in names])
+    return summarize({name: found[commits[name]] for name in names})
+
+
+def result_table(comparison: Comparison, metric: str | None) -> str:
+    """Return the table of the points in *comparison*, one line each, sorted by *metric*, the best first.
+
+    None keeps their order. A name that is too long has a line of its own.
     """
     rows = [("run", metric or "", "epoch", "epochs", "time")]
     rows += [_row(run, metric) for run in sort_runs(comparison, ViewOptions(sort=metric))]

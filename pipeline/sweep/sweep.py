@@ -10,7 +10,6 @@ from typing import IO
 
 import typer
 
-from pipeline.comparison.collection import collect_runs
 from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze, remove_orphaned
 from pipeline.revisions.cache_content import remove_damaged_outputs
 from pipeline.sweep.executors import Executor
@@ -19,7 +18,7 @@ from pipeline.sweep.live_table import show_live_table
 from pipeline.sweep.plan import PlannedPoint, Point, check_plan, plan_points
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, SERVERS_FOLDER
 from pipeline.sweep.progress import SweepProgress
-from pipeline.sweep.results import result_table
+from pipeline.sweep.results import collect_points, result_table
 from pipeline.sweep.scheduler import Report, run_jobs
 from pipeline.sweep.search import Search
 from pipeline.sweep.stopping import (
@@ -82,7 +81,7 @@ def sweep(points: Sequence[Point], options: SweepOptions) -> None:
             rule = RULES[options.stop]
             rungs = Rungs(rule.rungs(check_epochs(base, points)), partial(select_points, rule))
             results = _run_rungs(base, points, options, lock, rungs)
-    _conclude(results, options)
+    _conclude(base, results, options)
 
 
 def run_search(search: Search, options: SweepOptions) -> None:
@@ -101,12 +100,12 @@ def run_search(search: Search, options: SweepOptions) -> None:
                 f"trials {search.drawn - search.size + 1} to {search.drawn} of {search.options.trials}:"
             )
             ran = _run_batch(base, points, options, lock, rungs)
-            metric, curves = _read_curves(dict(enumerate(ran)), options.metric)
+            metric, curves = _read_curves(base, dict(enumerate(ran)), options.metric)
             options = replace(options, metric=metric)  # the same one for all batches
             search.tell([(curves[number], each.stopped) for number, each in enumerate(ran)])
             results |= {each.name: each for each in ran}
             points = search.ask()
-    _conclude(list(results.values()), options)
+    _conclude(base, list(results.values()), options)
 
 
 def _freeze() -> FrozenProject:
@@ -184,7 +183,7 @@ def _run_rungs(
         results |= zip(active, ran, strict=True)
         if epochs == total:
             break
-        _, curves = _read_curves({number: results[number] for number in active}, options.metric)
+        _, curves = _read_curves(base, {number: results[number] for number in active}, options.metric)
         chosen = rungs.select(curves, epochs)
         for number in set(active).difference(chosen):
             results[number] = replace(results[number], stopped=epochs)
@@ -194,15 +193,17 @@ def _run_rungs(
     return list(results.values())
 
 
-def _read_curves(results: Mapping[int, PointResult], metric: str | None) -> tuple[str | None, Curves]:
+def _read_curves(
+    base: FrozenProject, results: Mapping[int, PointResult], metric: str | None
+) -> tuple[str | None, Curves]:
     """Return the metric that ranks the points, and its curve of each point; None for one that failed.
 
-    Raises as `find_metric` does.
+    Raises as `collect_points` and `find_metric` do.
     """
     trained = [each.name for each in results.values() if not each.error]
     if not trained:
         return metric, dict.fromkeys(results)
-    compared = collect_runs(trained)
+    compared = collect_points(base, trained)
     found = find_metric(compared, metric)
     curves = {run.name: run.metrics.get(found) for run in compared.runs}
     return found, {number: curves.get(each.name) for number, each in results.items()}
@@ -261,9 +262,9 @@ def _report_interruption(progress: SweepProgress) -> Iterator[None]:
         raise
 
 
-def _conclude(results: Sequence[PointResult], options: SweepOptions) -> None:
+def _conclude(base: FrozenProject, results: Sequence[PointResult], options: SweepOptions) -> None:
     if trained := [each.name for each in results if not each.error]:
-        compared = collect_runs(trained)
+        compared = collect_points(base, trained)
         shown = find_metric(compared, options.metric) if options.metric else default_metric(compared)
         typer.echo(f"\n{result_table(compared, shown)}", file=options.output, nl=False)
     if reasons := [f"{each.name}: {each.error}" for each in results if each.error]:

@@ -15,6 +15,10 @@ import pytest
 from pages import page
 from waiting import LIMIT_SECONDS
 
+from pipeline.engine.project_copy import freeze
+from pipeline.sweep.results import collect_points
+from stages.contracts.errors import StageError
+
 RATE = "build_learner.optimizer.learning_rate"
 GRID = f"{RATE}=0.001,1e30,0.002"
 VALID_POINTS = ["learning_rate=0.001", "learning_rate=0.002"]
@@ -98,6 +102,25 @@ def test_sweep_ends_with_a_table_of_its_experiments(sweep_result):
     shown = json.loads(sweep_result.project.ok("dvc", "exp", "show", "--json"))
     assert sorted(each["name"] for rev in shown for each in rev["experiments"] or []) == VALID_POINTS
     assert "running" not in json.dumps(shown).lower()
+
+
+def test_results_are_those_of_the_experiments_of_the_sweep_if_head_moves(finished, monkeypatch):
+    """A branch may have the name of a point, and two points may have the same commit."""
+    monkeypatch.chdir(finished.folder)
+    base = freeze(finished.folder)
+    for name in ("seed=1", "seed=2"):
+        finished.ok("git", "update-ref", base.ref(name), base.head)
+    finished.ok("git", "branch", "seed=1", "HEAD~1")
+    finished.ok("git", "commit", "-q", "--allow-empty", "-m", "HEAD moves")
+
+    runs = collect_points(base, ["seed=1", "seed=2"]).runs
+
+    assert [(run.name, run.sha, run.epochs) for run in runs] == [
+        ("seed=1", base.head, 2),
+        ("seed=2", base.head, 2),
+    ]
+    with pytest.raises(StageError, match="experiment seed=3 of this sweep is missing"):
+        collect_points(base, ["seed=3"])
 
 
 def test_pipe_has_a_line_for_each_point(sweep_result):
