@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.comparison.runs import MetricCurve
-from pipeline.sweep.plan import EPOCHS, Point
+from pipeline.sweep.plan import Point
 from pipeline.sweep.space import read_space
 from pipeline.sweep.stopping import Curves, StopRule, rank
 from stages.contracts.errors import ParamsError
@@ -73,9 +73,9 @@ class Search:
         return sum(map(len, self._batch.values()))
 
     @property
-    def varies_epochs(self) -> bool:
-        """True if the number of epochs is one of the params that vary."""
-        return any(each.title == EPOCHS for each in self._space.dimensions)
+    def varying(self) -> set[str]:
+        """The keys of the params that vary."""
+        return {each.title for each in self._space.dimensions}
 
     def ask(self) -> list[Point]:
         """Return the points of the next batch, each once; an empty list after the last trial."""

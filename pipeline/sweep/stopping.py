@@ -11,14 +11,15 @@ without waiting for a rung.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.comparison.runs import Comparison, MetricCurve, select_metrics
 from pipeline.engine.project_copy import FrozenProject
-from pipeline.sweep.plan import EPOCHS, Point, count_epochs, params_of
+from pipeline.sweep.plan import EPOCHS, PARAMS, Point, count_epochs, params_of
 from stages.contracts.errors import ParamsError
 from stages.contracts.history import Direction
 
-VARYING_EPOCHS = f"--stop chooses the epochs of each point, so -S {EPOCHS} must have one value"
+VALIDATE_EVERY = "fit.validate_every"
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,16 @@ class StopRule:
     pruner: str = ""
     """The class of Optuna's pruner that chooses the points instead; empty for the best in *factor*."""
 
-    def rungs(self, epochs: int) -> list[int]:
-        """Return the epochs after which points stop, ascending; the last one is *epochs*."""
+    def rungs(self, epochs: int, validate_every: int = 1) -> list[int]:
+        """Return the epochs after which points stop, ascending; the last one is *epochs*.
+
+        The others are rounded up to a multiple of *validate_every*, so that they have values to rank by.
+        """
         found = [epochs]
         while found[-1] >= self.factor:
             found.append(found[-1] // self.factor)
-        return found[::-1]
+        rounded = {math.ceil(rung / validate_every) * validate_every for rung in found}
+        return [*sorted(rung for rung in rounded if rung < epochs), epochs]
 
     def select(self, ranks: Mapping[int, float | None]) -> list[int]:
         """Return the points that continue, by their *ranks*: lower is better, None is worse than any number.
@@ -69,23 +74,53 @@ class Rungs:
     select: Select
 
 
-def check_epochs(base: FrozenProject, points: Sequence[Point]) -> int:
-    """Return the number of epochs of *points*. Raises `ParamsError` if it is not that of every point."""
-    if len(points) > 1 and any(key == EPOCHS for point in points for key, _ in point.varying):
-        raise ParamsError(VARYING_EPOCHS)
+def plan_rungs(rule: StopRule, base: FrozenProject, points: Sequence[Point]) -> list[int]:
+    """Return the epochs after which *rule* stops *points*, ascending.
+
+    Raises `ParamsError` if the epochs or the validated ones differ between points, or if none is validated.
+    """
+    if len(points) > 1:
+        check_varying({key for point in points for key, _ in point.varying})
+    params = _first_params(base, points)
+    epochs, validate_every = count_epochs(base, params), _validate_every(base, params)
+    if validate_every > epochs:
+        raise ParamsError(
+            f"--stop ranks points by their validation, but {VALIDATE_EVERY} is {validate_every} and {EPOCHS} "
+            f"is {epochs}, so no epoch is validated. Set {VALIDATE_EVERY} to at most {epochs}"
+        )
+    return rule.rungs(epochs, validate_every)
+
+
+def check_varying(keys: Collection[str]) -> None:
+    """Raise `ParamsError` if one of *keys*, the params that vary, must be the same for all points."""
+    for key in (EPOCHS, VALIDATE_EVERY):
+        if key in keys:
+            raise ParamsError(f"--stop chooses the epochs of each point, so -S {key} must have one value")
+
+
+def _first_params(base: FrozenProject, points: Sequence[Point]) -> Mapping[str, Any]:
+    """Return the params of the first point that can run. Raises `ParamsError` if none can."""
     mistakes = []
     for point in points:
         try:
-            return count_epochs(base, params_of(base, point))
+            return params_of(base, point)
         except ParamsError as mistake:
             mistakes.append(mistake)
     raise mistakes[0]
 
 
+def _validate_every(base: FrozenProject, params: Mapping[str, Any]) -> int:
+    every = ((params.get(PARAMS) or base.content(PARAMS)).get("fit") or {}).get("validate_every", 1)
+    return every if isinstance(every, int) and every > 0 else 1  # each point reports another value
+
+
 def default_metric(comparison: Comparison) -> str | None:
-    """Return the first metric with a known direction, of the valid split if possible; None without one."""
+    """Return the first metric with a known direction; None without one.
+
+    It is one of the valid split if the runs have that split.
+    """
     curves = {name: curve for run in comparison.runs for name, curve in run.metrics.items()}
-    return next((name for name in comparison.metrics if curves[name].better), None)
+    return next((name for name in select_metrics(comparison, ()) if curves[name].better), None)
 
 
 def find_metric(comparison: Comparison, requested: str | None) -> str:

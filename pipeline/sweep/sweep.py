@@ -23,12 +23,12 @@ from pipeline.sweep.scheduler import Report, run_jobs
 from pipeline.sweep.search import Search
 from pipeline.sweep.stopping import (
     RULES,
-    VARYING_EPOCHS,
     Curves,
     Rungs,
-    check_epochs,
+    check_varying,
     default_metric,
     find_metric,
+    plan_rungs,
     select_points,
 )
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
@@ -79,7 +79,7 @@ def sweep(points: Sequence[Point], options: SweepOptions) -> None:
             results = _run_points(base, planned, options, lock)
         else:
             rule = RULES[options.stop]
-            rungs = Rungs(rule.rungs(check_epochs(base, points)), partial(select_points, rule))
+            rungs = Rungs(plan_rungs(rule, base, points), partial(select_points, rule))
             results = _run_rungs(base, points, options, lock, rungs)
     _conclude(base, results, options)
 
@@ -116,10 +116,9 @@ def _freeze() -> FrozenProject:
 
 
 def _search_rungs(base: FrozenProject, points: Sequence[Point], search: Search, stop: str) -> Rungs:
-    if search.varies_epochs:
-        raise ParamsError(VARYING_EPOCHS)
+    check_varying(search.varying)
     rule = RULES[stop]
-    epochs = rule.rungs(check_epochs(base, points))
+    epochs = plan_rungs(rule, base, points)
     if not rule.pruner:
         return Rungs(epochs, partial(select_points, rule))
     search.use_pruner(rule, epochs)
@@ -221,7 +220,7 @@ def print_plan(points: Sequence[Point], stop: str | None = None) -> None:
     Raises `ParamsError` with each point whose params are not valid, after all are printed.
     """
     base = freeze(Path.cwd())
-    epochs = RULES[stop].rungs(check_epochs(base, points))[0] if stop else None
+    epochs = plan_rungs(RULES[stop], base, points)[0] if stop else None
     planned = plan_points(base, points, epochs)
     check_plan(planned)
     for each in planned:

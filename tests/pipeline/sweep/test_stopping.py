@@ -20,16 +20,19 @@ def summary(name, *accuracies, **more):
 
 
 @pytest.mark.parametrize(
-    ("rule", "epochs", "rungs"),
+    ("rule", "epochs", "validate_every", "rungs"),
     [
-        ("asha", 9, [1, 3, 9]),
-        ("asha", 20, [2, 6, 20]),
-        ("median", 20, [1, 2, 5, 10, 20]),
-        ("median", 1, [1]),
+        ("asha", 9, 1, [1, 3, 9]),
+        ("asha", 20, 1, [2, 6, 20]),
+        ("median", 20, 1, [1, 2, 5, 10, 20]),
+        ("median", 1, 1, [1]),
+        ("median", 20, 4, [4, 8, 12, 20]),
+        ("asha", 5, 3, [3, 5]),
+        ("asha", 4, 4, [4]),
     ],
 )
-def test_rungs_divide_the_epochs_by_the_factor(rule, epochs, rungs):
-    assert RULES[rule].rungs(epochs) == rungs
+def test_rungs_divide_the_epochs_by_the_factor_and_are_validated(rule, epochs, validate_every, rungs):
+    assert RULES[rule].rungs(epochs, validate_every) == rungs
 
 
 def test_best_third_continues_and_of_equal_points_the_first_ones():
@@ -60,6 +63,16 @@ def test_metric_without_a_known_direction_cannot_rank():
     assert default_metric(compared) is None
     with pytest.raises(ParamsError, match="no direction is known of Width"):
         find_metric(compared, "Width")
+
+
+def test_default_metric_is_of_the_valid_split_if_there_is_one():
+    trained = MetricCurve("train", "Loss", {1: 1.0}, Direction.LOWEST)
+    width = MetricCurve("valid", "Width", {1: 1.0}, None)
+    without_valid = RunSummary("a", None, metrics={trained.name: trained})
+    with_valid = RunSummary("b", None, metrics={each.name: each for each in (trained, width)})
+
+    assert default_metric(Comparison((without_valid,))) == "train/Loss"
+    assert default_metric(Comparison((without_valid, with_valid))) is None
 
 
 def test_table_is_sorted_by_the_metric_and_at_most_80_columns_wide():
@@ -109,8 +122,21 @@ def read_trials(project):
     return found
 
 
-def test_epochs_cannot_vary_if_points_are_stopped(project):
-    refused = project.learner("sweep", "--stop", "median", "-S", "fit.num_epochs=2,4")
+@pytest.mark.parametrize("key", ["fit.num_epochs", "+fit.validate_every"])
+def test_epochs_cannot_vary_if_points_are_stopped(project, key):
+    refused = project.learner("sweep", "--stop", "median", "-S", f"{key}=2,4")
 
     assert refused.code == 2
-    assert "--stop chooses the epochs of each point, so -S fit.num_epochs must have one value" in refused.err
+    assert (
+        f"--stop chooses the epochs of each point, so -S {key.lstrip('+')} must have one value" in refused.err
+    )
+
+
+def test_points_without_a_validated_epoch_cannot_be_stopped(project):
+    command = ("sweep", "--stop", "median", "-S", "fit.seed=1,2", "-S", "+fit.validate_every=3")
+
+    refused = project.learner(*command)
+
+    assert refused.code == 2
+    assert "fit.validate_every is 3 and fit.num_epochs is 2, so no epoch is validated. Set" in refused.err
+    assert not refused.out
