@@ -10,7 +10,7 @@ from stages.contracts.errors import ParamsError
 
 def init(
     directory: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
             metavar="[DIR]",
             help="Folder of the project, created if missing; `.` for this one.",
@@ -36,6 +36,8 @@ def init(
 
     if directory is None and template is not None:
         raise ParamsError(f"no folder. Run: learner init DIR --template {template}")
-    lines = make_project(directory, template or DEFAULT_TEMPLATE) if directory else describe_templates()
+    if directory is not None and not directory.strip():
+        raise ParamsError(f"{directory!r} names no folder. Name one, or pass . for this folder")
+    lines = make_project(Path(directory), template or DEFAULT_TEMPLATE) if directory else describe_templates()
     for line in lines:
         typer.echo(line)

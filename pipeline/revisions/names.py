@@ -40,7 +40,8 @@ def resolve(name: str) -> str:
 
 
 def resolve_in(repo: Repo, name: str) -> str:
-    """Return the full SHA of *name*. Raises `ParamsError` for an unknown name."""
+    """Return the full SHA of *name*. Raises `ParamsError` for an unknown name, and for a blank one."""
+    _check_not_blank(name)
     try:
         return str(resolve_rev(repo.scm, name))
     except RevError as error:
@@ -52,12 +53,13 @@ def resolve_in(repo: Repo, name: str) -> str:
 
 
 def resolve_all(repo: Repo, names: Sequence[str]) -> dict[str, str]:
-    """Return name to full SHA. Raises `ParamsError` for an unknown name.
+    """Return name to full SHA. Raises `ParamsError` for an unknown name, and for a blank one.
 
     The list of experiments, which git keeps in one file for each, is read once.
     """
     found, unknown = {}, []
     for name in names:
+        _check_not_blank(name)
         try:
             with map_scm_exception():
                 found[name] = str(repo.scm.resolve_rev(fix_exp_head(repo.scm, name)))
@@ -104,6 +106,12 @@ def read_commits(root: Path, names: Sequence[str]) -> list[GitObject]:
     if missing:
         raise StageError(f"git has no commit {', '.join(missing)} in {root}. Run `git fsck`")
     return [commit for commit in found if commit]
+
+
+def _check_not_blank(name: str) -> None:
+    """Raise `ParamsError` for a blank *name*, which DVC would resolve to HEAD."""
+    if not name.strip():
+        raise ParamsError(f"{name!r} names no revision. Name an experiment, branch, tag or SHA, or HEAD")
 
 
 def _experiment_names(repo: Repo) -> Iterator[str]:

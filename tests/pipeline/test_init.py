@@ -221,6 +221,14 @@ def test_existing_files_are_never_overwritten(project, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["model.py"]
 
 
+def test_blank_folder_is_refused_and_nothing_is_written(tmp_path, open_project):
+    refused = open_project(tmp_path).run("learner", "init", "")
+
+    assert refused.code == 2
+    assert "'' names no folder. Name one, or pass . for this folder" in refused.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(project, tmp_path):
     """The .gitignore of the subfolder is not changed; the missing lines are printed."""
     (tmp_path / "repository/mine").mkdir(parents=True)

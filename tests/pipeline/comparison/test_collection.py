@@ -8,7 +8,8 @@ import pytest
 
 from pipeline.comparison.collection import collect_runs
 from pipeline.revisions.files import read_revisions
-from stages.contracts.errors import StageError
+from pipeline.revisions.names import resolve
+from stages.contracts.errors import ParamsError, StageError
 
 ROOT = Path(__file__).parents[3]
 FILES = ("dvc.yaml", "params.yaml", "dvc.lock", ".dvc/config")
@@ -76,6 +77,16 @@ def test_names_resolved_together_equal_names_resolved_one_by_one(head):
     assert {name: files.sha for name, files in read_revisions().items()} == {"workspace": None, **shas}
     assert found["exp-1"].read_tracked("params.yaml") == {"fit": {"seed": 1}}
     assert found["exp-1"].committed.isoformat() == "2026-03-04T05:06:07+05:30"
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_blank_name_is_no_revision(head, name):
+    message = f"{name!r} names no revision. Name an experiment"
+
+    with pytest.raises(ParamsError, match=message):
+        read_revisions(["HEAD", name])
+    with pytest.raises(ParamsError, match=message):
+        resolve(name)
 
 
 def test_ambiguous_experiment_name_is_an_error(head):
