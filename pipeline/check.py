@@ -10,7 +10,7 @@ from pipeline.params import Params, build_params_error
 from pipeline.project import parse_paths, read_paths
 from pipeline.snapshot import interpolate, read_variables
 from pipeline.versions import VERSIONS
-from pipeline.yaml_files import read_yaml
+from pipeline.yaml_files import read_definition, read_yaml
 from stages.checkpoints.retention import BestConfig
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError
@@ -32,7 +32,7 @@ CODE_KEYS = ("kind", "lr_lambda", "scale_fn")
 
 def check_params(params: Params) -> None:
     """Raise `ParamsError` with a line for each mistake that would fail a run after its first stage."""
-    if mistakes := find_late_mistakes(params, read_yaml(PARAMS), read_yaml(Path("dvc.yaml"))):
+    if mistakes := find_late_mistakes(params, read_yaml(PARAMS), read_definition()):
         raise build_params_error(PARAMS, mistakes)
 
 
@@ -116,7 +116,7 @@ def _find_rules_without_validation(params: Params) -> Iterator[str]:
 
 def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
     """Return a line for each data path in *params* that does not exist and that no stage writes."""
-    definition = read_yaml(root / "dvc.yaml")
+    definition = read_definition(root / "dvc.yaml")
     entries = [each.get("outs") or [] for each in (definition.get("stages") or {}).values()]
     outputs = [
         root / _plain(each) for outs in entries for each in interpolate(outs, read_variables(definition))
@@ -131,7 +131,7 @@ def find_missing_data(params: Params, root: Path = Path()) -> list[str]:
 
 def find_missing_deps(params: Params, root: Path = Path()) -> list[str]:
     """Return a line for each file below *root* that a stage uses and that its ``deps`` lack."""
-    definition = read_yaml(root / "dvc.yaml")
+    definition = read_definition(root / "dvc.yaml")
     stages, values, lines = definition.get("stages", {}), read_variables(definition), []
     tested = {"save-model": SECTIONS_BY_STAGE["fit"]} if "test" in read_paths(root / "dvc.yaml") else {}
     for stage, sections in (SECTIONS_BY_STAGE | tested).items():
@@ -180,7 +180,7 @@ def _find_indexed_files(params: Params, root: Path) -> Iterator[Path]:
     source, materialize = params.load_data.source, params.load_data.materialize
     if not isinstance(source, ImageFolder) or materialize == "tensors" or Path(source.path).is_absolute():
         return
-    dataset = root / parse_paths(read_yaml(root / "dvc.yaml"), "dvc.yaml").get("dataset", "")
+    dataset = root / parse_paths(read_definition(root / "dvc.yaml"), "dvc.yaml").get("dataset", "")
     if materialize == "index" or (dataset.is_file() and "index" in read_yaml(dataset)):
         yield Path(source.path)
 

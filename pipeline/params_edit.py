@@ -14,7 +14,7 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from pipeline.check import find_late_mistakes
 from pipeline.params import build_params_error, read_params
-from pipeline.yaml_files import read_yaml
+from pipeline.yaml_files import read_definition, read_yaml
 from stages.contracts.errors import ParamsError
 
 PARAMS = Path("params.yaml")
@@ -36,7 +36,7 @@ def override_params(overrides: Sequence[str], edit: Edit | None = None) -> str:
             edit(content)
         _write_draft(draft, content, overrides)
         try:
-            check_draft(draft, read_yaml(Path("dvc.yaml")))
+            check_draft(draft, read_definition())
         except ParamsError as error:
             raise ParamsError(str(error).replace(str(draft), f"{PARAMS} (unchanged)")) from error
         return _merge_into_text(PARAMS.read_text(encoding="utf-8"), read_yaml(draft))

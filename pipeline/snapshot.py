@@ -16,7 +16,7 @@ from typing import Any
 
 from pathspec import GitIgnoreSpec
 
-from pipeline.yaml_files import read_yaml
+from pipeline.yaml_files import read_definition, read_yaml
 from stages.contracts.errors import ParamsError
 
 ABSENT = "missing"
@@ -49,7 +49,7 @@ class Snapshot:
 
 def take_snapshot(stage: str) -> Snapshot:
     """Return the dependencies of *stage* now, according to dvc.yaml: params, modules and files."""
-    content = read_yaml(Path("dvc.yaml"))
+    content = read_definition()
     entry = (content.get("stages") or {}).get(stage) or {}
     values = read_variables(content)
     params = dict(_params(interpolate(entry.get("params") or [], values)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.snapshot import Snapshot
-from pipeline.yaml_files import read_yaml
+from pipeline.yaml_files import read_definition, read_yaml
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, StageError, closest
 from stages.contracts.files import write_text
@@ -67,7 +67,7 @@ def text() -> str:
 
 def is_used(root: Path = Path()) -> bool:
     """Return whether a stage in the dvc.yaml of *root* has parameters in versions.yaml."""
-    stages = (read_yaml(root / "dvc.yaml").get("stages") or {}).values()
+    stages = (read_definition(root / "dvc.yaml").get("stages") or {}).values()
     entries = [entry for stage in stages for entry in stage.get("params") or []]
     return any(isinstance(entry, Mapping) and str(PATH) in entry for entry in entries)
 

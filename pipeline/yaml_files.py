@@ -42,6 +42,28 @@ def read_yaml(path: Path) -> Any:
         raise ParamsError(f"{path} is not valid YAML: {error}") from error
 
 
+def read_definition(path: Path = Path("dvc.yaml")) -> dict[str, Any]:
+    """Return the content of the dvc.yaml *path*.
+
+    Raises as `read_mapping` does, and `ParamsError` if the stages are not mappings.
+    """
+    content = read_mapping(path)
+    stages = content.get("stages") or {}
+    if not isinstance(stages, dict) or not all(isinstance(each, dict) for each in stages.values()):
+        raise ParamsError(
+            f"{path}: stages must be a mapping of names to mappings with a cmd; found {str(stages)[:60]!r}"
+        )
+    return content
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the content of *path*. Raises as `read_yaml` does, and `ParamsError` if it is not a mapping."""
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise ParamsError(f"{path} must be a mapping of keys to values; found {str(content)[:60]!r}")
+    return content
+
+
 def parse_yaml(text: str, source: Path | str) -> Any:
     """Return the content of *text*, read from *source*. Raises `ParamsError` if it is not valid YAML."""
     try:

@@ -1,7 +1,5 @@
 """The commands ``learner check`` and ``learner versions``, which updates versions.yaml."""
 
-from pathlib import Path
-
 import typer
 
 
@@ -16,11 +14,11 @@ def check() -> None:
     from pipeline.params import build_params_error, read_params
     from pipeline.plugin_check import find_plugin_mistakes
     from pipeline.versions import find_stale_versions
-    from pipeline.yaml_files import read_yaml
+    from pipeline.yaml_files import read_definition, read_yaml
 
     params = read_params()
     mistakes = [
-        *find_late_mistakes(params, read_yaml(PARAMS), read_yaml(Path("dvc.yaml"))),
+        *find_late_mistakes(params, read_yaml(PARAMS), read_definition()),
         *find_missing_data(params),
         *find_plugin_mistakes(params),
     ]

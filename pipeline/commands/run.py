@@ -3,7 +3,6 @@
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -116,10 +115,10 @@ def run_stages(
     from pipeline.engine.reproduce import reproduce, select_stages
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows import prefect_api
-    from pipeline.yaml_files import read_yaml
+    from pipeline.yaml_files import read_definition
     from stages.renderers.choice import read_renderer_name
 
-    check_stages(read_yaml(Path("dvc.yaml")))
+    check_stages(read_definition())
     _check_params(overrides)  # before a process is started or an output is removed
     stages = select_stages(selection.targets, downstream=selection.downstream)
     read_renderer_name()

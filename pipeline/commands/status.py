@@ -26,7 +26,7 @@ def status_lines() -> list[str]:
     from pipeline.lockfile import check_lockfile
     from pipeline.project import read_paths, runs_root
     from pipeline.versions import VERSIONS
-    from pipeline.yaml_files import read_yaml
+    from pipeline.yaml_files import read_definition
     from stages.contracts.errors import StageFailedError
 
     repair_lockfiles()
@@ -36,7 +36,7 @@ def status_lines() -> list[str]:
             changed = repo.status()
     except DvcException as error:
         raise StageFailedError(str(error)) from error
-    definition = read_yaml(Path("dvc.yaml"))
+    definition = read_definition()
     stages = list(definition.get("stages") or {})
     names = [
         *(each for each in stages if each not in VERSIONS),

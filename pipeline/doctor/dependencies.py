@@ -12,7 +12,7 @@ from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.git import try_git
 from pipeline.params import Params, read_params
 from pipeline.versions import find_stale_versions
-from pipeline.yaml_files import read_yaml
+from pipeline.yaml_files import read_definition
 from stages.contracts.errors import StageError
 
 MAX_LISTED_FILES = 5
@@ -65,7 +65,7 @@ def check_untracked_files() -> Iterator[Diagnostic]:
 
 def _find_used_files(params: Params) -> set[Path]:
     """Return the code and data that *params* and dvc.yaml name, except for outputs of stages."""
-    stages = list((read_yaml(Path("dvc.yaml")).get("stages") or {}).values())
+    stages = list((read_definition().get("stages") or {}).values())
     deps, outputs = (
         {Path(each) for stage in stages for each in _literal_paths(stage.get(key))}
         for key in ("deps", "outs")

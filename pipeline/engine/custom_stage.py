@@ -9,7 +9,7 @@ from pipeline.engine.edit_guard import check_unchanged
 from pipeline.params import Params, read_params
 from pipeline.project import read_paths, runs_root
 from pipeline.snapshot import Snapshot, interpolate, read_variables, take_snapshot
-from pipeline.yaml_files import read_yaml
+from pipeline.yaml_files import read_definition
 from stages import runs
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.contracts.errors import ParamsError, StageError
@@ -69,7 +69,7 @@ def _key_entries(before: Snapshot, params: Params) -> dict[str, Any]:
 
 def _read_outputs(name: str) -> list[Path]:
     """Return the outputs of the stage *name*. Raises `ParamsError` if it has none, or two of one name."""
-    definition = read_yaml(Path("dvc.yaml"))
+    definition = read_definition()
     stage = (definition.get("stages") or {}).get(name) or {}
     listed = interpolate(stage.get("outs") or [], read_variables(definition))
     outputs = [Path(next(iter(each)) if isinstance(each, Mapping) else each) for each in listed]

@@ -44,7 +44,7 @@ from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.params import read_params
 from pipeline.params_edit import override_params
 from pipeline.revisions.revision import Results, read_results
-from pipeline.yaml_files import read_yaml
+from pipeline.yaml_files import read_definition
 from stages.contracts.errors import StageError
 
 Report = Callable[[str, Outcome], None]
@@ -235,7 +235,7 @@ def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
         sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
     restore_idle_params(get_run_logger().warning)
     override_params(request.overrides)
-    check_stages(read_yaml(Path("dvc.yaml")))
+    check_stages(read_definition())
     select_stages(request.targets, downstream=request.downstream)
     if push:
         check_remotes(experiment=experiment)

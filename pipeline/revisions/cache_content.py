@@ -16,6 +16,7 @@ from copy import deepcopy
 from pathlib import Path
 
 from dvc.api import DVCFileSystem
+from dvc.exceptions import DvcException
 from dvc.output import Output
 from dvc.repo import Repo
 from dvc.schema import COMPILED_LOCK_FILE_STAGE_SCHEMA
@@ -35,9 +36,16 @@ def remove_damaged_outputs(root: Path) -> None:
     """Remove from the cache the damaged files of the recorded stage outputs of the project in *root*.
 
     Data that DVC tracks and no stage writes cannot be computed again, so it is left to `learner doctor`.
+    Raises `StageError` if DVC cannot read the stages.
     """
     with Repo(str(root)) as repo:
-        for output in repo.index.outs:
+        try:
+            outputs = repo.index.outs
+        except DvcException as error:
+            raise StageError(
+                f"DVC cannot read the stages of {root}: {error}. Run `dvc stage list`"
+            ) from error
+        for output in outputs:
             if not output.stage.is_data_source:
                 remove_damaged_output(output)
 

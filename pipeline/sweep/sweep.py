@@ -10,12 +10,14 @@ from typing import IO
 
 import typer
 
+from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles
 from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze, remove_orphaned
+from pipeline.lockfile import check_lockfile
 from pipeline.revisions.cache_content import remove_damaged_outputs
 from pipeline.sweep.executors import Executor
 from pipeline.sweep.job import SWEEP_LOCK_SUFFIX, Job, remove_leftovers
 from pipeline.sweep.live_table import show_live_table
-from pipeline.sweep.plan import PlannedPoint, Point, check_plan, plan_points
+from pipeline.sweep.plan import PARAMS, PlannedPoint, Point, check_plan, plan_points
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, SERVERS_FOLDER
 from pipeline.sweep.progress import SweepProgress
 from pipeline.sweep.results import collect_points, result_table
@@ -31,6 +33,7 @@ from pipeline.sweep.stopping import (
     plan_rungs,
     select_points,
 )
+from pipeline.yaml_files import read_definition, read_mapping
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.runs.layout import SWEEP_FOLDER
 
@@ -109,9 +112,20 @@ def run_search(search: Search, options: SweepOptions) -> None:
 
 
 def _freeze() -> FrozenProject:
-    base = freeze(Path.cwd())
+    base = _freeze_readable()
     remove_damaged_outputs(base.root)
     _warn(base)
+    return base
+
+
+def _freeze_readable() -> FrozenProject:
+    """Return the project at this moment. Raises `StageError` if a file of its pipeline cannot be read."""
+    repair_lockfiles()
+    base = freeze(Path.cwd())
+    check_lockfile(LOCKFILE)
+    read_definition()
+    if (params := Path(PARAMS)).exists():
+        read_mapping(params)
     return base
 
 
@@ -219,7 +233,7 @@ def print_plan(points: Sequence[Point], stop: str | None = None) -> None:
 
     Raises `ParamsError` with each point whose params are not valid, after all are printed.
     """
-    base = freeze(Path.cwd())
+    base = _freeze_readable()
     epochs = plan_rungs(RULES[stop], base, points)[0] if stop else None
     planned = plan_points(base, points, epochs)
     check_plan(planned)

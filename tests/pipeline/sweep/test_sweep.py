@@ -104,6 +104,25 @@ def test_sweep_ends_with_a_table_of_its_experiments(sweep_result):
     assert "running" not in json.dumps(shown).lower()
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "code", "message"),
+    [
+        ("params.yaml", "fit: [\n", 2, "params.yaml is not valid YAML: line 2, column 1"),
+        ("dvc.yaml", "- fit\n", 2, "dvc.yaml must be a mapping of keys to values; found \"['fit']\""),
+        ("dvc.yaml", "stages: {fit: {command: fit}}\n", 1, "DVC cannot read the stages of"),
+        ("dvc.lock", "<<<<<<< HEAD\n", 1, "dvc.lock is not a dvc.lock: line 1 is a conflict marker of git"),
+    ],
+)
+def test_unreadable_file_of_the_pipeline_is_refused_before_any_point(project, name, content, code, message):
+    (project.folder / name).write_text(content)
+
+    refused = project.learner("sweep", "-S", "fit.seed=1,2")
+
+    assert (refused.code, refused.out) == (code, "")
+    assert message in refused.err
+    assert "Traceback" not in refused.err
+
+
 def test_results_are_those_of_the_experiments_of_the_sweep_if_head_moves(finished, monkeypatch):
     """A branch may have the name of a point, and two points may have the same commit."""
     monkeypatch.chdir(finished.folder)
