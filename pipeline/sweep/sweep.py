@@ -10,6 +10,7 @@ from typing import IO
 
 import typer
 
+from pipeline.comparison.runs import select_metrics
 from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles
 from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze, remove_orphaned
 from pipeline.lockfile import check_lockfile
@@ -103,7 +104,7 @@ def run_search(search: Search, options: SweepOptions) -> None:
                 f"trials {search.drawn - search.size + 1} to {search.drawn} of {search.options.trials}:"
             )
             ran = _run_batch(base, points, options, lock, rungs)
-            metric, curves = _read_curves(base, dict(enumerate(ran)), options.metric)
+            metric, curves = _read_curves(base, dict(enumerate(ran)), options)
             options = replace(options, metric=metric)  # the same one for all batches
             search.tell([(curves[number], each.stopped) for number, each in enumerate(ran)])
             results |= {each.name: each for each in ran}
@@ -175,11 +176,37 @@ def _run_points(
             progress.add_done(each.name, "done before")
         elif each.mistake:
             progress.add_failed(each.name, each.mistake)
-    if jobs := _jobs(base, planned, lock, share_gpus=options.share_gpus):
-        progress.start()
-        with _report_interruption(progress), show_live_table(progress, jobs, options.metric):
-            options.run(jobs, options.executor, progress.report)
-    return [PointResult(each.name, progress.failed.get(each.name, "")) for each in planned]
+    report = partial(_report_outcome, base, progress, options.metric)
+    try:
+        _check_metric(base, progress, options.metric)
+        if jobs := _jobs(base, planned, lock, share_gpus=options.share_gpus):
+            progress.start()
+            with _report_interruption(progress), show_live_table(progress, jobs, options.metric):
+                options.run(jobs, options.executor, report)
+    except ParamsError as error:
+        _conclude(base, _results(progress, [*progress.done, *progress.failed]), options, mistake=str(error))
+    return _results(progress, [each.name for each in planned])
+
+
+def _results(progress: SweepProgress, names: Sequence[str]) -> list[PointResult]:
+    return [PointResult(name, progress.failed.get(name, "")) for name in names]
+
+
+def _report_outcome(
+    base: FrozenProject, progress: SweepProgress, metric: str | None, job: Job, error: Exception | None
+) -> None:
+    """Report the outcome of *job*; raise `ParamsError` if it is the first experiment and has no *metric*."""
+    progress.report(job, error)
+    if error is None and len(progress.done) == 1:
+        _check_metric(base, progress, metric)
+
+
+def _check_metric(base: FrozenProject, progress: SweepProgress, metric: str | None) -> None:
+    """Raise `ParamsError` if the first finished point lacks *metric*, so that no more points train."""
+    if metric and progress.done:
+        compared = collect_points(base, progress.done[:1])
+        if compared.metrics:  # none if the curves are not cached
+            select_metrics(compared, [metric])
 
 
 def _run_rungs(
@@ -196,7 +223,7 @@ def _run_rungs(
         results |= zip(active, ran, strict=True)
         if epochs == total:
             break
-        _, curves = _read_curves(base, {number: results[number] for number in active}, options.metric)
+        _, curves = _read_curves(base, {number: results[number] for number in active}, options)
         chosen = rungs.select(curves, epochs)
         for number in set(active).difference(chosen):
             results[number] = replace(results[number], stopped=epochs)
@@ -207,17 +234,21 @@ def _run_rungs(
 
 
 def _read_curves(
-    base: FrozenProject, results: Mapping[int, PointResult], metric: str | None
+    base: FrozenProject, results: Mapping[int, PointResult], options: SweepOptions
 ) -> tuple[str | None, Curves]:
     """Return the metric that ranks the points, and its curve of each point; None for one that failed.
 
-    Raises as `collect_points` and `find_metric` do.
+    Raises as `collect_points` and `find_metric` do, after the table of *results* is printed.
     """
     trained = [each.name for each in results.values() if not each.error]
     if not trained:
-        return metric, dict.fromkeys(results)
+        return options.metric, dict.fromkeys(results)
     compared = collect_points(base, trained)
-    found = find_metric(compared, metric)
+    try:
+        found = find_metric(compared, options.metric)
+    except ParamsError as error:
+        _conclude(base, list(results.values()), options, mistake=str(error))
+        raise
     curves = {run.name: run.metrics.get(found) for run in compared.runs}
     return found, {number: curves.get(each.name) for number, each in results.items()}
 
@@ -275,14 +306,30 @@ def _report_interruption(progress: SweepProgress) -> Iterator[None]:
         raise
 
 
-def _conclude(base: FrozenProject, results: Sequence[PointResult], options: SweepOptions) -> None:
+def _conclude(
+    base: FrozenProject, results: Sequence[PointResult], options: SweepOptions, *, mistake: str = ""
+) -> None:
+    """Print the table of *results*.
+
+    Raises `ParamsError` if the metric is unknown or for another *mistake*, and `StageFailedError` for points
+    that failed, with the reason of each.
+    """
     if trained := [each.name for each in results if not each.error]:
         compared = collect_points(base, trained)
-        shown = find_metric(compared, options.metric) if options.metric else default_metric(compared)
+        shown = default_metric(compared)
+        if options.metric and not mistake:
+            try:
+                shown = find_metric(compared, options.metric)
+            except ParamsError as error:
+                mistake = str(error)
         typer.echo(f"\n{result_table(compared, shown)}", file=options.output, nl=False)
+    lines = [mistake] if mistake else []
     if reasons := [f"{each.name}: {each.error}" for each in results if each.error]:
-        count = f"{len(reasons)} of {_count(results, 'point')} failed"
-        raise StageFailedError("\n".join([count, *reasons]))
+        lines += [f"{len(reasons)} of {_count(results, 'point')} failed", *reasons]
+    if mistake:
+        raise ParamsError("\n".join(lines))
+    if lines:
+        raise StageFailedError("\n".join(lines))
 
 
 def _warn(base: FrozenProject) -> None:

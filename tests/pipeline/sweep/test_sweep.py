@@ -123,6 +123,23 @@ def test_unreadable_file_of_the_pipeline_is_refused_before_any_point(project, na
     assert "Traceback" not in refused.err
 
 
+def test_unknown_metric_stops_the_sweep_after_its_first_experiment(project, sweep_in):
+    """The message has the reasons of points that failed before, and the table has the default metric."""
+    project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp")
+    sweep = sweep_in(project, "-S", f"{RATE}=1e30,0.001,0.002", "--metric", "valid/Los")
+
+    stopped = sweep.run()
+    again = sweep.run()
+
+    assert stopped.code == again.code == 2
+    assert stopped.err.startswith("error: no run has a metric 'valid/Los'. Did you mean 'valid/Loss'?")
+    assert f"\n1 of 2 points failed\n{FAILING_POINT}: " in stopped.err
+    assert "NaN in loss" in stopped.err
+    assert re.search(r"^run +valid/Accuracy .*\nlearning_rate=0.001 ", stopped.out, re.MULTILINE)
+    assert sweep.experiments() == VALID_POINTS[:1]
+    assert sweep.attempts(FAILING_POINT) == 1
+
+
 def test_results_are_those_of_the_experiments_of_the_sweep_if_head_moves(finished, monkeypatch):
     """A branch may have the name of a point, and two points may have the same commit."""
     monkeypatch.chdir(finished.folder)
