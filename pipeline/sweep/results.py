@@ -11,6 +11,8 @@ from stages.contracts.text import format_duration, format_rounded, replace_unpri
 
 WIDTH = 80
 ABSENT = "-"
+TITLES = ("run", "", "epoch", "epochs", "time")
+"""The titles of the columns; that of the second one is the metric."""
 
 
 def collect_points(base: FrozenProject, names: Sequence[str]) -> Comparison:
@@ -31,18 +33,24 @@ def collect_points(base: FrozenProject, names: Sequence[str]) -> Comparison:
 def result_table(comparison: Comparison, metric: str | None) -> str:
     """Return the table of the points in *comparison*, one line each, sorted by *metric*, the best first.
 
-    None keeps their order. A name that is too long has a line of its own.
+    None keeps their order. A name that is too long has a line of its own, and a long *metric* is shortened.
     """
-    rows = [("run", metric or "", "epoch", "epochs", "time")]
-    rows += [_row(run, metric) for run in sort_runs(comparison, ViewOptions(sort=metric))]
-    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[1:]]
-    room = min(WIDTH - sum(widths) - 2 * len(widths), max(len(name) for name, *_ in rows))
+    rows = [_row(run, metric) for run in sort_runs(comparison, ViewOptions(sort=metric))]
+    others = [max(map(len, column)) for column in list(zip(TITLES, *rows, strict=True))[2:]]
+    free = WIDTH - sum(others) - 2 * (len(others) + 1)
+    title = _shorten(replace_unprintable(metric or ""), free - len(TITLES[0]))
+    widths = [max(len(title), *(len(value) for _, value, *_ in rows)), *others]
+    room = max(len(TITLES[0]), min(free - widths[0], max(len(name) for name, *_ in rows)))
     lines = []
-    for name, *cells in rows:
+    for name, *cells in [(TITLES[0], title, *TITLES[2:]), *rows]:
         numbers = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         lines += [f"{name:<{room}}  {numbers}"] if len(name) <= room else [name, f"{'':{room}}  {numbers}"]
     notes = [replace_unprintable(f"{run.name}: {note}") for run in comparison.runs for note in run.notes]
     return "\n".join([*lines, *notes]) + "\n"
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _row(run: RunSummary, metric: str | None) -> tuple[str, str, str, str, str]:

@@ -86,6 +86,18 @@ def test_table_is_sorted_by_the_metric_and_at_most_80_columns_wide():
     assert lines[3].split() == ["a", "50.000", "1", "1", "3.0", "s"]
 
 
+def test_table_with_a_long_metric_is_at_most_80_columns_wide():
+    curve = MetricCurve("valid", "Loss " * 30, {1: 0.25}, Direction.LOWEST)
+    compared = Comparison((RunSummary("seed=1", None, metrics={curve.name: curve}, epochs=1),))
+
+    lines = result_table(compared, curve.name).splitlines()
+
+    assert lines[0].startswith("run  valid/Loss Loss ")
+    assert lines[1] == "seed=1"
+    assert lines[2].split() == ["0.250", "1", "1", "-"]
+    assert len(lines[0]) == len(lines[2]) == WIDTH
+
+
 def test_stopped_sweep_that_is_killed_ends_with_the_same_trials(project, other_project, sweep_in):
     command = ("-j", "2", "--stop", "asha", "-S", f"{RATE}={RATES}")
     for each in (project, other_project):
