@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.commands.options import flag
+from pipeline.commands.options import flag, report_unwritable
 from stages.contracts.errors import ParamsError
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def compare(
     elif html is None or formats:
         _print_table(revs, view, formats)
     if html is not None:
-        _write_page(revs, view, html)
+        with report_unwritable(html):
+            _write_page(revs, view, html)
     if html is not None and show:
         _open_page(html.resolve().as_uri())
 
@@ -103,7 +104,8 @@ def plot(
     from pipeline.comparison.plots import plot as draw
 
     images = {form: path for form, path in {"svg": svg, "png": png}.items() if path is not None}
-    draw(metric, revs, images, iterations=iterations)
+    with report_unwritable(svg, png):
+        draw(metric, revs, images, iterations=iterations)
 
 
 def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str]) -> None:

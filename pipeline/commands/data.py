@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.options import report_unwritable
 from stages.contracts.errors import ParamsError
 
 IMAGE_FILE = Path("samples.png")
@@ -55,7 +56,7 @@ def data(
     if path is None:
         typer.echo(content.decode(), nl=False)
         return
-    with open_atomic(path) as file:
+    with report_unwritable(path), open_atomic(path) as file:
         file.write(content)
     shown = f"{'epoch' if len(epochs) == 1 else 'epochs'} {', '.join(map(str, epochs))}"
     typer.echo(f"wrote {path}: {len(sheet.targets)} samples of {split} in {shown}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.commands.options import report_unwritable
 from stages.contracts.errors import StageError
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ def lr_find(
     from stages.contracts.files import write_text
     from stages.contracts.text import number
 
-    curve = measure_curve(read_params(), read_paths(), (lowest, highest), steps)
-    rows = zip(curve.rates, curve.losses, curve.running_mean, strict=True)
-    lines = ["learning_rate\tloss\tsmoothed", *("\t".join(map(number, row)) for row in rows)]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(output, "\n".join(lines) + "\n")
+    with report_unwritable(output):
+        curve = measure_curve(read_params(), read_paths(), (lowest, highest), steps)
+        rows = zip(curve.rates, curve.losses, curve.running_mean, strict=True)
+        lines = ["learning_rate\tloss\tsmoothed", *("\t".join(map(number, row)) for row in rows)]
+        write_text(output, "\n".join(lines) + "\n")
     _draw(curve)
     typer.echo(f"{len(curve.rates)} of {steps} rates before the loss diverges, in {output}")
     if curve.suggestion is None:

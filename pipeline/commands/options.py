@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +56,31 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> Iterator[None]:
     os.environ[PREFECT_LEVEL] = "WARNING"
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         yield
+
+
+@contextmanager
+def report_unwritable(*paths: Path | None) -> Iterator[None]:
+    """Raise `ParamsError` if one of *paths* is a folder, or cannot be written in the block.
+
+    The errors of a full disk pass, since another file would not help.
+    """
+    targets = [path for path in paths if path is not None]
+    for path in targets:
+        if path.is_dir():
+            raise ParamsError(f"{path} cannot be written: it is a folder. Name another file")
+    try:
+        yield
+    except OSError as error:
+        failed = Path(str(error.filename)) if error.filename else None  # None if a file that is open fails
+        target = next((each for each in targets if failed in _list_names(each)), None)
+        if target is None or error.errno in (ENOSPC, EDQUOT):
+            raise
+        raise ParamsError(f"{target} cannot be written: {error.strerror}. Name another file") from error
+
+
+def _list_names(path: Path) -> set[Path]:
+    """Return *path*, its folders, and the file that `open_atomic` renames to it."""
+    return {path, path.with_name(f".{path.name}.part"), *path.parents}
 
 
 def _log_debug_records() -> None:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.options import report_unwritable
+
 
 def profile(
     steps: Annotated[int, typer.Option(help="Number of batches to measure.")] = 50,
@@ -30,7 +32,7 @@ def profile(
         update={"num_epochs": 1, "step": "eager", "loggers": (), "early_stopping": None}
     )
     train = config.build_loader(data.read(paths["data"]), "train")
-    with TemporaryDirectory() as folder:
+    with report_unwritable(trace), TemporaryDirectory() as folder:
         builder = config.configure(learner.LearnerBuilder(folder)).renderer(renderers.NoRenderer())
         start = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
         found = learner.profile_steps(builder.build(*start), train, steps=steps, warm_up=warm_up, trace=trace)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.commands.options import AsJson, flag
+from pipeline.commands.options import AsJson, flag, report_unwritable
 from stages.contracts.errors import ParamsError, RecordError, closest
 from stages.records.tools.listing import Entry, describe, escape, list_entries, to_rows, totals
 
@@ -151,7 +151,8 @@ def convert(
     result = convert_record(record, after, chosen)
     if before.has_names and not after.has_names:
         result = replace(result, item=add_types(result.item, example))
-    write(result, target, after, limit=limit)
+    with report_unwritable(target):
+        write(result, target, after, limit=limit)
 
 
 @app.command()

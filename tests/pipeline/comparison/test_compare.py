@@ -119,6 +119,32 @@ def test_invalid_argument_is_an_error_with_advice(with_experiments, arguments, m
     assert message in done.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "--html"),
+        ("plot", "Loss", "--svg"),
+        ("data", "--output"),
+        ("lr-find", "--output"),
+        ("profile", "--trace"),
+    ],
+)
+def test_output_that_cannot_be_written_is_an_error_with_advice(finished, arguments, tmp_path):
+    refused = finished.learner(*arguments, str(tmp_path))
+
+    assert refused.code == 2
+    assert refused.err == f"error: {tmp_path} cannot be written: it is a folder. Name another file\n"
+
+
+def test_output_below_a_file_is_an_error_with_advice(finished, tmp_path):
+    (tmp_path / "file").touch()
+
+    refused = finished.learner("data", "--output", str(tmp_path / "file/data.png"))
+
+    assert refused.code == 2
+    assert refused.err.endswith("data.png cannot be written: File exists. Name another file\n")
+
+
 def test_notes_report_missing_outputs_and_edited_params(with_experiments, tmp_path):
     copy = with_experiments.copied_to(tmp_path / "bare")
     shutil.rmtree(copy.folder / ".dvc/cache/files")
