@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from stages.contracts.errors import StageError
+from stages.contracts.errors import ParamsError, StageError
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,18 @@ def git_error(folder: Path, arguments: Sequence[str], done: subprocess.Completed
     output = " ".join(filter(None, (done.stderr.strip(), done.stdout.strip())))
     reason = output or f"exit code {done.returncode}, no message"
     return StageError(f"`git {' '.join(arguments[:2])}` failed in {folder}: {reason}")
+
+
+def find_head(root: Path) -> str:
+    """Return the SHA of HEAD in the repository *root*. Raises `ParamsError` if it has no commit."""
+    head = try_git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    if head.stderr.strip():
+        raise git_error(root, ("rev-parse", "HEAD"), head)
+    if head.returncode:
+        raise ParamsError(
+            f"{root} has no git commit, and experiments need one. Run `git add` and `git commit`"
+        )
+    return head.stdout.strip()
 
 
 def read_objects(folder: Path, names: Sequence[str]) -> list[GitObject | None]:

@@ -125,11 +125,11 @@ def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str
 def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path) -> None:
     from pipeline.comparison.collection import read_plot_data, summarize
     from pipeline.comparison.page import build_page
-    from pipeline.revisions.files import read_revisions
+    from pipeline.revisions.files import read_runs
     from stages.contracts.files import write_text
     from stages.contracts.text import format_megabytes
 
-    revisions = read_revisions(revs or None)
+    revisions = read_runs(revs or None)
     write_text(path, build_page(summarize(revisions), read_plot_data(revisions), view))
     typer.echo(
         f"wrote {path}, {format_megabytes(path.stat().st_size)}. It works offline, without any other file"

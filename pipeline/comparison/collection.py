@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
 from pipeline.project import runs_root
-from pipeline.revisions.files import RevisionFiles, read_revisions
+from pipeline.revisions.files import RevisionFiles, read_runs
 from stages.contracts.config import flatten
 from stages.contracts.confusion import select_cells
 from stages.contracts.errors import StageError
@@ -52,9 +52,9 @@ Cell = tuple[str | int, ...]
 def collect_runs(revs: Sequence[str] | None = None) -> Comparison:
     """Return the comparison of the runs *revs*; None stands for the workspace and the experiments on HEAD.
 
-    Raises as `read_revisions` does, and `StageError` for a dvc.lock or params.yaml that cannot be parsed.
+    Raises as `read_runs` does, and `StageError` for a dvc.lock or params.yaml that cannot be parsed.
     """
-    return summarize(read_revisions(revs))
+    return summarize(read_runs(revs))
 
 
 def summarize(revisions: Mapping[str, RevisionFiles]) -> Comparison:

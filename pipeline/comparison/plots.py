@@ -16,7 +16,7 @@ from rich.text import Text
 from pipeline import plot_images
 from pipeline.comparison.collection import CurvePoint, PlotData, read_plot_data, summarize
 from pipeline.comparison.runs import Comparison, select_metrics
-from pipeline.revisions.files import read_revisions
+from pipeline.revisions.files import read_runs
 from stages.contracts.errors import StageError
 from stages.contracts.files import open_atomic
 from stages.contracts.text import replace_unprintable
@@ -58,7 +58,7 @@ def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterat
 
     Raises `ParamsError` for an unknown metric or revision, `StageError` if none of its values is cached.
     """
-    revisions = read_revisions(revs or None)
+    revisions = read_runs(revs or None)
     comparison = summarize(revisions)
     names = select_metrics(comparison, [metric])
     curves = _batches(read_plot_data(revisions), names) if iterations else _epochs(comparison, names)

@@ -17,7 +17,7 @@ from pipeline.comparison.page import PageContent, build_content, build_watched_p
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from pipeline.git import run_git
 from pipeline.project import runs_root
-from pipeline.revisions.files import TRACKED, RevisionFiles, read_revisions
+from pipeline.revisions.files import TRACKED, RevisionFiles, read_runs
 from pipeline.yaml_files import read_yaml
 from stages.contracts.config import flatten
 from stages.contracts.errors import ParamsError, StageError
@@ -58,7 +58,7 @@ class Watcher:
             return self._content
 
     def _build(self, running: Sequence[Run]) -> PageContent:
-        revisions = read_revisions(self._revs)
+        revisions = read_runs(self._revs)
         found = self._read(revisions)
         read = {run.key: read_live_run(run) or self._live.get(run.key) for run in running}
         self._live = {key: run for key, run in read.items() if run is not None}

@@ -20,7 +20,7 @@ from dvc.config import Config, merge
 from dvc.repo import Repo
 from dvc.utils.serialize import PARSERS
 
-from pipeline.git import git_error, run_git, try_git
+from pipeline.git import find_head, git_error, run_git, try_git
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
 from stages.contracts.file_lock import hold_lock
 from stages.contracts.processes import pids_below
@@ -88,19 +88,13 @@ def freeze(root: Path) -> FrozenProject:
         raise ParamsError(
             f"{root} has no .dvc. Run the command in the folder that has dvc.yaml and params.yaml"
         )
-    head = try_git(root, "rev-parse", "--verify", "--quiet", "HEAD")
-    if head.stderr.strip():
-        raise git_error(root, ("rev-parse", "HEAD"), head)
-    if head.returncode:
-        raise ParamsError(
-            f"{root} has no git commit, and experiments need one. Run `git add` and `git commit`"
-        )
+    head = find_head(root)
     top = Path(run_git(root, "rev-parse", "--show-toplevel").strip())
     try_git(root, "update-index", "--refresh")  # after `cp -a` or `touch`, git refuses to stash
     changed = try_git(root, "stash", "create", "learner sweep")
     if changed.returncode:
         raise _index_error(root) or git_error(root, ("stash", "create"), changed)
-    return FrozenProject(root, top, head.stdout.strip(), changed.stdout.strip() or head.stdout.strip())
+    return FrozenProject(root, top, head, changed.stdout.strip() or head)
 
 
 def _index_error(root: Path) -> StageError | None:

@@ -50,6 +50,17 @@ def read_revisions(revs: Sequence[str] | None = None) -> dict[str, "RevisionFile
     return {name: committed[sha] if sha else _read_workspace(cache) for name, sha in shas.items()}
 
 
+def read_runs(revs: Sequence[str] | None = None) -> dict[str, "RevisionFiles"]:
+    """Return the files of *revs* as `read_revisions` does.
+
+    Raises `ParamsError` too if none of them has a dvc.yaml in the current folder, so that none can have run.
+    """
+    found = read_revisions(revs)
+    if not any(files.has_pipeline for files in found.values()):
+        raise ParamsError(f"no run has a dvc.yaml in {Path.cwd()}. Run the command in the folder that has it")
+    return found
+
+
 class LocalCache:
     """DVC's local cache in *root*; each object is read and verified at most once."""
 
@@ -128,6 +139,11 @@ class RevisionFiles:
         """Cached files whose content was read and does not have their hash."""
         self._tracked = tracked
         self._cache = cache
+
+    @property
+    def has_pipeline(self) -> bool:
+        """True if it has a dvc.yaml."""
+        return "dvc.yaml" in self._tracked
 
     @cached_property
     def lock(self) -> Mapping[str, Any]:

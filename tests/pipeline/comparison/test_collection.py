@@ -112,9 +112,28 @@ def test_commit_without_a_pipeline_has_no_metrics_and_a_note(head):
     run_git("rm", "-q", "dvc.yaml", "dvc.lock")
     sha = commit("Remove the pipeline")
 
-    [run] = collect_runs([sha]).runs
+    _, run = collect_runs([head, sha]).runs
     assert (run.metrics, run.cached, run.notes) == (
         {},
         False,
         ("no stage has run: dvc.lock has no params",),
     )
+
+
+def test_folder_without_a_pipeline_is_refused(head, monkeypatch):
+    Path("empty").mkdir()
+    monkeypatch.chdir("empty")
+
+    for revs in (None, ["workspace", head]):
+        with pytest.raises(ParamsError, match=r"no run has a dvc.yaml in .*/empty. Run the command in the"):
+            collect_runs(revs)
+
+
+@pytest.mark.parametrize("revs", [None, ["workspace"]])
+def test_repository_without_a_commit_is_refused(revs, tmp_path, monkeypatch):
+    (tmp_path / ".dvc").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run_git("init", "-q")
+
+    with pytest.raises(ParamsError, match="has no git commit, and experiments need one. Run `git add`"):
+        collect_runs(revs)
