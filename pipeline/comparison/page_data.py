@@ -41,7 +41,7 @@ def build_table_data(comparison: Comparison, view: ViewOptions) -> Tree:
     others = [each for each in rest if each.key not in keys and each.role in ("last", "best")]
     return {
         "summary": _summary(comparison),
-        "baseline": _baseline(comparison),
+        "baseline": comparison.baseline.name,
         "palette": PALETTE,
         "runs": [{"name": run.name, "sha": run.sha, "notes": list(run.notes)} for run in runs],
         "columns": [
@@ -130,11 +130,6 @@ def _column(comparison: Comparison, column: TableColumn, runs: Sequence[RunSumma
         "shown": [ABSENT if value is None else column.text(value) for value in values],
         "order": [_sort_value(value) for value in values],
     }
-
-
-def _baseline(comparison: Comparison) -> str:
-    """Return the name of the first run with a metric, or else of the first run."""
-    return next((run.name for run in comparison.runs if run.metrics), comparison.runs[0].name)
 
 
 def _direction(comparison: Comparison, metric: str | None) -> str | None:

@@ -83,9 +83,14 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several runs; differences are relative to the first."""
+    """Several runs; differences are relative to `baseline`."""
 
     runs: tuple[RunSummary, ...]
+
+    @cached_property
+    def baseline(self) -> RunSummary:
+        """The first run that has metrics, or the first one if none has; there must be at least one run."""
+        return next((run for run in self.runs if run.metrics), self.runs[0])
 
     @cached_property
     def differing(self) -> tuple[str, ...]:
@@ -100,9 +105,9 @@ class Comparison:
         return tuple(sorted(names, key=lambda name: (not name.startswith("valid/"), name)))
 
     def delta(self, run: RunSummary, metric: str) -> float | None:
-        """Return the ranking value of *run* minus that of the first run; None if one of them has none."""
-        here, first = run.metrics.get(metric), self.runs[0].metrics.get(metric)
-        return None if here is None or first is None else here.ranking_value - first.ranking_value
+        """Return the ranking value of *run* minus that of the baseline; None if one of them has none."""
+        here, there = run.metrics.get(metric), self.baseline.metrics.get(metric)
+        return None if here is None or there is None else here.ranking_value - there.ranking_value
 
 
 FACTS: dict[str, Callable[[RunSummary], Any]] = {

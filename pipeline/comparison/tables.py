@@ -99,8 +99,13 @@ def json_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
     """Return all values as JSON, in the order of *view*; a non-finite number is ``"NaN"`` or ``"inf"``."""
     names = select_metrics(comparison, view.metrics) if view.metrics else comparison.metrics
     runs = [_json_run(comparison, run, names) for run in sort_runs(comparison, view)]
-    first = comparison.runs[0].name if comparison.runs else None
-    return to_json({"first": first, "differing": list(comparison.differing), "runs": runs}) + "\n"
+    found = {
+        "first": comparison.runs[0].name if runs else None,
+        "baseline": comparison.baseline.name if runs else None,
+        "differing": list(comparison.differing),
+        "runs": runs,
+    }
+    return to_json(found) + "\n"
 
 
 def format_value(value: Any) -> str:

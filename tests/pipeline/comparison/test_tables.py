@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.comparison.collection import MAX_POINTS, PlotData, direction_of, parse_matrix, thin
 from pipeline.comparison.page import build_page
+from pipeline.comparison.page_data import build_table_data
 from pipeline.comparison.plots import empty_confusion_spec
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions, sort_runs
 from pipeline.comparison.tables import (
@@ -45,11 +46,23 @@ THREE_RUNS = Comparison(
 )
 
 
-def test_best_value_is_finite_and_delta_is_relative_to_the_first_run():
+def test_best_value_is_finite_and_delta_is_relative_to_the_baseline():
     a, b, c = THREE_RUNS.runs
 
     assert (b.metrics["valid/Loss"].best, b.metrics["valid/Loss"].best_epoch) == (0.5, 1)
     assert [THREE_RUNS.delta(each, "valid/Loss") for each in (a, b, c)] == [0.0, -0.5, None]
+
+
+def test_baseline_of_every_format_is_the_first_run_with_metrics():
+    comparison = Comparison((RunSummary("workspace", None), *THREE_RUNS.runs))
+
+    listed = json.loads(json_table(comparison))
+    table = list(csv.DictReader(csv_table(comparison).splitlines()))
+
+    assert listed["baseline"] == build_table_data(comparison, ViewOptions())["baseline"] == "a"
+    assert [row["valid/Loss delta"] for row in table] == ["", "0", "-0.5", ""]
+    assert [line.split()[5] for line in text_table(comparison).splitlines()[2:4]] == ["0", "-0.500"]
+    assert Comparison((RunSummary("workspace", None),)).baseline.name == "workspace"
 
 
 def build_accuracy_runs(*values):
