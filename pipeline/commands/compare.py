@@ -65,6 +65,7 @@ def compare(
     Example: learner compare exp-a exp-b --sort Accuracy --html compare.html
     """
     from pipeline.comparison.runs import ViewOptions
+    from stages.contracts.text import format_megabytes
 
     view = ViewOptions(tuple(metric), sort, reverse)
     formats = [name for name, is_set in {"json": as_json, "md": as_md, "csv": as_csv}.items() if is_set]
@@ -76,8 +77,10 @@ def compare(
     if html is not None:
         with report_unwritable(html):
             _write_page(revs, view, html)
-    if html is not None and show:
-        _open_page(html.resolve().as_uri())
+        size = format_megabytes(html.stat().st_size)
+        typer.echo(f"wrote {html}, {size}. It works offline, without any other file", err=bool(formats))
+        if show:
+            _open_page(html.resolve().as_uri())
 
 
 def plot(
@@ -127,13 +130,9 @@ def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path) -> None:
     from pipeline.comparison.page import build_page
     from pipeline.revisions.files import read_runs
     from stages.contracts.files import write_text
-    from stages.contracts.text import format_megabytes
 
     revisions = read_runs(revs or None)
     write_text(path, build_page(summarize(revisions), read_plot_data(revisions), view))
-    typer.echo(
-        f"wrote {path}, {format_megabytes(path.stat().st_size)}. It works offline, without any other file"
-    )
 
 
 def _check_page_options(outputs: Sequence[str], port: int | None, *, watch: bool, show: bool) -> None:

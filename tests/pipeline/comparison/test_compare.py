@@ -136,6 +136,13 @@ def test_output_that_cannot_be_written_is_an_error_with_advice(finished, argumen
     assert refused.err == f"error: {tmp_path} cannot be written: it is a folder. Name another file\n"
 
 
+def test_standard_output_has_only_the_requested_format_if_a_page_is_written_too(finished):
+    written = finished.learner("compare", "--json", "--html", "runs.html")
+
+    assert [run["name"] for run in json.loads(written.out)["runs"]] == ["workspace"]
+    assert written.err.startswith("wrote runs.html, ")
+
+
 def test_output_below_a_file_is_an_error_with_advice(finished, tmp_path):
     (tmp_path / "file").touch()
 
