@@ -7,6 +7,8 @@ from rank_runs import Net, assert_equals_one_process, build_net, outcome, shuffl
 from ranks import run_ranks
 
 from stages.contracts.outputs import ClassificationOutput
+from stages.distributed import join_group
+from stages.distributed.rank_group import MIN_SWAPPED_BYTES
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.optim import Adam, Ema, Sgd, Swa
@@ -115,3 +117,27 @@ def test_run_without_a_seed_resumes_with_that_of_its_checkpoint(average, tmp_pat
 
     assert resumed == uninterrupted
     assert resumed[0] == resumed[1]
+
+
+def add(numbers):
+    """Return the sum over the ranks of tensors with *numbers*, some with very different exponents."""
+    group = join_group()
+    tensors = [torch.randn(number, generator=generator(group.rank)).mul(4).exp() for number in numbers]
+    for each in tensors:
+        group.sum(each)
+    return tensors
+
+
+def generator(rank):
+    return torch.Generator().manual_seed(rank)
+
+
+def test_sum_of_two_ranks_has_the_bits_of_an_addition_for_small_and_large_tensors():
+    numbers = (1, 1000, MIN_SWAPPED_BYTES // 4 - 1, MIN_SWAPPED_BYTES // 4, 300_001)
+    parts = [[torch.randn(n, generator=generator(rank)).mul(4).exp() for n in numbers] for rank in range(2)]
+
+    found = run_ranks(add, 2, numbers)
+
+    for first, second, own, other in zip(*parts, *found, strict=True):
+        assert torch.equal(own, first + second)
+        assert torch.equal(other, own)
