@@ -1,6 +1,8 @@
 """Transfer of batches between devices."""
 
+from collections import UserDict
 from collections.abc import Callable
+from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -10,18 +12,29 @@ def move(batch: Any, device: Any) -> Any:
     return transform(batch, lambda part: part.to(device, non_blocking=True))
 
 
-def transform(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """Return *batch* with *change* applied to the objects with ``to`` that `move` moves."""
-    if hasattr(batch, "to"):
+def has_to(part: Any) -> bool:
+    """Return whether *part* has a method ``to``, such as a tensor."""
+    return hasattr(part, "to")
+
+
+def transform(batch: Any, change: Callable[[Any], Any], is_part: Callable[[Any], bool] = has_to) -> Any:
+    """Return *batch* with *change* applied to its parts: by default to the objects that `move` moves."""
+    if is_part(batch):
         return change(batch)
+
+    def inner(part: Any) -> Any:
+        return transform(part, change, is_part)
+
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*[transform(part, change) for part in batch])
+        return type(batch)(*map(inner, batch))
     if isinstance(batch, tuple | list):
-        return type(batch)([transform(part, change) for part in batch])
+        return type(batch)([inner(part) for part in batch])
     if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(
-            batch, **{each.name: transform(getattr(batch, each.name), change) for each in fields(batch)}
-        )
+        return replace(batch, **{each.name: inner(getattr(batch, each.name)) for each in fields(batch)})
     if isinstance(batch, dict):
-        return {name: transform(part, change) for name, part in batch.items()}
+        return {name: inner(part) for name, part in batch.items()}
+    if isinstance(batch, UserDict):
+        changed = copy(batch)
+        changed.data = {name: inner(part) for name, part in batch.data.items()}
+        return changed
     return batch

@@ -2,14 +2,12 @@
 
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from copy import copy
-from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.placement import transform
+from stages.contracts.placement import has_to, transform
 from stages.contracts.shares import share_of
 
 
@@ -39,9 +37,16 @@ def iterate_shares(
 
 
 def _count_samples(batch: Any) -> int:
-    """Return the length of the tensors in *batch*."""
-    lengths = sorted({len(part) for part in _find_rows(batch)})
-    kind = type(batch).__name__
+    """Return the length of the tensors in *batch*, and of other objects with ``to``."""
+    found: set[int] = set()
+
+    def note(part: Any) -> Any:
+        if _is_rows(part):
+            found.add(len(part))
+        return part
+
+    transform(batch, note, _is_tensor)
+    kind, lengths = type(batch).__name__, sorted(found)
     if not lengths:
         raise BuilderError(
             f"a batch of the type {kind} has no tensor whose first dimension counts the samples, so the "
@@ -56,41 +61,23 @@ def _count_samples(batch: Any) -> int:
     return lengths[0]
 
 
-def _find_rows(batch: Any) -> Iterator[Any]:
-    """Yield the tensors in *batch* that have a dimension, and other objects with ``to`` and a length."""
-    found: list[Any] = []
-
-    def note(part: Any) -> Any:
-        if _is_rows(part):
-            found.append(part)
-        return part
-
-    if isinstance(batch, UserDict):  # such as the batches of Hugging Face's tokenizers
-        batch = dict(batch)
-    transform(batch, note)
-    yield from found
-
-
 def _take(batch: Any, part: slice, samples: int) -> Any:
     """Return the samples of *part*: of all tensors and lists whose length is *samples*."""
-    if isinstance(batch, UserDict):
-        taken = copy(batch)
-        taken.data = {key: _take(value, part, samples) for key, value in batch.data.items()}
-        return taken
-    if hasattr(batch, "to"):
-        return batch[part] if _is_rows(batch) and len(batch) == samples else batch
-    if isinstance(batch, list) and len(batch) == samples and not any(isinstance(e, Tensor) for e in batch):
-        return batch[part]
-    if isinstance(batch, dict):
-        return type(batch)((key, _take(value, part, samples)) for key, value in batch.items())
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_take(value, part, samples) for value in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(_take(value, part, samples) for value in batch)
-    if is_dataclass(batch) and not isinstance(batch, type):
-        values = {each.name: getattr(batch, each.name) for each in fields(batch)}
-        return replace(batch, **{name: _take(value, part, samples) for name, value in values.items()})
-    return batch
+
+    def is_part(each: Any) -> bool:
+        if isinstance(each, list):
+            return len(each) == samples and not any(isinstance(item, Tensor) for item in each)
+        return _is_tensor(each)
+
+    def cut(each: Any) -> Any:
+        return each[part] if _is_rows(each) and len(each) == samples else each
+
+    return transform(batch, cut, is_part)
+
+
+def _is_tensor(part: Any) -> bool:
+    """Return whether *part* has ``to`` and is not a mapping, as the batches of a tokenizer are."""
+    return has_to(part) and not isinstance(part, UserDict)
 
 
 def _is_rows(part: Any) -> bool:

@@ -54,15 +54,17 @@ class RankStep(RollbackStep):
         self._group = group
         self._parameter_count = sum(1 for _ in state.model.model.parameters())
         self._has_class_weights = getattr(self._model, "has_class_weights", False)
+        self._weight = 0
+        """The weight of this rank in the step; on an accelerator it is read, where the guard waits too."""
         self._device = next(state.model.model.parameters()).device
         self._is_sum = True  # every rank checks the gradients that the ranks have added
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
         """Run forward and backward on the samples of this rank; without one, every gradient is None."""
-        if batch.batch is not None:
-            with self._divide_loss(batch):
+        with self._divide_loss(batch):
+            if batch.batch is not None:
                 return self._drop_unweighted(super().compute(batch.batch))
-        self._sum_divisor(None)
+        self._weight = 0
         self._buffers.save()
         if self._scaler is not None:
             self._scaler.begin_step()
@@ -70,7 +72,8 @@ class RankStep(RollbackStep):
 
     def _drop_unweighted(self, step: TrainOutput[Any]) -> TrainOutput[Any]:
         """Return *step* without gradients if its weight is 0: the mean over no target is not a number."""
-        if _has_weight(step):
+        self._weight = int(weight_of(step.item))
+        if self._weight:
             return step
         return TrainOutput(step.model, [None] * self._parameter_count, step.item)
 
@@ -84,7 +87,7 @@ class RankStep(RollbackStep):
         skipped = guard.skipped
         if self._scaler is not None:
             self._scaler.share_overflow(self._group.sum)
-        if not _has_weight(step):
+        if not self._weight:
             guard.absorb_overflow()
             passes = True
         else:
@@ -103,10 +106,14 @@ class RankStep(RollbackStep):
     @contextmanager
     def _divide_loss(self, batch: Share) -> Iterator[None]:
         """Divide the default loss with class weights by those of the batch in the block, not of the share."""
-        own = share_of(batch.samples, self._group.rank, self._group.size)
-        samples = own.stop - own.start
-        total = self._sum_divisor(batch.batch if samples else None)
-        if total is None:
+        if not self._has_class_weights:
+            yield
+            return
+        samples, _ = self._weigh_loss(batch)
+        own = self._model.sum_class_weights(batch.batch) if samples else None
+        total = torch.zeros((), device=self._device) if own is None else own
+        self._group.sum(total)
+        if own is None:
             yield
             return
         self._model.loss_divisor = total * (samples / batch.samples)
@@ -115,21 +122,9 @@ class RankStep(RollbackStep):
         finally:
             self._model.loss_divisor = None
 
-    def _sum_divisor(self, batch: Any) -> Tensor | None:
-        """Return the sum of the class weights over all ranks, to which *batch* adds; None if it has none."""
-        if not self._has_class_weights:
-            return None
-        own = None if batch is None else self._model.sum_class_weights(batch)
-        total = torch.zeros((), device=self._device) if own is None else own
-        self._group.sum(total)
-        return own if own is None else total
-
-    def weigh(self, step: TrainOutput[Any], samples: int) -> int:  # noqa: ARG002  as above
-        """Return the weight of the gradients of this rank: that of its output, or 0 without one.
-
-        A weight on an accelerator is read: the guard of several ranks waits for the step too.
-        """
-        return 0 if step.item is None else int(weight_of(step.item))
+    def weigh(self, step: TrainOutput[Any], samples: int) -> int:  # noqa: ARG002  `compute` knows
+        """Return the weight of the gradients of this rank: that of its output, or 0 without one."""
+        return self._weight
 
     def count_samples(self, batch: Share, item: Any) -> int:  # noqa: ARG002  the share knows
         """Return the number of samples of the batch on all ranks."""
@@ -140,11 +135,6 @@ class RankStep(RollbackStep):
         own = share_of(batch.samples, self._group.rank, self._group.size)
         samples = own.stop - own.start
         return samples, samples * self._group.size / batch.samples
-
-
-def _has_weight(step: TrainOutput[Any]) -> bool:
-    """Return whether the share of this rank has a sample or a target, as its output counts them."""
-    return step.item is not None and bool(weight_of(step.item))
 
 
 class SynchronizedStep(RankStep):

@@ -27,12 +27,10 @@ class LossMetric:
         A batch of weight 0 counts nothing: its loss, a mean over no target, is not a number.
         """
         weight = getattr(output, "weight", None)
-        if weight is None:
-            return Mean.from_mean(output.loss, output.size)
-        total = output.loss.double() * weight
         if isinstance(weight, Tensor):
+            total = output.loss.double() * weight
             return Mean.from_sum(total.where(weight != 0, 0.0), weight)
-        return Mean.from_sum(total, weight) if weight else Mean(0.0, 0)
+        return Mean.from_mean(output.loss, output.size if weight is None else weight)
 
 
 class MaeMetric:

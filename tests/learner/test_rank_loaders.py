@@ -125,8 +125,9 @@ IDS, TEXTS = torch.arange(5), [*"abcde"]
         Described(IDS, TEXTS),
         [IDS, {"texts": TEXTS, "names of classes": ["x", "y"]}, 0.5],
         (torch.tensor(3.0), [IDS, IDS], TEXTS),
+        (Encoding({"ids": IDS, "texts": TEXTS}), IDS),
     ],
-    ids=["dict", "encoding", "namedtuple", "dataclass", "list", "tuple"],
+    ids=["dict", "encoding", "namedtuple", "dataclass", "list", "tuple", "encoding in a tuple"],
 )
 def test_every_part_of_a_batch_has_the_samples_of_the_share(batch):
     shares = [share.batch for rank in range(2) for share in iterate_shares([batch], rank, 2)]
