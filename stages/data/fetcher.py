@@ -12,7 +12,8 @@ from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher
 from stages.data.datasets import Dataset, TensorDataset
 from stages.data.image_dataset import ImageFileDataset
 from stages.data.padding import PadBatcher
-from stages.data.random_state import preserve_random_state, seed_random_state
+from stages.data.random_state import seed_random_state
+from stages.devices.rng import preserve_random_state
 
 Place = tuple[int, int, Sequence[int] | Tensor]
 """The epoch of a batch, its position in the epoch, counted from 0, and the indices of its samples."""

@@ -10,7 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 from stages.contracts.errors import BuilderError
 from stages.data.checks import IGNORED_TARGET
 from stages.data.datasets import Samples
-from stages.data.random_state import preserve_random_state, seed_random_state
+from stages.data.random_state import seed_random_state
+from stages.devices.rng import preserve_random_state
 
 MEASURED_ROWS = 4096
 """The number of samples that are measured at a time, which bounds the memory."""

@@ -1,25 +1,11 @@
-"""The global random state of torch on the CPU, of Python and of NumPy."""
+"""Seeds of the global generators of torch on the CPU, of Python and of NumPy."""
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from stages.contracts.seeds import derive_seed
-
-
-@contextmanager
-def preserve_random_state() -> Iterator[None]:
-    """Restore the random state of torch on the CPU, of Python and of NumPy at the end of the block."""
-    state, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def seed_random_state(seed: int, *path: int | str) -> None:

@@ -10,8 +10,9 @@ from torch import Tensor
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import DataError, PluginError
-from stages.data.random_state import preserve_random_state, seed_random_state
+from stages.data.random_state import seed_random_state
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits
+from stages.devices.rng import preserve_random_state
 
 SEED = 0
 """The seed of the generators while samples are read, for datasets that draw random numbers."""

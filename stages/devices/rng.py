@@ -41,6 +41,16 @@ def get_rng_state(devices: Sequence[torch.device]) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def preserve_random_state() -> Iterator[None]:
+    """Restore the random state of torch on the CPU, of Python and of NumPy at the end of the block."""
+    own = _host_state()
+    try:
+        yield
+    finally:
+        _set_host_state(own)
+
+
 class HostRandomState:
     """A state of the global generators on the host, to draw from it without changing the current one."""
 
@@ -49,21 +59,19 @@ class HostRandomState:
 
     def set(self, state: Mapping[str, Any]) -> None:
         """Continue from *state*, which `get_rng_state` returned."""
-        own = _host_state()
-        set_rng_state(state, [])
-        self._state = _host_state()
-        _set_host_state(own)
+        with preserve_random_state():
+            set_rng_state(state, [])
+            self._state = _host_state()
 
     @contextmanager
     def use(self) -> Iterator[None]:
         """Draw from this state in the block."""
-        own = _host_state()
-        _set_host_state(self._state)
-        try:
-            yield
-        finally:
-            self._state = _host_state()
-            _set_host_state(own)
+        with preserve_random_state():
+            _set_host_state(self._state)
+            try:
+                yield
+            finally:
+                self._state = _host_state()
 
     def to_tree(self) -> dict[str, Any]:
         """Return the state as `get_rng_state` returns one."""
