@@ -14,12 +14,11 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any, cast
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is there, without a re-export
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # they are there, without a re-export
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from pipeline.engine.rank_exits import RankExit
 from pipeline.engine.rank_process import report_of
@@ -35,6 +34,44 @@ POLL_MILLISECONDS = 100
 AGENT_PAUSE_SECONDS = 0.01
 
 
+class _LocalRendezvous(RendezvousHandler):
+    """The rendezvous of a single agent, on a store that is open already.
+
+    Torch's static one opens the store by its port, so another process can take the port before. With
+    `multi_tenant` it looks for the store in this process, but keeps the entries of closed stores and then
+    does not find a later one on the same port (torch 2.13).
+    """
+
+    def __init__(self, store: TCPStore) -> None:
+        self._store = store
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        address = RendezvousStoreInfo(LOOPBACK, self._store.port)
+        return RendezvousInfo(PrefixStore(self.get_run_id(), self._store), 0, 1, address)
+
+    def get_backend(self) -> str:
+        return "static"
+
+    def get_run_id(self) -> str:
+        return "ranks"
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
+
+
 class RankAgent(LocalElasticAgent):
     """An agent that leaves ranks that save the time they need, and ends the others soon after a failure.
 
@@ -44,20 +81,17 @@ class RankAgent(LocalElasticAgent):
     """
 
     def __init__(self, command: Sequence[str], ranks: int, folder: Path) -> None:
-        # the handler below opens this store a second time, so no other process can take the port in between
-        self._server = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
-        endpoint = f"{LOOPBACK}:{self._server.port}"
-        rendezvous = RendezvousParameters("static", endpoint, "ranks", 1, 1, LOOPBACK, rank=0)
+        store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
         spec = WorkerSpec(
             role="default",
             local_world_size=ranks,
             entrypoint=command[0],
             args=tuple(each.replace("$", "$$") for each in command[1:]),  # torch replaces ${local_rank}
-            rdzv_handler=get_rendezvous_handler(rendezvous),
+            rdzv_handler=_LocalRendezvous(store),
             max_restarts=0,
             monitor_interval=AGENT_PAUSE_SECONDS,
             master_addr=LOOPBACK,
-            master_port=self._server.port,
+            master_port=store.port,
         )
         super().__init__(spec, DefaultLogsSpecs(os.devnull))
         self.exits: list[RankExit] = []

@@ -149,6 +149,28 @@ def test_arguments_of_a_rank_are_passed_unchanged():
     assert Path("arguments-0").read_text() == "$$ ${local_rank} $HOME"
 
 
+def test_ranks_start_on_a_port_that_this_process_used_before():
+    """Torch keeps the ports of closed stores. The network of this test has only such ports."""
+    alone = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this system allows no network namespace")
+    program = f"""
+        from pathlib import Path
+        from torch.distributed import TCPStore
+        from pipeline.engine.rank_launcher import run_ranks
+        from stages.contracts.interrupter import Interrupter
+        for port in range(20000, 20016):
+            TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, multi_tenant=True)
+        Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("20000 20015")
+        run_ranks({command("pass")!r}, ["cpu", "cpu"], Path("logs"), Interrupter())
+    """
+    run_python = [sys.executable, "-c", textwrap.dedent(program)]
+
+    subprocess.run([*alone, "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *run_python], check=True)
+
+    assert Path("pid-1").exists()
+
+
 def test_ranks_are_connected():
     run(
         GLOO,
