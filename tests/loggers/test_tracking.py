@@ -11,6 +11,7 @@ import sys
 import httpx
 import pytest
 import torch
+from free_ports import free_port
 from run_files import read_run_files
 from waiting import wait_until
 
@@ -175,12 +176,8 @@ def test_missing_extra_of_a_tracker_is_refused_before_the_run(tmp_path, monkeypa
 def mlflow_server(tmp_path_factory):
     """Run MLflow's server with a database on a free port, and return its address."""
     pytest.importorskip("mlflow.server", reason="needs mlflow")
-    import socket
-
     folder = tmp_path_factory.mktemp("mlflow")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--workers", "1"]
     command += ["--artifacts-destination", str(folder / "artifacts")]

@@ -12,13 +12,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from waiting import LIMIT_SECONDS, wait_until
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def program(name):

@@ -3,13 +3,13 @@
 import hashlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.commands.share import choose_git_remote, pull_commands, push_commands
@@ -31,9 +31,7 @@ def s3(tmp_path_factory):
     """Yield the address of an S3 server on loopback with one bucket."""
     pytest.importorskip("moto", reason="the S3 server comes with the test extra")
     pytest.importorskip("dvc_s3", reason="S3 needs the extra s3")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with (tmp_path_factory.mktemp("s3") / "log").open("w") as log:
         process = subprocess.Popen(command, env=os.environ | ACCESS, stdout=log, stderr=subprocess.STDOUT)

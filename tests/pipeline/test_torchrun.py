@@ -4,12 +4,11 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from pages import page
 from waiting import wait_until
 
@@ -46,9 +45,7 @@ def expected(tmp_path_factory, checked_out):
 @pytest.fixture
 def port():
     """Return a free port."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+    return str(free_port())
 
 
 def copy_for_other_host(project, folder):

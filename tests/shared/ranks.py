@@ -2,9 +2,10 @@
 
 import multiprocessing
 import os
-import socket
 import traceback
-from contextlib import closing, suppress
+from contextlib import suppress
+
+from free_ports import free_port
 
 TIMEOUT_SECONDS = 120
 PRELOADED = ["torch", "torch.distributed", "stages.learner", "stages.learner.builder", "stages.data.loaders"]
@@ -17,7 +18,7 @@ def run_ranks(function, size, *arguments):
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    port = _free_port()
+    port = free_port()
     pipes = [context.Pipe() for _ in range(size)]
     processes = [
         context.Process(target=_run, args=(function, arguments, rank, size, port, pipes[rank][1]))
@@ -56,9 +57,3 @@ def _run(function, arguments, rank, size, port, sender):
         sender.send((None, traceback.format_exc()))
     with suppress(EOFError):
         sender.recv()  # waits until the parent kills this process: others may still use its connections
-
-
-def _free_port():
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
