@@ -117,7 +117,9 @@ class TorchMetric:
         self.name = self.name or type(self.metric).__name__
         self.metric = self.metric.clone()
         self._joins = _joins_of(self.metric)
-        self.metric.sync_on_compute = False  # a learner on several devices adds the values itself
+        each: Any
+        for each in self.metric.modules():  # the ranks add the values, so torchmetrics must not wait for them
+            each.distributed_available_fn = _is_never_distributed
         self.metric.compute_with_cache = False
 
     @property
@@ -193,6 +195,10 @@ class TorchMetric:
 
     def _is_mean(self, name: str) -> bool:
         return self._joins[name] is _load_utilities().dim_zero_mean
+
+
+def _is_never_distributed() -> bool:
+    return False
 
 
 @cache

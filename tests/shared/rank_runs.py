@@ -7,10 +7,18 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset
+from torchmetrics.classification import MulticlassF1Score
 
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
-from stages.metrics import AccuracyMetric, AurocMetric, FBetaScoreMetric, LearningRateMetric, LossMetric
+from stages.metrics import (
+    AccuracyMetric,
+    AurocMetric,
+    FBetaScoreMetric,
+    LearningRateMetric,
+    LossMetric,
+    TorchMetric,
+)
 from stages.models import ClassificationStep
 from stages.optim import Adam, ClipByGlobalNorm, Ema, NonFinite
 from stages.records import NamedMpkGzFileRecorder
@@ -94,6 +102,9 @@ CHANGES = {
     "skip": lambda builder: builder.non_finite(NonFinite(kind="skip")),
     "averaged weights": lambda builder: builder.average_weights(Ema(decay=0.9)),
     "more metrics": lambda builder: builder.metrics(AurocMetric(), FBetaScoreMetric()),
+    "a metric of torchmetrics": lambda builder: builder.metrics(
+        TorchMetric(MulticlassF1Score(num_classes=3))
+    ),
     "torch's loader": lambda builder: builder,
     "torch's shuffled loader": lambda builder: builder,
 }
