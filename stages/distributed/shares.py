@@ -4,6 +4,7 @@ from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
@@ -38,15 +39,10 @@ def iterate_shares(
 
 def _count_samples(batch: Any) -> int:
     """Return the length of the tensors in *batch*, and of other objects with ``to``."""
-    found: set[int] = set()
-
-    def note(part: Any) -> Any:
-        if _is_rows(part):
-            found.add(len(part))
-        return part
-
-    transform(batch, note, _is_tensor)
-    kind, lengths = type(batch).__name__, sorted(found)
+    kind, lengths = (
+        type(batch).__name__,
+        sorted({len(each) for each in _find_tensors(batch) if _is_rows(each)}),
+    )
     if not lengths:
         raise BuilderError(
             f"a batch of the type {kind} has no tensor whose first dimension counts the samples, so the "
@@ -61,13 +57,25 @@ def _count_samples(batch: Any) -> int:
     return lengths[0]
 
 
+def _find_tensors(batch: Any) -> list[Any]:
+    """Return the tensors in *batch*, and other objects with ``to``."""
+    found: list[Any] = []
+
+    def note(part: Any) -> Any:
+        found.append(part)
+        return part
+
+    transform(batch, note, _is_tensor)
+    return found
+
+
 def _take(batch: Any, part: slice, samples: int) -> Any:
-    """Return the samples of *part*: of all tensors and lists whose length is *samples*."""
+    """Return the samples of *part*: of all tensors, arrays, lists and tuples whose length is *samples*."""
 
     def is_part(each: Any) -> bool:
-        if isinstance(each, list):
-            return len(each) == samples and not any(isinstance(item, Tensor) for item in each)
-        return _is_tensor(each)
+        if isinstance(each, list | tuple):
+            return len(each) == samples and not hasattr(each, "_fields") and not _find_tensors(each)
+        return _is_tensor(each) or isinstance(each, np.ndarray)
 
     def cut(each: Any) -> Any:
         return each[part] if _is_rows(each) and len(each) == samples else each
@@ -81,4 +89,4 @@ def _is_tensor(part: Any) -> bool:
 
 
 def _is_rows(part: Any) -> bool:
-    return isinstance(part, Sized | Sequence) and (not isinstance(part, Tensor) or part.ndim > 0)
+    return isinstance(part, Sized | Sequence) and (not isinstance(part, Tensor | np.ndarray) or part.ndim > 0)

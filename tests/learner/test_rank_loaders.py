@@ -4,6 +4,7 @@ from collections import UserDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from rank_runs import (
@@ -137,6 +138,32 @@ def test_every_part_of_a_batch_has_the_samples_of_the_share(batch):
     assert ["d, e]" in str(share).replace("'", "") for share in shares] == [False, True]
     assert ["tensor([0, 1, 2])" in str(share) for share in shares] == [True, False]
     assert ["tensor([3, 4])" in str(share) for share in shares] == [False, True]
+
+
+PARTS = {
+    "texts in a tuple": (("a", "b", "c", "d"), ("a", "b"), ("c", "d")),
+    "an array": (np.arange(4), np.array([0, 1]), np.array([2, 3])),
+    "targets of an image each": ([[1], [2, 3], [], [4]], [[1], [2, 3]], [[], [4]]),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_without_tensors_have_the_samples_of_the_share(part):
+    whole, *expected = PARTS[part]
+
+    shares = [share.batch for rank in range(2) for share in iterate_shares([(IDS[:4], whole)], rank, 2)]
+
+    assert [type(texts) for _, texts in shares] == [type(whole)] * 2
+    assert [[*texts] for _, texts in shares] == [[*each] for each in expected]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_containers_of_tensors_are_not_taken_for_samples(kind):
+    batch = kind([{"ids": IDS[:2]}, {"ids": IDS[:2]}])
+
+    shares = [share.batch for rank in range(2) for share in iterate_shares([batch], rank, 2)]
+
+    assert [[each["ids"].tolist() for each in share] for share in shares] == [[[0], [0]], [[1], [1]]]
 
 
 @pytest.mark.parametrize("batch", [([torch.zeros(4), torch.zeros(2)], IDS), "text"])
