@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
@@ -134,6 +135,18 @@ class FunctionBatcher:
     def batch(self, items: Sequence[Any]) -> Any:
         """Return the result of the function for *items*."""
         return self.function(items)
+
+
+def is_per_sample(batcher: Batcher) -> bool:
+    """Return whether *batcher* makes the same rows of a sample in any batch.
+
+    It does if it has a true attribute ``per_sample``, is built in and does not pad, or is torch's
+    `default_collate`. Any other one may look at the other samples, as for a mean over the batch.
+    """
+    function = getattr(batcher, "function", batcher)
+    function = function.func if isinstance(function, partial) else function
+    is_known = type(batcher) in (NormalizeBatcher, GatherBatcher) or function is default_collate
+    return is_known or getattr(function, "per_sample", False) is True
 
 
 def as_batcher(batcher: Batcher | Callable[[Sequence[Any]], Any]) -> Batcher:

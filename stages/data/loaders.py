@@ -10,7 +10,7 @@ import torch
 
 from stages.contracts.errors import CheckpointError
 from stages.data.augmentation import Augmentation, Augmenter, check_augmentation
-from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher, as_batcher
+from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher, as_batcher, is_per_sample
 from stages.data.datasets import Dataset, TensorDataset
 from stages.data.device_loader import DeviceLoader, Transfer
 from stages.data.host_loader import HostLoader
@@ -181,6 +181,11 @@ class DataLoader:
             return
         self.device = device
         self._source = self._host if device == CPU else DeviceLoader(self._host, device, self.transfer)
+
+    @property
+    def loads_shares(self) -> bool:
+        """True if several ranks may load only their samples of each batch: see `is_per_sample`."""
+        return is_per_sample(self.batcher)
 
     def set_share(self, rank: int, size: int, *, fills_empty: bool = False) -> None:
         """Load only the samples that *rank* of *size* ranks takes of each batch.

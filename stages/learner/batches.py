@@ -85,8 +85,9 @@ def iterate_rank(loader: Any, device: torch.device, division: Division) -> Itera
 
 
 def loads_shares(loader: Loader) -> bool:
-    """Return whether *loader* can load the share of one rank, as `stages.data.DataLoader` does."""
-    return hasattr(loader, "set_share") and hasattr(loader, "count_samples")
+    """Return whether *loader* can load the share of one rank, as most of `stages.data.DataLoader` do."""
+    can_load = hasattr(loader, "set_share") and hasattr(loader, "count_samples")
+    return can_load and getattr(loader, "loads_shares", True)
 
 
 def _load(loader: Loader, random_state: HostRandomState) -> Iterator[Any]:

@@ -1,11 +1,21 @@
 """Batchers that params name."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from stages.contracts.config import Use
 from stages.contracts.errors import PluginError
-from stages.data import DataLoaderBuilder, Normalization, TensorDataset, build_batcher
+from stages.data import (
+    DataLoaderBuilder,
+    Normalization,
+    NormalizeBatcher,
+    PadBatcher,
+    TensorDataset,
+    build_batcher,
+)
 
 ITEMS = [(torch.tensor([2.0]), torch.tensor(0)), (torch.tensor([4.0]), torch.tensor(1))]
 MEAN_3_STD_2 = Normalization(mean=3.0, std=2.0)
@@ -51,3 +61,39 @@ def test_collate_function_of_pytorch_is_a_batcher():
 def test_batcher_that_cannot_be_built_is_reported_with_its_name(kind, arguments, message):
     with pytest.raises(PluginError, match=message):
         build(kind, **arguments)
+
+
+def mean(items, scale=1):
+    return torch.stack([scale * inputs for inputs, _ in items]).mean(0)
+
+
+def first(items, scale=1):
+    return torch.stack([scale * inputs for inputs, _ in items])
+
+
+first.per_sample = True
+
+
+class FirstBatcher:
+    per_sample = True
+
+    def batch(self, items):
+        return first(items)
+
+
+@pytest.mark.parametrize(
+    ("batcher", "expected"),
+    [
+        (NormalizeBatcher(), True),
+        (PadBatcher(), False),
+        (default_collate, True),
+        (mean, False),
+        (first, True),
+        (partial(first, scale=2), True),
+        (FirstBatcher(), True),
+    ],
+)
+def test_ranks_divide_the_samples_only_of_batchers_that_are_per_sample(batcher, expected):
+    loader = DataLoaderBuilder(batcher).build(TensorDataset(torch.zeros(3, 2), torch.zeros(3)))
+
+    assert loader.loads_shares is expected

@@ -57,7 +57,7 @@ def test_loader_that_draws_random_numbers_has_the_batches_of_one_process(tmp_pat
     assert_equals_one_process(found[0], one)
 
 
-@pytest.mark.parametrize("loaders", [SHUFFLED, "a stream"])
+@pytest.mark.parametrize("loaders", [SHUFFLED, "a stream", "a batcher of whole batches"])
 def test_run_that_is_stopped_within_an_epoch_resumes_to_the_same_bytes(loaders, tmp_path):
     run_ranks(fit_in_parts, 2, tmp_path / "uninterrupted", (), 0.3, 1, "auto", loaders)
 

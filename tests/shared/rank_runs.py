@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 from torchmetrics.classification import MulticlassF1Score
 
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
@@ -78,6 +78,17 @@ class NoisyStream(IterableDataset):
         self.position = state["position"]
 
 
+def center(items):
+    """Return a batch whose inputs have the mean 0, with noise."""
+    inputs, targets = default_collate(items)
+    return inputs - inputs.mean(0) + 0.1 * torch.randn(inputs.shape), targets
+
+
+def centered_loaders(train=77, valid=29, batch_size=16):
+    builder = DataLoaderBuilder(center).batch_size(batch_size)
+    return builder.shuffle(5).build(dataset(train)), builder.build(dataset(valid))
+
+
 def stream_loaders(train=77, valid=29, batch_size=16):
     return TorchLoader(NoisyStream(train), batch_size), loaders(train, valid, batch_size)[1]
 
@@ -107,11 +118,13 @@ CHANGES = {
     ),
     "torch's loader": lambda builder: builder,
     "torch's shuffled loader": lambda builder: builder,
+    "a batcher of whole batches": lambda builder: builder,
 }
 LOADERS = {
     "torch's loader": torch_loaders,
     "torch's shuffled loader": shuffled_loaders,
     "a stream": stream_loaders,
+    "a batcher of whole batches": centered_loaders,
 }
 """Loaders by the name of a change; `loaders` for all others."""
 SIZES = {"usual": (77, 29, 16), "a few samples": (3, 2, 3), "batches of one": (5, 3, 1)}
