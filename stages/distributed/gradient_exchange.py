@@ -1,6 +1,6 @@
 """The sum of the gradients of all ranks, weighted by the samples of each."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -22,9 +22,10 @@ class GradientExchange:
         self._group = group
         self._parameters = parameters
         self._count = len(parameters)
-        self._lay_out(self._find_trained())
+        self._lay_out(self.find_trained())
 
-    def _find_trained(self) -> list[int]:
+    def find_trained(self) -> list[int]:
+        """Return the places of the parameters that are trained, the same on all ranks."""
         return [number for number, each in enumerate(self._parameters) if each.requires_grad]
 
     def _lay_out(self, trained: list[int]) -> None:
@@ -50,28 +51,38 @@ class GradientExchange:
         """The sum of the weights in the last exchange."""
         return round(float(self._weight))
 
-    def mean(self, gradients: Gradients, weight: float | Tensor, *, weighted: bool) -> list[Tensor | None]:
+    def mean(
+        self, gradients: Gradients, weight: float | Tensor, *, weighted: bool, trained: Collection[int] = ()
+    ) -> list[Tensor | None]:
         """Return the mean gradients of all ranks, of which this one has *gradients* with *weight*.
 
-        *weighted* gradients are multiplied by their weight already. A gradient is None if no rank has it, and
-        all are if the sum of the weights is 0. The tensors are valid until the next exchange.
+        *weighted* gradients are multiplied by their weight already, and parameters that were *trained* when
+        they were computed may be frozen now. A gradient is None if no rank has it, and all are if the sum of
+        the weights is 0. The tensors are valid until the next exchange.
         """
-        missing = self._add(gradients, weight, weighted=weighted)
+        missing = self._add(gradients, weight, trained, weighted=weighted)
         is_empty = not isinstance(weight, Tensor) and weight == 0
         if is_empty and not self._weight.item():
             return [None] * self._count
         self._sums.div_(self._weight)
         return self._result(missing)
 
-    def sum(self, gradients: Gradients, weight: float | Tensor) -> list[Tensor | None]:
-        """Return the sum over all ranks of gradients that are multiplied by their weight, as new tensors."""
-        missing = self._add(gradients, weight, weighted=True)
+    def sum(
+        self, gradients: Gradients, weight: float | Tensor, *, trained: Collection[int] = ()
+    ) -> list[Tensor | None]:
+        """Return the sum over all ranks of gradients that are multiplied by their weight, as new tensors.
+
+        Parameters that were *trained* when they were computed may be frozen now.
+        """
+        missing = self._add(gradients, weight, trained, weighted=True)
         return [None if each is None else each.clone() for each in self._result(missing)]
 
-    def _add(self, gradients: Gradients, weight: float | Tensor, *, weighted: bool) -> list[int]:
+    def _add(
+        self, gradients: Gradients, weight: float | Tensor, trained: Collection[int], *, weighted: bool
+    ) -> list[int]:
         """Add the gradients of all ranks, and return the places of those that this rank does not have."""
-        if (trained := self._find_trained()) != self._trained:  # a step has frozen parameters or freed them
-            self._lay_out(trained)
+        if (places := sorted({*self.find_trained(), *trained})) != self._trained:
+            self._lay_out(places)  # a step has frozen parameters or freed them
         own = [gradients[number] for number in self._trained] if gradients else [None] * len(self._parts)
         missing = [number for number, gradient in enumerate(own) if gradient is None]
         present = [_check_dense(gradient) for gradient in own if gradient is not None]

@@ -20,9 +20,13 @@ class RankWindow(Window):
         )
         self._exchange = exchange
         self._adds_means = self.reduction == "sum" and self.length > 1
+        self._trained: set[int] = set()
+        """The parameters that a batch of the window has trained, by their places; the same on all ranks."""
 
     def add(self, gradients: Gradients, samples: int | Tensor) -> None:
         """Add the mean gradients of this rank's share of a batch."""
+        if self.length > 1:
+            self._trained.update(self._exchange.find_trained())
         if self._adds_means:
             mean = self._exchange.mean(gradients, samples, weighted=False)
             gradients = [None if each is None else each.clone() for each in mean]
@@ -32,21 +36,22 @@ class RankWindow(Window):
         """Return the mean over the samples of all ranks, or the sum over batches, and clear the window."""
         if self._adds_means:
             return super().take()
-        sums, samples = self._sums, self._samples
+        sums, samples, trained = self._sums, self._samples, self._trained
         self._clear()
-        return self._exchange.mean(sums, samples, weighted=self.length > 1)
+        return self._exchange.mean(sums, samples, weighted=self.length > 1, trained=trained)
 
     def collect(self) -> None:
         """Move the sums of all ranks to rank 0, so that its checkpoint has them; call it between epochs."""
         if not self.batches or self._adds_means:
             return
-        self._sums = self._exchange.sum(self._sums, self._samples)
+        self._sums = self._exchange.sum(self._sums, self._samples, trained=self._trained)
         self._samples = self._exchange.total_weight
         self._keep_on_main()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a copy of *state*, the sums of all ranks, on rank 0, as `collect` left them."""
         super().load_state_dict(state)
+        self._trained = {number for number, total in enumerate(self._sums) if total is not None}
         if not self._adds_means:
             self._keep_on_main()
 
@@ -54,6 +59,10 @@ class RankWindow(Window):
         """Set the sums of the other ranks to 0."""
         if not self._exchange.is_main:
             self._sums, self._samples = [None] * len(self._sums), 0
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._trained = set()
 
     @property
     def _has_mean(self) -> bool:

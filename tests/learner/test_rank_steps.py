@@ -29,6 +29,17 @@ class Unfreezing(Net):
         return super().train_step(batch)
 
 
+class Freezing(Net):
+    """A model whose first layer is frozen in each second step."""
+
+    steps = 0
+
+    def train_step(self, batch):
+        self.steps += 1
+        self[0].requires_grad_(self.steps % 2 == 1)
+        return super().train_step(batch)
+
+
 class Padded(Net):
     """A model whose loss is the mean over the targets that are not padding."""
 
@@ -53,6 +64,15 @@ def fit_unfreezing(directory, window):
     model[0].requires_grad_(False)
     learner = builder.build(model, torch.optim.Adam(model.parameters(), 0.05), 0.05)
     learner.fit(make_batches(), make_batches())
+    return outcome(learner)
+
+
+def fit_freezing(directory, window, leftover="flush"):
+    builder = start(directory).grads_accumulation(window, leftover=leftover)
+    model = Freezing(*build_net())
+    learner = builder.build(model, torch.optim.Adam(model.parameters(), 0.05), 0.05)
+    batches = [*make_batches(), *make_batches()[:1]]
+    learner.fit(batches, batches)
     return outcome(learner)
 
 
@@ -83,8 +103,12 @@ def test_class_weights_are_those_of_the_batch_and_not_of_the_share(strategy, tmp
     assert_equals_one_process(found[0], one)
 
 
+def fit_carried(directory, window):
+    return fit_freezing(directory, window, "carry")
+
+
 @pytest.mark.parametrize("window", [1, 2])
-@pytest.mark.parametrize("fit", [fit_unfreezing, fit_padded, fit_weighted])
+@pytest.mark.parametrize("fit", [fit_unfreezing, fit_freezing, fit_carried, fit_padded, fit_weighted])
 def test_ranks_train_what_one_process_trains(fit, window, tmp_path):
     one = fit(tmp_path / "one", window)
 
