@@ -34,7 +34,13 @@ from stages.learner.checks import (
 from stages.learner.cuda_graph import build_captured_step
 from stages.learner.metering import NOTHING, Meter
 from stages.learner.mid_epoch import MidEpochCheckpointer
-from stages.learner.rank_step import RankStep, SynchronizedStep, synchronize_average, synchronize_ranks
+from stages.learner.rank_step import (
+    RankStep,
+    SynchronizedStep,
+    synchronize_average,
+    synchronize_ranks,
+    synchronize_training_state,
+)
 from stages.learner.sharded_step import ShardedStep
 from stages.learner.step_strategies import StepStrategy, choose_step_strategy
 from stages.learner.streams import check_streams, count_batches, no_batches
@@ -244,6 +250,7 @@ class Loop:
     def _finish(self, epoch: int) -> None:
         """Finish *epoch*: flush the logs, show its values, and save."""
         state = self._state
+        synchronize_training_state(self._group, state.model.model)
         state.finish_epoch(epoch, is_validated=self._is_validated(epoch))
         self._observers.flush()
         self._observers.renderer.epoch_end(self._progress, state.history)
@@ -251,14 +258,14 @@ class Loop:
             self._checkpoints.save_epoch(epoch, state.checkpoint(), state.history)
 
     def _stops_early(self) -> bool:
-        """Return whether the early stopping rule applies to the history, of a resumed run too."""
+        """Return whether the early stopping rule of any rank applies to the history, of a resumed run too."""
         rule, epoch = self._options.early_stopping, self._state.epoch
         if rule is None or not epoch or (find_valid_metrics(rule) and not self._is_validated(epoch)):
             return False
         reason = rule.reason(self._state.history)
         if reason:
             log.info("Stopping training loop, %s", reason)
-        return reason is not None
+        return self._group.any(reason is not None)
 
     def _is_validated(self, epoch: int) -> bool:
         return epoch % self._options.validate_every == 0

@@ -26,6 +26,7 @@ from stages.learner.metering import Meter
 from stages.learner.run_state import LoopPosition
 from stages.learner.step_strategies import Buffers
 from stages.learner.streams import Lookahead, count_batches
+from stages.learner.training_state import load_training_state, training_state
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class MidEpochCheckpointer:
             self._checkpoints.prepare(self._state.checkpoint())
 
     def _read_rank(self, position: LoopPosition) -> Mapping[str, Any] | None:
-        """Return the random state of this rank at *position*, and restore its buffers.
+        """Return the random state of this rank at *position*, and restore its buffers and training state.
 
         A rank that was not saved draws numbers that depend on the position, and None is returned.
         """
@@ -141,7 +142,10 @@ class MidEpochCheckpointer:
             seed_generators(self._state.derive_seed(*path))
             return None
         saved = position.ranks[rank - 1]
-        Buffers(self._state.model.model).restore(saved["buffers"])
+        model = self._state.model.model
+        Buffers(model).restore(saved["buffers"])
+        if "training_state" in saved:
+            load_training_state(model, saved["training_state"])
         return saved
 
     def _is_shared(self, loader: Loader) -> bool:
@@ -171,8 +175,10 @@ class MidEpochCheckpointer:
         """Return the `LoopPosition.ranks` of this position, on rank 0."""
         if self._group.size == 1:
             return []
-        buffers = [buffer.detach() for buffer in self._state.model.model.buffers()]
-        own = {"before": self._rng_state, **states, "buffers": buffers}
+        model = self._state.model.model
+        own = {"before": self._rng_state, **states, "buffers": [each.detach() for each in model.buffers()]}
+        if self._group.rank and (added := training_state(model)):
+            own["training_state"] = added
         return self._group.gather(own if self._group.rank else {})[1:]
 
     def _save(self, iteration: int, progress: Progress, meter: Meter, states: dict[str, Any]) -> None:

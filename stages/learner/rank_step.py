@@ -15,6 +15,7 @@ from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
 from stages.learner.step_strategies import Buffers, RollbackStep, train_mode
+from stages.learner.training_state import load_training_state, training_state
 
 
 def synchronize_ranks(group: RankGroup, model: torch.nn.Module, epoch: int, *, has_shards: bool) -> None:
@@ -43,6 +44,14 @@ def synchronize_average(group: RankGroup, model: ModelState) -> None:
         return
     buffers = {name for name, _ in model.model.named_buffers()}
     group.broadcast_tensors([each for name, each in model.average.state.items() if name in buffers])
+
+
+def synchronize_training_state(group: RankGroup, model: torch.nn.Module) -> None:
+    """Give the `training_state` of rank 0, which checkpoints contain, to the model of every rank."""
+    if group.size > 1 and (own := training_state(model)):
+        of_main = group.broadcast(own)
+        if not group.is_main:
+            load_training_state(model, of_main)
 
 
 class RankStep(RollbackStep):

@@ -55,8 +55,9 @@ class LoopPosition:
     logs: Mapping[str, Any] = field(default_factory=dict)
     """The position of each log."""
     ranks: Sequence[Mapping[str, Any]] = ()
-    """The state of each further rank: ``before``, ``now``, the ``buffers`` of the model, and ``loader``, the
-    random state in which all ranks load the batches of a loader that cannot load a share."""
+    """The state of each further rank: ``before``, ``now``, the ``buffers`` and the ``training_state`` of the
+    model, and ``loader``, the random state in which all ranks load the batches of a loader that cannot load a
+    share."""
 
     def to_tree(self) -> dict[str, Any]:
         """Return the position as a tree that a record can hold."""

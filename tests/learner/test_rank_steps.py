@@ -1,10 +1,22 @@
 """Steps of several ranks whose shares, parameters or averages differ are those of one process."""
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
-from rank_runs import Net, assert_equals_one_process, build_net, outcome, shuffled_loaders, start
+from rank_runs import (
+    Net,
+    Stopping,
+    assert_equals_one_process,
+    build_net,
+    fit_in_parts,
+    outcome,
+    shuffled_loaders,
+    start,
+)
 from ranks import run_ranks
+from run_files import read_run_files
 
 from stages.contracts.outputs import ClassificationOutput
 from stages.distributed import join_group
@@ -116,6 +128,55 @@ def test_ranks_train_what_one_process_trains(fit, window, tmp_path):
 
     assert found[0] == found[1]
     assert_equals_one_process(found[0], one)
+
+
+class Balancing(Stopping):
+    """A model with a loss that is scaled by the mean of its previous ones."""
+
+    scale = 1.0
+
+    def loss(self, logits, targets):
+        loss = super().loss(logits, targets) * self.scale
+        self.scale = 0.9 * self.scale + 0.1 * loss.item()
+        return loss
+
+    def training_state(self):
+        return {"scale": self.scale}
+
+    def load_training_state(self, state):
+        self.scale = state["scale"]
+
+
+def fit_balancing(directory, *stops):
+    return fit_in_parts(directory, stops, kind=Balancing)
+
+
+@pytest.mark.parametrize("stop", [30, 230])
+def test_run_resumes_with_the_training_state_of_each_rank(stop, tmp_path):
+    """Step 30 is in the first epoch, and step 230 in the second one."""
+    run_ranks(fit_balancing, 2, tmp_path / "uninterrupted")
+
+    found = run_ranks(fit_balancing, 2, tmp_path / "interrupted", (1, stop))
+
+    assert found[0][0][0] == (None, True)
+    assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")
+
+
+class TimeLimit:
+    """An early stopping rule that the ranks apply at different times."""
+
+    def reason(self, history):
+        return "the time is over" if history.epochs > int(os.environ["RANK"]) else None
+
+
+def fit_limited(directory):
+    learner = start(directory, 5).early_stopping(TimeLimit()).build(build_net(), Adam(), 0.05)
+    learner.fit(*shuffled_loaders())
+    return learner.epoch
+
+
+def test_all_ranks_stop_when_the_early_stopping_rule_applies_on_one(tmp_path):
+    assert run_ranks(fit_limited, 2, tmp_path) == [1, 1]
 
 
 def fit_unseeded(directory, epochs, seed, average=None):

@@ -175,12 +175,12 @@ class Stopping(Net):
         return super().train_step(batch)
 
 
-def fit_in_parts(directory, stops=(), dropout=0.3, window=1, strategy="auto", change="plain"):
+def fit_in_parts(directory, stops=(), dropout=0.3, window=1, strategy="auto", change="plain", kind=Stopping):
     """Train 3 epochs; stop at each of *stops*, (rank, step), and resume."""
     rank, results = int(os.environ.get("RANK", "0")), []
     for stop in (*stops, None):
         builder = start(directory, 3).strategy(strategy).checkpoint("auto").grads_accumulation(window)
-        model = Stopping(*build_net(dropout, norm=dropout > 0))
+        model = kind(*build_net(dropout, norm=dropout > 0))
         model.interrupter = builder.interrupter()
         if stop is not None and stop[0] == rank:
             model.stop_at = stop[1]
