@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from stages.contracts.errors import BuilderError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -25,13 +27,21 @@ class Output(Protocol):
 def weight_of(item: Output) -> "int | Tensor":
     """Return the number of samples or tokens that the loss of *item* is the mean of.
 
-    It is an integer on a CPU; on an accelerator it may be a tensor, which is not read.
+    It is an integer on a CPU; on an accelerator it may be a tensor, which is not read. Raises `BuilderError`
+    if it is not a whole number.
     """
-    weight = getattr(item, "weight", None)
+    weight: Any = getattr(item, "weight", None)
     if weight is None:
         return item.size
-    is_on_device = getattr(weight, "device", None) is not None and weight.device.type != "cpu"
-    return weight if is_on_device else int(weight)
+    if hasattr(weight, "device") and weight.device.type != "cpu":
+        on_device: Tensor = weight
+        return on_device
+    if not float(weight).is_integer():
+        raise BuilderError(
+            f"the weight of a {type(item).__name__} must be the number of samples or tokens that its loss is "
+            f"the mean of; found {float(weight):g}. Set it to that number, or leave it out"
+        )
+    return int(weight)
 
 
 @dataclass(frozen=True)

@@ -410,3 +410,36 @@ def test_ctrl_c_ends_a_run_with_workers_with_one_traceback(loader, tmp_path):
     of_sharer = printed.count("in _serve\n")  # multiprocessing reports a connection that the interrupt closed
     assert printed.count("Traceback") - of_sharer == 1, printed
     assert printed.rstrip().endswith("KeyboardInterrupt")
+
+
+class Weighted(Net):
+    """Its outputs have the sum of the weights of the samples as weight."""
+
+    weight = 1.0
+
+    def forward_classification(self, batch):
+        item = super().forward_classification(batch)
+        return ClassificationOutput(item.loss, item.output, item.targets, weight=self.weight)
+
+
+@pytest.mark.parametrize("weight", [3.5, 0.25, float("nan"), torch.tensor(7.5)])
+def test_weight_that_is_not_a_number_of_samples_is_rejected(weight, start, tmp_path):
+    model = net(Weighted)
+    model.weight = weight
+    learner = start(tmp_path).build(model, Adam(), 0.1)
+
+    with pytest.raises(
+        BuilderError, match=r"weight of a ClassificationOutput .* found (3\.5|0\.25|nan|7\.5)"
+    ):
+        learner.fit(batches(), batches())
+
+
+@pytest.mark.parametrize("weight", [3, 3.0, torch.tensor(3.0)])
+def test_weight_may_be_any_kind_of_whole_number(weight, start, tmp_path):
+    model = net(Weighted)
+    model.weight = weight
+    learner = start(tmp_path).build(model, Adam(), 0.1)
+
+    learner.fit(batches(), batches())
+
+    assert learner.epoch == 3
