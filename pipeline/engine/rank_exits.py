@@ -40,25 +40,31 @@ class RankExit:
 
         It lost the connection to it, or was killed by the launcher before it reported an error.
         """
-        return self.is_lost or (-self.code in self.sent and self.report is None)
+        return self.is_lost or self.was_ended
+
+    @property
+    def was_ended(self) -> bool:
+        """Return whether the launcher ended the rank before it reported an error."""
+        return -self.code in self.sent and self.report is None
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the rank lost the connection to another one."""
-        code = self.report.code if self.report else self.code
-        return code == RankLostError.exit_code
+        """Return whether the rank reported that it lost the connection to another one."""
+        return self.report is not None and self.report.code == RankLostError.exit_code
 
 
 def find_failure(exits: Collection[RankExit]) -> RankExit | None:
     """Return the exit of the rank that failed first; None if no rank failed.
 
     The others usually fail because they lose the connection to it. A rank that was killed is therefore the
-    first one, even if another one reported its error sooner than the exit was seen.
+    first one, even if another one reported its error sooner than the exit was seen. If all that report an
+    error have lost a connection, it is that to a rank that exited with code 0 or did not respond.
     """
     failed = [each for each in exits if each.has_failed]
     causes = [each for each in failed if not each.is_consequence]
     lost = [each for each in failed if each.is_lost]
-    return min(causes or lost, key=_order, default=None)
+    silent = [each for each in exits if each.code == 0 or each.was_ended] if lost else []
+    return min(causes or silent or lost, key=_order, default=None)
 
 
 def find_stop(exits: Sequence[RankExit]) -> RankExit | None:
@@ -80,7 +86,7 @@ def build_failure(failed: RankExit, device: str, folder: Path) -> StageError:
     reported = failed.report.message.removeprefix(ERROR_PREFIX) if failed.report else find_error(lines)
     place = f"\n  log: {log}" if lines else ""
     tail = "" if reported else "".join(f"\n  {line}" for line in lines[-MAX_LOG_LINES:])
-    return StageError(f"rank {failed.rank} ({device}): {reported or _describe(failed.code)}{place}{tail}")
+    return StageError(f"rank {failed.rank} ({device}): {reported or _describe(failed)}{place}{tail}")
 
 
 def build_interruption(stopped: RankExit) -> RunInterruptedError:
@@ -94,8 +100,13 @@ def _order(failed: RankExit) -> tuple[bool, float]:
     return failed.code != -SIGKILL, failed.report.seconds if failed.report else failed.seconds
 
 
-def _describe(code: int) -> str:
-    if code >= 0:
+def _describe(failed: RankExit) -> str:
+    code = failed.code
+    if failed.was_ended:
+        return "did not respond to the other ranks, and was killed"
+    if code == 0:
+        return "exited with code 0 while the other ranks needed it"
+    if code > 0:
         return f"exited with code {code}"
     known = -code in set(Signals)
     return f"was killed by {Signals(-code).name if known else f'signal {-code}'}"

@@ -41,7 +41,7 @@ Path(f"ready-{rank}").touch()
 """
 REPORT = """
 from pipeline.user_errors import report_error
-from stages.contracts.errors import RunInterruptedError, StageError
+from stages.contracts.errors import RankLostError, RunInterruptedError, StageError
 """
 HANG = "accept(); time.sleep(1000)"
 IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN); wait_for('never')"
@@ -281,6 +281,21 @@ def test_rank_that_left_a_collective_is_named_and_not_the_one_that_lost_the_conn
     message = failure(GLOO, "if rank == 1: os._exit(7)", "torch.distributed.all_reduce(total)")
 
     assert message.startswith("rank 1 (cuda:1): exited with code 7")
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("sys.exit(0)", "exited with code 0 while the other ranks needed it"),
+        (IGNORE, "did not respond to the other ranks, and was killed"),
+    ],
+)
+def test_rank_that_exits_early_or_hangs_is_named_and_not_the_one_that_lost_it(end, reason):
+    lose = "report_error(RankLostError('another rank does not respond'))"
+
+    message = failure(REPORT, f"if rank == 0: wait_for('pid-1'); sys.exit({lose})", end)
+
+    assert message.startswith(f"rank 1 (cuda:1): {reason}")
 
 
 def test_requested_stop_is_sent_to_all_ranks():
