@@ -116,4 +116,5 @@ def _is_entry(entry: Any) -> bool:
         isinstance(entry, dict)
         and isinstance(entry.get("path"), str)
         and isinstance(entry.get("md5", ""), str)
+        and entry.get("hash", "md5") == "md5"
     )

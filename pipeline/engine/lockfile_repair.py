@@ -22,7 +22,7 @@ RWLOCK = TEMPORARY / "rwlock"
 
 
 def back_up_lockfile() -> None:
-    """Back up dvc.lock if it is intact.
+    """Back up dvc.lock if it is intact and ends with a newline, as DVC writes it.
 
     The watchdog of the last command may do this at the same time, so they wait for each other.
     """
@@ -34,7 +34,7 @@ def back_up_lockfile() -> None:
             return
         content = LOCKFILE.read_bytes()  # once: DVC may be writing it
         is_new = not LOCKFILE_BACKUP.exists() or LOCKFILE_BACKUP.read_bytes() != content
-        if is_new and _is_intact(content):
+        if is_new and content.endswith(b"\n") and _is_intact(content):
             with open_atomic(LOCKFILE_BACKUP) as file:
                 file.write(content)
 

@@ -31,6 +31,7 @@ stages:
     cmd: x
     deps:
     - path: a
+      hash: md5
       md5: b
     params:
       params.yaml:
@@ -130,6 +131,17 @@ def test_only_an_intact_lockfile_is_backed_up(project):
     LOCKFILE.unlink()
     back_up_lockfile()
     assert not LOCKFILE_BACKUP.exists()
+
+
+@pytest.mark.parametrize("end", range(INTACT.index("hash") + 1, INTACT.index("    params")))
+def test_no_cut_within_a_line_replaces_the_backup_or_leaves_a_hash_that_dvc_does_not_know(project, end):
+    back_up_lockfile()
+    LOCKFILE.write_text(INTACT[:end].rstrip("\n"))
+
+    back_up_lockfile()
+
+    assert LOCKFILE_BACKUP.read_text() == INTACT
+    assert is_truncated(LOCKFILE) or "hash: md5\n" in f"{LOCKFILE.read_text()}\n"
 
 
 def test_unchanged_lockfile_is_not_backed_up_again(project):
