@@ -54,7 +54,7 @@ def _run_with_lock(name: str) -> None:
                 fork_watchdog(dvc)
             if waiting:
                 terminate_with(waiting)
-            stack.enter_context(project_lock(waiting))
+            stack.enter_context(project_lock(waiting, dvc=dvc))
             if restore_params(print_warning):  # DVC chose the stage with the overrides in params.yaml
                 raise StageError(f"{name} was not run with them. Run the same command again")
             run_stage_of_dvc(name, dvc, print_warning)

@@ -1,22 +1,30 @@
 """The project lock, which allows one run in a project at a time.
 
 A flow holds it from its first stage to its last. A stage that DVC started in its own process holds it too.
+DVC then keeps it until it has recorded its last stage, because it reads params.yaml again to record a stage.
 """
 
+import json
 import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
+from pipeline.engine.lockfile_repair import TEMPORARY, try_dvc_lock
+from pipeline.engine.process_tree import find_dvc
+from stages.contracts import processes
 from stages.contracts.errors import StageError
 from stages.contracts.file_lock import try_lock, unlock
-from stages.contracts.processes import is_alive
+from stages.contracts.processes import ProcessIdentity, from_json, is_alive, to_json
 from stages.runs.layout import PROJECT_LOCK
 
 EXIT_WAIT_SECONDS = 60
+EXPERIMENT = "exps/run/workspace/workspace.json"
+"""The file below `TEMPORARY` with the pid of the `dvc exp run` that runs in the workspace."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +34,15 @@ class _Holder:
     pid: str = "unknown"
     host: str = ""
     ancestors: tuple[int, ...] = ()
+    dvc: ProcessIdentity | None = None
+    """The DVC process that started the holder as a stage."""
 
     @classmethod
     def read(cls, file: IO[str]) -> "_Holder":
         file.seek(0)
-        pid, host, *ancestors = [*file.read().split(), "", ""]
-        return cls(pid or "unknown", host, tuple(map(int, filter(None, ancestors))))
+        first, _, second = file.read().partition("\n")
+        pid, host, *ancestors = [*first.split(), "", ""]
+        return cls(pid or "unknown", host, tuple(map(int, filter(None, ancestors))), from_json(second))
 
     def is_transient(self) -> bool:
         """Return whether the lock is about to be released, or its holder is about to write its record.
@@ -48,11 +59,14 @@ class _Holder:
 
 
 @contextmanager
-def project_lock(ancestors: Sequence[int] = (), *, timeout_seconds: float = 0.0) -> Iterator[None]:
+def project_lock(
+    ancestors: Sequence[int] = (), *, dvc: int | None = None, timeout_seconds: float = 0.0
+) -> Iterator[None]:
     """Hold the lock of the project in the current folder; it is released when the process ends in any way.
 
-    *ancestors* are the processes with which this one terminates. Raises `StageError` if another process holds
-    the lock for longer than *timeout_seconds*, or `EXIT_WAIT_SECONDS` if it is about to be released.
+    *ancestors* are the processes with which this one terminates. *dvc* is the one of them in which DVC runs;
+    it keeps the lock until it has recorded its last stage. Raises `StageError` if another process holds the
+    lock for longer than *timeout_seconds*, or `EXIT_WAIT_SECONDS` if it is about to be released.
     """
     with _open() as file:
         _acquire(file, timeout_seconds)
@@ -61,11 +75,14 @@ def project_lock(ancestors: Sequence[int] = (), *, timeout_seconds: float = 0.0)
         )  # otherwise a worker of a loader would hold the lock too
         file.truncate(0)
         file.write(" ".join(map(str, (os.getpid(), socket.gethostname(), *ancestors))))
+        if dvc:
+            file.write(f"\n{to_json(ProcessIdentity.of(dvc))}")
         file.flush()
         try:
             yield
         finally:
-            file.truncate(0)
+            if not dvc:
+                file.truncate(0)
             unlock(file)
 
 
@@ -82,10 +99,7 @@ def _open() -> IO[str]:
 
 def _acquire(file: IO[str], timeout_seconds: float) -> None:
     began = time.monotonic()
-    while True:
-        if try_lock(file):
-            return
-        holder = _Holder.read(file)
+    while holder := _try_to_acquire(file):
         timeout = max(timeout_seconds, EXIT_WAIT_SECONDS if holder.is_transient() else 0.0)
         if time.monotonic() - began >= timeout:
             raise StageError(
@@ -93,3 +107,47 @@ def _acquire(file: IO[str], timeout_seconds: float) -> None:
                 f"(it holds {PROJECT_LOCK.resolve()}). Wait until it has finished, or stop it"
             )
         time.sleep(0.1)
+
+
+def _try_to_acquire(file: IO[str]) -> _Holder | None:
+    """Lock *file* and return None, or return the process that holds the lock."""
+    if not try_lock(file):
+        return _Holder.read(file)
+    dvc = _Holder.read(file).dvc
+    if dvc is None or not _keeps_lock(dvc):
+        return None
+    unlock(file)
+    return _Holder(str(dvc.pid), dvc.host)
+
+
+def _keeps_lock(dvc: ProcessIdentity) -> bool:
+    """Return whether DVC still runs or records stages in process *dvc*, and did not start this process."""
+    if dvc.host != socket.gethostname() or dvc.has_ended() or not is_alive(dvc.pid):
+        return False
+    return dvc.pid not in (os.getpid(), *processes.ancestors()) and _is_reproducing(dvc.pid)
+
+
+def _is_reproducing(dvc: int) -> bool:
+    """Return whether DVC runs or records stages of this project in process *dvc*.
+
+    The process may continue after that, as a notebook does. DVC lists the outputs of a stage that runs in its
+    rwlock, holds its own lock otherwise, and records the pid of `dvc exp run` until it has committed.
+    """
+    here = Path.cwd()
+    folders = (each / TEMPORARY for each in (here, *here.parents))
+    temporary = next((each for each in folders if each.is_dir()), TEMPORARY)
+    if find_dvc([dvc]) or _read_pid(temporary / EXPERIMENT) == dvc:
+        return True
+    with suppress(OSError), try_dvc_lock(temporary / "lock") as is_free:
+        if not is_free and _read_pid(temporary / "lock") == dvc:
+            return True
+        return find_dvc([dvc]) is not None  # again, because no stage starts or ends while the lock is held
+    return False
+
+
+def _read_pid(path: Path) -> int | None:
+    """Return the number in the file *path* of DVC that identifies a process; None without one."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        content = json.loads(path.read_text())
+        return int(content["pid"] if isinstance(content, dict) else content)
+    return None

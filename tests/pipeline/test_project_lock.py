@@ -1,18 +1,26 @@
 """The project lock: one run in a project at a time."""
 
 import fcntl
+import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.lock import _Holder, project_lock
+from pipeline.engine.lockfile_repair import RWLOCK
+from pipeline.engine.params_journal import edit_params
+from pipeline.lockfile import read_lockfile
+from pipeline.params_edit import override_params
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import try_lock, unlock
+from stages.contracts.file_lock import is_locked, try_lock, unlock
+from stages.contracts.processes import is_alive
 from stages.runs.layout import PROJECT_LOCK
 
 ROOT = Path(__file__).parents[2]
@@ -190,3 +198,65 @@ def test_second_command_is_refused_with_the_holder_and_keeps_the_outputs(finishe
 
     assert finished.files("artifacts/checkpoint", "artifacts/model.mpk.gz").items() <= before.items()
     assert finished.learner("run").code == 0
+
+
+@pytest.mark.parametrize("command", [["repro", "--single-item", "fit"], ["repro"], ["exp", "run"]])
+def test_waiting_run_edits_params_after_dvc_has_recorded_its_last_stage(finished, monkeypatch, command):
+    monkeypatch.chdir(finished.folder)
+    finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
+    dvc = finished.start("dvc", *command, log=finished.folder / "log")
+    wait_until(lambda: is_locked(PROJECT_LOCK), Path("log").read_text, dvc)
+
+    with (
+        suppress(KeyError),
+        project_lock(timeout_seconds=LIMIT_SECONDS),
+        edit_params(override_params(["fit.num_epochs=9"])),
+    ):
+        dvc.wait()
+        raise KeyError
+
+    assert dvc.returncode == 0, Path("log").read_text()
+    recorded = read_lockfile(Path("dvc.lock"))["stages"]["fit"]["params"]["params.yaml"]["fit"]
+    assert recorded["num_epochs"] == json.loads(Path("artifacts/metrics.json").read_text())["epoch"] == 3
+
+
+REPRODUCE = """
+import sys
+from dvc.repo import Repo
+with Repo() as repo:
+    repo.reproduce("create-artifact-dir", force=True)
+print("recorded", flush=True)
+sys.stdin.read(1)
+"""
+
+
+def test_process_that_continues_after_its_stages_does_not_keep_the_lock(finished, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    with subprocess.Popen(
+        [sys.executable, "-c", REPRODUCE],
+        env=finished.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as notebook:
+        assert "recorded\n" in iter(notebook.stdout.readline, "")
+
+        with project_lock():
+            assert notebook.poll() is None
+        notebook.stdin.close()
+
+
+def test_lock_is_kept_by_the_dvc_process_of_the_last_stage_until_that_is_killed(folder):
+    dvc = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    RWLOCK.parent.mkdir(parents=True)
+    RWLOCK.write_text(json.dumps({"write": {"artifacts": {"pid": dvc.pid, "cmd": "dvc repro"}}}))
+    with project_lock(dvc=dvc.pid):
+        pass
+
+    with pytest.raises(StageError, match=f"in use by pid {dvc.pid} on"), project_lock():
+        pass
+    dvc.kill()
+    wait_until(lambda: not is_alive(dvc.pid))
+    with project_lock():
+        assert PROJECT_LOCK.read_text().startswith(f"{os.getpid()} ")
+    dvc.communicate()
