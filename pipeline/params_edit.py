@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,12 +15,17 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from pipeline.check import find_late_mistakes
 from pipeline.params import build_params_error, read_params
-from pipeline.yaml_files import read_definition, read_yaml
+from pipeline.yaml_files import parse_yaml, read_definition, read_yaml
 from stages.contracts.errors import ParamsError
 
 PARAMS = Path("params.yaml")
 NO_KEY = "Could not override"
 """Beginning of the message about a key that the file does not have."""
+MAX_PASSES = 2
+"""The second pass restores the values that other keys inherit from one that the first pass has set."""
+
+_ABSENT = object()
+"""The value under a key that one of two mappings lacks."""
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -77,8 +83,13 @@ def check_draft(draft: Path, definition: Mapping[str, Any]) -> None:
 
 def _write_draft(draft: Path, content: dict[str, Any], overrides: Sequence[str]) -> None:
     """Write *content* with *overrides* to the file *draft*, without comments and formatting."""
-    with draft.open("w", encoding="utf-8") as file:
-        YAML().dump(content, file)
+    yaml = YAML()
+    yaml.representer.ignore_aliases = lambda _: True  # otherwise DVC sets a value under each of its aliases
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            yaml.dump(content, file)
+    except RecursionError as error:
+        raise ParamsError(f"{PARAMS}: a value contains itself through a YAML alias. Remove it") from error
     by_file = to_path_overrides(overrides)
     if others := by_file.keys() - {PARAMS.name}:
         raise ParamsError(
@@ -89,34 +100,69 @@ def _write_draft(draft: Path, content: dict[str, Any], overrides: Sequence[str])
 
 
 def _merge_into_text(text: str, wanted: Any) -> str:
-    """Return the YAML *text* with the values of *wanted*, and with its comments and formatting."""
+    """Return the YAML *text* with the values of *wanted*, and with its comments and formatting.
+
+    Raises `ParamsError` if two keys of *text* share a value, and *wanted* has different ones.
+    """
+    yaml = _build_yaml(text)
+    content = yaml.load(text)
+    if content is None:  # nothing but comments
+        return text + _dump(yaml, wanted)
+    for _ in range(MAX_PASSES):
+        _merge(content, parse_yaml(text, PARAMS), wanted)
+        text = _dump(yaml, content)
+        differing = _find_difference(parse_yaml(text, PARAMS), wanted)
+        if differing is None:
+            return text
+    raise ParamsError(
+        f"{PARAMS}: {differing} shares its value with another key through a YAML anchor, so one of them "
+        "cannot be changed alone. Write out the values of both"
+    )
+
+
+def _build_yaml(text: str) -> YAML:
+    """Return a reader and writer that keeps the formatting of *text*."""
     yaml = YAML()
     yaml.Representer = _Representer
     yaml.width = 1 << 16
     yaml.preserve_quotes = True
     _, step, dash = load_yaml_guess_indent(text)
     yaml.indent(sequence=(step or 2), offset=(dash or 0))
-    content = yaml.load(text)
+    return yaml
+
+
+def _dump(yaml: YAML, content: Any) -> str:
     target = io.StringIO()
-    if content is None:  # nothing but comments
-        yaml.dump(wanted, target)
-        return text + target.getvalue()
-    _merge(content, wanted)
     yaml.dump(content, target)
     return target.getvalue()
 
 
-def _merge(content: MutableMapping[str, Any], wanted: MutableMapping[str, Any]) -> None:
-    for key in [key for key in content if key not in wanted]:
-        del content[key]
+def _merge(
+    content: MutableMapping[str, Any], present: Mapping[str, Any], wanted: MutableMapping[str, Any]
+) -> None:
+    """Set the values of *wanted* in *content*, which has the values *present*."""
+    for key in present.keys() - wanted.keys():
+        with suppress(KeyError):  # inherited, so that the text still has it
+            del content[key]
     for key, value in wanted.items():
-        there = content.get(key)
-        if isinstance(there, MutableMapping) and isinstance(value, MutableMapping):
-            _merge(there, value)
-        elif key not in content and hasattr(content, "insert"):
+        if key not in present and hasattr(content, "insert"):
             content.insert(0, key, value)  # appended, it would follow the blank line that ends a section
-        elif there != value or isinstance(there, bool) != isinstance(value, bool):
+        elif isinstance(present.get(key), Mapping) and isinstance(value, MutableMapping):
+            _merge(content[key], present[key], value)
+        elif key not in present or _find_difference(present[key], value) is not None:
             content[key] = value
+
+
+def _find_difference(found: Any, wanted: Any, key: str = "") -> str | None:
+    """Return the first key at which *found* and *wanted* differ in value or type; None if they are equal."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        pairs = {each: (found.get(each, _ABSENT), wanted.get(each, _ABSENT)) for each in {**found, **wanted}}
+    elif isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        pairs = dict(enumerate(zip(found, wanted, strict=True)))
+    else:  # as text: 1 equals 1.0 and True, and nan differs from itself
+        return None if type(found) is type(wanted) and repr(found) == repr(wanted) else key
+    differing = (_find_difference(*pair, f"{key}.{each}".lstrip(".")) for each, pair in pairs.items())
+    return next((each for each in differing if each is not None), None)
 
 
 class _Representer(RoundTripRepresenter):

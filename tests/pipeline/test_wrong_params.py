@@ -1,5 +1,6 @@
 """Wrong params are reported with one message for each mistake and exit code 2, and no output changes."""
 
+import json
 import re
 from math import inf, nan
 from pathlib import Path
@@ -14,6 +15,7 @@ from pipeline.commands.evaluate import parse_source
 from pipeline.flows.server_outage import read_seconds
 from pipeline.params import Params, read_params
 from pipeline.params_edit import override_params
+from pipeline.yaml_files import parse_yaml
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError, StageError
 from stages.data import load_source
@@ -730,6 +732,81 @@ def test_overrides_are_validated_like_params(override, message, monkeypatch):
 
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 2
+
+
+NETS = """
+from torch import nn
+from stages.models import ClassificationStep
+
+class Net(ClassificationStep, nn.Module):
+    def __init__(self, input_shape, num_classes, first, second):
+        super().__init__()
+"""
+FIRST, SECOND = "build_learner.model.first", "build_learner.model.second"
+
+
+@pytest.fixture
+def override_blocks(tmp_path, monkeypatch):
+    """Return a function that sets overrides in a params.yaml whose model has two mappings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("nets.py").write_text(NETS)
+    Path("dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+
+    def override(first, second, *overrides):
+        text = (ROOT / "params.yaml").read_text()
+        model = f"    kind: nets:Net\n    first: {first}\n    second: {second}\n"
+        Path("params.yaml").write_text(text.replace("    kind: cnn\n    dropout: 0.5\n", model))
+        found = parse_yaml(override_params(overrides), "params.yaml")["build_learner"]["model"]
+        return json.dumps((found["first"], found["second"]), sort_keys=True)
+
+    return override
+
+
+@pytest.mark.parametrize(
+    ("override", "result"),
+    [
+        (f"{FIRST}.width=16", ({"width": 16}, {"depth": 1, "width": 8})),
+        (f"{SECOND}.width=16", ({"width": 8}, {"depth": 1, "width": 16})),
+        ("fit.num_epochs=3", ({"width": 8}, {"depth": 1, "width": 8})),
+    ],
+)
+def test_override_of_a_mapping_does_not_change_one_that_merges_it(override_blocks, override, result):
+    assert override_blocks("&block {width: 8}", "{<<: *block, depth: 1}", override) == json.dumps(result)
+
+
+@pytest.mark.parametrize(
+    ("second", "override"),
+    [
+        ("*block", f"{FIRST}.width=16"),
+        ("*block", f"{SECOND}.width=16"),
+        ("{<<: *block}", f"+{FIRST}.depth=1"),
+        ("{<<: *block}", f"~{SECOND}.width"),
+    ],
+)
+def test_override_that_needs_a_copy_of_an_anchor_is_an_error(override_blocks, second, override):
+    with pytest.raises(ParamsError, match=r"model\.(first|second)\.\w+ shares its value .* a YAML anchor"):
+        override_blocks("&block {width: 8}", second, override)
+
+
+def test_override_beside_a_value_that_contains_itself_is_an_error(override_blocks):
+    with pytest.raises(ParamsError, match="a value contains itself through a YAML alias"):
+        override_blocks("&block {width: *block}", "{}", "fit.num_epochs=3")
+
+
+def test_override_of_another_key_keeps_an_alias(override_blocks):
+    assert override_blocks("&block {width: 8}", "*block", "fit.num_epochs=3") == json.dumps(
+        [{"width": 8}] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "override"), [("2", "2.0"), ("1.0", "1"), ("[0, 1]", "[false, true]"), ("{k: 1}", "{k: 1.0}")]
+)
+def test_override_with_an_equal_value_of_another_type_is_written(override_blocks, value, override):
+    found = override_blocks(f"{{a: {value}}}", "{}", f"{FIRST}.a={override.replace(': ', ':')}")
+
+    assert found == json.dumps([parse_yaml(f"a: {override}", "test"), {}])
 
 
 @pytest.mark.parametrize("text", ["abc", "nan", "inf", "-1", "1e10"])
