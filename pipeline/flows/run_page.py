@@ -2,8 +2,11 @@
 
 import json
 import re
+import socket
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -13,7 +16,9 @@ from prefect.client.schemas.sorting import FlowRunSort
 
 from pipeline import plot_images
 from pipeline.flows.artifacts import API_ERRORS, Artifacts, short_timeout_client
+from pipeline.git import run_git
 from pipeline.revisions.revision import Results
+from stages.contracts.errors import StageError
 from stages.contracts.history import History
 from stages.learner.summary import summary_rows
 
@@ -38,11 +43,12 @@ def write_artifacts(results: Results, run: FlowRun, artifacts: Artifacts, title:
             text += f"\n\nIn any clone of this repository: `dvc get . {found.name} --rev {results.rev}`"
         artifacts.create("markdown", f"{prefix}-checkpoint", text, f"The model after epoch {found.epoch}")
     key = f"{prefix}-record"
-    name, before = _last_record(run, key, artifacts)
-    now = {"metrics": dict(results.metrics), "params": dict(results.params)}
+    project = _identify_project()
+    name, before = _last_record(run, key, project, artifacts)
+    now = {"metrics": dict(results.metrics), "params": dict(results.params), "project": project}
     rows = list(_differences(before, now))
     whose = "this deployment" if run.deployment_id else "this project"
-    first = f"The first run of {whose}"
+    first = f"No previous run of {whose} has a record"
     description = f"Compared with {name}, the previous run of {whose}" if name else first
     artifacts.create("table", f"{prefix}-comparison", _table(rows), description)
     artifacts.create(
@@ -111,20 +117,34 @@ def _summary(results: Results) -> Iterator[dict[str, Any]]:
         }
 
 
-def _last_record(run: FlowRun, key: str, artifacts: Artifacts) -> tuple[str, Mapping[str, Any]]:
+def _identify_project() -> str:
+    """Return the first commit of the project and its path in the repository, which its clones have too.
+
+    Without a commit, return the host and the path of the folder.
+    """
+    here = Path.cwd()
+    with suppress(StageError):
+        first = run_git(here, "rev-list", "--max-parents=0", "HEAD").split()[-1]
+        return f"{first}:{run_git(here, 'rev-parse', '--show-prefix').strip()}"
+    return f"{socket.gethostname()}:{here}"
+
+
+def _last_record(run: FlowRun, key: str, project: str, artifacts: Artifacts) -> tuple[str, Mapping[str, Any]]:
     """Return name and record of the previous run that has one; empty without one.
 
-    It is one of the same deployment, or, for a run of the command line, one with the same *key*.
+    It is one of the same deployment, or, for a run of the command line, one of the same *project*.
     """
     try:
         with short_timeout_client() as client:
-            return _newest_record(client, run, key)
+            return _newest_record(client, run, key, project)
     except API_ERRORS as error:
         artifacts.logger.warning("cannot read the previous run: %s", error)
     return "", {}
 
 
-def _newest_record(client: SyncPrefectClient, run: FlowRun, key: str) -> tuple[str, Mapping[str, Any]]:
+def _newest_record(
+    client: SyncPrefectClient, run: FlowRun, key: str, project: str
+) -> tuple[str, Mapping[str, Any]]:
     deployment = {"any_": [run.deployment_id]} if run.deployment_id else {"is_null_": True}
     same = FlowRunFilter.model_validate(
         {"deployment_id": deployment, "state": {"type": {"any_": ["COMPLETED"]}}}
@@ -137,8 +157,9 @@ def _newest_record(client: SyncPrefectClient, run: FlowRun, key: str) -> tuple[s
         of_it = FlowRunFilter.model_validate({"id": {"any_": [each.id]}})
         for artifact in client.read_artifacts(artifact_filter=records, flow_run_filter=of_it):
             found = re.search(r"\{.*\}", str(artifact.data), re.DOTALL)
-            if found:
-                return each.name, json.loads(found[0])
+            record = json.loads(found[0]) if found else {}
+            if record and (run.deployment_id or record.get("project") == project):
+                return each.name, record
     return "", {}
 
 

@@ -307,7 +307,7 @@ def test_run_is_compared_with_the_previous_run_of_the_deployment(daily):
     first, second = (daily.api.artifacts(run)["daily-comparison"] for run in (daily.first, daily.second))
 
     name = daily.api.get(f"flow_runs/{daily.first}")["name"]
-    assert first["description"] == "The first run of this deployment"
+    assert first["description"] == "No previous run of this deployment has a record"
     assert second["description"] == f"Compared with {name}, the previous run of this deployment"
     rows = json.loads(second["data"])
     assert {"epoch", "valid.Accuracy"} <= {row["name"] for row in rows}
