@@ -2,10 +2,12 @@
 
 import inspect
 import logging
+import re
 import sys
 import time
 
 import pytest
+from pages import ROOT, page
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Failed
 
@@ -14,6 +16,7 @@ from pipeline.engine.stage_run import read_key_entries, run_stage
 from pipeline.flows.flow import has_passed, learner
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
 from pipeline.versions import VERSIONS
+from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 from stages.renderers import NoRenderer
 
@@ -143,3 +146,14 @@ def test_every_parameter_has_a_type_a_default_and_a_description_in_the_form_of_a
         assert "default" in entry, name
         assert "type" in entry or "anyOf" in entry, name
         assert entry.get("description"), f"{name} has no description"
+
+
+def test_parameters_of_the_flow_are_in_the_readme_and_in_prefect_yaml():
+    parameters = inspect.signature(learner).parameters
+    table = re.findall(
+        r"^\| `(\w+)` \|", page("pipeline/flows/README.md").section("Parameters of the flow"), re.M
+    )
+    deployment = read_yaml(ROOT / "prefect.yaml")["deployments"][0]["parameters"]
+
+    assert sorted(table) == sorted(deployment) == sorted(parameters)
+    assert deployment == {name: each.default for name, each in parameters.items()}
