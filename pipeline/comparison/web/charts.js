@@ -97,11 +97,15 @@ function shares(cells) { // by pair of classes, the count and the share of the a
   return new Map(cells.map((each) => [JSON.stringify([each.actual, each.predicted]), { ...each, share: share(each) || 0 }]));
 }
 
-function differingCells(one, other) { // of the pairs that both matrices have
+function differingCells(one, other) { // a pair that a complete matrix lacks has the count 0; a part may lack any pair
   const [before, after] = [shares(one), shares(other)];
-  return [...after].filter(([pair]) => before.has(pair)).map(([pair, { actual, predicted, count, share }]) => {
-    const { count: base, share: baseShare } = before.get(pair);
-    return { actual, predicted, base, count, difference: count - base, points: 100 * (share - baseShare) };
+  const [noneBefore, noneAfter] = [one, other].map((cells) =>
+    (cells.some((each) => each.class_samples !== undefined) ? null : { count: 0, share: 0 }));
+  return [...new Map([...before, ...after])].flatMap(([pair, { actual, predicted }]) => {
+    const [first, second] = [before.get(pair) ?? noneBefore, after.get(pair) ?? noneAfter];
+    if (!first || !second) return [];
+    const [difference, points] = [second.count - first.count, 100 * (second.share - first.share)];
+    return { actual, predicted, base: first.count, count: second.count, difference, points };
   });
 }
 

@@ -13,7 +13,8 @@ import pytest
 
 from pipeline.comparison.tables import format_difference
 
-MODEL = (files("pipeline.comparison") / "web" / "model.js").read_text()
+WEB = files("pipeline.comparison") / "web"
+SCRIPT = "".join((WEB / name).read_text() for name in ("model.js", "charts.js"))
 
 
 def evaluate(script, **values):
@@ -22,7 +23,7 @@ def evaluate(script, **values):
     if node is None:
         pytest.skip("Node.js is not installed")
     variables = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
-    program = f"{MODEL}\n{variables}process.stdout.write(JSON.stringify({script}));"
+    program = f"{SCRIPT}\n{variables}process.stdout.write(JSON.stringify({script}));"
     done = subprocess.run([node, "-"], input=program, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -152,3 +153,29 @@ def test_param_with_an_optimum_is_more_important_than_one_without_effect():
     assert found[1]["value"] < 0.3
     assert [each["value"] for each in found[2:]] == [None, None]
     assert abs(found[0]["correlation"]) < 0.1
+
+
+def build_cell(actual, predicted, count, **others):
+    return {"actual": actual, "predicted": predicted, "count": count, **others}
+
+
+def find_differences(one, other):
+    """Return the pair, the two counts and the difference in points of each cell of the difference."""
+    script = """differingCells(one, other).map(({ actual, predicted, base, count, points }) =>
+        [actual + predicted, base, count, points])"""
+    return evaluate(script, one=one, other=other)
+
+
+def test_difference_of_complete_matrices_has_the_pairs_that_one_of_them_lacks():
+    one = [build_cell("0", "0", 6), build_cell("0", "1", 2)]
+    other = [build_cell("0", "0", 8), build_cell("1", "1", 5)]
+
+    assert find_differences(one, other) == [["00", 6, 8, 25], ["01", 2, 0, -25], ["11", 0, 5, 100]]
+
+
+def test_difference_leaves_out_the_pairs_that_a_part_of_a_matrix_lacks():
+    part = [build_cell("0", "1", 2, class_samples=10)]
+    complete = [build_cell("0", "0", 10), build_cell("2", "1", 3)]
+
+    assert find_differences(part, complete) == [["01", 2, 0, -20]]
+    assert find_differences(complete, part) == [["01", 0, 2, 20]]
