@@ -1,7 +1,7 @@
 """A comparison that follows the runs, as a page on loopback, for ``learner compare --watch``.
 
 Nothing is read while no browser asks. When one does, a few small files show whether a run has changed, and
-only then the changed runs are read.
+only then the changed runs are read. A run at work changes at every heartbeat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +23,7 @@ from stages.contracts.config import flatten
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.processes import working_directory
 from stages.loggers.log_reader import read_history
+from stages.runs.heartbeat import Beat
 from stages.runs.layout import stores
 from stages.runs.overview import Run, State, read_run
 
@@ -45,25 +46,30 @@ class Watcher:
         self._live: dict[str, RunSummary] = {}
         """Key to run at work, with its last values while a line of its logs is incomplete."""
         self._state: Any = None
+        self._found: list[tuple[RunSummary, PlotData]] = []
+        self._beats: list[Beat | None] = []
         self._content: PageContent | None = None
 
     def read(self) -> PageContent:
         """Return the current content. Raises `StageError` if the files of a run cannot be read."""
         with self._lock:
             running = _running_stores() if self._revs is None else []
-            state = (_project_state(), [(run.key, run.beat and run.beat.epoch) for run in running])
-            if self._content is None or state != self._state:
-                self._content = self._build(running)
+            state = (_project_state(), [run.key for run in running])
+            if state != self._state:
+                self._content = None
+                self._found = self._read(read_runs(self._revs))
                 self._state = state
+            beats = [run.beat for run in running]
+            if self._content is None or beats != self._beats:
+                self._content = self._build(running)
+                self._beats = beats
             return self._content
 
     def _build(self, running: Sequence[Run]) -> PageContent:
-        revisions = read_runs(self._revs)
-        found = self._read(revisions)
         read = {run.key: read_live_run(run) or self._live.get(run.key) for run in running}
         self._live = {key: run for key, run in read.items() if run is not None}
-        comparison = Comparison((*(run for run, _ in found), *self._live.values()))
-        return build_content(comparison, {run.name: data for run, data in found}, self._view)
+        comparison = Comparison((*(run for run, _ in self._found), *self._live.values()))
+        return build_content(comparison, {run.name: data for run, data in self._found}, self._view)
 
     def _read(self, revisions: Mapping[str, RevisionFiles]) -> list[tuple[RunSummary, PlotData]]:
         new = {name: files for name, files in revisions.items() if files.sha not in self._known}

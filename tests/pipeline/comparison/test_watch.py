@@ -13,6 +13,8 @@ from waiting import LIMIT_SECONDS
 
 from pipeline.comparison.runs import ViewOptions
 from pipeline.comparison.watch import Watcher, build_server
+from stages.contracts.events import Progress
+from stages.runs import HeartbeatRenderer, open_store
 
 NAMES = "table.runs.map(run => run.name)"
 
@@ -50,6 +52,27 @@ def test_data_is_sent_only_if_a_run_has_changed(client, finished):
     second = client.get("/data.json", headers=headers)
     assert second.status_code == 200
     assert [run["name"] for run in second.json()["table"]["runs"]] == ["workspace", "saved"]
+
+
+def read_column(client, key):
+    """Return the value that each run has in the column *key*."""
+    columns = client.get("/data.json").json()["table"]["columns"]
+    return next(column["order"] for column in columns if column["key"] == key)
+
+
+def test_values_of_a_run_at_work_are_those_at_its_last_heartbeat(client):
+    """The values follow the run within an epoch, also after a line that was incomplete when it was read."""
+    found = []
+    with open_store(Path(".runs"), {}) as store:
+        log = store.path / "train/epoch-1/Loss.log"
+        log.parent.mkdir(parents=True)
+        heartbeat = HeartbeatRenderer(store.path, interval_seconds=0)
+        for step, lines in enumerate(["2,1\n", "2,1\n4,", "2,1\n4,1\n"]):
+            log.write_text(lines)
+            heartbeat.step(Progress(epochs=9, epoch=1, batch=step))
+            found.append(read_column(client, "train/Loss")[-1])
+
+    assert found == [2, 2, 3]
 
 
 def test_page_may_ask_its_own_server_only(client):
