@@ -8,11 +8,10 @@ function drawRuns(listed) {
   const baseline = baselineRun();
   const best = new Map(columns.map((column) => [column.key, bestOf(column, listed)]));
   const row = (run, className = "") => runRow(run, columns, best, className);
-  const rest = listed.filter((run) => run !== baseline);
-  const bodies = groupRuns(table, rest, state.group).map(([label, runs]) => {
-    if (label === null) return element("tbody", {}, ...runs.map((run) => row(run)));
-    const closed = state.closed.has(label);
-    return element("tbody", {}, groupRow(label, runs, columns), ...(closed ? [] : runs.map((run) => row(run))));
+  const rows = (runs) => runs.filter((run) => run !== baseline).map((run) => row(run));
+  const bodies = groupRuns(table, listed, state.group).map(([label, runs]) => {
+    if (label === null) return element("tbody", {}, ...rows(runs));
+    return element("tbody", {}, groupRow(label, runs, columns), ...(state.closed.has(label) ? [] : rows(runs)));
   });
   const own = row(baseline, listed.includes(baseline) ? "" : "filtered");
   byId("runs").replaceChildren(

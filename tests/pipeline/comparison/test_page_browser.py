@@ -121,6 +121,24 @@ def test_table_sorts_groups_and_shows_deltas_to_the_pinned_run(reader):
     reader.wait("document.querySelectorAll('#runs tbody:last-of-type tr').length === 1")
 
 
+def test_count_and_means_of_a_group_include_the_baseline(reader):
+    kind = reader.run("table.params.kind[baselineRun()]")
+    reader.write("#search", "run-00")  # nine runs, of which the first is the baseline
+    reader.choose("#group", "kind")
+    reader.wait(f"{STATUS}.startsWith('9 of') && document.querySelectorAll('#runs tr.group').length === 2")
+
+    group = f"[...document.querySelectorAll('tr.group')].find(row => row.textContent.includes('{kind}'))"
+    expected = reader.run(f"""(() => {{
+        const runs = listedRuns().filter(run => table.params.kind[run] === '{kind}');
+        return `kind = {kind} (${{runs.length}})` + runs.map(run => columnOf(table, 'valid/Loss').order[run])
+            .reduce((sum, value) => sum + value / runs.length, 0).toFixed(3);
+    }})()""")
+    heads = reader.run("[...document.querySelectorAll('#runs thead th')].map(each => each.dataset.key)")
+    mean = f"{group}.cells[{heads.index('valid/Loss')}]"
+    assert reader.run(f"{group}.cells[0].textContent + {mean}.textContent") == expected
+    assert reader.run(ROWS).count("run-001") == 1
+
+
 def test_only_ticked_runs_have_curves_and_each_has_its_own_style(reader):
     assert len(read_styles(reader)) == 10
 
