@@ -39,21 +39,31 @@ function rankingValue(table, metric, run) {
   return value !== null ? value : last ? last.order[run] : null;
 }
 
+const NON_FINITE = { NaN, inf: Infinity, "-inf": -Infinity }; // JSON has no such numbers, so `order` has null for them
+
+function metricValue(table, metric, run) { // as rankingValue, but a value that is not finite is not null
+  const last = columnOf(table, metric);
+  return rankingValue(table, metric, run) ?? (last && NON_FINITE[last.shown[run]]) ?? null;
+}
+
 function delta(table, metric, run, baseline) {
-  const [here, there] = [rankingValue(table, metric, run), rankingValue(table, metric, baseline)];
+  const [here, there] = [metricValue(table, metric, run), metricValue(table, metric, baseline)];
   return here === null || there === null ? null : here - there;
 }
 
-function columnValue(table, column, run, baseline) {
-  return column.role === "delta" ? delta(table, column.metric, run, baseline) : column.order[run];
+function columnValue(table, column, run, baseline) { // null if it is missing or not finite
+  const value = column.role === "delta" ? delta(table, column.metric, run, baseline) : column.order[run];
+  return typeof value !== "number" || Number.isFinite(value) ? value : null;
 }
 
 function formatRounded(value) { // as format_rounded in stages/contracts/text.py
-  return value <= 10 ** (1 - DIGITS) ? value.toExponential(DIGITS) : value.toFixed(DIGITS);
+  const text = value <= 10 ** (1 - DIGITS) ? value.toExponential(DIGITS) : value.toFixed(DIGITS);
+  return text.replace("e+", "e").replace("Infinity", "inf");
 }
 
 function formatDifference(value) {
   if (value === null) return "-";
+  if (Number.isNaN(value)) return "NaN";
   return value === 0 ? "0" : `${value > 0 ? "+" : "-"}${formatRounded(Math.abs(value))}`;
 }
 

@@ -4,6 +4,7 @@ Node.js runs it here; `test_page_browser.py` runs the whole page in a browser.
 """
 
 import json
+import math
 import shutil
 import subprocess
 from importlib.resources import files
@@ -11,7 +12,11 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
+from pipeline.comparison.page_data import build_table_data
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from pipeline.comparison.tables import format_difference
+from stages.contracts.history import Direction
+from stages.contracts.text import format_rounded
 
 WEB = files("pipeline.comparison") / "web"
 SCRIPT = "".join((WEB / name).read_text() for name in ("model.js", "charts.js"))
@@ -102,6 +107,43 @@ def test_differences_are_formatted_as_in_the_other_tables():
     assert evaluate("values.map(formatDifference)", values=values) == [
         format_difference(each) for each in values
     ]
+
+
+def test_means_are_rounded_as_values_are():
+    values = [0.0, 1.5, -4.5, -450.0, 0.01, 0.0100001, -9.87e-5, 1e-12]
+
+    assert evaluate("values.map(formatRounded)", values=values) == [
+        format_rounded(each, 3) for each in values
+    ]
+
+
+def build_runs_data(*values):
+    """Return the data of the table of runs that have a loss with these values, or none for None."""
+    curves = [value if value is None else build_curve([value]) for value in values]
+    runs = [
+        RunSummary(f"run-{number}", None, metrics={} if curve is None else {curve.name: curve})
+        for number, curve in enumerate(curves)
+    ]
+    return build_table_data(Comparison(tuple(runs)), ViewOptions())
+
+
+def build_curve(values):
+    return MetricCurve("valid", "Loss", dict(enumerate(values, start=1)), Direction.LOWEST)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "deltas"),
+    [
+        (0, ["0", "NaN", "+inf", "-inf", "-"]),
+        (1, ["NaN"] * 4 + ["-"]),
+        (2, ["-inf", "NaN", "NaN", "-inf", "-"]),
+    ],
+)
+def test_delta_that_is_not_finite_is_not_a_missing_one(baseline, deltas):
+    table = build_runs_data(0.5, math.nan, math.inf, -math.inf, None)
+    script = "table.runs.map((_, run) => formatDifference(delta(table, 'valid/Loss', run, baseline)))"
+
+    assert evaluate(script, table=table, baseline=baseline) == deltas
 
 
 def test_ticked_runs_have_different_styles_and_a_free_style_is_used_again():
