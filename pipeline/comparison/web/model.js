@@ -145,6 +145,14 @@ function mean(values) {
   return present.length ? present.reduce((sum, value) => sum + value, 0) / present.length : null;
 }
 
+function groupMean(table, column, runs, baseline) { // of a column of a metric; not finite if a value is not
+  return mean(runs.map((run) => {
+    if (column.role === "delta") return delta(table, column.metric, run, baseline);
+    if (column.role === "best") return column.better ? metricValue(table, column.metric, run) : null;
+    return column.order[run] ?? NON_FINITE[column.shown[run]];
+  }));
+}
+
 function bestOf(column, runs) { // the best value of a column; null if fewer than two of the runs have one
   if (column.role !== "best" || !column.better) return null;
   const values = runs.map((run) => column.order[run]).filter((value) => value !== null);

@@ -78,7 +78,7 @@ function groupRow(label, runs, columns) { // a group with the means of its metri
   });
   const cells = columns.slice(1).map((column) => {
     if (!["last", "best", "delta"].includes(column.role)) return element("td");
-    const value = mean(runs.map((run) => columnValue(table, column, run, baselineRun())));
+    const value = groupMean(table, column, runs, baselineRun());
     const text = value === null ? "-" : column.role === "delta" ? formatDifference(value) : formatRounded(value);
     return element("td", { className: "number", textContent: text, title: "mean of the group" });
   });

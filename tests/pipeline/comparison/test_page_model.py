@@ -146,6 +146,23 @@ def test_delta_that_is_not_finite_is_not_a_missing_one(baseline, deltas):
     assert evaluate(script, table=table, baseline=baseline) == deltas
 
 
+@pytest.mark.parametrize(
+    ("values", "means"),
+    [
+        ([0.5, 1.5, None], ["1.000", "1.000", "+0.500"]),
+        ([0.5, math.nan, None], ["NaN", "NaN", "NaN"]),
+        ([0.5, math.inf], ["inf", "inf", "+inf"]),
+    ],
+)
+def test_mean_of_a_group_includes_the_runs_that_diverged(values, means):
+    script = """["valid/Loss", "valid/Loss best", "valid/Loss delta"].map((key) => {
+        const value = groupMean(table, columnOf(table, key), [...table.runs.keys()], 0);
+        return value === null ? "-" : key.endsWith("delta") ? formatDifference(value) : formatRounded(value);
+    })"""
+
+    assert evaluate(script, table=build_runs_data(*values)) == means
+
+
 def test_ticked_runs_have_different_styles_and_a_free_style_is_used_again():
     script = """(() => {
         const styles = new Map();
