@@ -23,7 +23,16 @@ PARAMS = "params.yaml"
 MAX_POINTS = 1000
 """Points of a curve of batches. A longer curve is thinned: more points could not be distinguished."""
 _PARTS_OF_NAMES = {
-    Direction.LOWEST: ("loss", "error", "perplexity"),
+    Direction.LOWEST: (
+        "loss",
+        "error",
+        "perplexity",
+        "deviance",
+        "brier",
+        "bouldin",
+        "ranked probability",
+        "rankedprobability",
+    ),
     Direction.HIGHEST: (
         "accuracy",
         "auroc",
@@ -37,7 +46,7 @@ _PARTS_OF_NAMES = {
         "psnr",
     ),
 }
-"""Parts of the name of a metric that imply a direction, anywhere in the name."""
+"""Parts of the name of a metric that imply a direction, anywhere in the name; the lowest are tested first."""
 _WORDS_OF_NAMES = {
     Direction.LOWEST: {"mae", "mse", "rmse", "wer", "cer"},
     Direction.HIGHEST: {"auc", "f1", "map", "iou", "r2"},

@@ -187,6 +187,20 @@ def test_direction_of_an_unknown_metric_is_none():
     assert direction_of("Learning Rate") is None
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Brier Score",
+        "ContinuousRankedProbabilityScore",
+        "Continuous Ranked Probability Score",
+        "TweedieDevianceScore",
+        "Davies-Bouldin Score",
+    ],
+)
+def test_score_that_measures_an_error_is_better_if_lower(name):
+    assert direction_of(name) is Direction.LOWEST
+
+
 def test_matrix_of_many_classes_is_reduced_to_its_most_confused_pairs():
     """Files of an older version have all cells; current ones have pairs with the samples of their class."""
     rows = [f"{actual}\t{(actual + 1) % 201}\t1\n{actual}\t{actual}\t3" for actual in range(201)]
