@@ -16,6 +16,7 @@ function newState(table) {
     group: null, // key of a column
     closed: new Set(), // labels of the groups without rows
     baseline: table.baseline,
+    pinned: false, // whether the reader has chosen the baseline; until then it is that of the newest data
     sort: null, // {key, ascending}
     styles: new Map(), // name of a ticked run to the number of its style
     chosen: false, // whether the reader has ticked a run; until then the first runs in the table are ticked

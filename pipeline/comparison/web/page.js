@@ -94,7 +94,8 @@ function update(found) {
   ({ table, plots } = found);
   const exists = (key) => columnOf(table, key) !== undefined;
   state.ranges = state.ranges.filter((range) => exists(range.key));
-  if (!table.runs.some((run) => run.name === state.baseline)) state.baseline = table.baseline;
+  state.pinned &&= table.runs.some((run) => run.name === state.baseline);
+  if (!state.pinned) state.baseline = table.baseline;
   if (!metricsWithDirection(table).includes(state.best.metric)) state.best.metric = newState(table).best.metric;
   if (!exists(state.group)) state.group = null;
   setTable();

@@ -90,7 +90,7 @@ function tickAll(names) { // or none, if all have a tick
 }
 
 function pin(name) {
-  state.baseline = name;
+  Object.assign(state, { baseline: name, pinned: true });
   tick(state.styles, name);
   schedule();
 }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.comparison.collection import PlotData
-from pipeline.comparison.page import build_page
+from pipeline.comparison.page import build_content, build_page
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from stages.contracts.history import Direction
 
@@ -288,3 +288,38 @@ def test_page_of_runs_without_values_or_batches_has_no_error(browser, tmp_path, 
     browser.wait(f"document.querySelector('tr.group') && {idle}")
 
     assert browser.messages() == []
+
+
+def build_data(*losses, rates=(0.1, 0.2)):
+    """Return the data of runs "a" and "b" with these losses, None for a run without metrics."""
+    runs = []
+    for name, loss, rate in zip("ab", losses, rates, strict=True):
+        curve = MetricCurve("valid", "Loss", {1: loss}, Direction.LOWEST)
+        runs.append(RunSummary(name, None, {"rate": rate}, {} if loss is None else {curve.name: curve}))
+    return Comparison(tuple(runs)), {}, ViewOptions()
+
+
+def open_page(browser, path, data):
+    """Show the page with *data*, which the file *path* then contains."""
+    path.write_text(build_page(*data))
+    browser.open(path)
+    browser.wait("document.body && document.body.dataset.drawn")
+
+
+def update(browser, data):
+    """Give the page newer *data*, as `learner compare --watch` does, and wait until it shows them."""
+    browser.run(f"update({build_content(*data).json})")
+    browser.wait("!scheduled")
+
+
+def test_baseline_follows_newer_data_until_the_reader_pins_one(browser, tmp_path):
+    baseline = "document.getElementById('baseline').textContent"
+    open_page(browser, tmp_path / "page.html", build_data(None, None))
+    assert browser.run(baseline) == "a"
+
+    update(browser, build_data(None, 0.5))
+    assert browser.run(baseline) == "b"
+
+    browser.click("tr[data-run=b] .pin")
+    update(browser, build_data(0.7, 0.5))
+    assert browser.run(baseline) == "b"
