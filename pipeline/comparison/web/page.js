@@ -94,6 +94,7 @@ function update(found) {
   ({ table, plots } = found);
   const exists = (key) => columnOf(table, key) !== undefined;
   state.ranges = state.ranges.filter((range) => exists(range.key));
+  for (const field of document.querySelectorAll("#ranges .range")) if (!exists(field.dataset.key)) field.remove();
   state.pinned &&= table.runs.some((run) => run.name === state.baseline);
   if (!state.pinned) state.baseline = table.baseline;
   if (!metricsWithDirection(table).includes(state.best.metric)) state.best.metric = newState(table).best.metric;

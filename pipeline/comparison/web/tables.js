@@ -163,6 +163,7 @@ function addRange(key) {
   const low = limit("low", "lowest", Math.min(...values));
   const field = element("fieldset", { className: "range" }, element("legend", { className: "unseen", textContent: `Range of ${axisLabel(column)}` }),
     element("span", { textContent: axisLabel(column) }), low, element("span", { textContent: "to" }), limit("high", "highest", Math.max(...values)), remove);
+  field.dataset.key = key;
   remove.addEventListener("click", () => {
     state.ranges = state.ranges.filter((each) => each !== range);
     field.remove();

@@ -323,3 +323,15 @@ def test_baseline_follows_newer_data_until_the_reader_pins_one(browser, tmp_path
     browser.click("tr[data-run=b] .pin")
     update(browser, build_data(0.7, 0.5))
     assert browser.run(baseline) == "b"
+
+
+def test_range_of_a_param_that_no_longer_differs_is_removed(browser, tmp_path):
+    open_page(browser, tmp_path / "page.html", build_data(0.7, 0.5))
+    for column in ("rate", "valid/Loss"):
+        browser.choose("#range-column", column)
+
+    update(browser, build_data(0.7, 0.5, rates=(0.1, 0.1)))
+
+    labels = "[...document.querySelectorAll('#ranges legend')].map(each => each.textContent)"
+    assert browser.run(labels) == ["Range of valid/Loss, last"]
+    assert browser.run("state.ranges.map(each => each.key)") == ["valid/Loss"]
