@@ -101,7 +101,7 @@ function setRelations(listed) {
     const metric = byId("shade").value;
     const found = metric ? parallelData(table, listed, state.styles, columns, metric) : { runs: 0 };
     if (!found.runs || columns.length < 2) return { text: "No run in the table has all values. Choose at least two axes." };
-    return { spec: parallelSpec(found, metric, theme()), label: `${columns.length} columns of ${found.runs} runs, strong lines have the best ${metric}` };
+    return { spec: parallelSpec(found, metric, theme()), label: parallelLabel(table, found, metric) };
   });
   byId("parallel").style.minWidth = `${110 * axes.length}px`;
   drawImportance(listed);

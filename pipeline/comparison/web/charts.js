@@ -223,6 +223,11 @@ function parallelData(table, runs, styles, columns, metric) {
   return { points, marks, titles: columns.map((column, axis) => ({ axis, title: axisLabel(column) })), runs: complete.length };
 }
 
+function parallelLabel(table, { titles, runs }, metric) {
+  const better = columnOf(table, `${metric} best`)?.better;
+  return `${titles.length} columns of ${runs} runs, strong lines have the ${better ? "best" : "highest last"} ${metric}`;
+}
+
 function parallelSpec({ points, marks, titles }, metric, theme) {
   const range = theme.dark ? ["#3a4656", "#9cc9ff"] : ["#ccd5e0", "#0b4f9c"];
   const place = { x: { field: "axis", type: "quantitative", axis: null, scale: { domain: [-0.15, titles.length - 0.55], nice: false } },

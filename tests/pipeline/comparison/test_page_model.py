@@ -214,6 +214,18 @@ def test_param_with_an_optimum_is_more_important_than_one_without_effect():
     assert abs(found[0]["correlation"]) < 0.1
 
 
+@pytest.mark.parametrize(
+    ("better", "order"), [("lowest", "best"), ("highest", "best"), (None, "highest last")]
+)
+def test_parallel_coordinates_name_the_order_of_their_lines(better, order):
+    table = {"columns": build_metric_columns("valid/Score", [0.5, 0.25], better)}
+    script = "parallelLabel(table, { titles: ['size', 'kind'], runs: 2 }, 'valid/Score')"
+
+    label = evaluate(script, table=table)
+
+    assert label == f"2 columns of 2 runs, strong lines have the {order} valid/Score"
+
+
 def build_cell(actual, predicted, count, **others):
     return {"actual": actual, "predicted": predicted, "count": count, **others}
 
