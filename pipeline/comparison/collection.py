@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
+from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, param_key
 from pipeline.project import runs_root
 from pipeline.revisions.files import RevisionFiles, read_runs
 from stages.contracts.config import flatten
@@ -151,7 +151,7 @@ def _params(files: RevisionFiles) -> tuple[dict[str, Any], list[str]]:
     if not sections:
         return flatten(now), ["no stage has run: dvc.lock has no params"]
     ran, planned = flatten(sections), flatten(now)
-    edited = [key for key in {**ran, **planned} if ran.get(key) != planned.get(key)]
+    edited = [key for key in {**ran, **planned} if param_key(ran.get(key)) != param_key(planned.get(key))]
     if edited:
         return ran, [f"{PARAMS} was edited since: {', '.join(edited)}"]
     return ran, []

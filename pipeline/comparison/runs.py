@@ -96,7 +96,7 @@ class Comparison:
     def differing(self) -> tuple[str, ...]:
         """The params that are not equal in all runs, in the order of the first run that has them."""
         keys = list(dict.fromkeys(key for run in self.runs for key in run.params))
-        return tuple(key for key in keys if len({repr(run.params.get(key)) for run in self.runs}) > 1)
+        return tuple(key for key in keys if len({param_key(run.params.get(key)) for run in self.runs}) > 1)
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
@@ -108,6 +108,17 @@ class Comparison:
         """Return the ranking value of *run* minus that of the baseline; None if one of them has none."""
         here, there = run.metrics.get(metric), self.baseline.metrics.get(metric)
         return None if here is None or there is None else here.ranking_value - there.ranking_value
+
+
+def param_key(value: Any) -> str:
+    """Return a text that is the same for equal params: 1 and 1.0 are equal, 1 and true are not."""
+    if isinstance(value, float) and value.is_integer():
+        return repr(int(value))
+    if isinstance(value, Mapping):
+        return repr(sorted((repr(key), param_key(each)) for key, each in value.items()))
+    if isinstance(value, list | tuple):
+        return repr([param_key(each) for each in value])
+    return repr(value)
 
 
 FACTS: dict[str, Callable[[RunSummary], Any]] = {

@@ -120,6 +120,20 @@ def test_commit_without_a_pipeline_has_no_metrics_and_a_note(head):
     )
 
 
+@pytest.mark.parametrize(
+    ("value", "notes"), [("1.0", ()), ("true", ("params.yaml was edited since: fit.size",))]
+)
+def test_note_lists_the_params_whose_value_was_edited(head, value, notes):
+    Path("dvc.lock").write_text(
+        "schema: '2.0'\nstages: {fit: {cmd: fit, params: {params.yaml: {fit: {size: 1}}}}}\n"
+    )
+    Path("params.yaml").write_text(f"fit: {{size: {value}}}\n")
+
+    [run] = collect_runs(["workspace"]).runs
+
+    assert tuple(note for note in run.notes if "edited" in note) == notes
+
+
 def test_folder_without_a_pipeline_is_refused(head, monkeypatch):
     Path("empty").mkdir()
     monkeypatch.chdir("empty")

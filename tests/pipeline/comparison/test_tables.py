@@ -127,6 +127,26 @@ def test_metric_without_a_direction_has_no_best_value():
     assert (found["metrics"][rate.name]["best"], found["metrics"][rate.name]["last"]) == (None, 0.2)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        (1, 1.0, False),
+        (1, True, True),
+        (0.0, False, True),
+        (1, "1", True),
+        (2**53, float(2**53), False),
+        (2**53 + 1, float(2**53), True),
+        (math.nan, math.nan, False),
+        ([1, {"a": 2.0, "b": 3}], [1.0, {"b": 3, "a": 2}], False),
+        ([1], [True], True),
+    ],
+)
+def test_params_differ_by_value_and_booleans_are_not_numbers(one, other, differ):
+    comparison = Comparison((build_run("a", [], rate=one), build_run("b", [], rate=other)))
+
+    assert bool(comparison.differing) == differ
+
+
 def test_param_is_shown_with_its_shortest_unique_suffix():
     keys = ["fit.seed", "load_data.seed", "fit.batch_size"]
 
