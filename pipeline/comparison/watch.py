@@ -17,7 +17,7 @@ from pipeline.comparison.page import PageContent, build_content, build_watched_p
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
 from pipeline.git import run_git
 from pipeline.project import runs_root
-from pipeline.revisions.files import TRACKED, RevisionFiles, read_runs
+from pipeline.revisions.files import TRACKED, LocalCache, RevisionFiles, open_cache, read_runs
 from pipeline.yaml_files import read_yaml
 from stages.contracts.config import flatten
 from stages.contracts.errors import ParamsError, StageError
@@ -42,7 +42,10 @@ class Watcher:
         self._view = view
         self._lock = Lock()
         self._known: dict[str | None, tuple[RunSummary, PlotData]] = {}
-        """SHA to run; a commit whose outputs are all cached does not change."""
+        """SHA to run; a commit whose outputs are all cached changes only if the cache loses an object."""
+        self._cache: LocalCache | None = None
+        self._objects: set[str] = set()
+        """The hashes of all objects in the cache when the runs were read."""
         self._live: dict[str, RunSummary] = {}
         """Key to run at work, with its last values while a line of its logs is incomplete."""
         self._state: Any = None
@@ -54,9 +57,11 @@ class Watcher:
         """Return the current content. Raises `StageError` if the files of a run cannot be read."""
         with self._lock:
             running = _running_stores() if self._revs is None else []
-            state = (_project_state(), [run.key for run in running])
+            self._cache = self._cache or open_cache()
+            state = (_project_state(), self._cache.read_times(), [run.key for run in running])
             if state != self._state:
                 self._content = None
+                self._forget_removed(self._cache.list_objects())
                 self._found = self._read(read_runs(self._revs))
                 self._state = state
             beats = [run.beat for run in running]
@@ -64,6 +69,12 @@ class Watcher:
                 self._content = self._build(running)
                 self._beats = beats
             return self._content
+
+    def _forget_removed(self, objects: set[str]) -> None:
+        """Forget the runs if *objects*, those in the cache now, lack one that was there before."""
+        if not self._objects <= objects:
+            self._known.clear()
+        self._objects = objects
 
     def _build(self, running: Sequence[Run]) -> PageContent:
         read = {run.key: read_live_run(run) or self._live.get(run.key) for run in running}

@@ -61,6 +61,15 @@ def read_runs(revs: Sequence[str] | None = None) -> dict[str, "RevisionFiles"]:
     return found
 
 
+def open_cache() -> "LocalCache":
+    """Return the cache of the project of the current folder.
+
+    Raises `StageError` if this is not a project of git and DVC, and `ParamsError` if git has no commit.
+    """
+    with open_project() as repo:
+        return LocalCache(Path(repo.cache.local.path))
+
+
 class LocalCache:
     """DVC's local cache in *root*; each object is read and verified at most once."""
 
@@ -73,6 +82,20 @@ class LocalCache:
     def path_of(self, md5: str) -> Path:
         """Return the path of an object."""
         return self._root / md5[:2] / md5[2:]
+
+    def read_times(self) -> dict[str, int]:
+        """Return the modification time of each folder, which changes when an object is added or removed."""
+        with suppress(FileNotFoundError), os.scandir(self._root) as entries:
+            return {each.name: each.stat().st_mtime_ns for each in entries if each.is_dir()}
+        return {}
+
+    def list_objects(self) -> set[str]:
+        """Return the hashes of all objects."""
+        found: set[str] = set()
+        for folder in self.read_times():
+            with suppress(FileNotFoundError):
+                found |= {f"{folder}{name}" for name in os.listdir(self._root / folder)}  # noqa: PTH208  no Path per object
+        return found
 
     def read(self, md5: str) -> bytes | None:
         """Return the content of an object; None if it is missing or damaged."""

@@ -13,6 +13,7 @@ from waiting import LIMIT_SECONDS
 
 from pipeline.comparison.runs import ViewOptions
 from pipeline.comparison.watch import Watcher, build_server
+from pipeline.project import find_output_md5
 from stages.contracts.events import Progress
 from stages.runs import HeartbeatRenderer, open_store
 
@@ -73,6 +74,18 @@ def test_values_of_a_run_at_work_are_those_at_its_last_heartbeat(client):
             found.append(read_column(client, "train/Loss")[-1])
 
     assert found == [2, 2, 3]
+
+
+def test_outputs_that_leave_the_cache_or_return_to_it_are_noticed(client, finished):
+    finished.ok("dvc", "exp", "save", "-q", "-n", "saved")
+    md5 = find_output_md5(Path("artifacts/metrics.json"))
+    path, moved = Path(".dvc/cache/files/md5", md5[:2], md5[2:]), Path("moved")
+
+    assert read_column(client, "cached") == [1, 1]
+    path.rename(moved)
+    assert read_column(client, "cached") == [0, 0]
+    moved.rename(path)
+    assert read_column(client, "cached") == [1, 1]
 
 
 def test_page_may_ask_its_own_server_only(client):
