@@ -113,6 +113,8 @@ def _read_run(name: str, files: RevisionFiles, durations: Durations) -> RunSumma
     metrics = read_epoch_curves(files)
     output = files.paths.get("metrics")
     cached = files.is_cached
+    if files.collision:
+        notes.append(_collision_note(files.collision))
     if files.damaged:
         notes.append(_damage_note(files))
     elif files.lock and not cached:
@@ -127,6 +129,13 @@ def _read_run(name: str, files: RevisionFiles, durations: Durations) -> RunSumma
         committed=files.committed,
         cached=cached,
         notes=tuple(notes),
+    )
+
+
+def _collision_note(name: str) -> str:
+    return (
+        f"the experiment {name!r} has the name of another revision and is listed by its SHA. "
+        f"Run `dvc exp rename {name} NEW_NAME`"
     )
 
 

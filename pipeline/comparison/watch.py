@@ -83,10 +83,15 @@ class Watcher:
         return build_content(comparison, {run.name: data for run, data in self._found}, self._view)
 
     def _read(self, revisions: Mapping[str, RevisionFiles]) -> list[tuple[RunSummary, PlotData]]:
-        new = {name: files for name, files in revisions.items() if files.sha not in self._known}
+        new = {
+            name: files
+            for name, files in revisions.items()
+            if files.sha not in self._known or files.collision
+        }
         plots = read_plot_data(new)
         read = {run.name: (run, plots[run.name]) for run in summarize(new).runs}
-        self._known |= {run.sha: (run, data) for run, data in read.values() if run.sha and run.cached}
+        fixed = [name for name, (run, _) in read.items() if run.cached and not revisions[name].collision]
+        self._known |= {revisions[name].sha: read[name] for name in fixed if revisions[name].sha}
         known = {name: self._known[files.sha] for name, files in revisions.items() if name not in read}
         return [
             read[name] if name in read else (replace(known[name][0], name=name), known[name][1])

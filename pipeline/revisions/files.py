@@ -18,12 +18,20 @@ from pipeline.git import commit_time, read_objects
 from pipeline.lockfile import parse_lockfile
 from pipeline.project import parse_paths
 from pipeline.revisions.cache_content import DIRECTORY_SUFFIX
-from pipeline.revisions.names import experiments_on_head, open_project, read_commits, resolve_all
+from pipeline.revisions.names import (
+    experiments_on_head,
+    find_collisions,
+    open_project,
+    read_commits,
+    resolve_all,
+)
 from pipeline.yaml_files import parse_yaml
 from stages.contracts.errors import ParamsError, StageError
 
 WORKSPACE = "workspace"
 """The name of the run in the user's own folder, which may not be committed."""
+SHORT_SHA = 10
+"""Digits of a short SHA."""
 TRACKED = ("dvc.lock", "dvc.yaml", "params.yaml")
 """Files in git that are read, relative to the project."""
 MAX_VERIFIED_BYTES = 1 << 20
@@ -33,20 +41,28 @@ MAX_VERIFIED_BYTES = 1 << 20
 def read_revisions(revs: Sequence[str] | None = None) -> dict[str, "RevisionFiles"]:
     """Return the files of *revs* by name, each once: experiments, branches, tags, SHAs, ``workspace``.
 
-    None stands for the workspace and all experiments on HEAD, the oldest first. Raises `ParamsError` for an
-    unknown name, `StageError` if this is not a project of git and DVC.
+    None stands for the workspace and all experiments on HEAD, the oldest first; an experiment with the name
+    of another revision is then listed by its short SHA. Raises `ParamsError` for an unknown name,
+    `StageError` if this is not a project of git and DVC.
     """
     if revs is not None and not revs:
         raise ParamsError("no run is named. Name an experiment, branch, tag or SHA, or `workspace`")
     with open_project() as repo:
         root, cache = Path(repo.scm.root_dir), LocalCache(Path(repo.cache.local.path))
         shas: dict[str, str | None]
+        collisions: dict[str, str] = {}
         if revs is None:
-            shas = {WORKSPACE: None, **experiments_on_head(repo)}
+            experiments = experiments_on_head(repo)
+            names = find_collisions(repo, experiments) | ({WORKSPACE} & experiments.keys())
+            collisions = {experiments[name]: name for name in names}
+            listed = {sha[:SHORT_SHA] if name in names else name: sha for name, sha in experiments.items()}
+            shas = {WORKSPACE: None, **listed}
         else:
             found = resolve_all(repo, [rev for rev in revs if rev != WORKSPACE])
             shas = {rev: found.get(rev) for rev in revs}
     committed = _read_committed(root, {sha for sha in shas.values() if sha}, cache)
+    for sha, name in collisions.items():
+        committed[sha].collision = name
     return {name: committed[sha] if sha else _read_workspace(cache) for name, sha in shas.items()}
 
 
@@ -158,6 +174,8 @@ class RevisionFiles:
         """
         self.sha = sha
         self.committed = committed
+        self.collision: str | None = None
+        """The name of an experiment that is listed by its SHA, because another revision has that name."""
         self.damaged: set[Path] = set()
         """Cached files whose content was read and does not have their hash."""
         self._tracked = tracked

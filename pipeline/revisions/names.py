@@ -1,6 +1,6 @@
 """Names of revisions: experiments, branches, tags, SHAs and expressions of git, resolved to full SHAs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,6 +87,16 @@ def experiments_on_head(repo: Repo) -> dict[str, str]:
         (commit_time(commit), str(ref.name), commit.sha) for ref, commit in zip(refs, commits, strict=True)
     )
     return {name: sha for _, name, sha in found}
+
+
+def find_collisions(repo: Repo, experiments: Mapping[str, str]) -> set[str]:
+    """Return the names in *experiments*, name to full SHA, that git resolves to another commit.
+
+    That commit is for example a branch or a tag, which has precedence over the experiment.
+    """
+    found = read_objects(Path(repo.scm.root_dir), [f"{name}^{{commit}}" for name in experiments])
+    pairs = zip(experiments.items(), found, strict=True)
+    return {name for (name, sha), commit in pairs if commit and commit.sha != sha}
 
 
 def list_experiments(names: Sequence[str] = ()) -> dict[str, str]:

@@ -74,9 +74,25 @@ def test_names_resolved_together_equal_names_resolved_one_by_one(head):
         "HEAD": head,
         head[:10]: head,
     }
-    assert {name: files.sha for name, files in read_revisions().items()} == {"workspace": None, **shas}
     assert found["exp-1"].read_tracked("params.yaml") == {"fit": {"seed": 1}}
     assert found["exp-1"].committed.isoformat() == "2026-03-04T05:06:07+05:30"
+
+
+@pytest.mark.parametrize("name", ["workspace", "side", "v1"])
+def test_experiment_with_the_name_of_another_revision_is_listed_by_its_sha(head, name):
+    if name != "workspace":
+        run_git("tag" if name == "v1" else "branch", name, head)
+    other = save_experiment(head, "another", b"{}\n")
+    sha = save_experiment(head, name, b"fit: {seed: 1}\n")
+
+    found = collect_runs().runs
+
+    assert [(run.name, run.sha) for run in found] == [
+        ("workspace", None),
+        ("another", other),
+        (sha[:10], sha),
+    ]
+    assert f"listed by its SHA. Run `dvc exp rename {name} NEW_NAME`" in " ".join(found[2].notes)
 
 
 @pytest.mark.parametrize("name", ["", " "])
