@@ -30,11 +30,21 @@ def read_paths(path: Path = Path("dvc.yaml")) -> dict[str, Path]:
 
 
 def parse_paths(content: Mapping[str, Any], source: Path | str) -> dict[str, Path]:
-    """Return the paths in *content*, read from *source*. Raises `ParamsError` if they are missing."""
-    found = [each["paths"] for each in content.get("vars", []) if "paths" in each]
-    if not found:
+    """Return the paths in *content*, read from *source*.
+
+    Raises `ParamsError` if they are missing, and if one is not text.
+    """
+    entries = content.get("vars")
+    sections = [each for each in entries if isinstance(each, Mapping)] if isinstance(entries, list) else []
+    paths = next((each["paths"] for each in sections if "paths" in each), None)
+    if not isinstance(paths, Mapping):
         raise ParamsError(f"{source} has no vars: [{{paths: …}}], from which stages read their paths. Add it")
-    return ProjectPaths({name: Path(value) for name, value in found[0].items()})
+    for name, value in paths.items():
+        if not isinstance(value, str):
+            raise ParamsError(
+                f"{source}: vars.paths.{name} must be a path; found {value!r}. Write it as text"
+            )
+    return ProjectPaths({name: Path(value) for name, value in paths.items()})
 
 
 def runs_root() -> Path:

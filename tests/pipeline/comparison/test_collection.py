@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.comparison.collection import collect_runs
+from pipeline.project import parse_paths
 from pipeline.revisions.files import read_revisions
 from pipeline.revisions.names import resolve
 from stages.contracts.errors import ParamsError, StageError
@@ -148,6 +149,30 @@ def test_note_lists_the_params_whose_value_was_edited(head, value, notes):
     [run] = collect_runs(["workspace"]).runs
 
     assert tuple(note for note in run.notes if "edited" in note) == notes
+
+
+@pytest.mark.parametrize(
+    ("text", "plots"),
+    [
+        ("[paths.yaml, {paths: {plots: p}}]", "p"),
+        ("[3, null, {paths: {plots: p}}]", "p"),
+        ("3", None),
+        ("null", None),
+        ("[{paths: p}]", None),
+        ("[{paths: {plots: 4}}]", None),
+    ],
+)
+def test_vars_that_are_not_sections_are_no_error(head, text, plots):
+    Path("dvc.yaml").write_text(f"vars: {text}\n")
+
+    files = read_revisions(["workspace"])["workspace"]
+
+    assert files.paths == ({} if plots is None else {"plots": Path(plots)})
+
+
+def test_path_that_is_not_text_is_an_error_with_advice():
+    with pytest.raises(ParamsError, match=r"dvc.yaml: vars.paths.plots must be a path; found 4. Write it as"):
+        parse_paths({"vars": [{"paths": {"plots": 4}}]}, "dvc.yaml")
 
 
 def test_folder_without_a_pipeline_is_refused(head, monkeypatch):
