@@ -3,7 +3,7 @@
 import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Literal
@@ -198,7 +198,7 @@ def _json_run(comparison: Comparison, run: RunSummary, names: tuple[str, ...]) -
     return {
         "name": run.name,
         "sha": run.sha,
-        "params": dict(run.params),
+        "params": {key: _json_value(value) for key, value in run.params.items()},
         "metrics": {
             name: _json_metric(run.metrics[name], comparison.delta(run, name))
             for name in names
@@ -210,6 +210,15 @@ def _json_run(comparison: Comparison, run: RunSummary, names: tuple[str, ...]) -
         "cached": run.cached,
         "notes": list(run.notes),
     }
+
+
+def _json_value(value: Any) -> Any:
+    """Return *value* with text in place of what JSON does not have, such as a date in YAML."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(each) for each in value]
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _json_metric(curve: MetricCurve, delta: float | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from datetime import date
 
 import pytest
 
@@ -145,6 +146,16 @@ def test_params_differ_by_value_and_booleans_are_not_numbers(one, other, differ)
     comparison = Comparison((build_run("a", [], rate=one), build_run("b", [], rate=other)))
 
     assert bool(comparison.differing) == differ
+
+
+def test_date_in_a_param_is_text_in_json():
+    day = date(2024, 1, 2)
+    params = {"since": day, "days": [day, {"last": day}], "flag": True, "none": None, "rate": math.inf}
+
+    [run] = json.loads(json_table(Comparison((build_run("a", [], **params),))))["runs"]
+
+    text = "2024-01-02"
+    assert run["params"] == {**params, "since": text, "days": [text, {"last": text}], "rate": "inf"}
 
 
 def test_param_is_shown_with_its_shortest_unique_suffix():
