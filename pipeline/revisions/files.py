@@ -7,6 +7,7 @@ however many runs have it: so 1,000 runs are compared in seconds.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -229,10 +230,14 @@ class RevisionFiles:
     def is_cached(self) -> bool:
         """True if the cache has every recorded output, and the files up to `MAX_VERIFIED_BYTES` are intact.
 
-        False before the first run.
+        Outputs with ``cache: false`` in dvc.yaml are not considered. False before the first run.
         """
-        lists = [md5 for _, md5 in self._outputs() if md5.endswith(DIRECTORY_SUFFIX)]
-        intact = [self._is_intact(md5) for md5 in (*lists, *self.hashes.values())]
+        text = self._text("dvc.yaml")
+        uncached = _parse_uncached(text or "")
+        outputs = [(path, md5) for path, md5 in self._outputs() if path not in uncached]
+        lists = [md5 for _, md5 in outputs if md5.endswith(DIRECTORY_SUFFIX)]
+        files = [md5 for output in outputs for _, md5 in self._files_of(*output)]
+        intact = [self._is_intact(md5) for md5 in (*lists, *files)]
         return bool(self.lock) and all(intact)
 
     def _outputs(self) -> Iterator[tuple[str, str]]:
@@ -296,3 +301,32 @@ def _parse_paths(text: str) -> dict[str, Path]:
         content = parse_yaml(text, "dvc.yaml")
         return parse_paths(content, "dvc.yaml") if isinstance(content, dict) else {}
     return {}
+
+
+@lru_cache(maxsize=16)
+def _parse_uncached(text: str) -> frozenset[str]:
+    """Return the paths of the outputs with ``cache: false`` in a dvc.yaml; empty if it is not valid YAML.
+
+    ``${paths.NAME}`` in a path is resolved, but no other variable.
+    """
+    paths = _parse_paths(text)
+
+    def resolve(match: re.Match[str]) -> str:
+        return paths[match[1]].as_posix() if match[1] in paths else match[0]
+
+    with suppress(ParamsError):
+        templates = _find_uncached(parse_yaml(text, "dvc.yaml"))
+        return frozenset(Path(re.sub(r"\$\{paths\.(\w+)\}", resolve, each)).as_posix() for each in templates)
+    return frozenset()
+
+
+def _find_uncached(content: Any) -> list[str]:
+    """Return the paths of the outputs with ``cache: false`` in the *content* of a dvc.yaml, unresolved."""
+    stages = content.get("stages") if isinstance(content, dict) else None
+    kinds = ("outs", "metrics", "plots")
+    bodies = [each for each in stages.values() if isinstance(each, dict)] if isinstance(stages, dict) else []
+    outputs = [each for body in bodies for kind in kinds for each in body.get(kind) or ()]
+    pairs = [pair for each in outputs if isinstance(each, dict) for pair in each.items()]
+    return [
+        str(path) for path, options in pairs if isinstance(options, dict) and options.get("cache") is False
+    ]

@@ -170,6 +170,23 @@ def test_vars_that_are_not_sections_are_no_error(head, text, plots):
     assert files.paths == ({} if plots is None else {"plots": Path(plots)})
 
 
+@pytest.mark.parametrize(("options", "cached"), [("{cache: false}", True), ("{cache: true}", False)])
+@pytest.mark.parametrize("path", ["m.json", "${paths.metrics}", "./${paths.metrics}"])
+def test_output_that_dvc_does_not_cache_is_not_missing_in_the_cache(head, path, options, cached):
+    output = f"{{'{path}': {options}}}"
+    Path("dvc.yaml").write_text(
+        f"vars: [{{paths: {{metrics: m.json}}}}]\nstages: {{fit: {{cmd: fit, outs: [{output}]}}}}\n"
+    )
+    Path("dvc.lock").write_text(
+        f"schema: '2.0'\nstages: {{fit: {{cmd: fit, outs: [{{path: m.json, md5: {'a' * 32}}}]}}}}\n"
+    )
+
+    [run] = collect_runs(["workspace"]).runs
+
+    assert run.cached == cached
+    assert any("not all outputs are in the cache" in note for note in run.notes) == (not cached)
+
+
 def test_path_that_is_not_text_is_an_error_with_advice():
     with pytest.raises(ParamsError, match=r"dvc.yaml: vars.paths.plots must be a path; found 4. Write it as"):
         parse_paths({"vars": [{"paths": {"plots": 4}}]}, "dvc.yaml")
