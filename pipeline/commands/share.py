@@ -2,15 +2,18 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.commands.options import flag
 from pipeline.git import try_git
 from stages.contracts.errors import ParamsError, StageError
+
+if TYPE_CHECKING:
+    from pipeline.revisions.files import RevisionFiles
 
 Names = Annotated[
     list[str] | None,
@@ -34,8 +37,9 @@ GitRemote = Annotated[
 ]
 
 DAMAGE_REMEDY = (
-    "Damaged files were removed from the cache. Run the same command again. If the problem stays, the remote "
-    "has damaged files: push them from a clone in which `learner doctor --deep` finds none"
+    "Damaged files were removed from the cache, and nothing was checked out. Run the same command again. If "
+    "the problem stays, the remote has damaged files: push them from a clone in which "
+    "`learner doctor --deep` finds none"
 )
 
 
@@ -64,33 +68,31 @@ def push(
 
 
 def pull(experiments: Names = None, *, remote: Remote = None, git_remote: GitRemote = None) -> None:
-    """Pull experiments, the run-cache and the outputs of this commit from the remotes, and verify them.
+    """Pull the outputs of this commit, the run-cache and experiments from the remotes, and verify them.
+
+    Outputs are checked out after they are verified.
 
     `dvc repro` runs the code of a pulled experiment: read it first.
 
     Example: learner pull big
     """
     source = choose_git_remote(list_git_remotes(), git_remote, experiments or ())
-    for command in pull_commands(experiments or (), remote, source):
-        _run(command)
-    _verify(experiments)
+    own = _remote_option(remote)
+    if not experiments:
+        _run(["dvc", "fetch", "--run-cache", *own])
+        _verify_workspace()
+        _run(["dvc", "checkout"])
+    if source:
+        _run(["dvc", "exp", "pull", *own, *_scope(experiments), source, *(experiments or ())])
+        _verify_experiments(experiments)
 
 
 def push_commands(experiments: Sequence[str], remote: str | None, git_remote: str | None) -> list[list[str]]:
     """Return the commands that push *experiments*, or the outputs of this commit and all experiments."""
-    own = ["--remote", remote] if remote else []
+    own = _remote_option(remote)
     commands = [] if experiments else [["dvc", "push", "--run-cache", *own]]
     if git_remote:
         commands.append(["dvc", "exp", "push", *own, *_scope(experiments), git_remote, *experiments])
-    return commands
-
-
-def pull_commands(experiments: Sequence[str], remote: str | None, git_remote: str | None) -> list[list[str]]:
-    """Return the commands that pull *experiments*, or all experiments and the outputs of this commit."""
-    own = ["--remote", remote] if remote else []
-    commands = [] if experiments else [["dvc", "pull", "--run-cache", *own]]
-    if git_remote:
-        commands.insert(0, ["dvc", "exp", "pull", *own, *_scope(experiments), git_remote, *experiments])
     return commands
 
 
@@ -133,19 +135,40 @@ def _print_experiments(names: Sequence[str], target: str) -> None:
         typer.echo(f"  {name}  {sha[:7]}")
 
 
-def _verify(names: Sequence[str] | None) -> None:
-    """Verify the outputs of the experiments *names*, or of the workspace and the experiments on HEAD."""
-    from pipeline.revisions.files import read_revisions
+def _verify_workspace() -> None:
+    """Verify the fetched outputs of the workspace, and remove files restored from damaged objects."""
+    from pipeline.revisions.files import WORKSPACE, read_revisions
+    from pipeline.revisions.verification import remove_damaged_checkouts
+
+    found = read_revisions([WORKSPACE])
+    _verify(found)
+    remove_damaged_checkouts(found[WORKSPACE])
+
+
+def _verify_experiments(names: Sequence[str] | None) -> None:
+    """Verify the fetched outputs of the experiments *names*, or of all on HEAD."""
+    from pipeline.revisions.files import WORKSPACE, read_revisions
+
+    found = {name: files for name, files in read_revisions(names or None).items() if name != WORKSPACE}
+    if found:
+        _verify(found)
+
+
+def _verify(revisions: Mapping[str, "RevisionFiles"]) -> None:
     from pipeline.revisions.verification import verify_outputs
 
-    found = verify_outputs(read_revisions(names or None))
+    found = verify_outputs(revisions)
     if found.problems:
         lines = [f"problems in what was pulled: {len(found.problems)}", *found.problems]
         raise StageError("\n  ".join(lines) + f"\n{DAMAGE_REMEDY}")
     typer.echo(f"verified: {found.files} files, {found.records} records and checkpoints")
 
 
-def _scope(experiments: Sequence[str]) -> list[str]:
+def _remote_option(remote: str | None) -> list[str]:
+    return ["--remote", remote] if remote else []
+
+
+def _scope(experiments: Sequence[str] | None) -> list[str]:
     return [] if experiments else ["--all-commits"]
 
 

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 from pipeline.revisions.cache_content import is_damaged, remove_from_cache
 from pipeline.revisions.files import RevisionFiles
+from pipeline.revisions.names import open_project
 from stages.checkpoints.verification import verify_path
 from stages.records.tools.verification import find_records
 
@@ -40,6 +41,20 @@ def verify_outputs(revisions: Mapping[str, RevisionFiles]) -> Verification:
         _verify_records(name, {path: place for path, (place, _) in places.items()}, found)
     found.files = len(verdicts)
     return found
+
+
+def remove_damaged_checkouts(workspace: RevisionFiles) -> None:
+    """Remove each file of *workspace* that DVC restored from a damaged one, so that DVC restores it again.
+
+    DVC's state database has the recorded hash of such a file, whose content has another. A file that was
+    edited later is not in the database, and stays.
+    """
+    with open_project() as repo:
+        for path, (_, md5) in workspace.locate_files():
+            place = Path(path)
+            _, known = repo.state.get(str(place.absolute()), repo.fs)
+            if known is not None and known.value == md5 and is_damaged(place, md5):
+                place.unlink()
 
 
 def _verify_file(place: Path, md5: str) -> str | None:

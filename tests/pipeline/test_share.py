@@ -12,9 +12,10 @@ import pytest
 from free_ports import free_port
 from waiting import LIMIT_SECONDS, wait_until
 
-from pipeline.commands.share import choose_git_remote, pull_commands, push_commands
+from pipeline.commands.share import choose_git_remote, push_commands
 from stages.contracts.errors import ParamsError
 
+MODEL = "artifacts/model.mpk.gz"
 BUCKET = "s3://bucket/store"
 ACCESS = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -91,6 +92,22 @@ def publish(project, folder, url, *options):
     project.ok("git", "commit", "-qam", "Configure a remote")
     project.ok("git", "push", "-q", "origin", "HEAD")
     return project
+
+
+def hash_of(path):
+    """Return the hash by which DVC names the content of *path*."""
+    return hashlib.md5(path.read_bytes()).hexdigest()  # noqa: S324  of DVC
+
+
+def object_of(store, md5):
+    """Return the object *md5* in the cache or the local remote *store*."""
+    return store / "files/md5" / md5[:2] / md5[2:]
+
+
+def damage(stored):
+    """Replace the last byte of the object *stored*."""
+    stored.chmod(0o644)
+    stored.write_bytes(stored.read_bytes()[:-1] + b"x")
 
 
 @pytest.mark.long
@@ -179,10 +196,8 @@ def test_pull_verifies_what_it_fetched(finished, clone, tmp_path):
 def test_damaged_file_in_the_remote_is_reported_and_not_kept(finished, clone, tmp_path):
     publish(finished, tmp_path, str(tmp_path / "store"))
     finished.learner("push")
-    md5 = hashlib.md5((finished.folder / "artifacts/model.mpk.gz").read_bytes()).hexdigest()  # noqa: S324  of DVC
-    stored = tmp_path / "store/files/md5" / md5[:2] / md5[2:]
-    stored.chmod(0o644)
-    stored.write_bytes(stored.read_bytes()[:-1] + b"x")
+    md5 = hash_of(finished.folder / MODEL)
+    damage(object_of(tmp_path / "store", md5))
     other = clone(finished)
 
     pulled = other.learner("pull")
@@ -190,7 +205,39 @@ def test_damaged_file_in_the_remote_is_reported_and_not_kept(finished, clone, tm
     assert pulled.code == 1
     assert "workspace: artifacts/model.mpk.gz is damaged" in pulled.err
     assert "push them from a clone in which `learner doctor --deep` finds none" in pulled.err
-    assert not (other.folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).exists()
+    assert not object_of(other.folder / ".dvc/cache", md5).exists()
+    assert not (other.folder / MODEL).exists()
+
+
+@pytest.mark.parametrize("first", [("-m", "pipeline", "pull"), ("-m", "dvc", "pull")], ids=["learner", "dvc"])
+def test_pull_from_a_repaired_remote_replaces_the_damaged_files_of_the_workspace(
+    finished, clone, tmp_path, first
+):
+    publish(finished, tmp_path, str(tmp_path / "store"))
+    finished.learner("push")
+    md5 = hash_of(finished.folder / MODEL)
+    stored, intact = object_of(tmp_path / "store", md5), (finished.folder / MODEL).read_bytes()
+    damage(stored)
+    other = clone(finished)
+    other.run(sys.executable, *first)
+    assert other.learner("pull").code == 1
+    stored.write_bytes(intact)
+
+    pulled = other.learner("pull")
+
+    assert pulled.code == 0, pulled.text
+    assert (other.folder / MODEL).read_bytes() == intact
+
+
+def test_pull_keeps_an_output_that_the_user_has_edited(finished, tmp_path):
+    publish(finished, tmp_path, str(tmp_path / "store"))
+    finished.learner("push")
+    (finished.folder / MODEL).write_bytes(b"edited")
+
+    pulled = finished.learner("pull")
+
+    assert pulled.code == 1, pulled.text
+    assert (finished.folder / MODEL).read_bytes() == b"edited"
 
 
 @pytest.mark.parametrize(
@@ -214,4 +261,3 @@ def test_pushing_named_experiments_requires_a_git_remote():
 
 def test_only_outputs_are_pushed_without_a_git_remote():
     assert push_commands((), "store", None) == [["dvc", "push", "--run-cache", "--remote", "store"]]
-    assert pull_commands((), None, None) == [["dvc", "pull", "--run-cache"]]
