@@ -9,6 +9,7 @@ from pydantic import ValidationError, model_validator
 from pipeline.yaml_files import read_yaml
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
+from stages.contracts.fields import describe_portable_optimizer_conflict
 from stages.contracts.validation import describe_errors, format_value
 from stages.create_artifact_dir import CreateArtifactDirConfig
 from stages.load_data import LoadDataConfig
@@ -42,6 +43,13 @@ class Params(Config):
                 f"build_learner.checkpoint.epoch is {checkpoint.epoch}, but fit.num_epochs, which includes "
                 f"the epochs before the checkpoint, is {self.fit.num_epochs}. Set it to a larger number"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _optimizer_is_portable(self) -> Self:
+        conflict = describe_portable_optimizer_conflict(self.build_learner.optimizer.kind)
+        if self.fit.portable and conflict:
+            raise ValueError(conflict)
         return self
 
 

@@ -151,7 +151,7 @@ def check_devices(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnost
     else:
         yield ok("devices", ", ".join(available))
     if found["obstacle"] is None:
-        yield ok("portable", "this CPU reproduces portable runs (fit.portable) bit for bit")
+        yield ok("portable", "this CPU can reproduce portable runs (fit.portable) bit for bit")
     elif fit.portable:
         message = f"params.yaml: fit.portable has no effect here, because {found['obstacle']}"
         yield warning("portable", message, "Compare metrics instead of hashes with other machines")

@@ -239,6 +239,8 @@ ClassWeights = Annotated[tuple[float, ...] | Literal["balanced"], BeforeValidato
 FileName = Annotated[str, BeforeValidator(_file_name)]
 Devices = Annotated[str | tuple[str, ...], BeforeValidator(_devices)]
 """Names of PyTorch devices; the build of the learner checks that they exist."""
+UNPORTABLE_OPTIMIZERS = ("adadelta", "adagrad", "nadam", "radam", "rmsprop", "sparseadam")
+"""Optimizers that compute `torch.sqrt`, in lower case and without underscores."""
 
 
 def describe_portable_conflict(*, num_threads: int | None, precision: str, compiles: bool) -> str | None:
@@ -252,3 +254,16 @@ def describe_portable_conflict(*, num_threads: int | None, precision: str, compi
     if compiles:
         return "portable excludes compile, which compiles for this CPU. Set one of them to false"
     return None
+
+
+def describe_portable_optimizer_conflict(name: str) -> str | None:
+    """Return the reason for which the optimizer *name*, a kind or a class, is not portable, or None.
+
+    torch computes the square roots of these optimizers by a function of MKL that depends on the CPU.
+    """
+    if name.rpartition(":")[2].lower().replace("_", "") not in UNPORTABLE_OPTIMIZERS:
+        return None
+    return (
+        f"portable excludes the optimizer {name}, because MKL's square roots differ between CPU models. Set "
+        "the optimizer to adam, adamw, sgd or muon, or portable to false"
+    )

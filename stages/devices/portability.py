@@ -2,7 +2,8 @@
 
 torch and its libraries choose kernels by the CPU, and kernels differ in the order of their additions.
 ATen and MKL read an environment variable when they first compute. oneDNN and NNPACK also choose by the sizes
-of the caches, so a portable run does not use them.
+of the caches, so a portable run does not use them. MKL's vector functions, to which ATen leaves `torch.sqrt`
+and others, have no such variable: `describe_portable_optimizer_conflict` refuses optimizers that use them.
 """
 
 import ctypes

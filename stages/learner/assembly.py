@@ -13,7 +13,7 @@ from stages.checkpoints import Checkpoint, FileCheckpointer, default_retention
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger
-from stages.contracts.fields import describe_portable_conflict
+from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.contracts.renderers import Renderers
@@ -109,6 +109,10 @@ def assemble(
         optimizer = build_model_optimizer(optimizer, model)
     elif is_sharded:
         distributed.replace_parameters(optimizer, whole, model)
+    if options.compute.portable and (
+        conflict := describe_portable_optimizer_conflict(type(optimizer).__name__)
+    ):
+        raise BuilderError(conflict)
     check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=group.size)
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)

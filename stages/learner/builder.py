@@ -253,8 +253,9 @@ class LearnerBuilder:
     def portable(self) -> Self:
         """Compute the same bits on every x86-64 CPU with AVX2, in about 1.5 times the time. Default: no.
 
-        It needs `num_threads`, precision ``f32`` and no `compile`. Call `stages.devices.prepare_portable`
-        before torch first computes. On another architecture or an accelerator a warning is logged.
+        It needs `num_threads`, precision ``f32``, no `compile`, and an optimizer that computes no
+        `torch.sqrt`, such as Adam. Call `stages.devices.prepare_portable` before torch first computes. On
+        another architecture or an accelerator a warning is logged.
         """
         return self._set(compute=replace(self._options.compute, portable=True))
 

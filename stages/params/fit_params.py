@@ -174,7 +174,8 @@ class FitConfig(Config):
     portable: Flag = False
     """Compute the same bits on every x86-64 CPU with AVX2, in about 1.5 times the time.
 
-    It needs ``num_threads``, precision ``f32`` and no ``compile``. On an accelerator, or on a machine of
+    It needs ``num_threads``, precision ``f32``, no ``compile``, and an optimizer that computes no
+    `torch.sqrt`, such as ``adam``, ``adamw``, ``sgd`` or ``muon``. On an accelerator, or on a machine of
     another architecture, it has no effect but a warning.
     """
     precision: Precision = "f32"

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
+from pipeline.params import Params
 from stages.contracts.errors import BuilderError
 from stages.devices import ComputeSettings, apply_compute_settings
 from stages.devices.portability import VARIABLES, find_obstacle
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import Mlp
+from stages.optim import AdaGrad, OptimizerUse, RmsProp
 
 ROOT = Path(__file__).parents[2]
 OTHER_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "AVX2"}
@@ -106,6 +109,26 @@ def test_settings_that_depend_on_the_machine_are_refused(tmp_path, change, messa
 
     with pytest.raises(BuilderError, match=message):
         builder.build(model, torch.optim.Adam(model.parameters()), 1e-3)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [RmsProp(), AdaGrad(), OptimizerUse(kind="nadam"), torch.optim.RMSprop([torch.nn.Parameter()])],
+)
+def test_optimizer_whose_square_roots_depend_on_the_cpu_is_refused(tmp_path, optimizer):
+    builder = LearnerBuilder(tmp_path).metrics(LossMetric()).num_threads(1).portable()
+
+    with pytest.raises(BuilderError, match="portable excludes the optimizer .* square roots differ"):
+        builder.build(Mlp((4,), 2), optimizer, 1e-3)
+
+
+def test_params_of_a_portable_run_with_such_an_optimizer_are_refused():
+    rmsprop, portable = {"optimizer": {"kind": "rmsprop"}}, {"portable": True, "num_threads": 1}
+
+    with pytest.raises(ValidationError, match="portable excludes the optimizer rmsprop"):
+        Params.model_validate({"build_learner": rmsprop, "fit": portable})
+
+    assert Params.model_validate({"build_learner": rmsprop, "fit": {"num_threads": 1}})
 
 
 def test_machine_that_cannot_run_portably_logs_one_line_and_computes(monkeypatch, caplog):

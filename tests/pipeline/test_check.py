@@ -62,8 +62,8 @@ MISTAKES = {
     ),
     "optimizer with an unknown argument": (
         "kind: adam\n",
-        "kind: nadam\n    momentum_deacy: 0.1\n",
-        "build_learner.optimizer: optimizer 'nadam' cannot be built: unknown argument 'momentum_deacy'. Did",
+        "kind: adamax\n    weight_deacy: 0.1\n",
+        "build_learner.optimizer: optimizer 'adamax' cannot be built: unknown argument 'weight_deacy'. Did",
     ),
     "optimizer with an invalid argument": (
         "kind: adam\n",

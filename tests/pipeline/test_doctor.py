@@ -63,7 +63,7 @@ def test_healthy_project_has_no_problem_and_exit_code_0(finished, tmp_path, serv
     assert re.search(r"a checkpoint takes [\d.]+ MB: training with 3 and one more", done.out)
     assert re.search(r"patches +replaced private names: \d+, all as expected", done.out)
     assert "devices      " in done.out
-    assert "this CPU reproduces portable runs (fit.portable) bit for bit" in done.out
+    assert "this CPU can reproduce portable runs (fit.portable) bit for bit" in done.out
     assert "cpu" in done.out
     assert "1 finished" in done.out
 
