@@ -1,5 +1,7 @@
 """The commands ``learner push`` and ``learner pull``, which print and run commands of DVC."""
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -58,6 +60,7 @@ def push(
     Example: learner push big longer --remote store
     """
     target = choose_git_remote(list_git_remotes(), git_remote, experiments or ())
+    _check_remote(remote)
     if target:
         _print_experiments(experiments or (), target)
     for command in push_commands(experiments or (), remote, target):
@@ -65,6 +68,8 @@ def push(
             typer.echo(f"$ {' '.join(command)}")
         else:
             _run(command)
+    if not (dry_run or experiments):
+        _check_pushed(remote)
 
 
 def pull(experiments: Names = None, *, remote: Remote = None, git_remote: GitRemote = None) -> None:
@@ -99,9 +104,12 @@ def push_commands(experiments: Sequence[str], remote: str | None, git_remote: st
 def choose_git_remote(remotes: Sequence[str], name: str | None, experiments: Sequence[str]) -> str | None:
     """Return the git remote of experiments: *name*, else origin, else the only one of *remotes*, else None.
 
-    Raises `ParamsError` if there is no such remote and *experiments* names some.
+    Raises `ParamsError` if *name* is unknown, and if *experiments* names some and there is no remote.
     """
     if name:
+        if name not in remotes and not re.search("[/:]", name):  # a path or a URL
+            listed = ", ".join(remotes) or "none"
+            raise ParamsError(f"git has no remote {name!r}; found: {listed}. Set --git-remote to one of them")
         return name
     if "origin" in remotes:
         return "origin"
@@ -124,6 +132,27 @@ def list_git_remotes() -> list[str]:
         return []
 
 
+def _check_remote(name: str | None) -> None:
+    """Raise `ParamsError` if DVC has no remote *name*; None is the default one."""
+    from pipeline.revisions.names import list_remotes
+
+    if name and name not in (remotes := list_remotes()):
+        listed = ", ".join(remotes) or "none"
+        raise ParamsError(f"DVC has no remote {name!r}; found: {listed}. Run `dvc remote add {name} URL`")
+
+
+def _check_pushed(remote: str | None) -> None:
+    """Raise `StageError` if the cache and the remote lack an output, of which `dvc push` only warns."""
+    command = [sys.executable, "-m", "dvc", "status", "--cloud", "--json", *_remote_option(remote)]
+    shown = subprocess.run(command, check=False, stdout=subprocess.PIPE).stdout  # noqa: S603  DVC, of this environment
+    missing = sorted(path for path, state in json.loads(shown or "{}").items() if state == "missing")
+    if missing:
+        raise StageError(
+            f"neither the cache nor the remote has {len(missing)} of the outputs: {', '.join(missing)}. "
+            "Run `dvc commit --force` if the workspace has them, or `learner run --force`, and push again"
+        )
+
+
 def _print_experiments(names: Sequence[str], target: str) -> None:
     """Print the experiments that are pushed to the git remote *target*: *names*, or all of this clone."""
     from pipeline.revisions.names import list_experiments
@@ -131,7 +160,7 @@ def _print_experiments(names: Sequence[str], target: str) -> None:
     found = list_experiments(names)
     url = try_git(Path(), "remote", "get-url", target).stdout.strip()
     typer.echo(f"experiments for {target}{f' ({url})' if url else ''}: {len(found) or 'none'}")
-    for name, sha in found.items():
+    for name, sha in found:
         typer.echo(f"  {name}  {sha[:7]}")
 
 

@@ -240,6 +240,45 @@ def test_pull_keeps_an_output_that_the_user_has_edited(finished, tmp_path):
     assert (finished.folder / MODEL).read_bytes() == b"edited"
 
 
+def test_push_fails_if_neither_cache_nor_remote_has_an_output(finished, tmp_path):
+    publish(finished, tmp_path, str(tmp_path / "store"))
+    md5 = hashlib.md5((finished.folder / "artifacts/model.mpk.gz").read_bytes()).hexdigest()  # noqa: S324  of DVC
+    (finished.folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).unlink()
+
+    pushed = finished.learner("push")
+
+    assert pushed.code == 1
+    assert re.search(r"neither the cache nor the remote has \d of the outputs: artifacts/", pushed.err)
+
+
+def test_push_lists_experiments_of_the_same_name_on_several_commits(finished, tmp_path):
+    publish(finished, tmp_path, str(tmp_path / "store"))
+    finished.ok("dvc", "exp", "save", "-n", "one")
+    finished.ok("git", "commit", "-q", "--allow-empty", "-m", "Another commit")
+    finished.ok("dvc", "exp", "save", "-n", "one")
+
+    planned = finished.learner("push", "--dry-run")
+
+    assert re.findall(r"^  (one)  [0-9a-f]{7}$", planned.out, re.MULTILINE) == ["one", "one"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["HEAD"], "no experiment is named 'HEAD'; found: none"),
+        (["-r", "nosuch"], "DVC has no remote 'nosuch'; found: store"),
+        (["--git-remote", "nosuch"], "git has no remote 'nosuch'; found: origin"),
+    ],
+)
+def test_dry_run_refuses_names_that_cannot_be_pushed(options, message, finished, tmp_path):
+    publish(finished, tmp_path, str(tmp_path / "store"))
+
+    planned = finished.learner("push", "--dry-run", *options)
+
+    assert (planned.code, "Traceback" in planned.err) == (2, False)
+    assert message in planned.err
+
+
 @pytest.mark.parametrize(
     ("remotes", "name", "experiments", "expected"),
     [
