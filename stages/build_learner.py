@@ -8,21 +8,35 @@ import shutil
 import sys
 from pathlib import Path
 
-from stages import checkpoints, data, learner, loggers, records, renderers
+from stages import checkpoints, data, devices, learner, loggers, records, renderers
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths, CheckpointConfig
 
-VERSION = "4"
+VERSION = "5"
 
 
-def build_learner(config: BuildLearnerConfig, paths: BuildLearnerPaths, origin: Path | None = None) -> None:
+def build_learner(
+    config: BuildLearnerConfig,
+    paths: BuildLearnerPaths,
+    origin: Path | None = None,
+    *,
+    portable: bool = False,
+) -> None:
     """Write the learner that `fit` starts from: ``learner.json``, and the records of one epoch.
 
-    *origin* is the path at which ``config.checkpoint`` is in the file system now. Raises `CheckpointError` if
-    it is missing, corrupt, or of another model or optimizer.
+    *origin* is the path at which ``config.checkpoint`` is in the file system now. One thread computes the
+    initial weights, so that they do not depend on the number of cores; if *portable*, with the kernels of a
+    portable run. Raises `CheckpointError` if the checkpoint is missing, corrupt, or of another model or
+    optimizer.
     """
+    settings = devices.ComputeSettings(num_threads=1, portable=portable)
+    with devices.apply_compute_settings(settings, devices.find_device("cpu")):
+        _build(config, paths, origin)
+
+
+def _build(config: BuildLearnerConfig, paths: BuildLearnerPaths, origin: Path | None) -> None:
     spec = config.spec(data.read_info(paths.dataset))
     start = spec.build(config.seed)
     if config.checkpoint is None:

@@ -12,7 +12,7 @@ from stages.contracts.fields import FileName
 from stages.contracts.files import write_text
 from stages.contracts.text import to_json
 
-VERSION = "5"
+VERSION = "6"
 
 ENTRIES = {
     "config": "the resolved configuration of all stages",
@@ -56,15 +56,17 @@ def create_artifact_dir(
 ) -> None:
     """Write config.json (*resolved*, all sections) and layout.json, and remove files that no stage owns.
 
-    layout.json changes only with VERSION and the paths, so a changed param does not rerun a stage that
-    depends on it for the order. Raises `ParamsError` if the artifact directory contains the project.
+    layout.json changes only with VERSION, the paths and ``fit.portable``, with which initial weights change.
+    No other param reruns build-learner, which depends on it. Raises `ParamsError` if the artifact directory
+    contains the project.
     """
     owned = paths.owned
     entries = {owned[name].name: meaning for name, meaning in ENTRIES.items() if name in owned} | UNTRACKED
     below = (path.relative_to(paths.artifacts) for path in owned.values() if paths.artifacts in path.parents)
     _clear(paths.artifacts, {*entries, *(path.parts[0] for path in below), *config.keep, ".gitignore"})
     write_text(paths.config, to_json(resolved) + "\n")
-    write_text(paths.layout, to_json({"version": VERSION, "entries": entries}) + "\n")
+    portable = {"portable": True} if resolved.get("fit", {}).get("portable") else {}
+    write_text(paths.layout, to_json({"version": VERSION, "entries": entries, **portable}) + "\n")
 
 
 def _clear(directory: Path, kept: set[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from stages.build_learner import build_learner
 from stages.checkpoints import FileCheckpointer
@@ -13,6 +14,7 @@ from stages.contracts.errors import CheckpointError
 from stages.fit import fit
 from stages.learner.run_state import history_of
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
+from stages.models import ClassificationStep
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
 from stages.params.fit_context import FitPaths
 from stages.params.fit_params import FitConfig
@@ -88,6 +90,28 @@ def start_from(epoch, folder, **more):
 @pytest.fixture(scope="module")
 def three_epochs(train):
     return train(3)
+
+
+class Orthogonal(ClassificationStep, nn.Linear):
+    """A model whose initial weights LAPACK computes, with the threads of torch."""
+
+    def __init__(self, input_shape, num_classes, width=64):
+        super().__init__(width, width)
+        nn.init.orthogonal_(self.weight)
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_initial_weights_do_not_depend_on_the_number_of_cores(dataset, tmp_path, portable):
+    config = BuildLearnerConfig.model_validate({"model": {"kind": f"{__name__}:Orthogonal"}})
+    models = []
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        paths = BuildLearnerPaths(dataset / "dataset.json", tmp_path / f"{num_threads}")
+        build_learner(config, paths, portable=portable)
+        models.append((paths.learner / "checkpoint/model-0.mpk.gz").read_bytes())
+    torch.set_num_threads(1)
+
+    assert models[0] == models[1]
 
 
 def test_three_epochs_resumed_to_five_equal_five_uninterrupted_epochs(three_epochs, train):

@@ -43,7 +43,7 @@ FOLDERS = ("checkpoint", "exports", "learner", "plots", "telemetry", "test", "tr
 STORED = {
     create_artifact_dir: (
         layout_entries,
-        "5",
+        "6",
         dict.fromkeys(
             ("config.json", "layout.json", "metrics.json", "model.mpk.gz", *FOLDERS, "experiment.log"), 1
         ),
@@ -51,7 +51,7 @@ STORED = {
     load_data: (data_hash, "3", {"2d82a683a43249b4af007e671daf3619753a3748ed7eec61790618259107a274": 1}),
     build_learner: (
         weight_norms(START.format("model"), START.format("trainer")),
-        "4",
+        "5",
         {
             "conv1.weight": 1.6,
             "conv1.bias": 0.55,

@@ -45,7 +45,7 @@ def _load_data(params: Params, paths: dict[str, Path]) -> None:
 def _build_learner(params: Params, paths: dict[str, Path]) -> None:
     own = build_stage_paths(BuildLearnerPaths, paths)
     with open_checkpoint(params.build_learner.checkpoint, paths) as directory:
-        build_learner.build_learner(params.build_learner, own, directory)
+        build_learner.build_learner(params.build_learner, own, directory, portable=params.fit.portable)
 
 
 def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = None) -> None:
