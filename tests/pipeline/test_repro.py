@@ -105,6 +105,14 @@ def test_files_that_belong_to_no_stage_are_removed_unless_params_keep_them(finis
     assert (finished.folder / "artifacts/checkpoint/trainer-2.mpk.gz").exists()
 
 
+def test_learner_is_built_again_with_the_kernels_of_another_value_of_portable(finished):
+    finished.edit("params.yaml", "portable: true", "portable: false")
+
+    printed = finished.ok("dvc", "repro", "build-learner")
+
+    assert "Running stage 'build-learner'" in printed
+
+
 def test_layout_lists_every_entry_of_the_artifact_directory(finished):
     layout = json.loads((finished.folder / "artifacts/layout.json").read_text())
 
