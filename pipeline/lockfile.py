@@ -22,6 +22,8 @@ def read_lockfile(path: Path) -> dict[str, Any]:
         return parse_lockfile(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
         return {}
+    except IsADirectoryError as error:
+        raise StageError(f"{path} is a directory, not a file. Remove it. {RESTORE}") from error
     except UnicodeDecodeError as error:
         raise StageError(f"{path} is not a dvc.lock: {error}. {RESTORE}") from error
 
@@ -44,7 +46,7 @@ def is_truncated(path: Path) -> bool:
     """Return whether *path* is the beginning of a dvc.lock, as a kill or a full disk leaves it."""
     try:
         return is_truncated_content(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return False
 
 

@@ -13,14 +13,14 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
-from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles, try_dvc_lock
+from pipeline.engine.lockfile_repair import LOCKFILE, has_intact_backup, repair_lockfiles, try_dvc_lock
 from pipeline.lockfile import check_lockfile, is_truncated
 from pipeline.project import runs_root
 from pipeline.revisions.cache_content import find_damaged_files
 from stages.contracts.file_lock import is_locked
 from stages.contracts.files import write_text
 from stages.contracts.processes import command_of, is_alive, read_start_time
-from stages.runs.layout import PROJECT_LOCK
+from stages.runs.layout import LOCKFILE_BACKUP, PROJECT_LOCK
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs
 
@@ -43,13 +43,26 @@ def check_locks() -> Iterator[Diagnostic]:
     found = [each for name in RWLOCKS for each in _check_rwlock(temporary / name)]
     if is_truncated(LOCKFILE):
         message = f"{LOCKFILE} is truncated, as by a kill or a full disk, and every DVC command fails"
-        found.append(problem("locks", message, f"git checkout {LOCKFILE}: {FIX}", repair_lockfiles))
+        found.append(problem("locks", message, _describe_repair(), repair_lockfiles))
     else:
         check_lockfile(LOCKFILE)
     if PROJECT_LOCK.exists() and is_locked(PROJECT_LOCK):
         pid = (PROJECT_LOCK.read_text().split() or ["unknown"])[0]
         found.append(ok("locks", f"pid {pid} is running in this project ({PROJECT_LOCK})"))
     yield from found or [ok("locks", "no lock is held")]
+
+
+def _describe_repair() -> str:
+    """Return what `repair_lockfiles` does with a truncated dvc.lock."""
+    if has_intact_backup():
+        return (
+            f"`learner doctor --fix` restores it from {LOCKFILE_BACKUP}, the state before the last stage. "
+            f"`git diff {LOCKFILE}` then shows the difference from the commit"
+        )
+    return (
+        f"Run `git checkout {LOCKFILE}`. There is no intact {LOCKFILE_BACKUP}, so `learner doctor --fix` "
+        "removes it"
+    )
 
 
 def _check_rwlock(path: Path) -> Iterator[Diagnostic]:

@@ -60,6 +60,11 @@ def is_intact_lockfile(path: Path) -> bool:
         return True
 
 
+def has_intact_backup() -> bool:
+    """Return whether there is a backup with which `repair_lockfiles` replaces a truncated dvc.lock."""
+    return LOCKFILE_BACKUP.exists() and is_intact_lockfile(LOCKFILE_BACKUP)
+
+
 def is_intact_rwlock(path: Path) -> bool:
     """Return whether DVC's list *path* of readers and writers is missing, or DVC can read it."""
     try:
@@ -95,7 +100,7 @@ def _is_intact(content: bytes) -> bool:
 
 def _restore_lockfile() -> None:
     """Replace dvc.lock with its backup, or remove it if there is no intact backup."""
-    if not (LOCKFILE_BACKUP.exists() and is_intact_lockfile(LOCKFILE_BACKUP)):
+    if not has_intact_backup():
         LOCKFILE.unlink()
         return
     with open_atomic(LOCKFILE) as file:

@@ -113,7 +113,9 @@ def test_truncated_lock_and_lockfile_are_repaired(finished):
 
     assert reported.code == 1
     assert re.search(r"problem  locks +\S+rwlock is truncated.*\n.*rm \S+rwlock", reported.out)
-    assert re.search(r"problem  locks +dvc.lock is truncated.*\n.*git checkout dvc.lock", reported.out)
+    assert re.search(
+        r"problem  locks +dvc.lock is truncated.*\n.*--fix` restores it from .runs/dvc.lock", reported.out
+    )
     assert fixed.code == 0, fixed.out
     assert fixed.out.startswith("fixed: ")
     assert "ok       locks" in fixed.out

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
+from pipeline.doctor.diagnostics import Level, run_checks
+from pipeline.doctor.stale_files import check_locks
 from pipeline.engine.lockfile_repair import (
     LOCKFILE,
     RWLOCK,
@@ -142,6 +144,28 @@ def test_no_cut_within_a_line_replaces_the_backup_or_leaves_a_hash_that_dvc_does
 
     assert LOCKFILE_BACKUP.read_text() == INTACT
     assert is_truncated(LOCKFILE) or "hash: md5\n" in f"{LOCKFILE.read_text()}\n"
+
+
+def test_doctor_names_what_its_fix_does_with_a_truncated_lockfile(project):
+    back_up_lockfile()
+    LOCKFILE.write_text(TRUNCATED)
+    restored = next(each for each in check_locks() if each.fix)
+    LOCKFILE_BACKUP.unlink()
+    removed = next(each for each in check_locks() if each.fix)
+
+    assert "--fix` restores it from .runs/dvc.lock" in restored.remedy
+    assert "Run `git checkout dvc.lock`" in removed.remedy
+    assert "--fix` removes it" in removed.remedy
+
+
+def test_directory_in_place_of_the_lockfile_is_a_problem(project):
+    LOCKFILE.unlink()
+    LOCKFILE.mkdir()
+
+    [found] = run_checks({"locks": check_locks}, 60)["locks"]
+
+    assert found.level is Level.PROBLEM
+    assert found.message.startswith("dvc.lock is a directory, not a file. Remove it")
 
 
 def test_unchanged_lockfile_is_not_backed_up_again(project):
