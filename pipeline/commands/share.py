@@ -45,6 +45,13 @@ DAMAGE_REMEDY = (
 )
 
 
+EXPERIMENT_REMOTE = (
+    ". DVC reads the remotes of an experiment from .dvc/config of its commit: if the remote is newer, run "
+    "`dvc remote add --local NAME URL`, which applies to all commits"
+)
+"""Addition to the message of a command for experiments that names a remote."""
+
+
 def push(
     experiments: Names = None,
     *,
@@ -205,7 +212,8 @@ def _run(command: Sequence[str]) -> None:
     typer.echo(f"$ {' '.join(command)}")
     code = subprocess.run([sys.executable, "-m", *command], check=False).returncode  # noqa: S603  DVC, of this environment
     if code:
+        hint = EXPERIMENT_REMOTE if {"exp", "--remote"} <= {*command} else ""
         raise StageError(
             f"`{' '.join(command)}` failed with exit code {code}; its messages are printed above. Run "
-            "`learner doctor` to check the remotes"
+            f"`learner doctor` to check the remotes{hint}"
         )

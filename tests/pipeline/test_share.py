@@ -251,6 +251,17 @@ def test_push_fails_if_neither_cache_nor_remote_has_an_output(finished, tmp_path
     assert re.search(r"neither the cache nor the remote has \d of the outputs: artifacts/", pushed.err)
 
 
+def test_remote_that_is_newer_than_an_experiment_is_explained(finished, tmp_path):
+    publish(finished, tmp_path, str(tmp_path / "store"))
+    finished.ok("dvc", "exp", "save", "-n", "old")
+    finished.ok("dvc", "remote", "add", "new", str(tmp_path / "new"))
+
+    pushed = finished.learner("push", "old", "-r", "new")
+
+    assert pushed.code == 1
+    assert "if the remote is newer, run `dvc remote add --local NAME URL`" in pushed.err
+
+
 def test_push_lists_experiments_of_the_same_name_on_several_commits(finished, tmp_path):
     publish(finished, tmp_path, str(tmp_path / "store"))
     finished.ok("dvc", "exp", "save", "-n", "one")
