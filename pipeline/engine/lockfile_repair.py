@@ -24,6 +24,7 @@ RWLOCK = TEMPORARY / "rwlock"
 def back_up_lockfile() -> None:
     """Back up dvc.lock if it is intact and ends with a newline, as DVC writes it.
 
+    A beginning of the backup does not replace it: it may be a dvc.lock that was cut at the end of a line.
     The watchdog of the last command may do this at the same time, so they wait for each other.
     """
     LOCKFILE_BACKUP_LOCK.parent.mkdir(exist_ok=True)
@@ -33,7 +34,7 @@ def back_up_lockfile() -> None:
             LOCKFILE_BACKUP.unlink(missing_ok=True)
             return
         content = LOCKFILE.read_bytes()  # once: DVC may be writing it
-        is_new = not LOCKFILE_BACKUP.exists() or LOCKFILE_BACKUP.read_bytes() != content
+        is_new = not (LOCKFILE_BACKUP.exists() and LOCKFILE_BACKUP.read_bytes().startswith(content))
         if is_new and content.endswith(b"\n") and _is_intact(content):
             with open_atomic(LOCKFILE_BACKUP) as file:
                 file.write(content)

@@ -223,8 +223,9 @@ class RevisionFiles:
         return dict(pair for path, md5 in self._outputs() for pair in self._files_of(path, md5))
 
     def locate_files(self) -> Iterator[tuple[str, tuple[Path, str]]]:
-        """Yield the path of each recorded file, with its place in the cache and its hash."""
-        yield from ((path, (self._cache.path_of(md5), md5)) for path, md5 in self.hashes.items())
+        """Yield the path of each recorded file that DVC caches, with its place in the cache and its hash."""
+        for output in self._cached_outputs():
+            yield from ((path, (self._cache.path_of(md5), md5)) for path, md5 in self._files_of(*output))
 
     @property
     def is_cached(self) -> bool:
@@ -232,13 +233,16 @@ class RevisionFiles:
 
         Outputs with ``cache: false`` in dvc.yaml are not considered. False before the first run.
         """
-        text = self._text("dvc.yaml")
-        uncached = _parse_uncached(text or "")
-        outputs = [(path, md5) for path, md5 in self._outputs() if path not in uncached]
+        outputs = self._cached_outputs()
         lists = [md5 for _, md5 in outputs if md5.endswith(DIRECTORY_SUFFIX)]
         files = [md5 for output in outputs for _, md5 in self._files_of(*output)]
         intact = [self._is_intact(md5) for md5 in (*lists, *files)]
         return bool(self.lock) and all(intact)
+
+    def _cached_outputs(self) -> list[tuple[str, str]]:
+        """Return the outputs without those with ``cache: false`` in dvc.yaml."""
+        uncached = _parse_uncached(self._text("dvc.yaml") or "")
+        return [(path, md5) for path, md5 in self._outputs() if path not in uncached]
 
     def _outputs(self) -> Iterator[tuple[str, str]]:
         for stage in self.lock.values():

@@ -168,6 +168,15 @@ def test_directory_in_place_of_the_lockfile_is_a_problem(project):
     assert found.message.startswith("dvc.lock is a directory, not a file. Remove it")
 
 
+def test_beginning_of_the_backup_does_not_replace_it(project):
+    back_up_lockfile()
+    LOCKFILE.write_text(INTACT[: INTACT.index("    params:")])
+
+    back_up_lockfile()
+
+    assert LOCKFILE_BACKUP.read_text() == INTACT
+
+
 def test_unchanged_lockfile_is_not_backed_up_again(project):
     back_up_lockfile()
     before = LOCKFILE_BACKUP.stat()

@@ -193,6 +193,20 @@ def test_pull_verifies_what_it_fetched(finished, clone, tmp_path):
     assert re.search(r"^verified: \d\d files, \d+ records and checkpoints$", pulled.out, re.MULTILINE)
 
 
+def test_pull_does_not_look_for_outputs_that_git_has(finished, clone, tmp_path):
+    finished.edit(
+        "dvc.yaml", "      - ${paths.metrics}\n", "      - ${paths.metrics}:\n          cache: false\n"
+    )
+    finished.ok("dvc", "repro")
+    finished.ok("git", "add", "-A")
+    publish(finished, tmp_path, str(tmp_path / "store"))
+
+    pushed = finished.learner("push")
+    pulled = clone(finished).learner("pull")
+
+    assert (pushed.code, pulled.code) == (0, 0), pushed.text + pulled.text
+
+
 def test_damaged_file_in_the_remote_is_reported_and_not_kept(finished, clone, tmp_path):
     publish(finished, tmp_path, str(tmp_path / "store"))
     finished.learner("push")
