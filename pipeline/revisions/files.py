@@ -224,7 +224,7 @@ class RevisionFiles:
 
     def locate_files(self) -> Iterator[tuple[str, tuple[Path, str]]]:
         """Yield the path of each recorded file that DVC caches, with its place in the cache and its hash."""
-        for output in self._cached_outputs():
+        for output in self._list_cached_outputs():
             yield from ((path, (self._cache.path_of(md5), md5)) for path, md5 in self._files_of(*output))
 
     @property
@@ -233,13 +233,13 @@ class RevisionFiles:
 
         Outputs with ``cache: false`` in dvc.yaml are not considered. False before the first run.
         """
-        outputs = self._cached_outputs()
+        outputs = self._list_cached_outputs()
         lists = [md5 for _, md5 in outputs if md5.endswith(DIRECTORY_SUFFIX)]
         files = [md5 for output in outputs for _, md5 in self._files_of(*output)]
         intact = [self._is_intact(md5) for md5 in (*lists, *files)]
         return bool(self.lock) and all(intact)
 
-    def _cached_outputs(self) -> list[tuple[str, str]]:
+    def _list_cached_outputs(self) -> list[tuple[str, str]]:
         """Return the outputs without those with ``cache: false`` in dvc.yaml."""
         uncached = _parse_uncached(self._text("dvc.yaml") or "")
         return [(path, md5) for path, md5 in self._outputs() if path not in uncached]
