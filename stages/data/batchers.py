@@ -143,7 +143,7 @@ def is_per_sample(batcher: Batcher) -> bool:
     It does if it has a true attribute ``per_sample``, is built in and does not pad, or is torch's
     `default_collate`. Any other one may look at the other samples, as for a mean over the batch.
     """
-    function = getattr(batcher, "function", batcher)
+    function: Any = batcher.function if isinstance(batcher, FunctionBatcher) else batcher
     function = function.func if isinstance(function, partial) else function
     is_known = type(batcher) in (NormalizeBatcher, GatherBatcher) or function is default_collate
     return is_known or getattr(function, "per_sample", False) is True

@@ -81,10 +81,21 @@ class FirstBatcher:
         return first(items)
 
 
+class CenterBatcher:
+    """A batcher with a function of its own, which is not all that it does."""
+
+    function = staticmethod(default_collate)
+
+    def batch(self, items):
+        inputs, targets = self.function(items)
+        return inputs - inputs.mean(0), targets
+
+
 @pytest.mark.parametrize(
     ("batcher", "expected"),
     [
         (NormalizeBatcher(), True),
+        (CenterBatcher(), False),
         (PadBatcher(), False),
         (default_collate, True),
         (mean, False),
