@@ -39,12 +39,10 @@ GitRemote = Annotated[
 ]
 
 DAMAGE_REMEDY = (
-    "Damaged files were removed from the cache, and nothing was checked out. Run the same command again. If "
+    "Damaged files were removed from the cache before they were checked out. Run the same command again. If "
     "the problem stays, the remote has damaged files: push them from a clone in which "
     "`learner doctor --deep` finds none"
 )
-
-
 EXPERIMENT_REMOTE = (
     ". DVC reads the remotes of an experiment from .dvc/config of its commit: if the remote is newer, run "
     "`dvc remote add --local NAME URL`, which applies to all commits"
@@ -111,7 +109,7 @@ def push_commands(experiments: Sequence[str], remote: str | None, git_remote: st
 def choose_git_remote(remotes: Sequence[str], name: str | None, experiments: Sequence[str]) -> str | None:
     """Return the git remote of experiments: *name*, else origin, else the only one of *remotes*, else None.
 
-    Raises `ParamsError` if *name* is unknown, and if *experiments* names some and there is no remote.
+    Raises `ParamsError` for an unknown *name*, and without a remote if *experiments* names some.
     """
     if name:
         if name not in remotes and not re.search("[/:]", name):  # a path or a URL
@@ -151,8 +149,10 @@ def _check_remote(name: str | None) -> None:
 def _check_pushed(remote: str | None) -> None:
     """Raise `StageError` if the cache and the remote lack an output, of which `dvc push` only warns."""
     command = [sys.executable, "-m", "dvc", "status", "--cloud", "--json", *_remote_option(remote)]
-    shown = subprocess.run(command, check=False, stdout=subprocess.PIPE).stdout  # noqa: S603  DVC, of this environment
-    missing = sorted(path for path, state in json.loads(shown or "{}").items() if state == "missing")
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE)  # noqa: S603  DVC, of this environment
+    if done.returncode:
+        raise StageError("`dvc status --cloud` failed, so what was pushed is not verified. Push again")
+    missing = sorted(path for path, state in json.loads(done.stdout).items() if state == "missing")
     if missing:
         raise StageError(
             f"neither the cache nor the remote has {len(missing)} of the outputs: {', '.join(missing)}. "
