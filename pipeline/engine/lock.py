@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline.engine.lockfile_repair import TEMPORARY, try_dvc_lock
+from pipeline.engine.lockfile_repair import TEMPORARY, find_above, try_dvc_lock
 from pipeline.engine.process_tree import find_dvc
 from stages.contracts import processes
 from stages.contracts.errors import StageError
@@ -133,9 +133,7 @@ def _is_reproducing(dvc: int) -> bool:
     The process may continue after that, as a notebook does. DVC lists the outputs of a stage that runs in its
     rwlock, holds its own lock otherwise, and records the pid of `dvc exp run` until it has committed.
     """
-    here = Path.cwd()
-    folders = (each / TEMPORARY for each in (here, *here.parents))
-    temporary = next((each for each in folders if each.is_dir()), TEMPORARY)
+    temporary = find_above(TEMPORARY)
     if find_dvc([dvc]) or _read_pid(temporary / EXPERIMENT) == dvc:
         return True
     with suppress(OSError), try_dvc_lock(temporary / "lock") as is_free:

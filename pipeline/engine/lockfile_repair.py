@@ -21,6 +21,12 @@ TEMPORARY = Path(".dvc/tmp")
 RWLOCK = TEMPORARY / "rwlock"
 
 
+def find_above(path: Path) -> Path:
+    """Return *path* in the current folder or the nearest one above it that has it; as it is if none has."""
+    here = Path.cwd()
+    return next((each / path for each in (here, *here.parents) if (each / path).exists()), path)
+
+
 def back_up_lockfile() -> None:
     """Back up dvc.lock if it is intact and ends with a newline, as DVC writes it.
 

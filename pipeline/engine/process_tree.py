@@ -12,10 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from signal import SIGTERM
 
-from pipeline.engine.lockfile_repair import RWLOCK
+from pipeline.engine.lockfile_repair import RWLOCK, find_above
 from pipeline.engine.parent_death import request_parent_death_signal
 from stages.contracts.processes import ancestors
 
@@ -69,8 +68,7 @@ def terminate_once_with_parent(parent: int) -> None:
 
 def _dvc_writers() -> set[int]:
     """Return the processes that write outputs of this project now, according to DVC's rwlock."""
-    here = Path.cwd()
-    path = next((each / RWLOCK for each in (here, *here.parents) if (each / RWLOCK).exists()), RWLOCK)
+    path = find_above(RWLOCK)
     for _ in range(100):
         with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):  # DVC is writing the file
             content = json.loads(path.read_text())
