@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from stages.contracts.errors import BuilderError
 
@@ -34,14 +34,14 @@ def weight_of(item: Output) -> "int | Tensor":
     if weight is None:
         return item.size
     if hasattr(weight, "device") and weight.device.type != "cpu":
-        on_device: Tensor = weight
-        return on_device
-    if not float(weight).is_integer():
+        return cast("Tensor", weight)
+    number = float(weight)
+    if not number.is_integer():
         raise BuilderError(
             f"the weight of a {type(item).__name__} must be the number of samples or tokens that its loss is "
-            f"the mean of; found {float(weight):g}. Set it to that number, or leave it out"
+            f"the mean of; found {number:g}. Set it to that number, or leave it out"
         )
-    return int(weight)
+    return int(number)
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,8 @@ def iterate_shares(
 
 def _count_samples(batch: Any) -> int:
     """Return the length of the tensors in *batch*, and of other objects with ``to``."""
-    kind, lengths = (
-        type(batch).__name__,
-        sorted({len(each) for each in _find_tensors(batch) if _is_rows(each)}),
-    )
+    kind = type(batch).__name__
+    lengths = sorted({len(each) for each in _find_tensors(batch) if _is_rows(each)})
     if not lengths:
         raise BuilderError(
             f"a batch of the type {kind} has no tensor whose first dimension counts the samples, so the "

@@ -109,11 +109,7 @@ def assemble(
         optimizer = build_model_optimizer(optimizer, model)
     elif is_sharded:
         distributed.replace_parameters(optimizer, whole, model)
-    if options.compute.portable and (
-        conflict := describe_portable_optimizer_conflict(type(optimizer).__name__)
-    ):
-        raise BuilderError(conflict)
-    check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=group.size)
+    _check_optimizer(options, optimizer, model, group.size)
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)
     if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
@@ -159,6 +155,16 @@ def _place_model(
         distributed.shard_model(model, device, shards.size)
     compile_in_place(model, compilers=compilers)
     return model
+
+
+def _check_optimizer(
+    options: LearnerOptions, optimizer: torch.optim.Optimizer, model: nn.Module, ranks: int
+) -> None:
+    """Raise `BuilderError` if *optimizer* does not fit the model, the number of ranks, or a portable run."""
+    conflict = describe_portable_optimizer_conflict(type(optimizer).__name__)
+    if options.compute.portable and conflict:
+        raise BuilderError(conflict)
+    check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=ranks)
 
 
 def _check(options: LearnerOptions, model: Any) -> None:

@@ -175,11 +175,14 @@ class MidEpochCheckpointer:
         """Return the `LoopPosition.ranks` of this position, on rank 0."""
         if self._group.size == 1:
             return []
-        model = self._state.model.model
-        own = {"before": self._rng_state, **states, "buffers": [each.detach() for each in model.buffers()]}
-        if self._group.rank and (added := training_state(model)):
-            own["training_state"] = added
-        return self._group.gather(own if self._group.rank else {})[1:]
+        own: dict[str, Any] = {}
+        if self._group.rank:
+            model = self._state.model.model
+            buffers = [each.detach() for each in model.buffers()]
+            own = {"before": self._rng_state, **states, "buffers": buffers}
+            if added := training_state(model):
+                own["training_state"] = added
+        return self._group.gather(own)[1:]
 
     def _save(self, iteration: int, progress: Progress, meter: Meter, states: dict[str, Any]) -> None:
         sums, error = None, None
