@@ -60,7 +60,7 @@ def _describe_repair() -> str:
             f"`git diff {LOCKFILE}` then shows the difference from the commit"
         )
     return (
-        f"Run `git checkout {LOCKFILE}`. There is no intact {LOCKFILE_BACKUP}, so `learner doctor --fix` "
+        f"Run `git checkout {LOCKFILE}`. Without an intact {LOCKFILE_BACKUP}, `learner doctor --fix` "
         "removes it"
     )
 

@@ -105,8 +105,8 @@ def list_experiments(names: Sequence[str] = ()) -> list[tuple[str, str]]:
     Experiments on different commits may have the same name. Raises `ParamsError` for an unknown name.
     """
     with open_project() as repo:
-        listed = repo.experiments.ls(all_commits=True).values()
-    found = sorted((name, str(sha)) for each in listed for name, sha in each)
+        by_commit = repo.experiments.ls(all_commits=True)
+    found = sorted((name, str(sha)) for each in by_commit.values() for name, sha in each)
     known = {name for name, _ in found}
     if unknown := [name for name in names if name not in known]:
         listed = ", ".join(sorted(known)) or "none"
