@@ -4,7 +4,25 @@ from collections import UserDict
 from collections.abc import Callable
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class DeferredBatch(NamedTuple):
+    """A batch that is gathered from *indices* when it is needed: eagerly, or by a CUDA graph."""
+
+    indices: Any
+    """The samples, int64, on the device."""
+    gather: Callable[[Any], Any]
+    """Returns the batch of such indices; the same object for all batches of a loader."""
+
+    def load(self) -> Any:
+        """Return the batch."""
+        return self.gather(self.indices)
+
+
+def load(batch: Any) -> Any:
+    """Return *batch*, gathered if it is deferred."""
+    return batch.load() if isinstance(batch, DeferredBatch) else batch
 
 
 def move(batch: Any, device: Any) -> Any:

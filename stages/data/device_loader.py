@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from stages.contracts.placement import move
+from stages.contracts.placement import DeferredBatch, load, move
 from stages.data.batchers import Batch, GatherBatcher, NormalizeBatcher
 from stages.data.datasets import TensorDataset
 from stages.data.host_loader import HostLoader
@@ -45,12 +45,14 @@ class DeviceLoader:
 
         Batches of which the rank has no sample are left out.
         """
-        split = self._resident_split
-        if split is None:
-            batches = self._copy(self._host.batches(epoch, first))
-        else:
+        return map(load, self.deferred(epoch, first))
+
+    def deferred(self, epoch: int, first: int) -> Iterator[Any]:
+        """Return the same batches, each a `DeferredBatch` if the split is on the device."""
+        if self._gather is not None:
             indices = filter(len, self._host.order.batches(epoch, first, self._device))
-            batches = map(GatherBatcher().batch, map(split.__getitems__, indices))
+            return (DeferredBatch(each, self._gather) for each in indices)
+        batches = self._copy(self._host.batches(epoch, first))
         return map(self._finish, batches) if self._finish else batches
 
     def _copy(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -65,8 +67,15 @@ class DeviceLoader:
         return copy_in_turn(batches, ring) if self._host.runs_user_code else prefetch(batches, ring, ahead)
 
     @cached_property
-    def _resident_split(self) -> TensorDataset | None:
-        """A copy of the dataset on the device; None if batches are copied from the host."""
+    def _gather(self) -> Callable[[torch.Tensor], Batch] | None:
+        """Returns the batch of some indices on the device; None if batches are copied from the host."""
+        split, finish = self._load_split(), self._finish
+        if split is None or finish is None:
+            return None
+        return lambda indices: finish(NormalizeBatcher.gather(split.__getitems__(indices)))
+
+    def _load_split(self) -> TensorDataset | None:
+        """Return a copy of the dataset on the device; None if batches are copied from the host."""
         dataset, resident = self._host.dataset, self._transfer.resident
         if not resident:
             return None

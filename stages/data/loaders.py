@@ -209,8 +209,16 @@ class DataLoader:
         return host.read(epoch, indices)
 
     def __iter__(self) -> Iterator[Any]:
+        return self._iterate(self._source.batches)
+
+    def deferred(self) -> Iterator[Any]:
+        """Return an iterator over the batches, of which those on the device are a `DeferredBatch`."""
+        source = self._source
+        return self._iterate(source.batches if isinstance(source, HostLoader) else source.deferred)
+
+    def _iterate(self, read: Callable[[int, int], Iterator[Any]]) -> Iterator[Any]:
         first, self._first = self._first, 0
-        batches = self._source.batches(self.epoch, first)
+        batches = read(self.epoch, first)
         if all(map(self.order.has_share, (0, len(self) - 1))):  # the last batch is the smallest
             return batches
         return (next(batches) if self.order.has_share(each) else None for each in range(first, len(self)))

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -62,3 +63,38 @@ class CudaCapturer:
             return results
 
         return replay
+
+
+class ResultRing:
+    """The numbers that a graph computes in its last *slots* launches.
+
+    A graph writes to the next slot, so its launches need no copy of what they overwrite. It does so with an
+    operation on the entire buffer, because `index_copy_` sorts if algorithms must be deterministic.
+    """
+
+    def __init__(self, device: torch.device, slots: int) -> None:
+        self._positions = torch.arange(slots, device=device)
+        self._slot = torch.zeros((), dtype=torch.int64, device=device)
+        self._launches = 0
+        self._buffers: dict[str, Tensor] = {}
+
+    def write(self, **numbers: Tensor) -> dict[str, tuple[Tensor, ...]]:
+        """Write vectors to the next slot of the buffers of these names, and return all slots of them.
+
+        A graph records it.
+        """
+        is_next = (self._positions == self._slot).unsqueeze(1)
+        for name, values in numbers.items():
+            if name not in self._buffers:
+                self._buffers[name] = values.new_empty(len(self._positions), len(values))
+            torch.where(is_next, values, self._buffers[name], out=self._buffers[name])
+        self._slot.add_(1)
+        return {name: self._buffers[name].unbind() for name in numbers}
+
+    def advance(self) -> int:
+        """Return the slot of the next launch."""
+        slot = self._launches % len(self._positions)
+        if slot == 0:
+            self._slot.zero_()
+        self._launches += 1
+        return slot

@@ -34,8 +34,8 @@ class Loader(Protocol):
         """Return an iterator over the batches."""
 
 
-def iterate_on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
-    """Return an iterable over the batches of *loader* on *device*.
+def iterate_on_device(loader: Any, device: torch.device, *, defers: bool = False) -> Iterable[Any]:
+    """Return an iterable over the batches of *loader* on *device*; with *defers*, also of a `DeferredBatch`.
 
     Batches of a loader without ``set_device`` are copied when they are requested: on CUDA and XPU through
     pinned memory and on a side stream, so that neither this process nor the device waits for the copy. No
@@ -43,7 +43,8 @@ def iterate_on_device(loader: Loader, device: torch.device) -> Iterable[Any]:
     """
     if hasattr(loader, "set_device"):
         loader.set_device(device)
-        return loader
+        batches: Iterable[Any] = loader.deferred() if defers and hasattr(loader, "deferred") else loader
+        return batches
     batches = TorchBatches(loader) if isinstance(loader, DataLoader) else loader
     if device.type in STREAM_DEVICES:
         return copy_in_turn(iter(batches), StagingRing(find_copier(device), STAGED_BATCHES))
@@ -64,6 +65,8 @@ class Division:
 
     A loader that shuffles with the global generators would otherwise have another order on each rank.
     """
+    defers: bool = False
+    """True if one process gathers a `DeferredBatch` itself."""
 
 
 def iterate_rank(loader: Any, device: torch.device, division: Division) -> Iterable[Any]:
@@ -73,7 +76,7 @@ def iterate_rank(loader: Any, device: torch.device, division: Division) -> Itera
     """
     group, fills_empty = division.group, division.fills_empty
     if group.size == 1:
-        return iterate_on_device(loader, device)
+        return iterate_on_device(loader, device, defers=division.defers)
     if loads_shares(loader):
         loader.set_share(group.rank, group.size, fills_empty=fills_empty)
         samples = map(loader.count_samples, count(division.first))

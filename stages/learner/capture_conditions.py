@@ -8,7 +8,7 @@ model, nor the update, nor a metric that is measured in the graph may depend on 
   the clock, is not recognized: call ``step("eager")``.
 * If a model, the optimizer or its options change later, by whatever code, the step is captured again.
 * A metric is measured in the graph if its ``measure`` is annotated with ``-> Mean`` and does not wait for the
-  device. All other metrics measure a copy of the output.
+  device. Other metrics measure a copy of the output, unless their ``reads_output`` is False.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
+from stages.contracts.placement import DeferredBatch
 from stages.learner.assembly import Components
 from stages.learner.metering import RegisteredMetric
 from stages.metrics import Mean
@@ -77,6 +78,8 @@ def describe_batch(batch: Any) -> Any:
     """
     if isinstance(batch, Tensor):
         return batch.shape, batch.stride(), batch.dtype
+    if isinstance(batch, DeferredBatch):
+        return describe_batch(batch.indices), id(batch.gather)
     if isinstance(batch, CONSTANTS):
         return batch
     parts = _parts(batch)

@@ -1,8 +1,8 @@
 """A training step as one CUDA graph: forward and backward pass, guard, window, clipping, update and metrics.
 
 A step of a small model launches some sixty kernels, and launching them takes longer than their work. A graph
-launches them at once. It reads and writes the same tensors each time: a batch is copied to the tensors that
-were captured, and what is kept of the results is copied from them.
+launches them at once. It reads and writes the same tensors each time: a batch, or its indices if the data is
+on the device, is copied to the tensors that were captured, and numbers are written to a `ResultRing`.
 """
 
 import logging
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput
-from stages.contracts.placement import transform
-from stages.devices.cuda_capturer import Capturer, CudaCapturer
+from stages.contracts.placement import load, transform
+from stages.devices.cuda_capturer import Capturer, CudaCapturer, ResultRing
 from stages.devices.rng import host_generator_states
 from stages.learner.assembly import Components
 from stages.learner.capture_conditions import (
@@ -32,6 +32,7 @@ from stages.learner.capture_conditions import (
     leaves_of,
 )
 from stages.learner.checks import StepChecks
+from stages.learner.metering import MAX_PENDING_BATCHES
 from stages.learner.step_strategies import PlainStep
 from stages.metrics import Mean
 from stages.models import clear_gradients
@@ -50,12 +51,12 @@ class Results:
     """The results of a captured step, in tensors that each launch overwrites."""
 
     item: Any
-    row: Tensor
-    """The row of the guard."""
-    sum_row: Tensor | None
+    rows: Sequence[Tensor]
+    """The row of the guard, in each slot of the ring."""
+    means: Sequence[Mapping[str, Mean]]
+    """The values of metrics that are measured in the graph, in each slot."""
+    sum_rows: Sequence[Tensor] = ()
     """The row of the accumulated gradients, if the step ends a window of several batches."""
-    means: Mapping[str, Mean]
-    """The values of metrics that are measured in the graph."""
 
 
 @dataclass
@@ -86,6 +87,7 @@ class Capture:
     rates: list[Tensor] = field(default_factory=list)
     filled: list[float] = field(default_factory=list)
     """The numbers in `rates`."""
+    ring: ResultRing = field(init=False)
     replays: int = 0
 
 
@@ -105,7 +107,9 @@ class CudaGraphStep(PlainStep):
         self._device = components.device
         self._capturer = capturer
         metrics = [each for each in components.observers.metrics[Split.TRAIN] if not each.covers_pass]
-        self._metric_count, self._metrics = len(metrics), find_means(metrics)
+        self._metrics = find_means(metrics)
+        self._readers = {each.metric.name for each in metrics if each.reads_output}
+        """The metrics that need the output, if the graph does not measure them."""
         self._level = log_level(components)
         self._is_eager = False
         self._signature: Any = None
@@ -181,17 +185,17 @@ class CudaGraphStep(PlainStep):
             totals.clear()
         if ends:
             self._fill_rates(self._state.prepare_update(rate))
+        slot = capture.ring.advance()
         results = capture.graphs[ends]()
         capture.replays += 1
-        self._flags.record(results.row.clone(), epoch, iteration)
-        if results.sum_row is not None:
-            self._flags.record_sum(results.sum_row.clone(), epoch, iteration)
+        self._flags.record(results.rows[slot], epoch, iteration)
         if totals is not None:
+            if ends:
+                self._flags.record_sum(results.sum_rows[slot], epoch, iteration)
             self._window.count(totals, capture.size)
             capture.has_sums = not ends
-        means = {name: _map_mean(mean, _clone) for name, mean in results.means.items()}
-        is_read = len(means) < self._metric_count
-        return transform(results.item, _clone) if is_read else results.item, means
+        means = results.means[slot]
+        return transform(results.item, _clone) if self._readers - means.keys() else results.item, means
 
     @property
     def _ends(self) -> bool:
@@ -231,6 +235,8 @@ class CudaGraphStep(PlainStep):
     def _capture_step(self, batch: Any) -> bool:
         """Capture the step, and return whether that succeeded."""
         capture = self._capture
+        if not capture.graphs:
+            capture.ring = ResultRing(self._device, MAX_PENDING_BATCHES)
         if not capture.inputs:
             capture.batch = transform(batch, _clone)
             capture.inputs = list(_tensors_of(capture.batch))
@@ -257,28 +263,33 @@ class CudaGraphStep(PlainStep):
         except Exception:  # noqa: BLE001  a user's metric may raise any
             self._metrics = {}
             self._capture.graphs.clear()  # a failed capture replaces the generator that they draw from
+            self._capture.ring = ResultRing(self._device, MAX_PENDING_BATCHES)
         return self._capturer.capture(partial(self._run, {}, ends=self._ends))
 
     def _run(self, metrics: Mapping[str, Any], *, ends: bool) -> Results:
         """Run the step to capture. It changes nothing but tensors, as a launch of the graph does."""
-        capture, window = self._capture, self._window
-        step = super().compute(capture.batch)
+        capture, window, ring = self._capture, self._window, self._capture.ring
+        step = super().compute(load(capture.batch))
         if [gradient is not None for gradient in step.gradients] != capture.present:
             raise ValueError("not all steps have gradients of the same parameters")
         means = _measure_means(metrics, step.item)
-        if len(means) < self._metric_count and not has_only_tensors(step.item):
+        if self._readers - means.keys() and not has_only_tensors(step.item):
             raise ValueError(f"{type(step.item).__name__} is not a dataclass of tensors, to be copied")
-        row, sum_row, gradients = self._flags.measure(step), None, step.gradients
+        numbers, gradients = {"rows": self._flags.measure(step)}, step.gradients
         if capture.totals is not None:
             window.add_on_device(capture.totals, gradients, capture.size)
         if capture.totals is not None and ends:
             gradients = window.take_on_device(capture.totals, capture.size * window.length)
-            sum_row = self._flags.measure_sum(gradients)
+            numbers["sum_rows"] = self._flags.measure_sum(gradients)
         if ends:
             self._state.update_on_device(gradients, capture.rates, self._flags.flag)
         if capture.totals is not None and ends:
             capture.totals.clear()
-        return Results(transform(step.item, _detach), row, sum_row, means)
+        if tensors := [part for mean in means.values() for part in _tensors_of(mean)]:
+            numbers["means"] = torch.stack([part.to(torch.float64) for part in tensors])
+        slots = ring.write(**numbers)
+        values = [_fill_means(means, iter(slot.unbind())) for slot in slots.pop("means", ())]
+        return Results(transform(step.item, _detach), means=values or [means] * MAX_PENDING_BATCHES, **slots)
 
     def _restart(self, reason: str) -> None:
         """Drop the graphs, to capture the step again, unless they were used too little."""
@@ -320,14 +331,15 @@ def _measure_means(metrics: Mapping[str, Any], item: Any) -> dict[str, Mean]:
     """Return the values of *metrics* that are tensors on the device."""
     values = {name: metric.measure(item) for name, metric in metrics.items()}
     return {
-        name: _map_mean(value, _detach)
+        name: transform(value, _detach)
         for name, value in values.items()
         if type(value) is Mean and isinstance(value.total, Tensor)
     }
 
 
-def _map_mean(mean: Mean, change: Callable[[Any], Any]) -> Mean:
-    return Mean(change(mean.total), change(mean.weight))
+def _fill_means(means: Mapping[str, Mean], numbers: Iterator[Tensor]) -> dict[str, Mean]:
+    """Return *means* with the next of *numbers* in place of each tensor."""
+    return {name: transform(mean, lambda _: next(numbers)) for name, mean in means.items()}
 
 
 def _clone(value: Any) -> Any:

@@ -18,6 +18,7 @@ from torch import nn
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
+from stages.contracts.placement import load
 from stages.contracts.renderers import Renderers
 from stages.devices.memory import retain_freed_memory
 from stages.devices.run_ahead_limiter import RunAheadLimiter
@@ -187,6 +188,7 @@ class Loop:
                 if stops_after(iteration, progress, meter):
                     return False
                 continue
+            batch = load(batch)  # noqa: PLW2901  so that its memory is freed below
             step = strategy.compute(batch)
             samples = strategy.count_samples(batch, step.item)
             del batch  # free its memory before the next one is loaded
@@ -296,7 +298,8 @@ class Loop:
     def _open(self, loader: Loader, meter: Meter) -> Any:
         """Return the batches of *loader* from the position in the epoch, which is reached then."""
         split, position = self._progress.split, self._state.position
-        batches: Any = self._mid_epoch.open(loader, self._progress.epoch, split)
+        defers = self._captured is not None and split is Split.TRAIN
+        batches: Any = self._mid_epoch.open(loader, self._progress.epoch, split, defers=defers)
         if (limit := self._options.limit_batches.get(split)) is not None:
             batches = islice(batches, limit - (position.iteration if position else 0))
         self._state.position = None

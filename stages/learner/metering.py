@@ -41,6 +41,11 @@ class RegisteredMetric:
         return not (hasattr(self.metric, "measure") or hasattr(self.metric, "measure_step"))
 
     @property
+    def reads_output(self) -> bool:
+        """True if the metric reads tensors of the output of a step."""
+        return not self.covers_pass and bool(getattr(self.metric, "reads_output", True))
+
+    @property
     def is_equal_on_ranks(self) -> bool:
         """True if the value is that of rank 0: it does not depend on the samples."""
         return self.telemetry or bool(getattr(self.metric, "is_equal_on_ranks", False))

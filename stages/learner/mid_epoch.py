@@ -51,11 +51,11 @@ class MidEpochCheckpointer:
         saves = components.checkpoints is not None and components.checkpoints.saves_within_epochs
         self._unchecked = set(Split) if saves else set()
 
-    def open(self, loader: Loader, epoch: int, split: Split) -> Iterator[Any]:
+    def open(self, loader: Loader, epoch: int, split: Split, *, defers: bool = False) -> Iterator[Any]:
         """Return an iterator over the batches of *loader* from the position in the epoch, on the device.
 
-        The batches are drawn in the random state of an uninterrupted run. Raises `CheckpointError` if the
-        loader ends before the position.
+        With *defers*, a batch may be a `DeferredBatch`. The batches are drawn in the random state of an
+        uninterrupted run. Raises `CheckpointError` if the loader ends before the position.
         """
         position, devices = self._state.position, [self._device]
         set_loader_epoch(loader, epoch, self._state.derive_seed(epoch, split))
@@ -68,7 +68,7 @@ class MidEpochCheckpointer:
         self._rng_state = get_rng_state(devices)
         first = position.iteration if position and not skip else 0
         self._shared = self._open_shared(split) if self._is_shared(loader) else None
-        division = Division(self._group, first, self._state.is_sharded, self._shared)
+        division = Division(self._group, first, self._state.is_sharded, self._shared, defers)
         batches = iter(iterate_rank(loader, self._device, division))
         self._stream = Lookahead(batches) if count_batches(loader) is None else None
         batches = batches if self._stream is None else self._stream

@@ -35,7 +35,9 @@ class Metric(Protocol):
 class StepMetric(Protocol):
     """A metric of the run itself, such as the learning rate.
 
-    May have the same optional attributes as a `Metric`.
+    May have the same optional attributes as a `Metric`, and also:
+
+    * ``reads_output``: False if it reads no tensor of the output, so that a captured step does not copy it.
     """
 
     @property

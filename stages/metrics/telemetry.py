@@ -36,6 +36,8 @@ class LearningRateMetric:
     is_equal_on_ranks = True
     """The value is that of rank 0, and not a sum over the ranks."""
 
+    reads_output = False
+
     def measure_step(self, step: Step) -> Mean:
         """Return the learning rate of one step."""
         return Mean(step.learning_rate, 1)
@@ -70,6 +72,7 @@ class IterationSpeedMetric:
     name = "Iteration Speed"
     unit = "iter/sec"
     telemetry = True
+    reads_output = False
     better = Direction.HIGHEST
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -236,6 +239,7 @@ class Gauge:
     """
 
     telemetry = True
+    reads_output = False
 
     def __init__(self, read: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
         self._read = read

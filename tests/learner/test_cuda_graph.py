@@ -5,6 +5,7 @@ On a CPU, a graph is represented by a function that is called again, with result
 
 import logging
 import random
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.contracts.errors import BuilderError
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
@@ -71,6 +73,8 @@ class RepeatedCalls:
     """A capturer whose graphs call the captured function again and keep its results in the same tensors."""
 
     replays = 0
+    is_running = False
+    """True while a graph runs."""
     error = None
     accepts_no_metrics = False
 
@@ -88,12 +92,14 @@ class RepeatedCalls:
         def replay():
             nonlocal static
             RepeatedCalls.replays += 1
+            RepeatedCalls.is_running = True
             results = run()
             static = static or results
             with torch.no_grad():
                 for old, new in zip(leaves_of(static), leaves_of(results), strict=True):
-                    if isinstance(old, torch.Tensor):
+                    if isinstance(old, torch.Tensor) and old is not new:
                         old.copy_(new)
+            RepeatedCalls.is_running = False
             return static
 
         return replay
@@ -439,15 +445,52 @@ def test_replayed_step_does_not_wait_for_the_device(accumulated, capture, tmp_pa
 
 def test_means_on_the_device_are_measured_in_the_graph(capture, tmp_path, monkeypatch):
     capture()
-    found = []
-    monkeypatch.setattr(cuda_graph, "Results", lambda *args: found.append(args[-1]) or RESULTS(*args))
+    measured = set()
+    keep = cuda_graph.Results
+    monkeypatch.setattr(
+        cuda_graph, "Results", lambda *args, **named: measured.update(*named["means"]) or keep(*args, **named)
+    )
 
     run(tmp_path)
 
-    assert all(list(means) == ["Hits"] for means in found)
+    assert measured == {"Hits"}
 
 
-RESULTS = cuda_graph.Results
+class CountLaunches(TorchDispatchMode):
+    """Counts the operations on the device `meta` outside of graphs, by name; views launch none."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        results = function(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in leaves_of(results) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
+        if tensors and not function.is_view and not RepeatedCalls.is_running:
+            self.counts[function.overloadpacket.__name__] += 1
+        return results
+
+
+def count_launches(directory, steps):
+    """Return the launches outside of graphs in an epoch of *steps* steps on resident data."""
+    split = TensorDataset(torch.zeros(4 * steps, 4), torch.zeros(4 * steps, dtype=torch.int64))
+    loader = DataLoaderBuilder(NormalizeBatcher()).batch_size(4).shuffle(1).resident(resident=True)
+    builder = LearnerBuilder(directory).devices(["meta"]).metrics(LossMetric(), LearningRateMetric()).seed(1)
+    learner = builder.renderer(NoRenderer()).build(Net(), Adam(), 0.1)
+    with CountSynchronizations(), CountLaunches() as counter:
+        learner.fit(loader.build(split), BatchesOnDevice((4,), 1))
+    return counter.counts
+
+
+def test_step_on_resident_data_launches_a_copy_of_its_indices_and_the_graph(capture, tmp_path, monkeypatch):
+    """The run's own metrics, such as the learning rate, read no output, so that it is not copied for them."""
+    capture(device="meta")
+    monkeypatch.setattr("stages.distributed.rank_group.find_device", torch.device)
+    monkeypatch.setattr("stages.optim.optimizers.FUSED_DEVICES", ("cpu", "meta"))
+
+    few, many = (count_launches(tmp_path / str(steps), steps) for steps in (20, 60))
+
+    assert many - few == {"copy_": 40}
 
 
 def test_unknown_kind_of_step_is_refused(tmp_path):
