@@ -1,8 +1,7 @@
 """The checks of gpu.py: short trainings, each in a process of its own, and what their results must be."""
 
 import faulthandler
-import functools
-import importlib.util
+import gc
 import json
 import math
 import multiprocessing
@@ -15,6 +14,7 @@ import tempfile
 import threading
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -24,20 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_loops import count_synchronizations
+from torch import nn
 
 from stages.contracts.errors import StageError
 from stages.data import DataLoader, DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
-from stages.metrics import AccuracyMetric, LossMetric
-from stages.models import Cnn, Mlp
+from stages.metrics import AccuracyMetric, LossMetric, Mean
+from stages.models import ClassificationStep, Cnn, Mlp
 from stages.optim import Adam, AdamW, ClipByGlobalNorm, Sgd
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 
 CONTEXT = multiprocessing.get_context("forkserver")
 """Imports torch once, in a process that never uses CUDA."""
-PROCESS_LIMIT_SECONDS = 240.0
+PROCESS_LIMIT_SECONDS = 60.0
+COMPILER_LIMIT_SECONDS = 150.0
 SHAPE, CLASSES, BATCH_SIZE = (1, 28, 28), 10, 64
 NOT_CAPTURED = "not captured in a CUDA graph"
 """The part of a line in ``experiment.log`` that reports eager steps."""
@@ -52,10 +53,76 @@ class ReadingMlp(Mlp):
         return 2 * loss if loss.item() > 0 else loss
 
 
+class NormalizedMlp(ClassificationStep, nn.Sequential):
+    """A perceptron with batch normalization."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        layers = (
+            nn.Linear(784, 64),
+            nn.BatchNorm1d(64),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(64, CLASSES),
+        )
+        super().__init__(nn.Flatten(), *layers)
+
+
+class DoubleMlp(Mlp):
+    """A model with weights in float64."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(SHAPE, CLASSES, dropout=dropout)
+        self.double()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits, float64."""
+        return super().forward(inputs.double())
+
+
+class EmptyMlp(Mlp):
+    """A model with a parameter that has no elements."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(SHAPE, CLASSES, dropout=dropout)
+        self.nothing = nn.Parameter(torch.zeros(0))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits, to which the sum of no elements is added."""
+        return super().forward(inputs) + self.nothing.sum()
+
+
+class Lstm(ClassificationStep, nn.Module):
+    """Two layers of LSTM over the rows of an image, with dropout between them."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(28, 32, num_layers=2, dropout=dropout, batch_first=True)
+        self.output = nn.Linear(32, CLASSES)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the last state."""
+        return self.output(self.recurrent(inputs.squeeze(1))[0][:, -1])
+
+
+class ReadingMetric:
+    """A metric that reads the device, so that it is measured outside of the graph."""
+
+    name = "Reading"
+    unit = None
+
+    def measure(self, output: Any) -> Mean:
+        """Return the loss, read by the host."""
+        return Mean(output.loss.item(), 1)
+
+
 MODELS: dict[str, Callable[..., Any]] = {
     "cnn": partial(Cnn, SHAPE, CLASSES),
     "mlp": partial(Mlp, SHAPE, CLASSES),
     "reading": partial(ReadingMlp, SHAPE, CLASSES),
+    "batch norm": NormalizedMlp,
+    "float64": DoubleMlp,
+    "empty parameter": EmptyMlp,
+    "lstm": Lstm,
 }
 OPTIMIZERS = {"adam": Adam(), "adamw": AdamW(), "sgd": Sgd(momentum=0.9)}
 
@@ -70,13 +137,19 @@ class Training:
     precision: Any = "f32"
     compile: str | None = None
     """The backend of `torch.compile`; None to train without it."""
-    options: tuple[tuple[str, Any], ...] = ()
-    """Other methods of the builder, with their arguments."""
+    options: tuple[tuple[Any, ...], ...] = ()
+    """Other methods of the builder, each with its arguments."""
     resident: bool | str = "auto"
     """True for data on the device, False for batches that are copied ahead."""
     dropout: float = 0.5
     epochs: int = 2
     optimizer: str = "adam"
+
+    @property
+    def limit(self) -> float:
+        """The seconds after which its process is ended."""
+        compiles = self.compile or any(name == "compile" for name, *_ in self.options)
+        return COMPILER_LIMIT_SECONDS if compiles else PROCESS_LIMIT_SECONDS
 
     @property
     def steps(self) -> int:
@@ -137,8 +210,8 @@ def start(training: Training, directory: Path) -> LearnerBuilder:
     builder.checkpoint_every(steps=max(2, training.steps // 5))
     if training.compile:
         builder.compile(backend=training.compile)
-    for name, argument in training.options:
-        getattr(builder, name)(argument)
+    for name, *arguments in training.options:
+        getattr(builder, name)(*arguments)
     return builder.renderer(NoRenderer())
 
 
@@ -212,8 +285,11 @@ def train_slowly(training: Training, directory: Path, seconds: float) -> tuple[i
     return left[0] - renderer.left, learner.resumed
 
 
-def find_synchronizations(device: str, kind: str, steps: int) -> list[str]:
-    """Return the files of the host synchronizations in *steps* training steps after the first ten."""
+def find_synchronizations(device: str, kind: str, steps: int, *, workers: int = 0) -> list[str]:
+    """Return the files of the host synchronizations in *steps* training steps after the first ten.
+
+    With *workers*, the batches are those of torch's DataLoader in pinned memory.
+    """
     first, modes = 10, iter(("warn", "default"))
 
     def switch() -> None:
@@ -221,16 +297,60 @@ def find_synchronizations(device: str, kind: str, steps: int) -> list[str]:
         renderer.left = steps
 
     training = Training(device, (first + steps + 1) * BATCH_SIZE, "cnn", epochs=1)
+    train, valid = make_loaders(training)
+    if workers:
+        images, labels = train.dataset.inputs.float().div_(255.0), train.dataset.targets
+        train = torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(images, labels), BATCH_SIZE, num_workers=workers, pin_memory=True
+        )
     renderer = AtStep(first, switch)
-    with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings(record=True) as found:
+    with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         builder = LearnerBuilder(directory).devices([device]).renderer(renderer).step(kind)
         learner = builder.metrics(LossMetric(), AccuracyMetric()).build(MODELS["cnn"](), Adam(), 1e-3)
-        learner.fit(*make_loaders(training))
-        is_captured = NOT_CAPTURED not in Path(directory, "experiment.log").read_text()
-    if is_captured != (kind == "captured"):
+        learner.fit(train, valid)
+        log = Path(directory, "experiment.log").read_text()
+    if kind == "captured" and NOT_CAPTURED in log:
         raise FailedError("the steps were not captured")
-    return [Path(each.filename).name for each in found if "synchronizing CUDA" in str(each.message)]
+    return [Path(warning.filename).name for warning in caught if "synchronizing CUDA" in str(warning.message)]
+
+
+def train_to_nan(device: str, directory: Path, bad_batch: int) -> str:
+    """Return the error of a run in which batch *bad_batch* contains infinity."""
+    images = torch.rand(40 * BATCH_SIZE, *SHAPE)
+    images[BATCH_SIZE * bad_batch - 1] = torch.inf
+    builder = DataLoaderBuilder(NormalizeBatcher()).batch_size(BATCH_SIZE)
+    loader = builder.build(TensorDataset(images, torch.arange(len(images)) % CLASSES))
+    learner = LearnerBuilder(directory).devices([device]).renderer(NoRenderer()).metrics(LossMetric())
+    try:
+        learner.build(MODELS["mlp"](), Adam(), 1e-3).fit(loader, loader)
+    except StageError as error:
+        return str(error)
+    return "no error"
+
+
+def train_on_wrong_label(device: str) -> None:
+    """Train with a label that is not one of the classes; exit with the code of the `StageError`."""
+    split = make_split(640, seed=1)
+    split.targets[100] = CLASSES
+    loader = DataLoaderBuilder(NormalizeBatcher(127.5, 73.9)).batch_size(BATCH_SIZE).build(split)
+    with tempfile.TemporaryDirectory() as directory:
+        builder = LearnerBuilder(directory).devices([device]).renderer(NoRenderer()).metrics(LossMetric())
+        try:
+            builder.build(MODELS["mlp"](), Adam(), 1e-3).fit(loader, loader)
+        except StageError as error:
+            sys.stderr.write(f"error: {error}\n")
+            sys.exit(error.exit_code)
+
+
+def train_twice(training: Training, directory: Path) -> tuple[int, int]:
+    """Return the reserved memory in bytes after each of two trainings in this process."""
+    reserved = []
+    for number in range(2):
+        train(training, directory / str(number))
+        gc.collect()
+        reserved.append(torch.cuda.memory_reserved())
+    return reserved[0], reserved[1]
 
 
 def exhaust_memory(device: str, images: int = 10**6) -> None:
@@ -290,74 +410,98 @@ class Setup:
             raise SkippedError("needs CUDA")
 
 
-def require(feature: str, remark: str = "") -> None:
-    """Raise `SkippedError` if the project lacks *feature*, a module or a method of the builder."""
-    exists = importlib.util.find_spec(feature) if "." in feature else hasattr(LearnerBuilder, feature)
-    if not exists:
-        raise SkippedError(f"not built yet{remark}")
-
-
-def open_process() -> ProcessPoolExecutor:
-    """Return an executor with one process, which prints its stack and exits when its time is up."""
-    limit = partial(faulthandler.dump_traceback_later, PROCESS_LIMIT_SECONDS, exit=True)
+def open_process(seconds: float = PROCESS_LIMIT_SECONDS) -> ProcessPoolExecutor:
+    """Return an executor with one process, which prints its stack and exits after *seconds*."""
+    limit = partial(faulthandler.dump_traceback_later, seconds, exit=True)
     return ProcessPoolExecutor(1, CONTEXT, initializer=limit)
 
 
 def run_apart(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Return the result of *function* in a process of its own."""
-    with open_process() as process:
+    """Return the result of *function* in a process of its own, with the limit of a training among them."""
+    limits = [part.limit for part in arguments if isinstance(part, Training)]
+    with open_process(*limits) as process:
         return process.submit(function, *arguments, **options).result()
 
 
-@functools.cache
-def train_reference(setup: Setup, model: str) -> dict[str, bytes]:
+def run_program(call: str) -> subprocess.CompletedProcess[str]:
+    """Return the result of a Python that evaluates *call*, a function of this module."""
+    command = [sys.executable, "-c", f"import gpu_checks; gpu_checks.{call}"]
+    return subprocess.run(  # noqa: S603  the interpreter of this process
+        command, capture_output=True, text=True, check=False, timeout=PROCESS_LIMIT_SECONDS
+    )
+
+
+_results: dict[Any, Any] = {}
+_locks: dict[Any, threading.Lock] = defaultdict(threading.Lock)
+
+
+def run_once(key: Any, run: Callable[[], Any]) -> Any:
+    """Return the result of *run*, which is called once for *key*, also if several checks need it."""
+    with _locks[key]:
+        if key not in _results:
+            _results[key] = run()
+        return _results[key]
+
+
+def train_reference(setup: Setup, model: str, **options: Any) -> dict[str, bytes]:
     """Return the files of an uninterrupted training."""
-    run_apart(train, setup.training(model), setup.folder / f"{model}-reference")
-    return read_files(setup.folder / f"{model}-reference")
+    name = f"{model}-{'-'.join(map(str, options.values()))}-reference".replace(" ", "")
+
+    def run() -> dict[str, bytes]:
+        directory = Path(tempfile.mkdtemp(dir=setup.folder))
+        run_apart(train, setup.training(model, **options), directory)
+        return read_files(directory)
+
+    return run_once(name, run)
 
 
 def compare(expected: dict[str, bytes], directory: Path) -> str:
     """Raise `FailedError` if the files in *directory* are not those *expected*."""
-    found = read_files(directory)
-    different = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
+    files = read_files(directory)
+    different = [name for name in sorted({*expected, *files}) if expected.get(name) != files.get(name)]
     if different or not expected:
         raise FailedError(f"{len(different)} of {len(expected)} files differ, the first is {different[:1]}")
-    return f"{len(found)} files are equal"
+    return f"{len(files)} files are equal"
 
 
 def check_repetition(setup: Setup, model: str) -> str:
     """Train twice."""
-    run_apart(train, setup.training(model), setup.folder / f"{model}-again")
-    return compare(train_reference(setup, model), setup.folder / f"{model}-again")
+    directory = Path(tempfile.mkdtemp(dir=setup.folder))
+    run_apart(train, setup.training(model), directory)
+    return compare(train_reference(setup, model), directory)
 
 
-def check_variant(setup: Setup, name: str, feature: str, **options: Any) -> str:
-    """Train with *options*, which may change no byte, if the project has *feature*."""
-    require(feature)
-    run_apart(train, setup.training("cnn", **options), setup.folder / name)
-    return compare(train_reference(setup, "cnn"), setup.folder / name)
+def check_variant(setup: Setup, **options: Any) -> str:
+    """Train with *options*, which may change no byte."""
+    directory = Path(tempfile.mkdtemp(dir=setup.folder))
+    run_apart(train, setup.training("cnn", **options), directory)
+    return compare(train_reference(setup, "cnn"), directory)
 
 
-def check_capture(setup: Setup, name: str, model: str = "mlp", **options: Any) -> str:
-    """Train with captured and with eager steps, which may not differ in a byte."""
+def check_capture(setup: Setup, model: str = "mlp", reason: str | None = None, **options: Any) -> str:
+    """Train with captured and with eager steps, which may not differ in a byte.
+
+    With a *reason*, the steps must not be captured, and the log must contain it.
+    """
     setup.require_cuda()
-    given = options.pop("options", ())
-    eager, captured = (setup.folder / f"{name}-{kind}" for kind in ("eager", "captured"))
-    for kind, folder in (("eager", eager), ("captured", captured)):
-        training = setup.training(model, options=(*given, ("step", kind)), **options)
+    others = options.pop("options", ())
+    folders = {kind: Path(tempfile.mkdtemp(dir=setup.folder)) for kind in ("eager", "captured")}
+    for kind, folder in folders.items():
+        training = setup.training(model, options=(*others, ("step", kind)), **options)
         run_apart(train, training, folder)
-    lines = [line for line in (captured / "experiment.log").read_text().splitlines() if NOT_CAPTURED in line]
-    if bool(lines) != (model == "reading"):
-        raise FailedError(f"the captured run has the lines {lines}")
-    remark = lines[0].partition("graph: ")[2] if lines else "captured"
-    return f"{compare(read_files(eager), captured)}; {remark}"
+    log = (folders["captured"] / "experiment.log").read_text().splitlines()
+    lines = [line.partition("graph: ")[2] for line in log if NOT_CAPTURED in line]
+    text = f"{compare(read_files(folders['eager']), folders['captured'])}; {lines or 'captured'}"
+    if bool(lines) != bool(reason) or (reason and reason not in lines[0]):
+        raise FailedError(text)
+    return text
 
 
-def check_step_synchronizations(setup: Setup, kind: str) -> str:
+def check_step_synchronizations(setup: Setup, kind: str, workers: int = 0) -> str:
     """Find the host synchronizations of training steps: there is one in 64 steps, where values are read."""
     setup.require_cuda()
     steps = 100 if setup.quick else 500
-    places = run_apart(find_synchronizations, setup.device, kind, steps)
+    places = run_apart(find_synchronizations, setup.device, kind, steps, workers=workers)
     others = sorted({place for place in places if place != "host_transfer.py"})
     text = f"{len(places)} in {steps} steps"
     if others or len(places) > steps / 64 + 1:
@@ -365,23 +509,32 @@ def check_step_synchronizations(setup: Setup, kind: str) -> str:
     return text
 
 
-def check_resume(setup: Setup, model: str) -> str:
+def check_resume(setup: Setup, model: str, **options: Any) -> str:
     """Stop in training, in validation, and in training of the next epoch."""
-    training = setup.training(model)
+    training, directory = setup.training(model, **options), Path(tempfile.mkdtemp(dir=setup.folder))
     stops = training.steps // 3 + 1, training.steps - training.steps // 3, training.steps // 2
-    run_apart(train_with_stops, training, setup.folder / f"{model}-stopped", stops)
-    return compare(train_reference(setup, model), setup.folder / f"{model}-stopped")
+    run_apart(train_with_stops, training, directory, stops)
+    return compare(train_reference(setup, model, **options), directory)
 
 
-def check_kill(setup: Setup, model: str) -> str:
+def check_kill(setup: Setup, model: str, **options: Any) -> str:
     """Kill the process in the middle of the second epoch."""
-    training, directory = setup.training(model), setup.folder / f"{model}-killed"
+    training, directory = setup.training(model, **options), Path(tempfile.mkdtemp(dir=setup.folder))
     try:
         run_apart(train, training, directory, kill_after=training.steps * 3 // 2 + training.valid_steps)
     except BrokenProcessPool:
         run_apart(train, training, directory)
-        return compare(train_reference(setup, model), directory)
+        return compare(train_reference(setup, model, **options), directory)
     raise FailedError("the process was not killed")
+
+
+def check_short_batch(setup: Setup) -> str:
+    """Stop a compiled training just before the smaller last batch, and resume it."""
+    options = {"compile": "eager" if setup.quick else "inductor"}
+    training, directory = setup.training("mlp", **options), Path(tempfile.mkdtemp(dir=setup.folder))
+    run_apart(train, training, directory, stop_after=training.steps - 1)
+    run_apart(train, training, directory)
+    return compare(train_reference(setup, "mlp", **options), directory)
 
 
 def check_visible_devices(setup: Setup) -> str:
@@ -407,72 +560,101 @@ def train_on_two_ranks(training: Training, directory: Path, stop_after: int | No
 
 
 def check_ranks(setup: Setup, tolerance: float = 1e-4) -> str:
-    """Train on two ranks, and resume on one device what two have saved, to the loss of one device."""
-    if setup.device != "cpu" and run_apart(torch.cuda.device_count) < 2:
-        raise SkippedError("needs two devices")
-    device = setup.device.partition(":")[0]  # the accelerator with the number of the rank
-    training = Training(device, 256 if setup.quick else 16384, "mlp", epochs=3, dropout=0.0)
-    one, two = train_to_loss(setup, "mlp"), train_on_two_ranks(training, setup.folder / "ranks")
+    """Train on two ranks of one device, over gloo, and resume on one rank what two have saved."""
+    training = Training(setup.device, 256 if setup.quick else 16384, "mlp", epochs=3, dropout=0.0)
+    one, two = train_to_loss(setup, training), train_on_two_ranks(training, setup.folder / "ranks")
     train_on_two_ranks(training, setup.folder / "ranks-stopped", stop_after=training.steps // 2)
-    resumed = run_apart(train, replace(training, device=setup.device), setup.folder / "ranks-stopped")
-    differences = {name: abs(loss / one - 1) for name, loss in (("ranks", two), ("resumed", resumed))}
+    resumed = run_apart(train, training, setup.folder / "ranks-stopped")
+    return report_differences({"ranks": two, "resumed": resumed}, one, tolerance)
+
+
+def train_to_loss(setup: Setup, training: Training) -> float:
+    """Return the last validation loss of *training*."""
+
+    def run() -> float:
+        loss: float = run_apart(train, training, Path(tempfile.mkdtemp(dir=setup.folder)))
+        return loss
+
+    return run_once(training, run)
+
+
+def report_differences(losses: dict[str, float], expected: float, tolerance: float) -> str:
+    """Return the relative differences of *losses*. Raises `FailedError` if one is above *tolerance*."""
+    differences = {name: abs(loss / expected - 1) for name, loss in losses.items()}
+    text = ", ".join(f"{name} {difference:.1e}" for name, difference in differences.items())
     if not max(differences.values()) <= tolerance:
-        raise FailedError(f"losses differ by {differences} (limit {tolerance})")
-    return ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
-
-
-@functools.cache
-def train_to_loss(setup: Setup, model: str, **options: Any) -> float:
-    """Return the validation loss after 3 epochs, without dropout, whose masks depend on the precision."""
-    samples = 256 if setup.quick else 16384
-    training = Training(setup.device, samples, model, epochs=3, dropout=0.0, **options)
-    loss: float = run_apart(train, training, Path(tempfile.mkdtemp(dir=setup.folder)))
-    return loss
-
-
-def check_loss(setup: Setup, tolerance: float, **options: Any) -> str:
-    """Train with *options*, to a loss that differs by at most *tolerance* from that of eager float32."""
-    differences = {}
-    for model in ["mlp"] if setup.quick else ["cnn", "mlp"]:
-        loss, expected = train_to_loss(setup, model, **options), train_to_loss(setup, model)
-        differences[model] = abs(loss / expected - 1)
-    text = ", ".join(f"{model} {difference:.3%}" for model, difference in differences.items())
-    if not max(differences.values()) <= tolerance:
-        raise FailedError(f"the loss differs from that of f32: {text}")
+        raise FailedError(f"the loss differs by {text} (limit {tolerance})")
     return f"difference of the loss: {text}"
 
 
-def check_compilation(setup: Setup) -> str:
-    """Train a compiled model."""
-    return check_loss(setup, 0.01, compile="eager" if setup.quick else "inductor")
+def check_loss(setup: Setup, tolerance: float, model: str = "mlp", **options: Any) -> str:
+    """Train with *options*, to a loss that differs by at most *tolerance* from that of eager float32.
+
+    There is no dropout, whose masks depend on the precision.
+    """
+    samples = 256 if setup.quick else 16384
+    expected = Training(setup.device, samples, model, epochs=3, dropout=0.0)
+    loss = train_to_loss(setup, replace(expected, **options))
+    return report_differences({model: loss}, train_to_loss(setup, expected), tolerance)
 
 
-def check_synchronizations(setup: Setup) -> str:
-    """Count the host synchronizations of an epoch."""
+def check_autotuning(setup: Setup) -> str:
+    """Train a model that is compiled with autotuning, in TF32."""
     setup.require_cuda()
-    count = run_apart(count_synchronizations, "learner", "cnn-64", setup.device, quick=setup.quick)
-    text = f"{count:.2f} host synchronizations per step"
-    if count > 0.05:
-        require("stages.data.device_loader", f": {text}")
-        raise FailedError(text)
-    return text
+    options = (("compile", "max-autotune-no-cudagraphs"),)
+    return check_loss(setup, 0.01, precision="tf32", options=options)
+
+
+def check_cpu(setup: Setup, model: str, tolerance: float = 1e-3) -> str:
+    """Train on the device and on a CPU."""
+    training = Training(setup.device, 300 if setup.quick else 2560, model, epochs=1, dropout=0.0)
+    losses = {setup.device: train_to_loss(setup, training)}
+    return report_differences(losses, train_to_loss(setup, replace(training, device="cpu")), tolerance)
+
+
+def check_nan(setup: Setup) -> str:
+    """Train on a batch with infinity, which the error must name."""
+    message: str = run_apart(train_to_nan, setup.device, setup.folder / "nan", 30)
+    if "epoch 1, batch 30: NaN in loss" not in message:
+        raise FailedError(message)
+    return message
 
 
 def check_out_of_memory(setup: Setup) -> str:
     """Train on a batch of a million images."""
     setup.require_cuda()
-    command = [sys.executable, "-c", f"import gpu_checks; gpu_checks.exhaust_memory({setup.device!r})"]
-    ended = subprocess.run(  # noqa: S603  the interpreter of this process
-        command, capture_output=True, text=True, check=False, timeout=PROCESS_LIMIT_SECONDS
-    )
+    ended = run_program(f"exhaust_memory({setup.device!r})")
     wanted = "the peak was", "batch_size", "gradient_checkpointing", "precision"
-    missing = [text for text in wanted if text not in ended.stderr]
-    if ended.returncode != 1 or missing or "Traceback" in ended.stderr:
-        raise FailedError(f"exit code {ended.returncode}, without {missing}: {ended.stderr[-1000:]}")
+    check_message(ended, wanted)
     memory = json.loads(ended.stdout)
     if memory["reserved"] > memory["before"] + 2**28:
         raise FailedError(f"memory in use after the error: {memory}")
     return ended.stderr.strip()
+
+
+def check_wrong_label(setup: Setup) -> str:
+    """Train with a label outside of the classes, which only the device finds."""
+    setup.require_cuda()
+    ended = run_program(f"train_on_wrong_label({setup.device!r})")
+    check_message(ended, ("a label outside the classes", "device: cpu"))
+    return ended.stderr.strip()
+
+
+def check_message(ended: "subprocess.CompletedProcess[str]", wanted: Sequence[str]) -> None:
+    """Raise `FailedError` unless a program ended with code 1 and a message that contains *wanted*."""
+    missing = [text for text in wanted if text not in ended.stderr]
+    if ended.returncode != 1 or missing or "Traceback" in ended.stderr:
+        raise FailedError(f"exit code {ended.returncode}, without {missing}: {ended.stderr[-1500:]}")
+
+
+def check_two_fits(setup: Setup) -> str:
+    """Train twice in one process: the second training reserves no more memory."""
+    setup.require_cuda()
+    first, second = run_apart(train_twice, setup.training("cnn"), setup.folder / "twice")
+    text = f"{first / 1e6:.0f} and {second / 1e6:.0f} MB are reserved"
+    if first != second:
+        raise FailedError(text)
+    return text
 
 
 def check_sigterm(setup: Setup) -> str:
@@ -485,39 +667,53 @@ def check_sigterm(setup: Setup) -> str:
     return f"{later} more steps, resumes {resumed}"
 
 
+FP16 = {"precision": "fp16"}
+WINDOW = {"optimizer": "sgd", "options": (("grads_accumulation", 3),)}
+CLIPPED = {"optimizer": "adamw", "options": (("grad_clipping", ClipByGlobalNorm(max_norm=0.1)),)}
 CHECKS: dict[str, Callable[[Setup], str]] = {
+    "compile-short-batch": check_short_batch,
+    "tf32-max-autotune": check_autotuning,
+    "captured-compiled": partial(check_capture, compile="inductor"),
+    "cpu-cnn": partial(check_cpu, model="cnn"),
+    "cpu-mlp": partial(check_cpu, model="mlp"),
+    "cpu-batch-norm": partial(check_cpu, model="batch norm"),
     "repeat-cnn": partial(check_repetition, model="cnn"),
     "repeat-mlp": partial(check_repetition, model="mlp"),
+    "captured-cnn": partial(check_capture, model="cnn"),
+    "captured-adamw": partial(check_capture, **CLIPPED),
+    "captured-window": partial(check_capture, **WINDOW),
+    "captured-bf16": partial(check_capture, model="cnn", precision="bf16"),
+    "captured-fp16": partial(check_capture, model="cnn", **FP16),
+    "captured-on-host": partial(check_capture, resident=False),
+    "captured-float64": partial(check_capture, model="float64"),
+    "captured-empty": partial(check_capture, model="empty parameter"),
+    "capture-model-reads": partial(check_capture, model="reading", reason="the capture failed"),
+    "capture-metric-reads": partial(check_capture, options=(("metrics", ReadingMetric()),)),
+    "capture-checkpointing": partial(
+        check_capture, options=(("gradient_checkpointing",),), reason="gradient checkpointing"
+    ),
+    "capture-lstm": partial(check_capture, model="lstm", reason="dropout"),
+    "data-on-host": partial(check_variant, resident=False),
     "resume-cnn": partial(check_resume, model="cnn"),
     "resume-mlp": partial(check_resume, model="mlp"),
+    "resume-fp16": partial(check_resume, model="cnn", **FP16),
+    "resume-window": partial(check_resume, model="mlp", **WINDOW),
     "kill-cnn": partial(check_kill, model="cnn"),
-    "kill-mlp": partial(check_kill, model="mlp"),
+    "kill-fp16": partial(check_kill, model="cnn", **FP16),
+    "kill-window": partial(check_kill, model="mlp", **WINDOW),
     "visible-devices": check_visible_devices,
     "ranks": check_ranks,
-    "eager-step": partial(check_variant, name="eager", feature="step", options=(("step", "eager"),)),
-    "captured-cnn": partial(check_capture, name="captured-cnn", model="cnn"),
-    "captured-adamw": partial(
-        check_capture,
-        name="captured-adamw",
-        optimizer="adamw",
-        options=(("grad_clipping", ClipByGlobalNorm(max_norm=0.1)),),
-    ),
-    "captured-sgd": partial(
-        check_capture, name="captured-sgd", optimizer="sgd", options=(("grads_accumulation", 3),)
-    ),
-    "captured-bf16": partial(check_capture, name="captured-bf16", model="cnn", precision="bf16"),
-    "captured-fp16": partial(check_capture, name="captured-fp16", model="cnn", precision="fp16"),
-    "captured-compiled": partial(check_capture, name="captured-compiled", compile="inductor"),
-    "captured-on-host": partial(check_capture, name="captured-on-host", resident=False),
-    "capture-fails": partial(check_capture, name="capture-fails", model="reading"),
+    "nan": check_nan,
     "steps-eager": partial(check_step_synchronizations, kind="eager"),
     "steps-captured": partial(check_step_synchronizations, kind="captured"),
-    "data-on-host": partial(check_variant, name="host", feature="stages.devices.prefetcher", resident=False),
-    "tf32": partial(check_loss, tolerance=0.01, precision="tf32"),
-    "bf16": partial(check_loss, tolerance=0.01, precision="bf16"),
-    "fp16": partial(check_loss, tolerance=0.02, precision="fp16"),
-    "compile": check_compilation,
-    "synchronizations": check_synchronizations,
-    "out-of-memory": check_out_of_memory,
+    "steps-pinned-loader": partial(check_step_synchronizations, kind="captured", workers=2),
+    "tf32": partial(check_loss, tolerance=0.01, model="cnn", precision="tf32"),
+    "bf16": partial(check_loss, tolerance=0.01, model="cnn", precision="bf16"),
+    "fp16": partial(check_loss, tolerance=0.02, model="cnn", precision="fp16"),
+    "wrong-label": check_wrong_label,
+    "two-fits": check_two_fits,
     "sigterm": check_sigterm,
+    "out-of-memory": check_out_of_memory,
 }
+ALONE = ("out-of-memory",)
+"""Checks that use all memory of the device."""

@@ -1,6 +1,7 @@
 """The loops that gpu.py compares; `measure` runs one epoch of one of them, in a process of its own.
 
-All compute float32 with IEEE arithmetic, except for autocast to bf16 in the cases of GPT-2.
+All compute float32 with IEEE arithmetic, except for autocast to bf16 in the cases of GPT-2. A loop calls the
+method `step` of its clock after each step.
 """
 
 import contextlib
@@ -11,11 +12,10 @@ import io
 import statistics
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stages import data
 from stages.contracts.fields import StepKind
+from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput
 from stages.data import NormalizeBatcher
 from stages.devices.compute_settings import ComputeSettings, apply_compute_settings
@@ -39,12 +40,29 @@ from stages.renderers import PlainRenderer
 
 Step = Callable[[Tensor], Tensor]
 """Trains on the samples of some indices, and returns the values to read."""
-Epoch = Callable[[], str | None]
+Epoch = Callable[["Clock"], str | None]
 """Runs an epoch, and returns a remark for the table."""
 READ_EVERY = 64
 """Steps between two reads of the metrics in the loops of an expert."""
 LARGE_DEVICE_BYTES = 70e9
-"""The memory for which GPT-2 is trained with 32 sequences per batch."""
+"""The memory for which GPT-2 is trained with 16 sequences per batch."""
+
+
+class Clock:
+    """The times of step *first* and step *last* of an epoch, with the device synchronized at both."""
+
+    def __init__(self, first: int = 0, last: int = 0, synchronize: Callable[[], object] = int) -> None:
+        self._first, self._last, self._synchronize = first, last, synchronize
+        self._steps = 0
+        self.times = [time.perf_counter()]
+        """The times of the construction and of both steps, in seconds."""
+
+    def step(self, *_: object) -> None:
+        """Count a step."""
+        self._steps += 1
+        if self._steps in (self._first, self._last):
+            self._synchronize()
+            self.times.append(time.perf_counter())
 
 
 @dataclass(frozen=True)
@@ -129,6 +147,8 @@ class Case:
     """Pixels and tokens are smaller than this."""
     compile: str | None = None
     """The backend of `torch.compile`."""
+    first: int = 200
+    """The step from which on it is timed."""
 
     @property
     def is_language(self) -> bool:
@@ -137,16 +157,16 @@ class Case:
 
 
 CNN, MLP = (partial(model, (1, 28, 28), 10) for model in (Cnn, Mlp))
-GPT2 = Case(Gpt, 32, 30, (1024,), 50257)
+GPT2 = Case(Gpt, 16, 50, (1024,), 50257, first=10)
 CASES = {
-    "cnn-64": Case(CNN),
     "mlp-64": Case(MLP),
-    "cnn-4096": Case(CNN, 4096, 100),
-    "validation": Case(MLP),
+    "cnn-64": Case(CNN),
     "gpt2": GPT2,
-    "gpt2-compiled": replace(GPT2, compile="inductor"),
     "gpt2-save": replace(GPT2, batch_size=4, steps=100),
-    "images-224": Case(Strided, 256, 60, (3, 224, 224)),
+    "gpt2-compiled": replace(GPT2, compile="inductor"),
+    "validation": Case(MLP),
+    "images-224": Case(Strided, 256, 40, (3, 224, 224), first=10),
+    "cnn-4096": Case(CNN, 4096, 60, first=20),
 }
 
 
@@ -156,9 +176,9 @@ def find_case(name: str, device: torch.device, *, quick: bool) -> Case:
     case = CASES[name]
     if quick and case.is_language:
         backend = case.compile and "eager"
-        return Case(partial(Gpt, 64, 16, 64, 2), 2, 4, (16,), 64, backend)
+        return Case(partial(Gpt, 64, 16, 64, 2), 2, 4, (16,), 64, backend, first=2)
     if quick:
-        return replace(case, batch_size=4, steps=3)
+        return replace(case, batch_size=4, steps=4, first=2)
     if case.is_language and torch.cuda.mem_get_info(device)[1] < LARGE_DEVICE_BYTES:
         return replace(case, batch_size=4)
     return case
@@ -178,7 +198,8 @@ def make_tensors(case: Case) -> tuple[Tensor, Tensor]:
     if case.is_language:
         tokens = torch.randint(case.numbers, (count, case.shape[0] + 1))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    return torch.randint(case.numbers, (count, *case.shape), dtype=torch.uint8), torch.randint(10, (count,))
+    images = torch.randint(case.numbers, (case.batch_size, *case.shape), dtype=torch.uint8)
+    return images.repeat(case.steps, *[1] * len(case.shape)), torch.randint(10, (count,))
 
 
 def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -194,7 +215,7 @@ def textbook(case: Case, device: torch.device, *, workers: int = 0) -> Epoch:
     loader = DataLoader(dataset, case.batch_size, shuffle=True, num_workers=workers, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
-    def epoch() -> None:
+    def epoch(clock: Clock) -> None:
         losses, hits = 0.0, 0.0
         for pixels, labels in loader:
             inputs = normalised(pixels.to(device, non_blocking=pin))
@@ -206,6 +227,7 @@ def textbook(case: Case, device: torch.device, *, workers: int = 0) -> Epoch:
             optimizer.step()
             losses += loss.item()
             hits += accuracy(logits, targets).item()
+            clock.step()
 
     return epoch
 
@@ -216,13 +238,14 @@ def textbook_validation(case: Case, device: torch.device) -> Epoch:
     loader = DataLoader(TensorDataset(*make_tensors(case)), case.batch_size)
 
     @torch.no_grad()
-    def epoch() -> None:
+    def epoch(clock: Clock) -> None:
         losses, hits = 0.0, 0.0
         for pixels, labels in loader:
             targets = labels.to(device)
             logits = model(normalised(pixels.to(device)))
             losses += F.cross_entropy(logits, targets).item()
             hits += accuracy(logits, targets).item()
+            clock.step()
 
     return epoch
 
@@ -231,7 +254,8 @@ def lightning(case: Case, device: torch.device) -> Epoch:
     """Train with Lightning's defaults."""
     run = importlib.import_module("lightning_loop").lightning_run
     arguments = make_model(case).to(device), *make_tensors(case), case.batch_size
-    return partial(run, *arguments, accelerator="gpu" if device.type == "cuda" else device.type)
+    accelerator = "gpu" if device.type == "cuda" else device.type
+    return lambda clock: run(*arguments, accelerator=accelerator, after_step=clock.step)
 
 
 def make_step(case: Case, device: torch.device, **options: Any) -> tuple[Step, int]:
@@ -252,11 +276,20 @@ def make_step(case: Case, device: torch.device, **options: Any) -> tuple[Step, i
     return step, len(images)
 
 
-def run_steps(step: Step, samples: int, case: Case, device: torch.device) -> None:
+def run_steps(step: Step, samples: int, case: Case, device: torch.device, clock: Clock) -> None:
     """Run an epoch of *step*, and read its values in one transfer per 64 steps."""
-    values = map(step, torch.randperm(samples, device=device).split(case.batch_size))
-    while group := list(islice(values, READ_EVERY)):
-        torch.stack(group).tolist()
+    for group in batched(torch.randperm(samples, device=device).split(case.batch_size), READ_EVERY):
+        values = []
+        for indices in group:
+            values.append(step(indices))
+            clock.step()
+        torch.stack(values).tolist()
+
+
+def batched(batches: Sequence[Tensor], count: int) -> Iterator[Sequence[Tensor]]:
+    """Yield *batches* in groups of *count*."""
+    for first in range(0, len(batches), count):
+        yield batches[first : first + count]
 
 
 def expert(case: Case, device: torch.device) -> Epoch:
@@ -305,17 +338,21 @@ def gpt_loop(case: Case, device: torch.device) -> Epoch:
     return partial(run_steps, step, len(tokens), case, device)
 
 
-class StepTimes(PlainRenderer):
-    """The plain renderer, with the time of each step."""
+class TimedRenderer(PlainRenderer):
+    """The plain renderer, with a clock and the time of each step of *split*."""
 
-    def __init__(self) -> None:
+    def __init__(self, split: Split) -> None:
         super().__init__()
+        self._split = split
+        self.clock = Clock()
         self.times: list[float] = []
 
     def step(self, progress: Any) -> None:
         """Store the time."""
-        self.times.append(time.perf_counter())
         super().step(progress)
+        if progress.split is self._split:
+            self.times.append(time.perf_counter())
+            self.clock.step()
 
     def report(self) -> str:
         """Return the longest and the median step."""
@@ -349,7 +386,7 @@ def learner(
     valid = loaders.build(long if validates else short)
     train = loaders.shuffle(1).build(short if validates else long)
     builder = LearnerBuilder(directory.name).metrics(LossMetric()).devices([device]).seed(1).step(step)
-    renderer = StepTimes() if saves else PlainRenderer()
+    renderer = TimedRenderer(Split.VALID if validates else Split.TRAIN)
     builder.renderer(renderer)
     if saves:
         builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint_every(steps=case.steps // 2)
@@ -361,10 +398,11 @@ def learner(
         builder.compile(backend=case.compile)
     built = builder.build(make_model(case).to(device), AdamW() if case.is_language else Adam(), 1e-4)
 
-    def epoch() -> str | None:
+    def epoch(clock: Clock) -> str | None:
+        renderer.clock = clock
         with directory:
             built.fit(train, valid)
-        return renderer.report() if isinstance(renderer, StepTimes) else None
+        return renderer.report() if saves else None
 
     return epoch
 
@@ -387,65 +425,35 @@ LOOPS: dict[str, Callable[..., Epoch]] = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """The cost of a step."""
+    """The cost of a loop."""
 
-    wall: float
-    """µs."""
-    device: float | None = None
-    """µs between CUDA events; None without CUDA."""
-    peak: float | None = None
-    """The peak of allocated memory in MB; None without CUDA."""
+    start: float
+    """Seconds before the steps that are timed."""
+    step: float
+    """µs per step."""
+    reserved: float | None = None
+    """The peak of reserved memory in MB, which includes that of CUDA graphs; None without CUDA."""
     note: str | None = None
-
-
-@contextlib.contextmanager
-def prepare(loop: str, name: str, device_name: str, *, quick: bool) -> Iterator[tuple[Epoch, int, bool]]:
-    """Yield an epoch of *loop* in the case *name*, the number of its steps, and whether it is on CUDA.
-
-    The block prints nothing.
-    """
-    device = torch.device(device_name)
-    case = find_case(name, device, quick=quick)
-    with apply_compute_settings(ComputeSettings(), device), contextlib.redirect_stdout(io.StringIO()):
-        yield LOOPS[loop](case, device), case.steps, device.type == "cuda"
 
 
 def release_memory() -> None:
     """Return the memory of the device that is not in use, so that another process can use it."""
     gc.collect()
-    torch.cuda.empty_cache()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def measure(loop: str, name: str, device_name: str, *, quick: bool) -> Measurement:
     """Return the cost of a step in one epoch of *loop* in the case *name*."""
-    with prepare(loop, name, device_name, quick=quick) as (epoch, steps, is_cuda):
-        if not is_cuda:
-            start = time.perf_counter()
-            note = epoch()
-            return Measurement(1e6 * (time.perf_counter() - start) / steps, note=note)
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        start = time.perf_counter()
-        first.record()
-        note = epoch()
-        last.record()
-        torch.cuda.synchronize()
-        wall = 1e6 * (time.perf_counter() - start) / steps
-        peak = torch.cuda.max_memory_allocated() / 1e6
-        return Measurement(wall, 1e3 * first.elapsed_time(last) / steps, peak, note)
-
-
-def count_synchronizations(loop: str, name: str, device_name: str, *, quick: bool) -> float | None:
-    """Return the host synchronizations per step in one epoch of *loop*; None without CUDA."""
-    with prepare(loop, name, device_name, quick=quick) as (epoch, steps, is_cuda):
-        if not is_cuda:
-            return None
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                epoch()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing CUDA operation" in str(each.message) for each in found) / steps
+    device = torch.device(device_name)
+    is_cuda = device.type == "cuda"
+    case = find_case(name, device, quick=quick)
+    release_memory()
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    with apply_compute_settings(ComputeSettings(), device), contextlib.redirect_stdout(io.StringIO()):
+        clock = Clock(case.first, case.steps, torch.cuda.synchronize if is_cuda else int)
+        note = LOOPS[loop](case, device)(clock)
+    begin, first, last = clock.times
+    reserved = torch.cuda.max_memory_reserved(device) / 1e6 if is_cuda else None
+    return Measurement(first - begin, 1e6 * (last - first) / (case.steps - case.first), reserved, note)

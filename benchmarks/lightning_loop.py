@@ -5,6 +5,7 @@ import io
 import logging
 import tempfile
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import lightning
@@ -35,12 +36,29 @@ class Module(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 
+class AfterStep(lightning.Callback):
+    """Calls *action* after each step of training."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._action = action
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Call it."""
+        self._action()
+
+
 def lightning_run(
-    model: Any, images: torch.Tensor, labels: torch.Tensor, batch_size: int, accelerator: str = "cpu"
+    model: Any,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    batch_size: int,
+    *,
+    accelerator: str = "cpu",
+    after_step: Callable[[], object] | None = None,
 ) -> None:
-    """One epoch."""
+    """Train for one epoch, and call *after_step* after each step."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message="(?!called a synchronizing)")
+    warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(io.StringIO()):
         trainer = lightning.Trainer(
             max_epochs=1,
@@ -48,6 +66,7 @@ def lightning_run(
             devices=1,
             default_root_dir=directory,
             log_every_n_steps=1,
+            callbacks=[AfterStep(after_step)] if after_step else None,
             logger=lightning.pytorch.loggers.CSVLogger(directory),
         )
         trainer.fit(Module(model), DataLoader(TensorDataset(images, labels), batch_size, shuffle=True))

@@ -223,10 +223,13 @@ def find_rank_device(devices: Sequence[str | torch.device]) -> torch.device:
     return find_device(devices[local_rank])
 
 
-def join_group(device_type: str = "cpu", timeout_seconds: float = TIMEOUT_SECONDS) -> RankGroup:
+def join_group(
+    devices: Sequence[str | torch.device] = ("cpu",), timeout_seconds: float = TIMEOUT_SECONDS
+) -> RankGroup:
     """Return the group of this rank; a group of one without a launcher.
 
-    The first call waits until all ranks have called it, and gives each rank of this host the same part of
+    Ranks that share an accelerator of *devices* exchange tensors by gloo, because NCCL refuses them: slow,
+    but the code of several GPUs can be tried on one. The first call waits until all ranks have called it, and gives each rank of this host the same part of
     torch's threads. Later calls return the same group.
     """
     if count_ranks() == 1:
@@ -234,15 +237,25 @@ def join_group(device_type: str = "cpu", timeout_seconds: float = TIMEOUT_SECOND
     if _joined:
         return _joined[0]
     if not torch.distributed.is_initialized():
-        own = torch.distributed.get_default_backend_for_device(device_type)
-        backend = "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{own}"
         with explain_lost_rank(torch.distributed.DistError):
-            torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+            torch.distributed.init_process_group(
+                _find_backend(devices), timeout=timedelta(seconds=timeout_seconds)
+            )
         atexit.register(_leave_group)  # at the exit of the interpreter, its threads may abort the process
     local_size = int(os.environ.get(LOCAL_WORLD_SIZE, os.environ[WORLD_SIZE]))
     torch.set_num_threads(max(1, torch.get_num_threads() // local_size))
     _joined.append(ProcessRankGroup())
     return _joined[0]
+
+
+def _find_backend(devices: Sequence[str | torch.device]) -> str:
+    """Return the backend for tensors on the host and on the device of this rank."""
+    kind = find_rank_device(devices).type
+    if kind == "cpu":
+        return "gloo"
+    is_shared = len(set(map(str, devices))) < len(devices) if len(devices) > 1 else ":" in str(devices[0])
+    own = "gloo" if is_shared else torch.distributed.get_default_backend_for_device(kind)
+    return f"cpu:gloo,{kind}:{own}"
 
 
 def _leave_group() -> None:

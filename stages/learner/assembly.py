@@ -97,7 +97,7 @@ def assemble(
     if isinstance(optimizer, GroupedOptimizer):
         freeze_parameters(model, optimizer.freeze)
     device = find_rank_device(options.devices)
-    group = join_group(device.type)
+    group = join_group(options.devices)
     is_sharded = options.strategy == "fsdp" and group.size > 1
     if group.size > 1:
         _check_sharding(options)

@@ -306,8 +306,9 @@ class FitConfig(Config):
 
         Raises `BuilderError` if `list_devices` has no device for it.
         """
-        device = distributed.find_rank_device(self.list_devices())
-        return distributed.join_group(device.type, self.rank_timeout_seconds)
+        devices = self.list_devices()
+        distributed.find_rank_device(devices)
+        return distributed.join_group(devices, self.rank_timeout_seconds)
 
     def device_kinds(self) -> list[str]:
         """Return the kind of the device of each rank, such as ``cuda``."""
