@@ -56,6 +56,18 @@ class Net(ClassificationStep, nn.Sequential):
         super().__init__(*layers)
 
 
+class Wide(Net):
+    """A model in float64 with a parameter without elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.double()
+
+    def forward(self, inputs):
+        return super().forward(inputs.double()) + self.empty.sum()
+
+
 class HitsMetric:
     """A mean that stays on the device, as all means do on an accelerator."""
 
@@ -169,6 +181,15 @@ RUNS = {
     "bf16": {"change": lambda builder: builder.precision("bf16")},
     "bf16, a window": {"change": lambda builder: builder.precision("bf16").grads_accumulation(2)},
     "fp16": {"change": lambda builder: builder.precision("fp16")},
+    "float64 and an empty parameter": {
+        "model": Wide,
+        "change": lambda builder: builder.grad_clipping(ClipByGlobalNorm(max_norm=0.1)),
+    },
+    "float64 and an empty parameter, a window": {
+        "model": Wide,
+        "optimizer": Sgd(momentum=0.9),
+        "change": lambda builder: builder.grads_accumulation(3),
+    },
     "averaged over epochs": {"change": lambda builder: builder.average_weights(Swa(start_epoch=2))},
     "groups with options, some frozen": {
         "optimizer": GroupedOptimizer(
