@@ -5,6 +5,7 @@ On a CPU, a graph is represented by a function that is called again, with result
 
 import logging
 import random
+import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -87,14 +88,27 @@ class RepeatedCalls:
     accepts_no_metrics = False
 
     def __init__(self, device):
-        pass
+        self.failures = 0
+        self.renew()
 
     def side_stream(self):
         return nullcontext()
 
+    def renew(self):
+        self.graphs = []
+
     def capture(self, run):
+        if self.graphs and not any(graph() for graph in self.graphs):
+            raise RuntimeError("the pool of the dropped graphs cannot be used again")
         if RepeatedCalls.error and (run.args[0] or not RepeatedCalls.accepts_no_metrics):
-            raise RepeatedCalls.error
+            self.failures += 1
+            self.renew()
+            try:
+                raise (
+                    RepeatedCalls.error if self.failures == 1 else RuntimeError("error of the second attempt")
+                )
+            except RuntimeError:
+                raise RuntimeError("the capture cannot be ended")  # noqa: B904  as torch.cuda.graph does
         static = None
 
         def replay():
@@ -108,6 +122,7 @@ class RepeatedCalls:
                         old.copy_(new)
             return static
 
+        self.graphs.append(weakref.ref(replay))
         return replay
 
 
