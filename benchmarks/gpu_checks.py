@@ -39,6 +39,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 """Imports torch once, in a process that never uses CUDA."""
 PROCESS_LIMIT_SECONDS = 60.0
 COMPILER_LIMIT_SECONDS = 150.0
+CPU_LIMIT_SECONDS = 900.0
 SHAPE, CLASSES, BATCH_SIZE = (1, 28, 28), 10, 64
 NOT_CAPTURED = "not captured in a CUDA graph"
 """The part of a line in ``experiment.log`` that reports eager steps."""
@@ -149,6 +150,8 @@ class Training:
     def limit(self) -> float:
         """The seconds after which its process is ended."""
         compiles = self.compile or any(name == "compile" for name, *_ in self.options)
+        if self.device == "cpu":
+            return CPU_LIMIT_SECONDS
         return COMPILER_LIMIT_SECONDS if compiles else PROCESS_LIMIT_SECONDS
 
     @property

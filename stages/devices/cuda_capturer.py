@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,16 +20,26 @@ class Capturer(Protocol):
         """Capture what *run* launches, without executing it, and return a function that launches it.
 
         Each call of that function returns the same tensors, those of *run*, with new values. If the capture
-        fails, nothing has changed.
+        fails, nothing has changed except that earlier ones are no longer valid.
         """
+
+    def renew(self) -> None:
+        """Prepare for captures that share no memory with earlier ones, all of which have been dropped."""
 
 
 class CudaCapturer:
     """Captures the work on a CUDA *device* in graphs that share their memory."""
 
+    _failed: ClassVar[list[torch.cuda.CUDAGraph]] = []
+    """Graphs whose capture failed. torch's allocator of pinned memory may still refer to them."""
+
     def __init__(self, device: torch.device) -> None:
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
+        self.renew()
+
+    def renew(self) -> None:
+        """Use another pool of memory; torch accepts none again after a failure or after its last graph."""
         self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
@@ -56,6 +66,8 @@ class CudaCapturer:
             with suppress(RuntimeError):  # it could be ended
                 torch._C._cuda_endAllocateToPool(self._index, self._pool)  # noqa: SLF001  no public name
                 torch._C._cuda_releasePool(self._index, self._pool)  # noqa: SLF001  no public name
+                self._failed.append(graph)
+            self.renew()
             raise
 
         def replay() -> T:

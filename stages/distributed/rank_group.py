@@ -229,8 +229,8 @@ def join_group(
     """Return the group of this rank; a group of one without a launcher.
 
     Ranks that share an accelerator of *devices* exchange tensors by gloo, because NCCL refuses them: slow,
-    but the code of several GPUs can be tried on one. The first call waits until all ranks have called it, and gives each rank of this host the same part of
-    torch's threads. Later calls return the same group.
+    but the code of several GPUs can be tried on one. The first call waits until all ranks have called it, and
+    gives each rank of this host the same part of torch's threads. Later calls return the same group.
     """
     if count_ranks() == 1:
         return ONE_RANK

@@ -233,38 +233,41 @@ class CudaGraphStep(PlainStep):
                 capture.filled[number] = rate
 
     def _capture_step(self, batch: Any) -> bool:
-        """Capture the step, and return whether that succeeded."""
+        """Capture the step, without its metrics if one reads the device; return whether that succeeded."""
         capture = self._capture
-        if not capture.graphs:
-            capture.ring = ResultRing(self._device, MAX_PENDING_BATCHES)
         if not capture.inputs:
             capture.batch = transform(batch, _clone)
             capture.inputs = list(_tensors_of(capture.batch))
             dtype = torch.float32 if self._device.type == "cuda" else torch.float64  # what the kernels read
             capture.rates = [torch.zeros((), dtype=dtype, device=self._device) for _ in capture.options]
             capture.filled = [0.0] * len(capture.rates)
-        try:
-            capture.graphs[self._ends] = self._capture_with_metrics()
-        except Exception as error:  # noqa: BLE001  whatever it is, the same step runs eagerly
-            self._level, reason = logging.WARNING, str(error).partition("\n")[0]
-            self._refuse(f"the capture failed: {type(error).__name__}: {reason}")
-        clear_gradients(self._model)
-        return not self._is_eager
-
-    def _capture_with_metrics(self) -> Callable[[], Results]:
-        """Capture the step with its metrics, or without them if one of them reads the device."""
         stable = {
             name: each
             for name, each in self._metrics.items()
-            if describe_object(each) == self._capture.metrics[name]
+            if describe_object(each) == capture.metrics[name]
         }
-        try:
-            return self._capturer.capture(partial(self._run, stable, ends=self._ends))
-        except Exception:  # noqa: BLE001  a user's metric may raise any
+        failure = self._try_capture(stable)
+        if failure and stable:
             self._metrics = {}
-            self._capture.graphs.clear()  # a failed capture replaces the generator that they draw from
+            failure = self._try_capture({}) and failure
+        if failure:
+            self._level = logging.WARNING
+            self._refuse(f"the capture failed: {failure}")
+        return not self._is_eager
+
+    def _try_capture(self, metrics: Mapping[str, Any]) -> str:
+        """Capture the step with *metrics*; return the reason for which that failed, or an empty string."""
+        if not self._capture.graphs:
             self._capture.ring = ResultRing(self._device, MAX_PENDING_BATCHES)
-        return self._capturer.capture(partial(self._run, {}, ends=self._ends))
+        try:
+            run = partial(self._run, metrics, ends=self._ends)
+            self._capture.graphs[self._ends] = self._capturer.capture(run)
+        except Exception as error:  # noqa: BLE001  whatever it is, the same step runs eagerly
+            self._capture.graphs.clear()  # a failed capture replaces the generator that they draw from
+            return _describe_cause(error)
+        finally:
+            clear_gradients(self._model)
+        return ""
 
     def _run(self, metrics: Mapping[str, Any], *, ends: bool) -> Results:
         """Run the step to capture. It changes nothing but tensors, as a launch of the graph does."""
@@ -297,6 +300,7 @@ class CudaGraphStep(PlainStep):
             self._refuse(reason)
         self._eager_steps = 0
         self._capture = Capture()
+        self._capturer.renew()
 
     def _refuse(self, reason: str) -> None:
         """Run all further steps eagerly."""
@@ -325,6 +329,14 @@ def log_level(components: Components) -> int:
 def report_eager(reason: str, level: int) -> None:
     """Log the *reason* for which steps run eagerly."""
     log.log(level, "the training steps of this run are not captured in a CUDA graph: %s", reason)
+
+
+def _describe_cause(error: BaseException) -> str:
+    """Return the innermost cause of *error*; the end of a capture raises an error about the first one."""
+    while (cause := error.__cause__ if error.__suppress_context__ else error.__context__) is not None:
+        error = cause
+    reason = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {reason}"
 
 
 def _measure_means(metrics: Mapping[str, Any], item: Any) -> dict[str, Mean]:

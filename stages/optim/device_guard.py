@@ -29,9 +29,8 @@ class DeviceGuard(Guard):
 
     def __init__(self, names: Sequence[str], device: torch.device, scaler: LossScaler | None = None) -> None:
         super().__init__(NonFinite(), names, scaler)
-        self._flag = torch.zeros((), device=device)
-        self.flag = self._kernel_flag = self._flag if scaler is None else torch.zeros((), device=device)
-        self._zero = torch.zeros((), device=device)
+        self._flag, kernel_flag, self._zero = torch.zeros((3,), dtype=torch.float32, device=device).unbind()
+        self.flag = self._kernel_flag = self._flag if scaler is None else kernel_flag
         self._recorded: list[tuple[int, int, str, Tensor]] = []
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
@@ -89,25 +88,33 @@ class DeviceGuard(Guard):
         self._recorded.append((epoch, iteration, what, row))
 
     def _measure(self, loss: Tensor, gradients: Gradients, absorbed: Tensor | None = None) -> Tensor:
-        present = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        norms = _largest_magnitudes([gradients[number] for number in present])
-        magnitudes = [self._zero] * (len(self.names) + 1)
-        magnitudes[0] = loss.detach().to(self._flag.device, torch.float32).reshape(())
-        for number, norm in zip(present, norms, strict=True):
+        values = {
+            number: _values(gradient) for number, gradient in enumerate(gradients) if gradient is not None
+        }
+        present = {number: each for number, each in values.items() if each.numel()}
+        loss = loss.detach().to(self._flag.device).reshape(())
+        is_wide = any(each.dtype == torch.float64 for each in (loss, *present.values()))
+        dtype = torch.float64 if is_wide else torch.float32
+        magnitudes = [loss.to(dtype), *[self._zero.to(dtype)] * len(self.names)]
+        for number, norm in zip(present, _largest_magnitudes([*present.values()], dtype), strict=True):
             magnitudes[number + 1] = norm
         row = torch.stack(magnitudes)
         if absorbed is not None:
             row[1:].masked_fill_(absorbed > 0, 0.0)
-        torch.maximum(self._flag, (~row.isfinite().all()).to(torch.float32), out=self._flag)
+        greatest = torch.linalg.vector_norm(row, float("inf"))  # keeps a NaN
+        torch.maximum(self._flag, greatest - greatest != 0, out=self._flag)  # NaN - NaN and ∞ - ∞ are NaN
         return row
 
 
-def _largest_magnitudes(gradients: Sequence[Any]) -> Sequence[Tensor]:
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _largest_magnitudes(gradients: list[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
     """Return the infinity norm of each of *gradients*; a maximum cannot overflow, and keeps a NaN."""
     if not gradients:
         return []
-    dense = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
-    return torch._foreach_norm(dense, float("inf"), dtype=torch.float32)  # noqa: SLF001  one kernel for all
+    return torch._foreach_norm(gradients, float("inf"), dtype=dtype)  # noqa: SLF001  one kernel for all
 
 
 def _name_non_finite(names: Sequence[str], row: Sequence[float]) -> Any:

@@ -22,9 +22,9 @@ class LossScaler:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._scale = torch.full((), INITIAL_SCALE, device=device)
+        self._scale = torch.full((), INITIAL_SCALE, dtype=torch.float32, device=device)
         self._growth = torch.zeros((), dtype=torch.int32, device=device)
-        self._found = torch.zeros((), device=device)
+        self._found = torch.zeros((), dtype=torch.float32, device=device)
         self._was_used = False
 
     def begin_step(self) -> None:

@@ -5,6 +5,7 @@ On a CPU, a graph is represented by a function that is called again, with result
 
 import logging
 import random
+import weakref
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -58,6 +59,18 @@ class Net(ClassificationStep, nn.Sequential):
         super().__init__(*layers)
 
 
+class Wide(Net):
+    """A model in float64 with a parameter without elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.double()
+
+    def forward(self, inputs):
+        return super().forward(inputs.double()) + self.empty.sum()
+
+
 class HitsMetric:
     """A mean that stays on the device, as all means do on an accelerator."""
 
@@ -79,14 +92,27 @@ class RepeatedCalls:
     accepts_no_metrics = False
 
     def __init__(self, device):
-        pass
+        self.failures = 0
+        self.renew()
 
     def side_stream(self):
         return nullcontext()
 
+    def renew(self):
+        self.graphs = []
+
     def capture(self, run):
+        if self.graphs and not any(graph() for graph in self.graphs):
+            raise RuntimeError("the pool of the dropped graphs cannot be used again")
         if RepeatedCalls.error and (run.args[0] or not RepeatedCalls.accepts_no_metrics):
-            raise RepeatedCalls.error
+            self.failures += 1
+            self.renew()
+            try:
+                raise (
+                    RepeatedCalls.error if self.failures == 1 else RuntimeError("error of the second attempt")
+                )
+            except RuntimeError:
+                raise RuntimeError("the capture cannot be ended")  # noqa: B904  as torch.cuda.graph does
         static = None
 
         def replay():
@@ -102,6 +128,7 @@ class RepeatedCalls:
             RepeatedCalls.is_running = False
             return static
 
+        self.graphs.append(weakref.ref(replay))
         return replay
 
 
@@ -175,6 +202,15 @@ RUNS = {
     "bf16": {"change": lambda builder: builder.precision("bf16")},
     "bf16, a window": {"change": lambda builder: builder.precision("bf16").grads_accumulation(2)},
     "fp16": {"change": lambda builder: builder.precision("fp16")},
+    "float64 and an empty parameter": {
+        "model": Wide,
+        "change": lambda builder: builder.grad_clipping(ClipByGlobalNorm(max_norm=0.1)),
+    },
+    "float64 and an empty parameter, a window": {
+        "model": Wide,
+        "optimizer": Sgd(momentum=0.9),
+        "change": lambda builder: builder.grads_accumulation(3),
+    },
     "averaged over epochs": {"change": lambda builder: builder.average_weights(Swa(start_epoch=2))},
     "groups with options, some frozen": {
         "optimizer": GroupedOptimizer(

@@ -11,6 +11,7 @@ from stages.contracts.outputs import RegressionOutput, TrainOutput
 from stages.optim import DeviceGuard, Guard, NonFinite, NonFiniteError, Stepper
 from stages.optim.device_guard import MAX_RECORDED_STEPS
 from stages.optim.guard import _finite_norms, _finite_sums
+from stages.optim.loss_scaler import LossScaler
 
 NAMES = ["layers.0.weight", "layers.0.bias", "layers.1.weight"]
 SKIP = NonFinite(kind="skip", limit=2)
@@ -20,9 +21,9 @@ NAN, INFINITY = float("nan"), float("inf")
 
 def step(loss=1.0, *gradients):
     """Return a step; a gradient that is not passed is None."""
-    tensors = [None if each is None else torch.tensor(each) for each in gradients]
+    tensors = [None if each is None else torch.as_tensor(each) for each in gradients]
     tensors += [None] * (len(NAMES) - len(tensors))
-    output = RegressionOutput(torch.tensor(loss, requires_grad=True), torch.zeros(1), torch.zeros(1))
+    output = RegressionOutput(torch.as_tensor(loss).requires_grad_(), torch.zeros(1), torch.zeros(1))
     return TrainOutput(None, tensors, output)
 
 
@@ -206,6 +207,48 @@ def test_flag_stays_set_after_the_bad_step():
         guard.passes(each, 1, 1)
 
     assert guard.flag.item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "gradient"), [(1e300, [1e300, -1e300]), (1e300, [1.0]), (1.0, [1e300])], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_guard_on_the_device_measures_float64_beside_other_dtypes(loss, gradient, dtype):
+    wide = step(torch.tensor(loss, dtype=torch.float64), torch.tensor(gradient, dtype=torch.float64), [1.0])
+    wide.gradients[1] = wide.gradients[1].to(dtype)
+    guard = DeviceGuard(NAMES, CPU)
+
+    guard.passes(wide, 1, 1)
+
+    assert not guard.flag.item()
+
+
+@pytest.mark.parametrize("others", [[], [torch.tensor([NAN])]], ids=["only empty ones", "beside a NaN"])
+def test_guard_on_the_device_leaves_out_gradients_without_elements(others):
+    sparse = torch.zeros(3, 2).to_sparse()
+    guard = DeviceGuard(NAMES, CPU)
+
+    guard.passes(step(1.0, torch.empty(0, 3), sparse, *others), 1, 2)
+
+    found = guard.find_error()
+    assert (found and str(found[1]).partition(". ")[0]) == (
+        "epoch 1, batch 2: NaN in layers.1.weight" if others else None
+    )
+
+
+def test_flag_and_scale_are_float32_as_the_kernels_read_them():
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        scaler = LossScaler(CPU)
+        guard = DeviceGuard(NAMES, CPU, scaler)
+    finally:
+        torch.set_default_dtype(default)
+
+    scaler.begin_step()
+    guard.passes(GOOD[0], 1, 1)
+
+    assert guard.flag.dtype == guard._kernel_flag.dtype == scaler.absorb_overflow().dtype == torch.float32
 
 
 def test_overflow_of_an_accumulated_sum_is_named():
