@@ -1,9 +1,11 @@
 """Settings of torch for the computation of a run, which apply to the process while it trains."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -57,7 +59,8 @@ def apply_compute_settings(settings: ComputeSettings, device: torch.device) -> I
         _set_threads(stack, settings.num_threads)
         if settings.portable:
             stack.enter_context(portable_backends(device))
-        _set_float32_precision(stack, "tf32" if settings.precision == "tf32" else "ieee")
+        with warnings.catch_warnings(action="ignore"):  # some versions of torch warn of the older API
+            _set_float32_precision(stack, "tf32" if settings.precision == "tf32" else "ieee")
         if settings.deterministic:
             _set_deterministic(stack)
         if is_accelerator(device) and device.index is not None:
@@ -72,12 +75,18 @@ def _set_threads(stack: ExitStack, num_threads: int | None) -> None:
 
 
 def _set_float32_precision(stack: ExitStack, precision: str) -> None:
-    for name in FLOAT32_BACKENDS:
-        backend: Any = torch.backends
-        for part in name.split("."):
-            backend = getattr(backend, part)
-        allowed = precision if name.startswith("cu") else "ieee"  # mkldnn has no TF32 on most CPUs
-        _set_for_block(stack, backend, "fp32_precision", value=allowed)
+    """Set *precision* by both APIs of torch: the older one raises an error when read if they differ."""
+    backends: dict[str, Any] = {name: attrgetter(name)(torch.backends) for name in FLOAT32_BACKENDS}
+    has_tf32 = backends["cudnn.conv"].fp32_precision == "tf32"
+    for backend in backends.values():
+        _set_for_block(stack, backend, "fp32_precision", value="ieee")
+    # the older API can now be read, whatever the caller has set; it is restored first
+    stack.callback(setattr, torch.backends.cudnn, "allow_tf32", has_tf32)
+    stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    for name, backend in backends.items():
+        backend.fp32_precision = precision if name.startswith("cu") else "ieee"  # most CPUs have no TF32
 
 
 def _set_deterministic(stack: ExitStack) -> None:

@@ -44,10 +44,10 @@ def _describe_memory(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-    peak = torch.cuda.max_memory_allocated(device)
+    peak = torch.cuda.max_memory_reserved(device)
     return (
-        f"Allocated were {format_megabytes(allocated)}, reserved {format_megabytes(reserved)}, and the peak "
-        f"was {format_megabytes(peak)}. "
+        f"Allocated were {format_megabytes(allocated)}, reserved {format_megabytes(reserved)}, at most "
+        f"{format_megabytes(peak)}. "
     )
 
 

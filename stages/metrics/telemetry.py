@@ -202,10 +202,12 @@ class Peak:
 
 
 class PeakMemoryMetric:
-    """The peak of the memory of tensors on the accelerators of this process, in units of 10⁹ bytes.
+    """The peak of the memory that torch has reserved on accelerators for this process, in units of 10⁹ bytes.
 
-    It is the peak since the start of the pass, at which the peak of torch is reset. The peaks of several
-    accelerators are added. The accelerators of this process are those on which it has reserved memory.
+    It includes the memory of CUDA graphs, in which torch counts no tensors, and free memory that torch keeps.
+    It is the peak since the start of the pass, at which the peak of torch is reset to what is reserved. The
+    peaks of several accelerators are added. The accelerators of this process are those on which it has
+    reserved memory.
     Without one, as on a CPU, the metric is the peak of the resident memory of this process since the
     process started, because operating systems do not reset it; worker processes are not included. It is NaN
     on ``mps``, which records no peak.
@@ -224,7 +226,7 @@ class PeakMemoryMetric:
     def read(self) -> Peak:
         """Return the peak since the start of the pass."""
         if accelerators := _find_accelerators():
-            return Peak(sum(map(torch.accelerator.max_memory_allocated, accelerators)))
+            return Peak(sum(map(torch.accelerator.max_memory_reserved, accelerators)))
         return Peak(0 if _uses_mps() else _read_process_peak())
 
 

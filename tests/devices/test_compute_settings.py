@@ -1,5 +1,6 @@
 """Threads, precision and determinism apply while a run trains, and the previous values are restored."""
 
+import operator
 import weakref
 
 import pytest
@@ -26,6 +27,17 @@ def settings_of_torch():
         torch.utils.deterministic.fill_uninitialized_memory,
         backends.cudnn.benchmark,
         [each.fp32_precision for each in parts],
+        older_settings(),
+    )
+
+
+def older_settings():
+    """Return the precisions by the older API, which raises an error if the newer one has other values."""
+    backends = torch.backends
+    return (
+        backends.cuda.matmul.allow_tf32,
+        backends.cudnn.allow_tf32,
+        torch.get_float32_matmul_precision(),
     )
 
 
@@ -33,6 +45,7 @@ def settings_of_torch():
     "settings",
     [
         ComputeSettings(),
+        ComputeSettings(precision="tf32"),
         ComputeSettings(deterministic=True, precision="tf32", num_threads=3),
         ComputeSettings(precision="bf16"),
     ],
@@ -51,6 +64,33 @@ def test_float32_is_ieee_in_products_and_convolutions_unless_tf32_is_chosen(prec
     with apply_compute_settings(ComputeSettings(precision=precision), CPU):
         assert torch.backends.cuda.matmul.fp32_precision == expected
         assert torch.backends.cudnn.conv.fp32_precision == expected
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("f32", False), ("bf16", False), ("tf32", True)])
+def test_older_reads_of_the_precision_agree_also_within_flags_of_cudnn(precision, allowed):
+    expected = allowed, allowed, "high" if allowed else "highest"
+
+    with apply_compute_settings(ComputeSettings(precision=precision), CPU):
+        assert older_settings() == expected
+        with torch.backends.cudnn.flags():
+            older_settings()
+        assert older_settings() == expected
+
+
+@pytest.mark.parametrize("name", ["cuda.matmul", "cudnn.conv", "mkldnn.matmul"])
+@pytest.mark.parametrize("before", ["highest", "high", "medium"])
+def test_precision_that_the_older_api_cannot_read_is_no_obstacle(name, before):
+    backend = operator.attrgetter(name)(torch.backends)
+    precisions = torch.get_float32_matmul_precision(), backend.fp32_precision
+    torch.set_float32_matmul_precision(before)
+    backend.fp32_precision = "ieee"
+    try:
+        with apply_compute_settings(ComputeSettings(precision="tf32"), CPU):
+            older_settings()
+        assert backend.fp32_precision == "ieee"
+    finally:
+        torch.set_float32_matmul_precision(precisions[0])
+        backend.fp32_precision = precisions[1]
 
 
 def test_deterministic_setting_refuses_operations_without_a_deterministic_form():
