@@ -12,6 +12,7 @@ COUNT ?=
 
 repro: .venv/installed
 	dvc repro
+	@echo "The model is artifacts/model.mpk.gz. Run 'learner compare' next, after '. .venv/bin/activate'."
 
 test: .venv/installed-test
 	ruff format --check .

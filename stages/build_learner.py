@@ -14,7 +14,7 @@ from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths, CheckpointConfig
 
-VERSION = "5"
+VERSION = "6"
 
 
 def build_learner(

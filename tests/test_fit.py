@@ -1,13 +1,16 @@
 """The stage fit resumes, starts over, and publishes its results."""
 
 import json
+import platform
 import shutil
 import time
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 from ranks import run_ranks
+from torch.torch_version import TorchVersion
 
 from pipeline.engine.stage_run import read_key_entries
 from stages import data
@@ -22,7 +25,9 @@ from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerP
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_params import FitConfig
 from stages.params.fit_ranks import follow_main
+from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.runs import check_space, differences, runs
+from stages.save_model import save_model
 
 
 class OutOfMemory(Mlp):
@@ -78,6 +83,31 @@ def stop_rank(paths):
 def reproduce(project, *options):
     """Run `dvc repro` with *options* and return its output."""
     return project.ok("dvc", "repro", *options)
+
+
+def tracked_files(folder):
+    """Return the content of each output of the stages that DVC tracks, by its path in *folder*."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
+    untracked = ("runs/", "artifacts/telemetry/", "artifacts/experiment.log")
+    return {name: path.read_bytes() for name, path in names.items() if not name.startswith(untracked)}
+
+
+def test_build_of_torch_and_the_machine_change_no_tracked_output(tmp_path, monkeypatch):
+    made = []
+    for version, machine in (("2.13.0", "x86_64"), ("2.13.0+cpu", "x86_64"), ("2.13.0+cu130", "aarch64")):
+        monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        folder = tmp_path / version
+        artifacts = fit_two_epochs(folder, "mlp")
+        config = SaveModelConfig(exports=("safetensors", "burnpack"))
+        (folder / "config.json").write_text(json.dumps({"save_model": config.model_dump(mode="json")}))
+        outputs = (folder / "config.json", artifacts / "model.mpk.gz", artifacts / "exports")
+        save_model(config, SaveModelPaths(artifacts / "checkpoint", *outputs))
+        made.append(tracked_files(folder))
+
+    assert {"learner/checkpoint/trainer-0.mpk.gz", "artifacts/checkpoint/trainer-2.mpk.gz"} < made[0].keys()
+    assert made[1] == made[2] == made[0]
 
 
 def test_run_with_more_epochs_resumes_and_equals_uninterrupted_run(finished, tmp_path):

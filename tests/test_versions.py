@@ -51,7 +51,7 @@ STORED = {
     load_data: (data_hash, "3", {"2d82a683a43249b4af007e671daf3619753a3748ed7eec61790618259107a274": 1}),
     build_learner: (
         weight_norms(START.format("model"), START.format("trainer")),
-        "5",
+        "6",
         {
             "conv1.weight": 1.6,
             "conv1.bias": 0.55,
@@ -65,7 +65,7 @@ STORED = {
     ),
     fit: (
         final_metrics,
-        "9",
+        "10",
         {"train Accuracy": 74.8, "train Loss": 0.718, "valid Accuracy": 93.0, "valid Loss": 0.2537},
     ),
     save_model: (

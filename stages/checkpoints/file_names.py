@@ -14,6 +14,8 @@ CHECKPOINT_FOLDER = "checkpoint"
 """Directory of the checkpoints of epochs, in an artifact directory and in a run store."""
 STEP_FOLDER = "steps"
 """Directory of the checkpoint within an epoch. Its files have the number of the save in place of an epoch."""
+ENVIRONMENT_FILE = "environment.json"
+"""Beside these directories: the build and the machine that wrote the newest checkpoint. Nothing tracks it."""
 BURN_PARTS = ("model", "optim", "scheduler")
 """Parts of a checkpoint that Burn has too."""
 TRAINER = "trainer"

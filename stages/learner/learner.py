@@ -13,6 +13,7 @@ from stages.devices.compute_settings import apply_compute_settings
 from stages.devices.memory import report_out_of_memory
 from stages.learner.assembly import Components
 from stages.learner.batches import Loader
+from stages.learner.environment import write_machine
 from stages.learner.loop import Loop
 from stages.learner.summary import summary_text, training_lines
 
@@ -86,6 +87,8 @@ class Learner:
         application_log = self._options.open_application_log() if is_main else nullcontext()
         with application_log, self.compute_settings():
             log.info("%s", f"Resuming {self.resumed}" if self.resumed else "Starting training")
+            if is_main:
+                self._note_machine()
             with report_out_of_memory(self._device), saves:
                 model = Loop(self._components).run(train, valid)
             if checkpoints is not None and not self.interrupted:
@@ -121,6 +124,13 @@ class Learner:
             return  # another rank writes
         with checkpoints.complete_saves():
             checkpoints.save_epoch(state.epoch, state.checkpoint(), state.history)
+
+    def _note_machine(self) -> None:
+        """Log the machine, and write it beside the checkpoints for the next resume."""
+        machine = self._state.machine
+        log.info("Training with %s", ", ".join(f"{key} {value}" for key, value in machine.items()))
+        if self._components.checkpoints is not None:
+            write_machine(self._options.directory, machine)
 
     def _check_between_epochs(self) -> None:
         if self._state.open_epoch is not None:

@@ -5,7 +5,6 @@ have a row ``[epoch, split, metric, value]`` per value, which is read too.
 """
 
 import logging
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -23,6 +22,12 @@ from stages.contracts.seeds import derive_seed
 from stages.devices.compilation import CompiledShapes
 from stages.devices.rng import seed_generators
 from stages.distributed import ONE_RANK, GradientExchange, RankGroup, RankWindow
+from stages.learner.environment import (
+    describe_differences,
+    describe_environment,
+    describe_machine,
+    read_environment,
+)
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions
 from stages.learner.streams import Streams
@@ -124,9 +129,13 @@ class RunState:
         """A description of the position that the run resumed at, such as "after epoch 3"."""
         self._seed = options.seed
         self._identity = options.identity
-        self._environment = describe_environment(device, options.compute.precision, group.size)
-        if self.is_sharded:
-            self._environment["strategy"] = "fsdp"
+        self._directory = options.directory
+        strategy = "fsdp" if self.is_sharded else "ddp"
+        self._environment = describe_environment(
+            device, options.compute.precision, ranks=group.size, strategy=strategy
+        )
+        self.machine = describe_machine(device)
+        """The build of torch and the device, which no checkpoint contains."""
 
     @property
     def epoch(self) -> int:
@@ -203,7 +212,8 @@ class RunState:
 
     def _note_resume(self, environment: Any) -> None:
         self.resumed = str(self.position) if self.position else f"after epoch {self.epoch}"
-        then, now = describe_differences(environment or {}, self._environment)
+        saved = read_environment(environment, self._directory)
+        then, now = describe_differences(saved, self._environment | self.machine)
         if then:
             log.warning(
                 "the checkpoint was made with %s, and this run uses %s: its numbers may differ in their last "
@@ -236,31 +246,6 @@ def _build_window(options: LearnerOptions, model: ModelState, group: RankGroup) 
 def _can_check_on_device(model: ModelState, options: LearnerOptions, device: torch.device) -> bool:
     """Return whether *device* can skip an update without the host."""
     return device.type != "cpu" and options.non_finite.kind == "stop" and model.reads_flag
-
-
-def describe_environment(device: torch.device, precision: str, ranks: int = 1) -> dict[str, str]:
-    """Return what may change the last digits of a number: builds, machine, device, precision and ranks."""
-    environment = {
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "device": device.type,
-        "precision": precision,
-    }
-    if ranks > 1:
-        environment["ranks"] = str(ranks)
-    if device.type == "cuda":
-        environment["device name"] = torch.cuda.get_device_name(device)
-        environment["cuda"] = str(torch.version.cuda)
-        environment["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-    return environment
-
-
-def describe_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the entries that both *then* and *now* have and that differ, as text."""
-    default = {"ranks": "1", "strategy": "ddp"}
-    before, after = ({**default, **each} if then else {} for each in (then, now))
-    keys = [key for key, value in after.items() if before.get(key, value) != value]
-    return ", ".join(f"{key} {before[key]}" for key in keys), ", ".join(f"{key} {after[key]}" for key in keys)
 
 
 def history_tree(history: History) -> Tree:

@@ -10,6 +10,7 @@
         finished.json       sizes and hashes of all files of a finished run
         logs.jsonl          sizes and hashes of the logs of each finished epoch
         heartbeat.json      the progress of the run
+        environment.json    the build of torch and the machine of the last process
       3f2a….lock            the process that works in the store
       3f2a….ranks/          the output of its ranks, except for rank 0
       .trash-3f2a…-…        a store that is being removed; the next removal finishes an interrupted one

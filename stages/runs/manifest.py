@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.checkpoints.file_names import STEP_FOLDER
+from stages.checkpoints.file_names import ENVIRONMENT_FILE, STEP_FOLDER
 from stages.contracts.files import UNREADABLE, describe
 from stages.contracts.history import Split
 from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE
@@ -24,7 +24,7 @@ Manifest = Mapping[str, Mapping[str, Any]]
 
 _CHECKSUM = "checksum"
 _NOT_LISTED = re.compile(
-    rf"{'|'.join(map(re.escape, (FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE)))}|"
+    rf"{'|'.join(map(re.escape, (FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE, ENVIRONMENT_FILE)))}|"
     rf"{STEP_FOLDER}/.+|(?:.+/)?\.[^/]+\.part"
 )
 

@@ -52,6 +52,7 @@ STORE_FILES = (
     "logs.jsonl",
     "experiment.log",
     "heartbeat.json",
+    "environment.json",
 )
 
 

@@ -34,6 +34,7 @@ UNLISTED = [
     "finished.json",
     "heartbeat.json",
     "logs.jsonl",
+    "environment.json",
     "steps/7/model.mpk.gz",
     ".heartbeat.json.part",
     "train/.Loss.log.part",
