@@ -1,14 +1,14 @@
 """Ranks for tests: processes that are forked from one server, which imports torch once."""
 
-import multiprocessing
+import multiprocessing.connection
 import os
 import traceback
 from contextlib import suppress
 
+from fork_server import server_context
 from free_ports import free_port
 
 TIMEOUT_SECONDS = 120
-PRELOADED = ["torch", "torch.distributed", "stages.learner", "stages.learner.builder", "stages.data.loaders"]
 
 
 def run_ranks(function, size, *arguments):
@@ -16,9 +16,7 @@ def run_ranks(function, size, *arguments):
 
     Raises `AssertionError` with the traceback of the first rank that fails; the others are then killed.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    port = free_port()
+    context, port = server_context(), free_port()
     pipes = [context.Pipe() for _ in range(size)]
     processes = [
         context.Process(target=_run, args=(function, arguments, rank, size, port, pipes[rank][1]))

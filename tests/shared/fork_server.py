@@ -1,0 +1,138 @@
+"""A process that has imported torch, DVC and this project, and forks one process for each request.
+
+These imports take three seconds. The server of a process that runs tests imports them once, when the first
+test needs it, and runs nothing itself: every fork starts from the same state, whatever tests ran before.
+"""
+
+import atexit
+import filecmp
+import functools
+import gc
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("stages", "pipeline")
+IMPORTED_LATER = ("pipeline.flows.", "pipeline.scaffold.template", "pipeline.__main__")
+"""Beginnings of the names of modules that the server does not import: those with Prefect, and programs."""
+SET_AT_START = ("PYTHON", "OMP_", "MKL_NUM")
+"""Beginnings of environment variables that Python or torch has read before the fork."""
+
+
+@functools.cache
+def server_context():
+    """Return the context of `multiprocessing` whose processes are forks of the server."""
+    from pipeline.sweep.point_server import NOT_PRELOADED, PRELOADED
+
+    paths = [
+        path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
+    ]
+    names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths]
+    later = (*IMPORTED_LATER, *NOT_PRELOADED)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch.distributed", "pytest", "dvc.cli", *PRELOADED]
+        + [name for name in names if not name.startswith(later)]
+    )
+    return context
+
+
+class ForkedProgram:
+    """A Python program that runs in a fork of the server, with the interface of `subprocess.Popen`."""
+
+    def __init__(self, module, arguments, *, folder, environment, streams, new_session=False):
+        """Run *module* as ``python -m`` does; *streams* are the files of standard output and error."""
+        reserved = [name for name in environment if name.startswith(SET_AT_START)]
+        changed = [name for name in reserved if environment[name] != os.environ.get(name)]
+        assert not changed, f"{changed} have no effect in a fork: start a process"
+        self._process = server_context().Process(
+            target=_run,
+            args=(module, arguments, folder, environment, streams, new_session, has_other_code(folder)),
+        )
+        self._process.start()
+        self.pid = self._process.pid
+        while new_session and self.poll() is None and os.getpgid(self.pid) != self.pid:
+            time.sleep(0.001)  # a test may signal the process group at once
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def poll(self):
+        return self._process.exitcode
+
+    def wait(self, timeout=None):
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise TimeoutError(f"process {self.pid} did not end in {timeout} s")
+        return self._process.exitcode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(module, arguments, folder, environment, streams, new_session, has_other_code):
+    """Become the program, as if Python had started with it."""
+    if new_session:
+        os.setsid()
+    for number, name in zip((1, 2), streams, strict=True):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
+    os.environ.clear()
+    os.environ |= environment
+    os.chdir(folder)
+    sys.path[:] = [str(folder), *(name for name in sys.path if not name.startswith(str(ROOT / "tests")))]
+    if has_other_code:
+        for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+            del sys.modules[name]
+    gc.freeze()
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except Exception:  # noqa: BLE001  as the interpreter does
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+
+
+def has_other_code(folder):
+    """Return whether Python imports a package in *folder* that differs from the one of the server."""
+    return any(
+        (folder / name).with_suffix(".py").exists()
+        or ((folder / name).exists() and not _is_copy(folder / name, ROOT / name))
+        for name in PACKAGES
+    )
+
+
+def _is_copy(folder, original):
+    names = _sources(folder)
+    return names == _own_sources(original) and all(
+        filecmp.cmp(folder / name, original / name) for name in names
+    )
+
+
+def _sources(folder):
+    """Return the paths of the Python files below *folder*, relative to it."""
+    return {
+        os.path.relpath(os.path.join(above, name), folder)  # noqa: PTH118  as fast as it gets
+        for above, _, names in os.walk(folder)
+        for name in names
+        if name.endswith(".py")
+    }
+
+
+_own_sources = functools.cache(_sources)

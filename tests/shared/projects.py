@@ -1,0 +1,174 @@
+"""Projects in temporary folders, in which tests run commands as a user does."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from fork_server import ForkedProgram, has_other_code
+
+IN_PROCESS = (
+    "check",
+    "compare",
+    "data",
+    "doctor",
+    "plot",
+    "records",
+    "runs",
+    "status",
+    "summary",
+    "versions",
+)
+"""The commands of ``learner`` that run no stage and do not import modules of the user."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The exit code and the output of a finished command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self):
+        return self.out + self.err
+
+    def ok(self):
+        """Check that the command has exited with 0, and return its output."""
+        assert self.code == 0, self.text
+        return self.text
+
+    @property
+    def imported(self):
+        """The names of the modules that a Python with ``-X importtime`` has imported."""
+        lines = (line for line in self.err.splitlines() if line.startswith("import time:"))
+        return {line.rsplit("|", 1)[1].strip() for line in lines}
+
+
+class Project:
+    """A project in a separate folder, in which tests run commands as a user does.
+
+    `call` is the way to run ``learner`` unless a test is about processes: it imports nothing again.
+    `learner`, `run`, `ok` and `start` start real processes.
+    """
+
+    def __init__(self, folder, home):
+        self.folder = folder
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "DVC_"))
+        } | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PREFECT_HOME": str(home),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+            "COLUMNS": "200",
+            "GIT_AUTHOR_NAME": "t",
+            "GIT_AUTHOR_EMAIL": "t@localhost",
+            "GIT_COMMITTER_NAME": "t",
+            "GIT_COMMITTER_EMAIL": "t@localhost",
+        }
+
+    def call(self, *arguments, **environment):
+        """Run ``learner`` without a new interpreter, and return what `learner` returns.
+
+        A command of `IN_PROCESS` runs in this process. Others, and those of a project whose ``stages`` or
+        ``pipeline`` a test has edited, run in a fork of a process that has imported torch and DVC.
+        """
+        if arguments[:1] and arguments[0] in IN_PROCESS and not has_other_code(self.folder):
+            import in_process  # imports most of the project, which few tests of `stages` need
+
+            return Finished(*in_process.call(arguments, self.folder, self.environment | environment))
+        return self.fork("pipeline", *arguments, **environment)
+
+    def dvc(self, *arguments, **environment):
+        """Run ``dvc`` in a fork of a process that has imported it, as `fork` does."""
+        return self.fork("dvc", *arguments, **environment)
+
+    def fork(self, module, *arguments, **environment):
+        """Run ``python -m module`` in a fork of a process that has imported torch, DVC and this project.
+
+        Python and torch have read some environment variables before the fork; a test that sets one of them
+        needs a process.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            streams = [Path(folder, name) for name in ("out", "err")]
+            code = self._start_fork(module, arguments, streams, environment).wait()
+            return Finished(code, *(stream.read_text() for stream in streams))
+
+    def start_call(self, *arguments, log, **environment):
+        """Start ``learner`` as `fork` runs it, in a process group of its own, with its output in *log*."""
+        return self._start_fork("pipeline", arguments, (log, log), environment, new_session=True)
+
+    def _start_fork(self, module, arguments, streams, environment, *, new_session=False):
+        for stream in streams:
+            Path(stream).write_bytes(b"")
+        return ForkedProgram(
+            module,
+            arguments,
+            folder=self.folder,
+            environment=self.environment | environment,
+            streams=streams,
+            new_session=new_session,
+        )
+
+    def run(self, *command, **environment):
+        """Run *command* with additional *environment* variables; return its exit code and output."""
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *command, log, **environment):
+        """Start *command* in a process group of its own, with its output in the file *log*."""
+        with Path(log).open("wb") as output:
+            return subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self.environment | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def ok(self, *command, **environment):
+        """Run *command*, check that it exits with 0, and return its output."""
+        return self.run(*command, **environment).ok()
+
+    def learner(self, *arguments, **environment):
+        """Run ``learner`` as a process, with the code in the folder of the project."""
+        return self.run(sys.executable, "-m", "pipeline", *arguments, **environment)
+
+    def edit(self, name, old, new):
+        """Replace *old* by *new* in the file *name*, which must contain *old*."""
+        path = self.folder / name
+        text = path.read_text()
+        assert old in text, f"{old!r} is not in {name}"
+        path.write_text(text.replace(old, new))
+
+    def files(self, *names):
+        """Return the content of each file below *names* by its path, except for those with times."""
+        found = {}
+        for name in names:
+            base = self.folder / name
+            for path in [base] if base.is_file() else sorted(base.rglob("*")):
+                untracked = path.name == "experiment.log" or "telemetry" in path.parts
+                if path.is_file() and not untracked:
+                    found[str(path.relative_to(self.folder))] = path.read_bytes()
+        return found
+
+    def copied_to(self, folder):
+        """Copy the project with its outputs and cache to *folder*, and return the copy."""
+        watchdogs = shutil.ignore_patterns("watchdog-*")  # that of the last command may end while this copies
+        shutil.copytree(self.folder, folder, symlinks=True, ignore=watchdogs, dirs_exist_ok=True)
+        return Project(folder, self.environment["PREFECT_HOME"])

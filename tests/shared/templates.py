@@ -1,0 +1,120 @@
+"""Projects that are made once for the same code, in ``build/``, and that tests copy.
+
+A template is made by the first process that needs it, and made again if a file that a clone would have has
+changed, or the Python or a package that computes.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from projects import Project
+from waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / "build/finished"
+NOT_COPIED = ("tests/", "benchmarks/", ".github/", ".ci/", "CHANGELOG.md", "dvc.lock")
+HASHED_PACKAGES = ("torch", "dvc", "numpy")
+
+
+def fresh(folder, home):
+    """Return a fresh checkout of the project in *folder*, without outputs."""
+    return Project(template("fresh", _make_fresh, home), home).copied_to(folder)
+
+
+def short(folder, home):
+    """Return a fresh checkout in *folder* that is set to train for two epochs."""
+    return Project(template("short", _make_short, home), home).copied_to(folder)
+
+
+def finished_template(home):
+    """Return a finished project that all tests share and only copy."""
+    return Project(template("finished", _make_finished, home), home)
+
+
+def template(name, make, home):
+    """Return the folder of the template *name*, which the first process that needs it makes with *make*."""
+    folder = _templates_of_this_code()
+    with (folder / f"{name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        complete = folder / f"{name}.complete"
+        if not complete.exists():
+            shutil.rmtree(folder / name, ignore_errors=True)
+            (folder / name).mkdir()
+            make(Project(folder / name, home))
+            complete.touch()
+    return folder / name
+
+
+def _make_fresh(project):
+    for name in _files_of_the_project():
+        (project.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, project.folder / name)
+    compileall = ("-m", "compileall", "-q", "stages", "pipeline")
+    project.ok(sys.executable, *compileall)  # valid for copies of the same time
+    project.ok("git", "init", "-q")
+    project.ok("git", "add", "-A")
+    project.ok("git", "commit", "-qm", "The project")
+
+
+def _make_short(project):
+    fresh(project.folder, project.environment["PREFECT_HOME"])
+    project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
+    project.ok("git", "commit", "-qam", "Train for two epochs")
+
+
+def _make_finished(project):
+    """Run `dvc repro` with a fixed hash seed, and commit the result."""
+    short(project.folder, project.environment["PREFECT_HOME"])
+    project.ok("dvc", "repro", PYTHONHASHSEED="1")
+    wait_until(lambda: not list((project.folder / ".runs").glob("watchdog-*")))
+    project.ok("git", "add", "-A")
+    project.ok("git", "commit", "-qm", "Run it")
+
+
+@functools.cache
+def _templates_of_this_code():
+    """Return the folder of the templates of the present code, and remove those of other code.
+
+    It is in use, and stays, until this process has ended.
+    """
+    folder = TEMPLATES / _hash_of_the_project()
+    TEMPLATES.mkdir(parents=True, exist_ok=True)
+    with (TEMPLATES / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder.mkdir(exist_ok=True)
+        fcntl.flock(os.open(folder / "in-use", os.O_RDWR | os.O_CREAT), fcntl.LOCK_SH)
+        for other in TEMPLATES.glob("*/in-use"):
+            with other.open("a") as file, contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(other.parent, ignore_errors=True)
+    return folder
+
+
+def _hash_of_the_project():
+    """Return a hash of what the files of a template depend on."""
+    versions = [sys.version, torch.__version__, *(version(name) for name in HASHED_PACKAGES)]
+    content = hashlib.sha256("\n".join(versions).encode())
+    for path in (*(ROOT / name for name in _files_of_the_project()), Path(__file__)):
+        content.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return content.hexdigest()[:16]
+
+
+def _files_of_the_project():
+    """Return the names of the files that a clone would have and that commands or stages may read."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    return [name for name in listed if not name.startswith(NOT_COPIED) and (ROOT / name).is_file()]

@@ -1,0 +1,92 @@
+"""Commands that tests run without a new interpreter do what a process does, and leave no trace."""
+
+import logging
+import os
+import random
+import signal
+import sys
+
+import pytest
+import torch
+from projects import IN_PROCESS
+from templates import finished_template
+from waiting import wait_until
+
+
+def read_state():
+    """Return what a command in this process could change."""
+    logger = logging.getLogger()
+    return {
+        "folder": os.getcwd(),  # noqa: PTH109
+        "environment": dict(os.environ),
+        "path": list(sys.path),
+        "finders": list(sys.meta_path),
+        "arguments": list(sys.argv),
+        "main": sys.modules["__main__"],
+        "streams": (sys.stdout, sys.stderr),
+        "logging": (logger.level, list(logger.handlers), logging.root.manager.disable),
+        "signals": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)],
+        "random": (random.getstate(), torch.get_rng_state().tolist()),
+        "torch": (torch.get_num_threads(), torch.get_default_dtype(), torch.backends.mkldnn.enabled),
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments", [["check"], ["check", "--unknown"], ["status", "--json"], ["-h"], ["chekc"]]
+)
+def test_call_returns_the_outcome_of_a_process(finished, arguments):
+    assert finished.call(*arguments) == finished.learner(*arguments)
+
+
+@pytest.mark.parametrize("command", IN_PROCESS)
+def test_call_leaves_the_process_unchanged(finished, command):
+    before = read_state()
+
+    finished.call(command)
+
+    assert read_state() == before
+
+
+def test_code_that_a_test_edits_runs_in_a_fork(project):
+    project.edit(
+        "pipeline/commands/check.py",
+        "import typer",
+        'import os; import typer; print("in process", os.getpid())',
+    )
+
+    printed = project.call("check").ok()
+
+    assert "in process" in printed
+    assert f"in process {os.getpid()}\n" not in printed
+
+
+def test_stages_in_a_fork_write_what_dvc_repro_writes(finished, project):
+    printed = project.call("run").ok()
+
+    assert printed.splitlines()[-1] == "save-model: ran"
+    assert project.files("dvc.lock", ".dvc/cache") == finished.files("dvc.lock", ".dvc/cache")
+
+
+def test_started_command_can_be_signaled(project, tmp_path):
+    process = project.start_call("run", log=tmp_path / "log")
+    wait_until(lambda: list((project.folder / ".runs").glob("*/checkpoint/trainer-1.*")), process=process)
+
+    os.killpg(process.pid, signal.SIGTERM)
+
+    assert process.wait() == 128 + signal.SIGTERM
+    assert "SIGTERM" in (tmp_path / "log").read_text()
+
+
+def test_variable_that_a_fork_cannot_have_is_refused(project):
+    with pytest.raises(AssertionError, match="PYTHONHASHSEED"):
+        project.call("run", PYTHONHASHSEED="2")
+
+
+def test_edit_of_a_copy_does_not_change_the_template(finished, home):
+    before = finished_template(home).files("params.yaml", "artifacts", ".dvc/cache", ".runs")
+    for path in finished.folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
+            path.write_bytes(b"edited")
+
+    assert finished_template(home).files("params.yaml", "artifacts", ".dvc/cache", ".runs") == before
