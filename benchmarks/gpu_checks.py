@@ -627,7 +627,7 @@ def check_out_of_memory(setup: Setup) -> str:
     """Train on a batch of a million images."""
     setup.require_cuda()
     ended = run_program(f"exhaust_memory({setup.device!r})")
-    wanted = "the peak was", "batch_size", "gradient_checkpointing", "precision"
+    wanted = "at most ", "batch_size", "gradient_checkpointing", "precision"
     check_message(ended, wanted)
     memory = json.loads(ended.stdout)
     if memory["reserved"] > memory["before"] + 2**28:
