@@ -1,6 +1,7 @@
 """Captures of the work that is launched on a device, as CUDA graphs."""
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import ClassVar, Protocol, TypeVar
 
@@ -35,7 +36,7 @@ class CudaCapturer:
 
     def __init__(self, device: torch.device) -> None:
         self._index = torch.cuda.current_device() if device.index is None else device.index
-        self._stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
+        self._stream = _capture_stream(self._index)
         self.renew()
 
     def renew(self) -> None:
@@ -78,30 +79,35 @@ class CudaCapturer:
 
 
 class ResultRing:
-    """The numbers that a graph computes in its last *slots* launches.
+    """The numbers that a graph computes in its last *slots* launches, float64.
 
-    A graph writes to the next slot, so its launches need no copy of what they overwrite. It does so with an
-    operation on the entire buffer, because `index_copy_` sorts if algorithms must be deterministic.
+    A graph writes to the next slot, so that nothing need be copied after a launch. The memory is allocated
+    outside of graphs, because a launch overwrites all memory of its graph. An operation on the entire buffer
+    writes, because `index_copy_` sorts if algorithms must be deterministic.
     """
 
-    def __init__(self, device: torch.device, slots: int) -> None:
-        self._positions = torch.arange(slots, device=device)
+    def __init__(self, device: torch.device, slots: int, widths: Mapping[str, int]) -> None:
+        """Allocate a buffer for each name in *widths*, which has the most numbers of a launch."""
+        self._positions = torch.arange(slots, device=device).unsqueeze(1)
         self._slot = torch.zeros((), dtype=torch.int64, device=device)
         self._launches = 0
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers = {
+            name: torch.zeros((slots, width), dtype=torch.float64, device=device)
+            for name, width in widths.items()
+        }
 
     def write(self, **numbers: Tensor) -> dict[str, tuple[Tensor, ...]]:
         """Write vectors to the next slot of the buffers of these names, and return all slots of them.
 
         A graph records it.
         """
-        is_next = (self._positions == self._slot).unsqueeze(1)
+        slots, is_next = {}, self._positions == self._slot
         for name, values in numbers.items():
-            if name not in self._buffers:
-                self._buffers[name] = values.new_empty(len(self._positions), len(values))
-            torch.where(is_next, values, self._buffers[name], out=self._buffers[name])
+            buffer = self._buffers[name][:, : len(values)]
+            torch.where(is_next, values, buffer, out=buffer)
+            slots[name] = buffer.unbind()
         self._slot.add_(1)
-        return {name: self._buffers[name].unbind() for name in numbers}
+        return slots
 
     def advance(self) -> int:
         """Return the slot of the next launch."""
@@ -110,3 +116,9 @@ class ResultRing:
             self._slot.zero_()
         self._launches += 1
         return slot
+
+
+@functools.cache
+def _capture_stream(index: int) -> torch.cuda.Stream:
+    """Return the stream of captures on a device, always the same: cuBLAS keeps memory for each stream."""
+    return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]

@@ -258,7 +258,9 @@ class CudaGraphStep(PlainStep):
     def _try_capture(self, metrics: Mapping[str, Any]) -> str:
         """Capture the step with *metrics*; return the reason for which that failed, or an empty string."""
         if not self._capture.graphs:
-            self._capture.ring = ResultRing(self._device, MAX_PENDING_BATCHES)
+            row = len(self._flags.names) + 1
+            widths = {"rows": row, "sum_rows": row, "means": 2 * len(self._metrics)}
+            self._capture.ring = ResultRing(self._device, MAX_PENDING_BATCHES, widths)
         try:
             run = partial(self._run, metrics, ends=self._ends)
             self._capture.graphs[self._ends] = self._capturer.capture(run)

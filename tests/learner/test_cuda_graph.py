@@ -82,6 +82,27 @@ class HitsMetric:
         return Mean(hits.sum().double(), (output.targets >= 0).sum())
 
 
+class Allocations(TorchDispatchMode):
+    """The tensors that operations allocate, of which `overwrite` overwrites those that are still in use."""
+
+    def __init__(self):
+        super().__init__()
+        self._tensors = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        results = function(*args, **(kwargs or {}))
+        passed = {id(leaf) for leaf in leaves_of([*args, *(kwargs or {}).values()])}
+        if not function.is_view:
+            tensors = (leaf for leaf in leaves_of(results) if isinstance(leaf, torch.Tensor))
+            self._tensors += [weakref.ref(tensor) for tensor in tensors if id(tensor) not in passed]
+        return results
+
+    def overwrite(self):
+        with torch.no_grad():
+            for tensor in filter(None, (reference() for reference in self._tensors)):
+                tensor.fill_(torch.nan if tensor.is_floating_point() else 1)
+
+
 class RepeatedCalls:
     """A capturer whose graphs call the captured function again and keep its results in the same tensors."""
 
@@ -113,13 +134,15 @@ class RepeatedCalls:
                 )
             except RuntimeError:
                 raise RuntimeError("the capture cannot be ended")  # noqa: B904  as torch.cuda.graph does
-        static = None
+        static, allocations = None, Allocations()
 
         def replay():
             nonlocal static
             RepeatedCalls.replays += 1
             RepeatedCalls.is_running = True
-            results = run()
+            allocations.overwrite()  # a launch uses the memory of its graph again
+            with allocations:
+                results = run()
             static = static or results
             with torch.no_grad():
                 for old, new in zip(leaves_of(static), leaves_of(results), strict=True):
