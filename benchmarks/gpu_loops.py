@@ -162,7 +162,7 @@ CASES = {
     "mlp-64": Case(MLP),
     "cnn-64": Case(CNN),
     "gpt2": GPT2,
-    "gpt2-save": replace(GPT2, batch_size=4, steps=100),
+    "gpt2-save": replace(GPT2, batch_size=4, steps=500),
     "gpt2-compiled": replace(GPT2, compile="inductor"),
     "validation": Case(MLP),
     "images-224": Case(Strided, 256, 40, (3, 224, 224), first=10),
@@ -450,6 +450,7 @@ def measure(loop: str, name: str, device_name: str, *, quick: bool) -> Measureme
     case = find_case(name, device, quick=quick)
     release_memory()
     if is_cuda:
+        torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)
     with apply_compute_settings(ComputeSettings(), device), contextlib.redirect_stdout(io.StringIO()):
         clock = Clock(case.first, case.steps, torch.cuda.synchronize if is_cuda else int)
