@@ -90,7 +90,7 @@ class ResultRing:
         """Allocate a buffer for each name in *widths*, which has the most numbers of a launch."""
         self._positions = torch.arange(slots, device=device).unsqueeze(1)
         self._slot = torch.zeros((), dtype=torch.int64, device=device)
-        self._launches = 0
+        self._count, self._launches = slots, 0
         self._buffers = {
             name: torch.zeros((slots, width), dtype=torch.float64, device=device)
             for name, width in widths.items()
@@ -111,7 +111,7 @@ class ResultRing:
 
     def advance(self) -> int:
         """Return the slot of the next launch."""
-        slot = self._launches % len(self._positions)
+        slot = self._launches % self._count
         if slot == 0:
             self._slot.zero_()
         self._launches += 1
