@@ -355,9 +355,11 @@ class TimedRenderer(PlainRenderer):
             self.clock.step()
 
     def report(self) -> str:
-        """Return the longest and the median step."""
+        """Return the median and the longest step, and the steps that took 1.2 times the median or more."""
         steps = [1e3 * (end - start) for start, end in pairwise(self.times[:-1])]
-        return f"longest step {max(steps):.1f} ms, median {statistics.median(steps):.1f} ms"
+        median = statistics.median(steps)
+        slow = [step for step in steps if step > 1.2 * median]
+        return f"median {median:.1f} ms, longest {max(steps):.0f}, {len(slow)} slow steps {sum(slow):.0f} ms"
 
 
 class TokenBatcher:

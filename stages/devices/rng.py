@@ -4,6 +4,7 @@ At the start of an epoch they are a function of the seed and the epoch alone. Wi
 the steps before, so a checkpoint within an epoch stores them.
 """
 
+import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,12 +12,33 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stages.devices.selection import is_accelerator
 
+log = logging.getLogger(__name__)
+
 DeviceStates = Mapping[str, Tensor] | Sequence[Tensor]
 """Random states by the name of the device; older checkpoints have a list for all visible devices."""
+
+
+def find_cudnn_dropout(model: nn.Module) -> str | None:
+    """Return the kind of a module of *model* that drops values in cuDNN if it is on CUDA.
+
+    cuDNN's random state belongs to the process, and torch can neither seed nor read it.
+    """
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    return next((type(each).__name__ for each in recurrent if each.dropout and each.num_layers > 1), None)
+
+
+def warn_of_cudnn_dropout(model: nn.Module, device: torch.device) -> None:
+    """Log a warning if a run of *model* on *device* cannot be resumed exactly because of cuDNN."""
+    if device.type == "cuda" and (kind := find_cudnn_dropout(model)):
+        log.warning(
+            "dropout between the layers of %s is random in cuDNN, whose state no checkpoint can hold: a "
+            "resumed run differs from an uninterrupted one. Use modules of one layer with nn.Dropout between",
+            kind,
+        )
 
 
 def seed_generators(seed: int) -> None:

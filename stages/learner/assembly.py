@@ -26,6 +26,7 @@ from stages.devices.compilation import (
     warn_of_ineffective_compile,
 )
 from stages.devices.compute_settings import prepare_process
+from stages.devices.rng import warn_of_cudnn_dropout
 from stages.distributed import (
     RankGroup,
     check_synchronization,
@@ -145,6 +146,7 @@ def _place_model(
     """
     prepare_process(options.compute, device)
     warn_of_ineffective_compile(model)
+    warn_of_cudnn_dropout(model, device)
     if options.gradient_checkpointing:
         check_gradient_checkpointing(model, compilers)
         apply_gradient_checkpointing(model)

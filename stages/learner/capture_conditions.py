@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.placement import DeferredBatch
+from stages.devices.rng import find_cudnn_dropout
 from stages.learner.assembly import Components
 from stages.learner.metering import RegisteredMetric
 from stages.metrics import Mean
@@ -52,6 +53,11 @@ def find_obstacle(components: Components) -> str | None:
         (not state.model.reads_flag, f"{optimizer} is not updated by a fused kernel without hooks"),
         (guard.rule.kind == "skip", "the host decides which batches non_finite skips"),
         (not isinstance(guard, DeviceGuard), "the host reads the overflows of accumulated fp16 gradients"),
+        (
+            components.options.gradient_checkpointing,
+            "gradient checkpointing reads the random state in each step",
+        ),
+        (find_cudnn_dropout(model) is not None, f"{kind} has dropout in an LSTM, GRU or RNN of cuDNN"),
         (_has_hooks(model), f"{kind} has hooks, which a graph does not call"),
     ]
     return next((reason for applies, reason in obstacles if applies), None)

@@ -2,8 +2,15 @@
 
 import pytest
 import torch
+from torch import nn
 
-from stages.devices.rng import describe_device_mismatch, get_rng_state, match_devices, set_rng_state
+from stages.devices.rng import (
+    describe_device_mismatch,
+    get_rng_state,
+    match_devices,
+    set_rng_state,
+    warn_of_cudnn_dropout,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +62,23 @@ def test_random_numbers_repeat_after_the_state_is_restored():
 
     assert torch.equal(torch.rand(3), first)
     assert state["devices"] == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "device", "is_reported"),
+    [
+        (nn.LSTM(2, 2, num_layers=2, dropout=0.5), "cuda", True),
+        (nn.Sequential(nn.RNN(2, 2, num_layers=3, dropout=0.1)), "cuda:1", True),
+        (nn.GRU(2, 2, num_layers=2, dropout=0.5), "cpu", False),
+        (nn.GRU(2, 2, num_layers=2), "cuda", False),
+        (nn.Sequential(nn.LSTM(2, 2), nn.Dropout(0.5)), "cuda", False),
+    ],
+    ids=str,
+)
+def test_dropout_of_cudnn_is_reported_because_its_state_cannot_be_saved(module, device, is_reported, caplog):
+    warn_of_cudnn_dropout(module, torch.device(device))
+
+    assert ("a resumed run differs from an uninterrupted one" in caplog.text) == is_reported
 
 
 @pytest.mark.gpu

@@ -300,6 +300,17 @@ class Hooked(Net):
         self[0].register_forward_hook(lambda *_: None)
 
 
+class Recurrent(Net):
+    def __init__(self):
+        super().__init__()
+        self.memory = nn.LSTM(3, 3, num_layers=2, dropout=0.5)
+
+    def forward(self, inputs):
+        for layer in list(self)[:-1]:
+            inputs = layer(inputs)
+        return inputs + self.memory(inputs[None])[0][0]
+
+
 class Updating(Net):
     def optimize(self, optimizer, gradients, rate):
         pass
@@ -334,6 +345,10 @@ OBSTACLES = {
     "Remembering.train_step sets last": {"model": Remembering},
     "Rolling.train_step draws random numbers on the host": {"model": Rolling},
     "Hooked has hooks": {"model": Hooked},
+    "gradient checkpointing reads the random state": {
+        "change": lambda builder: builder.gradient_checkpointing()
+    },
+    "Recurrent has dropout in an LSTM": {"model": Recurrent},
     "Updating has a method optimize": {"model": Updating},
     "LBFGS evaluates a batch several times": {"optimizer": Lbfgs()},
     "Adam is not updated by a fused kernel": {"change": lambda builder: builder.fast_path("off")},
