@@ -10,6 +10,9 @@ import torch
 MAX_STEPS_AHEAD = 8
 MAX_SECONDS_AHEAD = 2.0
 """The most work ahead: a signal, a heartbeat and a measured speed are at most this late."""
+MAX_GROUP = 4
+MAX_GROUP_SECONDS = 0.002
+"""The duration of a step below which `MAX_GROUP` steps have one mark."""
 
 
 class Event(Protocol):
@@ -23,13 +26,18 @@ class Event(Protocol):
 
 
 class RunAheadLimiter:
-    """Waits after each step until the device is at most 8 steps behind, or fewer if steps are long."""
+    """Waits after a step until the device is at most 8 steps behind, or fewer if steps are long.
+
+    Short steps are marked in groups, because a mark costs the host as much as a launch.
+    """
 
     def __init__(self, new_event: Callable[[], Event], clock: Callable[[], float] = time.monotonic) -> None:
         self._new_event = new_event
         self._clock = clock
-        self._events: deque[Event] = deque()
-        self._limit = 1
+        self._events: deque[tuple[Event, int]] = deque()
+        """The marks that were not waited for, each with its number of steps."""
+        self._unmarked = self._marked = 0
+        self._limit = self._group = 1
         self._last_seconds = clock()
 
     @classmethod
@@ -41,16 +49,23 @@ class RunAheadLimiter:
 
     def step(self) -> None:
         """Mark the end of a step, and wait for the oldest one if too many are in progress."""
+        self._unmarked += 1
+        if self._unmarked < self._group:
+            return
         event = self._new_event()
         event.record()
-        self._events.append(event)
-        while len(self._events) > self._limit:
-            self._events.popleft().synchronize()
-            self._adapt()
+        self._events.append((event, self._unmarked))
+        self._marked, self._unmarked = self._marked + self._unmarked, 0
+        while self._marked > self._limit - self._group + 1:  # the next group is not marked at once
+            event, steps = self._events.popleft()
+            event.synchronize()
+            self._marked -= steps
+            self._adapt(steps)
 
-    def _adapt(self) -> None:
-        """Set the limit by the time since the last step that the device finished."""
+    def _adapt(self, steps: int) -> None:
+        """Set the limit and the size of a group by the time that the last *steps* steps took."""
         now = self._clock()
-        seconds, self._last_seconds = now - self._last_seconds, now
+        seconds, self._last_seconds = (now - self._last_seconds) / steps, now
         self._limit = MAX_STEPS_AHEAD if seconds <= 0 else int(MAX_SECONDS_AHEAD / seconds)
         self._limit = min(max(self._limit, 1), MAX_STEPS_AHEAD)
+        self._group = MAX_GROUP if seconds < MAX_GROUP_SECONDS else 1

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput
-from stages.contracts.placement import load, transform
+from stages.contracts.placement import DeferredBatch, load, transform
 from stages.devices.cuda_capturer import Capturer, CudaCapturer, ResultRing
 from stages.devices.rng import host_generator_states
 from stages.learner.assembly import Components
@@ -237,7 +237,7 @@ class CudaGraphStep(PlainStep):
         capture = self._capture
         if not capture.inputs:
             capture.batch = transform(batch, _clone)
-            capture.inputs = list(_tensors_of(capture.batch))
+            capture.inputs = [*_tensors_of(capture.batch)]
             dtype = torch.float32 if self._device.type == "cuda" else torch.float64  # what the kernels read
             capture.rates = [torch.zeros((), dtype=dtype, device=self._device) for _ in capture.options]
             capture.filled = [0.0] * len(capture.rates)
@@ -364,5 +364,7 @@ def _detach(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _tensors_of(batch: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor))
+def _tensors_of(batch: Any) -> Sequence[Tensor]:
+    if isinstance(batch, DeferredBatch):
+        return [batch.indices]
+    return [leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor)]
