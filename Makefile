@@ -18,6 +18,7 @@ test: .venv/installed-test
 	ruff format --check .
 	ruff check .
 	mypy
+	python tests/lint
 	pytest --numprocesses 3 --dist loadfile  # three processes on two cores: many tests wait for a server
 
 fuzz: .venv/installed-test

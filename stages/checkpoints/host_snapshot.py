@@ -74,7 +74,7 @@ class HostSnapshot:
 
     def _allocate_for(self, tensors: Iterable[Tensor]) -> list["_Range"]:
         """Return the ranges of memory of *tensors*; the buffers are then those for them, in this order."""
-        ranges = _occupied_ranges(tensor for tensor in tensors if _has_plain_memory(tensor))
+        ranges = _find_ranges(tensor for tensor in tensors if _has_plain_memory(tensor))
         self._allocate([each.key for each in ranges])
         return ranges
 
@@ -139,7 +139,7 @@ def _tensors_of(checkpoint: Checkpoint) -> list[Tensor]:
     return list(found.values())
 
 
-def _occupied_ranges(tensors: Iterable[Tensor]) -> list[_Range]:
+def _find_ranges(tensors: Iterable[Tensor]) -> list[_Range]:
     """Return the ranges of memory that *tensors* occupy; those that overlap are one range."""
     ranges: list[_Range] = []
     for address, tensor in sorted(((_address(each), each) for each in tensors), key=lambda pair: pair[0]):

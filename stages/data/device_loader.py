@@ -45,9 +45,9 @@ class DeviceLoader:
 
         Batches of which the rank has no sample are left out.
         """
-        return map(load, self.deferred(epoch, first))
+        return map(load, self.iterate_deferred(epoch, first))
 
-    def deferred(self, epoch: int, first: int) -> Iterator[Any]:
+    def iterate_deferred(self, epoch: int, first: int) -> Iterator[Any]:
         """Return the same batches, each a `DeferredBatch` if the split is on the device."""
         if self._gather is not None:
             indices = filter(len, self._host.order.batches(epoch, first, self._device))

@@ -211,10 +211,10 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         return self._iterate(self._source.batches)
 
-    def deferred(self) -> Iterator[Any]:
+    def iterate_deferred(self) -> Iterator[Any]:
         """Return an iterator over the batches, of which those on the device are a `DeferredBatch`."""
         source = self._source
-        return self._iterate(source.batches if isinstance(source, HostLoader) else source.deferred)
+        return self._iterate(source.batches if isinstance(source, HostLoader) else source.iterate_deferred)
 
     def _iterate(self, read: Callable[[int, int], Iterator[Any]]) -> Iterator[Any]:
         first, self._first = self._first, 0

@@ -259,7 +259,7 @@ def prefetch(batches: Iterator[Any], ring: StagingRing, ahead: int) -> Iterator[
     thread = _CopyThread(batches, ring, ahead)
     thread.start()
     try:
-        yield from thread.received()
+        yield from thread.iterate_received()
     finally:
         thread.stop()
 
@@ -302,7 +302,7 @@ class _CopyThread(Thread):
             self.ready.put(self._ring.copy(batch))
             del batch  # do not keep it until the next one is loaded
 
-    def received(self) -> Iterator[Any]:
+    def iterate_received(self) -> Iterator[Any]:
         """Return an iterator over the batches, which keeps no reference to them, and raises its error."""
         copied: Iterator[Copied | _Failure] = iter(self.ready.get, None)
         return map(self._receive, copied)

@@ -43,7 +43,9 @@ def iterate_on_device(loader: Any, device: torch.device, *, defers: bool = False
     """
     if hasattr(loader, "set_device"):
         loader.set_device(device)
-        batches: Iterable[Any] = loader.deferred() if defers and hasattr(loader, "deferred") else loader
+        batches: Iterable[Any] = (
+            loader.iterate_deferred() if defers and hasattr(loader, "iterate_deferred") else loader
+        )
         return batches
     batches = TorchBatches(loader) if isinstance(loader, DataLoader) else loader
     if device.type in STREAM_DEVICES:

@@ -66,7 +66,7 @@ def build_model_optimizer(
         return build_optimizer(config, model.parameters())
     check_groups(config.config, config.groups)
     frozen = freeze_parameters(model, config.freeze)
-    trained = [each for each in _named(model).values() if id(each.tensor) not in frozen]
+    trained = [each for each in _index_parameters(model).values() if id(each.tensor) not in frozen]
     return build_from_parts(_split(config, trained, model))
 
 
@@ -75,7 +75,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> set[int]:
 
     Raises `BuilderError` for a pattern without a match, and if no parameter is left to train.
     """
-    named = _named(model)
+    named = _index_parameters(model)
     for pattern in patterns:
         _check_match(pattern, named.values(), "freeze")
     frozen = [each for each in named.values() if any(each.is_matched(pattern) for pattern in patterns)]
@@ -102,7 +102,7 @@ class _Named:
         return any(re.search(pattern, name) for name in self.names)
 
 
-def _named(model: nn.Module) -> Mapping[int, _Named]:
+def _index_parameters(model: nn.Module) -> Mapping[int, _Named]:
     """Return the parameters of *model* by their ids, in their order."""
     names: dict[int, list[str]] = {}
     tensors: dict[int, Tensor] = {}
@@ -116,7 +116,7 @@ def _split(
     config: GroupedOptimizer, trained: Sequence[_Named], model: nn.Module
 ) -> list[tuple[OptimizerConfig, list[Tensor]]]:
     """Return the parameters without a group, then those of each group, with their options."""
-    every = _named(model).values()
+    every = _index_parameters(model).values()
     members: list[list[Tensor]] = [[] for _ in config.groups]
     rest: list[Tensor] = []
     for each in trained:

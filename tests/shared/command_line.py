@@ -16,9 +16,9 @@ def walk_commands(command=LEARNER, words=()):
         yield from walk_commands(below, (*words, name))
 
 
-def parse(words):
+def parse(words, command=LEARNER):
     """Parse the arguments *words* of ``learner`` without running it; raise `USAGE_ERROR` if it fails."""
-    command, context = LEARNER, LEARNER.context_class(LEARNER, info_name="learner")
+    context = command.context_class(command, info_name="learner")
     while hasattr(command, "commands"):
         name, command, words = command.resolve_command(context, list(words))
         context = command.context_class(command, info_name=name, parent=context)

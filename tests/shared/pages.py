@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TEMPLATES = ("pipeline/scaffold/template/", "pipeline/scaffold/templates/")
+PROJECT_TEMPLATES = ("pipeline/scaffold/template/", "pipeline/scaffold/templates/")
 """The pages in new projects of `learner init`, which have their own tests."""
 
 
@@ -14,16 +14,9 @@ TEMPLATES = ("pipeline/scaffold/template/", "pipeline/scaffold/templates/")
 class Page:
     """A Markdown file of the project."""
 
-    path: Path
-
-    @property
-    def name(self):
-        """The path of the page, relative to the root of the project."""
-        return self.path.relative_to(ROOT).as_posix()
-
-    @property
-    def text(self):
-        return self.path.read_text()
+    name: str
+    """The path of the page, relative to the root of the project."""
+    text: str
 
     def blocks(self, *languages):
         """Return the text of each code block in one of *languages*."""
@@ -56,10 +49,10 @@ def pages():
         text=True,
         check=True,
     ).stdout.split()
-    paths = [ROOT / name for name in sorted(set(listed)) if not name.startswith(TEMPLATES)]
-    return [Page(path) for path in paths if path.exists()]
+    names = [name for name in sorted(set(listed)) if not name.startswith(PROJECT_TEMPLATES)]
+    return [page(name) for name in names if (ROOT / name).exists()]
 
 
 def page(name):
     """Return the page *name*, a path relative to the root of the project."""
-    return Page(ROOT / name)
+    return Page(name, (ROOT / name).read_text())
