@@ -5,11 +5,13 @@ test needs it, and runs nothing itself: every fork starts from the same state, w
 """
 
 import atexit
+import contextlib
 import filecmp
 import functools
 import gc
 import multiprocessing
 import os
+import re
 import runpy
 import signal
 import sys
@@ -19,10 +21,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("stages", "pipeline")
-IMPORTED_LATER = ("pipeline.flows.", "pipeline.scaffold.template", "pipeline.__main__")
-"""Beginnings of the names of modules that the server does not import: those with Prefect, and programs."""
+IMPORTED_LATER = ("pipeline.flows.", "pipeline.sweep.", "pipeline.scaffold.template", "pipeline.__main__")
+"""Beginnings of the names of modules that the server does not import: programs, and users of Prefect, which
+configures logging when it is imported."""
 SET_AT_START = ("PYTHON", "OMP_", "MKL_NUM")
 """Beginnings of environment variables that Python or torch has read before the fork."""
+STAGE_COMMAND = r"(?:python -m pipeline|learner) stage (\S+)"
+"""The command of a stage in dvc.yaml."""
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @functools.cache
@@ -37,7 +43,7 @@ def server_context():
     later = (*IMPORTED_LATER, *NOT_PRELOADED)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch.distributed", "pytest", "dvc.cli", *PRELOADED]
+        ["torch.distributed", "pytest", "dvc.cli", "pipeline.flows.prefect_api", *PRELOADED]
         + [name for name in names if not name.startswith(later)]
     )
     return context
@@ -53,7 +59,7 @@ class ForkedProgram:
         assert not changed, f"{changed} have no effect in a fork: start a process"
         self._process = server_context().Process(
             target=_run,
-            args=(module, arguments, folder, environment, streams, new_session, has_other_code(folder)),
+            args=(module, arguments, folder, environment, streams, new_session),
         )
         self._process.start()
         self.pid = self._process.pid
@@ -84,17 +90,72 @@ class ForkedProgram:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(module, arguments, folder, environment, streams, new_session, has_other_code):
-    """Become the program, as if Python had started with it."""
+def _run(module, arguments, folder, environment, streams, new_session):
+    """Run the program in this process, a fork of the server."""
     if new_session:
         os.setsid()
     for number, name in zip((1, 2), streams, strict=True):
         os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), number)
+    stage = _fork_stages_of_dvc() if module == "dvc" else None
+    _become(*stage or (module, arguments, folder, environment))
+
+
+def _fork_stages_of_dvc():
+    """Have DVC run the stages of this project in forks of a process that is forked now.
+
+    That process has the place of the shell between DVC and the command of a stage, and the state of a Python
+    that has only imported modules. Return None in DVC's process, and the program in the process of a stage.
+    """
+    import dvc.stage.run
+    from dvc.stage.exceptions import StageCmdFailedError
+
+    dvc_end, shell_end = multiprocessing.Pipe()
+    shell = os.fork()
+    if shell == 0:
+        dvc_end.close()
+        return _serve_stages(shell_end)
+    shell_end.close()
+    atexit.register(lambda: (dvc_end.close(), os.waitpid(shell, 0)))
+    start_process = dvc.stage.run._run
+
+    def run(executable, cmd, *, cwd, env, **options):
+        if not (stage := re.fullmatch(STAGE_COMMAND, cmd)):
+            start_process(executable, cmd, cwd=cwd, env=env, **options)
+            return
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as DVC does while a command runs
+        try:
+            dvc_end.send(("pipeline", ["stage", stage[1]], Path(cwd), env))
+            if code := dvc_end.recv():
+                raise StageCmdFailedError(cmd, code)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    dvc.stage.run._run = run
+    return None
+
+
+def _serve_stages(connection):
+    """Fork a process for each program that *connection* names, and return the program there."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in TERMINATION_SIGNALS}
+    with contextlib.suppress(EOFError):
+        while True:
+            program = connection.recv()
+            if (pid := os.fork()) == 0:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+                connection.close()
+                return program
+            connection.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
+
+
+def _become(module, arguments, folder, environment):
+    """Run the program as if Python had started with it."""
     os.environ.clear()
     os.environ |= environment
     os.chdir(folder)
     sys.path[:] = [str(folder), *(name for name in sys.path if not name.startswith(str(ROOT / "tests")))]
-    if has_other_code:
+    if has_other_code(folder):
         for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
             del sys.modules[name]
     gc.freeze()

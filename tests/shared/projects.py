@@ -85,7 +85,7 @@ class Project:
         return self.fork("pipeline", *arguments, **environment)
 
     def dvc(self, *arguments, **environment):
-        """Run ``dvc`` in a fork of a process that has imported it, as `fork` does."""
+        """Run ``dvc`` as `fork` does; it runs the stages of the project in forks too, if it runs any."""
         return self.fork("dvc", *arguments, **environment)
 
     def fork(self, module, *arguments, **environment):
@@ -99,9 +99,9 @@ class Project:
             code = self._start_fork(module, arguments, streams, environment).wait()
             return Finished(code, *(stream.read_text() for stream in streams))
 
-    def start_call(self, *arguments, log, **environment):
-        """Start ``learner`` as `fork` runs it, in a process group of its own, with its output in *log*."""
-        return self._start_fork("pipeline", arguments, (log, log), environment, new_session=True)
+    def start_fork(self, module, *arguments, log, **environment):
+        """Start what `fork` runs, in a process group of its own, with its output in the file *log*."""
+        return self._start_fork(module, arguments, (log, log), environment, new_session=True)
 
     def _start_fork(self, module, arguments, streams, environment, *, new_session=False):
         for stream in streams:
