@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,16 +17,17 @@ from stages.records import FullPrecision, NamedMpkGzFileRecorder
 from stages.runs import HeartbeatRenderer, open_store
 
 ENTRIES = {"version": "2", "params": {"batch_size": 32, "seed": 42}, "inputs": {"data": "a" * 64}}
-CURRENT_ENTRIES = """
-
-def read_key_entries():
-    return {"version": "2", "params": {"batch_size": 64, "seed": 42}, "inputs": {"data": "b" * 64}}
-"""
 
 
 @pytest.fixture
-def root(project):
-    return project.folder / ".runs"
+def folder(tmp_path, open_project):
+    """Return an empty folder in which commands run."""
+    return open_project(tmp_path)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / ".runs"
 
 
 def create_run(root, entries=ENTRIES, *, epochs=2, finished=True):
@@ -40,14 +42,14 @@ def create_run(root, entries=ENTRIES, *, epochs=2, finished=True):
     return store.key
 
 
-def test_list_prints_state_and_progress_of_each_run(project, root):
-    assert project.learner("runs", "list").out == "no run in .runs\n"
+def test_list_prints_state_and_progress_of_each_run(folder, root):
+    assert folder.call("runs", "list").out == "no run in .runs\n"
     finished = create_run(root)
     interrupted = create_run(root, {"version": "3"}, epochs=1, finished=False)
 
     with open_store(root, {"version": "4"}) as running:
-        printed = project.learner("runs", "list").out.splitlines()
-        content = json.loads(project.learner("runs", "list", "--json").out)
+        printed = folder.call("runs", "list").out.splitlines()
+        content = json.loads(folder.call("runs", "list", "--json").out)
 
     assert printed[0].split() == ["key", "state", "epochs", "last", "seen", "at", "time", "size", "age"]
     rows = {line.split()[0]: line for line in printed[1:]}
@@ -91,10 +93,10 @@ def test_status_describes_the_newest_checkpoint_of_an_interrupted_run(root):
     assert ", checkpoint in epoch 3, after batch 7 of training, " in describe_runs(root)[0]
 
 
-def test_status_lists_the_checkpoints_of_an_interrupted_run_and_not_those_of_the_outputs(project, root):
-    create_run(root, finished=False)
+def test_status_lists_the_checkpoints_of_an_interrupted_run_and_not_those_of_the_outputs(project):
+    create_run(project.folder / ".runs", finished=False)
 
-    printed = project.learner("status").out
+    printed = project.call("status").out
 
     assert "no checkpoint in artifacts/checkpoint until fit has finished\n" in printed
     assert re.search(
@@ -102,71 +104,59 @@ def test_status_lists_the_checkpoints_of_an_interrupted_run_and_not_those_of_the
     )
 
 
-def test_show_prints_the_entries_of_the_key_and_their_differences(project, root):
-    key = create_run(root)
-    bodies = project.folder / "pipeline/engine/stage_run.py"
-    bodies.write_text(bodies.read_text() + CURRENT_ENTRIES)
+def test_show_compares_the_key_with_the_current_params_and_inputs(finished):
+    [root] = (finished.folder / ".runs").glob("*/key.json")
+    same = finished.call("runs", "show", root.parent.name[:4]).ok()
+    finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
+    edited = finished.call("runs", "show").ok()
+    content = json.loads(finished.call("runs", "show", "--json").out)
+    shutil.rmtree(finished.folder / "data/prepared")
+    missing = finished.call("runs", "show").ok()
 
-    printed = project.learner("runs", "show", key[:4]).out
-    content = json.loads(project.learner("runs", "show", "--json").out)
-
-    assert "  params.batch_size: 32\n" in printed
+    assert "  params.batch_size: 32\n" in same
+    assert "inputs have this key: fit uses this store" in same
     assert re.search(
-        r"inputs have the key [0-9a-f]{16}, which differs in\n  inputs.data: a{12}… → b{12}…\n", printed
+        r"inputs have the key [0-9a-f]{16}, which differs in\n  params.batch_size: 32 → 64\n", edited
     )
-    assert content["differences"][1] == "params.batch_size: 32 → 64"
-    assert (content["key"], content["entries"], content["finished"]) == (key, ENTRIES, {"epoch": 2})
+    assert content["differences"] == ["params.batch_size: 32 → 64"]
+    assert content["key"] == root.parent.name
+    assert content["entries"] == json.loads(root.read_text())
+    assert content["finished"]["epoch"] == 2
+    assert re.search("not compared with the current params.yaml and inputs: .*data/prepared", missing)
 
 
-def test_show_reports_a_current_run_and_the_reason_if_it_cannot_compare(project, root):
-    create_run(root)
-    bodies = project.folder / "pipeline/engine/stage_run.py"
-    text = bodies.read_text()
-    bodies.write_text(f"{text}\n\ndef read_key_entries():\n    return {ENTRIES!r}\n")
-    assert "inputs have this key: fit uses this store" in project.learner("runs", "show").out
-
-    bodies.write_text(
-        f"{text}\nfrom stages.contracts.errors import ParamsError\n\n"
-        "def read_key_entries():\n    raise ParamsError('there are no inputs yet')\n"
-    )
-    shown = project.learner("runs", "show")
-    assert shown.code == 0
-    assert "not compared" in shown.out
-    assert "there are no inputs yet" in shown.out
-
-
-def test_unknown_or_ambiguous_key_is_refused_with_the_existing_keys(project, root):
-    assert "there is no run in .runs" in project.learner("runs", "show").err
+def test_unknown_or_ambiguous_key_is_refused_with_the_existing_keys(folder, root):
+    assert "there is no run in .runs" in folder.call("runs", "show").err
     keys = [create_run(root, {"number": number}, epochs=0) for number in range(20)]
     shared_digit = next(key[0] for key in keys if sum(other[0] == key[0] for other in keys) > 1)
 
     for command in ("show", "verify"):
-        unknown = project.learner("runs", command, "unknown")
+        unknown = folder.call("runs", command, "unknown")
         assert unknown.code == 2
         assert all(key in unknown.err for key in keys)
-        several = project.learner("runs", command, shared_digit)
+        several = folder.call("runs", command, shared_digit)
         assert several.code == 2
         assert "is the beginning of more than one key" in several.err
 
 
-def test_prune_keeps_the_newest_and_asks_before_it_removes_resumable_runs(project, root):
+def test_prune_keeps_the_newest_and_asks_before_it_removes_resumable_runs(folder, root):
     finished = [create_run(root, {"number": number}, epochs=0) for number in range(4)]
     interrupted = create_run(root, {"version": "3"}, epochs=0, finished=False)
 
-    assert project.learner("runs", "prune").out == f"removed {finished[0]}\n"
-    assert project.learner("runs", "prune").out == "nothing to remove\n"
-    refused = project.learner("runs", "prune", "--all")
+    assert folder.call("runs", "prune").out == f"removed {finished[0]}\n"
+    assert folder.call("runs", "prune").out == "nothing to remove\n"
+    refused = folder.call("runs", "prune", "--all")
     assert refused.code == 1
     assert interrupted in refused.out
     assert (root / interrupted).exists()
-    removed = project.learner("runs", "prune", "--all", "--yes", "--keep", "1").out.split()
+    removed = folder.call("runs", "prune", "--all", "--yes", "--keep", "1").out.split()
     assert set(removed) == {"removed", *finished[1:3], interrupted}
 
 
-def test_verify_reads_every_file_and_lists_the_damaged_ones(project, root):
+def test_verify_reads_every_file_and_lists_the_damaged_ones(folder, root):
     key = create_run(root)
     intact = [*(f"checkpoint/trainer-{epoch}" for epoch in (1, 2)), "9 files with a recorded hash"]
-    assert project.learner("runs", "verify").out == "".join(f"run {key}: {name}: intact\n" for name in intact)
+    assert folder.call("runs", "verify").out == "".join(f"run {key}: {name}: intact\n" for name in intact)
     path = root / key / "checkpoint/optim-2.mpk.gz"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -174,7 +164,7 @@ def test_verify_reads_every_file_and_lists_the_damaged_ones(project, root):
     (root / key / "checkpoint/trainer-1.mpk.gz").write_bytes(b"no record")
     (root / key / "key.json").unlink()
 
-    broken = project.learner("runs", "verify", key[:5])
+    broken = folder.call("runs", "verify", key[:5])
 
     assert broken.code == 1
     assert re.search(r"trainer-1: .*trainer-1\.mpk\.gz", broken.out)
@@ -182,26 +172,44 @@ def test_verify_reads_every_file_and_lists_the_damaged_ones(project, root):
     assert re.search(r"key\.json: is missing\n.*: 6 files with a recorded hash: intact", broken.out)
 
 
-def test_verify_reports_corrupt_results_and_accepts_runs_of_an_older_version(project, root):
+def test_verify_reports_corrupt_results_and_accepts_runs_of_an_older_version(folder, root):
     path = root / create_run(root) / "finished.json"
     path.write_text(path.read_text().replace('"epoch": 2', '"epoch": 3'))
-    corrupt = project.learner("runs", "verify")
+    corrupt = folder.call("runs", "verify")
     path.write_text('{"epoch": 2}')
 
     assert corrupt.code == 1
     assert "finished.json: is corrupt" in corrupt.out
-    assert "checkpoint/trainer-2: intact\n" in project.learner("runs", "verify").out
+    assert "checkpoint/trainer-2: intact\n" in folder.call("runs", "verify").out
 
 
-def test_runs_commands_load_neither_torch_nor_prefect_nor_dvc(project, root):
+ALL_COMMANDS = """
+import sys
+from pipeline.cli import app
+for name in ("list", "show", "verify", "prune"):
+    app(["runs", name], standalone_mode=False)
+assert "stages.runs.overview" in sys.modules
+assert not {"torch", "prefect", "dvc"} & sys.modules.keys()
+app(["runs", "show", "unknown"])
+"""
+
+
+def test_runs_commands_load_neither_torch_nor_prefect_nor_dvc(folder, root):
     create_run(root)
-    for command in (["list"], ["show"], ["verify"], ["prune"]):
-        finished = project.run(sys.executable, "-X", "importtime", "-m", "pipeline", "runs", *command)
-        loaded = finished.imported
 
-        assert finished.code == 0, finished.out
-        assert "stages.runs.overview" in loaded
-        assert not loaded & {"torch", "prefect", "dvc"}, command
+    done = folder.run(sys.executable, "-c", ALL_COMMANDS)
+
+    assert "nothing to remove\n" in done.out
+    assert "unknown" in done.err
+
+
+def test_mistake_is_printed_to_standard_error_with_exit_code_2(folder, root):
+    key = create_run(root)
+
+    refused = folder.learner("runs", "show", "unknown")
+
+    message = f"error: no run in .runs has a key that begins with 'unknown'. Use one of {key}\n"
+    assert (refused.code, refused.out, refused.err) == (2, "", message)
 
 
 def test_run_stores_are_in_the_current_folder_or_in_dvc_root(monkeypatch, tmp_path):

@@ -3,13 +3,13 @@
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.commands.share import choose_git_remote, push_commands
@@ -32,15 +32,17 @@ def s3(tmp_path_factory):
     """Yield the address of an S3 server on loopback with one bucket."""
     pytest.importorskip("moto", reason="the S3 server comes with the test extra")
     pytest.importorskip("dvc_s3", reason="S3 needs the extra s3")
-    port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with (tmp_path_factory.mktemp("s3") / "log").open("w") as log:
-        process = subprocess.Popen(command, env=os.environ | ACCESS, stdout=log, stderr=subprocess.STDOUT)
-    address = f"http://127.0.0.1:{port}"
+    log = tmp_path_factory.mktemp("s3") / "log"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, env=os.environ | ACCESS, stdout=output, stderr=subprocess.STDOUT)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
+        [address] = wait_until(
+            lambda: re.findall(r"Running on (http://127.0.0.1:\d+)", log.read_text()), log.read_text, process
+        )
         bucket = urllib.request.Request(f"{address}/bucket", method="PUT")  # noqa: S310  loopback
-        wait_until(lambda: opener.open(bucket), lambda: "the S3 server did not start", process)
+        opener.open(bucket).close()
         yield address
     finally:
         process.terminate()
@@ -67,31 +69,53 @@ def ssh(tmp_path):
         process.stdout.close()
 
 
-@pytest.fixture
-def clone(tmp_path):
-    """Return a function that clones the git remote of a project, without its cache."""
-
-    def make(project):
-        folder = tmp_path / "clone"
-        project.ok("git", "clone", "-q", str(tmp_path / "git"), str(folder))
-        made = type(project)(folder, project.environment["PREFECT_HOME"])
-        made.environment |= ACCESS
-        return made
-
-    return make
-
-
-def publish(project, folder, url, *options):
-    """Give *project* a git remote in *folder* and a DVC remote at *url*, and push its commits."""
+def publish(project, url, *options):
+    """Give *project* the git remote ``../git`` and a DVC remote at *url*, and push its commits."""
     project.environment |= ACCESS
-    project.ok("git", "init", "-q", "--bare", str(folder / "git"))
-    project.ok("git", "remote", "add", "origin", str(folder / "git"))
-    project.ok("dvc", "remote", "add", "-d", "store", url)
+    project.ok("git", "init", "-q", "--bare", "../git")
+    project.ok("git", "remote", "add", "origin", "../git")
+    project.dvc("remote", "add", "-d", "store", url).ok()
     for name, value in options:
-        project.ok("dvc", "remote", "modify", "store", name, value)
+        project.dvc("remote", "modify", "store", name, value).ok()
     project.ok("git", "commit", "-qam", "Configure a remote")
     project.ok("git", "push", "-q", "origin", "HEAD")
+
+
+def clone_of(project):
+    """Clone the git remote of *project* to the folder ``../clone``, without its cache."""
+    folder = project.folder.parent / "clone"
+    project.ok("git", "clone", "-q", str(project.folder.parent / "git"), str(folder))
+    made = type(project)(folder, project.environment["PREFECT_HOME"])
+    made.environment |= ACCESS
+    return made
+
+
+def copy_with_remotes(project, folder):
+    """Copy *project* and the remotes next to it to *folder*, and return the copy of the project."""
+    shutil.copytree(project.folder.parent, folder, symlinks=True, dirs_exist_ok=True)
+    return type(project)(folder / "project", project.environment["PREFECT_HOME"])
+
+
+@pytest.fixture(scope="module")
+def unpushed(_finished, tmp_path_factory):
+    """Return a project with empty remotes, and the experiment "one"; tests must not change it."""
+    project = _finished.copied_to(tmp_path_factory.mktemp("unpushed") / "project")
+    publish(project, "../store")
+    project.dvc("exp", "save", "-n", "one").ok()
     return project
+
+
+@pytest.fixture(scope="module")
+def pushed(unpushed, tmp_path_factory):
+    """Return the project after `learner push`, and the outcome of that; tests must not change it."""
+    project = copy_with_remotes(unpushed, tmp_path_factory.mktemp("pushed"))
+    return project, project.call("push")
+
+
+@pytest.fixture
+def shared(pushed, tmp_path):
+    """Return a project with remotes next to it that have its outputs and the experiment "one"."""
+    return copy_with_remotes(pushed[0], tmp_path)
 
 
 def hash_of(path):
@@ -111,22 +135,18 @@ def damage(stored):
 
 
 @pytest.mark.long
-def test_fresh_clone_pulls_model_and_experiments_from_s3_and_resumes(finished, clone, tmp_path, s3):
+def test_fresh_clone_pulls_model_and_experiments_from_s3_and_resumes(finished, s3):
     """After a pull from S3, no stage has to run, and an experiment can be resumed."""
-    publish(finished, tmp_path, BUCKET, ("endpointurl", s3))
+    publish(finished, BUCKET, ("endpointurl", s3))
     finished.ok("dvc", "exp", "run", "-n", "wider", "-S", "fit.batch_size=64")
     finished.ok("git", "checkout", "-q", ".")
     finished.ok("dvc", "checkout", "-q")
 
     pushed = finished.learner("push")
-    other = clone(finished)
+    other = clone_of(finished)
     pulled = other.learner("pull")
 
     assert (pushed.code, pulled.code) == (0, 0), pushed.text + pulled.text
-    assert re.findall(r"^\$ .*", pushed.out, re.MULTILINE) == [
-        "$ dvc push --run-cache",
-        "$ dvc exp push --all-commits origin",
-    ]
     text = other.ok("dvc", "repro")
     assert "Running stage" not in text
     assert "up to date" in text
@@ -141,167 +161,163 @@ def test_fresh_clone_pulls_model_and_experiments_from_s3_and_resumes(finished, c
     assert "epoch 3/3" in resumed.out
 
 
-def test_tagged_model_and_a_single_experiment_are_fetched_over_ssh(finished, clone, tmp_path, ssh):
+def fetch_tagged_model_and_one_experiment(project):
+    """Push and fetch a tagged model and one of two experiments; return a clone and a pull of the other one."""
+    project.dvc("exp", "save", "-n", "two").ok()
+    project.dvc("exp", "save", "-n", "three").ok()
+    project.ok("git", "tag", "-a", "classifier@v1.0.0", "-m", "The first")
+    project.ok("git", "push", "-q", "origin", "classifier@v1.0.0")
+    project.call("push", "two").ok()
+
+    project.dvc("artifacts", "get", "../git", "classifier", "-o", "../got").ok()
+    assert (project.folder / "../got").read_bytes() == (project.folder / MODEL).read_bytes()
+    other = clone_of(project)
+    other.call("pull", "two").ok()
+    assert other.dvc("exp", "list", "--all-commits", "--name-only").out.split() == ["two"]
+    return other
+
+
+@pytest.mark.long
+def test_tagged_model_and_a_single_experiment_are_fetched_over_ssh(finished, tmp_path, ssh):
     port, key = ssh
     options = ("port", str(port)), ("keyfile", str(key))
-    publish(finished, tmp_path, "ssh://user@127.0.0.1/srv/store", *options)
-    for name in ("one", "two"):
-        finished.ok("dvc", "exp", "save", "-n", name)
-    finished.ok("git", "tag", "-a", "classifier@v1.0.0", "-m", "The first")
-    finished.ok("git", "push", "-q", "origin", "classifier@v1.0.0")
+    publish(finished, "ssh://user@127.0.0.1/srv/store", *options)
     finished.ok("dvc", "push")
-    assert finished.learner("push", "one").code == 0
 
-    finished.ok("dvc", "artifacts", "get", str(tmp_path / "git"), "classifier", "-o", str(tmp_path / "got"))
-    assert (tmp_path / "got").read_bytes() == (finished.folder / "artifacts/model.mpk.gz").read_bytes()
+    fetch_tagged_model_and_one_experiment(finished)
+
     assert list((tmp_path / "far/srv/store").iterdir())
 
-    other = clone(finished)
-    assert other.learner("pull", "one").code == 0
-    assert other.ok("dvc", "exp", "list", "--all-commits", "--name-only").split() == ["one"]
-    refused = other.learner("pull", "two")
-    assert (refused.code, "Traceback" in refused.err) == (1, False)
-    assert "`dvc exp pull origin two` failed with exit code" in refused.err
+
+def test_tagged_model_and_a_single_experiment_are_fetched(shared):
+    other = fetch_tagged_model_and_one_experiment(shared)
+
+    refused = other.learner("pull", "three")
+    assert (refused.code, refused.out) == (1, "$ dvc exp pull origin three\n")
+    assert "Traceback" not in refused.err
+    assert "`dvc exp pull origin three` failed with exit code" in refused.err
 
 
-def test_push_prints_the_experiments_first_and_a_dry_run_pushes_none(finished, tmp_path):
-    publish(finished, tmp_path, str(tmp_path / "store"))
-    finished.ok("dvc", "exp", "save", "-n", "one")
+def test_push_prints_the_experiments_first_and_a_dry_run_pushes_none(unpushed, pushed):
+    planned = unpushed.call("push", "--dry-run").ok()
 
-    planned = finished.learner("push", "--dry-run")
-
-    lines = planned.out.splitlines()
-    assert lines[0] == f"experiments for origin ({tmp_path / 'git'}): 1"
+    lines = planned.splitlines()
+    assert lines[0] == "experiments for origin (../git): 1"
     assert re.fullmatch(r"  one  [0-9a-f]{7}", lines[1])
     assert lines[2:] == ["$ dvc push --run-cache", "$ dvc exp push --all-commits origin"]
-    assert not (tmp_path / "store").exists()
-    assert finished.ok("git", "ls-remote", "origin", "refs/exps/*") == ""
+    assert not (unpushed.folder / "../store").exists()
+    assert unpushed.ok("git", "ls-remote", "origin", "refs/exps/*") == ""
 
-    pushed = finished.learner("push")
-    assert [line for line in pushed.out.splitlines() if line in lines] == lines
-    assert "refs/exps/" in finished.ok("git", "ls-remote", "origin", "refs/exps/*")
-
-
-def test_pull_verifies_what_it_fetched(finished, clone, tmp_path):
-    publish(finished, tmp_path, str(tmp_path / "store"))
-    finished.learner("push")
-    other = clone(finished)
-
-    pulled = other.learner("pull")
-
-    assert pulled.code == 0, pulled.text
-    assert re.search(r"^verified: \d\d files, \d+ records and checkpoints$", pulled.out, re.MULTILINE)
+    project, done = pushed
+    assert [line for line in done.ok().splitlines() if line in lines] == lines
+    assert "refs/exps/" in project.ok("git", "ls-remote", "origin", "refs/exps/*")
 
 
-def test_pull_does_not_look_for_outputs_that_git_has(finished, clone, tmp_path):
-    finished.edit(
-        "dvc.yaml", "      - ${paths.metrics}\n", "      - ${paths.metrics}:\n          cache: false\n"
-    )
-    finished.ok("dvc", "repro")
-    finished.ok("git", "add", "-A")
-    publish(finished, tmp_path, str(tmp_path / "store"))
+def test_fresh_clone_pulls_all_files_and_verifies_them(shared):
+    other = clone_of(shared)
 
-    pushed = finished.learner("push")
-    pulled = clone(finished).learner("pull")
+    pulled = other.call("pull").ok()
 
-    assert (pushed.code, pulled.code) == (0, 0), pushed.text + pulled.text
+    assert re.search(r"^verified: \d\d files, \d+ records and checkpoints$", pulled, re.MULTILINE)
+    assert other.files("artifacts", "data") == shared.files("artifacts", "data")
+    assert other.dvc("status").out == "Data and pipelines are up to date.\n"
+    assert other.dvc("exp", "list", "--name-only").out.split() == ["one"]
 
 
-def test_damaged_file_in_the_remote_is_reported_and_not_kept(finished, clone, tmp_path):
-    publish(finished, tmp_path, str(tmp_path / "store"))
-    finished.learner("push")
-    md5 = hash_of(finished.folder / MODEL)
-    damage(object_of(tmp_path / "store", md5))
-    other = clone(finished)
+def test_pull_does_not_look_for_outputs_that_git_has(shared):
+    metrics = "      - ${paths.metrics}"
+    shared.edit("dvc.yaml", f"{metrics}\n", f"{metrics}:\n          cache: false\n")
+    shared.dvc("commit", "-f", "fit").ok()
+    shared.ok("git", "commit", "-qam", "Do not cache the metrics")
+    shared.ok("git", "push", "-q", "origin", "HEAD")
 
-    pulled = other.learner("pull")
+    shared.call("push").ok()
+    clone_of(shared).call("pull").ok()
+
+
+def damage_model(project):
+    """Damage the model in the remote of *project*; return a clone, the object and its intact content."""
+    md5 = hash_of(project.folder / MODEL)
+    stored, intact = object_of(project.folder.parent / "store", md5), (project.folder / MODEL).read_bytes()
+    damage(stored)
+    return clone_of(project), stored, intact
+
+
+def test_damaged_file_in_the_remote_is_reported_and_not_kept_until_it_is_repaired(shared):
+    other, stored, intact = damage_model(shared)
+
+    pulled = other.call("pull")
 
     assert pulled.code == 1
     assert "workspace: artifacts/model.mpk.gz is damaged" in pulled.err
     assert "push them from a clone in which `learner doctor --deep` finds none" in pulled.err
-    assert not object_of(other.folder / ".dvc/cache", md5).exists()
+    assert not object_of(other.folder / ".dvc/cache", stored.parent.name + stored.name).exists()
     assert not (other.folder / MODEL).exists()
 
-
-@pytest.mark.parametrize("first", [("-m", "pipeline", "pull"), ("-m", "dvc", "pull")], ids=["learner", "dvc"])
-def test_pull_from_a_repaired_remote_replaces_the_damaged_files_of_the_workspace(
-    finished, clone, tmp_path, first
-):
-    publish(finished, tmp_path, str(tmp_path / "store"))
-    finished.learner("push")
-    md5 = hash_of(finished.folder / MODEL)
-    stored, intact = object_of(tmp_path / "store", md5), (finished.folder / MODEL).read_bytes()
-    damage(stored)
-    other = clone(finished)
-    other.run(sys.executable, *first)
-    assert other.learner("pull").code == 1
     stored.write_bytes(intact)
-
-    pulled = other.learner("pull")
-
-    assert pulled.code == 0, pulled.text
+    other.call("pull").ok()
     assert (other.folder / MODEL).read_bytes() == intact
 
 
-def test_pull_keeps_an_output_that_the_user_has_edited(finished, tmp_path):
-    publish(finished, tmp_path, str(tmp_path / "store"))
-    finished.learner("push")
-    (finished.folder / MODEL).write_bytes(b"edited")
+def test_damaged_file_that_dvc_has_checked_out_is_replaced_after_the_remote_is_repaired(shared):
+    other, stored, intact = damage_model(shared)
+    other.dvc("pull")
+    assert (other.folder / MODEL).read_bytes() not in (intact, b"")
+    assert other.call("pull").code == 1
+    stored.write_bytes(intact)
 
-    pulled = finished.learner("pull")
+    other.call("pull").ok()
+
+    assert (other.folder / MODEL).read_bytes() == intact
+
+
+def test_pull_keeps_an_output_that_the_user_has_edited(shared):
+    (shared.folder / MODEL).write_bytes(b"edited")
+
+    pulled = shared.call("pull")
 
     assert pulled.code == 1, pulled.text
-    assert (finished.folder / MODEL).read_bytes() == b"edited"
+    assert (shared.folder / MODEL).read_bytes() == b"edited"
 
 
-def test_push_fails_if_neither_cache_nor_remote_has_an_output(finished, tmp_path):
-    publish(finished, tmp_path, str(tmp_path / "store"))
-    md5 = hashlib.md5((finished.folder / "artifacts/model.mpk.gz").read_bytes()).hexdigest()  # noqa: S324  of DVC
-    (finished.folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).unlink()
+def test_push_fails_if_neither_cache_nor_remote_has_an_output(unpushed, tmp_path):
+    project = copy_with_remotes(unpushed, tmp_path)
+    object_of(project.folder / ".dvc/cache", hash_of(project.folder / MODEL)).unlink()
 
-    pushed = finished.learner("push")
+    pushed = project.call("push")
 
     assert pushed.code == 1
     assert re.search(r"neither the cache nor the remote has \d of the outputs: artifacts/", pushed.err)
 
 
-def test_remote_that_is_newer_than_an_experiment_is_explained(finished, tmp_path):
-    publish(finished, tmp_path, str(tmp_path / "store"))
-    finished.ok("dvc", "exp", "save", "-n", "old")
-    finished.ok("dvc", "remote", "add", "new", str(tmp_path / "new"))
+def test_remote_that_is_newer_than_an_experiment_is_explained(shared):
+    shared.dvc("remote", "add", "new", "../new").ok()
 
-    pushed = finished.learner("push", "old", "-r", "new")
+    pushed = shared.call("push", "one", "-r", "new")
 
     assert pushed.code == 1
     assert "if the remote is newer, run `dvc remote add --local NAME URL`" in pushed.err
 
 
-def test_push_lists_experiments_of_the_same_name_on_several_commits(finished, tmp_path):
-    publish(finished, tmp_path, str(tmp_path / "store"))
-    finished.ok("dvc", "exp", "save", "-n", "one")
-    finished.ok("git", "commit", "-q", "--allow-empty", "-m", "Another commit")
-    finished.ok("dvc", "exp", "save", "-n", "one")
+def test_push_lists_experiments_of_the_same_name_on_several_commits(shared):
+    shared.ok("git", "commit", "-q", "--allow-empty", "-m", "Another commit")
+    shared.dvc("exp", "save", "-n", "one").ok()
 
-    planned = finished.learner("push", "--dry-run")
+    planned = shared.call("push", "--dry-run")
 
     assert re.findall(r"^  (one)  [0-9a-f]{7}$", planned.out, re.MULTILINE) == ["one", "one"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["HEAD"], "no experiment is named 'HEAD'; found: none"),
-        (["-r", "nosuch"], "DVC has no remote 'nosuch'; found: store"),
-        (["--git-remote", "nosuch"], "git has no remote 'nosuch'; found: origin"),
-    ],
-)
-def test_dry_run_refuses_names_that_cannot_be_pushed(options, message, finished, tmp_path):
-    publish(finished, tmp_path, str(tmp_path / "store"))
+def test_dry_run_refuses_names_that_cannot_be_pushed(unpushed):
+    for run, options, message in (
+        (unpushed.learner, ["HEAD"], "no experiment is named 'HEAD'; found: one"),
+        (unpushed.call, ["-r", "nosuch"], "DVC has no remote 'nosuch'; found: store"),
+        (unpushed.call, ["--git-remote", "nosuch"], "git has no remote 'nosuch'; found: origin"),
+    ):
+        planned = run("push", "--dry-run", *options)
 
-    planned = finished.learner("push", "--dry-run", *options)
-
-    assert (planned.code, "Traceback" in planned.err) == (2, False)
-    assert message in planned.err
+        assert (planned.code, planned.out, "Traceback" in planned.err) == (2, "", False)
+        assert message in planned.err
 
 
 @pytest.mark.parametrize(
