@@ -37,7 +37,7 @@ def server_context():
     later = (*IMPORTED_LATER, *NOT_PRELOADED)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch.distributed", "pytest", "dvc.cli", *PRELOADED]
+        ["torch.distributed.fsdp", "torch._dynamo", "pytest", "dvc.cli", *PRELOADED]
         + [name for name in names if not name.startswith(later)]
     )
     return context

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset, default_collate
-from torchmetrics.classification import MulticlassF1Score
 
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.distributed import agreement
@@ -104,6 +103,12 @@ def start(directory, epochs=2):
     return builder.renderer(PlainRenderer())
 
 
+def f1_score_of_torchmetrics():
+    from torchmetrics.classification import MulticlassF1Score  # takes longer to import than torch
+
+    return TorchMetric(MulticlassF1Score(num_classes=3))
+
+
 CHANGES = {
     "plain": lambda builder: builder,
     "clipping": lambda builder: builder.grad_clipping(ClipByGlobalNorm(max_norm=0.1)),
@@ -117,9 +122,7 @@ CHANGES = {
     "skip": lambda builder: builder.non_finite(NonFinite(kind="skip")),
     "averaged weights": lambda builder: builder.average_weights(Ema(decay=0.9)),
     "more metrics": lambda builder: builder.metrics(AurocMetric(), FBetaScoreMetric()),
-    "a metric of torchmetrics": lambda builder: builder.metrics(
-        TorchMetric(MulticlassF1Score(num_classes=3))
-    ),
+    "a metric of torchmetrics": lambda builder: builder.metrics(f1_score_of_torchmetrics()),
     "torch's loader": lambda builder: builder,
     "torch's shuffled loader": lambda builder: builder,
     "a batcher of whole batches": lambda builder: builder,
