@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from rank_runs import (
+    STOP_AT,
     assert_equals_one_process,
     build_net,
     dataset,
@@ -61,7 +62,7 @@ def test_loader_that_draws_random_numbers_has_the_batches_of_one_process(tmp_pat
 def test_run_that_is_stopped_within_an_epoch_resumes_to_the_same_bytes(loaders, tmp_path):
     run_ranks(fit_in_parts, 2, tmp_path / "uninterrupted", (), 0.3, 1, "auto", loaders)
 
-    found = run_ranks(fit_in_parts, 2, tmp_path / "interrupted", ((1, 30),), 0.3, 1, "auto", loaders)
+    found = run_ranks(fit_in_parts, 2, tmp_path / "interrupted", ((1, STOP_AT),), 0.3, 1, "auto", loaders)
 
     assert found[0][0][0] == (None, True)
     assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")

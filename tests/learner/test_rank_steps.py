@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from rank_runs import (
+    STOP_AT,
     Net,
     Stopping,
     assert_equals_one_process,
@@ -151,9 +152,9 @@ def fit_balancing(directory, *stops):
     return fit_in_parts(directory, stops, kind=Balancing)
 
 
-@pytest.mark.parametrize("stop", [30, 230])
+@pytest.mark.parametrize("stop", [STOP_AT, STOP_AT + 20])
 def test_run_resumes_with_the_training_state_of_each_rank(stop, tmp_path):
-    """Step 30 is in the first epoch, and step 230 in the second one."""
+    """The first stop is in the first epoch, and the other one in the second."""
     run_ranks(fit_balancing, 2, tmp_path / "uninterrupted")
 
     found = run_ranks(fit_balancing, 2, tmp_path / "interrupted", (1, stop))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from rank_runs import (
     CHANGES,
     SIZES,
+    STOP_AT,
     TOLERANCE,
     Net,
     assert_equals_one_process,
@@ -146,7 +147,7 @@ def describe(tree):
 
 
 @pytest.mark.parametrize("window", [1, 3])
-@pytest.mark.parametrize("stop", [(0, 4), (1, 4), (1, 30)], ids=str)
+@pytest.mark.parametrize("stop", [(0, 4), (1, 4), (1, STOP_AT)], ids=str)
 def test_run_of_ranks_that_any_rank_stops_resumes_to_the_same_bytes(stop, window, tmp_path):
     run_ranks(fit_in_parts, 2, tmp_path / "uninterrupted", (), 0.3, window)
 

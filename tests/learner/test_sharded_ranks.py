@@ -9,6 +9,7 @@ from long_tests import long
 from rank_runs import (
     CHANGES,
     SIZES,
+    STOP_AT,
     Net,
     assert_equals_one_process,
     build_net,
@@ -86,7 +87,7 @@ def test_checkpoint_of_sharded_ranks_has_the_layout_of_one_process(change, tmp_p
 def test_sharded_run_that_any_rank_stops_resumes_to_the_same_bytes(window, tmp_path):
     run_ranks(fit_in_parts, 2, tmp_path / "uninterrupted", (), 0.3, window, "fsdp")
 
-    found = run_ranks(fit_in_parts, 2, tmp_path / "interrupted", ((1, 30),), 0.3, window, "fsdp")
+    found = run_ranks(fit_in_parts, 2, tmp_path / "interrupted", ((1, STOP_AT),), 0.3, window, "fsdp")
 
     assert found[0][0][0] == (None, True)
     assert read_run_files(tmp_path / "interrupted") == read_run_files(tmp_path / "uninterrupted")

@@ -43,7 +43,14 @@ def server_context():
     later = (*IMPORTED_LATER, *NOT_PRELOADED)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch.distributed", "pytest", "dvc.cli", "pipeline.flows.prefect_api", *PRELOADED]
+        [
+            "torch.distributed.fsdp",
+            "torch._dynamo",
+            "pytest",
+            "dvc.cli",
+            "pipeline.flows.prefect_api",
+            *PRELOADED,
+        ]
         + [name for name in names if not name.startswith(later)]
     )
     return context

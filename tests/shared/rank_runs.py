@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset, default_collate
-from torchmetrics.classification import MulticlassF1Score
 
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
+from stages.distributed import agreement
 from stages.learner import LearnerBuilder
 from stages.metrics import (
     AccuracyMetric,
@@ -25,8 +25,11 @@ from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 
 TOLERANCE = 1e-5
-LONG_EPOCH = 1600
-"""Samples of an epoch of 200 steps: ranks that ask to stop in step 30 stop at most 2 x 64 steps later."""
+MAX_GAP = 2
+"""The most steps between two exchanges of ranks that may stop: they stop at most 2 x `MAX_GAP` steps later."""
+STOP_AT = 10
+STOPPED_EPOCH = 160
+"""Samples of an epoch of 20 steps, in which ranks that ask to stop in step `STOP_AT` stop."""
 
 
 class Net(ClassificationStep, nn.Sequential):
@@ -100,6 +103,12 @@ def start(directory, epochs=2):
     return builder.renderer(PlainRenderer())
 
 
+def f1_score_of_torchmetrics():
+    from torchmetrics.classification import MulticlassF1Score  # takes longer to import than torch
+
+    return TorchMetric(MulticlassF1Score(num_classes=3))
+
+
 CHANGES = {
     "plain": lambda builder: builder,
     "clipping": lambda builder: builder.grad_clipping(ClipByGlobalNorm(max_norm=0.1)),
@@ -113,9 +122,7 @@ CHANGES = {
     "skip": lambda builder: builder.non_finite(NonFinite(kind="skip")),
     "averaged weights": lambda builder: builder.average_weights(Ema(decay=0.9)),
     "more metrics": lambda builder: builder.metrics(AurocMetric(), FBetaScoreMetric()),
-    "a metric of torchmetrics": lambda builder: builder.metrics(
-        TorchMetric(MulticlassF1Score(num_classes=3))
-    ),
+    "a metric of torchmetrics": lambda builder: builder.metrics(f1_score_of_torchmetrics()),
     "torch's loader": lambda builder: builder,
     "torch's shuffled loader": lambda builder: builder,
     "a batcher of whole batches": lambda builder: builder,
@@ -175,32 +182,39 @@ class Stopping(Net):
         return super().train_step(batch)
 
 
+def start_in_parts(directory, strategy):
+    """Return a builder for 3 epochs from the newest checkpoint, whose ranks agree to stop after a few steps."""
+    if "RANK" in os.environ:  # and not the process of the tests
+        agreement.MAX_GAP = MAX_GAP
+    return start(directory, 3).strategy(strategy).checkpoint("auto")
+
+
 def fit_in_parts(directory, stops=(), dropout=0.3, window=1, strategy="auto", change="plain", kind=Stopping):
     """Train 3 epochs; stop at each of *stops*, (rank, step), and resume."""
     rank, results = int(os.environ.get("RANK", "0")), []
     for stop in (*stops, None):
-        builder = start(directory, 3).strategy(strategy).checkpoint("auto").grads_accumulation(window)
+        builder = start_in_parts(directory, strategy).grads_accumulation(window)
         model = kind(*build_net(dropout, norm=dropout > 0))
         model.interrupter = builder.interrupter()
         if stop is not None and stop[0] == rank:
             model.stop_at = stop[1]
         learner = builder.build(model, Adam(), 0.05)
-        learner.fit(*LOADERS.get(change, loaders)(LONG_EPOCH, 29, 8))
+        learner.fit(*LOADERS.get(change, loaders)(STOPPED_EPOCH, 29, 8))
         results.append((learner.resumed, learner.interrupted))
     return results, outcome(learner)
 
 
 def stop_within_epoch(directory, strategy="auto", change="plain"):
-    """Train 30 steps on the loaders of *change*, and save."""
-    builder = start(directory, 3).strategy(strategy).checkpoint("auto")
+    """Train about `STOP_AT` steps on the loaders of *change*, and save."""
+    builder = start_in_parts(directory, strategy)
     model = Stopping(*build_net())
-    model.interrupter, model.stop_at = builder.interrupter(), 30
-    builder.build(model, Adam(), 0.05).fit(*LOADERS.get(change, loaders)(LONG_EPOCH, 29, 8))
+    model.interrupter, model.stop_at = builder.interrupter(), STOP_AT
+    builder.build(model, Adam(), 0.05).fit(*LOADERS.get(change, loaders)(STOPPED_EPOCH, 29, 8))
 
 
 def resume(directory, strategy="auto", change="plain"):
     """Train the rest of 3 epochs; return the position that the run resumed at, and its outcome."""
-    builder = start(directory, 3).strategy(strategy).checkpoint("auto")
+    builder = start_in_parts(directory, strategy)
     learner = builder.build(Stopping(*build_net()), Adam(), 0.05)
-    learner.fit(*LOADERS.get(change, loaders)(LONG_EPOCH, 29, 8))
+    learner.fit(*LOADERS.get(change, loaders)(STOPPED_EPOCH, 29, 8))
     return learner.resumed, outcome(learner)

@@ -1,14 +1,16 @@
-"""Ranks for tests: processes that are forked from one server, which imports torch once."""
+"""Ranks for tests: processes that are forked from one server, which has imported torch once."""
 
+import gc
 import multiprocessing.connection
 import os
 import traceback
 from contextlib import suppress
 
 from fork_server import server_context
-from free_ports import free_port
+from torch.distributed import TCPStore
+from waiting import LIMIT_SECONDS
 
-TIMEOUT_SECONDS = 120
+HOST = "127.0.0.1"
 
 
 def run_ranks(function, size, *arguments):
@@ -16,10 +18,11 @@ def run_ranks(function, size, *arguments):
 
     Raises `AssertionError` with the traceback of the first rank that fails; the others are then killed.
     """
-    context, port = server_context(), free_port()
+    context = server_context()
+    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # as a launcher, so no port is guessed
     pipes = [context.Pipe() for _ in range(size)]
     processes = [
-        context.Process(target=_run, args=(function, arguments, rank, size, port, pipes[rank][1]))
+        context.Process(target=_run, args=(function, arguments, rank, size, store.port, pipes[rank][1]))
         for rank in range(size)
     ]
     for process in processes:
@@ -35,7 +38,7 @@ def run_ranks(function, size, *arguments):
 def _collect(processes, waiting):
     results = {}
     while waiting:
-        ready = multiprocessing.connection.wait(waiting, TIMEOUT_SECONDS)
+        ready = multiprocessing.connection.wait(waiting, LIMIT_SECONDS)
         assert ready, f"ranks {sorted(waiting.values())} did not end"
         for receiver in ready:
             rank = waiting.pop(receiver)
@@ -48,7 +51,8 @@ def _collect(processes, waiting):
 def _run(function, arguments, rank, size, port, sender):
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     os.environ |= {name: str(number) for name, number in numbers.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    gc.freeze()  # a collection would touch, and so copy, the memory that this process shares with the server
     try:
         sender.send((function(*arguments), None))
     except BaseException:  # noqa: BLE001  the parent reports it
