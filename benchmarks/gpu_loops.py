@@ -357,9 +357,9 @@ class TimedRenderer(PlainRenderer):
             self.times.append(time.perf_counter())
             self.clock.step()
 
-    def report(self) -> str:
-        """Return the median and the longest step, and the steps that took 1.2 times the median or more."""
-        steps = [1e3 * (end - start) for start, end in pairwise(self.times[:-1])]
+    def report(self, first: int) -> str:
+        """Return the median and the longest step after *first*, and those over 1.2 times the median."""
+        steps = [1e3 * (end - start) for start, end in pairwise(self.times[first:-1])]
         median = statistics.median(steps)
         slow = [step for step in steps if step > 1.2 * median]
         return f"median {median:.1f} ms, longest {max(steps):.0f}, {len(slow)} slow steps {sum(slow):.0f} ms"
@@ -407,7 +407,7 @@ def learner(
         renderer.clock = clock
         with directory:
             built.fit(train, valid)
-        return renderer.report() if saves else None
+        return renderer.report(case.first) if saves else None
 
     return epoch
 

@@ -162,7 +162,7 @@ def test_fresh_clone_pulls_model_and_experiments_from_s3_and_resumes(finished, s
 
 
 def fetch_tagged_model_and_one_experiment(project):
-    """Push and fetch a tagged model and one of two experiments; return a clone and a pull of the other one."""
+    """Push and fetch a tagged model and one of two experiments; return a clone and a pull of the other."""
     project.dvc("exp", "save", "-n", "two").ok()
     project.dvc("exp", "save", "-n", "three").ok()
     project.ok("git", "tag", "-a", "classifier@v1.0.0", "-m", "The first")

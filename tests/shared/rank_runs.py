@@ -26,7 +26,7 @@ from stages.renderers import PlainRenderer
 
 TOLERANCE = 1e-5
 MAX_GAP = 2
-"""The most steps between two exchanges of ranks that may stop: they stop at most 2 x `MAX_GAP` steps later."""
+"""The most steps between two exchanges of ranks that may stop: they stop after at most 2 x `MAX_GAP`."""
 STOP_AT = 10
 STOPPED_EPOCH = 160
 """Samples of an epoch of 20 steps, in which ranks that ask to stop in step `STOP_AT` stop."""
@@ -183,7 +183,7 @@ class Stopping(Net):
 
 
 def start_in_parts(directory, strategy):
-    """Return a builder for 3 epochs from the newest checkpoint, whose ranks agree to stop after a few steps."""
+    """Return a builder for 3 epochs from the newest checkpoint; its ranks agree to stop after a few steps."""
     if "RANK" in os.environ:  # and not the process of the tests
         agreement.MAX_GAP = MAX_GAP
     return start(directory, 3).strategy(strategy).checkpoint("auto")
