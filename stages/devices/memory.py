@@ -1,10 +1,11 @@
-"""The memory of the device and of this process."""
+"""The memory of the device and of this process, and the messages for a device that fails."""
 
 import ctypes
 import functools
+import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,30 +14,70 @@ from stages.contracts.errors import StageError
 from stages.contracts.text import format_megabytes
 from stages.devices.selection import is_accelerator
 
+EXHAUSTED = re.compile(r"_STATUS_\w*ALLOC|out of memory")
+FAILED = re.compile(r"(CUDA|cuDNN|Triton) [Ee]rror")
+"""Beginning of the messages of errors that are not a `torch.AcceleratorError`."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MAX_RETAINED_BYTES = 1 << 30
 
 
-@contextmanager
-def report_out_of_memory(device: torch.device) -> Iterator[None]:
-    """Raise `StageError` with the use of memory if the memory of *device* is exhausted in the block.
+def is_exhaustion(error: BaseException) -> bool:
+    """Return whether *error* reports that the memory of a device is exhausted, also for a library of CUDA."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and EXHAUSTED.search(str(error)) is not None
+    )
 
-    The frames of the failed step are cleared, so that its tensors are freed.
+
+def is_device_failure(error: BaseException) -> bool:
+    """Return whether *error* is that of a device, which this process then cannot use any more."""
+    return (
+        isinstance(error, RuntimeError)
+        and not is_exhaustion(error)
+        and (isinstance(error, torch.AcceleratorError) or FAILED.match(str(error)) is not None)
+    )
+
+
+@contextmanager
+def report_device_errors(device: torch.device, describe_position: Callable[[], str]) -> Iterator[None]:
+    """Raise `StageError` if the memory of *device* is exhausted in the block, or if *device* fails.
+
+    *describe_position* returns the last known position in the run without using the device. If memory is
+    exhausted, the frames of the failed step are cleared, so that its tensors are freed. If the device fails,
+    they are kept for ever: to free memory that it was using would call it again, and end the process.
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        memory = _describe_memory(device)
-        reason = str(error).partition(". ")[0]
-        traceback.clear_frames(error.__traceback__)
+    except RuntimeError as error:
+        has_failed = is_device_failure(error)
+        if not (has_failed or is_exhaustion(error)):
+            raise
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        if has_failed:
+            message = _explain_failure(device, reason, describe_position())
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(error))
+        else:
+            message = _explain_exhaustion(device, reason)
+            traceback.clear_frames(error.__traceback__)
         del error
     else:
         return
-    if is_accelerator(device):
+    if is_accelerator(device) and not has_failed:
         torch.accelerator.empty_cache()
-    raise StageError(
-        f"the memory of {device} is exhausted: {reason}. {memory}Lower batch_size (grads_accumulation keeps "
-        "the batch of an update), set gradient_checkpointing, or set precision to bf16"
+    raise StageError(message)
+
+
+def _explain_failure(device: torch.device, reason: str, position: str) -> str:
+    return (
+        f"{device} failed after {position}, the last whose values were read: {reason}. Look for a label "
+        "outside the classes or an index outside a table: run with device: cpu to see the line of the code"
+    )
+
+
+def _explain_exhaustion(device: torch.device, reason: str) -> str:
+    return (
+        f"the memory of {device} is exhausted: {reason}. {_describe_memory(device)}Lower batch_size "
+        "(grads_accumulation keeps the batch of an update), set gradient_checkpointing, or set precision to "
+        "bf16"
     )
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import History
 from stages.devices.compute_settings import apply_compute_settings
-from stages.devices.memory import report_out_of_memory
+from stages.devices.memory import report_device_errors
 from stages.learner.assembly import Components
 from stages.learner.batches import Loader
 from stages.learner.environment import write_machine
@@ -76,21 +76,22 @@ class Learner:
         If the weights are averaged, the model has those of the training; see `apply_average`.
 
         Raises `BuilderError` if a loader has no batches or a metric cannot measure the output of a step,
-        `NonFiniteError` before a NaN or infinity reaches the weights, `StageError` if the memory of an
-        accelerator is exhausted, and `CheckpointError` if a checkpoint that belongs to the result could not
-        be written.
+        `NonFiniteError` before a NaN or infinity reaches the weights, `StageError` if an accelerator fails or
+        its memory is exhausted, and `CheckpointError` if a checkpoint that belongs to the result could not be
+        written.
         """
         self._check_between_epochs()
         checkpoints = self._components.checkpoints
         saves = checkpoints.complete_saves() if checkpoints is not None else nullcontext()
         is_main = self._components.group.is_main
         application_log = self._options.open_application_log() if is_main else nullcontext()
-        with application_log, self.compute_settings():
+        with application_log:
             log.info("%s", f"Resuming {self.resumed}" if self.resumed else "Starting training")
             if is_main:
                 self._note_machine()
-            with report_out_of_memory(self._device), saves:
-                model = Loop(self._components).run(train, valid)
+            loop = Loop(self._components)
+            with report_device_errors(self._device, loop.describe_position), self.compute_settings(), saves:
+                model = loop.run(train, valid)
             if checkpoints is not None and not self.interrupted:
                 checkpoints.finish()
         if self._options.summary and is_main:

@@ -76,6 +76,10 @@ class Loop:
             interrupter=self._interrupter,
         )
 
+    def describe_position(self) -> str:
+        """Return the last batch whose values were read from the device."""
+        return self._meter.describe_position()
+
     def _choose_strategy(self) -> StepStrategy:
         if self._group.size > 1:
             kind = RankStep
@@ -178,7 +182,8 @@ class Loop:
         stops_after = self._mid_epoch.stops_after
         meter, rate = self._begin(Split.TRAIN, loader, epoch), 0.0
         iteration = progress.batch
-        for batch in self._open(loader, meter):
+        batches = self._open(loader, meter)  # a variable, so that an error keeps it: see report_device_errors
+        for batch in batches:
             if captured is not None and captured.replays(batch):
                 iteration += 1
                 rate = schedule.step()
@@ -227,7 +232,8 @@ class Loop:
         self._state.model.model.eval()
         meter = self._begin(Split.VALID, loader, epoch)
         iteration = self._progress.batch
-        for batch in self._open(loader, meter):
+        batches = self._open(loader, meter)
+        for batch in batches:
             item = self._strategy.validate(self._run_valid_step, batch)
             samples = self._strategy.count_samples(batch, item)
             del batch  # free its memory before the next one is loaded

@@ -77,6 +77,8 @@ class Meter:
         self._group = group
         self._batches = 0
         """The number of batches in `_pending`, also without a sample of this rank."""
+        self._iteration = self._flushed = 0
+        """The numbers of the last batch that was measured, and of the last whose values were read."""
         self._metrics = [each for each, _ in metrics]
         self._pass_metrics: list[Any] = [each.metric for each in self._metrics if each.covers_pass]
         self._loggers = {each.metric.name: loggers for each, loggers in metrics}
@@ -116,7 +118,7 @@ class Meter:
         """
         if item is not None:
             self._measure_item(item, iteration, learning_rate, known)
-        self._batches += 1
+        self._batches, self._iteration = self._batches + 1, iteration
         if self._batches >= MAX_PENDING_BATCHES:
             self.flush()
 
@@ -134,6 +136,10 @@ class Meter:
             else:
                 measured = measure(item)
             pending.append((name, iteration, measured))
+
+    def describe_position(self) -> str:
+        """Return the last batch whose values were read, 0 before the first in this process."""
+        return f"batch {self._flushed} of epoch {self._epoch} ({self._split})"
 
     def state_dict(self) -> dict[str, Any]:
         """Log all pending values, and return the sum of every metric as a tree that a record can hold.
@@ -198,6 +204,7 @@ class Meter:
         pending, self._pending, self._batches = self._pending, [], 0
         flag = None if self._guard is None else self._guard.flag
         hosted, is_flagged = transfer_to_host([measured for _, _, measured in pending], flag)
+        self._flushed = self._iteration
         if self._group.size > 1:
             hosted = add_rank_values(self._group, pending, hosted, self._own_values)
         if not self._group.is_main:

@@ -1,5 +1,6 @@
 """Threads, precision and determinism apply while a run trains, and the previous values are restored."""
 
+import gc
 import operator
 import weakref
 
@@ -9,7 +10,7 @@ from torch import nn
 
 from stages.contracts.errors import StageError
 from stages.devices import ComputeSettings, apply_compute_settings
-from stages.devices.memory import report_out_of_memory
+from stages.devices.memory import report_device_errors
 from stages.devices.selection import list_devices
 from stages.learner import LearnerBuilder
 from stages.models import RegressionStep
@@ -115,27 +116,71 @@ def test_a_run_trains_with_its_threads_and_restores_those_of_the_caller(tmp_path
     assert torch.get_num_threads() == before
 
 
-def test_exhausted_memory_is_one_message_with_three_remedies():
-    with pytest.raises(StageError) as caught, report_out_of_memory(CPU):
-        raise torch.OutOfMemoryError("Tried to allocate 3.00 TiB. GPU 0 has a total capacity of 80 GiB")
+EXHAUSTED = [
+    torch.OutOfMemoryError("Tried to allocate 3.00 TiB. GPU 0 has a total capacity of 80 GiB"),
+    torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+FAILED = [
+    torch.AcceleratorError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+]
+
+
+def describe_position():
+    return "batch 64 of epoch 2 (train)"
+
+
+@pytest.mark.parametrize("error", EXHAUSTED, ids=str)
+def test_exhausted_memory_is_one_message_with_three_remedies(error):
+    with pytest.raises(StageError) as caught, report_device_errors(CPU, describe_position):
+        raise error
 
     message = str(caught.value)
-    assert "Tried to allocate 3.00 TiB" in message
+    assert f"is exhausted: {str(error)[:25]}" in message
     assert all(word in message for word in ("batch_size", "gradient_checkpointing", "precision"))
+    assert "\n" not in message
 
 
-def test_tensors_of_the_failed_step_are_freed_while_the_error_is_kept():
-    freed, error = [], torch.OutOfMemoryError("Tried to allocate 3.00 TiB")
+@pytest.mark.parametrize("error", FAILED, ids=str)
+def test_failure_of_the_device_is_one_message_with_the_position_and_the_likely_cause(error):
+    with pytest.raises(StageError) as caught, report_device_errors(CPU, describe_position):
+        raise error
+
+    message = str(caught.value)
+    assert message.startswith("cpu failed after batch 64 of epoch 2 (train)")
+    assert str(error).splitlines()[0] in message
+    assert all(word in message for word in ("label", "index", "device: cpu"))
+    assert "\n" not in message
+
+
+def test_other_errors_are_not_changed():
+    with pytest.raises(RuntimeError, match="^mat1 and mat2"), report_device_errors(CPU, describe_position):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)")
+
+
+@pytest.mark.parametrize(("error", "is_freed"), [(EXHAUSTED[0], True), (FAILED[0], False)], ids=str)
+def test_tensors_of_the_failed_step_are_freed_unless_that_would_use_a_failed_device(error, is_freed):
+    freed = []
 
     def step():
         tensor = torch.zeros(1)
         weakref.finalize(tensor, freed.append, True)
-        raise error
+        raise type(error)(str(error))
 
-    with pytest.raises(StageError), report_out_of_memory(CPU):
-        step()
+    def report():
+        with report_device_errors(CPU, describe_position):
+            step()
 
-    assert freed
+    with pytest.raises(StageError) as caught:
+        report()
+    if not is_freed:
+        del caught
+    gc.collect()
+
+    assert bool(freed) == is_freed
 
 
 def test_the_cpu_is_always_listed_last():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from stages.contracts.errors import BuilderError
+from stages.contracts.errors import BuilderError, StageError
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.learner import EvaluatorBuilder, LearnerBuilder, MetricEarlyStopping
@@ -87,6 +87,45 @@ def test_gradient_checkpointing_does_not_change_running_statistics(start, tiny, 
     start(tmp_path / "b").gradient_checkpointing().build(recomputed, Adam(), 0.05).fit(*loaders())
 
     assert equal(state(kept), state(recomputed))
+
+
+class Batches:
+    """Batches of a loader that is told when the iterator over them is closed."""
+
+    def __init__(self, count):
+        self.count, self.is_closed = count, False
+
+    def __iter__(self):
+        try:
+            yield from [(torch.randn(2, 4), torch.tensor([0, 1]))] * self.count
+        finally:
+            self.is_closed = True
+
+
+class Failing(Normed):
+    """Fails in its 101st training step, as a kernel on a device does."""
+
+    steps = 0
+
+    def train_step(self, batch):
+        self.steps += 1
+        if self.steps == 101:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with ...")
+        return super().train_step(batch)
+
+
+def test_failure_of_the_device_reports_the_last_position_and_frees_nothing_that_it_uses(tmp_path):
+    torch.manual_seed(3)
+    model, batches = Failing(nn.Linear(4, 3)), Batches(200)
+    builder = LearnerBuilder(tmp_path).metrics(LossMetric()).renderer(NoRenderer())
+    builder.with_file_checkpointer(DefaultRecorder()).checkpoint_every(steps=90)
+    learner = builder.build(model, Adam(), 0.05)
+
+    with pytest.raises(StageError, match=r"failed after batch 100 of epoch 1 \(train\)"):
+        learner.fit(batches)
+
+    assert not batches.is_closed
+    assert learner._components.checkpoints._writer._snapshot.nbytes > 0
 
 
 def test_skipped_batch_changes_neither_weights_nor_running_statistics(start, tiny, tmp_path):
