@@ -5,10 +5,9 @@ import os
 import traceback
 from contextlib import suppress
 
-from fork_server import server_context
+from forked_programs import server_context
 from free_ports import free_port
-
-TIMEOUT_SECONDS = 120
+from waiting import LIMIT_SECONDS
 
 
 def run_ranks(function, size, *arguments):
@@ -35,7 +34,7 @@ def run_ranks(function, size, *arguments):
 def _collect(processes, waiting):
     results = {}
     while waiting:
-        ready = multiprocessing.connection.wait(waiting, TIMEOUT_SECONDS)
+        ready = multiprocessing.connection.wait(waiting, LIMIT_SECONDS)
         assert ready, f"ranks {sorted(waiting.values())} did not end"
         for receiver in ready:
             rank = waiting.pop(receiver)
