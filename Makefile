@@ -8,7 +8,7 @@ export PATH := $(BIN):$(PATH)
 PACKAGE ?=
 COUNT ?=
 
-.PHONY: repro test fuzz crash mutants sweep-proof flows long format
+.PHONY: repro test durations fuzz crash mutants sweep-proof flows long format
 
 repro: .venv/installed
 	dvc repro
@@ -20,6 +20,9 @@ test: .venv/installed-test
 	mypy
 	python tests/lint
 	pytest --numprocesses 3 --dist loadfile  # three processes on two cores: many tests wait for a server
+
+durations: .venv/installed-test  # after tests were added or changed: the order in which `make test` starts the files
+	pytest --numprocesses 3 --dist loadfile --store-durations
 
 fuzz: .venv/installed-test
 	python tests/records/fuzz.py --count 200000 --jobs 2 --out build/fuzz

@@ -6,15 +6,18 @@ import signal
 
 import pytest
 import torch
+from forked_programs import stop_server
 from hypothesis import settings
 from projects import Project
-from templates import finished_template, fresh, short
+from templates import finished_template, fresh, read_repro_output, short
 
 from stages.devices import prepare_portable
 
 prepare_portable()  # the shipped params.yaml is portable, and a process chooses its kernels only once
 settings.register_profile("no deadline", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("no deadline")
+
+pytest_plugins = ["file_order"]
 
 LONG = "long test: run it with make long"
 NO_ACCELERATOR = "no accelerator found; run `benchmarks/gpu.py --check` on a machine that has one"
@@ -38,6 +41,8 @@ def _configure_process():
     # A non-interactive shell starts a background process with SIGINT ignored, and child processes inherit
     # that. The tests of Ctrl-C would then wait forever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    stop_server()
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +85,12 @@ def other_project(tmp_path, home):
 def _finished(home):
     """Return the finished project of all tests, which they only copy."""
     return finished_template(home)
+
+
+@pytest.fixture(scope="session")
+def repro_output(home):
+    """Return what the `dvc repro` printed that has made the finished project."""
+    return read_repro_output(home)
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def stop_rank(paths):
 
 def reproduce(project, *options):
     """Run `dvc repro` with *options* and return its output."""
-    return project.ok("dvc", "repro", *options)
+    return project.dvc("repro", *options).ok()
 
 
 def tracked_files(folder):
@@ -118,7 +118,7 @@ def test_run_with_more_epochs_resumes_and_equals_uninterrupted_run(finished, tmp
         project.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
 
     texts = [reproduce(finished), reproduce(uninterrupted)]
-    texts.append(isolated.ok("dvc", "exp", "run", "--temp", "-n", "grown", "-S", "fit.num_epochs=3"))
+    texts.append(isolated.dvc("exp", "run", "--temp", "-n", "grown", "-S", "fit.num_epochs=3").ok())
 
     assert ["after epoch 2" in text for text in texts] == [True, False, True]
     assert (
@@ -153,11 +153,10 @@ def test_finished_run_without_an_entry_in_dvc_lock_is_not_trained_again(finished
     assert finished.files("artifacts/checkpoint", "dvc.lock") == before
 
 
-@pytest.mark.long
 def test_run_with_fewer_epochs_starts_over(finished):
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
 
-    output = reproduce(finished)
+    output = finished.call("run", "fit").ok()
 
     assert "epoch 1/1" in output
     assert [path.name for path in (finished.folder / "artifacts/train").iterdir()] == ["epoch-1"]
@@ -169,7 +168,7 @@ def test_changed_param_changes_the_key_and_is_reported(finished, monkeypatch):
     [run] = runs(finished.folder / ".runs")
 
     assert differences(run.entries, read_key_entries()) == ["params.batch_size: 32 → 64"]
-    assert "params.batch_size: 32 → 64" in finished.learner("runs", "show").out
+    assert "params.batch_size: 32 → 64" in finished.call("runs", "show").out
 
 
 @pytest.mark.parametrize("param", ["precision: bf16", "compile: true", "deterministic: true", "bucket: true"])
@@ -226,17 +225,16 @@ def test_full_disk_is_reported_before_training(tmp_path):
         check_space(tmp_path, 10**18)
 
 
-@pytest.mark.long
 def test_required_space_is_limited_by_the_number_of_epochs(finished):
     finished.edit("params.yaml", "save_model:", "  keep: {last: 1000000000}\nsave_model:")
 
-    finished.ok("dvc", "repro", "fit")
+    finished.call("run", "fit").ok()
 
     assert (finished.folder / "artifacts/checkpoint/trainer-1.mpk.gz").exists()
 
 
 def test_status_prints_the_state_of_the_run(finished):
-    assert "finished" in finished.ok("learner", "status")
+    assert "finished" in finished.call("status").ok()
 
 
 def test_confusion_matrix_is_that_of_the_last_validation(finished):
@@ -269,7 +267,6 @@ def test_metric_without_batch_values_has_epoch_values_and_empty_batch_curves(tmp
     assert (artifacts / "plots/iterations/valid/AUROC_[Macro].tsv").read_text() == "step\tepoch\tvalue\n"
 
 
-@pytest.mark.long
 def test_regression_has_an_empty_confusion_matrix(project):
     inputs = np.linspace(0, 1, 64, dtype=np.float32)[:, None]
     np.savez(project.folder / "line.npz", inputs=inputs, targets=2 * inputs)
@@ -277,10 +274,10 @@ def test_regression_has_an_empty_confusion_matrix(project):
     project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp_regressor")
     project.edit("params.yaml", "[loss, accuracy]", "[loss]")
 
-    reproduce(project)
+    project.call("run").ok()
 
     assert (project.folder / "artifacts/plots/confusion.tsv").read_text() == "actual\tpredicted\tcount\n"
-    shown = json.loads(project.run("dvc", "plots", "show", "--json").out)
+    shown = json.loads(project.dvc("plots", "show", "--json").out)
     assert "errors" not in shown
     assert "artifacts/plots/iterations/valid/Loss.tsv" in shown["data"]
 

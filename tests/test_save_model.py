@@ -80,23 +80,23 @@ def tested(finished):
     finished.edit("params.yaml", "valid_fraction: 0.2", "valid_fraction: 0.2\n  test_fraction: 0.1")
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
     finished.edit("params.yaml", "[loss, accuracy]", "[loss, accuracy, learning_rate, cpu_use]")
-    assert finished.learner("run").code == 0
+    finished.call("run").ok()
     return finished
 
 
 def test_metrics_of_the_test_split_are_those_of_evaluate_in_dvc_metrics(tested):
     file = "artifacts/test/split/metrics.json"
 
-    shown = json.loads(tested.ok("dvc", "metrics", "show", "--json"))[""]["data"][file]["data"]
-    assert tested.learner("evaluate", "--source", "test").code == 0
+    shown = json.loads(tested.dvc("metrics", "show", "--json").out)[""]["data"][file]["data"]
+    tested.call("evaluate", "--source", "test").ok()
 
-    rows = json.loads(tested.learner("summary", "--json").out)["metrics"]
+    rows = json.loads(tested.call("summary", "--json").out)["metrics"]
     evaluated = {row["metric"]: row["min"] for row in rows if row["split"] == "Test (test)"}
     assert shown["test"] == {name: evaluated[name] for name in ("Accuracy", "Loss")}
     assert sorted(tested.files("artifacts/test/split")) == [
         f"artifacts/test/split/{name}" for name in ("Accuracy.log", "Loss.log", "metrics.json")
     ]
-    assert "up to date" in tested.ok("dvc", "status")
+    assert "up to date" in tested.dvc("status").ok()
 
 
 def test_project_without_the_entry_of_the_test_split_still_runs(finished, tmp_path):
@@ -108,9 +108,9 @@ def test_project_without_the_entry_of_the_test_split_still_runs(finished, tmp_pa
     ):
         finished.edit("dvc.yaml", line, "")
 
-    finished.ok("dvc", "repro")
+    finished.call("run").ok()
     finished.edit("params.yaml", "valid_fraction: 0.2", "valid_fraction: 0.2\n  test_fraction: 0.1")
-    refused = finished.learner("check")
+    refused = finished.call("check")
 
     assert refused.code == 2
     assert "Add 'test: artifacts/test/split' to vars.paths, '${paths.test}' to the outs of" in refused.err

@@ -3,21 +3,13 @@
 import shutil
 import sys
 
+import in_process
 import pytest
+from projects import Finished
 
 MESSAGE = "learner-pipeline has a package of this name, and Python imports only one package of a name"
-COMMANDS = {
-    "check": ["learner", "check"],
-    "run": ["learner", "run"],
-    "status": ["learner", "status"],
-    "compare": ["learner", "compare"],
-    "doctor": ["learner", "doctor"],
-    "sweep": ["learner", "sweep", "-S", "fit.seed=1,2", "--dry-run"],
-    "resume": ["learner", "resume", "HEAD", "--epoch", "1"],
-    "serve": ["learner", "serve"],
-    "evaluate": ["learner", "evaluate"],
-    "versions": ["learner", "versions"],
-    "init": ["learner", "init", "."],
+PROGRAMS = {
+    "learner": ["learner", "check"],
     "stage in dvc.yaml of a new project": ["learner", "stage", "create-artifact-dir"],
     "stage in dvc.yaml of this repository": [
         sys.executable,
@@ -28,6 +20,10 @@ COMMANDS = {
     ],
     "dvc repro": ["dvc", "repro", "create-artifact-dir"],
 }
+COMMANDS = [
+    *("run", "status", "compare", "doctor", "serve", "evaluate", "versions"),
+    *("sweep -S fit.seed=1,2 --dry-run", "resume HEAD --epoch 1", "init ."),
+]
 PLACES = {
     "package": "stages/__init__.py",
     "package without __init__.py": "stages/nets.py",
@@ -43,8 +39,7 @@ def _new_project(tmp_path_factory, checked_out):
     """Return a project that `learner init` created."""
     folder = tmp_path_factory.mktemp("made")
     package = checked_out(folder / "package")
-    initialized = package.learner("init", str(folder / "own"))
-    assert initialized.code == 0, initialized.text
+    package.call("init", str(folder / "own")).ok()
     return type(package)(folder / "own", package.environment["PREFECT_HOME"])
 
 
@@ -61,33 +56,45 @@ def write_module(project, place):
     return project.folder / path.relative_to(project.folder).parts[0]
 
 
+def call_learner(project, *arguments):
+    """Run the program ``learner``, which imports our packages, in this process."""
+    return Finished(*in_process.call(arguments, project.folder, project.environment))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_reports_a_collision_in_one_message(program, new_project):
+    path = write_module(new_project, "stages/__init__.py")
+
+    assert_is_refused(new_project, path, new_project.run(*PROGRAMS[program]))
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_reports_a_collision_in_one_message(command, new_project):
     path = write_module(new_project, "stages/__init__.py")
 
-    refused = new_project.run(*COMMANDS[command])
+    assert_is_refused(new_project, path, call_learner(new_project, *command.split()))
 
+
+def assert_is_refused(project, path, refused):
+    """Check that *refused*, the outcome of a command in *project*, reports the collision with *path*."""
     assert refused.code != 0
     assert f"{path}: {MESSAGE}" in refused.text
     assert refused.text.count(MESSAGE) == 1
     assert "ename your own, for example to my_stages" in refused.text
     assert "Traceback" not in refused.text
-    assert not (new_project.folder / "artifacts").exists()
+    assert not (project.folder / "artifacts").exists()
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_collision_is_found_with_every_kind_of_module_and_package(place, new_project):
     path = write_module(new_project, place)
-    programs = [["learner"], [sys.executable, "-m", "pipeline"]]
+    refused = [call_learner(new_project, "check")]
+    if path.stem != "pipeline":  # python -m pipeline would start the user's own pipeline
+        refused.append(new_project.call("check"))
 
-    if path.stem == "pipeline":  # python -m pipeline would start the user's own pipeline
-        programs = programs[:1]
-
-    for program in programs:
-        refused = new_project.run(*program, "check")
-
-        assert refused.code == 2
-        assert f"error: {path}: {MESSAGE}" in refused.err
+    for each in refused:
+        assert each.code == 2
+        assert f"error: {path}: {MESSAGE}" in each.err
 
 
 @pytest.mark.parametrize("name", ["stages", "pipeline"])
@@ -95,8 +102,8 @@ def test_folder_of_the_same_name_without_python_files_is_allowed(name, new_proje
     (new_project.folder / name).mkdir()
     (new_project.folder / name / "notes.txt").touch()
 
-    assert new_project.ok("learner", "check") == "params.yaml is valid\n"
-    assert new_project.ok(sys.executable, "-m", "pipeline", "check") == "params.yaml is valid\n"
+    assert call_learner(new_project, "check").ok() == "params.yaml is valid\n"
+    assert new_project.call("check").ok() == "params.yaml is valid\n"
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
@@ -105,7 +112,7 @@ def test_init_does_not_write_into_a_folder_with_a_collision(place, project, tmp_
     path = write_module(type(project)(folder, project.environment["PREFECT_HOME"]), place)
     before = sorted(folder.rglob("*"))
 
-    refused = project.learner("init", str(folder))
+    refused = project.call("init", str(folder))
 
     assert refused.code == 2
     assert f"error: {path}: {MESSAGE}" in refused.err
@@ -127,7 +134,7 @@ def test_names_are_not_checked_outside_a_project_and_for_help(new_project, tmp_p
     write_module(new_project, "stages.py")
     (tmp_path / "stages.py").touch()
 
-    assert "Usage" in new_project.ok("learner", "check", "--help")
-    assert new_project.ok("learner", "--version")
+    assert "Usage" in call_learner(new_project, "check", "--help").ok()
+    assert call_learner(new_project, "--version").ok()
     outside = type(new_project)(tmp_path, new_project.environment["PREFECT_HOME"])
-    assert MESSAGE not in outside.run("learner", "summary").text
+    assert MESSAGE not in call_learner(outside, "summary").text

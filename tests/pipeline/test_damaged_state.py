@@ -83,7 +83,7 @@ def test_malformed_file_is_refused_without_a_traceback_and_stays_unchanged(
 ):
     write(project, name, text)
 
-    done = project.learner(*command)
+    done = project.call(*command)
 
     assert "Traceback" not in done.text
     assert message in done.text
@@ -93,7 +93,7 @@ def test_malformed_file_is_refused_without_a_traceback_and_stays_unchanged(
 def test_run_replaces_a_malformed_rwlock(finished):
     write(finished, ".dvc/tmp/rwlock", '{"write": {"a": 1}, "read": 3}')
 
-    done = finished.learner("run")
+    done = finished.call("run")
 
     assert (done.code, done.err) == (0, "")
 
@@ -102,7 +102,7 @@ def test_resume_keeps_the_comments_of_params_without_keys(finished):
     comments = "# Every param has its default.\n"
     write(finished, "params.yaml", comments)
 
-    done = finished.learner("resume", "HEAD", "--epoch", "1", "--no-run", "-S", "+fit.num_epochs=3")
+    done = finished.call("resume", "HEAD", "--epoch", "1", "--no-run", "-S", "+fit.num_epochs=3")
 
     assert "Traceback" not in done.err
     assert (finished.folder / "params.yaml").read_text().startswith(comments)
@@ -113,6 +113,6 @@ def test_unreadable_project_lock_is_reported(project):
     write(project, ".runs/lock", "")
     Path(project.folder / ".runs/lock").chmod(0)
 
-    done = project.learner("run")
+    done = project.call("run")
 
     assert (done.code, "Permission denied. If it belongs to another user" in done.err) == (1, True), done.err

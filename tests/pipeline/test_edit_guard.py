@@ -4,7 +4,6 @@ import os
 import time
 
 import pytest
-from long_tests import cases
 
 from stages.load_data import VERSION
 
@@ -34,16 +33,24 @@ def load():
 
 
 @pytest.fixture
-def editing(finished):
+def with_own_code(finished):
+    """A finished project whose code differs from that of the tests, so that a fork imports it."""
+    finished.edit("stages/__init__.py", '"""', '""" ')
+    return finished
+
+
+@pytest.fixture
+def editing(with_own_code):
     """A finished project in which load-data is out of date, and edits files while it runs."""
+    finished = with_own_code
     (finished.folder / "editing.py").write_text(SOURCE)
     finished.edit("params.yaml", "    kind: digits\n    path: null", '    kind: "editing:load"')
     return finished
 
 
 COMMANDS = {
-    "separate process": ("dvc", "repro", "load-data"),
-    "same process": ("python", "-m", "pipeline", "run"),
+    "process of the stage": ("dvc", "repro", "load-data"),
+    "process of the run": ("pipeline", "run", "load-data"),
 }
 
 
@@ -58,18 +65,18 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("command", cases({name: [name] for name in COMMANDS}, {"separate process"}))
+@pytest.mark.parametrize("command", COMMANDS)
 def test_edit_during_a_stage_is_reported_and_not_recorded(editing, command):
-    editing.ok("dvc", "repro", "create-artifact-dir")
+    editing.call("run", "create-artifact-dir").ok()
     before = editing.files("data", "dvc.lock")
 
-    done = editing.run(*COMMANDS[command], EDIT="\n".join(EDITS.values()))
+    done = editing.fork(*COMMANDS[command], EDIT="\n".join(EDITS.values()))
 
     assert done.code != 0
     assert all(message in done.err for message in EDITS)
     assert "Traceback" not in done.text
     assert editing.files("data", "dvc.lock") == before
-    assert "load-data" in editing.ok("dvc", "status", "load-data")
+    assert "load-data" in editing.dvc("status", "load-data").ok()
 
 
 def test_edit_of_something_else_during_a_stage_has_no_effect(editing):
@@ -77,31 +84,31 @@ def test_edit_of_something_else_during_a_stage_has_no_effect(editing):
     no_version = "stages/load_data.py|import|import "
     same_content = "stages/data/sources.py|no such text|"
 
-    editing.ok("dvc", "repro", "load-data", EDIT="\n".join([of_another_stage, no_version, same_content]))
+    edits = "\n".join([of_another_stage, no_version, same_content])
+    editing.dvc("repro", "load-data", EDIT=edits).ok()
 
-    assert "up to date" in editing.ok("dvc", "status", "load-data")
+    assert "up to date" in editing.dvc("status", "load-data").ok()
 
 
 def test_flow_does_not_run_code_that_was_edited_after_its_import(editing):
     edit = 'stages/build_learner.py|VERSION = "|VERSION = "9'
 
-    done = editing.learner("run", EDIT=edit)
+    done = editing.call("run", EDIT=edit)
 
     assert done.code == 1
     assert "build_learner.py: VERSION was changed after this process had loaded it" in done.err
     assert "load-data: ran" in done.out
-    editing.ok("dvc", "repro", "build-learner", EDIT=edit)
+    editing.dvc("repro", "build-learner", EDIT=edit).ok()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("command", [("dvc", "repro"), ("python", "-m", "pipeline", "run")])
-def test_sources_with_a_time_in_the_future_are_accepted(command, finished):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_sources_with_a_time_in_the_future_are_accepted(command, with_own_code):
     """Such times occur in files from another machine, or after the clock was set back."""
-    for path in (finished.folder / "stages").rglob("*.py"):
+    for path in (with_own_code.folder / "stages").rglob("*.py"):
         os.utime(path, (time.time() + 86_400,) * 2)
-    finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
+    with_own_code.edit("params.yaml", "valid_fraction: 0.2", "valid_fraction: 0.25")
 
-    finished.ok(*command)
+    with_own_code.fork(*COMMANDS[command]).ok()
 
 
 def test_flow_detects_an_edited_source_despite_an_old_modification_time(editing):
@@ -109,7 +116,7 @@ def test_flow_detects_an_edited_source_despite_an_old_modification_time(editing)
     path.write_text(path.read_text() + BACKDATE_EDIT)
     edit = 'stages/models/config.py|"""|""" '
 
-    done = editing.learner("run", EDIT=edit)
+    done = editing.call("run", EDIT=edit)
 
     assert done.code == 1
     assert "stages/models/config.py was changed after this process had loaded it" in done.err

@@ -4,7 +4,6 @@ import json
 import re
 
 import numpy as np
-import pytest
 from PIL import Image
 
 SOURCE = "kind: digits\n    path: null"
@@ -19,12 +18,11 @@ def draw(folder):
             Image.fromarray(pixels).save(folder / name / f"{index}.png")
 
 
-@pytest.mark.long
 def test_images_in_files_train_with_the_lines_that_check_prints(project):
     """A changed image reruns load-data and fit; raw data is not in the key of the run, but code is."""
     draw(project.folder / "raw")
     project.edit("params.yaml", SOURCE, INDEX)
-    checked = project.learner("check")
+    checked = project.call("check")
     project.edit(
         "dvc.yaml", "      - stages/data/sources.py\n", "      - stages/data/sources.py\n      - raw\n"
     )
@@ -33,15 +31,15 @@ def test_images_in_files_train_with_the_lines_that_check_prints(project):
         "      - ${paths.data}\n      - stages",
         "      - ${paths.data}\n      - raw\n      - stages",
     )
-    project.ok("dvc", "add", "raw")
+    project.dvc("add", "raw").ok()
 
-    project.ok("dvc", "repro")
+    project.dvc("repro").ok()
     (project.folder / "raw/ant/3.png").write_bytes((project.folder / "raw/ant/4.png").read_bytes())
-    project.ok("dvc", "add", "raw")
-    again = project.ok("dvc", "repro")
+    project.dvc("add", "raw").ok()
+    again = project.dvc("repro").ok()
 
     assert re.findall(r"rerun (\S+); add to its deps:\n      - raw", checked.out) == ["load-data", "fit"]
-    assert project.learner("check").code == 0
+    assert project.call("check").code == 0
     assert re.findall("Running stage '(.*)'", again) == ["load-data", "build-learner", "fit", "save-model"]
     keys = [json.loads(path.read_text()) for path in (project.folder / ".runs").glob("*/key.json")]
     code = [name for key in keys for name in key["code"]]

@@ -10,15 +10,14 @@ OTHER_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "M
 
 
 def test_run_on_another_cpu_leaves_the_same_lock(finished, project):
-    assert project.learner("run", **OTHER_CPU).code == 0
+    assert project.call("run", **OTHER_CPU).code == 0
 
     assert project.files("dvc.lock", ".dvc/cache") == finished.files("dvc.lock", ".dvc/cache")
 
 
-@pytest.mark.long
 def test_run_that_is_not_portable_leaves_another_model_on_another_cpu(finished, project):
     project.edit("params.yaml", "portable: true", "portable: false")
 
-    assert project.learner("run", **OTHER_CPU).code == 0
+    assert project.call("run", **OTHER_CPU).code == 0
 
     assert project.files("artifacts/metrics.json") != finished.files("artifacts/metrics.json")

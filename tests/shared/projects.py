@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from fork_server import ForkedProgram, has_other_code
+from forked_programs import ForkedProgram, has_other_code
 
 IN_PROCESS = (
     "check",

@@ -6,7 +6,7 @@ import os
 import traceback
 from contextlib import suppress
 
-from fork_server import server_context
+from forked_programs import server_context
 from torch.distributed import TCPStore
 from waiting import LIMIT_SECONDS
 

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "build/finished"
 NOT_COPIED = ("tests/", "benchmarks/", ".github/", ".ci/", "CHANGELOG.md", "dvc.lock")
 HASHED_PACKAGES = ("torch", "dvc", "numpy")
+REPRO_OUTPUT = "repro.txt"
 
 
 def fresh(folder, home):
@@ -38,6 +39,11 @@ def short(folder, home):
 def finished_template(home):
     """Return a finished project that all tests share and only copy."""
     return Project(template("finished", _make_finished, home), home)
+
+
+def read_repro_output(home):
+    """Return the output of the `dvc repro` that has made the finished project."""
+    return (finished_template(home).folder.parent / REPRO_OUTPUT).read_text()
 
 
 def template(name, make, home):
@@ -74,7 +80,8 @@ def _make_short(project):
 def _make_finished(project):
     """Run `dvc repro` with a fixed hash seed, and commit the result."""
     short(project.folder, project.environment["PREFECT_HOME"])
-    project.ok("dvc", "repro", PYTHONHASHSEED="1")
+    printed = project.ok("dvc", "repro", PYTHONHASHSEED="1")
+    (project.folder.parent / REPRO_OUTPUT).write_text(printed)
     wait_until(lambda: not list((project.folder / ".runs").glob("watchdog-*")))
     project.ok("git", "add", "-A")
     project.ok("git", "commit", "-qm", "Run it")

@@ -10,6 +10,7 @@ import filecmp
 import functools
 import gc
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import re
 import runpy
@@ -54,6 +55,11 @@ def server_context():
         + [name for name in names if not name.startswith(later)]
     )
     return context
+
+
+def stop_server():
+    """Stop the server, if it was started, and wait until it and its forks have ended."""
+    multiprocessing.forkserver._forkserver._stop()
 
 
 class ForkedProgram:

@@ -1,0 +1,57 @@
+"""On several workers the longest test files start first, and a seed shuffles them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import file_order
+import pytest
+
+CONFTEST = """
+import pathlib, file_order
+file_order.ROOT = pathlib.Path(__file__).parent
+file_order.DURATIONS = file_order.ROOT / "durations.json"
+pytest_plugins = ["file_order"]
+"""
+FILE = "def test_b():\n    pass\n\ndef test_a():\n    pass\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that runs three files with pytest, and returns the order of their tests."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    for name in ("long", "new", "short"):
+        (tmp_path / f"test_{name}.py").write_text(FILE)
+    (tmp_path / "durations.json").write_text('{"test_short.py": 1, "test_long.py": 9, "removed.py": 3}')
+    environment = os.environ | {"PYTHONPATH": str(file_order.ROOT / "tests/shared")}
+
+    def run_pytest(*options):
+        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir", ".", *options]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        words = [word for line in done.stdout.splitlines() if "PASSED" in line for word in line.split()]
+        return [word.replace("test_", "") for word in words if "::" in word]
+
+    return run_pytest
+
+
+def test_longest_files_start_first_on_workers_after_those_without_a_duration(run):
+    order = run("--numprocesses", "1", "--dist", "loadfile")
+
+    assert order == ["new.py::b", "new.py::a", "long.py::b", "long.py::a", "short.py::b", "short.py::a"]
+
+
+def test_seed_determines_the_order_of_the_files_and_the_tests_of_a_file_stay_together(run):
+    orders = [run("--shuffle", "1"), run("--shuffle", "3")]
+
+    assert orders[0] == ["new.py::b", "new.py::a", "short.py::b", "short.py::a", "long.py::b", "long.py::a"]
+    assert sorted(orders[1]) == sorted(orders[0]) != orders[1] != orders[0]
+
+
+def test_durations_of_the_files_are_stored_and_those_of_removed_files_are_not(run, tmp_path):
+    run("test_short.py", "--numprocesses", "1", "--store-durations")
+
+    assert json.loads((tmp_path / "durations.json").read_text()) == {"test_short.py": 0.0, "test_long.py": 9}
