@@ -1,8 +1,6 @@
 """Renderers without a terminal, and the choice of the default renderer."""
 
 import logging
-import re
-import subprocess
 import sys
 
 import pytest
@@ -101,13 +99,3 @@ def test_error_for_an_unknown_renderer_lists_the_valid_names(monkeypatch):
 
     with pytest.raises(ParamsError, match="LEARNER_RENDERER is 'tui'. Set it to live, plain or none"):
         default_renderer()
-
-
-def test_run_in_a_pipe_imports_no_terminal_packages():
-    code = (
-        "import sys; from stages.renderers import default_renderer; default_renderer(); print(*sys.modules)"
-    )
-
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert not set(re.findall(r"\S+", found.stdout)) & {"plotext", "rich", "termios"}
