@@ -4,7 +4,7 @@ import functools
 import subprocess
 import time
 
-from projects import COMMANDS, difference, templates
+from trial_projects import COMMANDS, difference, templates
 
 from pipeline.doctor.checkout import BACKUP
 from stages.contracts.file_lock import is_locked

@@ -7,8 +7,8 @@ import signal
 import time
 from contextlib import suppress
 
-from projects import COMMANDS, TEMP, templates
 from report import Row
+from trial_projects import COMMANDS, TEMP, templates
 from workers import run_trials
 
 from stages.runs.layout import FINISHED_FILE

@@ -3,9 +3,9 @@
 import random
 import shutil
 
-from projects import difference
 from report import Row
 from small_run import CONFIG, SmallRun, Stopping, prepare, run_in_child
+from trial_projects import difference
 from workers import run_trials
 
 from stages.checkpoints.file_names import (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from checkouts import leftovers, without_cache, wrong_cache
 from file_damage import CONFLICT, counterpart, damage, kinds_of
-from projects import COMMANDS, difference, set_seed, templates
 from recovery import RECOVERED, Recovery, recover_by_remedy, remove_within
 from report import Row
 from stores import kind_of_file
+from trial_projects import COMMANDS, difference, set_seed, templates
 from workers import run_trials
 
 from pipeline.yaml_files import read_yaml

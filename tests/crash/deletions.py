@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from checkouts import leftovers, without_cache
 from damage import read_stages
 from file_damage import delete_tree
-from projects import COMMANDS, difference, templates
 from recovery import RECOVERED, Recovery, recover
 from report import Row
 from small_run import STEPS, Counter, SmallRun, prepare, run_in_child
+from trial_projects import COMMANDS, difference, templates
 from workers import run_trials
 
 from stages.runs.layout import FINISHED_FILE

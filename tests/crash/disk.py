@@ -9,9 +9,9 @@ import os
 import random
 import re
 
-from projects import COMMANDS, difference, templates
 from report import Row, SkippedError
 from small_run import STEPS, SmallRun, prepare, run_in_child
+from trial_projects import COMMANDS, difference, templates
 from workers import run_trials
 
 NEWNS, NEWUSER, REC, PRIVATE = 0x00020000, 0x10000000, 0x4000, 1 << 18

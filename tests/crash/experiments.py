@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from checkouts import EPOCHS, checkouts, leftovers, wait_until
-from projects import COMMANDS, TEMP
 from recovery import BLOCKED, DOCTOR, RECOVERED, Recovery, recover, run_doctor
 from report import Row
+from trial_projects import COMMANDS, TEMP
 from workers import run_trials
 
 COMMAND = (*COMMANDS[TEMP], "-S", EPOCHS)

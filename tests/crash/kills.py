@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from projects import COMMANDS, TEMP, templates
 from report import Row
+from trial_projects import COMMANDS, TEMP, templates
 
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER, list_epochs
 from stages.runs.layout import FINISHED_FILE

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kills import Plan, Trials
-from projects import TWO_RANKS
+from trial_projects import TWO_RANKS
 
 TARGETS = ("rank 0", "rank 1", "launcher", "command", "group")
 

@@ -10,9 +10,9 @@ from itertools import count
 
 from checkouts import EPOCHS, checkouts, leftovers, wait_until, without_cache, wrong_cache
 from prefect_server import ENDED, running_server
-from projects import difference
 from recovery import BLOCKED, DOCTOR, LEARNER, RECOVERED, Recovery, run_doctor
 from report import Row
+from trial_projects import difference
 from workers import run_trials
 
 MODES, VICTIMS, MOMENTS = ("workspace", "experiment"), ("both", "run", "serve"), ("training", "starting")

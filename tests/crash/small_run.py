@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import numpy as np
 import torch
-from projects import difference
+from trial_projects import difference
 
 from stages import build_learner, checkpoints, data, fit, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER

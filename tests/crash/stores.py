@@ -6,10 +6,10 @@ import shutil
 from functools import partial
 
 from file_damage import counterpart, damage, files_below, kinds_of
-from projects import difference
 from recovery import BLOCKED, RECOVERED, REFUSED, REMEDY, remove_within
 from report import Row
 from small_run import CONFIG, SmallRun, Stopping, prepare, run_in_child
+from trial_projects import difference
 from workers import run_trials
 
 from stages.contracts.interrupter import Interrupter
