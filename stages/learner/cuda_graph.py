@@ -178,9 +178,8 @@ class CudaGraphStep(PlainStep):
         Return the item, and the values of the metrics that are measured in the graph.
         """
         capture, totals, ends = self._capture, self._capture.totals, self._ends
-        with torch.no_grad():
-            for static, tensor in zip(capture.inputs, _tensors_of(batch), strict=True):
-                static.copy_(tensor)
+        for static, tensor in zip(capture.inputs, _tensors_of(batch), strict=True):
+            static.copy_(tensor.detach())
         if totals is not None and self._window.batches == 0 and capture.has_sums:
             totals.clear()
         if ends:
@@ -357,7 +356,7 @@ def _fill_means(means: Mapping[str, Mean], numbers: Iterator[Tensor]) -> dict[st
 
 
 def _clone(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _detach(value: Any) -> Any:
