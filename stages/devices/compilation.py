@@ -50,12 +50,13 @@ class CompiledShapes:
     """Runs compiled calls eagerly for batches of another shape than the first, so that each compiles once."""
 
     def __init__(self) -> None:
-        self._first: dict[Split, list[torch.Size]] = {}
+        self.first: dict[str, list[list[int]]] = {}
+        """The shapes of the first batch of each split, which a checkpoint within an epoch has to hold."""
 
     def context(self, split: Split, batch: Any) -> AbstractContextManager[object]:
         """Return the context for a step on *batch* of *split*."""
-        shapes = [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        if shapes == self._first.setdefault(split, shapes):
+        shapes = [list(leaf.shape) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        if shapes == self.first.setdefault(split.value, shapes):
             return nullcontext()
         context: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         return context

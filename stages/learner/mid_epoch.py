@@ -63,6 +63,8 @@ class MidEpochCheckpointer:
         skip = _set_position(loader, position) if position and not is_restored else 0
         saved = None if position is None else self._read_rank(position)
         if saved is not None:
+            if (compiled := self._state.compiled_shapes) is not None:
+                compiled.first = dict(saved.get("shapes", {}))
             _warn_of_devices(saved["now"], devices)
             set_rng_state(saved["before"], devices)
         self._rng_state = get_rng_state(devices)
@@ -100,6 +102,8 @@ class MidEpochCheckpointer:
             if iteration == progress.batches or (self._group.size > 1 and self._state.window.batches):
                 return False
             states = {"now": get_rng_state([self._device])}
+            if (compiled := self._state.compiled_shapes) is not None:
+                states["shapes"] = dict(compiled.first)
             if self._shared is not None:
                 states["loader"] = self._shared.to_tree()
             self._state.streams.save(progress.split)
@@ -136,7 +140,7 @@ class MidEpochCheckpointer:
         """
         rank = self._group.rank
         if not rank:
-            return {"before": position.before, "now": position.now}
+            return {"before": position.before, "now": position.now, "shapes": position.shapes}
         if rank > len(position.ranks):
             path = (position.epoch, position.split, position.iteration, "rank", rank)
             seed_generators(self._state.derive_seed(*path))
@@ -205,6 +209,7 @@ class MidEpochCheckpointer:
             items=progress.items,
             before=self._rng_state,
             now=states["now"],
+            shapes=states.get("shapes", {}),
             sums=sums or {},
             logs=self._observers.log_positions(),
             ranks=ranks,

@@ -59,14 +59,17 @@ class LoopPosition:
     """The state of the meter at this position."""
     logs: Mapping[str, Any] = field(default_factory=dict)
     """The position of each log."""
+    shapes: Mapping[str, Any] = field(default_factory=dict)
+    """The shapes of the batches that run compiled; empty if the run does not compile the model."""
     ranks: Sequence[Mapping[str, Any]] = ()
-    """The state of each further rank: ``before``, ``now``, the ``buffers`` and the ``training_state`` of the
-    model, and ``loader``, the random state in which all ranks load the batches of a loader that cannot load a
-    share."""
+    """The state of each further rank: ``before``, ``now``, ``shapes``, the ``buffers`` and the
+    ``training_state`` of the model, and ``loader``, the random state in which all ranks load the batches of a
+    loader that cannot load a share."""
 
     def to_tree(self) -> dict[str, Any]:
         """Return the position as a tree that a record can hold."""
-        return {**vars(self), "split": self.split.value}
+        tree = {**vars(self), "split": self.split.value}
+        return tree if self.shapes else {name: tree[name] for name in tree if name != "shapes"}
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> "LoopPosition":
@@ -108,7 +111,8 @@ class RunState:
         self.is_sharded = model.is_sharded
         """True if the ranks shard the parameters."""
         self.window = _build_window(options, model, group)
-        self._compiled_shapes = CompiledShapes() if options.compile else None
+        self.compiled_shapes = CompiledShapes() if options.compile else None
+        """The shapes of the batches that run compiled; None if the run does not compile the model."""
         self.precision = MixedPrecision(options.compute.precision, device, fast_path=options.fast_path)
         names = [name for name, _ in model.model.named_parameters()]
         scaler = self.precision.scaler
@@ -160,9 +164,9 @@ class RunState:
 
     def run_step(self, step: Callable[[Any], Any], split: Split, batch: Any) -> Any:
         """Return the result of *step*, the train or valid step of the model, in the precision of the run."""
-        if self.precision.is_full and self._compiled_shapes is None:
+        if self.precision.is_full and self.compiled_shapes is None:
             return step(batch)
-        shapes = self._compiled_shapes
+        shapes = self.compiled_shapes
         with self.precision.autocast(), shapes.context(split, batch) if shapes else nullcontext():
             return step(batch)
 

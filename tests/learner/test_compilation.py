@@ -3,6 +3,7 @@
 import pytest
 import torch
 from run_files import read_run_files
+from stop_after import StopAfter
 from torch import nn
 
 from stages.contracts.errors import BuilderError
@@ -182,6 +183,30 @@ def test_batches_of_another_shape_run_uncompiled(tmp_path):
 
     assert backend.calls == 4, "two full batches of each split"
     assert learner.epoch == 1
+
+
+def scale_outputs(graph, inputs):
+    """Compile *graph* to one with other numbers, so that a step that is not compiled differs."""
+    return lambda *arguments: tuple(1.1 * each for each in graph.forward(*arguments))
+
+
+@pytest.mark.parametrize("stop_after", range(1, 9))
+def test_run_that_resumes_before_a_smaller_batch_compiles_what_an_uninterrupted_one_does(
+    stop_after, tmp_path
+):
+    *full, (inputs, targets) = batches()
+    split = [*full, (inputs[:3], targets[:3]), *full]
+
+    def run(name, stops):
+        for stop in stops:
+            torch.compiler.reset()
+            builder = LearnerBuilder(tmp_path / name).seed(1).devices(["cpu"]).metrics(LossMetric())
+            builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto").num_epochs(1)
+            builder.renderer(StopAfter(builder.interrupter(), stop) if stop else NoRenderer())
+            builder.compile(backend=scale_outputs).build(Net(), Adam(), 0.05).fit(split, split)
+        return read_run_files(tmp_path / name)
+
+    assert run("resumed", [stop_after, None]) == run("uninterrupted", [None])
 
 
 def test_compile_mode_with_graphs_of_its_own_is_refused(tmp_path):
