@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from host_synchronization import CountSynchronizations
 from torch import nn
 
 from stages.contracts.errors import RecordError
@@ -429,3 +430,17 @@ def test_lbfgs_refuses_other_record(change):
 
     with pytest.raises(RecordError, match="the optimizer's record"):
         load_burn_optimizer(optimizer, module, record, {})
+
+
+def test_counters_on_a_device_are_read_in_one_transfer():
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(40)))
+    optimizer = optim.AdamW(net.parameters(), fused=True)
+    for parameter in net.parameters():
+        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.ones((), device="meta"), **moments}
+
+    with CountSynchronizations() as counter:
+        record, rest = optimizer_record(optimizer, net), optimizer_supplement(optimizer, net)
+
+    assert counter.counts == {"device to host": 2}  # one for the record, one for the supplement
+    assert len(record) == len(rest["held"]) == 80

@@ -4,6 +4,7 @@ A *form* is Burn's state with the name of PyTorch's entry in the place of each v
 number.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,8 +51,27 @@ def form_of(optimizer: torch.optim.Optimizer) -> Tree:
     return next((form for kind, form in FORMS if plain and isinstance(optimizer, kind)), None)
 
 
-def record_state(form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: Slot) -> Tree:
-    """Return Burn's record of the part of *parameter*'s *state* at *slot*.
+def count_steps(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[Tensor, int]:
+    """Return the number of steps of each parameter in *states* that a record can hold.
+
+    The counters on a device are read in one transfer, which waits for the device.
+    """
+    counters = {parameter: state[STEP] for parameter, state in states.items() if STEP in state}
+    numbers = {key: counter for key, counter in counters.items() if isinstance(counter, int | float)}
+    by_kind: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for parameter, counter in counters.items():
+        if isinstance(counter, Tensor) and counter.numel() == 1 and not counter.is_complex():
+            by_kind[counter.device, counter.dtype].append(parameter)
+    for parameters in by_kind.values():
+        values = torch.stack([counters[each].detach().reshape(()) for each in parameters]).tolist()
+        numbers.update(zip(parameters, values, strict=True))
+    return {key: int(count) for key, count in numbers.items() if count >= 0 and float(count).is_integer()}
+
+
+def record_state(
+    form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: Slot, *, steps: int | None
+) -> Tree:
+    """Return Burn's record of the part of *parameter*'s *state* at *slot*, after *steps* from `count_steps`.
 
     None if Burn needs more than it has.
     """
@@ -60,13 +80,13 @@ def record_state(form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: 
 
     def leaf(key: str) -> Tree:
         if key == STEP:
-            return int(state[STEP])
+            return steps
         if key == AVERAGE:
             used = tuple(entries[name] for name in ("square_avg", "grad_avg") if name in entries)
             return lazy_tensor(lambda *each: view_slot(slot, _average(*each)), used, tuple(shape))
         return to_raw(view_slot(slot, entries[key]))
 
-    names = {*entries, STEP} if STEP in state and _is_step_count(state[STEP]) else {*entries}
+    names = {*entries} if steps is None else {*entries, STEP}
     names |= {AVERAGE} if "square_avg" in entries else set()
     made = _build_record(form, leaf, names)
     if made is None or not any(key in entries for key in keys(form)):
@@ -75,21 +95,24 @@ def record_state(form: Tree, state: Mapping[str, Any], parameter: Tensor, slot: 
 
 
 def exact_entries(
-    form: Tree, state: Mapping[str, Any], parameter: Tensor, *, step: Tensor | None
+    form: Tree,
+    state: Mapping[str, Any],
+    parameter: Tensor,
+    *,
+    step: tuple[torch.dtype, torch.device] | None,
 ) -> set[str]:
     """Return the names of the entries of *state* that a record in full precision restores bit for bit.
 
-    *step* has the dtype, device and shape of the optimizer's counter, because the record stores the number
-    only.
+    *step* is the dtype and the device of a new counter of the optimizer, because the record stores the number
+    only; None if it stores none.
     """
     names = {
         key for key in keys(form) if _is_like(state.get(key), parameter) and state[key].dtype in EXACT_DTYPES
     }
     names = {key for key in names if state[key].dtype == parameter.dtype}
     counter = state.get(STEP)
-    if step is not None and isinstance(counter, Tensor) and STEP in keys(form) and _is_step_count(counter):
-        same = (counter.dtype, counter.device, counter.shape) == (step.dtype, step.device, step.shape)
-        names |= {STEP} if same else set()
+    if isinstance(counter, Tensor) and STEP in keys(form) and counter.dim() == 0:
+        names |= {STEP} if (counter.dtype, counter.device) == step else set()
     return names
 
 
@@ -173,13 +196,6 @@ def _check_shape(found: RawTensor, slot: Slot, parameter: Tensor, source: str) -
 
 def _is_like(entry: Any, parameter: Tensor) -> bool:
     return isinstance(entry, Tensor) and entry.shape == parameter.shape and entry.dtype in DTYPE_NAMES
-
-
-def _is_step_count(count: Any) -> bool:
-    """Return whether a record can hold *count* as a number of steps."""
-    if isinstance(count, Tensor) and (count.numel() != 1 or count.is_complex()):
-        return False
-    return isinstance(count, Tensor | int | float) and float(count) >= 0 and float(count).is_integer()
 
 
 def _average(square: Tensor, mean: Tensor | None = None) -> Tensor:

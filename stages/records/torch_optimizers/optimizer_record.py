@@ -1,6 +1,6 @@
 """Burn's record of a torch optimizer, the state that it leaves out, and the restoring of both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,17 +9,22 @@ from torch import Tensor, nn
 from stages.contracts.errors import RecordError
 from stages.records.record_tree import Map, Tree
 from stages.records.tensors import to_raw_tree
-from stages.records.torch_modules.skeleton import Slot
-from stages.records.torch_optimizers.burn_state import exact_entries, form_of, read_state, record_state
+from stages.records.torch_optimizers.burn_state import (
+    count_steps,
+    exact_entries,
+    form_of,
+    read_state,
+    record_state,
+)
 from stages.records.torch_optimizers.lbfgs import lbfgs_record
 from stages.records.torch_optimizers.muon import muon_record
 from stages.records.torch_optimizers.torch_state import (
     assign,
     members,
-    new_step,
     options_of,
     parameters_of,
     slots_by_parameter,
+    step_kind,
     to_entry,
 )
 
@@ -43,11 +48,12 @@ def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skelet
         return lbfgs_record(optimizer, module, skeleton)
     if form is None:
         return muon_record(optimizer, module, skeleton)
-    places = slots_by_parameter(module, skeleton)
+    places, steps = slots_by_parameter(module, skeleton), count_steps(optimizer.state)
     record = Map()
     for parameter in parameters_of(optimizer):
         for slot in places.get(id(parameter), ()):
-            state = record_state(form, optimizer.state.get(parameter, {}), parameter, slot)
+            entries = optimizer.state.get(parameter, {})
+            state = record_state(form, entries, parameter, slot, steps=steps.get(parameter))
             if state is not None:
                 record[slot.id] = state
     return record
@@ -65,14 +71,16 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
     name, form = type(optimizer).__name__, form_of(optimizer)
     if form is None:
         return {"optimizer": name, "state_dict": _with_text_keys(optimizer.state_dict(), "state_dict")}
-    places = slots_by_parameter(module, None)
+    places, steps = slots_by_parameter(module, None), count_steps(optimizer.state)
     state: dict[str, Tree] = {}
     held: dict[str, list[str]] = {}
     for index, (group, parameter) in enumerate(members(optimizer)):
         entries = optimizer.state.get(parameter, {})
-        names = _exact_names(
-            form, entries, parameter, places.get(id(parameter), ()), step=new_step(0, group, parameter)
-        )
+        names: set[str] = set()
+        slots, count = places.get(id(parameter), ()), steps.get(parameter)
+        if slots and record_state(form, entries, parameter, slots[0], steps=count) is not None:
+            step = None if count is None else step_kind(group, parameter)
+            names = exact_entries(form, entries, parameter, step=step)
         held[str(index)] = sorted(names)
         left = {key: entry for key, entry in entries.items() if key not in names}
         if left:
@@ -119,15 +127,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item:
         left = rest["state"].get(str(index), {})
         states.append({**state, **{key: to_entry(left[key], key, group, parameter) for key in left}})
     assign(optimizer, groups, states)
-
-
-def _exact_names(
-    form: Tree, entries: Mapping[str, Any], parameter: Tensor, slots: Sequence[Slot], *, step: Tensor
-) -> set[str]:
-    """Return the names of the entries that the record restores bit for bit, possibly none."""
-    if not slots or record_state(form, entries, parameter, slots[0]) is None:
-        return set()
-    return exact_entries(form, entries, parameter, step=step)
 
 
 def _check(optimizer: torch.optim.Optimizer, rest: Tree) -> None:

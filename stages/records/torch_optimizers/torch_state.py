@@ -45,12 +45,18 @@ def options_of(group: Mapping[str, Any]) -> Options:
     return {key: value for key, value in group.items() if key != "params"}
 
 
-def new_step(value: float, group: Mapping[str, Any], parameter: Tensor) -> Tensor:
-    """Return the counter of a new torch optimizer, with *value*."""
+def step_kind(group: Mapping[str, Any], parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+    """Return the dtype and the device of the counter of a new torch optimizer."""
     on_device = bool(group.get("capturable") or group.get("fused"))
     wide = torch.get_default_dtype() == torch.float64 and not group.get("fused")
-    dtype = torch.float64 if wide else torch.float32
-    return torch.tensor(float(value), dtype=dtype, device=parameter.device if on_device else "cpu")
+    device = parameter.device if on_device else torch.device("cpu")
+    return torch.float64 if wide else torch.float32, device
+
+
+def new_step(value: float, group: Mapping[str, Any], parameter: Tensor) -> Tensor:
+    """Return the counter of a new torch optimizer, with *value*."""
+    dtype, device = step_kind(group, parameter)
+    return torch.full((), float(value), dtype=dtype, device=device)  # no copy to the device
 
 
 def to_entry(entry: Any, key: str, group: Mapping[str, Any], parameter: Tensor) -> Any:
@@ -59,7 +65,7 @@ def to_entry(entry: Any, key: str, group: Mapping[str, Any], parameter: Tensor) 
         return new_step(entry, group, parameter)
     if not isinstance(entry, Tensor):
         return entry
-    device = new_step(0, group, parameter).device if key == STEP else parameter.device
+    device = step_kind(group, parameter)[1] if key == STEP else parameter.device
     if entry.shape == parameter.shape:  # with the parameter's strides, as torch creates it
         return torch.empty_like(parameter, dtype=entry.dtype, requires_grad=False).copy_(entry)
     return entry.detach().to(device, copy=True)
