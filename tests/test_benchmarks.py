@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from long_tests import long
 from pages import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -44,11 +45,12 @@ def test_checks_pass_on_a_cpu_and_only_those_that_need_cuda_are_skipped(gpu_chec
     assert out.read_text() == finished.stdout
 
 
-def test_table_has_a_line_for_each_loop():
-    finished = run(*TINY, "--only", "gpt2-compiled")
+@pytest.mark.parametrize("row", ["gpt2", long("gpt2-compiled")])
+def test_table_has_a_line_for_each_loop(row):
+    finished = run(*TINY, "--only", row)
 
     assert finished.returncode == 0, finished.stderr
-    lines = re.findall(r"^\| gpt2-compiled \| [^|]+ \| \d+\.\d \| \d+ \|", finished.stdout, re.MULTILINE)
+    lines = re.findall(rf"^\| {row} \| [^|]+ \| \d+\.\d \| \d+ \|", finished.stdout, re.MULTILINE)
     assert len(lines) == 2
     assert re.search(r"\| \d+\.\d\d \| ≥ [\d.]+ \|", finished.stdout)
 

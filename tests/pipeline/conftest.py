@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_port
+from templates import template
 from waiting import LIMIT_SECONDS, wait_until
 
 
@@ -54,6 +55,7 @@ class Server:
     """A real Prefect server on a free port of the loopback interface."""
 
     def __init__(self, home, database):
+        """Start the server with its files in the folder *home*."""
         port = free_port()
         self.address = f"http://127.0.0.1:{port}/api"
         self.log = home / "log"
@@ -85,9 +87,18 @@ class Server:
         self.process.wait(LIMIT_SECONDS)
 
 
+def migrate(folder):
+    """Have a server create its database in *folder*, which takes as long as its start."""
+    server = Server(folder, None)
+    server.wait()
+    server.end()
+
+
 @contextlib.contextmanager
 def running_server(home, database):
     """Run a server in the block, with its files in the folder *home*."""
+    if database is None:
+        shutil.copytree(template("prefect", migrate), home, dirs_exist_ok=True)
     made = Server(home, database)
     try:
         made.wait()

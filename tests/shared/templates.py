@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,17 +29,17 @@ REPRO_OUTPUT = "repro.txt"
 
 def fresh(folder, home):
     """Return a fresh checkout of the project in *folder*, without outputs."""
-    return Project(template("fresh", _make_fresh, home), home).copied_to(folder)
+    return _copy("fresh", _make_fresh, folder, home)
 
 
 def short(folder, home):
     """Return a fresh checkout in *folder* that is set to train for two epochs."""
-    return Project(template("short", _make_short, home), home).copied_to(folder)
+    return _copy("short", _make_short, folder, home)
 
 
 def finished_template(home):
     """Return a finished project that all tests share and only copy."""
-    return Project(template("finished", _make_finished, home), home)
+    return Project(template("finished", partial(_make_finished, home=home)), home)
 
 
 def read_repro_output(home):
@@ -46,7 +47,11 @@ def read_repro_output(home):
     return (finished_template(home).folder.parent / REPRO_OUTPUT).read_text()
 
 
-def template(name, make, home):
+def _copy(name, make, folder, home):
+    return Project(template(name, partial(make, home=home)), home).copied_to(folder)
+
+
+def template(name, make):
     """Return the folder of the template *name*, which the first process that needs it makes with *make*."""
     folder = _templates_of_this_code()
     with (folder / f"{name}.lock").open("a") as lock:
@@ -55,15 +60,16 @@ def template(name, make, home):
         if not complete.exists():
             shutil.rmtree(folder / name, ignore_errors=True)
             (folder / name).mkdir()
-            make(Project(folder / name, home))
+            make(folder / name)
             complete.touch()
     return folder / name
 
 
-def _make_fresh(project):
+def _make_fresh(folder, home):
+    project = Project(folder, home)
     for name in _files_of_the_project():
-        (project.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, project.folder / name)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
     compileall = ("-m", "compileall", "-q", "stages", "pipeline")
     project.ok(sys.executable, *compileall)  # valid for copies of the same time
     project.ok("git", "init", "-q")
@@ -71,18 +77,18 @@ def _make_fresh(project):
     project.ok("git", "commit", "-qm", "The project")
 
 
-def _make_short(project):
-    fresh(project.folder, project.environment["PREFECT_HOME"])
+def _make_short(folder, home):
+    project = fresh(folder, home)
     project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
     project.ok("git", "commit", "-qam", "Train for two epochs")
 
 
-def _make_finished(project):
+def _make_finished(folder, home):
     """Run `dvc repro` with a fixed hash seed, and commit the result."""
-    short(project.folder, project.environment["PREFECT_HOME"])
+    project = short(folder, home)
     printed = project.ok("dvc", "repro", PYTHONHASHSEED="1")
-    (project.folder.parent / REPRO_OUTPUT).write_text(printed)
-    wait_until(lambda: not list((project.folder / ".runs").glob("watchdog-*")))
+    (folder.parent / REPRO_OUTPUT).write_text(printed)
+    wait_until(lambda: not list((folder / ".runs").glob("watchdog-*")))
     project.ok("git", "add", "-A")
     project.ok("git", "commit", "-qm", "Run it")
 
