@@ -107,6 +107,16 @@ def links_of_pages_resolve(tree: SourceTree) -> Iterator[Finding]:
                 yield Finding(page.name, _line(page, f"]({target}"), f"{target} does not exist")
 
 
+def named_tests_exist(tree: SourceTree) -> Iterator[Finding]:
+    """Each file of tests/ on a page or in the Makefile exists, and so does a test that is named with it."""
+    texts = {page.name: page.text for page in tree.pages} | {"Makefile": tree.files.get("Makefile", "")}
+    for name, text in texts.items():
+        for match in re.finditer(r"\b(tests/[\w/]+\.py)(?:::(\w+))?", text):
+            file, test = match.groups()
+            if file not in tree.files or (test and f"def {test}(" not in tree.files[file]):
+                yield Finding(name, line_of(text, match.start()), f"there is no {match[0]}")
+
+
 def parts_have_a_page_of_readable_length(tree: SourceTree) -> Iterator[Finding]:
     """Each part of stages/ and each package of pipeline/ has a README.md of 20 to 90 lines."""
     for folder in ("stages", "pipeline"):
@@ -145,6 +155,7 @@ RULES = (
     commands_are_documented,
     options_on_pages_exist,
     links_of_pages_resolve,
+    named_tests_exist,
     parts_have_a_page_of_readable_length,
     readme_is_short,
     make_repro_prints_the_model_and_the_next_command,

@@ -25,6 +25,7 @@ from page_rules import (
     commands_of_pages_are_accepted,
     links_of_pages_resolve,
     make_repro_prints_the_model_and_the_next_command,
+    named_tests_exist,
     options_on_pages_exist,
     parts_have_a_page_of_readable_length,
     programs_on_pages_import_names_that_exist,
@@ -257,6 +258,15 @@ VIOLATIONS = [
             "a/h.png": "",
         },
         ("a/b.md:2: d.md does not exist",),
+    ),
+    (
+        named_tests_exist,
+        {
+            "a.md": "`tests/a.py::test_b`\n[c](../tests/a.py), `tests/a.py::test_c`\n",
+            "Makefile": "all:\n\tpytest tests/b.py\n",
+            "tests/a.py": "def test_b():\n    ...\n",
+        },
+        ("a.md:2: there is no tests/a.py::test_c", "Makefile:2: there is no tests/b.py"),
     ),
     (
         parts_have_a_page_of_readable_length,
