@@ -1,11 +1,14 @@
 """The application ``learner``: its commands, and the exit code of each error."""
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pipeline.collision import find_collision_in_project
 from pipeline.commands.check import check, versions
@@ -27,14 +30,43 @@ from pipeline.commands.status import status
 from pipeline.commands.summary import summary
 from pipeline.commands.sweep import sweep
 from pipeline.engine.signals import end_on_signal
-from pipeline.user_errors import report_error
+from pipeline.user_errors import print_traceback, report_error
 from stages.contracts.errors import ParamsError
+from stages.contracts.printing import CleanRecord, clean, print_line
 
 COMMANDS_WITHOUT_NAME_CHECK = (None, "init", "doctor")
 """Commands before which `_root` does not look for colliding package names; None is a call without one."""
 
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+"""The class of typer's errors about arguments, which it does not export."""
+
+
+class _Group(TyperGroup):
+    """A group of commands whose usage errors repeat arguments without what controls a terminal."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Parse the options of ``learner`` itself."""
+        with _clean_usage_errors():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the arguments of the command, and run it."""
+        with _clean_usage_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _clean_usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except USAGE_ERROR as error:
+        vars(error)["message"] = clean(vars(error)["message"])
+        raise
+
+
 app = typer.Typer(
     name="learner",
+    cls=_Group,
     help="Train PyTorch models in five versioned stages that DVC tracks and Prefect runs.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -63,7 +95,7 @@ def _root(
     if version:
         from importlib.metadata import version as installed
 
-        typer.echo(installed("learner-pipeline"))
+        print_line(installed("learner-pipeline"))
         raise typer.Exit
 
 
@@ -82,6 +114,8 @@ def _restore_params() -> None:
 def main() -> None:
     """Run the command line, and exit with the code of its error (see `report_error`)."""
     sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
+    logging.setLogRecordFactory(CleanRecord)
+    sys.excepthook = lambda _, error, __: print_traceback(error)
     try:
         with end_on_signal():
             app()

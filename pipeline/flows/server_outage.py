@@ -6,19 +6,19 @@ respond. By then DVC has recorded the stages, so the process can exit without lo
 
 import math
 import os
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 from prefect.settings import PREFECT_API_URL
 
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.fields import MAX_SECONDS
+from stages.contracts.printing import print_error
 
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
 DEFAULT_SECONDS = 60.0
@@ -88,8 +88,8 @@ def _watch(has_ended: threading.Event, seconds: float) -> None:
         if _is_responding():
             last_response = time.monotonic()
         elif time.monotonic() - last_response > seconds:
-            sys.stderr.write(f"\nerror: {outage_message()}\n")
-            sys.stderr.flush()
+            with suppress(OSError):  # the terminal was closed
+                print_error(f"\nerror: {outage_message()}")
             os._exit(1)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from pipeline.flows.run_registry import report_abandoned_submissions, report_kil
 from pipeline.flows.server_outage import exit_if_unreachable, outage_seconds
 from pipeline.params_edit import override_params
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
+from stages.contracts.printing import print_line
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,7 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
         ) from error
     report_killed_runs()
     report_abandoned_submissions(deployment)
-    sys.stdout.write(
-        f"serving learner/{plan.name}. To start a run now: prefect deployment run learner/{plan.name}\n"
-    )
-    sys.stdout.flush()
+    print_line(f"serving learner/{plan.name}. To start a run now: prefect deployment run learner/{plan.name}")
     os.environ[SERVER_VARIABLE] = str(os.getpid())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
     asyncio.run(runner.serve())
