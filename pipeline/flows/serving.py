@@ -25,11 +25,14 @@ from pipeline.flows.artifacts import API_ERRORS
 from pipeline.flows.deployment import ENTRYPOINT, SERVER_VARIABLE
 from pipeline.flows.experiments import check_remotes
 from pipeline.flows.flow import learner
+from pipeline.flows.override_rules import ALLOW_CODE, check_overrides
 from pipeline.flows.run_registry import report_abandoned_submissions, report_killed_runs
 from pipeline.flows.server_outage import exit_if_unreachable, outage_seconds
-from pipeline.params_edit import override_params
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 from stages.contracts.printing import print_line
+
+ENTRYPOINT_VARIABLE = "PREFECT__FLOW_ENTRYPOINT"
+"""Environment variable of Prefect with the flow of a run, instead of the entry point of its deployment."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,10 @@ class Plan:
         return ConcurrencyLimitConfig(limit=1, collision_strategy=strategy)
 
 
-def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
+def serve_deployment(plan: Plan, parameters: Mapping[str, Any], *, allow_code: bool = False) -> None:
     """Create the deployment *plan*, and start its runs until a signal arrives.
 
+    Overrides of its runs may name code and files that are not committed only with *allow_code*.
     On a signal, pause the schedule, cancel the run in progress and wait until it has saved. Raises
     `ParamsError` if no run with *parameters* can succeed, `StageError` if the server is unreachable, and
     `RunInterruptedError` at the end.
@@ -80,7 +84,9 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
             "no Prefect server is configured, and a schedule needs one. Run `prefect server start`, and "
             "`prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
         )
-    override_params(parameters["overrides"])
+    if allow_code:
+        os.environ[ALLOW_CODE] = "1"
+    check_overrides(parameters["overrides"])
     select_stages(parameters["targets"])
     if parameters["push"]:
         check_remotes(experiment=parameters["experiment"])
@@ -97,6 +103,7 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
     report_abandoned_submissions(deployment)
     print_line(f"serving learner/{plan.name}. To start a run now: prefect deployment run learner/{plan.name}")
     os.environ[SERVER_VARIABLE] = str(os.getpid())
+    os.environ[ENTRYPOINT_VARIABLE] = ENTRYPOINT  # otherwise the API names what the processes of runs execute
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
     asyncio.run(runner.serve())
 
