@@ -1,6 +1,5 @@
 """The application ``learner``: its commands, and the exit code of each error."""
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,9 +29,9 @@ from pipeline.commands.status import status
 from pipeline.commands.summary import summary
 from pipeline.commands.sweep import sweep
 from pipeline.engine.signals import end_on_signal
-from pipeline.user_errors import print_traceback, report_error
+from pipeline.user_errors import report_error
 from stages.contracts.errors import ParamsError
-from stages.contracts.printing import CleanRecord, clean, print_line
+from stages.contracts.printing import clean, clean_log_records, print_line
 
 COMMANDS_WITHOUT_NAME_CHECK = (None, "init", "doctor")
 """Commands before which `_root` does not look for colliding package names; None is a call without one."""
@@ -114,10 +113,8 @@ def _restore_params() -> None:
 def main() -> None:
     """Run the command line, and exit with the code of its error (see `report_error`)."""
     sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
-    logging.setLogRecordFactory(CleanRecord)
-    sys.excepthook = lambda _, error, __: print_traceback(error)
     try:
-        with end_on_signal():
+        with clean_log_records(), end_on_signal():
             app()
     except BaseException as error:  # noqa: BLE001  what is not reported is raised again
         sys.exit(report_error(error))

@@ -85,8 +85,8 @@ def report_error(error: BaseException) -> int:
     Rank 0 of several writes the message into its report instead, and the process that started it prints it.
 
     A `StageError` prints its message without a traceback and has its own code. A signal has 128 plus its
-    number. An exception in the user's code prints its message with the user's frames, and has code 1. Any
-    other exception is raised again.
+    number. An exception in the user's code prints its message with the user's frames, and any other one its
+    traceback; both have code 1. A `SystemExit` of another package is raised again.
     """
     if isinstance(error, RunInterruptedError):
         return _report(str(error), error.exit_code)
@@ -97,7 +97,10 @@ def report_error(error: BaseException) -> int:
     if isinstance(error, Exception) and _is_disk_full(error):
         return _report(f"error: {error}. Free disk space and run the same command again to resume", 1)
     if not is_user_error(error):
-        raise error
+        if not isinstance(error, Exception):
+            raise error
+        print_traceback(error)
+        return 1
     print_full_traceback(error)
     return _report(f"error: {describe_user_error(error)}", 1)
 

@@ -1,6 +1,5 @@
 """DVC's command line in a child process, which stops when this process is stopped, and exits with it."""
 
-import logging
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from dvc.cli import main as dvc
 from pipeline.engine import dvc_patches
 from pipeline.engine.process_tree import terminate_with_parent
 from stages.contracts.errors import StageFailedError
-from stages.contracts.printing import CleanRecord, print_text
+from stages.contracts.printing import clean_log_records, print_text
 
 SAVE_SECONDS = 25.0
 """Time limit for a child to save after SIGINT. Prefect kills a cancelled run after 30 seconds."""
@@ -116,9 +115,9 @@ def _stop(child: "subprocess.Popen[str]") -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run ``dvc`` with all *arguments* but the first, the pid of the parent, and exit when that exits."""
     terminate_with_parent(int(arguments[0]))
-    logging.setLogRecordFactory(CleanRecord)
     dvc_patches.apply()
-    return int(dvc(list(arguments[1:])))
+    with clean_log_records():
+        return int(dvc(list(arguments[1:])))
 
 
 if __name__ == "__main__":

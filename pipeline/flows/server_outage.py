@@ -19,6 +19,7 @@ from prefect.settings import PREFECT_API_URL
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.fields import MAX_SECONDS
 from stages.contracts.printing import print_error
+from stages.contracts.text import hide_passwords
 
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
 DEFAULT_SECONDS = 60.0
@@ -59,9 +60,10 @@ def read_seconds(variable: str, default: float) -> float:
 
 def outage_message() -> str:
     """Return the message for a server that became unreachable during the run."""
+    url = hide_passwords(PREFECT_API_URL.value() or "")
     return (
-        f"the Prefect server at {PREFECT_API_URL.value()} became unreachable, so it has no final state of "
-        "this run. DVC has recorded the finished stages. Run `learner status` to see them"
+        f"the Prefect server at {url} became unreachable, so it has no final state of this run. DVC has "
+        "recorded the finished stages. Run `learner status` to see them"
     )
 
 
@@ -74,7 +76,7 @@ def explain_api_errors() -> Iterator[None]:
         code = error.response.status_code
         advice = ". Check PREFECT_API_KEY or PREFECT_API_AUTH_STRING" if code in (401, 403) else ""
         raise StageError(
-            f"the Prefect API at {error.request.url} responded with HTTP {code}{advice}"
+            f"the Prefect API at {hide_passwords(str(error.request.url))} responded with HTTP {code}{advice}"
         ) from error
     except RuntimeError as error:
         if not str(error).startswith(UNREACHABLE):

@@ -15,7 +15,6 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
 from prefect.schedules import Cron, Interval, Schedule
-from prefect.settings import PREFECT_API_URL
 from prefect.types.entrypoint import EntrypointType
 from pydantic import ValidationError
 
@@ -97,7 +96,7 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any], *, allow_code: b
         deployment = cast(UUID, runner.add_deployment(_build_deployment(plan, schedule, parameters)))
     except API_ERRORS as error:
         raise StageError(
-            f"the Prefect server at {PREFECT_API_URL.value()} does not respond: {error}. Start the server"
+            f"the Prefect server at {prefect_api.describe_url()} does not respond: {error}. Start the server"
         ) from error
     report_killed_runs()
     report_abandoned_submissions(deployment)

@@ -4,6 +4,8 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO
 
 from stages.contracts.text import hide_passwords, replace_unprintable
@@ -52,8 +54,19 @@ def clean(text: str) -> str:
     return hide_passwords(replace_unprintable(text, keep=KEPT))
 
 
+@contextmanager
+def clean_log_records() -> Iterator[None]:
+    """Make every log record in the block, of any package, a `CleanRecord`."""
+    before = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(CleanRecord)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(before)
+
+
 class CleanRecord(logging.LogRecord):
-    """A log record whose message is `clean` and without colors, for ``logging.setLogRecordFactory``."""
+    """A log record whose message is `clean` and without colors."""
 
     def getMessage(self) -> str:  # noqa: N802  the name in logging
         """Return the message with its arguments."""

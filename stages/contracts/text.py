@@ -10,9 +10,11 @@ from typing import Any
 AGE_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 SURELY_EXACT = 16
 """Up to this length, 15 digits and a point, the shortest text of a float cannot end in a tie."""
-_LOGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s/?#:]*:(?!\d+[/?#])\S*|[^\s/?#]*)@", re.IGNORECASE)
+_LOGIN = re.compile(
+    r"([a-z][a-z0-9+.-]*)://([^\s\"'/?#:]*:(?!\d+[/?#])[^\s\"']*|[^\s\"'/?#]*)@", re.IGNORECASE
+)
 """Matches the scheme and the login of a URL; the password may have characters that should be escaped."""
-_SECRET_ARGUMENT = re.compile(r"([?&](?:password|token|access_token|sig|secret)=)[^&\s]+", re.IGNORECASE)
+_SECRET_ARGUMENT = re.compile(r"([?&](?:password|token|access_token|sig|secret)=)[^&\s\"']+", re.IGNORECASE)
 
 
 def number(value: float) -> str:
