@@ -38,7 +38,8 @@ def describe_platform(platform: str) -> str:
 
 
 def _exit(message: str, code: int) -> None:
-    sys.stderr.write(f"error: {message}\n")
+    printable = (each if each.isprintable() or each == "\n" else "�" for each in message)
+    sys.stderr.write(f"error: {''.join(printable)}\n")
     sys.exit(code)
 
 

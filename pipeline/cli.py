@@ -1,11 +1,13 @@
 """The application ``learner``: its commands, and the exit code of each error."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pipeline.collision import find_collision_in_project
 from pipeline.commands.check import check, versions
@@ -29,12 +31,41 @@ from pipeline.commands.sweep import sweep
 from pipeline.engine.signals import end_on_signal
 from pipeline.user_errors import report_error
 from stages.contracts.errors import ParamsError
+from stages.contracts.printing import clean, clean_log_records, print_line
 
 COMMANDS_WITHOUT_NAME_CHECK = (None, "init", "doctor")
 """Commands before which `_root` does not look for colliding package names; None is a call without one."""
 
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+"""The class of typer's errors about arguments, which it does not export."""
+
+
+class _Group(TyperGroup):
+    """A group of commands whose usage errors repeat arguments without what controls a terminal."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Parse the options of ``learner`` itself."""
+        with _clean_usage_errors():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the arguments of the command, and run it."""
+        with _clean_usage_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _clean_usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except USAGE_ERROR as error:
+        vars(error)["message"] = clean(vars(error)["message"])
+        raise
+
+
 app = typer.Typer(
     name="learner",
+    cls=_Group,
     help="Train PyTorch models in five versioned stages that DVC tracks and Prefect runs.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -63,7 +94,7 @@ def _root(
     if version:
         from importlib.metadata import version as installed
 
-        typer.echo(installed("learner-pipeline"))
+        print_line(installed("learner-pipeline"))
         raise typer.Exit
 
 
@@ -83,7 +114,7 @@ def main() -> None:
     """Run the command line, and exit with the code of its error (see `report_error`)."""
     sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
     try:
-        with end_on_signal():
+        with clean_log_records(), end_on_signal():
             app()
     except BaseException as error:  # noqa: BLE001  what is not reported is raised again
         sys.exit(report_error(error))

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from stages.contracts.printing import clean
+
 REPORT_VARIABLE = "LEARNER_ERROR_REPORT"
 """Environment variable with the file into which a process writes its error; its parent reads it."""
 ERROR_PREFIX = "error: "
@@ -34,7 +36,7 @@ def write_report(message: str, code: int) -> bool:
     if not path:
         return False
     try:
-        report = ErrorReport(message, time.monotonic(), code)
+        report = ErrorReport(clean(message), time.monotonic(), code)
         Path(path).write_text(json.dumps(asdict(report)), encoding="utf-8")
     except OSError:
         return False

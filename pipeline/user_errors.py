@@ -1,7 +1,6 @@
 """Exceptions of the user's code, as one message with the user's file and line."""
 
 import os
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from traceback import walk_tb
 
 from pipeline.error_reports import write_report
 from stages.contracts.errors import KilledError, RunInterruptedError, StageError, UserCodeError
+from stages.contracts.printing import discard_output, print_error
 from stages.contracts.user_code import explain, is_user_file, location, user_frames
 
 TRACEBACK_VARIABLE = "LEARNER_TRACEBACK"
@@ -85,8 +85,8 @@ def report_error(error: BaseException) -> int:
     Rank 0 of several writes the message into its report instead, and the process that started it prints it.
 
     A `StageError` prints its message without a traceback and has its own code. A signal has 128 plus its
-    number. An exception in the user's code prints its message with the user's frames, and has code 1. Any
-    other exception is raised again.
+    number. An exception in the user's code prints its message with the user's frames, and any other one its
+    traceback; both have code 1. A `SystemExit` of another package is raised again.
     """
     if isinstance(error, RunInterruptedError):
         return _report(str(error), error.exit_code)
@@ -97,7 +97,10 @@ def report_error(error: BaseException) -> int:
     if isinstance(error, Exception) and _is_disk_full(error):
         return _report(f"error: {error}. Free disk space and run the same command again to resume", 1)
     if not is_user_error(error):
-        raise error
+        if not isinstance(error, Exception):
+            raise error
+        print_traceback(error)
+        return 1
     print_full_traceback(error)
     return _report(f"error: {describe_user_error(error)}", 1)
 
@@ -110,12 +113,19 @@ def _is_disk_full(error: Exception) -> bool:
 def _report(message: str, code: int) -> int:
     """Report *message* to the parent process that reads it, or print it, and return *code*."""
     if not write_report(message, code):
-        sys.stderr.write(f"{message}\n")
-        sys.stderr.flush()
+        try:
+            print_error(message)
+        except BrokenPipeError:
+            discard_output()
     return code
 
 
 def print_full_traceback(error: BaseException) -> None:
     """Print the full traceback of *error* to standard error if `TRACEBACK_VARIABLE` is set."""
     if os.environ.get(TRACEBACK_VARIABLE):
-        traceback.print_exception(error, file=sys.stderr)
+        print_traceback(error)
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the traceback of *error* to standard error."""
+    print_error("".join(traceback.format_exception(error)).rstrip())

@@ -5,13 +5,13 @@ the earlier checkpoints that it kept.
 """
 
 import shutil
-import sys
 from pathlib import Path
 
 from stages import checkpoints, data, devices, learner, loggers, records, renderers
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
+from stages.contracts.printing import print_text
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths, CheckpointConfig
 
 VERSION = "6"
@@ -85,7 +85,7 @@ def _write_warm_start(
         epoch, checkpoint
     )
     if report and wanted.is_of_weights:
-        sys.stdout.write(f"{report}\n")
+        print_text(str(report))
         report.write(target)
 
 

@@ -1,12 +1,12 @@
 """fit: train the learner that build-learner wrote, and publish checkpoints, logs, metrics and plots."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stages import data, learner, loggers, runs
 from stages.contracts.errors import RunInterruptedError, StageError
+from stages.contracts.printing import print_line
 from stages.contracts.seeds import derive_seed
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_params import FitConfig
@@ -60,7 +60,7 @@ def _train(config: FitConfig, paths: FitPaths, store: "runs.RunStore", context: 
     run = builder.build(*learner.LearnerSpec.read(paths.learner).build(config.seed))
     runs.check_space(store.path, config.max_checkpoints * run.checkpoint_bytes)
     if run.resumed:
-        sys.stdout.write(f"resuming run {store.key} {run.resumed}\n")
+        print_line(f"resuming run {store.key} {run.resumed}")
     train, valid = config.build_loaders(data.read(paths.data, ["valid"]))
     with store.explain_removal():
         run.fit(train, valid)

@@ -2,6 +2,8 @@
 
 import typer
 
+from stages.contracts.printing import print_text
+
 
 def check() -> None:
     """Check params.yaml, the parts and data it names, and the deps in dvc.yaml.
@@ -24,12 +26,12 @@ def check() -> None:
     ]
     missing = [*find_missing_deps(params), *find_stale_versions()]
     for line in missing:
-        typer.echo(line)
+        print_text(line)
     if mistakes:
         raise build_params_error(PARAMS, mistakes)
     if missing:
         raise typer.Exit(1)
-    typer.echo("params.yaml is valid")
+    print_text("params.yaml is valid")
 
 
 def versions() -> None:
@@ -43,4 +45,4 @@ def versions() -> None:
     from pipeline.versions import update_versions
 
     for line in update_versions() or ["versions.yaml is up to date"]:
-        typer.echo(line)
+        print_text(line)

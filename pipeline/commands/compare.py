@@ -1,5 +1,6 @@
 """The commands ``learner compare`` and ``learner plot``."""
 
+import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 
 from pipeline.commands.options import flag, report_unwritable
 from stages.contracts.errors import ParamsError
+from stages.contracts.printing import print_error, print_line, print_text
 
 if TYPE_CHECKING:
     from pipeline.comparison.runs import ViewOptions
@@ -78,7 +80,8 @@ def compare(
         with report_unwritable(html):
             _write_page(revs, view, html)
         size = format_megabytes(html.stat().st_size)
-        typer.echo(f"wrote {html}, {size}. It works offline, without any other file", err=bool(formats))
+        message = f"wrote {html}, {size}. It works offline, without any other file"
+        print_line(message, sys.stderr if formats else None)
         if show:
             _open_page(html.resolve().as_uri())
 
@@ -122,7 +125,7 @@ def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str
         )
     tables = {"json": json_table, "md": markdown_table, "csv": csv_table}
     write = tables[formats[0]] if formats else text_table
-    typer.echo(write(collect_runs(revs or None), view), nl=False)
+    print_text(write(collect_runs(revs or None), view), end="")
 
 
 def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path) -> None:
@@ -154,7 +157,7 @@ def _serve_page(revs: Sequence[str], view: "ViewOptions", port: int, *, show: bo
     watcher = Watcher(revs or None, view)
     build_watched_page(watcher.read())
     with build_server(watcher, port) as server:
-        typer.echo(f"serving the page at {server.address}, which follows the runs. Ctrl-C stops it")
+        print_line(f"serving the page at {server.address}, which follows the runs. Ctrl-C stops it")
         if show:
             _open_page(server.address)
         try:
@@ -165,4 +168,4 @@ def _serve_page(revs: Sequence[str], view: "ViewOptions", port: int, *, show: bo
 
 def _open_page(address: str) -> None:
     if not webbrowser.open(address):
-        typer.echo(f"no browser could be started: open {address} in a browser", err=True)
+        print_error(f"no browser could be started: open {address} in a browser")

@@ -7,6 +7,7 @@ import typer
 
 from pipeline.commands.options import report_unwritable
 from stages.contracts.errors import ParamsError
+from stages.contracts.printing import print_line, print_text
 
 IMAGE_FILE = Path("samples.png")
 EPOCHS_OF_AUGMENTATION = (1, 2, 3, 4)
@@ -54,9 +55,9 @@ def data(
     content = sheet.to_png() if sheet.has_images else sheet.to_text().encode()
     path = output or (IMAGE_FILE if sheet.has_images else None)
     if path is None:
-        typer.echo(content.decode(), nl=False)
+        print_text(content.decode(), end="")
         return
     with report_unwritable(path), open_atomic(path) as file:
         file.write(content)
     shown = f"{'epoch' if len(epochs) == 1 else 'epochs'} {', '.join(map(str, epochs))}"
-    typer.echo(f"wrote {path}: {len(sheet.targets)} samples of {split} in {shown}")
+    print_line(f"wrote {path}: {len(sheet.targets)} samples of {split} in {shown}")

@@ -1,6 +1,7 @@
 """The command ``learner doctor``."""
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 from pipeline.collision import find_collision_in_project
 from pipeline.commands.options import AsJson, flag
 from stages.contracts.errors import StageError
+from stages.contracts.printing import print_line, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,10 +63,10 @@ def doctor(
         by_check |= run_checks({"cache": checks["cache"]}, DEEP_TIMEOUT_SECONDS)
     if fix:
         for message in _fix_all(by_check, checks, timeout):
-            typer.echo(f"fixed: {message}", err=as_json)
+            print_line(f"fixed: {message}", sys.stderr if as_json else None)
     diagnostics = drop_duplicates(by_check)
     if as_json:
-        typer.echo(json.dumps([_to_json(each) for each in diagnostics], indent=2))
+        print_text(json.dumps([_to_json(each) for each in diagnostics], indent=2))
     else:
         width = max(len(each.subject) for each in diagnostics)
         for each in diagnostics:
@@ -151,6 +153,6 @@ def _to_json(diagnostic: "Diagnostic") -> dict[str, object]:
 
 
 def _print(diagnostic: "Diagnostic", width: int) -> None:
-    typer.echo(f"{diagnostic.level:<7}  {diagnostic.subject:<{width}}  {diagnostic.message}")
+    print_line(f"{diagnostic.level:<7}  {diagnostic.subject:<{width}}  {diagnostic.message}")
     for number, line in enumerate(diagnostic.remedy.splitlines()):
-        typer.echo(f"{'':<7}  {'':<{width}}  {'' if number else '→ '}{line}")
+        print_line(f"{'':<7}  {'':<{width}}  {'' if number else '→ '}{line}")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from stages.contracts.errors import ParamsError
+from stages.contracts.printing import print_text
 
 
 def init(
@@ -40,4 +41,4 @@ def init(
         raise ParamsError(f"{directory!r} names no folder. Name one, or pass . for this folder")
     lines = make_project(Path(directory), template or DEFAULT_TEMPLATE) if directory else describe_templates()
     for line in lines:
-        typer.echo(line)
+        print_text(line)

@@ -9,6 +9,7 @@ import typer
 
 from pipeline.commands.options import report_unwritable
 from stages.contracts.errors import StageError
+from stages.contracts.printing import print_line
 
 if TYPE_CHECKING:
     from pipeline.params import Params
@@ -44,11 +45,11 @@ def lr_find(
         lines = ["learning_rate\tloss\tsmoothed", *("\t".join(map(number, row)) for row in rows)]
         write_text(output, "\n".join(lines) + "\n")
     _draw(curve)
-    typer.echo(f"{len(curve.rates)} of {steps} rates before the loss diverges, in {output}")
+    print_line(f"{len(curve.rates)} of {steps} rates before the loss diverges, in {output}")
     if curve.suggestion is None:
         raise StageError("the loss falls at no rate. Pass other values of --min and --max, or more --steps")
-    typer.echo(f"suggested learning rate: {curve.suggestion:.1e}")
-    typer.echo("Set build_learner.optimizer.learning_rate in params.yaml, or run with -S")
+    print_line(f"suggested learning rate: {curve.suggestion:.1e}")
+    print_line("Set build_learner.optimizer.learning_rate in params.yaml, or run with -S")
 
 
 def measure_curve(

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.options import report_unwritable
+from stages.contracts.printing import print_text
 
 
 def profile(
@@ -36,4 +37,4 @@ def profile(
         builder = config.configure(learner.LearnerBuilder(folder)).renderer(renderers.NoRenderer())
         start = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
         found = learner.profile_steps(builder.build(*start), train, steps=steps, warm_up=warm_up, trace=trace)
-    typer.echo(f"{found.operators}\n{found}\n{steps} steps; the trace is in {trace}")
+    print_text(f"{found.operators}\n{found}\n{steps} steps; the trace is in {trace}")

@@ -16,6 +16,7 @@ import typer
 
 from pipeline.commands.options import AsJson, flag, report_unwritable
 from stages.contracts.errors import ParamsError, RecordError, closest
+from stages.contracts.printing import print_error, print_line, print_text
 from stages.records.tools.listing import Entry, describe, escape, list_entries, to_rows, totals
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def show(
     summary = summarize(file, form.name if form else "torch", record, entry)
     if as_json:
         entries = None if entry is None else to_rows(entry, constants=constants)
-        typer.echo(json.dumps(summary | {"entries": entries}, indent=2))
+        print_text(json.dumps(summary | {"entries": entries}, indent=2))
     else:
         print_record(summary, entry, constants=constants)
 
@@ -103,7 +104,7 @@ def verify(
             wrong += verdict.problem is not None
             note = f" ({verdict.note})" if verdict.note else ""
             result = f"wrong: {verdict.problem}" if verdict.problem else f"ok{note}"
-            typer.echo(escape(f"{verdict.name}: {result}"))
+            print_line(escape(f"{verdict.name}: {result}"))
     if wrong:
         raise typer.Exit(1)
 
@@ -147,7 +148,7 @@ def convert(
     chosen = PRECISIONS[precision] if precision else None
     if lost := find_lossy_tensors(record, chosen):
         names = f"{lost[0]} and {len(lost) - 1} more" if len(lost) > 1 else lost[0]
-        typer.echo(f"warning: {precision} precision loses bits of {names}", err=True)
+        print_error(f"warning: {precision} precision loses bits of {names}")
     result = convert_record(record, after, chosen)
     if before.has_names and not after.has_names:
         result = replace(result, item=add_types(result.item, example))
@@ -187,7 +188,7 @@ def diff(
     found = list(find_differences(*items, tolerance=tolerance, ids=ids))
     if as_json:
         rows = [difference_row(one) for one in found]
-        typer.echo(json.dumps({"equal": not found, "differences": rows}, indent=2))
+        print_text(json.dumps({"equal": not found, "differences": rows}, indent=2))
     else:
         print_differences(found)
     if found:
@@ -252,19 +253,19 @@ def summarize(file: Path, form: str, record: "Record", entry: Entry | None) -> d
 
 def print_record(summary: dict[str, Any], entry: Entry | None, *, constants: bool) -> None:
     """Print *summary*, a result of `summarize`, and the entries below *entry*; with *constants*, also nil."""
-    typer.echo(escape(f"{summary['file']}: {summary['format']}, {summary['size']:,} bytes"))
+    print_line(escape(f"{summary['file']}: {summary['format']}, {summary['size']:,} bytes"))
     if metadata := summary["metadata"]:
         types = f"floats {metadata['float']}, integers {metadata['int']}"
-        typer.echo(escape(f"Burn {metadata['version']}, {metadata['settings']} ({types})"))
+        print_line(escape(f"Burn {metadata['version']}, {metadata['settings']} ({types})"))
     for key, text in (summary["extra"] or {}).items():
-        typer.echo(escape(f"{key}: {text}"[:200]))
+        print_line(escape(f"{key}: {text}"[:200]))
     if entry is None:
-        typer.echo(NO_NAMES_NOTE)
+        print_text(NO_NAMES_NOTE)
         return
     counts = f"{summary['tensors']:,} tensors, {summary['parameters']:,} parameters"
-    typer.echo(f"{counts}, {summary['bytes']:,} bytes of tensors\n")
+    print_text(f"{counts}, {summary['bytes']:,} bytes of tensors\n")
     if not entry.branch:
-        typer.echo(_line(entry))
+        print_line(_line(entry))
     elif sys.stdout.isatty():
         from rich.console import Console
         from rich.tree import Tree as TreeView
@@ -283,8 +284,8 @@ def print_differences(found: "Sequence[Difference]") -> None:
         line = f"{one.path or 'the item'}: {one.what} ({sides})"
         if one.largest is not None:
             line += f", {one.largest:.6g} apart at most, {one.relative:.2%} of a value"
-        typer.echo(escape(line))
-    typer.echo(f"{len(found)} differences" if found else "equal")
+        print_line(escape(line))
+    print_line(f"{len(found)} differences" if found else "equal")
 
 
 def difference_row(one: "Difference") -> dict[str, Any]:
@@ -311,5 +312,5 @@ def _draw(entry: Entry, branch: "TreeView", *, constants: bool) -> None:
 
 def _print_below(entry: Entry, depth: int, *, constants: bool) -> None:
     for child in _children(entry, constants=constants):
-        typer.echo("  " * depth + _line(child))
+        print_line("  " * depth + _line(child))
         _print_below(child, depth + 1, constants=constants)

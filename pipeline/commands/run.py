@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.commands.options import Quiet, SetParams, Verbose, flag, set_verbosity
+from stages.contracts.printing import print_error, print_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +77,7 @@ def resume(
     with project_lock():
         before = PARAMS.read_bytes() if PARAMS.exists() else b""
         sha = set_checkpoint(rev, epoch, weights_only=weights_only, overrides=set_param)
-    typer.echo(f"params.yaml: build_learner.checkpoint is epoch {epoch} of {sha}")
+    print_line(f"params.yaml: build_learner.checkpoint is epoch {epoch} of {sha}")
     if not start:
         return
     with set_verbosity(quiet=quiet, verbose=verbose), restore_params_unless_accepted(before) as attempt:
@@ -164,9 +165,9 @@ def _set_params(overrides: "Sequence[str]") -> "Iterator[None]":
 
 def print_outcome(name: str, outcome: str) -> None:
     """Print the *outcome* of stage *name*."""
-    typer.echo(f"{name}: {outcome}")
+    print_line(f"{name}: {outcome}")
 
 
 def print_warning(message: str) -> None:
     """Print *message* to standard error."""
-    typer.echo(message, err=True)
+    print_error(message)

@@ -20,7 +20,8 @@ from stages.checkpoints.file_names import (
     trainer_name,
 )
 from stages.contracts.errors import ParamsError, RecordError, StageError
-from stages.contracts.text import format_age, format_size
+from stages.contracts.printing import print_line, print_text
+from stages.contracts.text import format_age, format_size, replace_unprintable
 from stages.runs.key import differences, format_value, leaves, run_key
 from stages.runs.layout import FINISHED_FILE
 from stages.runs.manifest import LogLedger, read_finished
@@ -55,16 +56,16 @@ def list_runs(*, as_json: AsJson = False) -> None:
     """
     found = all_runs(runs_root())
     if as_json:
-        typer.echo(json.dumps([_summary(run) for run in found], indent=2))
+        print_text(json.dumps([_summary(run) for run in found], indent=2))
         return
     if not found:
-        typer.echo(f"no run in {runs_root()}")
+        print_line(f"no run in {runs_root()}")
         return
     header = ("key", "state", "epochs", "last seen at", "time", "size", "age")
     rows = [header, *(_row(run) for run in found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_line("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @app.command()
@@ -79,14 +80,14 @@ def show(key: LastRun = None, *, as_json: AsJson = False) -> None:
     current = None if now is None else run_key(now)
     if as_json:
         more = {"entries": run.entries, "finished": run.finished, "current": current, "differences": changed}
-        typer.echo(json.dumps({**_summary(run), **more}, indent=2))
+        print_text(json.dumps({**_summary(run), **more}, indent=2))
         return
-    typer.echo(f"run {run.key}: {_describe(run)}")
-    typer.echo(f"in {run.path}, {format_size(run.size)}")
+    print_line(f"run {run.key}: {_describe(run)}")
+    print_line(f"in {run.path}, {format_size(run.size)}")
     for name, value in sorted(leaves(run.entries).items()):
-        typer.echo(f"  {name}: {format_value(value)}")
+        print_line(f"  {name}: {format_value(value)}")
     for line in _describe_differences(current, changed, reason):
-        typer.echo(line)
+        print_line(line)
 
 
 @app.command()
@@ -109,15 +110,15 @@ def prune(
     resumable = [run for run in all_runs(root) if run.state in RESUMABLE]
     if unfinished and resumable and not yes:
         for run in resumable:
-            typer.echo(f"run {run.key}: {_describe(run)}")
+            print_line(f"run {run.key}: {_describe(run)}")
         typer.confirm("These runs can be resumed. Remove them?", abort=True)
     removed = prune_finished(root, keep)
     if unfinished:
         removed += prune_unfinished(root)
     for each in removed:
-        typer.echo(f"removed {each}")
+        print_line(f"removed {each}")
     if not removed:
-        typer.echo("nothing to remove")
+        print_line("nothing to remove")
 
 
 @app.command()
@@ -132,7 +133,7 @@ def verify(key: AllRuns = None) -> None:
     damaged_files = 0
     for run in selected:
         for name, problem in _verify_run(run):
-            typer.echo(f"run {run.key}: {name}: {problem or 'intact'}")
+            print_line(f"run {run.key}: {name}: {problem or 'intact'}")
             damaged_files += problem is not None
     if damaged_files:
         raise typer.Exit(1)
@@ -264,7 +265,7 @@ def _row(run: Run) -> tuple[str, ...]:
         run.key,
         _format_state(run),
         str(run.epochs),
-        run.place or "-",
+        replace_unprintable(run.place or "-"),
         _format_time(run),
         format_size(run.size),
         age,

@@ -53,6 +53,10 @@ def serve(
     on_collision: Annotated[
         OnCollision, typer.Option(help="What a run does while another run of this deployment is in progress.")
     ] = OnCollision.wait,
+    allow_code: Annotated[
+        bool,
+        flag("--allow-code", "Let overrides of runs set import paths and files that are not committed."),
+    ] = False,
 ) -> None:
     """Run the pipeline on a schedule, as a Prefect deployment that this process serves.
 
@@ -78,6 +82,5 @@ def serve(
         "targets": targets or [],
         "timeout_seconds": timeout,
     }
-    serve_deployment(
-        Plan(name, cron, interval, timezone, cancels=on_collision is OnCollision.cancel), parameters
-    )
+    plan = Plan(name, cron, interval, timezone, cancels=on_collision is OnCollision.cancel)
+    serve_deployment(plan, parameters, allow_code=allow_code)

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ import typer
 from pipeline.commands.options import flag
 from pipeline.git import try_git
 from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.printing import print_line
 
 if TYPE_CHECKING:
     from pipeline.revisions.files import RevisionFiles
@@ -70,7 +70,7 @@ def push(
         _print_experiments(experiments or (), target)
     for command in push_commands(experiments or (), remote, target):
         if dry_run:
-            typer.echo(f"$ {' '.join(command)}")
+            print_line(f"$ {' '.join(command)}")
         else:
             _run(command)
     if not (dry_run or experiments):
@@ -148,7 +148,9 @@ def _check_remote(name: str | None) -> None:
 
 def _check_pushed(remote: str | None) -> None:
     """Raise `StageError` if the cache and the remote lack an output, of which `dvc push` only warns."""
-    command = [sys.executable, "-m", "dvc", "status", "--cloud", "--json", *_remote_option(remote)]
+    from pipeline.engine.dvc_process import build_command
+
+    command = build_command(["status", "--cloud", "--json", *_remote_option(remote)])
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE)  # noqa: S603  DVC, of this environment
     if done.returncode:
         raise StageError("`dvc status --cloud` failed, so what was pushed is not verified. Push again")
@@ -166,9 +168,9 @@ def _print_experiments(names: Sequence[str], target: str) -> None:
 
     found = list_experiments(names)
     url = try_git(Path(), "remote", "get-url", target).stdout.strip()
-    typer.echo(f"experiments for {target}{f' ({url})' if url else ''}: {len(found) or 'none'}")
+    print_line(f"experiments for {target}{f' ({url})' if url else ''}: {len(found) or 'none'}")
     for name, sha in found:
-        typer.echo(f"  {name}  {sha[:7]}")
+        print_line(f"  {name}  {sha[:7]}")
 
 
 def _verify_workspace() -> None:
@@ -197,7 +199,7 @@ def _verify(revisions: Mapping[str, "RevisionFiles"]) -> None:
     if found.problems:
         lines = [f"problems in what was pulled: {len(found.problems)}", *found.problems]
         raise StageError("\n  ".join(lines) + f"\n{DAMAGE_REMEDY}")
-    typer.echo(f"verified: {found.files} files, {found.records} records and checkpoints")
+    print_line(f"verified: {found.files} files, {found.records} records and checkpoints")
 
 
 def _remote_option(remote: str | None) -> list[str]:
@@ -209,9 +211,10 @@ def _scope(experiments: Sequence[str] | None) -> list[str]:
 
 
 def _run(command: Sequence[str]) -> None:
-    typer.echo(f"$ {' '.join(command)}")
-    code = subprocess.run([sys.executable, "-m", *command], check=False).returncode  # noqa: S603  DVC, of this environment
-    if code:
+    from pipeline.engine.dvc_process import print_output_of_dvc
+
+    print_line(f"$ {' '.join(command)}")
+    if code := print_output_of_dvc(command[1:]):
         hint = EXPERIMENT_REMOTE if {"exp", "--remote"} <= {*command} else ""
         raise StageError(
             f"`{' '.join(command)}` failed with exit code {code}; its messages are printed above. Run "

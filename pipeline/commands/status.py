@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import typer
+from stages.contracts.printing import print_line
 
 
 def status() -> None:
@@ -12,7 +12,7 @@ def status() -> None:
     Example: learner status
     """
     for line in status_lines():
-        typer.echo(line)
+        print_line(line)
 
 
 def status_lines() -> list[str]:

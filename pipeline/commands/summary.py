@@ -7,6 +7,7 @@ import typer
 
 from pipeline.commands.options import flag
 from stages.contracts.errors import StageError
+from stages.contracts.printing import print_text
 
 
 def summary(
@@ -33,4 +34,4 @@ def summary(
         text = summary_json(history, tests, epochs=epochs) + "\n"
     else:
         text = summary_text(history, tests=tests, epochs=epochs)
-    typer.echo(text, nl=False)
+    print_text(text, end="")

@@ -1,13 +1,13 @@
 """The command ``learner sweep``."""
 
 import sys
-from functools import partial
 from typing import Annotated, Literal
 
 import typer
 
 from pipeline.commands.options import flag, set_verbosity
 from stages.contracts.errors import ParamsError
+from stages.contracts.printing import print_error
 
 
 def sweep(
@@ -118,7 +118,7 @@ def sweep(
     with set_verbosity(quiet=quiet, verbose=False):
         hide_prefect_logs()
         run = run_without_flow
-        if prefect_api.is_recorded(prefect_api.Recording.REQUIRED, partial(typer.echo, err=True)):
+        if prefect_api.is_recorded(prefect_api.Recording.REQUIRED, print_error):
             from pipeline.sweep.flow_records import run_in_flow as run
         executor = build_executor(engine, jobs, address)
         options = SweepOptions(executor, run, share_gpus=share_gpus, stop=stop, metric=metric, output=output)

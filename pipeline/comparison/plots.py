@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
 from dvc.repo import Repo
 from dvc_render.exceptions import DvcRenderError
 from dvc_render.vega import VegaRenderer
@@ -19,6 +18,7 @@ from pipeline.comparison.runs import Comparison, select_metrics
 from pipeline.revisions.files import read_runs
 from stages.contracts.errors import StageError
 from stages.contracts.files import open_atomic
+from stages.contracts.printing import print_line
 from stages.contracts.text import replace_unprintable
 from stages.renderers.chart import draw_chart
 
@@ -68,7 +68,7 @@ def plot(metric: str, revs: Sequence[str], images: Mapping[str, Path], *, iterat
     for form, path in images.items():
         with open_atomic(path) as file:
             file.write(RENDERERS[form](_spec(metric, curves, runs, x="step" if iterations else "epoch")))
-        typer.echo(f"wrote {path}")
+        print_line(f"wrote {path}")
     if not images:
         width = min(shutil.get_terminal_size().columns, MAX_CHART_COLUMNS)
         Console(width=width, highlight=False).print(_terminal_charts(curves, runs, width), end="")
@@ -110,7 +110,7 @@ def _terminal_charts(curves: Curves, runs: Sequence[str], width: int) -> Text:
         drawn = {
             run: [point for point in points if not math.isnan(point[1])] for run, points in by_run.items()
         }
-        text.append(f"{title}\n", style="bold")
+        text.append(f"{replace_unprintable(title)}\n", style="bold")
         text.append(draw_chart(drawn, width, CHART_ROWS, colors=colors))
         text.append("\n")
         for name in (name for name in runs if drawn.get(name)):

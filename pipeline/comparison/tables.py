@@ -22,6 +22,8 @@ ABSENT = "-"
 Role = Literal["run", "param", "last", "best", "epoch", "delta", "fact"]
 """What a column shows: the name, a param, a value of a metric, its best epoch, its delta, or another fact."""
 DEFAULT_VIEW = ViewOptions()
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "＝", "＋", "－", "＠")
+"""Signs with which a formula begins in spreadsheets; the wide ones in those of East Asia."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,25 @@ def csv_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
     chosen = columns(comparison, view)
     file = StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([column.key for column in chosen])
+    writer.writerow([_to_cell(column.key) for column in chosen])
     for run in sort_runs(comparison, view):
-        writer.writerow(["" if (v := column.value(run)) is None else format_value(v) for column in chosen])
+        writer.writerow(["" if (v := column.value(run)) is None else _to_cell(v) for column in chosen])
     return file.getvalue()
+
+
+def _to_cell(value: Any) -> str:
+    """Return *value* for CSV, with an apostrophe before a text that spreadsheets would read as a formula."""
+    text = replace_unprintable(format_value(value), keep="\t")
+    is_formula = isinstance(value, str) and text.startswith(FORMULA_SIGNS) and not _is_number(text)
+    return f"'{text}" if is_formula else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def json_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
@@ -105,7 +122,12 @@ def json_table(comparison: Comparison, view: ViewOptions = DEFAULT_VIEW) -> str:
         "differing": list(comparison.differing),
         "runs": runs,
     }
-    return to_json(found) + "\n"
+    return _escape_unprintable(to_json(found)) + "\n"
+
+
+def _escape_unprintable(text: str) -> str:
+    """Return the JSON *text* with an escape for each character in its strings that is not printable."""
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
 
 
 def format_value(value: Any) -> str:
@@ -181,7 +203,7 @@ def _cells(comparison: Comparison, view: ViewOptions) -> tuple[list[TableColumn]
         ]
         for run in sort_runs(comparison, view)
     ]
-    return chosen, [[column.title for column in chosen], *rows]
+    return chosen, [[replace_unprintable(column.title) for column in chosen], *rows]
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -189,7 +211,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    for sign in "\\`*_[]|<>":
+    for sign in "\\`*_[]|<>#~":
         text = text.replace(sign, f"\\{sign}")
     return text.replace("&", "&amp;")
 

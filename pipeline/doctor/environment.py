@@ -231,7 +231,7 @@ def _newest_size(folder: Path) -> int:
 
 def check_prefect(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
     """Check that the configured Prefect API answers, and that its version is that of the client."""
-    url = prefect_api.read_setting(prefect_api.URL)
+    url = prefect_api.describe_url()
     if not url:
         yield ok("prefect", "no API is configured: runs are not recorded in Prefect")
         return
@@ -261,6 +261,19 @@ def check_prefect(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnost
             )
         else:
             yield ok("prefect", f"{url} answers; its version is {server}")
+        yield from _check_login(url, timeout_seconds)
+
+
+def _check_login(url: str, timeout_seconds: float) -> Iterator[Diagnostic]:
+    """Check that an API which other machines may reach needs a login."""
+    if prefect_api.is_on_loopback() or prefect_api.needs_login(timeout_seconds):
+        return
+    message = f"{url} needs no login: whoever reaches it can start runs, and run code through a worker"
+    remedy = (
+        "Set PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD for the server, and PREFECT_API_AUTH_STRING to the "
+        "same for its clients, or let the server listen on 127.0.0.1"
+    )
+    yield warning("prefect", message, remedy)
 
 
 def _describe_refusal(url: str, code: int) -> Diagnostic:

@@ -1,6 +1,5 @@
 """A stage whose program is the user's own: its run store, the key of which is a hash of its dependencies."""
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from pipeline.yaml_files import read_definition
 from stages import runs
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
 from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.printing import print_line
 
 MAX_ATTEMPTS = 2
 """Calls of the program before damage to the run store is an error."""
@@ -51,8 +51,7 @@ def run_custom_stage(name: str, program: Program) -> None:
 
 def _report_resume(store: "runs.RunStore") -> None:
     if saved := list_epochs(store.path / CHECKPOINT_FOLDER):
-        sys.stdout.write(f"resuming run {store.key} after epoch {saved[-1]}\n")
-        sys.stdout.flush()
+        print_line(f"resuming run {store.key} after epoch {saved[-1]}")
 
 
 def _key_entries(before: Snapshot, params: Params) -> dict[str, Any]:

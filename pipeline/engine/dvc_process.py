@@ -16,6 +16,7 @@ from dvc.cli import main as dvc
 from pipeline.engine import dvc_patches
 from pipeline.engine.process_tree import terminate_with_parent
 from stages.contracts.errors import StageFailedError
+from stages.contracts.printing import clean_log_records, print_text
 
 SAVE_SECONDS = 25.0
 """Time limit for a child to save after SIGINT. Prefect kills a cancelled run after 30 seconds."""
@@ -38,9 +39,8 @@ def run_dvc(
     and DVC removes its temporary files. Raises `StageFailedError` with the last lines if DVC fails, and
     `TimeoutError`.
     """
-    command = [sys.executable, "-m", "pipeline.engine.dvc_process", str(os.getpid()), *arguments]
     child = subprocess.Popen(  # noqa: S603  the arguments are no shell's
-        command,
+        build_command(arguments),
         cwd=folder,
         env=_environment(environment or {}),
         stdout=subprocess.PIPE,
@@ -62,6 +62,28 @@ def run_dvc(
     if code:
         lines = "".join(f"\n  {line}" for line in last)
         raise StageFailedError(f"dvc {' '.join(arguments)} failed with exit code {code}:{lines}")
+
+
+def print_output_of_dvc(arguments: Sequence[str]) -> int:
+    """Run ``dvc`` with *arguments*, print its standard output with `print_text`, and return its exit code.
+
+    Its messages and its progress bars go to the standard error of this process directly.
+    """
+    with subprocess.Popen(  # noqa: S603  the arguments are no shell's
+        build_command(arguments), stdout=subprocess.PIPE, text=True, errors="replace"
+    ) as child:
+        try:
+            for line in child.stdout or ():
+                print_text(line, end="")
+        except BaseException:
+            child.terminate()
+            raise
+    return child.returncode
+
+
+def build_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs ``dvc`` with *arguments* in a process that ends with this one."""
+    return [sys.executable, "-m", "pipeline.engine.dvc_process", str(os.getpid()), *arguments]
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
@@ -94,7 +116,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run ``dvc`` with all *arguments* but the first, the pid of the parent, and exit when that exits."""
     terminate_with_parent(int(arguments[0]))
     dvc_patches.apply()
-    return int(dvc(list(arguments[1:])))
+    with clean_log_records():
+        return int(dvc(list(arguments[1:])))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ other moment before the run begins, so the process is prepared at the end of thi
 other process has no effect.
 """
 
+import logging
 import os
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from pipeline.engine.process_tree import terminate_once_with_parent
 from pipeline.flows import prefect_patches
 from pipeline.flows.flow import RUN_VARIABLE, learner
 from pipeline.flows.run_registry import register_flow_run
+from stages.contracts.printing import CleanRecord
 
 __all__ = ["ENTRYPOINT", "SERVER_VARIABLE", "learner"]
 
@@ -27,6 +29,7 @@ def prepare_process(flow_run: UUID) -> None:
 
     Raises `StageError` if the installed Prefect does not have a name that is replaced.
     """
+    logging.setLogRecordFactory(CleanRecord)
     record_loaded_sources()
     prefect_patches.apply()
     register_flow_run(flow_run)

@@ -5,7 +5,6 @@ detaches HEAD and resets in the folder that it is started in, and a kill leaves 
 """
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import Logger, LoggerAdapter
@@ -30,6 +29,7 @@ from pipeline.git import run_git
 from pipeline.revisions.cache_content import remove_damaged_outputs
 from stages.contracts.errors import StageError
 from stages.contracts.file_lock import hold_lock
+from stages.contracts.printing import print_line
 from stages.runs.layout import COPIES_FOLDER
 
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")
@@ -61,7 +61,7 @@ def run_experiment(
 
     def log_line(line: str) -> None:
         if _IS_LOGGED.match(line):
-            sys.stdout.write(f"{line}\n")
+            print_line(line)
         elif line:
             logger.info("%s", line)
 

@@ -30,6 +30,7 @@ from pipeline.engine.reproduce import Outcome, reproduce, select_stages
 from pipeline.engine.watchdog import start_watchdog
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.experiments import Experiment, check_remotes, push_results, run_experiment
+from pipeline.flows.override_rules import check_overrides
 from pipeline.flows.run_page import slug, write_artifacts
 from pipeline.flows.run_registry import register_this_run
 from pipeline.flows.server_outage import (
@@ -234,7 +235,7 @@ def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
     restore_idle_params(get_run_logger().warning)
-    override_params(request.overrides)
+    check_overrides(request.overrides)
     check_stages(read_definition())
     select_stages(request.targets, downstream=request.downstream)
     if push:

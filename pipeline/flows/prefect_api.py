@@ -8,15 +8,18 @@ import threading
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from http import HTTPStatus
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.files import write_text
 from stages.contracts.processes import ProcessIdentity, to_json
+from stages.contracts.text import hide_passwords
 from stages.runs.layout import UNREACHABLE_API_FILE
 
 URL = "PREFECT_API_URL"
@@ -53,6 +56,11 @@ def read_setting(name: str) -> str:
         return ""
     active = os.environ.get("PREFECT_PROFILE", content.get("active", ""))
     return str(content.get("profiles", {}).get(active, {}).get(name, ""))
+
+
+def describe_url() -> str:
+    """Return the address of the configured API without a password."""
+    return hide_passwords(read_setting(URL))
 
 
 def read_recording(default: Recording) -> Recording:
@@ -95,7 +103,7 @@ def is_stage_recorded(dvc: int | None, warn: Callable[[str], None]) -> bool:
         return is_configured()
     if dvc is None or not is_configured() or read_recording(Recording.OPTIONAL) is Recording.REQUIRED:
         return is_recorded(Recording.OPTIONAL, warn)
-    note = json.dumps({"dvc": to_json(ProcessIdentity.of(dvc)), "api": read_setting(URL)})
+    note = json.dumps({"dvc": to_json(ProcessIdentity.of(dvc)), "api": describe_url()})
     if UNREACHABLE_API_FILE.exists() and UNREACHABLE_API_FILE.read_text(encoding="utf-8") == note:
         return False
     if is_recorded(Recording.OPTIONAL, warn):
@@ -123,12 +131,33 @@ def probe() -> str | None:
     return found[0] if found else f"no response within {PROBE_SECONDS:g} s"
 
 
-def request(path: str, timeout_seconds: float) -> bytes:
-    """Return the first 64 KiB of what the API responds below *path*. Raises `OSError` and `ValueError`."""
+def needs_login(timeout_seconds: float) -> bool:
+    """Return whether the API refuses a request without a login. Raises `OSError` and `ValueError`."""
+    try:
+        request("admin/version", timeout_seconds, headers={})
+    except urllib.error.HTTPError:
+        return True
+    return False
+
+
+def is_on_loopback() -> bool:
+    """Return whether the configured API has an address of the loopback interface."""
+    host = urlsplit(read_setting(URL)).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def request(path: str, timeout_seconds: float, *, headers: Mapping[str, str] | None = None) -> bytes:
+    """Return the first 64 KiB of what the API responds below *path*, by default with the login in *headers*.
+
+    Raises `OSError` and `ValueError`.
+    """
     url = read_setting(URL).rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise ValueError("it must begin with http:// or https://")
-    query = urllib.request.Request(f"{url}/{path}", headers=_headers())  # noqa: S310  checked above
+    query = urllib.request.Request(f"{url}/{path}", headers=_headers() if headers is None else dict(headers))  # noqa: S310  checked above
     with urllib.request.urlopen(query, timeout=timeout_seconds) as response:  # noqa: S310  the same
         content: bytes = response.read(1 << 16)
         return content
@@ -163,4 +192,4 @@ def _probe() -> str | None:
 
 
 def _unreachable(problem: str) -> str:
-    return f"the Prefect API at {read_setting(URL)} is unreachable ({problem})"
+    return hide_passwords(f"the Prefect API at {read_setting(URL)} is unreachable ({problem})")

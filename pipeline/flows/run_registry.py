@@ -31,6 +31,7 @@ from pipeline.flows.artifacts import API_ERRORS, short_timeout_client
 from stages.contracts.errors import RunInUseError
 from stages.contracts.file_lock import hold_lock, is_locked, lock_holder
 from stages.contracts.files import write_text
+from stages.contracts.text import hide_passwords
 from stages.runs.layout import FLOW_RUNS_FOLDER
 
 SUBMISSION_SECONDS = 20.0
@@ -46,7 +47,7 @@ def register_flow_run(flow_run: UUID) -> None:
         stack.enter_context(hold_lock(note.with_suffix(".lock")))
     except RunInUseError:  # this process has registered it already
         return
-    write_text(note, json.dumps({"api": PREFECT_API_URL.value()}))
+    write_text(note, json.dumps({"api": _describe_api()}))
     stack.callback(_remove, note)
     atexit.register(stack.close)  # not at the end of the flow: Prefect reports the final state after that
 
@@ -70,7 +71,7 @@ def report_killed_runs() -> None:
         if is_locked(lock) or (owner and owner.host != socket.gethostname()):
             continue
         with suppress(OSError, ValueError):  # its own process has removed it
-            if json.loads(note.read_bytes())["api"] != PREFECT_API_URL.value():
+            if json.loads(note.read_bytes())["api"] != _describe_api():
                 continue
             try:
                 with short_timeout_client() as client:
@@ -123,6 +124,11 @@ def _report(client: SyncPrefectClient, flow_run: UUID, process: str) -> None:
     )
     report = Cancelled if state.is_cancelling() else Crashed
     client.set_flow_run_state(flow_run, report(message=message))
+
+
+def _describe_api() -> str:
+    """Return the address of the API without a password."""
+    return hide_passwords(PREFECT_API_URL.value() or "")
 
 
 def _remove(note: Path) -> None:

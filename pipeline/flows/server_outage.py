@@ -6,19 +6,20 @@ respond. By then DVC has recorded the stages, so the process can exit without lo
 
 import math
 import os
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 from prefect.settings import PREFECT_API_URL
 
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.fields import MAX_SECONDS
+from stages.contracts.printing import print_error
+from stages.contracts.text import hide_passwords
 
 VARIABLE = "LEARNER_GOODBYE_SECONDS"
 DEFAULT_SECONDS = 60.0
@@ -59,9 +60,10 @@ def read_seconds(variable: str, default: float) -> float:
 
 def outage_message() -> str:
     """Return the message for a server that became unreachable during the run."""
+    url = hide_passwords(PREFECT_API_URL.value() or "")
     return (
-        f"the Prefect server at {PREFECT_API_URL.value()} became unreachable, so it has no final state of "
-        "this run. DVC has recorded the finished stages. Run `learner status` to see them"
+        f"the Prefect server at {url} became unreachable, so it has no final state of this run. DVC has "
+        "recorded the finished stages. Run `learner status` to see them"
     )
 
 
@@ -74,7 +76,7 @@ def explain_api_errors() -> Iterator[None]:
         code = error.response.status_code
         advice = ". Check PREFECT_API_KEY or PREFECT_API_AUTH_STRING" if code in (401, 403) else ""
         raise StageError(
-            f"the Prefect API at {error.request.url} responded with HTTP {code}{advice}"
+            f"the Prefect API at {hide_passwords(str(error.request.url))} responded with HTTP {code}{advice}"
         ) from error
     except RuntimeError as error:
         if not str(error).startswith(UNREACHABLE):
@@ -88,8 +90,8 @@ def _watch(has_ended: threading.Event, seconds: float) -> None:
         if _is_responding():
             last_response = time.monotonic()
         elif time.monotonic() - last_response > seconds:
-            sys.stderr.write(f"\nerror: {outage_message()}\n")
-            sys.stderr.flush()
+            with suppress(OSError):  # the terminal was closed
+                print_error(f"\nerror: {outage_message()}")
             os._exit(1)
 
 

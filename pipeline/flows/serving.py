@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
 from prefect.schedules import Cron, Interval, Schedule
-from prefect.settings import PREFECT_API_URL
 from prefect.types.entrypoint import EntrypointType
 from pydantic import ValidationError
 
@@ -26,10 +24,14 @@ from pipeline.flows.artifacts import API_ERRORS
 from pipeline.flows.deployment import ENTRYPOINT, SERVER_VARIABLE
 from pipeline.flows.experiments import check_remotes
 from pipeline.flows.flow import learner
+from pipeline.flows.override_rules import ALLOW_CODE, check_overrides
 from pipeline.flows.run_registry import report_abandoned_submissions, report_killed_runs
 from pipeline.flows.server_outage import exit_if_unreachable, outage_seconds
-from pipeline.params_edit import override_params
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
+from stages.contracts.printing import print_line
+
+ENTRYPOINT_VARIABLE = "PREFECT__FLOW_ENTRYPOINT"
+"""Environment variable of Prefect with the flow of a run, instead of the entry point of its deployment."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,10 @@ class Plan:
         return ConcurrencyLimitConfig(limit=1, collision_strategy=strategy)
 
 
-def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
+def serve_deployment(plan: Plan, parameters: Mapping[str, Any], *, allow_code: bool = False) -> None:
     """Create the deployment *plan*, and start its runs until a signal arrives.
 
+    Overrides of its runs may name code and files that are not committed only with *allow_code*.
     On a signal, pause the schedule, cancel the run in progress and wait until it has saved. Raises
     `ParamsError` if no run with *parameters* can succeed, `StageError` if the server is unreachable, and
     `RunInterruptedError` at the end.
@@ -80,7 +83,9 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
             "no Prefect server is configured, and a schedule needs one. Run `prefect server start`, and "
             "`prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
         )
-    override_params(parameters["overrides"])
+    if allow_code:
+        os.environ[ALLOW_CODE] = "1"
+    check_overrides(parameters["overrides"])
     select_stages(parameters["targets"])
     if parameters["push"]:
         check_remotes(experiment=parameters["experiment"])
@@ -91,15 +96,13 @@ def serve_deployment(plan: Plan, parameters: Mapping[str, Any]) -> None:
         deployment = cast(UUID, runner.add_deployment(_build_deployment(plan, schedule, parameters)))
     except API_ERRORS as error:
         raise StageError(
-            f"the Prefect server at {PREFECT_API_URL.value()} does not respond: {error}. Start the server"
+            f"the Prefect server at {prefect_api.describe_url()} does not respond: {error}. Start the server"
         ) from error
     report_killed_runs()
     report_abandoned_submissions(deployment)
-    sys.stdout.write(
-        f"serving learner/{plan.name}. To start a run now: prefect deployment run learner/{plan.name}\n"
-    )
-    sys.stdout.flush()
+    print_line(f"serving learner/{plan.name}. To start a run now: prefect deployment run learner/{plan.name}")
     os.environ[SERVER_VARIABLE] = str(os.getpid())
+    os.environ[ENTRYPOINT_VARIABLE] = ENTRYPOINT  # otherwise the API names what the processes of runs execute
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
     asyncio.run(runner.serve())
 

@@ -9,7 +9,6 @@ call them in this process; a damaged file is removed, so that DVC fetches it or 
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
@@ -25,6 +24,7 @@ from dvc.utils.serialize import YAMLFileCorruptedError, load_yaml
 from voluptuous import Invalid
 
 from stages.contracts.errors import StageError
+from stages.contracts.printing import print_error
 
 DIRECTORY_SUFFIX = ".dir"
 """Ending of the hash of a directory, which is that of the list of its files."""
@@ -129,6 +129,6 @@ def find_damaged_files(root: Path) -> Iterator[Path]:
 
 def remove_from_cache(place: Path) -> None:
     """Remove the damaged cached file *place*, with a warning on standard error."""
-    sys.stderr.write(f"warning: removed {place} from DVC's cache: its content was damaged\n")
+    print_error(f"warning: removed {place} from DVC's cache: its content was damaged")
     with suppress(FileNotFoundError):
         place.unlink()

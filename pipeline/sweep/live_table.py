@@ -15,7 +15,7 @@ from pipeline.sweep.job import Job
 from pipeline.sweep.point_progress import PointProgress, ProgressReader
 from pipeline.sweep.progress import SweepProgress
 from pipeline.sweep.results import ABSENT, WIDTH
-from stages.contracts.text import format_duration, format_rounded
+from stages.contracts.text import format_duration, format_rounded, replace_unprintable
 from stages.renderers.choice import read_renderer_name
 from stages.runs.layout import RUNS_FOLDER
 
@@ -74,18 +74,18 @@ class LiveTable:
         try:
             return self._draw(width, height)
         except Exception as error:  # noqa: BLE001  no error of the table may end the sweep
-            return Text(f"no live table: {error!r}"[: width - 1])
+            return _printable(f"no live table: {error!r}"[: width - 1])
 
     def _draw(self, width: int, height: int) -> RenderableType:
         running = [job for job in self._jobs if job.copy_folder.exists()]
         found = self._reader.read((job.copy_folder for job in running), datetime.now(UTC))
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, width=width - 1)
         table.add_column("point", ratio=1, overflow="fold")
-        for title, least in (("epoch", 7), (self._reader.metric or "", 7), ("left", 10)):
+        for title, least in (("epoch", 7), (_printable(self._reader.metric or ""), 7), ("left", 10)):
             table.add_column(title, justify="right", no_wrap=True, min_width=least)
         shown = running[: max(1, height - FIXED_LINES)]
         for job in shown:
-            table.add_row(job.name, *format_cells(found.get(job.copy_folder)))
+            table.add_row(_printable(job.name), *format_cells(found.get(job.copy_folder)))
         hidden = f", {len(running) - len(shown)} not shown" if len(shown) < len(running) else ""
         return Group(table, Text(self._summarize(len(running), found.values()) + hidden))
 
@@ -98,6 +98,11 @@ class LiveTable:
         }
         parts = [f"{count} {state}" for state, count in counts.items() if count or state == "done"]
         return f"{progress.total} points: {', '.join(parts)}{progress.format_time_left(found)}"
+
+
+def _printable(text: str) -> Text:
+    """Return *text* for rich, which would otherwise read brackets in it as markup."""
+    return Text(replace_unprintable(text))
 
 
 def format_cells(point: PointProgress | None) -> tuple[str, str, str]:

@@ -29,6 +29,7 @@ from pipeline.git import run_git
 from pipeline.params_edit import apply
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, PointRequest
 from stages.contracts.file_lock import wait_for_lock
+from stages.contracts.printing import print_error
 from stages.runs.layout import RUNS_FOLDER
 
 STAGE_COMMANDS = ("python -m pipeline stage {name}", "learner stage {name}")
@@ -102,7 +103,7 @@ class _FirstPoint:
         """Run stage *name*, and release the lock if it is the training."""
         if name == TRAINING:
             self._end()
-        run_stage_of_dvc(name, os.getpid(), _warn)
+        run_stage_of_dvc(name, os.getpid(), print_error)
         sys.stdout.flush()
 
     def _end(self) -> None:
@@ -126,7 +127,3 @@ def _commit(repo: Repo, paths: Sequence[str], message: str, ref: str) -> None:
         run_git(Path(), "add", "--", *new.rstrip("\0").split("\0"))
     repo.scm.commit(message, no_verify=True)
     repo.scm.set_ref(ref, repo.scm.get_rev())
-
-
-def _warn(message: str) -> None:
-    sys.stderr.write(f"{message}\n")

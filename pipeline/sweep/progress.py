@@ -1,6 +1,5 @@
 """The progress of a sweep: the outcomes of its points, and the time that the others take."""
 
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from pipeline.sweep.job import Job
 from pipeline.sweep.point_progress import PointProgress
 from stages.contracts.errors import StageError
+from stages.contracts.printing import print_line
 from stages.contracts.text import format_duration
 
 
@@ -63,7 +63,5 @@ class SweepProgress:
         return f", about {format_duration((time.monotonic() - self.began) * left / trained)} left"
 
     def _print(self, name: str, outcome: str) -> None:
-        sys.stdout.write(
-            f"[{self.count_finished()}/{self.total}] {name}: {outcome}\n"
-        )  # above the live table, if any
-        sys.stdout.flush()
+        # above the live table, if any
+        print_line(f"[{self.count_finished()}/{self.total}] {name}: {outcome}")

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-import typer
-
 from pipeline.comparison.runs import select_metrics
 from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles
 from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze, remove_orphaned
@@ -36,6 +34,7 @@ from pipeline.sweep.stopping import (
 )
 from pipeline.yaml_files import read_definition, read_mapping
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
+from stages.contracts.printing import print_error, print_line, print_text
 from stages.runs.layout import SWEEP_FOLDER
 
 
@@ -100,7 +99,7 @@ def run_search(search: Search, options: SweepOptions) -> None:
         check_plan(plan_points(base, points))
         rungs = _search_rungs(base, points, search, options.stop) if options.stop else None
         while points:
-            typer.echo(
+            print_text(
                 f"trials {search.drawn - search.size + 1} to {search.drawn} of {search.options.trials}:"
             )
             ran = _run_batch(base, points, options, lock, rungs)
@@ -170,7 +169,7 @@ def _run_points(
 ) -> list[PointResult]:
     """Run the points of *planned* without an experiment, and return the result of each, in their order."""
     progress = SweepProgress(len(planned))
-    typer.echo(f"{_count(planned, 'point')}, {options.executor.width} at a time on {options.executor.name}")
+    print_text(f"{_count(planned, 'point')}, {options.executor.width} at a time on {options.executor.name}")
     for each in planned:
         if each.is_done:
             progress.add_done(each.name, "done before")
@@ -218,7 +217,7 @@ def _run_rungs(
     active: Collection[int] = range(len(points))
     for epochs in rungs.epochs:
         planned = plan_points(base, points, epochs)
-        typer.echo(f"up to epoch {epochs} of {total}:")
+        print_text(f"up to epoch {epochs} of {total}:")
         ran = _run_points(base, [planned[number] for number in active], options, lock)
         results |= zip(active, ran, strict=True)
         if epochs == total:
@@ -270,7 +269,7 @@ def print_plan(points: Sequence[Point], stop: str | None = None) -> None:
     check_plan(planned)
     for each in planned:
         state = "done" if each.is_done else "not valid" if each.mistake else "to run"
-        typer.echo(f"{each.name}: {state}")
+        print_line(f"{each.name}: {state}")
     if mistakes := [f"{each.name}: {each.mistake}" for each in planned if each.mistake]:
         count = f"{len(mistakes)} of {_count(planned, 'point')} cannot run:"
         raise ParamsError("\n".join([count, *mistakes]))
@@ -299,7 +298,7 @@ def _report_interruption(progress: SweepProgress) -> Iterator[None]:
         yield
     except BaseException as error:
         if not isinstance(error, StageError):  # usually a signal
-            typer.echo(
+            print_text(
                 f"{len(progress.done)} of {progress.total} points are done. "
                 "Run the same command again to resume"
             )
@@ -322,7 +321,7 @@ def _conclude(
                 shown = find_metric(compared, options.metric)
             except ParamsError as error:
                 mistake = str(error)
-        typer.echo(f"\n{result_table(compared, shown)}", file=options.output, nl=False)
+        print_text(f"\n{result_table(compared, shown)}", options.output, end="")
     lines = [mistake] if mistake else []
     if reasons := [f"{each.name}: {each.error}" for each in results if each.error]:
         lines += [f"{len(reasons)} of {_count(results, 'point')} failed", *reasons]
@@ -334,10 +333,9 @@ def _conclude(
 
 def _warn(base: FrozenProject) -> None:
     if files := find_untracked_code(base.root):
-        typer.echo(
+        print_error(
             f"git does not track {', '.join(files)}, so no point uses them. Run git add for each; "
-            "no commit is needed",
-            err=True,
+            "no commit is needed"
         )
 
 

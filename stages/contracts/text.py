@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 AGE_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 SURELY_EXACT = 16
 """Up to this length, 15 digits and a point, the shortest text of a float cannot end in a tie."""
+_LOGIN = re.compile(
+    r"([a-z][a-z0-9+.-]*)://([^\s\"'/?#:]*:(?!\d+[/?#])[^\s\"']*|[^\s\"'/?#]*)@", re.IGNORECASE
+)
+"""Matches the scheme and the login of a URL; the password may have characters that should be escaped."""
+_SECRET_ARGUMENT = re.compile(r"([?&](?:password|token|access_token|sig|secret)=)[^&\s\"']+", re.IGNORECASE)
 
 
 def number(value: float) -> str:
@@ -97,9 +103,30 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def replace_unprintable(text: str) -> str:
-    """Return *text* with control characters and line breaks replaced."""
-    return "".join(each if each.isprintable() else "�" for each in text)
+def replace_unprintable(text: str, *, keep: str = "") -> str:
+    """Return *text* with control characters, line breaks and invisible characters replaced, except *keep*."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else "�" for each in text)
+
+
+def hide_passwords(text: str) -> str:
+    """Return *text* with ``***`` in place of each password in a URL.
+
+    ``https://user:secret@host`` becomes ``https://user:***@host``. A user name alone is a token in
+    ``https://token@host``, but not in ``ssh://git@host``. Arguments such as ``?password=`` are hidden too.
+    """
+    if "://" not in text:
+        return text
+    return _SECRET_ARGUMENT.sub(r"\1***", _LOGIN.sub(_hide_login, text))
+
+
+def _hide_login(match: re.Match[str]) -> str:
+    scheme, login = match.groups()
+    user, has_password, _ = login.partition(":")
+    if has_password:
+        return f"{scheme}://{user}:***@"
+    return f"{scheme}://{'***' if scheme.lower().startswith('http') else user}@"
 
 
 def _round_tie_up(value: float, text: str) -> str:

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -16,6 +15,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Progress, Renderer
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import ClassificationOutput
+from stages.contracts.printing import print_text
 from stages.devices.compilation import compile_in_place, unwrap_compiled
 from stages.devices.compute_settings import ComputeSettings, apply_compute_settings
 from stages.devices.rng import seed_generators
@@ -153,7 +153,7 @@ class Evaluator:
             self._renderer.close()
             logger.close()
         if self.summary:
-            sys.stdout.write(summary_text(History(), self._model, tests={tag: self.tests[tag]}) + "\n")
+            print_text(summary_text(History(), self._model, tests={tag: self.tests[tag]}))
         return self.tests[tag]
 
     def _measure(self, loader: Loader, meter: Meter, progress: Progress) -> None:

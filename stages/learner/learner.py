@@ -1,7 +1,6 @@
 """The learner that a builder returns."""
 
 import logging
-import sys
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -9,6 +8,7 @@ from torch import nn
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import History
+from stages.contracts.printing import print_text
 from stages.devices.compute_settings import apply_compute_settings
 from stages.devices.memory import report_device_errors
 from stages.learner.assembly import Components
@@ -97,7 +97,7 @@ class Learner:
         if self._options.summary and is_main:
             state = self._state.model
             training = training_lines(model, state.optimizer, state.scheduler, self._options.averaging)
-            sys.stdout.write(summary_text(self.history, model, training=training) + "\n")
+            print_text(summary_text(self.history, model, training=training))
         return model
 
     def compute_settings(self) -> AbstractContextManager[None]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stages.contracts.history import History, Split
-from stages.contracts.text import format_fixed, scientific, to_json
+from stages.contracts.text import format_fixed, replace_unprintable, scientific, to_json
 from stages.metrics.telemetry import LearningRateMetric
 
 Tests = Mapping[str, Mapping[str, float]]
@@ -123,16 +123,17 @@ def _row(split: str, metric: str, series: Mapping[int, float]) -> SummaryRow:
 
 def _table(rows: list[SummaryRow]) -> list[str]:
     """Return the lines of the table: two columns as wide as their content, then cells of nine characters."""
-    split = max(len(text) for text in ["Split", *(row.split for row in rows)])
-    metric = max(len(text) for text in ["Metric", *(row.metric for row in rows)])
+    names = [(replace_unprintable(row.split), replace_unprintable(row.metric)) for row in rows]
+    split = max(len(text) for text in ["Split", *(name for name, _ in names)])
+    metric = max(len(text) for text in ["Metric", *(name for _, name in names)])
     lines = [
         f"| {'Split':<{split}} | {'Metric':<{metric}} | Min.     | Epoch    | Max.     | Epoch    |",
         f"|{'-' * (split + 2)}|{'-' * (metric + 2)}|----------|----------|----------|----------|",
     ]
-    for row in rows:
+    for row, (split_name, metric_name) in zip(rows, names, strict=True):
         cells = (_value(row.min), _epoch(row.min_epoch), _value(row.max), _epoch(row.max_epoch))
         filled = "".join(f" {cell:<9}|" for cell in cells)
-        lines.append(f"| {row.split:<{split}} | {row.metric:<{metric}} |{filled}")
+        lines.append(f"| {split_name:<{split}} | {metric_name:<{metric}} |{filled}")
     return lines
 
 

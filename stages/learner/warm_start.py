@@ -3,7 +3,6 @@
 State that belongs to the other run alone is not restored: its identity, and its position within an epoch.
 """
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from stages.checkpoints.file_names import CHECKPOINT_FOLDER, files_of
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.files import copy_file, write_text
 from stages.contracts.history import History, Split
+from stages.contracts.printing import print_line
 from stages.contracts.text import to_json
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import history_tree
@@ -155,7 +155,7 @@ class Origin:
         *start*. Raises `CheckpointError` if it does not exist, or is of another model or optimizer.
         """
         found = fit_checkpoint(start, self._restore(epoch, name), name)
-        sys.stdout.write(f"starting after {name}\n")
+        print_line(f"starting after {name}")
         return found
 
     def read_weights(self, start: Start, epoch: int | None, name: str) -> Checkpoint:
@@ -165,9 +165,7 @@ class Origin:
         those of `read_checkpoint`.
         """
         found = fit_weights(start, self._restore(epoch, name), name)
-        sys.stdout.write(
-            f"starting after {name} with its weights; optimizer and schedule start from the beginning\n"
-        )
+        print_line(f"starting after {name} with its weights; optimizer and schedule start from the beginning")
         return found
 
     def read_record(
@@ -184,7 +182,7 @@ class Origin:
         state.epoch = past.count
         history = history_tree(past.history)
         trainer = {"identity": None, "history": history, **_empty_window(), "seed": past.seed}
-        sys.stdout.write(f"starting from {model_file}: {outcome}\n")
+        print_line(f"starting from {model_file}: {outcome}")
         return state.checkpoint(trainer), report
 
     def _restore(self, epoch: int | None, name: str) -> Checkpoint:

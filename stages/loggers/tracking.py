@@ -20,7 +20,7 @@ from stages.contracts import plugins
 from stages.contracts.events import Progress
 from stages.contracts.files import write_text
 from stages.contracts.history import History, Split
-from stages.contracts.text import to_json
+from stages.contracts.text import hide_passwords, to_json
 from stages.loggers.line_file import LineFile
 
 EVENTS_FILE = "events.jsonl"
@@ -28,6 +28,8 @@ SENT_FILE = "sent.json"
 """The number of bytes of the events that the tracker has received."""
 OUTPUT_FILE = "tracker.log"
 """The output of the tracker's process, with its error if it failed."""
+ARGUMENTS_VARIABLE = "LEARNER_TRACKER_ARGUMENTS"
+"""Environment variable with the arguments of the tracker, because other users can read a command line."""
 POLL_SECONDS = 0.2
 MAX_EVENTS = 256
 """The most events in one call of a tracker."""
@@ -112,7 +114,7 @@ class TrackerProcess:
         self._file = LineFile(self.directory / EVENTS_FILE, "a", flush_seconds=0.0)
         self._file.write("\n")  # ends a line that a killed process began
         self._write({"run": asdict(self._run)})
-        command = [sys.executable, "-m", __name__, self._kind, str(self.directory), to_json(self._arguments)]
+        command = [sys.executable, "-m", __name__, self._kind, str(self.directory)]
         search_path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
         with (self.directory / OUTPUT_FILE).open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter
@@ -121,7 +123,7 @@ class TrackerProcess:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C is for the run, which then ends the tracker
-                env=os.environ | {"PYTHONPATH": search_path},
+                env=os.environ | {"PYTHONPATH": search_path, ARGUMENTS_VARIABLE: to_json(self._arguments)},
             )
 
     def log(self, split: Split, epoch: int, name: str, value: float) -> None:
@@ -173,7 +175,7 @@ class TrackerProcess:
 
     def _write(self, event: Mapping[str, Any]) -> None:
         if self._file:
-            self._file.write(json.dumps(event) + "\n")
+            self._file.write(hide_passwords(json.dumps(event)) + "\n")
 
 
 def summarize(history: History) -> dict[str, Any]:
@@ -246,10 +248,11 @@ def _read_sent(directory: Path) -> int:
     return 0
 
 
-def main(kind: str, directory: str, arguments: str) -> None:
+def main(kind: str, directory: str) -> None:
     """Build the tracker *kind*, and pass it the events in *directory*."""
     maker = plugins.find("logger", kind, {})
-    tracker = plugins.build("logger", kind, maker, {"directory": Path(directory), **json.loads(arguments)})
+    arguments = json.loads(os.environ[ARGUMENTS_VARIABLE])
+    tracker = plugins.build("logger", kind, maker, {"directory": Path(directory), **arguments})
     deliver(tracker, Path(directory), sys.stdin.buffer)
 
 

@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.segment import Segment, SegmentLines
 from rich.text import Text
 
+from stages.contracts.text import replace_unprintable
 from stages.renderers.panes import (
     draw_controls,
     draw_legend,
@@ -57,6 +58,7 @@ class FrameBuilder:
         lines = self._console.render_lines(_build_layout(scene, size), options)
         if scene.selection.is_quitting:
             lines = _overlay(lines, self._build_quit_dialog(size), size)
+        lines = [[each._replace(text=replace_unprintable(each.text)) for each in line] for line in lines]
         with self._console.capture() as capture:
             self._console.print(SegmentLines(lines, new_lines=True), crop=False, end="")
         return capture.get().split("\n")[:height]

@@ -5,7 +5,6 @@ import contextlib
 import math
 import os
 import signal
-import sys
 import time
 from collections import defaultdict
 
@@ -14,6 +13,7 @@ from rich.text import Text
 from stages.contracts.errors import KilledError
 from stages.contracts.events import Progress
 from stages.contracts.history import History, Split, Value
+from stages.contracts.printing import print_line
 from stages.renderers.chart import MAX_POINTS, Curve, Point, draw_chart, reduce_points
 from stages.renderers.frame import FrameBuilder, compute_plot_size
 from stages.renderers.plain import format_epoch
@@ -105,8 +105,8 @@ class LiveRenderer:
 
     def _print_lines(self) -> None:
         with contextlib.suppress(OSError):  # the terminal was closed
-            sys.stdout.writelines(f"{line}\n" for line in self._lines)
-            sys.stdout.flush()
+            for line in self._lines:
+                print_line(line)
         self._lines.clear()
 
     def _handle_key(self, key: Key, progress: Progress) -> None:

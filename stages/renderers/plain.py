@@ -2,12 +2,12 @@
 
 import logging
 import math
-import sys
 import time
 from collections.abc import Mapping
 
 from stages.contracts.events import Progress, Shown
 from stages.contracts.history import History, Split
+from stages.contracts.printing import print_line
 from stages.contracts.text import format_rounded
 
 UNKNOWN = "?"
@@ -33,8 +33,7 @@ class PlainRenderer:
 
     def write(self, line: str) -> None:
         """Print *line* and flush standard output."""
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+        print_line(line)
 
     def start(self, progress: Progress) -> None:  # noqa: ARG002  required by the protocol
         """Start the first interval."""

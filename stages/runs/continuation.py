@@ -3,7 +3,6 @@
 import logging
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from stages.checkpoints.file_names import (
     parse_name,
 )
 from stages.contracts.files import copy_file, md5, sync_directory
+from stages.contracts.printing import print_line, print_text
 from stages.runs.manifest import LogLedger, files_below
 from stages.runs.store import RunStore
 from stages.runs.verification import find_damage
@@ -55,8 +55,8 @@ class Continuation:
                 self.repair(problems)
             store.reopen()
         elif done and done["num_epochs"] == num_epochs and md5(store.path / "metrics.json") != recorded:
-            sys.stdout.write(f"run {store.key} is already finished: publishing its results\n")
-            sys.stdout.write(_describe_devices(store, done.get("devices", devices), devices))
+            print_line(f"run {store.key} is already finished: publishing its results")
+            print_text(_describe_devices(store, done.get("devices", devices), devices), end="")
             return
         elif done or min(self._list_saved(), default=0) > num_epochs:
             store.restart()
@@ -84,7 +84,7 @@ class Continuation:
         else:
             self._start_over()
         start = f"after epoch {before[-1]}" if before else "from the start"
-        sys.stdout.write(f"run {store.key} has {len(problems)} damaged files: it is trained again {start}\n")
+        print_line(f"run {store.key} has {len(problems)} damaged files: it is trained again {start}")
 
     def _check_logs(self) -> None:
         """Repair an unfinished run if logs of its finished epochs are damaged."""

@@ -174,7 +174,7 @@ def test_control_characters_and_markup_in_names_are_escaped():
     assert "\x1b" not in text + markdown
     assert len(markdown.splitlines()) == 4
     assert "<img" not in markdown.replace("\\<", "")
-    assert HOSTILE_NAME in csv_table(comparison).replace('""', '"')
+    assert len(csv_table(comparison).splitlines()) == 3
 
 
 def test_page_contains_hostile_names_only_as_data():
