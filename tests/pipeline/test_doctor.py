@@ -9,32 +9,25 @@ import socket
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.doctor import environment
+from pipeline.doctor.dependencies import check_project, check_untracked_files
 from pipeline.doctor.diagnostics import Level, drop_duplicates, ok, run_checks
-from pipeline.doctor.environment import check_free_space, check_prefect, check_requirement
+from pipeline.doctor.environment import (
+    check_devices,
+    check_free_space,
+    check_prefect,
+    check_remotes,
+    check_requirement,
+)
 from pipeline.doctor.stale_files import check_experiments, check_locks
 from stages.contracts.errors import ParamsError
-
-
-def diagnose(project, *arguments, **environment):
-    """Return messages and remedies of `learner doctor` by subject and level, and its exit code."""
-    done = project.learner("doctor", "--timeout", "300", "--json", *arguments, **environment)
-    assert done.out, done.err
-    found = {}
-    for each in json.loads(done.out):
-        found.setdefault((each["about"], each["level"]), []).append((each["what"], each["cure"]))
-    return found, done.code
-
-
-def text_of(found, subject, level):
-    """Return all messages and remedies about *subject* as one text."""
-    return "\n".join(f"{message}: {remedy}" for message, remedy in found.get((subject, level), []))
 
 
 @pytest.fixture
@@ -46,20 +39,24 @@ def silent_port():
         yield listening.getsockname()[1]
 
 
-def test_healthy_project_has_no_problem_and_exit_code_0(finished, tmp_path, server):
+def test_repaired_project_has_no_problem_and_exit_code_0(finished, tmp_path):
     (tmp_path / "store").mkdir()
-    finished.ok("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
+    finished.dvc("remote", "add", "-d", "store", str(tmp_path / "store")).ok()
+    lock = finished.folder / ".dvc/tmp/rwlock"
+    lock.write_text("")
 
-    done = finished.learner("doctor", "--timeout", "300", PREFECT_API_URL=server)
+    done = finished.learner("doctor", "--timeout", "600", "--fix")
 
-    assert done.code == 0, done.text
-    levels = {line.split()[1]: line.split()[0] for line in done.out.splitlines() if line[0] != " "}
+    assert (done.code, done.err) == (0, ""), done.text
+    fixed, *lines = done.out.splitlines()
+    assert fixed == f"fixed: {lock} is truncated, as by a kill or a full disk, and every DVC command fails"
+    levels = {line.split()[1]: line.split()[0] for line in lines if line[0] != " "}
     subjects = (
         "packages extras patches params devices portable disk prefect remote untracked git locks "
         "experiments runs"
     )
     assert levels == dict.fromkeys(subjects.split(), "ok")
-    assert re.search(r"prefect  +http://127.0.0.1:\d+/api answers; its version is 3\.", done.out)
+    assert "no API is configured: runs are not recorded in Prefect" in done.out
     assert re.search(r"a checkpoint takes [\d.]+ MB: training with 3 and one more", done.out)
     assert re.search(r"patches +replaced private names: \d+, all as expected", done.out)
     assert "devices      " in done.out
@@ -68,59 +65,80 @@ def test_healthy_project_has_no_problem_and_exit_code_0(finished, tmp_path, serv
     assert "1 finished" in done.out
 
 
-def test_each_problem_has_a_remedy_and_the_exit_code_is_1(finished, tmp_path, silent_port):
-    pytest.importorskip("dvc_s3", reason="S3 needs the extra s3")
-    (finished.folder / "nets.py").write_text("from stages.models import Mlp as Net\n")
-    (finished.folder / "mine.npz").touch()
-    (finished.folder / "notes").touch()
-    with (finished.folder / ".git/info/exclude").open("a") as ignored:
+def test_each_problem_has_a_remedy(finished, monkeypatch, tmp_path):
+    monkeypatch.chdir(finished.folder)
+    Path("nets.py").write_text("from stages.models import Mlp as Net\n")
+    Path("mine.npz").touch()
+    Path("notes").touch()
+    with Path(".git/info/exclude").open("a") as ignored:
         ignored.write("mine.npz\n")
     finished.edit("params.yaml", "kind: cnn\n    dropout: 0.5", 'kind: "nets:Net"')
     finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: mine.npz")
     finished.edit("params.yaml", "device: auto", "device: cuda:77")
-    finished.ok("dvc", "remote", "add", "far", "s3://bucket/store")
-    finished.ok("dvc", "remote", "modify", "far", "endpointurl", f"http://127.0.0.1:{silent_port}")
-    finished.ok("dvc", "remote", "add", "disk", str(tmp_path / "unmounted/store"))
-    access = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "NO_PROXY": "127.0.0.1"}
+    finished.dvc("remote", "add", "disk", str(tmp_path / "unmounted/store")).ok()
 
-    url = f"http://127.0.0.1:{silent_port}/api"
-    found, code = diagnose(finished, "--timeout", "20", PREFECT_API_URL=url, **access)
+    checks = (check_project, check_untracked_files, check_devices, check_remotes)
+    found = [each for check in checks for each in check()]
 
-    assert code == 1
-    assert "add to deps of fit in dvc.yaml:\n      - nets.py" in text_of(found, "deps", "problem")
-    assert "fit.device is cuda:77; available: " in text_of(found, "devices", "problem")
-    untracked = text_of(found, "untracked", "problem")
-    assert "a stage uses nets.py, which neither git nor DVC tracks" in untracked
-    assert "git add mine.npz; or, for data, dvc add mine.npz" in untracked
-    assert "`dvc exp run --temp` does not copy them: notes:" in text_of(found, "untracked", "warning")
-    assert "did not answer within 20 seconds" in text_of(found, "remote far", "problem")
-    assert f"is missing: only {tmp_path} exists" in text_of(found, "remote disk", "warning")
-    assert "none of far, disk is the default: dvc remote default far" in text_of(found, "remotes", "warning")
-    assert "/api: timed out" in text_of(found, "prefect", "problem")
+    problems, warnings = (
+        "\n".join(f"{each.subject}: {each.message}: {each.remedy}" for each in found if each.level is level)
+        for level in (Level.PROBLEM, Level.WARNING)
+    )
+    assert re.search("deps: .*add to deps of fit in dvc.yaml:\n      - nets.py", problems)
+    assert "devices: params.yaml: fit.device is cuda:77; available: " in problems
+    assert "untracked: a stage uses nets.py, which neither git nor DVC tracks" in problems
+    assert "git add mine.npz; or, for data, dvc add mine.npz" in problems
+    assert re.search("untracked: .*`dvc exp run --temp` does not copy them: notes:", warnings)
+    assert re.search(f"remote disk: .* is missing: only {tmp_path} exists", warnings)
+    assert "remotes: none of disk is the default: dvc remote default disk" in warnings
 
 
-@pytest.mark.long
-def test_truncated_lock_and_lockfile_are_repaired(finished):
+def test_remote_that_does_not_answer_is_a_problem(project, monkeypatch, silent_port):
+    pytest.importorskip("dvc_s3", reason="S3 needs the extra s3")
+    project.dvc("remote", "add", "-d", "far", "s3://bucket/store").ok()
+    project.dvc("remote", "modify", "far", "endpointurl", f"http://127.0.0.1:{silent_port}").ok()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.chdir(project.folder)
+
+    (found,) = check_remotes(timeout_seconds=2)
+
+    assert (found.subject, found.level) == ("remote far", Level.PROBLEM)
+    assert found.message == "s3://bucket/store did not answer within 2 seconds"
+
+
+def test_prefect_api_that_does_not_answer_is_a_problem(monkeypatch, silent_port):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{silent_port}/api")
+
+    (found,) = check_prefect(timeout_seconds=0.5)
+
+    assert found.level is Level.PROBLEM
+    assert "/api: timed out" in found.message
+    assert "Run `prefect server start`" in found.remedy
+
+
+def test_truncated_lock_and_lockfile_are_repaired(finished, monkeypatch):
     """DVC writes its lock list in place. A kill can leave it empty, and then every DVC command fails."""
+    monkeypatch.chdir(finished.folder)
     lock, record = finished.folder / ".dvc/tmp/rwlock", finished.folder / "dvc.lock"
-    lock.write_text("")
-    assert "structure is corrupted" in finished.run("dvc", "repro", "-f").text
     recorded = record.read_bytes()
+    lock.write_text("")
+    assert "structure is corrupted" in finished.dvc("repro", "-f").text
     record.write_text("")
 
-    reported = finished.learner("doctor", "--timeout", "300")
-    fixed = finished.learner("doctor", "--timeout", "300", "--fix")
+    found = list(check_locks())
+    for each in found:
+        each.fix()
 
-    assert reported.code == 1
-    assert re.search(r"problem  locks +\S+rwlock is truncated.*\n.*rm \S+rwlock", reported.out)
-    assert re.search(
-        r"problem  locks +dvc.lock is truncated.*\n.*--fix` restores it from .runs/dvc.lock", reported.out
-    )
-    assert fixed.code == 0, fixed.out
-    assert fixed.out.startswith("fixed: ")
-    assert "ok       locks" in fixed.out
+    assert [each.level for each in found] == [Level.PROBLEM, Level.PROBLEM]
+    assert re.search(r"rwlock is truncated, .*: rm \S+rwlock", f"{found[0].message}: {found[0].remedy}")
+    assert "dvc.lock is truncated" in found[1].message
+    assert "--fix` restores it from .runs/dvc.lock" in found[1].remedy
     assert not lock.exists()
     assert record.read_bytes() == recorded
+    assert [each.message for each in check_locks()] == ["no lock is held"]
 
 
 def test_only_entries_of_ended_processes_are_removed_from_a_lock(finished, monkeypatch):
@@ -170,26 +188,19 @@ def test_lock_that_dvc_is_writing_is_kept(finished, monkeypatch):
     assert "a DVC process is writing" in found.message
 
 
-def test_killed_experiment_is_removed_and_a_running_one_is_not(finished, monkeypatch):
+def test_killed_experiment_is_removed_and_a_running_one_is_not(finished, monkeypatch, tmp_path):
     monkeypatch.chdir(finished.folder)
-    command = ["dvc", "exp", "run", "--temp", "-n", "killed", "-S", "fit.num_epochs=500", "-f"]
-    running = subprocess.Popen(
-        command,
-        cwd=finished.folder,
-        env=finished.environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    log = tmp_path / "log"
+    command = ("exp", "run", "--temp", "-n", "killed", "-S", "fit.num_epochs=500", "-f")
+    running = finished.start_fork("dvc", *command, log=log)
     try:
-        assert any("Running stage" in line for line in running.stdout)
+        wait_until(lambda: "Running stage" in log.read_text(), log.read_text, running)
         (running_experiment,) = [each for each in check_experiments() if each.message.startswith("killed")]
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait()
-        running.stdout.close()
     standalone = Path(".dvc/tmp/exps/standalone")
-    assert "killed" in finished.ok("dvc", "exp", "show", "--json")
+    assert "killed" in finished.dvc("exp", "show", "--json").ok()
 
     def find_removable():  # true when the stage has detected that its DVC has ended
         return next(
@@ -202,10 +213,9 @@ def test_killed_experiment_is_removed_and_a_running_one_is_not(finished, monkeyp
     assert stale.level is Level.WARNING
     assert "killed is shown as running, but its process, pid" in stale.message
     assert f"rm -r {standalone.resolve()}/run/" in stale.remedy
-    fixed = finished.learner("doctor", "--timeout", "300", "--fix")
-    assert (fixed.code, fixed.out.startswith("fixed: killed is shown")) == (0, True), fixed.text
+    stale.fix()
     assert not list(standalone.glob("tmp*"))
-    assert "killed" not in finished.ok("dvc", "exp", "show", "--json")
+    assert "killed" not in finished.dvc("exp", "show", "--json").ok()
 
 
 def test_killed_worker_of_the_queue_is_reported_with_commands_that_remove_its_task(finished, monkeypatch):
@@ -225,19 +235,15 @@ def test_killed_worker_of_the_queue_is_reported_with_commands_that_remove_its_ta
         assert found_state == (stale if (pid, code) == (ended.pid, None) else (Level.OK, "")), (pid, code)
 
 
-def test_each_cause_is_reported_once_outside_a_project(tmp_path, project):
-    elsewhere = type(project)(tmp_path, project.environment["PREFECT_HOME"])
-    elsewhere.environment |= {
-        "PYTHONPATH": str(project.folder),
-        "GIT_CEILING_DIRECTORIES": str(tmp_path.parent),
-    }
+def test_each_cause_is_reported_once_outside_a_project(tmp_path, open_project):
+    done = open_project(tmp_path).call(
+        "doctor", "--timeout", "600", "--json", GIT_CEILING_DIRECTORIES=str(tmp_path.parent)
+    )
 
-    found, code = diagnose(elsewhere)
-
-    assert code == 1
-    problems = [what for (_, level), each in found.items() if level == Level.PROBLEM for what, _ in each]
-    assert sum("params.yaml cannot be read" in each for each in problems) == 1
-    assert any("this folder is not a DVC project" in each for each in problems)
+    assert done.code == 1
+    problems = [each for each in json.loads(done.out) if each["level"] == Level.PROBLEM]
+    assert sum("params.yaml cannot be read" in each["what"] for each in problems) == 1
+    assert any("this folder is not a DVC project" in each["what"] for each in problems)
 
 
 @pytest.mark.parametrize(("free", "level"), [(98, "ok"), (97, "warning"), (40, "warning"), (39, "problem")])
@@ -262,33 +268,46 @@ def test_unmet_requirement_is_reported_with_the_command_that_installs_it(need, e
 
 
 @pytest.mark.parametrize(
-    ("status", "level", "message"),
+    ("status", "server", "level", "message"),
     [
-        (200, "warning", "its version is 2.20.1, that of the client 3"),
-        (401, "problem", "denies access: HTTP 401"),
-        (404, "problem", "answers HTTP 404"),
+        (200, version("prefect"), "ok", f"/api answers; its version is {version('prefect')}"),
+        (200, "2.20.1", "warning", "its version is 2.20.1, that of the client 3"),
+        (401, "", "problem", "denies access: HTTP 401"),
+        (404, "", "problem", "answers HTTP 404"),
     ],
 )
-def test_prefect_api_of_another_version_or_without_access_is_reported(monkeypatch, status, level, message):
+def test_answer_of_the_prefect_api_is_reported(monkeypatch, status, server, level, message):
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(status if self.path == "/api/admin/version" else 500)
             self.end_headers()
-            self.wfile.write(b'"2.20.1"')
+            self.wfile.write(json.dumps(server).encode())
 
         def log_message(self, *arguments):
             pass
 
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{listening.server_port}/api")
 
-        (found,) = check_prefect()
-        server.shutdown()
+        (found,) = check_prefect(LIMIT_SECONDS)
+        listening.shutdown()
 
     assert found.level == level
     assert message in found.message
+
+
+@pytest.mark.long
+def test_prefect_server_is_reported_with_its_version(monkeypatch, server):
+    monkeypatch.setenv("PREFECT_API_URL", server)
+
+    (found,) = check_prefect(LIMIT_SECONDS)
+
+    assert (found.level, found.message) == (
+        Level.OK,
+        f"{server} answers; its version is {version('prefect')}",
+    )
 
 
 def test_failing_or_hanging_check_does_not_hide_other_results():
@@ -298,19 +317,26 @@ def test_failing_or_hanging_check_does_not_hide_other_results():
     def raise_unexpected_error():
         raise RuntimeError("unforeseen")
 
+    hanging = threading.Event()
     checks = {
         "a": raise_params_error,
         "b": raise_unexpected_error,
-        "c": threading.Event().wait,
+        "c": hanging.wait,
         "d": lambda: [ok("d", "fine")],
     }
 
-    found = drop_duplicates(run_checks(checks, 2.0))
+    def run_until_others_have_answered():
+        found = drop_duplicates(run_checks(checks, 0.5))
+        timed_out = [each.subject for each in found if each.message.startswith("no answer")]
+        return found if timed_out == ["c"] else None
+
+    found = wait_until(run_until_others_have_answered)
+    hanging.set()
 
     assert [(each.subject, each.level, each.message) for each in found] == [
         ("a", Level.PROBLEM, "a mistake"),
         ("b", Level.WARNING, "check failed: RuntimeError: unforeseen"),
-        ("c", Level.WARNING, "no answer within 2 seconds"),
+        ("c", Level.WARNING, "no answer within 0.5 seconds"),
         ("d", Level.OK, "fine"),
     ]
 

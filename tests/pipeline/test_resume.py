@@ -34,18 +34,18 @@ def output_hashes(lock):
 def test_resumed_run_equals_uninterrupted_run_in_the_workspace_and_in_a_copy(finished, tmp_path):
     other = finished.copied_to(tmp_path / "other")
     other.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
-    assert other.learner("run").code == 0
+    other.call("run").ok()
     uninterrupted = other.files(*EQUAL_OUTPUTS)
 
-    text = finished.learner("resume", "HEAD", "--epoch", "2", "-S", "fit.num_epochs=3").out
+    text = finished.call("resume", "HEAD", "--epoch", "2", "-S", "fit.num_epochs=3").out
 
     assert " after epoch 2" in text
     assert finished.files(*EQUAL_OUTPUTS) == uninterrupted
     assert not list((finished.folder / ".runs").glob(".resume-*"))
 
     other.ok("git", "checkout", "params.yaml", "dvc.lock")
-    assert other.learner("resume", "HEAD", "--epoch", "2", "-S", "fit.num_epochs=3", "--no-run").code == 0
-    text = other.ok("dvc", "exp", "run", "--temp", "-n", "apart")
+    other.call("resume", "HEAD", "--epoch", "2", "-S", "fit.num_epochs=3", "--no-run").ok()
+    text = other.dvc("exp", "run", "--temp", "-n", "apart").ok()
 
     assert " after epoch 2" in text
     (ref,) = other.ok("git", "for-each-ref", "--format=%(refname)", "refs/exps/**/apart").split()
@@ -57,12 +57,12 @@ def test_resumed_run_equals_uninterrupted_run_in_the_workspace_and_in_a_copy(fin
 def test_resume_writes_the_full_sha_of_any_name_and_keeps_comments(two_epochs):
     sha = resolve_commit(two_epochs, "HEAD")
     two_epochs.ok("git", "tag", "good")
-    two_epochs.ok("dvc", "exp", "save", "-n", "kept")
+    two_epochs.dvc("exp", "save", "-n", "kept").ok()
     (kept,) = two_epochs.ok("git", "for-each-ref", "--format=%(objectname)", "refs/exps/**/kept").split()
     before = (two_epochs.folder / "params.yaml").read_text()
 
     for name, expected in {"kept": kept, "good": sha, sha[:8]: sha, "HEAD~0": sha}.items():
-        done = two_epochs.learner("resume", name, "--epoch", "1", "--no-run", "-S", "fit.num_epochs=9")
+        done = two_epochs.call("resume", name, "--epoch", "1", "--no-run", "-S", "fit.num_epochs=9")
 
         assert done.out == f"params.yaml: build_learner.checkpoint is epoch 1 of {expected}\n", done.text
     added = f"  checkpoint:\n    rev: {sha}\n    epoch: 1\n"
@@ -73,11 +73,6 @@ def test_resume_writes_the_full_sha_of_any_name_and_keeps_comments(two_epochs):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (
-            ["nowhere", "--epoch", "1"],
-            2,
-            "'nowhere': not an experiment, tag, branch or commit of this repository",
-        ),
         (["HEAD", "--epoch", "7"], 1, "has no checkpoint of epoch 7; found 1, 2"),
         (["HEAD~1", "--epoch", "1"], 1, "has no checkpoint of epoch 1; found none"),
         (["HEAD", "--epoch", "2"], 2, "which includes the epochs before the checkpoint, is 2"),
@@ -89,20 +84,28 @@ def test_resume_writes_the_full_sha_of_any_name_and_keeps_comments(two_epochs):
 def test_failed_resume_does_not_change_the_params(two_epochs, arguments, code, message):
     before = (two_epochs.folder / "params.yaml").read_bytes()
 
-    done = two_epochs.learner("resume", *arguments)
+    done = two_epochs.call("resume", *arguments)
 
-    assert (done.code, "Traceback" in done.err) == (code, False)
+    assert (done.code, done.out, "Traceback" in done.err) == (code, "", False)
     assert message in done.err
     assert (two_epochs.folder / "params.yaml").read_bytes() == before
 
 
-@pytest.mark.long
+def test_unknown_revision_is_an_error_with_exit_code_2(two_epochs):
+    done = two_epochs.learner("resume", "nowhere", "--epoch", "1")
+
+    assert (done.code, done.out) == (2, "")
+    message = "error: unknown Git revision 'nowhere': not an experiment, tag, branch or commit of this repository"
+    assert done.err.startswith(message)
+    assert done.err.count("\n") == 1
+
+
 def test_params_are_restored_if_build_learner_refuses_the_checkpoint(finished):
     """Only build-learner detects that the weights do not fit a model of another size."""
     model = ("-S", "build_learner.model.kind=mlp", "-S", "+build_learner.model.hidden_sizes=[3]")
     before = (finished.folder / "params.yaml").read_bytes()
 
-    done = finished.learner("resume", "HEAD", "--epoch", "1", *model)
+    done = finished.call("resume", "HEAD", "--epoch", "1", *model)
 
     assert (done.code, "Traceback" in done.err) == (1, False), done.text
     assert "build_learner.checkpoint is epoch 1" in done.out
@@ -111,16 +114,16 @@ def test_params_are_restored_if_build_learner_refuses_the_checkpoint(finished):
 
 def test_checkpoint_missing_from_the_cache_is_fetched_from_a_remote_or_is_an_error(finished, tmp_path):
     finished.ok("git", "tag", "before")
-    finished.ok("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
-    finished.ok("dvc", "push", "-q")
+    finished.dvc("remote", "add", "-d", "store", str(tmp_path / "store")).ok()
+    finished.dvc("push", "-q").ok()
     shutil.rmtree(finished.folder / ".dvc/cache/files")
 
     arguments = ("resume", "before", "--epoch", "1", "-S", "fit.num_epochs=3", "--no-run")
-    assert finished.learner(*arguments).code == 0
-    assert "starting after epoch 1" in finished.learner("stage", "build-learner").out
+    assert finished.call(*arguments).code == 0
+    assert "starting after epoch 1" in finished.call("stage", "build-learner").out
 
-    finished.ok("dvc", "remote", "remove", "store")
-    done = finished.learner(*arguments)
+    finished.dvc("remote", "remove", "store").ok()
+    done = finished.call(*arguments)
 
     assert done.code == 1
     assert "is not complete here" in done.err
@@ -136,7 +139,7 @@ def test_rev_in_params_must_be_a_full_sha_with_an_epoch(two_epochs):
     }.items():
         two_epochs.edit("params.yaml", "build_learner:\n", f"build_learner:\n  checkpoint: {checkpoint}\n")
 
-        done = two_epochs.learner("check")
+        done = two_epochs.call("check")
 
         assert (done.code, message in done.err) == (2, True), done.err
         (two_epochs.folder / "params.yaml").write_text(kept)
@@ -147,13 +150,13 @@ def test_checkpoint_path_must_be_a_dependency_and_not_an_output(finished):
     checkpoint = "build_learner:\n  checkpoint: {path: old, epoch: 1}\n"
     finished.edit("params.yaml", "build_learner:\n", checkpoint)
 
-    assert finished.learner("check").out == (
+    assert finished.call("check").out == (
         "dvc.yaml: an edit of old would not rerun build-learner; add to its deps:\n      - old\n"
     )
 
     finished.edit("dvc.yaml", "      - ${paths.dataset}\n", "      - ${paths.dataset}\n      - old\n")
-    assert finished.learner("check").code == 0
-    assert "starting after epoch 1 of old" in finished.learner("stage", "build-learner").out
+    assert finished.call("check").code == 0
+    assert "starting after epoch 1 of old" in finished.call("stage", "build-learner").out
 
     finished.edit("params.yaml", "path: old", "path: artifacts/checkpoint")
-    assert "an output of this pipeline, which DVC removes" in finished.learner("stage", "build-learner").err
+    assert "an output of this pipeline, which DVC removes" in finished.call("stage", "build-learner").err
