@@ -17,7 +17,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
-from report import SkippedError, table  # noqa: E402  found by the line above
+sys.path.append(str(HERE.parent / "shared"))
+from report import SkippedError, table  # noqa: E402  found by the lines above
 
 PARTS = {  # trials in a short and in a long series; 0: not in the short one
     "kills": (3, 1000),

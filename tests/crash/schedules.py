@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from checkouts import EPOCHS, checkouts, leftovers, wait_until, without_cache, wrong_cache
-from prefect_server import ENDED, running_server
+from prefect_servers import Api, running_server
 from recovery import BLOCKED, DOCTOR, LEARNER, RECOVERED, Recovery, run_doctor
 from report import Row
 from trial_projects import difference
@@ -94,8 +94,8 @@ class Schedules:
                 DOCTOR if again == "Completed" else BLOCKED, f"{state}, then {again}: {served.output()}"
             )
         wrong.append(recovery.finding)
-        if (state := self.api.wait(killed, 20)) not in ENDED:
-            wrong.append(f"the killed run is still shown as {state}")
+        if not wait_until(lambda: self.api.has_ended(killed), seconds=20):
+            wrong.append(f"the killed run is still shown as {self.api.state(killed)}")
         return "; ".join(filter(None, wrong)), recovery
 
     def _wrong_at_the_end(self, served):
@@ -143,21 +143,22 @@ class Serve:
     def start_and_kill(self):
         """Start a run with the overrides and kill it; return its id, or None if it had ended before."""
         self.start()
-        run = self.api.start(self.name, [EPOCHS])
+        run = self.api.start(self.name, overrides=[EPOCHS])
         reached = (
             (lambda: self.project.beat() is not None) if self.planned.moment == "training" else self._runs
         )
         assert wait_until(reached, self.process), self.output()
         time.sleep(self.planned.delay)
-        if self.api.state(run) in ENDED:
+        if self.api.has_ended(run):
             return None
         self._kill()
         return run
 
     def run_again(self):
         """Start the next run and return its final state."""
-        run = self.api.start(self.name, [EPOCHS] if self.planned.overrides_again else [])
-        return self.api.wait(run, RUN_SECONDS)
+        run = self.api.start(self.name, overrides=[EPOCHS] if self.planned.overrides_again else [])
+        wait_until(lambda: self.api.has_ended(run), seconds=RUN_SECONDS)
+        return self.api.state(run)
 
     def strays(self):
         """Return the processes other than serve that do not end."""
@@ -197,6 +198,8 @@ class Serve:
 def run(asked, folder, until):
     """Return a row for each trial."""
     indices = [asked.replay] if asked.replay is not None else list(range(asked.count))
-    with running_server(folder / "server") as api:
-        schedules = Schedules(folder, asked.seed, api)
+    home = folder / "server"
+    home.mkdir()
+    with running_server(home) as server:
+        schedules = Schedules(folder, asked.seed, Api(server.address))
         return run_trials(schedules.trial, indices, asked.jobs, until)

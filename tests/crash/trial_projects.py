@@ -12,9 +12,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from templates import fresh
+
 from pipeline.engine.lockfile_repair import is_intact_lockfile, is_intact_rwlock
 from stages.runs.layout import HEARTBEAT_FILE, RUNS_FOLDER, stores
-from tests.conftest import fresh
 
 MARK = "CRASH_TRIAL"
 TELEMETRY = "artifacts/telemetry/"

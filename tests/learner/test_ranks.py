@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from long_tests import long
 from rank_runs import (
     CHANGES,
     SIZES,
@@ -54,8 +55,11 @@ def read_logs(directory):
     }
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "size"),
+    [(change, 2) for change in CHANGES]
+    + [(change, 4) if change in ("plain", "carried window") else long(change, 4) for change in CHANGES],
+)
 def test_ranks_train_what_one_process_trains(change, size, tmp_path):
     one = fit(tmp_path / "one", change)
 

@@ -37,8 +37,21 @@ from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 
 
-@pytest.mark.parametrize("size", [2, long(4)])
-@pytest.mark.parametrize("change", CHANGES)
+UNSHARDED = (
+    "more metrics",
+    "a metric of torchmetrics",
+    "torch's loader",
+    "torch's shuffled loader",
+    "a batcher of whole batches",
+)
+"""Changes of loaders and metrics, which handle no parameters; test_ranks.py has them with whole parameters."""
+
+
+@pytest.mark.parametrize(
+    ("change", "size"),
+    [long(change, 2) if change in UNSHARDED else (change, 2) for change in CHANGES]
+    + [long(change, 4) for change in CHANGES],
+)
 def test_sharded_ranks_train_what_one_process_trains(change, size, tmp_path):
     one = fit(tmp_path / "one", change)
 

@@ -6,10 +6,10 @@ import signal
 import socket
 import subprocess
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
 from prefect_servers import running_server
 from waiting import LIMIT_SECONDS, wait_until
 
@@ -25,34 +25,39 @@ def program(name):
 
 @pytest.fixture(scope="session")
 def database():
-    """Yield the address of a database in a new PostgreSQL cluster; None for SQLite."""
+    """Yield the address of a database in a new PostgreSQL cluster without a TCP port; None for SQLite."""
     if not os.environ.get("LEARNER_TEST_POSTGRES"):
         yield None
         return
     folder = Path(tempfile.mkdtemp(prefix="learner-postgres-"))
-    port = free_port()
     other = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
     if other:  # PostgreSQL refuses to run as root
         shutil.chown(folder, other["user"], other["group"])
     quiet = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **other}
     make = ["-D", folder / "data", "-U", "learner", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
     subprocess.run([program("initdb"), *make], check=True, **quiet)
-    start = ["-D", folder / "data", "-p", str(port), "-h", "127.0.0.1", "-k", folder]
+    start = ["-D", folder / "data", "-c", "listen_addresses=", "-k", folder]
     process = subprocess.Popen([program("postgres"), *start], **quiet)
     try:
-        wait_until(lambda: socket.create_connection(("127.0.0.1", port)).close() is None, process=process)
-        yield f"postgresql+asyncpg://learner@127.0.0.1:{port}/postgres"
+        wait_until(lambda: is_listening(folder / ".s.PGSQL.5432"), process=process)
+        yield f"postgresql+asyncpg://learner@/postgres?host={folder}"
     finally:
         process.send_signal(signal.SIGINT)  # PostgreSQL shuts down without waiting for clients
         process.wait(LIMIT_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
+def is_listening(path):
+    with closing(socket.socket(socket.AF_UNIX)) as client:
+        client.connect(str(path))
+    return True
+
+
+@pytest.fixture(scope="session")
 def server(tmp_path_factory, database):
-    """Yield the address of a server that all tests of a module share."""
-    with running_server(tmp_path_factory.mktemp("server"), database) as made:
-        yield made.address
+    """Yield the address of a server that all tests of this process share."""
+    with running_server(tmp_path_factory.mktemp("server"), database) as shared:
+        yield shared.address
 
 
 @pytest.fixture
@@ -60,5 +65,5 @@ def private_server(tmp_path, database):
     """Yield a server that one test uses alone, and may kill."""
     home = tmp_path / "server"
     home.mkdir()
-    with running_server(home, database) as made:
-        yield made
+    with running_server(home, database) as private:
+        yield private

@@ -1,29 +1,33 @@
-"""Prefect servers for tests."""
+"""Prefect servers for tests, and a client of their API."""
 
 import contextlib
+import json
+import re
 import shutil
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
-from free_ports import free_port
 from templates import template
 from waiting import LIMIT_SECONDS, wait_until
 
+ENDED = {"Completed", "Failed", "Crashed", "Cancelled", "TimedOut"}
+
 
 class Server:
-    """A real Prefect server on a free port of the loopback interface, with *settings* of Prefect."""
+    """A real Prefect server on a port that the system chooses, with *settings* of Prefect."""
 
     def __init__(self, home, database=None, **settings):
-        port = free_port()
-        self.address = f"http://127.0.0.1:{port}/api"
+        self.address = None
         self.log = home / "log"
-        command = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        command = ["-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", "0"]
         environment = {
             "PREFECT_HOME": str(home),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "1",
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+            "PREFECT_SERVER_UI_ENABLED": "false",
             "DO_NOT_TRACK": "1",
             "PATH": "/usr/bin:/bin",
             **({"PREFECT_API_DATABASE_CONNECTION_URL": database} if database else {}),
@@ -31,16 +35,22 @@ class Server:
         }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *command], env=environment, stdout=log, stderr=subprocess.STDOUT
+                [sys.executable, *command, "--log-level", "INFO"],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
 
     def wait(self):
-        """Wait until the server responds."""
-        wait_until(self._is_responding, self.log.read_text, self.process)
+        """Wait until the server responds at the address that it has logged."""
+        self.address = wait_until(self._find_address, self.log.read_text, self.process)
 
-    def _is_responding(self):
-        with urllib.request.urlopen(f"{self.address}/health") as answer:  # noqa: S310  loopback
-            return answer.status == 200
+    def _find_address(self):
+        found = re.search(r"running on (http://[\d.:]+)", self.log.read_text())
+        if found is None:
+            return None
+        with urllib.request.urlopen(f"{found[1]}/api/health") as answer:  # noqa: S310  loopback
+            return f"{found[1]}/api" if answer.status == 200 else None
 
     def end(self):
         """Terminate the server and wait until it has exited."""
@@ -66,3 +76,96 @@ def running_server(home, database=None, **settings):
         yield made
     finally:
         made.end()
+
+
+class Api:
+    """A client of the REST API of a Prefect server."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def get(self, path):
+        return self._send(f"{self.address}/{path}")
+
+    def post(self, path, body):
+        request = urllib.request.Request(  # noqa: S310  loopback
+            f"{self.address}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        return self._send(request)
+
+    @staticmethod
+    def _send(request):
+        """Send *request* and return its response; repeat it after HTTP 503 from a busy server on SQLite."""
+
+        def responded():
+            try:
+                with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
+                    return [answer.read()]
+            except urllib.error.HTTPError as error:
+                if error.code == 503:
+                    return None
+                raise AssertionError(error) from error
+
+        [text] = wait_until(responded)
+        return json.loads(text) if text else None
+
+    def deployment(self, name):
+        return self.get(f"deployments/name/learner/{name}")
+
+    def start(self, name, **parameters):
+        """Create a run of deployment *name* and return its id."""
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        return self.post(f"deployments/{self.deployment(name)['id']}/create_flow_run", body)["id"]
+
+    def cancel(self, run):
+        self.post(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+
+    def state(self, run):
+        return self.get(f"flow_runs/{run}")["state_name"]
+
+    def has_ended(self, run):
+        return self.state(run) in ENDED
+
+    def wait(self, run, *states):
+        """Wait until *run* is in one of *states*, by default any final state, and return the state."""
+
+        def reached():
+            state = self.state(run)
+            return state if state in (states or ENDED) else None
+
+        return wait_until(reached, lambda: f"the state is {self.state(run)}: {self.logs(run)}")
+
+    def history(self, run):
+        """Return the names of the states of *run*, oldest first."""
+        return [state["name"] for state in self.get(f"flow_run_states/?flow_run_id={run}")]
+
+    def runs(self, name):
+        """Return the runs of deployment *name*, in the order of their expected start."""
+        wanted = {"deployments": {"id": {"any_": [self.deployment(name)["id"]]}}}
+        return self.post("flow_runs/filter", wanted | {"sort": "EXPECTED_START_TIME_ASC"})
+
+    def find(self, kind, run, **options):
+        """Return the objects of *kind*, such as "task_runs", that belong to flow run *run*."""
+        return self.post(f"{kind}/filter", {"flow_runs": {"id": {"any_": [run]}}} | options)
+
+    def logs(self, run):
+        wanted = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
+        return [entry["message"] for entry in self.post("logs/filter", wanted)]
+
+    def wait_for_log(self, run, text):
+        """Wait until a log line of *run* contains *text*; logs arrive with a delay of seconds."""
+        return wait_until(lambda: any(text in line for line in self.logs(run)), lambda: self.logs(run))
+
+    def tasks(self, run, count):
+        """Return the names and states of the tasks of *run*, in order, after *count* have arrived."""
+
+        def arrived():
+            found = self.find("task_runs", run, sort="EXPECTED_START_TIME_ASC")
+            has_ended = all(task["state_name"] in ENDED | {"Cached"} for task in found)
+            return found if len(found) >= count and has_ended else None
+
+        return [(task["name"].rsplit("-", 1)[0], task["state_name"]) for task in wait_until(arrived)]
+
+    def artifacts(self, run):
+        """Return the artifacts of *run* by key."""
+        return {artifact["key"]: artifact for artifact in self.find("artifacts", run) if artifact["key"]}
