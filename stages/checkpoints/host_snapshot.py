@@ -1,10 +1,13 @@
 """A copy of a checkpoint's tensors in host memory, which can be written while training continues."""
 
+import ctypes
 import mmap
-from collections import defaultdict
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,79 +18,86 @@ from stages.records import check_recordable, replace_tensors
 ALIGNMENT = 8
 """Bytes of the largest element of a record; a copied range of memory starts at a multiple of it."""
 WORD_BYTES = 4
-MAPPED_BYTES = 1 << 20
-"""Bytes from which a buffer is memory of its own, not of the heap."""
+PORTABLE = 1
+"""Of ``cudaHostRegister``: the memory is pinned for all devices."""
 
 
 class HostSnapshot:
-    """Buffers in host memory for the tensors of one checkpoint, which the next one reuses.
+    """A buffer in host memory for the tensors of one checkpoint, which the next one reuses.
 
-    They hold each byte of the state once, also if several tensors of the checkpoint are views of it. The
-    buffers for tensors on CUDA are pinned.
+    It holds each byte of the state once, also if several tensors of the checkpoint are views of it.
     """
 
     def __init__(self) -> None:
-        self._buffers: list[tuple[tuple[int, bool], Tensor]] = []
+        self._memory: Any = None
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._device: torch.device | None = None
+        """The device of CUDA from which tensors are copied."""
         self._arrivals: list[torch.cuda.Event] = []
+        self.nbytes = 0
+        """The bytes of the buffer that the last checkpoint takes."""
 
     def copy(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return *checkpoint* with copies of its tensors and containers; the previous copy becomes invalid.
 
-        A copy from CUDA is queued on the current stream, before the next step changes the state, and the host
-        does not wait for it: call `synchronize` before you read the result.
+        A copy from CUDA is queued on the current stream, before the next step changes the state. If the
+        buffer is pinned, the host does not wait for it: call `synchronize` before you read the result.
 
         Raises `RecordError` if no record can hold one of the tensors.
         """
         tensors = _tensors_of(checkpoint)
         for tensor in tensors:
             check_recordable(tensor)
-        ranges = self._allocate_for(tensors)
+        ranges = _find_ranges(tensors)
+        self._allocate(ranges)
         copies: dict[int, Tensor] = {}
-        for each, (_, buffer) in zip(ranges, self._buffers, strict=True):
+        for each, place in zip(ranges, _places(ranges), strict=False):
             unit = torch.uint8 if each.size % WORD_BYTES else torch.int32  # bytes are copied more slowly
-            buffer.view(unit).copy_(each.content().view(unit), non_blocking=each.is_cuda)
-            copies.update((id(tensor), each.find_copy(tensor, buffer)) for tensor in each.tensors)
+            target = self._buffer[place : place + each.size].view(unit)
+            target.copy_(each.content().view(unit), non_blocking=each.is_cuda)
+            copies.update(
+                (id(tensor), each.find_copy(tensor, self._buffer, place)) for tensor in each.tensors
+            )
         self._record_arrivals({each.storage.device for each in ranges if each.is_cuda})
         return _replace(
             checkpoint, lambda each: copies[id(each)] if id(each) in copies else _copy_to_host(each)
         )
 
-    def allocate(self, checkpoint: Checkpoint) -> None:
-        """Allocate the buffers for a copy of *checkpoint*; the previous copy becomes invalid."""
-        self._allocate_for(_tensors_of(checkpoint))
+    def allocate(self, checkpoint: Checkpoint) -> bool:
+        """Provide a buffer for a copy of *checkpoint*, and return whether it is a new one, to `touch`."""
+        return self._allocate(_find_ranges(_tensors_of(checkpoint)))
+
+    def _allocate(self, ranges: list["_Range"]) -> bool:
+        self.nbytes = _places(ranges)[-1]
+        if self.nbytes <= len(self._buffer):
+            return False
+        self._memory = self._buffer = torch.empty(0, dtype=torch.uint8)  # free the previous one first
+        self._memory = _map_memory(self.nbytes)
+        self._buffer = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._device = next((each.storage.device for each in ranges if each.is_cuda), None)
+        return True
 
     def touch(self) -> None:
-        """Write to the buffers, for which the system provides the memory only then."""
-        for (_, is_pinned), buffer in self._buffers:
-            if not is_pinned:
-                buffer.zero_()
+        """Write to the buffer, for which the system provides the memory only then, and pin it for CUDA.
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all buffers."""
-        return sum(buffer.nbytes for _, buffer in self._buffers)
+        torch's own pinned memory has sizes of powers of two. If the driver cannot pin the buffer, copies
+        have the same bytes, and the host waits for them. Call this in a thread that launches nothing, because
+        the next launch would report the error of the driver.
+        """
+        self._buffer.zero_()
+        if self._device is None:
+            return
+        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = self._buffer.data_ptr()
+        with torch.cuda.device(self._device):
+            error = cudart.cudaHostRegister(address, len(self._buffer), PORTABLE)
+        if not int(error):
+            weakref.finalize(self._memory, cudart.cudaHostUnregister, address)
 
     def synchronize(self) -> None:
         """Wait until the last copy has arrived from every device."""
         for arrival in self._arrivals:
             arrival.synchronize()
-
-    def _allocate_for(self, tensors: Iterable[Tensor]) -> list["_Range"]:
-        """Return the ranges of memory of *tensors*; the buffers are then those for them, in this order."""
-        ranges = _find_ranges(tensor for tensor in tensors if _has_plain_memory(tensor))
-        self._allocate([each.key for each in ranges])
-        return ranges
-
-    def _allocate(self, keys: list[tuple[int, bool]]) -> None:
-        """Set the buffers to one for each of *keys*; the unused ones are freed before any is allocated."""
-        unused: defaultdict[tuple[int, bool], list[Tensor]] = defaultdict(list)
-        for key, buffer in self._buffers:
-            unused[key].append(buffer)
-        self._buffers = []
-        reused = [unused[key].pop() if unused[key] else None for key in keys]
-        unused.clear()
-        for key, found in zip(keys, reused, strict=True):
-            self._buffers.append((key, _empty(*key) if found is None else found))
 
     def _record_arrivals(self, devices: Iterable[torch.device]) -> None:
         self._arrivals = []
@@ -115,19 +125,14 @@ class _Range:
     def is_cuda(self) -> bool:
         return self.storage.device.type == "cuda"
 
-    @property
-    def key(self) -> tuple[int, bool]:
-        """The size of the buffer that can hold the range, and whether it is pinned."""
-        return self.size, self.is_cuda
-
     def content(self) -> Tensor:
         """Return the bytes, which are not copied."""
         content = torch.empty(0, dtype=torch.uint8, device=self.storage.device)
         return content.set_(self.storage, self.start, (self.size,), (1,))
 
-    def find_copy(self, tensor: Tensor, buffer: Tensor) -> Tensor:
-        """Return the copy of *tensor* in *buffer*, which holds the range: a view with the same strides."""
-        offset = tensor.storage_offset() - self.start // tensor.element_size()
+    def find_copy(self, tensor: Tensor, buffer: Tensor, place: int) -> Tensor:
+        """Return the copy of *tensor* in *buffer*, which has the range at *place*, with its strides."""
+        offset = tensor.storage_offset() + (place - self.start) // tensor.element_size()
         copy = torch.empty(0, dtype=tensor.dtype, device="cpu")
         return copy.set_(buffer.untyped_storage(), offset, tensor.shape, tensor.stride())
 
@@ -139,10 +144,16 @@ def _tensors_of(checkpoint: Checkpoint) -> list[Tensor]:
     return list(found.values())
 
 
+def _places(ranges: list[_Range]) -> list[int]:
+    """Return the position of each of *ranges* in a buffer for all, and the size of the buffer."""
+    return list(accumulate((-(-each.size // ALIGNMENT) * ALIGNMENT for each in ranges), initial=0))
+
+
 def _find_ranges(tensors: Iterable[Tensor]) -> list[_Range]:
     """Return the ranges of memory that *tensors* occupy; those that overlap are one range."""
     ranges: list[_Range] = []
-    for address, tensor in sorted(((_address(each), each) for each in tensors), key=lambda pair: pair[0]):
+    plain = ((_address(each), each) for each in tensors if _has_plain_memory(each))
+    for address, tensor in sorted(plain, key=lambda pair: pair[0]):
         start = address[-1] - address[-1] % ALIGNMENT
         end = address[-1] + _extent(tensor)
         last = ranges[-1] if ranges else None
@@ -172,19 +183,17 @@ def _has_plain_memory(tensor: Tensor) -> bool:
     return is_plain and tensor.device.type in ("cpu", "cuda") and tensor.numel() > 0
 
 
-def _empty(size: int, pinned: bool) -> Tensor:  # noqa: FBT001  a key of the buffers
-    """Return a buffer.
+def _map_memory(nbytes: int) -> Any:
+    """Return memory as an array of bytes.
 
-    A large one has huge pages, which are faster to copy to. Forked workers do not inherit it, because the
-    next snapshot would have to duplicate its pages.
+    It has huge pages, which are faster to copy to. Forked workers do not inherit it, because the next
+    snapshot would have to duplicate its pages.
     """
-    if pinned or size < MAPPED_BYTES:
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_DONTFORK)
     with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return (ctypes.c_uint8 * nbytes).from_buffer(memory)
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

@@ -34,14 +34,12 @@ class SnapshotWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def prepare(self, checkpoint: Checkpoint) -> None:
-        """Provide the memory for a copy of *checkpoint* in the thread, before the first `start` needs it.
+        """Provide the memory for a copy of *checkpoint* in the thread, unless there is enough.
 
-        Does nothing if there was a copy before.
+        Call this before the first `start` needs it.
         """
-        if self._snapshot.nbytes:
-            return
-        self._snapshot.allocate(checkpoint)
-        if self._snapshot.nbytes > MAX_URGENT_BYTES:
+        self.join()
+        if self._snapshot.allocate(checkpoint):
             self._start_thread(self._snapshot.touch)
 
     def start(self, write: Callable[[Checkpoint], None], checkpoint: Checkpoint) -> None:
@@ -49,6 +47,7 @@ class SnapshotWriter:
 
         Raises `RecordError` if no record can hold one of the tensors.
         """
+        self.prepare(checkpoint)
         self.join()
         copy = self._snapshot.copy(checkpoint)
         self._start_thread(partial(self._write, write, copy))

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from stages.checkpoints import Checkpoint, FileCheckpointer, Retention, SnapshotWriter
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
-from stages.devices.memory import is_device_failure
 from stages.learner.options import CheckpointInterval
 from stages.learner.run_state import LoopPosition
 
@@ -188,17 +187,15 @@ class CheckpointManager:
     def complete_saves(self) -> Iterator[None]:
         """Wait at the end of the block as `wait` does, and free the memory of the copies.
 
-        If the block raises, raise only what it raised. After a failure of the device nothing is freed.
+        If the block raises, raise only what it raised.
         """
         try:
             yield
-        except BaseException as error:
+        except BaseException:
             with suppress(Exception):
                 self.wait()
-            if not is_device_failure(error):
-                self._writer.release()
             raise
-        try:
+        else:
             self.wait()
         finally:
             self._writer.release()

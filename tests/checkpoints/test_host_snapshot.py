@@ -1,11 +1,14 @@
 """A snapshot of a checkpoint shares nothing with the state, and holds each byte of it once."""
 
+import gc
+from contextlib import nullcontext
+
 import psutil
 import pytest
 import torch
 from torch import nn
 
-from stages.checkpoints import Checkpoint
+from stages.checkpoints import Checkpoint, SnapshotWriter, host_snapshot
 from stages.checkpoints.host_snapshot import HostSnapshot
 from stages.contracts.errors import RecordError
 from stages.records import NamedMpkBytesRecorder, OriginalPrecision, optimizer_record, record_of
@@ -56,14 +59,54 @@ def test_views_keep_their_values_in_every_part_and_take_the_memory_of_one():
         assert all(torch.equal(each, view) for each, view in zip(part, views, strict=True))
 
 
-def test_next_snapshot_reuses_the_buffers_of_the_same_sizes():
-    snapshot, state = HostSnapshot(), [torch.ones(5), torch.ones(1 << 19), torch.ones(5)]
+def test_next_snapshot_reuses_the_buffer_if_it_is_large_enough():
+    snapshot, state = HostSnapshot(), [torch.ones(5), torch.ones(1 << 19), torch.ones(6)]
     first = snapshot.copy(Checkpoint(state, {}, None)).model
 
-    second = snapshot.copy(Checkpoint([*state[1:], torch.zeros(7)], {}, None)).model
+    second = snapshot.copy(Checkpoint(state[1:], {}, None)).model
+    third = snapshot.copy(Checkpoint([*state, state[1] + 1], {}, None)).model
 
-    assert first[1].data_ptr() == second[0].data_ptr()
-    assert snapshot.nbytes == state[1].nbytes + 4 * (5 + 7)
+    storages = [each[0].untyped_storage() for each in (first, second, third)]
+    assert storages[0].data_ptr() == storages[1].data_ptr() != storages[2].data_ptr()
+    assert snapshot.nbytes == 2 * state[1].nbytes + 4 * (6 + 6), "each range starts at a multiple of 8"
+    assert all(map(torch.equal, third, [*state, state[1] + 1]))
+
+
+class Driver:
+    """The registrations of host memory in a driver of CUDA, which fail if *error* is not 0."""
+
+    def __init__(self, error=0):
+        self.error, self.registered = error, {}
+
+    def cudaHostRegister(self, address, nbytes, flags):  # noqa: N802  a name of CUDA
+        self.registered.update({address: nbytes} if not self.error else {})
+        return self.error
+
+    def cudaHostUnregister(self, address):  # noqa: N802  a name of CUDA
+        del self.registered[address]
+
+
+@pytest.mark.parametrize("error", [0, 2], ids=["pinned", "refused"])
+def test_memory_for_a_state_on_cuda_is_pinned_once_at_its_size_while_it_is_in_use(error, monkeypatch):
+    driver, state = Driver(error), [torch.full((3 << 10,), 2.0), torch.ones(3)]
+    monkeypatch.setattr(host_snapshot._Range, "is_cuda", True)
+    monkeypatch.setattr(HostSnapshot, "_record_arrivals", lambda self, devices: None)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    writer, copies = SnapshotWriter(), []
+
+    for _ in range(2):
+        writer.start(copies.append, Checkpoint(state, {}, None))
+        writer.join()
+    registered = list(driver.registered.values())
+    writer.release()
+    is_equal = all(map(torch.equal, copies.pop().model, state))
+    copies.clear()
+    gc.collect()
+
+    assert is_equal
+    assert registered == ([] if error else [4 * (3 << 10) + 16])
+    assert not driver.registered
 
 
 def test_allocated_memory_is_in_use_before_the_first_copy():
@@ -131,3 +174,21 @@ def test_bytes_of_a_snapshot_are_those_of_the_state_at_its_time(kind):
 
     assert record(copy) == expected
     assert record(checkpoint) != expected
+
+
+@pytest.mark.gpu
+def test_copy_from_cuda_does_not_wait_and_has_the_values_of_its_time():
+    state, writer, copies = torch.arange(1 << 22, device="cuda"), SnapshotWriter(), []
+    writer.prepare(Checkpoint([state], {}, None))
+    writer.join()
+
+    assert writer._snapshot._buffer.is_pinned()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        writer.start(copies.append, Checkpoint([state], {}, None))
+        state.zero_()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    writer.join()
+
+    assert torch.equal(copies[0].model[0], torch.arange(1 << 22))

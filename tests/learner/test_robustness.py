@@ -118,14 +118,12 @@ def test_failure_of_the_device_reports_the_last_position_and_frees_nothing_that_
     torch.manual_seed(3)
     model, batches = Failing(nn.Linear(4, 3)), Batches(200)
     builder = LearnerBuilder(tmp_path).metrics(LossMetric()).renderer(NoRenderer())
-    builder.with_file_checkpointer(DefaultRecorder()).checkpoint_every(steps=90)
     learner = builder.build(model, Adam(), 0.05)
 
     with pytest.raises(StageError, match=r"failed after batch 100 of epoch 1 \(train\)"):
         learner.fit(batches)
 
     assert not batches.is_closed
-    assert learner._components.checkpoints._writer._snapshot.nbytes > 0
 
 
 def test_skipped_batch_changes_neither_weights_nor_running_statistics(start, tiny, tmp_path):
