@@ -1,8 +1,8 @@
 """`learner doctor` repairs a checkout in which `dvc exp run --temp` was killed."""
 
 import os
+import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -66,8 +66,11 @@ CLEAN = ["HEAD detached", "index locked", "overrides staged", "arguments staged"
 
 def kill_experiment(project, moment):
     """Run an experiment that kills itself at *moment*."""
-    done = project.run(sys.executable, "-c", KILLED, moment)
-    assert done.code == -9, done.text
+    with (project.folder / ".git/info/exclude").open("a") as ignored:
+        ignored.write("killed_experiment.py\n")
+    (project.folder / "killed_experiment.py").write_text(KILLED)
+    done = project.fork("killed_experiment", moment)
+    assert done.code == -signal.SIGKILL, done.text
 
 
 def state(project):
