@@ -162,24 +162,39 @@ def test_run_with_fewer_epochs_starts_over(finished):
     assert [path.name for path in (finished.folder / "artifacts/train").iterdir()] == ["epoch-1"]
 
 
-def test_changed_param_changes_the_key_and_is_reported(finished, monkeypatch):
-    finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
-    monkeypatch.chdir(finished.folder)
-    [run] = runs(finished.folder / ".runs")
+@pytest.fixture(scope="module")
+def _keyed(_finished, tmp_path_factory):
+    return _finished.copied_to(tmp_path_factory.mktemp("keyed") / "project")
 
-    assert differences(run.entries, read_key_entries()) == ["params.batch_size: 32 → 64"]
-    assert "params.batch_size: 32 → 64" in finished.call("runs", "show").out
+
+@pytest.fixture
+def keyed(_keyed, monkeypatch):
+    """A finished project in the current folder, whose params a test edits but does not run."""
+    params = _keyed.folder / "params.yaml"
+    text = params.read_text()
+    monkeypatch.chdir(_keyed.folder)
+    yield _keyed
+    params.write_text(text)
+
+
+def key_differences(project):
+    """Return the differences between the key of the finished run and that of a run with the present params."""
+    [run] = runs(project.folder / ".runs")
+    return differences(run.entries, read_key_entries())
+
+
+def test_changed_param_changes_the_key_and_is_reported(keyed):
+    keyed.edit("params.yaml", "batch_size: 32", "batch_size: 64")
+
+    assert key_differences(keyed) == ["params.batch_size: 32 → 64"]
+    assert "params.batch_size: 32 → 64" in keyed.call("runs", "show").out
 
 
 @pytest.mark.parametrize("param", ["precision: bf16", "compile: true", "deterministic: true", "bucket: true"])
-def test_param_of_the_computation_is_part_of_the_key(param, finished, monkeypatch):
-    finished.edit("params.yaml", "portable: true", param)
-    monkeypatch.chdir(finished.folder)
-    [run] = runs(finished.folder / ".runs")
+def test_param_of_the_computation_is_part_of_the_key(param, keyed):
+    keyed.edit("params.yaml", "portable: true", param)
 
-    found = differences(run.entries, read_key_entries())
-
-    assert {each.partition(":")[0] for each in found} == {
+    assert {each.partition(":")[0] for each in key_differences(keyed)} == {
         "params.portable",
         f"params.{param.partition(':')[0]}",
     }
@@ -203,12 +218,10 @@ def test_param_of_the_computation_is_part_of_the_key(param, finished, monkeypatc
     ],
     ids=str,
 )
-def test_param_that_changes_no_number_keeps_the_key(old, new, finished, monkeypatch):
-    finished.edit("params.yaml", old, new)
-    monkeypatch.chdir(finished.folder)
-    [run] = runs(finished.folder / ".runs")
+def test_param_that_changes_no_number_keeps_the_key(old, new, keyed):
+    keyed.edit("params.yaml", old, new)
 
-    assert differences(run.entries, read_key_entries()) == []
+    assert key_differences(keyed) == []
 
 
 def test_loaders_of_both_splits_have_the_params_of_the_transfer():
