@@ -96,25 +96,37 @@ def installed_project(package, tmp_path):
     return new_project, new_project.ok(str(tmp_path / "venv/bin/learner"), "init", ".")
 
 
-def test_new_project_trains_with_make_repro(installed_project, tmp_path):
-    """`make` uses the environment in which `learner init` ran."""
+def test_installed_package_creates_a_project_whose_make_uses_its_environment(installed_project, tmp_path):
+    """The stages run in forks; then `make repro`, with the programs of that environment, finds no change."""
     new_project, printed = installed_project
 
     assert f"environment: {tmp_path / 'venv'}, from local.mk" in printed
     assert {path.name for path in new_project.folder.iterdir()} == FILES | {"local.mk"}
     new_project.edit("params.yaml", "num_epochs: 20", "num_epochs: 3")
-    assert parse_started_stages(new_project.ok("make", "repro")) == ALL_STAGES
+    assert parse_started_stages(new_project.dvc("repro").ok()) == ALL_STAGES
     metrics = json.loads((new_project.folder / "artifacts/metrics.json").read_text())
     assert metrics["valid"]["Accuracy"] > 60
     assert (new_project.folder / "artifacts/model.mpk.gz").exists()
     new_project.ok("git", "add", "-A")
     for command in ("show HEAD", "diff --cached"):
         assert str(tmp_path) not in new_project.ok("git", *command.split())
-    assert parse_started_stages(new_project.ok("make", "repro")) == []
-    assert "2 passed" in new_project.ok("make", "test")
+    again = new_project.ok("make", "repro")
+    assert "versions.yaml is up to date" in again
+    assert parse_started_stages(again) == []
     assert not (new_project.folder / ".venv").exists()
     [packages] = (tmp_path / "venv").glob("lib/python3*/site-packages")
     assert find_template_files(packages) == find_template_files(ROOT)
+
+
+@pytest.mark.long
+def test_new_project_trains_with_make_repro_and_passes_make_test(installed_project):
+    new_project, _ = installed_project
+    new_project.edit("params.yaml", "num_epochs: 20", "num_epochs: 3")
+
+    assert parse_started_stages(new_project.ok("make", "repro")) == ALL_STAGES
+    assert parse_started_stages(new_project.ok("make", "repro")) == []
+    assert "2 passed" in new_project.ok("make", "test")
+    assert not (new_project.folder / ".venv").exists()
 
 
 def find_template_files(folder):
@@ -176,20 +188,21 @@ def test_every_command_in_the_readme_of_a_new_project_runs(new_project):
     assert "dvc.lock" in new_project.ok("git", "show", "--stat", "HEAD")
 
 
-def test_init_prints_the_commit_commands_if_git_has_no_identity(package, tmp_path):
-    for name in [name for name in package.environment if name.startswith("GIT_")]:
-        del package.environment[name]
-    package.environment["GIT_CONFIG_GLOBAL"] = str(tmp_path / "gitconfig")
-    package.environment["GIT_CONFIG_NOSYSTEM"] = "1"
+def test_init_prints_the_commit_commands_if_git_has_no_identity(open_project, tmp_path):
+    shell = open_project(tmp_path)
+    for name in [name for name in shell.environment if name.startswith("GIT_")]:
+        del shell.environment[name]
+    shell.environment["GIT_CONFIG_GLOBAL"] = str(tmp_path / "gitconfig")
+    shell.environment["GIT_CONFIG_NOSYSTEM"] = "1"
 
-    printed = package.learner("init", str(tmp_path / "own"))
+    printed = shell.call("init", str(tmp_path / "own"))
 
     assert printed.code == 0
     assert "not committed: git has no name and email for you" in printed.out
     commands = re.findall(r"^  (.*git .*)$", printed.out, re.MULTILINE)
     assert len(commands) == 3
-    package.ok("bash", "-c", "\n".join(["set -e", *commands]))
-    made = package.ok("git", "-C", str(tmp_path / "own"), "ls-files").split()
+    shell.ok("bash", "-c", "\n".join(["set -e", *commands]))
+    made = shell.ok("git", "-C", str(tmp_path / "own"), "ls-files").split()
     assert {name.split("/")[0] for name in made} == FILES - {".git"}
 
 
@@ -209,12 +222,12 @@ def _write_python_with_packages(folder):
     return script
 
 
-def test_existing_files_are_never_overwritten(project, tmp_path):
+def test_existing_files_are_never_overwritten(open_project, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "model.py").write_text("mine\n")
 
-    refused = project.learner("init", str(folder))
+    refused = open_project(tmp_path).call("init", str(folder))
 
     assert (refused.code, "Traceback" in refused.err) == (2, False)
     assert f"{folder} already has model.py; existing files are never overwritten" in refused.err
@@ -222,19 +235,18 @@ def test_existing_files_are_never_overwritten(project, tmp_path):
 
 
 def test_blank_folder_is_refused_and_nothing_is_written(tmp_path, open_project):
-    refused = open_project(tmp_path).run("learner", "init", "")
+    refused = open_project(tmp_path).call("init", "")
 
     assert refused.code == 2
     assert "'' names no folder. Name one, or pass . for this folder" in refused.err
     assert not list(tmp_path.iterdir())
 
 
-def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(project, tmp_path):
+def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(open_project, tmp_path):
     """The .gitignore of the subfolder is not changed; the missing lines are printed."""
     (tmp_path / "repository/mine").mkdir(parents=True)
     subprocess.run(["git", "init", "-q", tmp_path / "repository"], check=True)
-    new_project = type(project)(tmp_path / "repository/mine", project.environment["PREFECT_HOME"])
-    new_project.environment["PYTHONPATH"] = str(project.folder)
+    new_project = open_project(tmp_path / "repository/mine")
     (new_project.folder / ".gitignore").write_text("/data/\n")
     (new_project.folder / "README.md").write_text("mine\n")
     (new_project.folder / "prefect.yaml").write_text("deployments: []\n")
@@ -242,7 +254,7 @@ def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(project, tmp_
     (new_project.folder.parent / "other").touch()
     new_project.ok("git", "add", "../other")
 
-    printed = new_project.ok(sys.executable, "-m", "pipeline", "init", ".")
+    printed = new_project.call("init", ".").ok()
 
     assert ".gitignore exists. Add these lines to it:\n  __pycache__/\n" in printed
     assert "README" not in printed
@@ -259,25 +271,26 @@ def test_init_in_a_subfolder_of_a_git_repository_creates_a_project(project, tmp_
     assert committed == made
     assert new_project.ok("git", "diff", "--cached", "--name-only") == "other\n"
     assert "subdir" not in (new_project.folder / ".dvc/config").read_text()
-    assert new_project.ok("dvc", "root").strip() == "."
-    assert new_project.learner("check").out == "params.yaml is valid\n"
+    assert new_project.dvc("root").ok().strip() == "."
+    assert new_project.call("check").out == "params.yaml is valid\n"
 
 
-def test_init_prints_the_reason_and_the_command_if_git_refuses_the_commit(package, tmp_path):
+def test_init_prints_the_reason_and_the_command_if_git_refuses_the_commit(open_project, tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path / "own"], check=True)
     hook = tmp_path / "own/.git/hooks/pre-commit"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\necho the linter is missing >&2\nexit 1\n")
     hook.chmod(0o755)
+    shell = open_project(tmp_path)
 
-    printed = package.learner("init", str(tmp_path / "own"))
+    printed = shell.call("init", str(tmp_path / "own"))
 
     assert printed.code == 0
     assert "not committed: `git commit` exited with 1:\n  the linter is missing\n" in printed.out
     hook.unlink()
     [command] = re.findall(r"run:\n  (.*)$", printed.out, re.MULTILINE)
-    package.ok("bash", "-c", command)
-    assert package.ok("git", "-C", str(tmp_path / "own"), "status", "--short") == ""
+    shell.ok("bash", "-c", command)
+    assert shell.ok("git", "-C", str(tmp_path / "own"), "status", "--short") == ""
 
 
 def test_new_project_has_the_same_pipeline_as_this_one():

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.doctor.diagnostics import Level, run_checks
 from pipeline.doctor.stale_files import check_locks
@@ -207,7 +207,7 @@ def test_several_processes_back_up_the_lockfile_at_the_same_time(project):
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     commands = [[sys.executable, "-c", BACK_UP, f"draft-{index}"] for index in range(3)]
     processes = [subprocess.Popen(each, env=environment, stderr=subprocess.PIPE) for each in commands]
-    errors = [each.communicate(timeout=60)[1].decode() for each in processes]
+    errors = [each.communicate(timeout=LIMIT_SECONDS)[1].decode() for each in processes]
 
     assert errors == ["", "", ""]
     assert LOCKFILE_BACKUP.read_bytes() == LOCKFILE.read_bytes()

@@ -1,5 +1,6 @@
 """The private names of DVC and Prefect that the pipeline replaces."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,64 +8,69 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = ["pipeline.engine.dvc_patches", "pipeline.flows.prefect_patches"]
-STATE = """
+PROGRAM = """
+import json
 import {module} as patches
+from stages.contracts.errors import StageError
 from stages.contracts.patches import find_problems
-def problems():
-    return find_problems(patches.PATCHES)
+
 def replaced():
     return [patch.name for patch in patches.PATCHES if hasattr(patch.find(), "__wrapped__")]
-before = replaced()
+
+found = {{"after import": replaced(), "problems before": find_problems(patches.PATCHES)}}
+import {owner} as owner
+original = owner.{name}
+{change}
+try:
+    patches.apply()
+except StageError as error:
+    found["refused"] = str(error)
+owner.{name} = original
+found["after a refusal"] = replaced()
+patches.apply()
+found |= {{"after apply": replaced(), "problems after": find_problems(patches.PATCHES)}}
+patches.apply()
+found["after a second call"] = replaced()
+print(json.dumps(found))
 """
+DVC = {
+    "module": "pipeline.engine.dvc_patches",
+    "owner": "dvc.stage.run",
+    "name": "cmd_run",
+    "change": "del owner.cmd_run",
+    "words": ["dvc 3.", "dvc.stage.run.cmd_run does not exist", "Install dvc 3.67.1"],
+}
+PREFECT = {
+    "module": "pipeline.flows.prefect_patches",
+    "owner": "prefect.flow_engine",
+    "name": "maintain_concurrency_lease",
+    "change": "owner.maintain_concurrency_lease = lambda lease: None",
+    "words": ["prefect 3.", "has the signature (lease), not (lease_id,", "Install prefect >=3.8.8,<3.10"],
+}
 
 
-def run_program(program, module):
-    """Run *program* in a process of its own, because a patch stays for the life of a process."""
-    return subprocess.run(
-        [sys.executable, "-c", STATE.format(module=module) + program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture(scope="module", params=[DVC, PREFECT], ids=["dvc", "prefect"])
+def found(request):
+    """Return the state of the patches of one package at each step of a process, and the words of its error.
+
+    The process first applies the patches with a changed name. A patch stays for the life of a process.
+    """
+    command = [sys.executable, "-c", PROGRAM.format(**request.param)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout) | {"words": request.param["words"]}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_installed_package_has_every_replaced_name_before_and_after_the_replacement(module):
-    done = run_program("print(problems()); patches.apply(); print(problems())", module)
-
-    assert done.stdout == "[]\n[]\n", done.stderr
+def test_installed_package_has_every_replaced_name_before_and_after_the_replacement(found):
+    assert (found["problems before"], found["problems after"]) == ([], [])
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_import_replaces_nothing_and_apply_replaces_once(module):
-    program = "patches.apply(); first = replaced(); patches.apply(); print(replaced() == first)"
-    done = run_program(f"{program}; print(set(before) & {{'dvc.stage.run:cmd_run'}}, len(first))", module)
-
-    same, untouched, count = done.stdout.replace(" ", "\n").split()
-    assert (same, untouched) == ("True", "set()")
-    assert int(count) >= 3
+def test_import_replaces_nothing_and_apply_replaces_once(found):
+    assert "dvc.stage.run:cmd_run" not in found["after import"]
+    assert len(found["after apply"]) >= 3
+    assert found["after a second call"] == found["after apply"]
 
 
-@pytest.mark.parametrize(
-    ("module", "removal", "words"),
-    [
-        (
-            MODULES[0],
-            "import dvc.stage.run; del dvc.stage.run.cmd_run",
-            ["dvc 3.", "dvc.stage.run.cmd_run does not exist", "Install dvc 3.67.1"],
-        ),
-        (
-            MODULES[1],
-            "import prefect.flow_engine as engine; engine.maintain_concurrency_lease = lambda lease: None",
-            ["prefect 3.", "has the signature (lease), not (lease_id,", "Install prefect >=3.8.8,<3.10"],
-        ),
-    ],
-)
-def test_changed_name_is_an_error_that_names_the_supported_versions(module, removal, words):
-    done = run_program(f"{removal}\npatches.apply()", module)
-
-    message = done.stderr.splitlines()[-1]
-    assert "StageError" in message
-    assert [word for word in words if word not in message] == []
+def test_changed_name_is_an_error_that_names_the_supported_versions(found):
+    assert [word for word in found["words"] if word not in found["refused"]] == []
+    assert found["after a refusal"] == found["after import"]

@@ -6,10 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from long_tests import long
 from ruamel.yaml import YAML
 from waiting import wait_until
 
+from pipeline.check import PARAMS, find_late_mistakes, find_missing_data, find_missing_deps
+from pipeline.params import read_params
 from pipeline.scaffold.new_project import (
     PLOT,
     Installation,
@@ -17,11 +18,24 @@ from pipeline.scaffold.new_project import (
     project_files,
     report_missing_packages,
 )
+from pipeline.yaml_files import read_definition, read_yaml
 
 ROOT = Path(__file__).parents[2]
 NAMES = list_templates()
-SHORT_NAMES = ("minimal", "custom-loop", "language-model")
-"""The templates whose projects `make test` creates too."""
+TEST_PARTS = """
+import json
+
+from pipeline.plugin_check import END, main
+
+
+def test_parts(tmp_path):
+    main(str(tmp_path / "result"))
+
+    *mistakes, end = [json.loads(line) for line in (tmp_path / "result").read_text().splitlines()]
+    assert mistakes
+    assert not any(mistake for _, mistake in mistakes)
+    assert end == END
+"""
 OUTPUTS = ("dvc.lock", "artifacts", "data")
 
 
@@ -32,30 +46,50 @@ def read_files(name):
 @pytest.fixture
 def new_project(request, open_project, tmp_path):
     """Return a project that `learner init` created from a template in an empty folder."""
-    project = open_in_environment(open_project, tmp_path / "own")
+    project = open_project(tmp_path / "own")
     project.folder.mkdir()
-    printed = project.learner("init", ".", "--template", request.param)
-    assert printed.code == 0, printed.text
-    return project
-
-
-def open_in_environment(open_project, folder):
-    """Return the project in *folder*, whose commands use the package of this repository."""
-    project = open_project(folder)
-    project.environment["PYTHONPATH"] = str(ROOT)
+    project.call("init", ".", "--template", request.param).ok()
     return project
 
 
 every_template = pytest.mark.parametrize("new_project", NAMES, indirect=True)
 
 
-@pytest.mark.parametrize(
-    "new_project", [name if name in SHORT_NAMES else long(name, id=name) for name in NAMES], indirect=True
-)
+@pytest.mark.long
+@every_template
 def test_new_project_is_valid_committed_and_passes_its_tests(new_project):
     assert new_project.ok("git", "status", "--short") == ""
-    assert new_project.learner("check").text == "params.yaml is valid\n"
+    assert new_project.call("check").text == "params.yaml is valid\n"
     assert re.search(r"\d passed", new_project.ok("make", "test"))
+
+
+@pytest.fixture
+def template_files(request, open_project, tmp_path, monkeypatch):
+    """Return a project with the files of a template, without the repository that `learner init` creates."""
+    for name, text in read_files(request.param).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return open_project(tmp_path)
+
+
+@pytest.mark.parametrize("template_files", NAMES, indirect=True)
+def test_files_of_a_template_pass_their_tests(template_files):
+    """One more test uses the parts that params.yaml names as `learner check` does."""
+    (template_files.folder / "test_parts.py").write_text(TEST_PARTS)
+
+    done = template_files.fork("pytest", "-q", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+
+    assert done.code == 0, done.text
+
+
+@pytest.mark.parametrize("template_files", NAMES, indirect=True)
+def test_params_of_a_template_are_valid_and_dvc_tracks_its_files(template_files):
+    params = read_params()
+
+    assert find_late_mistakes(params, read_yaml(PARAMS), read_definition()) == []
+    assert find_missing_data(params) == []
+    assert find_missing_deps(params) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,7 +118,7 @@ def test_stages_of_learner_have_the_params_and_outputs_of_the_default_project(na
 
 
 def test_init_without_a_folder_lists_the_templates(open_project, tmp_path):
-    printed = open_in_environment(open_project, tmp_path).learner("init")
+    printed = open_project(tmp_path).call("init")
 
     lines = printed.out.splitlines()
     assert (printed.code, printed.err) == (0, "")
@@ -98,7 +132,7 @@ def test_init_without_a_folder_lists_the_templates(open_project, tmp_path):
 
 
 def test_unknown_template_is_refused_with_the_names_and_the_nearest(open_project, tmp_path):
-    refused = open_in_environment(open_project, tmp_path).learner("init", "own", "--template", "minimla")
+    refused = open_project(tmp_path).call("init", "own", "--template", "minimla")
 
     assert (refused.code, "Traceback" in refused.err) == (2, False)
     assert f"there is no template 'minimla'. Use one of {', '.join(NAMES)}" in refused.err
@@ -107,7 +141,7 @@ def test_unknown_template_is_refused_with_the_names_and_the_nearest(open_project
 
 
 def test_template_without_a_folder_is_refused_with_the_command(open_project, tmp_path):
-    refused = open_in_environment(open_project, tmp_path).learner("init", "--template", "minimal")
+    refused = open_project(tmp_path).call("init", "--template", "minimal")
 
     assert (refused.code, refused.err) == (2, "error: no folder. Run: learner init DIR --template minimal\n")
 
@@ -141,7 +175,7 @@ def kill_in_fit(project):
 def test_killed_run_equals_an_uninterrupted_one_and_compares_with_an_experiment(
     new_project, open_project, tmp_path
 ):
-    killed = open_in_environment(open_project, new_project.copied_to(tmp_path / "killed").folder)
+    killed = new_project.copied_to(tmp_path / "killed")
 
     assert "fit" in find_started_stages(new_project.ok("make", "repro"))
     made = new_project.files(*OUTPUTS)
@@ -156,5 +190,5 @@ def test_killed_run_equals_an_uninterrupted_one_and_compares_with_an_experiment(
     new_project.ok("git", "add", "-A")
     new_project.ok("git", "commit", "-qm", "Train")
     new_project.ok("dvc", "exp", "run", "-n", "short", "-S", "fit.num_epochs=1")
-    rows = new_project.learner("compare", "HEAD", "short").out
+    rows = new_project.call("compare", "HEAD", "short").out
     assert {"HEAD", "short"} <= {line.split()[0] for line in rows.splitlines() if line}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from long_tests import cases
 from ruamel.yaml import YAML
 
 from pipeline import cli
@@ -213,6 +212,10 @@ STEP_MISTAKES = {
     "exit without a code": (
         build_step("valid_step", "sys.exit()"),
         ["sys.exit()", "line {2}, in valid_step"],
+    ),
+    "StopIteration in validation": (
+        build_step("valid_step", "return next(iter(()))"),
+        ["StopIteration", "mine.py, line {2}, in valid_step"],
     ),
     "GeneratorExit": (build_step("train_step", "raise GeneratorExit"), ["GeneratorExit", "line {2}"]),
     "exception that is not an Exception": (
@@ -476,10 +479,6 @@ def test_error_keeps_its_cause(project):
 
 EXITING_MODULE = MODULE_HEAD + build_step("train_step", "sys.exit(0)")
 FAILING_MODULE = MODULE_HEAD + build_step("valid_step", "return undefined")
-COMMANDS = {
-    "dvc repro": [("dvc", "repro")],
-    "learner run": [(sys.executable, "-m", "pipeline", "run")],
-}
 
 
 def read_fit_entry(project):
@@ -487,15 +486,15 @@ def read_fit_entry(project):
     return YAML(typ="safe").load((project.folder / "dvc.lock").read_text())["stages"]["fit"]
 
 
-@pytest.mark.parametrize("command", cases(COMMANDS, {"learner run"}))
-def test_sys_exit_in_a_step_fails_the_command_and_records_nothing(command, finished):
+@pytest.mark.parametrize("run", [lambda project: project.dvc("repro"), lambda project: project.call("run")])
+def test_sys_exit_in_a_step_fails_the_command_and_records_nothing(run, finished):
     (finished.folder / "mine.py").write_text(EXITING_MODULE)
     finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
     finished.edit("params.yaml", "    dropout: 0.5\n", "")
     before = finished.files("artifacts/model.mpk.gz", "artifacts/metrics.json", "artifacts/checkpoint")
     entry = read_fit_entry(finished)
 
-    failed = finished.run(*command)
+    failed = run(finished)
 
     assert failed.code != 0
     assert f"mine.py, line {FIRST_LINE + 2}, in train_step: sys.exit(0)" in failed.text
@@ -510,7 +509,7 @@ def test_recorded_flow_reports_a_mistake_once(finished, server):
     finished.edit("params.yaml", "kind: cnn", 'kind: "mine:Net"')
     finished.edit("params.yaml", "    dropout: 0.5\n", "")
 
-    failed = finished.learner("run", PREFECT_API_URL=server)
+    failed = finished.call("run", PREFECT_API_URL=server)
 
     assert failed.code == 1
     assert "error: fit: your code raised NameError: name 'undefined' is not defined\n  mine.py" in failed.err

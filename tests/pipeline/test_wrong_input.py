@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
-from long_tests import cases, long
+from templates import finished_template
 
+ALL_OUTPUTS = ("dvc.lock", "artifacts", "data")
+LATE_OUTPUTS = ("artifacts/model.mpk.gz", "artifacts/checkpoint", "artifacts/learner", "data")
+"""The outputs of the stages after create-artifact-dir, which succeeds with wrong data."""
 INVALID_PARAMS = {
     "unknown key": (
         "dropout: 0.5",
@@ -42,25 +45,49 @@ INVALID_PARAMS = {
 }
 
 
-SHORT = {"unknown key", "impossible value", "invalid YAML", "missing file", "one class"}
-"""The ids of the cases in `make test`."""
+@pytest.fixture(scope="module")
+def finished_project(home, tmp_path_factory):
+    """Return a finished project that the tests of this module share."""
+    return finished_template(home).copied_to(tmp_path_factory.mktemp("wrong_input") / "project")
 
 
-@pytest.mark.parametrize(("old", "new", "message"), cases(INVALID_PARAMS, SHORT))
-def test_invalid_params_exit_with_2_and_change_nothing(finished, old, new, message):
-    before = finished.files("artifacts", "data", "dvc.lock")
+@pytest.fixture
+def finished(finished_project):
+    """Return a finished project; its params are restored after the test."""
+    path = finished_project.folder / "params.yaml"
+    before = path.read_bytes()
+    yield finished_project
+    path.write_bytes(before)
+
+
+@pytest.mark.parametrize(("old", "new", "message"), INVALID_PARAMS.values(), ids=INVALID_PARAMS)
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_invalid_params_exit_with_2_and_change_nothing(command, old, new, message, finished):
+    before = finished.files(*ALL_OUTPUTS)
     finished.edit("params.yaml", old, new)
 
-    for command in ("check", "run"):
-        refused = finished.learner(command)
-        assert refused.code == 2
-        assert message in refused.err
-        assert "Traceback" not in refused.text
+    refused = finished.call(command)
 
-    refused = finished.run("dvc", "repro")
-    assert refused.code != 0
+    assert refused.code == 2
+    assert message in refused.err
     assert "Traceback" not in refused.text
-    assert finished.files("artifacts", "data", "dvc.lock") == before
+    assert finished.files(*ALL_OUTPUTS) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("unknown key", INVALID_PARAMS["unknown key"][2]), ("invalid YAML", "YAML file structure is corrupted")],
+)
+def test_dvc_repro_fails_with_invalid_params_and_changes_nothing(name, message, finished):
+    before = finished.files(*ALL_OUTPUTS)
+    finished.edit("params.yaml", *INVALID_PARAMS[name][:2])
+
+    refused = finished.dvc("repro")
+
+    assert refused.code != 0
+    assert message in refused.err
+    assert "Traceback" not in refused.text
+    assert finished.files(*ALL_OUTPUTS) == before
 
 
 def write_one_class(folder):
@@ -82,7 +109,10 @@ def write_truncated_archive(folder):
 
 
 INVALID_DATA = {
-    "missing file": (lambda folder: None, "there is no file 'data.npz'"),
+    "missing file": (
+        lambda folder: (folder / "data.npz").unlink(missing_ok=True),
+        "there is no file 'data.npz'",
+    ),
     "truncated archive": (write_truncated_archive, "is not a readable NumPy archive"),
     "different numbers of samples": (
         write_unequal_numbers,
@@ -93,71 +123,56 @@ INVALID_DATA = {
 }
 
 
-@pytest.mark.parametrize(("write_data", "message"), cases(INVALID_DATA, SHORT))
-def test_invalid_data_is_reported_and_previous_outputs_do_not_change(finished, write_data, message):
+@pytest.mark.parametrize(("write_data", "message"), INVALID_DATA.values(), ids=INVALID_DATA)
+def test_invalid_data_is_reported_and_previous_outputs_do_not_change(write_data, message, finished):
+    before = finished.files(*LATE_OUTPUTS)
     write_data(finished.folder)
-    before = finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "data")
     finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: data.npz")
 
-    for refused in (finished.learner("run"), finished.run("dvc", "repro")):
-        assert refused.code != 0
-        assert message in refused.err
-        assert "Traceback" not in refused.text
-        assert finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "data") == before
+    refused = finished.call("run")
+
+    assert refused.code == 1
+    assert message in refused.err
+    assert "Traceback" not in refused.text
+    assert finished.files(*LATE_OUTPUTS) == before
+
+
+def test_dvc_repro_reports_invalid_data_and_previous_outputs_do_not_change(finished):
+    before = finished.files(*LATE_OUTPUTS)
+    write_one_class(finished.folder)
+    finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: data.npz")
+
+    refused = finished.dvc("repro")
+
+    assert refused.code != 0
+    assert "one class only" in refused.err
+    assert "Traceback" not in refused.text
+    assert finished.files(*LATE_OUTPUTS) == before
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("kind: cnn", 'kind: "no_such_module:Net"', "No module named 'no_such_module'"),
-        long("kind: cnn", 'kind: "torch.nn:Lineer"', "Did you mean 'Linear'?"),
-        long("device: auto", "device: cuda:0", "this machine has no device 'cuda:0': use one of auto"),
+        ("kind: cnn", 'kind: "torch.nn:Lineer"', "Did you mean 'Linear'?"),
+        ("device: auto", "device: cuda:99", "this machine has no device 'cuda:99': use one of auto"),
         ("kind: cnn", "kind: cnn\n    kernel_size: 7", "13×13 pixels or more"),
     ],
 )
-def test_mistake_found_by_a_later_stage_is_reported_in_one_message(finished, old, new, message):
-    before = finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "artifacts/learner", "data")
+def test_mistake_found_by_a_later_stage_is_reported_in_one_message(old, new, message, finished):
+    before = finished.files(*LATE_OUTPUTS)
     finished.edit("params.yaml", old, new)
 
-    refused = finished.learner("run")
+    refused = finished.call("run")
 
     assert refused.code == 1
     assert message in refused.err
     assert "Traceback" not in refused.text
-    assert (
-        finished.files("artifacts/model.mpk.gz", "artifacts/checkpoint", "artifacts/learner", "data")
-        == before
-    )
+    assert finished.files(*LATE_OUTPUTS) == before
 
 
-EXHAUSTED = """
-from stages.models import Mlp
-
-class Exhausted(Mlp):
-    def valid_step(self, batch):
-        return next(iter(()))
-"""
-
-
-@pytest.mark.long
-def test_stop_iteration_in_a_users_step_shows_its_frame_and_records_nothing(finished):
-    (finished.folder / "exhausted.py").write_text(EXHAUSTED)
-    finished.edit("params.yaml", "kind: cnn", 'kind: "exhausted:Exhausted"')
-    finished.edit("params.yaml", "    dropout: 0.5\n", "")
-    finished.ok("dvc", "repro", "build-learner", "create-artifact-dir")
-    before = finished.files("artifacts", "data", "dvc.lock")
-
-    for refused in (finished.run("dvc", "repro", "fit"), finished.learner("stage", "fit")):
-        assert refused.code != 0
-        assert "in valid_step" in refused.err
-        assert "StopIteration" in refused.err
-        assert finished.files("artifacts", "data", "dvc.lock") == before
-
-
-def test_folder_without_a_project_is_refused(project, tmp_path):
-    project.folder = tmp_path
-
-    refused = project.learner("check", PYTHONPATH=str(tmp_path / "project"))
+def test_folder_without_a_project_is_refused(open_project, tmp_path):
+    refused = open_project(tmp_path).call("check")
 
     assert refused.code == 2
     assert "params.yaml cannot be read" in refused.err

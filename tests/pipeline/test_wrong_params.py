@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from long_tests import cases
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
@@ -683,7 +682,7 @@ LATE_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("old", "new", "message"), cases(LATE_MISTAKES, {"missing section"}))
+@pytest.mark.parametrize(("old", "new", "message"), LATE_MISTAKES.values(), ids=LATE_MISTAKES)
 def test_params_of_the_last_stage_are_validated_before_the_first_stage_runs(old, new, message, finished):
     before = finished.files("artifacts", "data", "dvc.lock")
     path = finished.folder / "params.yaml"
@@ -693,12 +692,12 @@ def test_params_of_the_last_stage_are_validated_before_the_first_stage_runs(old,
     path.write_text(text.replace(old, new) if old else new)
 
     for command in ("check", "run"):
-        refused = finished.learner(command)
+        refused = finished.call(command)
         assert (refused.code, refused.out) == (2, "")
         assert message in refused.err
         assert "Traceback" not in refused.err
 
-    refused = finished.run("dvc", "repro")
+    refused = finished.dvc("repro")
     assert refused.code != 0
     assert "Running stage 'load-data'" not in refused.text
     assert finished.files("artifacts", "data", "dvc.lock") == before
@@ -818,8 +817,8 @@ def test_duration_in_an_environment_variable_must_be_finite(text, monkeypatch):
 
 
 @pytest.mark.parametrize("option", ["--interval=inf", "--timeout=inf"])
-def test_duration_in_an_option_must_be_finite(option, project):
-    refused = project.learner("serve", option)
+def test_duration_in_an_option_must_be_finite(option, open_project, tmp_path):
+    refused = open_project(tmp_path).call("serve", option)
 
     assert (refused.code, "Traceback" in refused.err) == (2, False)
     assert f"error: {option.replace('=', ' is ')}. Set it to a finite number of seconds" in refused.err
@@ -833,7 +832,7 @@ def test_unknown_source_of_evaluate_is_refused(source):
 
 @pytest.mark.parametrize("variable", ["LEARNER_RENDERER", "LEARNER_PREFECT"])
 def test_wrong_environment_variable_is_reported_before_the_first_stage(variable, project):
-    refused = project.learner("run", **{variable: "x"})
+    refused = project.call("run", **{variable: "x"})
 
     assert (refused.code, refused.out) == (2, "")
     assert f"error: {variable} is 'x'" in refused.err
