@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pipeline.engine.params_journal import edit_params
 from pipeline.lockfile import read_lockfile
 from pipeline.params_edit import override_params
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import is_locked, try_lock, unlock
+from stages.contracts.file_lock import try_lock, unlock
 from stages.contracts.processes import is_alive
 from stages.runs.layout import PROJECT_LOCK
 
@@ -191,21 +192,22 @@ def test_second_command_is_refused_with_the_holder_and_keeps_the_outputs(finishe
         lock.write(f"{os.getpid()} {socket.gethostname()}")
         lock.flush()
 
-        for refused in (finished.learner("run"), finished.run("dvc", "repro", "fit")):
+        for refused in (finished.call("run"), finished.dvc("repro", "fit")):
             assert refused.code != 0
             assert f"in use by pid {os.getpid()} on" in refused.err
             assert "Traceback" not in refused.text
 
     assert finished.files("artifacts/checkpoint", "artifacts/model.mpk.gz").items() <= before.items()
-    assert finished.learner("run").code == 0
+    finished.call("run").ok()
 
 
 @pytest.mark.parametrize("command", [["repro", "--single-item", "fit"], ["repro"], ["exp", "run"]])
 def test_waiting_run_edits_params_after_dvc_has_recorded_its_last_stage(finished, monkeypatch, command):
     monkeypatch.chdir(finished.folder)
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
-    dvc = finished.start("dvc", *command, log=finished.folder / "log")
-    wait_until(lambda: is_locked(PROJECT_LOCK), Path("log").read_text, dvc)
+    dvc = finished.start_fork("dvc", *command, log=finished.folder / "log")
+    in_lock = re.compile(rf"\b{dvc.pid}\b")
+    wait_until(lambda: in_lock.search(PROJECT_LOCK.read_text()), Path("log").read_text, dvc)
 
     with (
         suppress(KeyError),
