@@ -178,7 +178,7 @@ def keyed(_keyed, monkeypatch):
 
 
 def key_differences(project):
-    """Return the differences between the key of the finished run and that of a run with the present params."""
+    """Return the differences between the key of the finished run and that of the present params."""
     [run] = runs(project.folder / ".runs")
     return differences(run.entries, read_key_entries())
 

@@ -36,7 +36,6 @@ from stages.optim import AdaGrad, Adam, NonFinite, Sgd
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
 
-
 UNSHARDED = (
     "more metrics",
     "a metric of torchmetrics",
@@ -44,7 +43,7 @@ UNSHARDED = (
     "torch's shuffled loader",
     "a batcher of whole batches",
 )
-"""Changes of loaders and metrics, which handle no parameters; test_ranks.py has them with whole parameters."""
+"""Changes of loaders and metrics, which handle no parameters: test_ranks.py has them."""
 
 
 @pytest.mark.parametrize(
