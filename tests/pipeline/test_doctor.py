@@ -48,7 +48,9 @@ def silent_port():
 
 def test_healthy_project_has_no_problem_and_exit_code_0(finished, tmp_path, server):
     (tmp_path / "store").mkdir()
+    (tmp_path / "state").mkdir(mode=0o700)
     finished.ok("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
+    finished.ok("dvc", "config", "--local", "core.site_cache_dir", str(tmp_path / "state"))
 
     done = finished.learner("doctor", "--timeout", "300", PREFECT_API_URL=server)
 
@@ -56,7 +58,7 @@ def test_healthy_project_has_no_problem_and_exit_code_0(finished, tmp_path, serv
     levels = {line.split()[1]: line.split()[0] for line in done.out.splitlines() if line[0] != " "}
     subjects = (
         "packages extras patches params devices portable disk prefect remote untracked git locks "
-        "experiments runs"
+        "state experiments runs"
     )
     assert levels == dict.fromkeys(subjects.split(), "ok")
     assert re.search(r"prefect  +http://127.0.0.1:\d+/api answers; its version is 3\.", done.out)
