@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PATH := $(BIN):$(PATH)
+# DVC's state is in a folder of this user, not in the one that all users share.
+export DVC_SITE_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/learner/dvc
 
 PACKAGE ?=
 COUNT ?=
@@ -11,6 +13,7 @@ COUNT ?=
 .PHONY: repro test durations fuzz crash mutants sweep-proof flows long format
 
 repro: .venv/installed
+	@mkdir -p -m 700 "$$DVC_SITE_CACHE_DIR"
 	dvc repro
 	@echo "The model is artifacts/model.mpk.gz. Run 'learner compare' next, after '. .venv/bin/activate'."
 

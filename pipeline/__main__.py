@@ -4,6 +4,7 @@ import os
 import sys
 
 from pipeline.collision import find_hidden_stages
+from pipeline.user_folder import use_private_site_cache
 
 FAILED = 1
 USAGE_ERROR = 2
@@ -23,6 +24,7 @@ def main() -> None:
         _exit(str(collision), USAGE_ERROR)
     for name, value in NO_ANALYTICS.items():
         os.environ.setdefault(name, value)
+    use_private_site_cache()
     from pipeline.cli import main as run_command_line
 
     run_command_line()

@@ -93,7 +93,8 @@ def _open() -> IO[str]:
     except OSError as error:
         raise StageError(
             f"{PROJECT_LOCK.resolve()} cannot be opened: {error.strerror}. If it belongs to another "
-            "user, run in your own clone, or ask that user to run `chmod -R a+rwX .runs`"
+            "user, run in your own clone, or ask that user to share it with a group: `chgrp -R GROUP .runs`, "
+            "`chmod -R g+rwX .runs`, and `find .runs -type d -exec chmod g+s {} +`"
         ) from error
 
 

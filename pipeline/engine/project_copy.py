@@ -21,6 +21,7 @@ from dvc.repo import Repo
 from dvc.utils.serialize import PARSERS
 
 from pipeline.git import find_head, git_error, run_git, try_git
+from pipeline.user_folder import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
 from stages.contracts.file_lock import hold_lock
 from stages.contracts.processes import pids_below
@@ -220,11 +221,19 @@ def _share_cache(root: Path, folder: Path) -> None:
     with Repo(str(root)) as repo:
         now = _read_settings(repo.config)
         now["cache"]["dir"] = repo.cache.local_cache_dir
-    now["core"]["site_cache_dir"] = str(
-        folder / ".dvc/tmp/site"
-    )  # otherwise a directory of each copy would remain
+    state = Path(isolate_site_cache(folder)[SITE_CACHE_VARIABLE])
+    state.mkdir(mode=0o700, parents=True)
+    now["core"]["site_cache_dir"] = str(state)
     with Config(os.fspath(folder / ".dvc")).edit("local", validate=False) as local:
         merge(local, now)
+
+
+def isolate_site_cache(folder: Path) -> dict[str, str]:
+    """Return the variables with which DVC keeps the state of the copy in *folder* there.
+
+    Otherwise a directory of each copy would remain. The variable precedes the settings of the copy.
+    """
+    return {SITE_CACHE_VARIABLE: str(folder / ".dvc/tmp/site")}
 
 
 def _read_settings(config: Config) -> Config:

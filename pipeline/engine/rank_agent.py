@@ -6,6 +6,7 @@ This module imports torch.distributed.elastic, so only `rank_launcher` imports i
 import os
 import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -72,6 +73,17 @@ class _LocalRendezvous(RendezvousHandler):
         return True
 
 
+def open_local_store() -> TCPStore:
+    """Return a store on a free port of the loopback interface.
+
+    Torch ignores the address of a store and listens on all interfaces, unless it gets an open socket.
+    """
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port = listener.getsockname()[1]
+        handle = listener.detach()  # the store closes it
+    return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=handle)
+
+
 class RankAgent(LocalElasticAgent):
     """An agent that leaves ranks that save the time they need, and ends the others soon after a failure.
 
@@ -81,7 +93,7 @@ class RankAgent(LocalElasticAgent):
     """
 
     def __init__(self, command: Sequence[str], ranks: int, folder: Path) -> None:
-        store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+        store = open_local_store()
         spec = WorkerSpec(
             role="default",
             local_world_size=ranks,

@@ -16,6 +16,9 @@ from typing import NoReturn
 from pipeline.engine.parent_death import request_parent_death_signal
 from pipeline.error_reports import REPORT_VARIABLE
 
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables with the interface on which the ranks listen for each other."""
+
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prepare this process for its rank, and execute the command in *arguments*."""
@@ -23,6 +26,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     _exit_with(parent)
     rank = int(os.environ["RANK"])
     os.environ[REPORT_VARIABLE] = str(report_of(folder, rank))
+    for variable in INTERFACE_VARIABLES:
+        os.environ.setdefault(variable, "lo")  # all ranks are on this host
     if rank >= first:
         _write_to(log_of(folder, rank), *([1] if rank == 0 else [1, 2]))
     os.execvp(command[0], command)  # noqa: S606  no shell

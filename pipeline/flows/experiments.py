@@ -20,6 +20,7 @@ from pipeline.engine.project_copy import (
     LOCK_SUFFIX,
     fetch_experiment,
     freeze,
+    isolate_site_cache,
     remove_orphaned,
     temporary_copy,
     wait_until_unused,
@@ -74,7 +75,8 @@ def run_experiment(
     remove_orphaned(place.parent)
     wait_until_unused(place, EXIT_SECONDS)
     with hold_lock(place.with_suffix(LOCK_SUFFIX)), temporary_copy(base, place) as folder:
-        run_dvc(command, {FLOW_RUN: flow_run}, log_line=log_line, deadline=deadline, folder=folder)
+        environment = {FLOW_RUN: flow_run, **isolate_site_cache(folder)}
+        run_dvc(command, environment, log_line=log_line, deadline=deadline, folder=folder)
         fetch_experiment(base, place, experiment.name)
     place.with_suffix(LOCK_SUFFIX).unlink(missing_ok=True)
 

@@ -1,6 +1,7 @@
 """New projects, which ``learner init`` creates for a user's own model and data."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from packaging.requirements import Requirement
 from pipeline import versions
 from pipeline.collision import find_collision
 from pipeline.git import run_git, try_git
+from pipeline.user_folder import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, StageError, closest
 from stages.contracts.files import write_text
 
@@ -217,6 +219,8 @@ def _git_and_dvc(directory: Path) -> list[str]:
     own = [] if top == directory.resolve() else ["--subdir"]
     _run_dvc(directory, "init", "--quiet", *own)
     (directory / ".dvc/config").write_text(DVC_CONFIG)
+    if state := os.environ.get(SITE_CACHE_VARIABLE):  # git ignores this file
+        (directory / ".dvc/config.local").write_text(f'[core]\n    site_cache_dir = "{state}"\n')
     return [".dvc/config", ".dvc/.gitignore"]
 
 

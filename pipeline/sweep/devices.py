@@ -1,8 +1,9 @@
 """GPUs of a sweep: the visible ones, and the claim of the GPUs of each job.
 
 A claim is a lock on a file for each device of the host. The kernel releases it when the job ends, and two
-sweeps, of the same or of different users, never share a device. A job claims all of its devices or none, so
-that no job waits for a device of another one that waits too.
+sweeps of one user never share a device; those of different users have to name theirs in
+``CUDA_VISIBLE_DEVICES``. A job claims all of its devices or none, so that no job waits for a device of
+another one that waits too.
 """
 
 import os
@@ -10,12 +11,12 @@ import re
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from pipeline.user_folder import make_user_folder
 from stages.contracts.errors import StageError
 from stages.contracts.file_lock import try_lock
 
@@ -75,10 +76,12 @@ def claim_devices(
             f"fit.device needs {count} GPUs, and {len(devices)} are visible. Name fewer devices, or run the "
             "sweep on a machine with more"
         )
-    folder = Path(tempfile.gettempdir()) / "learner-gpus"
-    with suppress(FileExistsError):
-        folder.mkdir()
-        folder.chmod(0o1777)
+    try:
+        folder = make_user_folder(f"gpus-{socket.gethostname()}")  # hosts may share the home folder
+    except OSError as error:
+        raise StageError(
+            f"no folder for the locks of GPUs: {error}. Set XDG_CACHE_HOME to another"
+        ) from error
     locks = {device: folder / f"{name}.lock" for device, name in _lock_names(devices).items()}
     while is_wanted():
         with _try_claim(locks, count) as claimed:
@@ -101,7 +104,7 @@ def _try_claim(locks: Mapping[str, Path], count: int) -> Iterator[dict[str, int]
         for place, device in enumerate(sorted(locks, key=lambda each: locks[each])):
             if len(claimed) == count or len(claimed) + len(locks) - place < count:
                 break
-            handle = _open(locks[device])
+            handle = os.open(locks[device], os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             stack.callback(os.close, handle)
             if try_lock(handle):
                 claimed[device] = handle
@@ -139,17 +142,3 @@ def _nvidia_smi() -> str:
         [program, "-L"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
     return done.stdout if done.returncode == 0 else ""
-
-
-def _open(path: Path) -> int:
-    """Open the lock file *path*, with O_CREAT only if it is missing.
-
-    In a shared folder many systems forbid O_CREAT for an existing file of another user.
-    """
-    try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        handle = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        with suppress(OSError):
-            os.fchmod(handle, 0o644)
-        return handle

@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -120,20 +120,24 @@ class DaskExecutor:
     @contextmanager
     def start(self) -> Iterator[Submit]:
         """Start the workers, or connect to the cluster."""
-        remote: dict[str, Any] = {"address": self.address, "timeout": TIMEOUT_SECONDS}
-        options = remote if self.address else self._local()
-        try:
-            client = self.distributed.Client(**options)
-        except OSError as error:
-            raise StageError(
-                f"no Dask scheduler answers at {self.address}: {error}. Start one, or set another --address"
-            ) from error
-        with client:
+        with ExitStack() as stack:
+            client = stack.enter_context(self._connect() if self.address else self._start_workers(stack))
 
             def submit(job: Job) -> Any:
                 return client.submit(run_and_return_error, job, pure=False, retries=0)
 
             yield submit
+
+    def _connect(self) -> Any:
+        try:
+            return self.distributed.Client(self.address, timeout=TIMEOUT_SECONDS)
+        except OSError as error:
+            raise StageError(
+                f"no Dask scheduler answers at {self.address}: {error}. Start one, or set another --address"
+            ) from error
+
+    def _start_workers(self, stack: ExitStack) -> Any:
+        return self.distributed.Client(stack.enter_context(self.distributed.LocalCluster(**self._local())))
 
     def task_runner(self) -> Any:
         """Return Prefect's task runner for Dask."""
@@ -143,8 +147,12 @@ class DaskExecutor:
         return self.prefect_dask.DaskTaskRunner(cluster_kwargs=self._local())
 
     def _local(self) -> dict[str, Any]:
-        """Return the options for a worker process for each point at a time."""
+        """Return the options for a worker process for each point at a time.
+
+        A scheduler runs any code that a client sends, so it accepts only those with its certificate.
+        """
         return {
+            "security": self.distributed.Security.temporary(),
             "n_workers": self.width,
             "threads_per_worker": 1,
             "processes": True,

@@ -22,6 +22,7 @@ from dvc.utils.cli_parse import to_path_overrides
 
 from pipeline.engine import dvc_patches
 from pipeline.engine.dvc_patches import StageCall, replace_command, write_lockfiles_once
+from pipeline.engine.project_copy import isolate_site_cache
 from pipeline.engine.reproduce import find_cause
 from pipeline.engine.signals import defer_signals
 from pipeline.flows.stage_recording import run_stage_of_dvc
@@ -46,6 +47,7 @@ def run_point(request: PointRequest) -> None:
     os.chdir(request.folder)
     sys.path[0] = request.folder  # the user's own modules are next to params.yaml
     os.environ.update({DVC_EXP_NAME: request.name, DVC_EXP_BASELINE_REV: request.head, **request.environment})
+    os.environ.update(isolate_site_cache(Path(request.folder)))
     with suppress(FileNotFoundError):
         Path(RUNS_FOLDER).unlink()  # the locks in it are those of one copy; the run stores are below the root
     for path, overrides in to_path_overrides(request.overrides).items():

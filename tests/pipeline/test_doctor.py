@@ -41,7 +41,9 @@ def silent_port():
 
 def test_repaired_project_has_no_problem_and_exit_code_0(finished, tmp_path):
     (tmp_path / "store").mkdir()
+    (tmp_path / "state").mkdir(mode=0o700)
     finished.dvc("remote", "add", "-d", "store", str(tmp_path / "store")).ok()
+    finished.dvc("config", "--local", "core.site_cache_dir", str(tmp_path / "state")).ok()
     lock = finished.folder / ".dvc/tmp/rwlock"
     lock.write_text("")
 
@@ -53,7 +55,7 @@ def test_repaired_project_has_no_problem_and_exit_code_0(finished, tmp_path):
     levels = {line.split()[1]: line.split()[0] for line in lines if line[0] != " "}
     subjects = (
         "packages extras patches params devices portable disk prefect remote untracked git locks "
-        "experiments runs"
+        "state experiments runs"
     )
     assert levels == dict.fromkeys(subjects.split(), "ok")
     assert "no API is configured: runs are not recorded in Prefect" in done.out

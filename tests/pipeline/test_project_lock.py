@@ -177,7 +177,7 @@ def test_lock_file_that_cannot_be_opened_is_reported_with_a_remedy(folder):
     PROJECT_LOCK.mkdir(parents=True)
 
     with (
-        pytest.raises(StageError, match=r"\.runs/lock cannot be opened: .*chmod -R a\+rwX"),
+        pytest.raises(StageError, match=r"\.runs/lock cannot be opened: .*chmod -R g\+rwX .*chmod g\+s"),
         project_lock(),
     ):
         pass

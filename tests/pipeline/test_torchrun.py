@@ -79,9 +79,11 @@ def read_outputs(project):
 
 def start_slurm_tasks(project, port):
     """Start what `srun` of the script starts on each of two hosts."""
-    [command] = re.findall(r"^srun (torchrun .*) &$", SCRIPT.replace("\\\n", ""), re.MULTILINE)
-    variables = {"SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "head": "127.0.0.1"}
-    return [start(project, command.replace("29500", port), **variables) for _ in range(2)]
+    [exported] = re.findall(r"^export (PET_.*)$", SCRIPT, re.MULTILINE)
+    [command] = re.findall(r"^srun (bash .*) &$", SCRIPT, re.MULTILINE)
+    command = f"env {exported} {command}".replace("29500", port).replace("PER_NODE=8", "PER_NODE=1")
+    variables = {"SLURM_NNODES": "2", "head": "127.0.0.1"}
+    return [start(project, command, **variables, SLURM_NODEID=str(node)) for node in range(2)]
 
 
 def test_commands_of_the_readme_train_on_two_hosts(project, expected, port, tmp_path):

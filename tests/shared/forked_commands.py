@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
-from pipeline.cli import main
+from pipeline.__main__ import main
 from pipeline.sweep.point_server import PRELOADED
 
 SHARED = (

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 
 import pytest
 
@@ -32,8 +31,7 @@ with claim_devices(sys.argv[2:], int(sys.argv[1]), lambda: True) as (devices, ha
 @pytest.fixture(autouse=True)
 def _separate_claims(tmp_path, monkeypatch):
     """Keep the lock files of claims in a folder of the test."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 @pytest.mark.parametrize(
