@@ -41,14 +41,12 @@ CONSTANTS = (int, float, str, bytes, type(None))
 def find_obstacle(components: Components) -> str | None:
     """Return the reason for which no step of a run can be captured, or None."""
     state, device, ranks = components.state, components.device, components.group.size
-    average = state.model.average
     model, guard = state.model.model, state.guard
     kind, optimizer = type(model).__name__, type(state.model.optimizer).__name__
     obstacles = [
         (ranks > 1, f"it has {ranks} ranks"),
         (device.type not in CAPTURE_DEVICES, f"{device} is not a CUDA device"),
         (state.model.needs_closure, f"{optimizer} evaluates a batch several times"),
-        (average is not None and average.is_per_step, "the average of the weights is updated in each step"),
         (hasattr(model, "optimize"), f"{kind} has a method optimize"),
         (not state.model.reads_flag, f"{optimizer} is not updated by a fused kernel without hooks"),
         (guard.rule.kind == "skip", "the host decides which batches non_finite skips"),

@@ -193,6 +193,8 @@ class CudaGraphStep(PlainStep):
                 self._flags.record_sum(results.sum_rows[slot], epoch, iteration)
             self._window.count(totals, capture.size)
             capture.has_sums = not ends
+        if ends:
+            self._state.end_step()
         means = results.means[slot]
         return transform(results.item, _clone) if self._readers - means.keys() else results.item, means
 
@@ -260,6 +262,7 @@ class CudaGraphStep(PlainStep):
             row = len(self._flags.names) + 1
             widths = {"rows": row, "sum_rows": row, "means": 2 * len(self._metrics)}
             self._capture.ring = ResultRing(self._device, MAX_PENDING_BATCHES, widths)
+        clear_gradients(self._model)  # so that the graph can use their memory
         try:
             run = partial(self._run, metrics, ends=self._ends)
             self._capture.graphs[self._ends] = self._capturer.capture(run)

@@ -77,7 +77,7 @@ class ModelState:
             self.model.optimize(self.optimizer, clipped, rate)
         else:
             self._stepper.step(gradients, None if self._drives_groups else rate, skip)
-        self._end_step()
+        self.end_step()
 
     def update_on_device(
         self, gradients: Sequence[Tensor | None], rates: Sequence[Tensor], skip: Tensor | None
@@ -124,9 +124,10 @@ class ModelState:
                     parameter.copy_(weight)
                 self.optimizer.load_state_dict(optimizer)
             raise
-        self._end_step()
+        self.end_step()
 
-    def _end_step(self) -> None:
+    def end_step(self) -> None:
+        """Update the average of the weights, if it is one over steps."""
         if self.average is not None:
             self.average.end_step(self.epoch + 1)
 

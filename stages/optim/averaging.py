@@ -28,11 +28,6 @@ class WeightAverage:
         self._update: Callable[[list[Tensor], list[Tensor], int], None] = _choose_update(config)
 
     @property
-    def is_per_step(self) -> bool:
-        """True if the average is updated after each step, not after each epoch."""
-        return isinstance(self.config, Ema)
-
-    @property
     def nbytes(self) -> int:
         """The bytes of the average."""
         return sum(each.nbytes for each in self._entries().values())
@@ -49,12 +44,12 @@ class WeightAverage:
 
     def end_step(self, epoch: int) -> None:
         """Update an exponential moving average after a step of *epoch*."""
-        if self.is_per_step and epoch >= self.config.start_epoch:
+        if isinstance(self.config, Ema) and epoch >= self.config.start_epoch:
             self._add()
 
     def end_epoch(self, epoch: int) -> None:
         """Update a mean over epochs after the training of *epoch*."""
-        if not self.is_per_step and epoch >= self.config.start_epoch:
+        if isinstance(self.config, Swa) and epoch >= self.config.start_epoch:
             self._add()
 
     @contextmanager

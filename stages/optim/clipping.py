@@ -4,7 +4,7 @@ The norms and the scaling of half-precision gradients are computed in float32; t
 sparse gradients stay sparse.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,7 +38,23 @@ def _clip_global_norm(gradients: Gradients, max_norm: float) -> list[Tensor | No
     # a half-precision gradient is replaced by its norm in float32, whose own norm is the same
     wide = [values if values.dtype == _wide(values) else _norm(values) for values in present]
     factor = _factor(torch.nn.utils.get_total_norm(wide), max_norm)
-    return [None if g is None else _scale(g, factor.to(g.device, non_blocking=True)) for g in gradients]
+    scaled = {id(each): new for each, new in zip(*_scale_alike(gradients, factor), strict=True)}
+    return [
+        scaled.get(id(g))
+        if g is None or id(g) in scaled
+        else _scale(g, factor.to(g.device, non_blocking=True))
+        for g in gradients
+    ]
+
+
+def _scale_alike(gradients: Gradients, factor: Tensor) -> tuple[list[Tensor], Sequence[Tensor]]:
+    """Return those of *gradients* that have the dtype and the device of *factor*, and what it scales them to.
+
+    On a GPU one kernel scales many of them, as in `torch.nn.utils.clip_grads_with_norm_`.
+    """
+    kind = factor.dtype, factor.device
+    alike = [g for g in gradients if type(g) is Tensor and not g.is_sparse and (g.dtype, g.device) == kind]
+    return alike, torch._foreach_mul(alike, factor) if alike else ()  # noqa: SLF001  no public name
 
 
 def _factor(norm: Tensor, max_norm: float) -> Tensor:

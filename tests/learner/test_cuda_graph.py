@@ -234,6 +234,9 @@ RUNS = {
         "optimizer": Sgd(momentum=0.9),
         "change": lambda builder: builder.grads_accumulation(3),
     },
+    "averaged over steps": {
+        "change": lambda builder: builder.average_weights(Ema(decay=0.9)).grads_accumulation(2)
+    },
     "averaged over epochs": {"change": lambda builder: builder.average_weights(Swa(start_epoch=2))},
     "groups with options, some frozen": {
         "optimizer": GroupedOptimizer(
@@ -356,9 +359,6 @@ OBSTACLES = {
         "optimizer": lambda model: torch.optim.AdamW(model.parameters(), fused=False)
     },
     "Adam is not updated by a fused kernel without hooks": {"optimizer": with_hook},
-    "the average of the weights is updated in each step": {
-        "change": lambda builder: builder.average_weights(Ema(decay=0.9))
-    },
     "an option of it, besides the rate, changes": {
         "optimizer": lambda model: torch.optim.Adam(model.parameters(), fused=True),
         "rate": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100),

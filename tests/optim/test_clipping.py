@@ -1,9 +1,12 @@
 """Gradient clipping by value, by norm and by global norm."""
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.optim import ClipByGlobalNorm, ClipByNorm, ClipByValue, clip
 
@@ -87,3 +90,23 @@ def test_sparse_gradient_is_clipped_like_the_dense_one_and_stays_sparse(clipping
     assert found[2].is_sparse
     assert torch.equal(found[0].to_dense(), clip([full.to_dense()], clipping)[0])
     assert torch.equal(found[2].to_dense(), torch.zeros(4, dtype=dtype))
+
+
+def test_one_launch_scales_all_gradients_of_a_global_clipping():
+    gradients = [torch.ones(3, device="meta") for _ in range(100)]
+
+    with CountOperations() as counter:
+        clip(gradients, ClipByGlobalNorm(max_norm=1.0))
+
+    assert counter.counts["aten._foreach_mul.Tensor"] == 1
+    assert counter.counts["aten.mul.Tensor"] == 1, "that of the factor"
+
+
+class CountOperations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.counts[str(function)] += 1
+        return function(*args, **(kwargs or {}))
