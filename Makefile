@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PATH := $(BIN):$(PATH)
+unexport PYTHONDONTWRITEBYTECODE  # the processes of the tests share compiled modules
 
 PACKAGE ?=
 COUNT ?=
@@ -17,9 +18,9 @@ repro: .venv/installed
 test: .venv/installed-test
 	ruff format --check .
 	ruff check .
-	mypy
 	python tests/lint
-	pytest --numprocesses 3 --dist loadfile  # three processes on two cores: many tests wait for a server
+	mypy > /dev/null & pytest --numprocesses 3 --dist loadfile  # three on two cores: some tests wait for a server
+	mypy  # its cache was filled beside the tests
 
 durations: .venv/installed-test  # after tests were added or changed: the order in which `make test` starts the files
 	pytest --numprocesses 3 --dist loadfile --store-durations
