@@ -6,6 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 export PATH := $(BIN):$(PATH)
 # DVC's state is in a folder of this user, not in the one that all users share.
 export DVC_SITE_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/learner/dvc
+unexport PYTHONDONTWRITEBYTECODE  # the processes of the tests share compiled modules
 
 PACKAGE ?=
 COUNT ?=
@@ -20,9 +21,9 @@ repro: .venv/installed
 test: .venv/installed-test
 	ruff format --check .
 	ruff check .
-	mypy
 	python tests/lint
-	pytest --numprocesses 3 --dist loadfile  # three processes on two cores: many tests wait for a server
+	mypy > /dev/null & pytest --numprocesses 3 --dist loadfile  # three on two cores: some tests wait for a server
+	mypy  # its cache was filled beside the tests
 
 durations: .venv/installed-test  # after tests were added or changed: the order in which `make test` starts the files
 	pytest --numprocesses 3 --dist loadfile --store-durations
