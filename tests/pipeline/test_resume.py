@@ -95,7 +95,9 @@ def test_unknown_revision_is_an_error_with_exit_code_2(two_epochs):
     done = two_epochs.learner("resume", "nowhere", "--epoch", "1")
 
     assert (done.code, done.out) == (2, "")
-    message = "error: unknown Git revision 'nowhere': not an experiment, tag, branch or commit of this repository"
+    message = (
+        "error: unknown Git revision 'nowhere': not an experiment, tag, branch or commit of this repository"
+    )
     assert done.err.startswith(message)
     assert done.err.count("\n") == 1
 
