@@ -99,6 +99,14 @@ class Browser:
         """Show the file or the URL *page*."""
         self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
 
+    def clear(self):
+        """Show an empty page of the default size, and forget all events."""
+        self.call("Emulation.clearDeviceMetricsOverride")
+        self.call("Emulation.setEmulatedMedia", features=[])
+        self.open("about:blank")
+        self.wait("location.href === 'about:blank' && document.readyState === 'complete'")
+        self.events.clear()
+
     def resize(self, width, height=900, scheme="light"):
         """Set the size of the page in pixels, and whether it is light or dark."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}

@@ -8,27 +8,34 @@ import shutil
 
 import pytest
 from pages import page
+from projects import Project
+from templates import finished_template, template
 
 NAMES = ["workspace", "big", "longer", "<script>broken=1<"]
 
 
 @pytest.fixture(scope="module")
-def with_experiments(_finished, tmp_path_factory):
+def with_experiments(home, tmp_path_factory):
     """Return a project with three experiments in addition to the run on HEAD."""
-    project = _finished.copied_to(tmp_path_factory.mktemp("experiments") / "project")
+    made = Project(template("experiments", run_experiments, home), home)
+    return made.copied_to(tmp_path_factory.mktemp("experiments") / "project")
+
+
+def run_experiments(project):
+    """Make *project* a finished one with three experiments."""
+    finished_template(project.environment["PREFECT_HOME"]).copied_to(project.folder)
     changes = ("fit.batch_size=64", "fit.num_epochs=3", "fit.seed=7")
     for name, change in zip(NAMES[1:], changes, strict=True):
-        project.ok("dvc", "exp", "run", "-q", "-n", name, "-S", change)
+        project.dvc("exp", "run", "-q", "-n", name, "-S", change).ok()
         project.ok("git", "checkout", "-q", ".")
-    project.ok("dvc", "checkout", "-q")
-    return project
+    project.dvc("checkout", "-q").ok()
 
 
 @pytest.fixture(scope="module")
 def outcomes(with_experiments):
     """Run every `learner` command of the README, and return their outcomes."""
     commands = [each for each in page("pipeline/comparison/README.md").commands() if "learner" in each]
-    return {each: with_experiments.learner(*shlex.split(each)[1:], BROWSER="true") for each in commands}
+    return {each: with_experiments.call(*shlex.split(each)[1:], BROWSER="true") for each in commands}
 
 
 @pytest.fixture
@@ -41,14 +48,14 @@ def page_browser(outcomes, with_experiments, browser):
 
 def compare(project, *arguments):
     """Return the output of `learner compare --json`."""
-    return json.loads(project.learner("compare", "--json", *arguments).out)
+    return json.loads(project.call("compare", "--json", *arguments).out)
 
 
 def test_every_format_lists_the_workspace_and_all_experiments(with_experiments):
     found = compare(with_experiments)
-    text = with_experiments.learner("compare").out
-    markdown = with_experiments.learner("compare", "--md").out
-    table = list(csv.DictReader(with_experiments.learner("compare", "--csv").out.splitlines()))
+    text = with_experiments.call("compare").out
+    markdown = with_experiments.call("compare", "--md").out
+    table = list(csv.DictReader(with_experiments.call("compare", "--csv").out.splitlines()))
 
     assert [run["name"] for run in found["runs"]] == NAMES
     assert found["differing"] == ["fit.num_epochs", "fit.batch_size", "fit.seed"]
@@ -108,12 +115,11 @@ def test_compare_accepts_any_revision_and_sorts_by_a_key(with_experiments):
         (["compare", "--open"], "Add --html FILE, or --watch"),
         (["compare", "--port", "8000"], "Add --watch"),
         (["compare", "--watch", "--json"], "--watch and --json exclude each other. Keep one of them"),
-        (["plot", "Los"], "Did you mean"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )
 def test_invalid_argument_is_an_error_with_advice(with_experiments, arguments, message):
-    done = with_experiments.learner(*arguments)
+    done = with_experiments.call(*arguments)
 
     assert (done.code, done.out) == (2, "")
     assert message in done.err
@@ -130,14 +136,14 @@ def test_invalid_argument_is_an_error_with_advice(with_experiments, arguments, m
     ],
 )
 def test_output_that_cannot_be_written_is_an_error_with_advice(finished, arguments, tmp_path):
-    refused = finished.learner(*arguments, str(tmp_path))
+    refused = finished.call(*arguments, str(tmp_path))
 
     assert refused.code == 2
     assert refused.err == f"error: {tmp_path} cannot be written: it is a folder. Name another file\n"
 
 
 def test_standard_output_has_only_the_requested_format_if_a_page_is_written_too(finished):
-    written = finished.learner("compare", "--json", "--html", "runs.html")
+    written = finished.call("compare", "--json", "--html", "runs.html")
 
     assert [run["name"] for run in json.loads(written.out)["runs"]] == ["workspace"]
     assert written.err.startswith("wrote runs.html, ")
@@ -146,7 +152,7 @@ def test_standard_output_has_only_the_requested_format_if_a_page_is_written_too(
 def test_output_below_a_file_is_an_error_with_advice(finished, tmp_path):
     (tmp_path / "file").touch()
 
-    refused = finished.learner("data", "--output", str(tmp_path / "file/data.png"))
+    refused = finished.call("data", "--output", str(tmp_path / "file/data.png"))
 
     assert refused.code == 2
     assert refused.err.endswith("data.png cannot be written: File exists. Name another file\n")
@@ -157,7 +163,7 @@ def test_notes_report_missing_outputs_and_edited_params(with_experiments, tmp_pa
     shutil.rmtree(copy.folder / ".dvc/cache/files")
     copy.edit("params.yaml", "batch_size: 32", "batch_size: 16")
 
-    done = copy.learner("compare")
+    done = copy.call("compare")
 
     assert done.code == 0
     assert "workspace: params.yaml was edited since: fit.batch_size" in done.out
@@ -168,7 +174,7 @@ def test_notes_report_missing_outputs_and_edited_params(with_experiments, tmp_pa
 
 
 def test_dvc_plots_include_batch_curves_and_the_confusion_matrix(with_experiments):
-    shown = json.loads(with_experiments.run("dvc", "plots", "diff", "big", "longer", "--json").out)
+    shown = json.loads(with_experiments.dvc("plots", "diff", "big", "longer", "--json").out)
 
     [curve] = shown["data"]["artifacts/plots/iterations/train/Loss.tsv"]
     assert "errors" not in shown
@@ -179,8 +185,8 @@ def test_dvc_plots_include_batch_curves_and_the_confusion_matrix(with_experiment
 
 def test_curve_is_plotted_in_the_terminal_and_as_an_image(with_experiments, outcomes, tmp_path):
     curves = outcomes["learner plot Loss"].out
-    batches = with_experiments.learner("plot", "valid/Loss", "big", "longer", "--iterations").out
-    with_experiments.learner("plot", "valid/Loss", "big", "longer", "--png", str(tmp_path / "loss.png"))
+    batches = with_experiments.call("plot", "valid/Loss", "big", "longer", "--iterations").out
+    with_experiments.call("plot", "valid/Loss", "big", "longer", "--png", str(tmp_path / "loss.png"))
 
     assert re.findall(r"^\w+/Loss$", curves, re.MULTILINE) == ["valid/Loss", "train/Loss"]
     assert "━━ workspace  ━━ big  ━━ longer  ━━ <script>" in curves
@@ -198,10 +204,18 @@ def test_page_without_vl_convert_is_an_error_with_the_command_to_install_it(with
         "compare", "--html", str(tmp_path / "page.html"), PYTHONPATH=str(tmp_path)
     )
 
-    assert (done.code, "Traceback" in done.err) == (1, False)
+    assert (done.code, done.out, "Traceback" in done.err) == (1, "", False)
     assert "pip install 'learner-pipeline[page]'" in done.err
     assert not (tmp_path / "page.html").exists()
-    assert with_experiments.learner("compare", PYTHONPATH=str(tmp_path)).code == 0
+    without_page = with_experiments.learner("compare", PYTHONPATH=str(tmp_path))
+    assert without_page == with_experiments.call("compare")
+
+
+def test_plot_prints_a_mistake_to_standard_error(with_experiments):
+    done = with_experiments.learner("plot", "Los")
+
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: no run has a metric 'Los'. Did you mean")
 
 
 def test_every_learner_command_of_the_readme_succeeds(outcomes):

@@ -1,9 +1,14 @@
-"""A reader uses the page of 300 runs in a real browser, without an error in its console."""
+"""A reader uses the page of 300 runs in a real browser, without an error in its console.
+
+`test_page_model.py` tests what the script computes without a browser; the cases here that take seconds each
+are long.
+"""
 
 import json
 
 import numpy as np
 import pytest
+from long_tests import long
 
 from pipeline.comparison.collection import PlotData
 from pipeline.comparison.page import build_content, build_page
@@ -121,6 +126,7 @@ def test_table_sorts_groups_and_shows_deltas_to_the_pinned_run(reader):
     reader.wait("document.querySelectorAll('#runs tbody:last-of-type tr').length === 1")
 
 
+@pytest.mark.long
 def test_count_and_means_of_a_group_include_the_baseline(reader):
     kind = reader.run("table.params.kind[baselineRun()]")
     reader.write("#search", "run-00")  # nine runs, of which the first is the baseline
@@ -139,6 +145,7 @@ def test_count_and_means_of_a_group_include_the_baseline(reader):
     assert reader.run(ROWS).count("run-001") == 1
 
 
+@pytest.mark.long
 def test_only_ticked_runs_have_curves_and_each_has_its_own_style(reader):
     assert len(read_styles(reader)) == 10
 
@@ -160,12 +167,14 @@ def test_only_ticked_runs_have_curves_and_each_has_its_own_style(reader):
     assert reader.run("document.querySelector('#curves h3').textContent") == "Loss, train"
 
 
+@pytest.mark.long
 def test_curve_shows_its_values_when_the_mouse_is_over_it(reader):
     reader.hover("#curves .card:first-child svg")
     reader.wait("document.querySelector('#vg-tooltip-element.visible')")
     assert "run-002 valid" in reader.run("document.querySelector('#vg-tooltip-element').textContent")
 
 
+@pytest.mark.long
 def test_scatter_and_parallel_coordinates_follow_the_choices(reader):
     show(reader, "#scatter")
     points = "document.querySelectorAll('#scatter .mark-symbol path').length"
@@ -194,6 +203,7 @@ def test_scatter_and_parallel_coordinates_follow_the_choices(reader):
     ) == ["rate", "kind"]
 
 
+@pytest.mark.long
 def test_confusion_matrices_of_two_runs_and_their_difference_are_side_by_side(reader):
     show(reader, "#confusion .card:last-child")
     titles = "[...document.querySelectorAll('#confusion h3')].map(each => each.textContent)"
@@ -210,6 +220,7 @@ def test_confusion_matrices_of_two_runs_and_their_difference_are_side_by_side(re
     assert len(cells) == 16
 
 
+@pytest.mark.long
 def test_keyboard_ticks_moves_and_pins(reader):
     active = "document.activeElement.getAttribute('aria-label')"
     reader.run("document.querySelector('#runs tr[data-run] input').focus()")
@@ -234,6 +245,7 @@ def test_keyboard_ticks_moves_and_pins(reader):
     reader.wait("document.activeElement.id === 'tab-iterations' && view === 'iterations'")
 
 
+@pytest.mark.long
 def test_controls_and_charts_have_names_for_screen_readers(reader):
     unnamed = reader.run("""[...document.querySelectorAll('input, select, button')].filter(each =>
         !each.getAttribute('aria-label') && !each.textContent.trim() && !each.labels?.length).length""")
@@ -248,8 +260,9 @@ def test_controls_and_charts_have_names_for_screen_readers(reader):
     )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 600])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1400, "light"), long(1400, "dark"), long(600, "light"), long(600, "dark")]
+)
 def test_page_fits_and_draws_every_chart(reader, width, scheme):
     reader.resize(width, 6000, scheme)
     reader.wait("[...charts.values()].every(chart => chart.near && !chart.stale && chart.view)")
@@ -267,7 +280,9 @@ def test_page_fits_and_draws_every_chart(reader, width, scheme):
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 28)"}[scheme]
 
 
-@pytest.mark.parametrize("losses", [[], [float("nan")] * 3, [float("inf"), 1.0, 1.0], [1e300, 1.0, -1e300]])
+@pytest.mark.parametrize(
+    "losses", [[], long([float("nan")] * 3), long([float("inf"), 1.0, 1.0]), [1e300, 1.0, -1e300]]
+)
 def test_page_of_runs_without_values_or_batches_has_no_error(browser, tmp_path, losses):
     metrics = {}
     if losses:

@@ -1,5 +1,6 @@
 """`learner compare --watch` serves the page on loopback, and it follows the runs."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from threading import Thread
 
 import httpx
 import pytest
-from waiting import LIMIT_SECONDS
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.comparison.runs import ViewOptions
 from pipeline.comparison.watch import Watcher, build_server
@@ -49,7 +50,7 @@ def test_data_is_sent_only_if_a_run_has_changed(client, finished):
     assert [run["name"] for run in first.json()["table"]["runs"]] == ["workspace"]
     assert client.get("/data.json", headers=headers).status_code == 304
 
-    finished.ok("dvc", "exp", "save", "-q", "-n", "saved")
+    finished.dvc("exp", "save", "-q", "-n", "saved").ok()
     second = client.get("/data.json", headers=headers)
     assert second.status_code == 200
     assert [run["name"] for run in second.json()["table"]["runs"]] == ["workspace", "saved"]
@@ -61,8 +62,9 @@ def read_column(client, key):
     return next(column["order"] for column in columns if column["key"] == key)
 
 
-def test_values_of_a_run_at_work_are_those_at_its_last_heartbeat(client):
+def test_values_of_a_run_at_work_are_those_at_its_last_heartbeat(client, finished):
     """The values follow the run within an epoch, also after a line that was incomplete when it was read."""
+    finished.edit("params.yaml", "dropout: 0.5", "dropout: 0.25")
     found = []
     with open_store(Path(".runs"), {}) as store:
         log = store.path / "train/epoch-1/Loss.log"
@@ -72,12 +74,16 @@ def test_values_of_a_run_at_work_are_those_at_its_last_heartbeat(client):
             log.write_text(lines)
             heartbeat.step(Progress(epochs=9, epoch=1, batch=step))
             found.append(read_column(client, "train/Loss")[-1])
+        table = client.get("/data.json").json()["table"]
 
     assert found == [2, 2, 3]
+    assert [run["name"] for run in table["runs"]] == ["workspace", f"at work {store.key}"]
+    assert table["params"]["build_learner.model.dropout"] == ["0.5", "0.25"]
+    assert len(read_column(client, "train/Loss")) == 1
 
 
 def test_outputs_that_leave_the_cache_or_return_to_it_are_noticed(client, finished):
-    finished.ok("dvc", "exp", "save", "-q", "-n", "saved")
+    finished.dvc("exp", "save", "-q", "-n", "saved").ok()
     md5 = find_output_md5(Path("artifacts/metrics.json"))
     path, moved = Path(".dvc/cache/files/md5", md5[:2], md5[2:]), Path("moved")
 
@@ -122,12 +128,29 @@ def test_file_that_cannot_be_read_is_reported_until_it_is_repaired(client):
 def test_port_in_use_is_an_error_with_advice(finished, monkeypatch):
     monkeypatch.chdir(finished.folder)
     with build_server(Watcher(None, ViewOptions()), 0) as server:
-        done = finished.learner("compare", "--watch", "--port", str(server.server_port))
+        done = finished.call("compare", "--watch", "--port", str(server.server_port))
 
     assert done.code == 2
     assert f"port {server.server_port} cannot be used: Address already in use. Name another" in done.err
 
 
+def test_server_prints_its_address_and_stops_after_a_signal(finished, tmp_path):
+    log = tmp_path / "log"
+    server = finished.start_fork("pipeline", "compare", "--watch", log=log)
+    [address] = wait_until(
+        lambda: re.findall(r"^serving the page at (http://127\.0\.0\.1:\d+/), ", log.read_text()),
+        log.read_text,
+        server,
+    )
+    assert httpx.get(address, trust_env=False, timeout=LIMIT_SECONDS).status_code == 200
+
+    server.send_signal(signal.SIGINT)
+
+    assert server.wait(LIMIT_SECONDS) == 130
+    assert log.read_text().splitlines()[1:] == [f"SIGINT: stopped serving {address}"]
+
+
+@pytest.mark.long
 def test_page_follows_a_run_at_work_and_keeps_the_filters(finished, browser):
     learner = (sys.executable, "-m", "pipeline")
     with running(finished, *learner, "compare", "--watch") as server:
