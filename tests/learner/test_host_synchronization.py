@@ -1,4 +1,7 @@
-"""No step of a run on an accelerator waits for it; the values of 64 steps are read in one transfer."""
+"""No step of a run on an accelerator waits for it; the values of 64 steps are read in one transfer.
+
+The device `meta` takes long, so most tests read those of `FEW` steps in one.
+"""
 
 import pytest
 import torch
@@ -7,7 +10,7 @@ from host_synchronization import BatchesOnDevice, CountSynchronizations
 from stages.checkpoints import FileCheckpointer
 from stages.checkpoints.file_names import STEP_FOLDER, list_epochs
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
-from stages.learner import LearnerBuilder
+from stages.learner import LearnerBuilder, metering
 from stages.metrics import AccuracyMetric, LossMetric
 from stages.models import Cnn, Mlp
 from stages.optim import Adam, ClipByGlobalNorm, DeviceGuard, NonFiniteError, Sgd
@@ -15,7 +18,8 @@ from stages.optim.mixed_precision import MixedPrecision
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 
-STEPS = 200
+FEW = 8
+STEPS = 2 * FEW + 4
 MODELS = {"cnn": lambda: Cnn((1, 28, 28), 10), "mlp": lambda: Mlp((1, 8, 8), 10)}
 
 
@@ -29,17 +33,26 @@ def build(directory, model, monkeypatch, clipping=None, optimizer=None):
     return builder.build(model, optimizer or Adam(), 0.1)
 
 
-@pytest.mark.parametrize("clipping", [None, ClipByGlobalNorm(max_norm=1.0)])
-@pytest.mark.parametrize("name", MODELS)
-def test_host_reads_the_device_once_in_64_steps(name, clipping, tmp_path, monkeypatch):
+CLIPPING = ClipByGlobalNorm(max_norm=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "clipping", "pending"), [("mlp", None, 64), ("mlp", CLIPPING, FEW), ("cnn", CLIPPING, FEW)]
+)
+def test_host_reads_the_device_once_in_64_steps(name, clipping, pending, tmp_path, monkeypatch):
+    if pending == FEW:
+        monkeypatch.setattr(metering, "MAX_PENDING_BATCHES", FEW)
     shape = {"cnn": (1, 28, 28), "mlp": (1, 8, 8)}[name]
     learner = build(tmp_path, MODELS[name](), monkeypatch, clipping)
 
     with CountSynchronizations() as counter:
-        learner.fit(BatchesOnDevice(shape, STEPS), BatchesOnDevice(shape, STEPS))
+        learner.fit(BatchesOnDevice(shape, pending + 2), BatchesOnDevice(shape, pending - 1))
 
-    reads_per_split = STEPS // 64 + 1  # every 64 steps, and the rest of the epoch
-    assert counter.counts == {"device to host": 2 * reads_per_split + 1}
+    in_training, in_validation = (
+        2,
+        1,
+    )  # when the values of `pending` steps are there, and at the end of an epoch
+    assert counter.counts == {"device to host": in_training + in_validation + 1}
 
 
 def test_host_reads_the_device_once_in_64_steps_of_fp16(tmp_path, monkeypatch):
@@ -49,13 +62,14 @@ def test_host_reads_the_device_once_in_64_steps_of_fp16(tmp_path, monkeypatch):
         return mixed
 
     monkeypatch.setattr("stages.learner.run_state.MixedPrecision", build_mixed_precision)
+    monkeypatch.setattr(metering, "MAX_PENDING_BATCHES", FEW)
     learner = build(tmp_path, MODELS["mlp"](), monkeypatch)
 
     with CountSynchronizations() as counter:
         learner.fit(BatchesOnDevice((1, 8, 8), STEPS), BatchesOnDevice((1, 8, 8), STEPS))
 
     assert type(learner._state.guard) is DeviceGuard
-    assert counter.counts == {"device to host": 2 * (STEPS // 64 + 1) + 1}
+    assert counter.counts == {"device to host": 2 * (STEPS // FEW + 1) + 1}
 
 
 def test_resident_data_is_copied_to_the_device_once_and_the_order_once_per_epoch(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from long_tests import long
 from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
@@ -82,8 +83,15 @@ def uninterrupted(tmp_path_factory):
     return read_run_files(directory)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("stop_after", STEPS)
+STEPS_WITH_WORKERS = (3, TRAIN_BATCHES + 1, 2 * (TRAIN_BATCHES + VALID_BATCHES))
+"""Stops within training, within validation, and at the end of an epoch."""
+
+
+@pytest.mark.parametrize(
+    ("stop_after", "workers"),
+    [(step, 0) for step in STEPS]
+    + [(step, 2) if step in STEPS_WITH_WORKERS else long(step, 2) for step in STEPS],
+)
 def test_run_stopped_twice_at_any_step_equals_uninterrupted_run(stop_after, workers, uninterrupted, tmp_path):
     first = run(tmp_path, stop_after, workers)
     second = run(tmp_path, stop_after=1, workers=workers)

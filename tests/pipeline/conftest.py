@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from prefect_servers import running_server
 from waiting import LIMIT_SECONDS, wait_until
+
+os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "false"  # or a thread without settings starts a server
 
 
 def program(name):
@@ -58,6 +61,8 @@ def server(tmp_path_factory, database):
     """Yield the address of a server that all tests of this process share."""
     with running_server(tmp_path_factory.mktemp("server"), database) as shared:
         yield shared.address
+        if handlers := sys.modules.get("prefect.logging.handlers"):
+            handlers.APILogHandler.flush()  # while the server responds
 
 
 @pytest.fixture

@@ -1,19 +1,50 @@
-"""Runs of the flow in the process of a test, recorded by a server."""
+"""Runs of the flow, recorded by a server, in the process of a test if they start no threads."""
 
+import logging
 import os
 import threading
+import uuid
 from pathlib import Path
 
+import prefect.flow_engine
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect_servers import Api
 from waiting import wait_until
 
 from pipeline.engine.lock import project_lock
 from pipeline.engine.reproduce import select_stages
+from pipeline.flows import prefect_patches
 from pipeline.flows.flow import learner, run_from_command_line
+from pipeline.flows.task_run import GPU_LIMIT, count_gpus, gpu_slots
 from pipeline.versions import VERSIONS
+from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, StageError
 
+MODEL = """
+from pathlib import Path
+from torch import nn
+from stages.models.steps import ClassificationStep
+
+class FailingOnce(ClassificationStep, nn.Sequential):
+    def __init__(self, input_shape, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+        self.steps = 0
+
+    def train_step(self, batch):
+        self.steps += 1
+        if self.steps == 50 and not Path("failed").exists():
+            Path("failed").touch()
+            raise RuntimeError("failed once")
+        return super().train_step(batch)
+"""
+RUN_TWICE = """
+from pipeline.flows.flow import learner
+
+for overrides in (["fit.num_epochs=3", "fit.batch_size=32", "fit.seed=7"], ["fit.num_epochz=3"]):
+    state = learner(experiment=False, targets=["fit"], overrides=overrides, return_state=True)
+    print(state.name, state.state_details.flow_run_id)
+"""
 FIRST = "create-artifact-dir"
 
 
@@ -35,12 +66,80 @@ def is_watched():
     return any(each.name == "server-outage" for each in threading.enumerate())
 
 
-@pytest.mark.long
 def test_run_that_exceeds_its_timeout_names_the_interrupted_stage(workspace):
     state = run(timeout_seconds=0.01)
 
     assert state.name == "TimedOut"
     assert f"timed out after 0.01 s (timeout_seconds): {FIRST} was interrupted" in state.message
+    assert state.message.endswith("Run the deployment again with the same params to resume")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, checked_out, server):
+    """Return a project, and the final state and the id of a run that is retried and of an invalid run."""
+    project = checked_out(tmp_path_factory.mktemp("runs") / "project")
+    (project.folder / "failing.py").write_text(MODEL)
+    (project.folder / "run_twice.py").write_text(RUN_TWICE)
+    project.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "failing:FailingOnce"')
+    lines = project.fork("run_twice", PREFECT_API_URL=server).out.splitlines()
+    return project, *(line.split() for line in lines[-2:])
+
+
+def test_failed_fit_is_retried_and_resumes(runs, server):
+    """The model fails at step 50, in the second of three epochs; params keep the overrides of the run."""
+    project, (state, run), _ = runs
+    api = Api(server)
+
+    assert state == "Completed"
+    assert api.wait_for_log(run, "RuntimeError: failed once")
+    assert api.wait_for_log(run, "resuming run")
+    tasks = api.find("task_runs", run)
+    assert [task["run_count"] for task in tasks if task["name"].startswith("fit")] == [2]
+    assert read_yaml(project.folder / "params.yaml")["fit"]["num_epochs"] == 3
+    assert "fit" not in project.dvc("status", "fit").ok()
+
+
+def test_invalid_override_fails_the_run_without_a_traceback(runs, server):
+    _, _, (state, run) = runs
+
+    assert state == "Failed"
+    assert Api(server).wait_for_log(run, "-S fit.num_epochz=3: ")
+    assert not any("Traceback" in line for line in Api(server).logs(run))
+
+
+def test_training_holds_one_slot_for_each_gpu(workspace, server):
+    workspace.edit("params.yaml", "device: auto", "device: cpu")
+    api, logger = Api(server), logging.getLogger(__name__)
+
+    def count_held():
+        return api.get(f"v2/concurrency_limits/{GPU_LIMIT}")["active_slots"]
+
+    with gpu_slots(logger, 2):
+        pass  # the server has no such limit
+    limit = api.post("v2/concurrency_limits/", {"name": GPU_LIMIT, "limit": 2})
+    try:
+        with gpu_slots(logger):
+            assert (count_gpus(), count_held()) == (0, 0)
+        with gpu_slots(logger, 2):
+            assert count_held() == 2
+        assert count_held() == 0
+        refused = pytest.raises(StageError, match="cannot acquire 3 slots of the concurrency limit 'gpu'")
+        with refused, gpu_slots(logger, 3):
+            pass
+    finally:
+        api.delete(f"v2/concurrency_limits/{limit['id']}")
+
+
+def test_run_continues_without_its_concurrency_slot(server, caplog):
+    prefect_patches.apply()
+
+    with (
+        temporary_settings({PREFECT_API_URL: server}),
+        prefect.flow_engine.maintain_concurrency_lease(
+            uuid.uuid4(), 300, raise_on_lease_renewal_failure=True
+        ),
+    ):
+        wait_until(lambda: "slots are no longer reserved" in caplog.text)
 
 
 def test_run_of_targets_without_fit_completes_in_a_workspace_without_results(project, server, monkeypatch):

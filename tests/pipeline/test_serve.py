@@ -5,16 +5,14 @@ The model waits while a file exists, so that a test can act during a run. Each t
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from prefect_servers import Api
 from ruamel.yaml import YAML
 from waiting import LIMIT_SECONDS, wait_until
 
@@ -23,7 +21,6 @@ from pipeline.flows.serving import Plan
 from pipeline.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, StageError
 
-ENDED = {"Completed", "Failed", "Crashed", "Cancelled", "TimedOut"}
 MODEL = """
 import os, select, signal, socket
 from pathlib import Path
@@ -48,98 +45,8 @@ class Waiting(ClassificationStep, nn.Sequential):
                 if select.select([arrived], [], [], 0.02)[0] and arrived.recv(99):
                     (ROOT / "signaled").touch()
             signal.set_wakeup_fd(before)
-        if (ROOT / "fail").exists() and self.steps == 50:
-            (ROOT / "fail").unlink()
-            raise RuntimeError("failed once")
         return super().train_step(batch)
 """
-
-
-class Api:
-    """A client of the REST API of a Prefect server."""
-
-    def __init__(self, address):
-        self.address = address
-
-    def get(self, path):
-        return self._send(f"{self.address}/{path}")
-
-    def post(self, path, body):
-        request = urllib.request.Request(  # noqa: S310  loopback
-            f"{self.address}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        return self._send(request)
-
-    @staticmethod
-    def _send(request):
-        """Send *request* and return its response; repeat it after HTTP 503 from a busy server on SQLite."""
-
-        def responded():
-            try:
-                with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
-                    return [answer.read()]
-            except urllib.error.HTTPError as error:
-                if error.code == 503:
-                    return None
-                raise AssertionError(error) from error
-
-        [text] = wait_until(responded)
-        return json.loads(text) if text else None
-
-    def deployment(self, name):
-        return self.get(f"deployments/name/learner/{name}")
-
-    def start(self, name, **parameters):
-        """Create a run of deployment *name* and return its id."""
-        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-        return self.post(f"deployments/{self.deployment(name)['id']}/create_flow_run", body)["id"]
-
-    def cancel(self, run):
-        self.post(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
-
-    def state(self, run):
-        return self.get(f"flow_runs/{run}")["state_name"]
-
-    def wait(self, run, *states):
-        """Wait until *run* is in one of *states*, by default any final state, and return the state."""
-
-        def reached():
-            state = self.state(run)
-            return state if state in (states or ENDED) else None
-
-        return wait_until(reached, lambda: f"the state is {self.state(run)}: {self.logs(run)}")
-
-    def runs(self, name):
-        """Return the runs of deployment *name*, in the order of their expected start."""
-        wanted = {"deployments": {"id": {"any_": [self.deployment(name)["id"]]}}}
-        return self.post("flow_runs/filter", wanted | {"sort": "EXPECTED_START_TIME_ASC"})
-
-    def find(self, kind, run, **options):
-        """Return the objects of *kind*, such as "task_runs", that belong to flow run *run*."""
-        return self.post(f"{kind}/filter", {"flow_runs": {"id": {"any_": [run]}}} | options)
-
-    def logs(self, run):
-        wanted = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
-        return [each["message"] for each in self.post("logs/filter", wanted)]
-
-    def wait_for_log(self, run, text):
-        """Wait until a log line of *run* contains *text*; logs arrive with a delay of seconds."""
-        return wait_until(lambda: any(text in line for line in self.logs(run)), lambda: self.logs(run))
-
-    def tasks(self, run, count):
-        """Return the names and states of the tasks of *run*, in order, after *count* have arrived."""
-
-        def arrived():
-            found = self.find("task_runs", run, sort="EXPECTED_START_TIME_ASC")
-            has_ended = all(each["state_name"] in ENDED | {"Cached"} for each in found)
-            return found if len(found) >= count and has_ended else None
-
-        found = wait_until(arrived)
-        return [(each["name"].rsplit("-", 1)[0], each["state_name"]) for each in found]
-
-    def artifacts(self, run):
-        """Return the artifacts of *run* by key."""
-        return {each["key"]: each for each in self.find("artifacts", run) if each["key"]}
 
 
 class Served:
@@ -198,7 +105,7 @@ class Served:
 def use_waiting_model(project):
     """Set the model that waits in *project* and return the project; git ignores the files that control it."""
     (project.folder / "waiting.py").write_text(MODEL)
-    (project.folder / ".git/info/exclude").write_text("hold\nheld\nfail\nsignaled\n")
+    (project.folder / ".git/info/exclude").write_text("hold\nheld\nsignaled\n")
     project.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "waiting:Waiting"')
     project.ok("git", "add", "-A")
     project.ok("git", "commit", "-qm", "A model that waits")
@@ -240,7 +147,7 @@ class Daily:
         self.served.wait_until_held()
         self.second = self.api.start("daily")
         self.second_while_first_runs = self.api.wait(self.second, "AwaitingConcurrencySlot")
-        self.command_while_first_runs = project.learner("run")
+        self.command_while_first_runs = project.call("run")
         self.served.release()
         self.final_states = [self.api.wait(self.first), self.api.wait(self.second)]
         self.status = project.ok("dvc", "status")
@@ -325,7 +232,7 @@ def test_cancelled_run_ends_as_cancelled_and_leaves_the_workspace_unchanged(dail
     daily.served.release()
 
     assert daily.api.wait(cancelled, "Cancelled", "Completed") == "Cancelled"
-    assert "Crashed" not in history(daily.api, cancelled)
+    assert "Crashed" not in daily.api.history(cancelled)
     after = daily.project.files(*WORKSPACE)
     fit = [fit_record(files.pop("dvc.lock")) for files in (before, after)]
     assert after == before
@@ -338,50 +245,11 @@ def fit_record(lock):
     return YAML(typ="safe").load(lock)["stages"]["fit"]
 
 
-def test_failed_fit_is_retried_and_resumes(daily):
-    """The model fails at step 50, in the second of three epochs; params keep the overrides of the run."""
-    (daily.project.folder / "fail").touch()
-
-    retried = daily.api.start("daily", overrides=["fit.num_epochs=3", "fit.batch_size=32", "fit.seed=7"])
-
-    assert daily.api.wait(retried) == "Completed"
-    assert daily.api.wait_for_log(retried, "RuntimeError: failed once")
-    assert daily.api.wait_for_log(retried, "resuming run")
-    fit = next(each for each in daily.api.find("task_runs", retried) if each["name"].startswith("fit"))
-    assert fit["run_count"] == 2
-    assert read_yaml(daily.project.folder / "params.yaml")["fit"]["num_epochs"] == 3
-    assert "up to date" in daily.project.ok("dvc", "status")
-
-
-def test_run_that_exceeds_its_timeout_ends_as_timed_out(daily):
-    timed = daily.api.start("daily", timeout_seconds=0.05)
-
-    assert daily.api.wait(timed) == "TimedOut"
-    message = daily.api.get(f"flow_runs/{timed}")["state"]["message"]
-    assert re.match(r"timed out after 0\.05 s \(timeout_seconds\): [a-z-]+ was interrupted\.", message)
-    assert message.endswith("Run the deployment again with the same params to resume")
-
-
-def test_invalid_override_fails_the_run_without_a_traceback(daily):
-    failed = daily.api.start("daily", overrides=["fit.num_epochz=3"])
-
-    assert daily.api.wait(failed) == "Failed"
-    assert daily.api.wait_for_log(failed, "-S fit.num_epochz=3: ")
-    assert not any("Traceback" in line for line in daily.api.logs(failed))
-
-
-def test_stopped_serve_pauses_the_schedule_and_exits_with_the_signal(serve):
-    served = serve("--workspace", "--name", "paused")
-    failed = served.api.start("paused", overrides=["fit.num_epochz=3"])
-    served.api.wait(failed)  # the runner has started, because it has executed a run
-
-    assert served.end() == 143
-    assert "SIGTERM: the schedule is paused" in served.output
-    assert served.api.deployment("paused")["paused"]
-
-
 def test_scheduled_runs_are_experiments_that_leave_the_workspace_unchanged(serve, project, tmp_path):
-    """The second run of an interval collides with the first, and is cancelled; the first is pushed."""
+    """The second run of an interval collides with the first, and is cancelled; the first is pushed.
+
+    When `learner serve` is stopped, it pauses the schedule and exits with the code of the signal.
+    """
     for remote, command in (("git", ["git", "init", "-q", "--bare"]), ("dvc", ["mkdir"])):
         project.ok(*command, str(tmp_path / remote))
     project.ok("git", "remote", "add", "origin", str(tmp_path / "git"))
@@ -399,6 +267,8 @@ def test_scheduled_runs_are_experiments_that_leave_the_workspace_unchanged(serve
     assert api.wait(first["id"]) == "Completed"
 
     assert served.end() == 143
+    assert "SIGTERM: the schedule is paused" in served.output
+    assert api.deployment("often")["paused"]
     assert project.ok("git", "status", "--short") == ""
     assert project.files("params.yaml", "dvc.yaml", "waiting.py", ".dvc/config") == before
     assert not (project.folder / "dvc.lock").exists()
@@ -439,11 +309,6 @@ def test_run_completes_and_exits_if_its_server_is_killed(project, private_server
     assert "up to date" in project.ok("dvc", "status")
 
 
-def history(api, run):
-    """Return the names of the states of *run*, oldest first."""
-    return [each["name"] for each in api.get(f"flow_run_states/?flow_run_id={run}")]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     "mode",
@@ -462,7 +327,7 @@ def test_params_and_slot_are_restored_after_serve_and_its_run_are_killed(serve, 
 
     again = serve(mode, "--name", f"killed{mode}")
 
-    assert history(again.api, killed)[-1] == "Crashed"
+    assert again.api.history(killed)[-1] == "Crashed"
     assert again.api.wait(again.api.start(f"killed{mode}")) == "Completed"
     assert read_yaml(project.folder / "params.yaml")["fit"]["num_epochs"] == 2
     assert again.end() == 143
@@ -501,41 +366,8 @@ def test_learner_run_reports_a_killed_run_as_crashed(project, server):
 
     project.ok(*command, PREFECT_API_URL=server)
 
-    assert history(Api(server), note.stem)[-1] == "Crashed"
+    assert Api(server).history(note.stem)[-1] == "Crashed"
     assert not list(note.parent.iterdir())
-
-
-SLOTS = """
-import logging, subprocess
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from pipeline.flows.task_run import GPU_LIMIT, count_gpus, gpu_slots
-
-client = get_client(sync_client=True)
-
-def held():
-    return client._client.get(f"/v2/concurrency_limits/{GPU_LIMIT}").json()["active_slots"]
-
-with gpu_slots(logging.getLogger(), 2):
-    pass  # the server has no such limit
-subprocess.run(["prefect", "gcl", "create", "gpu", "--limit", "2"], check=True, stdout=subprocess.DEVNULL)
-with gpu_slots(logging.getLogger()):
-    print("used", count_gpus(), "held", held())
-with gpu_slots(logging.getLogger(), 2):
-    print("held", held())
-print("held", held())
-with gpu_slots(logging.getLogger(), 3):
-    pass
-"""
-
-
-def test_training_holds_one_slot_for_each_gpu(project, server):
-    project.edit("params.yaml", "device: auto", "device: cpu")
-
-    done = project.run(sys.executable, "-c", SLOTS, PREFECT_API_URL=server)
-
-    assert done.out.splitlines() == ["used 0 held 0", "held 2", "held 0"]
-    assert "StageError: cannot acquire 3 slots of the concurrency limit 'gpu'" in done.err
 
 
 @pytest.mark.parametrize(
@@ -552,7 +384,7 @@ def test_invalid_schedule_is_refused(plan, message):
 
 
 def test_serve_is_refused_if_no_server_is_configured(project):
-    refused = project.learner("serve", "--cron", "0 3 * * *")
+    refused = project.call("serve", "--cron", "0 3 * * *")
 
     assert refused.code == 2
     assert "no Prefect server is configured" in refused.err
@@ -563,26 +395,6 @@ def test_push_is_refused_if_there_is_no_remote(project, monkeypatch):
 
     with pytest.raises(StageError, match="`dvc remote add"):
         check_remotes(experiment=False)
-
-
-LEASE = """
-import time, uuid, prefect.flow_engine
-from pipeline.flows import prefect_patches
-
-prefect_patches.apply()
-
-with prefect.flow_engine.maintain_concurrency_lease(uuid.uuid4(), 300, raise_on_lease_renewal_failure=True):
-    time.sleep(10)
-    print("continued")
-"""
-
-
-@pytest.mark.long
-def test_run_continues_without_its_concurrency_slot(project, server):
-    done = project.run(sys.executable, "-c", LEASE, PREFECT_API_URL=server)
-
-    assert "slots are no longer reserved" in done.err
-    assert done.out == "continued\n"
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """Signals in each phase of a command: exit codes, unchanged outputs, and a repeated command that succeeds.
 
-Each test pauses the real process in the phase under test, so that the signal arrives before the phase ends.
+Each test pauses the process in the phase under test, so that the signal arrives before the phase ends. If
+neither the start of the process nor its parent process is under test, it is a fork.
 """
 
 import json
@@ -8,12 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from forked_programs import ForkedProgram
 from long_tests import long
+from prefect_servers import Api
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.reproduce import reproduce
@@ -83,35 +85,33 @@ class Holding(ClassificationStep, nn.Sequential):
         hold("validation")
         return super().valid_step(batch)
 """
+HELD = """
+import phases, runpy, sys
+module = sys.argv.pop(1)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 NUMBERS = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
 REPRO = ("dvc", "repro", "-s", "fit")
-RUN = (sys.executable, "-m", "pipeline", "run")
+LEARNER = (sys.executable, "-m", "pipeline")
 
 
 class Running:
     """A command that runs in a project, paused in the phase that HOLD selects."""
 
-    def __init__(self, project, *command, **environment):
+    def __init__(self, project, launch, *command, **environment):
         self.folder = project.folder
+        self.errors = project.folder.with_name("errors")
         self.release()
         for name in ("held", "release", "signaled"):
             (self.folder / name).unlink(missing_ok=True)
-        self.process = subprocess.Popen(
-            command,
-            cwd=project.folder,
-            env=project.environment | {"PYTHONPATH": str(project.folder)} | environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.process = launch(project, command, project.environment | environment, self.errors)
         if "HOLD" in environment:
             self.pid = self._wait_until_held()
 
     def _wait_until_held(self):
         """Return the id of the process that waits in the phase."""
         held = self.folder / "held"
-        return wait_until(lambda: int(held.read_text()), self.process.stderr.read, self.process)
+        return wait_until(lambda: int(held.read_text()), self.errors.read_text, self.process)
 
     def send(self, name):
         """Send signal *name* to the process that waits, and return after it has arrived."""
@@ -127,8 +127,34 @@ class Running:
 
     def wait(self):
         """Wait until the command has ended, and return its exit code and its standard error."""
-        errors = self.process.communicate(timeout=LIMIT_SECONDS)[1]
-        return self.process.returncode, errors
+        return self.process.wait(LIMIT_SECONDS), self.errors.read_text()
+
+
+def launch_process(project, command, environment, errors):
+    """Start *command*, whose Python imports `phases` before any other module."""
+    with errors.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            cwd=project.folder,
+            env=environment | {"PYTHONPATH": str(project.folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def launch_fork(project, command, environment, errors):
+    """Start the module *command*[0] with the other arguments in a fork, whose model imports `phases`."""
+    errors.write_bytes(b"")
+    return ForkedProgram(
+        command[0],
+        command[1:],
+        folder=project.folder,
+        environment=environment,
+        streams=(os.devnull, errors),
+        new_session=True,
+    )
 
 
 def has_exited(pid):
@@ -155,9 +181,10 @@ def _holdable(_finished, tmp_path_factory):
     (made.folder / "phases.py").write_text(HOLD)
     (made.folder / "sitecustomize.py").write_text("import phases")  # with PYTHONPATH, before any other module
     (made.folder / "holding.py").write_text(MODEL)
+    (made.folder / "held.py").write_text(HELD)
     (made.folder / "release").touch()
     made.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "holding:Holding"')
-    made.ok("dvc", "repro")
+    made.dvc("repro").ok()
     made.ok("git", "add", "-A")
     made.ok("git", "commit", "-qm", "Run it with a model that waits")
     made.edit("params.yaml", "batch_size: 32", "batch_size: 64")
@@ -175,16 +202,16 @@ def start(holdable):
     """Yield a function that starts a command in the project, and end its processes after the test."""
     started = []
 
-    def start(*command, **environment):
-        started.append(Running(holdable, *command, **environment))
+    def start(*command, launch=launch_process, **environment):
+        started.append(Running(holdable, launch, *command, **environment))
         return started[-1]
 
     yield start
-    for each in started:
-        each.release()
+    for running in started:
+        running.release()
         with suppress(OSError):
-            os.killpg(each.process.pid, signal.SIGKILL)
-        each.process.communicate()
+            os.killpg(running.process.pid, signal.SIGKILL)
+        running.process.wait()
 
 
 def outputs(project):
@@ -192,21 +219,33 @@ def outputs(project):
     return project.files("artifacts", "data", "dvc.lock")
 
 
+def repeat(project):
+    """Run `dvc repro` again, and check that it succeeds and that `fit` is up to date."""
+    project.fork(*REPRO).ok()
+    assert "fit" not in project.dvc("status", "fit").ok()
+
+
+PROGRAMS = {"process": (launch_process, LEARNER), "fork": (launch_fork, ("pipeline",))}
+
+
 @pytest.mark.parametrize(
-    ("stage", "phase", "name"),
+    ("stage", "phase", "name", "program"),
     [
-        ("fit", "import torch", "SIGTERM"),
-        long("load-data", "import sklearn", "SIGINT"),
-        long("fit", "startup", "SIGHUP"),
-        ("fit", "training", "SIGTERM"),
-        long("fit", "training", "SIGHUP"),
-        ("fit", "validation", "SIGTERM"),
-        ("fit", "publish", "SIGINT"),
+        ("fit", "import torch", "SIGTERM", "process"),
+        long("load-data", "import sklearn", "SIGINT", "process"),
+        long("fit", "startup", "SIGHUP", "process"),
+        ("fit", "training", "SIGTERM", "process"),
+        long("fit", "training", "SIGHUP", "process"),
+        ("fit", "validation", "SIGTERM", "fork"),
+        ("fit", "publish", "SIGINT", "fork"),
     ],
 )
-def test_signaled_stage_exits_with_the_code_of_the_signal_and_one_line(holdable, start, stage, phase, name):
+def test_signaled_stage_exits_with_the_code_of_the_signal_and_one_line(
+    holdable, start, stage, phase, name, program
+):
+    launch, command = PROGRAMS[program]
     before = outputs(holdable)
-    running = start(sys.executable, "-m", "pipeline", "stage", stage, HOLD=phase)
+    running = start(*command, "stage", stage, launch=launch, HOLD=phase)
 
     running.send(name)
     if phase in ("training", "validation", "publish"):
@@ -221,7 +260,7 @@ def test_signaled_stage_exits_with_the_code_of_the_signal_and_one_line(holdable,
 
 
 def test_second_sigint_ends_a_stage_at_once(start):
-    running = start(sys.executable, "-m", "pipeline", "stage", "fit", HOLD="training")
+    running = start("pipeline", "stage", "fit", launch=launch_fork, HOLD="training")
 
     running.send("SIGINT")
     assert running.process.poll() is None
@@ -242,7 +281,7 @@ def test_stage_ignores_a_signal_that_its_parent_process_ignores(holdable, start)
 
 def test_interrupted_repro_keeps_the_previous_outputs_and_can_be_repeated(holdable, start):
     before = outputs(holdable)
-    running = start(*REPRO, HOLD="training")
+    running = start(*REPRO, launch=launch_fork, HOLD="training")
 
     running.send("SIGTERM")
     running.release()
@@ -251,7 +290,7 @@ def test_interrupted_repro_keeps_the_previous_outputs_and_can_be_repeated(holdab
     assert code != 0
     assert "exited with 143" in errors
     assert outputs(holdable) == before
-    holdable.ok(*REPRO)
+    repeat(holdable)
 
 
 @pytest.mark.parametrize(
@@ -272,28 +311,21 @@ def test_stage_exits_if_dvc_is_killed_and_dvc_repro_can_be_repeated_at_once(
     running.process.send_signal(signal.Signals[name])
     running.process.wait(LIMIT_SECONDS)
     assert not has_exited(running.pid)
-    again = subprocess.Popen(
-        REPRO,
-        cwd=holdable.folder,
-        env=holdable.environment | {"PYTHONPATH": str(holdable.folder)},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
+    errors = holdable.folder.with_name("errors of the second")
+    again = launch_process(holdable, REPRO, holdable.environment, errors)
     if phase == "training":
         wait_until(running.is_signaled)
     running.release()
 
     wait_until(lambda: has_exited(running.pid))
-    errors = again.communicate(timeout=LIMIT_SECONDS)[1]
-    assert again.returncode == 0, errors
-    assert "fit" not in holdable.ok("dvc", "status", "fit")
+    assert again.wait(LIMIT_SECONDS) == 0, errors.read_text()
+    assert "fit" not in holdable.dvc("status", "fit").ok()
 
 
 def test_interrupted_flow_keeps_the_previous_outputs_and_releases_the_locks_of_dvc(holdable, start):
-    holdable.ok("dvc", "repro", "create-artifact-dir")
+    holdable.dvc("repro", "create-artifact-dir").ok()
     before = outputs(holdable)
-    running = start(sys.executable, "-m", "pipeline", "run", HOLD="training")
+    running = start("pipeline", "run", launch=launch_fork, HOLD="training")
 
     running.send("SIGINT")
     running.release()
@@ -303,28 +335,34 @@ def test_interrupted_flow_keeps_the_previous_outputs_and_releases_the_locks_of_d
     assert errors.splitlines()[-1].startswith("SIGINT: ")
     assert outputs(holdable) == before
     assert (holdable.folder / ".dvc/tmp/rwlock").read_text() == "{}"
-    holdable.ok(*REPRO)
+    repeat(holdable)
 
 
 def test_signal_is_deferred_while_dvc_writes_its_lockfile(holdable, start):
-    running = start(sys.executable, "-m", "pipeline", "run", HOLD="dvc.lock")
+    running = start("held", "pipeline", "run", launch=launch_fork, HOLD="dvc.lock")
 
     running.send("SIGTERM")
     assert running.process.poll() is None
     running.release()
 
     assert running.wait()[0] == 143
-    assert "up to date" in holdable.ok("dvc", "status", "create-artifact-dir")
-    assert "up to date" not in holdable.ok("dvc", "status", "fit")
+    assert "up to date" in holdable.dvc("status", "create-artifact-dir").ok()
+    assert "up to date" not in holdable.dvc("status", "fit").ok()
 
 
 @pytest.mark.parametrize(
     ("command", "truncated"),
-    [(REPRO, "dvc.lock"), (RUN, "rwlock"), long(REPRO, "rwlock"), long(RUN, "dvc.lock")],
+    [
+        (REPRO, "dvc.lock"),
+        (("held", "pipeline", "run"), "rwlock"),
+        long(REPRO, "rwlock"),
+        long((*LEARNER, "run"), "dvc.lock"),
+    ],
 )
 def test_file_of_dvc_that_a_kill_truncated_is_repaired(holdable, start, command, truncated):
     before = (holdable.folder / "dvc.lock").read_bytes()
-    running = start(*command, HOLD=f"truncated {truncated}")
+    launch = launch_fork if command[0] == "held" else launch_process
+    running = start(*command, launch=launch, HOLD=f"truncated {truncated}")
     path = holdable.folder / ("dvc.lock" if truncated == "dvc.lock" else ".dvc/tmp/rwlock")
     assert path.stat().st_size == 5
 
@@ -335,8 +373,7 @@ def test_file_of_dvc_that_a_kill_truncated_is_repaired(holdable, start, command,
     wait_until(lambda: not path.exists() or path.stat().st_size != 5)
     if truncated == "dvc.lock":
         assert path.read_bytes() == before
-    holdable.ok(*REPRO)
-    assert "fit" not in holdable.ok("dvc", "status", "fit")
+    repeat(holdable)
 
 
 TIMED = """
@@ -353,21 +390,18 @@ timed()
 """
 
 
-def states(address):
-    """Return the names of the states of all flow runs, oldest first."""
-    body = json.dumps({"sort": "START_TIME_ASC"}).encode()
-    request = urllib.request.Request(  # noqa: S310  loopback
-        f"{address}/flow_runs/filter", body, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as answer:  # noqa: S310  loopback
-        return [run["state_name"] for run in json.load(answer)]
+def find_states(api, name):
+    """Return the names of the states of the flow runs with *name*."""
+    wanted = {"sort": "START_TIME_ASC", "flows": {"name": {"any_": [name]}}}
+    return [run["state_name"] for run in api.post("flow_runs/filter", wanted)]
 
 
 def test_interrupted_flow_saves_before_prefect_records_its_state(holdable, start, server):
     (holdable.folder / "timed.py").write_text(TIMED)
-    count_before = len(states(server))
+    api = Api(server)
+    earlier = len(find_states(api, "learner"))
 
-    terminated = start(sys.executable, "-m", "pipeline", "run", HOLD="training", PREFECT_API_URL=server)
+    terminated = start("pipeline", "run", launch=launch_fork, HOLD="training", PREFECT_API_URL=server)
     terminated.send("SIGTERM")
     assert terminated.process.poll() is None
     terminated.release()
@@ -375,13 +409,14 @@ def test_interrupted_flow_saves_before_prefect_records_its_state(holdable, start
     assert code == 143
     assert "SIGTERM: stopped after epoch 0" in errors
 
-    timed = start(sys.executable, "timed.py", HOLD="training", PREFECT_API_URL=server)
+    timed = start("timed", launch=launch_fork, HOLD="training", PREFECT_API_URL=server)
     timed.send("SIGALRM")  # like the timer of Prefect at a timeout
     assert timed.process.poll() is None
     timed.release()
     assert timed.wait()[0] == 1
 
-    assert states(server)[count_before:] == ["Crashed", "TimedOut"]
+    assert find_states(api, "learner")[earlier:] == ["Crashed"]
+    assert find_states(api, "timed") == ["TimedOut"]
     assert (holdable.folder / ".dvc/tmp/rwlock").read_text() == "{}"
 
 

@@ -67,7 +67,7 @@ def refused():
 
 
 def test_run_fails_with_one_line_before_it_writes_outputs(project, address):
-    done = project.learner("run", PREFECT_API_URL=address)
+    done = project.call("run", PREFECT_API_URL=address)
 
     assert done.code == 1
     assert done.out == ""
@@ -77,7 +77,7 @@ def test_run_fails_with_one_line_before_it_writes_outputs(project, address):
 
 
 def test_repro_continues_without_recording_after_one_warning(project, address):
-    done = project.run("dvc", "repro", "load-data", PREFECT_API_URL=address)
+    done = project.dvc("repro", "load-data", PREFECT_API_URL=address)
 
     assert done.code == 0, done.text
     assert done.err.count("warning: ") == 1
@@ -90,7 +90,7 @@ def test_repro_fails_before_the_stage_runs_if_recording_is_required(finished, re
     before = finished.files("dvc.lock", "artifacts")
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
 
-    done = finished.run("dvc", "repro", PREFECT_API_URL=refused, LEARNER_PREFECT="required")
+    done = finished.dvc("repro", PREFECT_API_URL=refused, LEARNER_PREFECT="required")
 
     assert done.code != 0
     assert done.err.count(f"error: the Prefect API at {refused} is unreachable (") == 1
@@ -99,7 +99,7 @@ def test_repro_fails_before_the_stage_runs_if_recording_is_required(finished, re
 
 
 def test_run_continues_without_recording_if_it_is_optional(finished, refused):
-    done = finished.learner("run", PREFECT_API_URL=refused, LEARNER_PREFECT="optional")
+    done = finished.call("run", PREFECT_API_URL=refused, LEARNER_PREFECT="optional")
 
     assert done.code == 0, done.text
     assert done.err.splitlines() == [line for line in done.err.splitlines() if line.startswith("warning: ")]
@@ -122,7 +122,7 @@ def test_run_continues_without_recording_if_it_is_optional(finished, refused):
     ],
 )
 def test_invalid_or_unreachable_api_is_refused_with_one_line(project, command, environment, code, message):
-    done = project.learner(*command, **environment)
+    done = project.call(*command, **environment)
 
     assert done.code == code
     [line] = done.err.splitlines()
@@ -140,7 +140,7 @@ def test_api_that_rejects_the_credentials_is_reachable(monkeypatch, status):
 @pytest.mark.parametrize("command", [("run",), ("stage", "create-artifact-dir")])
 def test_rejected_credentials_are_reported_in_one_line(project, command):
     with http_port(401) as port:
-        done = project.learner(*command, PREFECT_API_URL=f"http://127.0.0.1:{port}/api")
+        done = project.call(*command, PREFECT_API_URL=f"http://127.0.0.1:{port}/api")
 
     assert done.code == 1
     assert (

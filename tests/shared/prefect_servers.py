@@ -93,6 +93,9 @@ class Api:
         )
         return self._send(request)
 
+    def delete(self, path):
+        self._send(urllib.request.Request(f"{self.address}/{path}", method="DELETE"))  # noqa: S310  loopback
+
     @staticmethod
     def _send(request):
         """Send *request* and return its response; repeat it after HTTP 503 from a busy server on SQLite."""

@@ -37,14 +37,30 @@ class Net(ClassificationStep, nn.Sequential):
 """
 
 
-@pytest.fixture
-def net_project(project):
-    """Return a project with a model of its own, which counts widths and kills its process if one is 13."""
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory, checked_out, sweep_in):
+    """Return a project, a copy of it, and the outcome of a sweep in the project of three widths.
+
+    The model counts widths, and kills its process if one is 13. Git tracks the metrics and plots.
+    """
+    folder = tmp_path_factory.mktemp("points")
+    project = checked_out(folder / "project")
     (project.folder / "net.py").write_text(NET)
+    project.edit("params.yaml", "num_epochs: 20", "num_epochs: 2")
     project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", 'kind: "net:Net"\n    width: 8')
-    project.ok("git", "add", "-A")
+    track_metrics(project)
     project.ok("git", "commit", "-qm", "A model")
-    return project
+    copy = project.copied_to(folder / "alone")
+    return project, copy, sweep_in(project, "-S", f"{WIDTH}=8,13,16").run()
+
+
+def track_metrics(project):
+    """Have git track the metrics and plots of *project* instead of DVC."""
+    project.edit(
+        "dvc.yaml", "      - ${paths.metrics}\n", "      - ${paths.metrics}:\n          cache: false\n"
+    )
+    project.edit("dvc.yaml", "metrics: artifacts/metrics.json", "metrics: metrics.json")
+    project.ok("git", "add", "-A")
 
 
 def read_tree(project, name):
@@ -59,25 +75,30 @@ def read_tree(project, name):
     )
 
 
-def test_experiment_of_a_point_equals_that_of_dvc_exp_run(project, other_project, sweep_in):
-    """The tree, dvc.lock and the message are equal, also with metrics and plots that git tracks."""
-    for each in (project, other_project):
-        each.edit(
-            "dvc.yaml", "      - ${paths.metrics}\n", "      - ${paths.metrics}:\n          cache: false\n"
-        )
-        each.edit("dvc.yaml", "metrics: artifacts/metrics.json", "metrics: metrics.json")
-        each.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp")
-        each.ok("git", "add", "-A")
-    name = "learning_rate=0.002"
+def test_second_point_of_a_process_equals_the_experiment_of_dvc_exp_run(swept):
+    """The tree, dvc.lock and the message are equal.
 
-    swept = sweep_in(project, "-S", f"{RATE}=choice(0.002)").run()
-    other_project.ok("dvc", "exp", "run", "--temp", "--name", name, "-S", f"{RATE}=0.002")
+    Modules of the user have no state of an earlier point, and neither has the random state.
+    """
+    project, alone, _ = swept
 
-    assert swept.code == 0, swept.text
-    assert read_tree(project, name) == read_tree(other_project, name)
-    assert any(line.endswith("\tmetrics.json") for line in read_tree(project, name)[0])
+    alone.dvc("exp", "run", "--temp", "--name", "width=16", "-S", f"{WIDTH}=16").ok()
+
+    assert read_tree(project, "width=16") == read_tree(alone, "width=16")
+    assert any(line.endswith("\tmetrics.json") for line in read_tree(project, "width=16")[0])
 
 
+def test_point_that_kills_its_process_fails_alone(swept, sweep_in):
+    project, _, outcome = swept
+
+    assert outcome.code == 1
+    assert "error: 1 of 3 points failed" in outcome.err
+    assert "width=13: " in outcome.err
+    assert "Traceback" not in outcome.text
+    assert sweep_in(project).experiments() == ["width=16", "width=8"]
+
+
+@pytest.mark.long
 def test_points_run_if_the_cache_lacks_the_outputs_of_the_commit(finished, sweep_in):
     """As in a fresh clone of a project with a dvc.lock."""
     for name in (".dvc/cache", ".dvc/tmp", "artifacts", "data", ".runs"):
@@ -88,27 +109,7 @@ def test_points_run_if_the_cache_lacks_the_outputs_of_the_commit(finished, sweep
     assert outcome.code == 0, outcome.text
 
 
-def test_second_point_of_a_process_has_the_bytes_of_the_point_alone(net_project, sweep_in, tmp_path):
-    """Modules of the user have no state of an earlier point, and neither has the random state."""
-    alone = net_project.copied_to(tmp_path / "alone")
-
-    both = sweep_in(net_project, "-S", f"{WIDTH}=8,16").run()
-    one = sweep_in(alone, "-S", f"{WIDTH}=choice(16)").run()
-
-    assert (both.code, one.code) == (0, 0), both.text + one.text
-    assert read_tree(net_project, "width=16") == read_tree(alone, "width=16")
-
-
-def test_point_that_kills_its_process_fails_alone(net_project, sweep_in):
-    outcome = sweep_in(net_project, "-S", f"{WIDTH}=8,13,16").run()
-
-    assert outcome.code == 1
-    assert "error: 1 of 3 points failed" in outcome.err
-    assert "width=13: " in outcome.err
-    assert "Traceback" not in outcome.text
-    assert sweep_in(net_project).experiments() == ["width=16", "width=8"]
-
-
+@pytest.mark.long
 def test_points_save_and_exit_if_the_server_is_killed(project, sweep_in):
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 9")
     sweep = sweep_in(project, "-S", f"{RATE}=choice(0.002)")
@@ -151,13 +152,26 @@ def start_point(project):
             yield lambda: POINT_SERVERS.start(base, request, log, stdin.fileno())
 
 
-def test_signal_reaches_a_point_from_the_moment_of_its_start(start_point):
-    for _ in range(5):
-        process = start_point()
-        while process.pid is None:
-            process.wait(1)
+def wait_for_start(process):
+    """Wait until the process of the point has started."""
+    while process.pid is None:
+        process.wait(1)
 
+
+def test_signal_reaches_a_point_from_the_moment_of_its_start_and_prevents_a_later_start(start_point, project):
+    for _ in range(3):
+        process = start_point()
+        wait_for_start(process)
         assert stop(process) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+    first = start_point()
+    first.signal(signal.SIGTERM)
+
+    second = start_point()
+    wait_for_start(second)
+    stop(second)
+    assert first.pid is None
+    wait_until(lambda: count_points(project) == 0)
 
 
 def stop(process):
@@ -167,19 +181,6 @@ def stop(process):
         while process.wait(1) is None:
             pass
     return process.code
-
-
-def test_point_that_is_stopped_before_its_start_does_not_run(start_point, project):
-    first = start_point()
-    first.signal(signal.SIGTERM)
-
-    second = start_point()
-    while second.pid is None:
-        second.wait(1)
-    stop(second)
-
-    assert first.pid is None
-    wait_until(lambda: count_points(project) == 0)
 
 
 def count_points(project):

@@ -131,13 +131,33 @@ def test_missing_package_is_reported_with_its_extra(monkeypatch):
     ],
 )
 def test_wrong_combination_is_one_message(arguments, message, project):
-    refused = project.learner("sweep", "--dry-run", *shlex.split(arguments))
+    refused = project.call("sweep", "--dry-run", *shlex.split(arguments))
 
     assert (refused.code, refused.out) == (2, "")
     assert message in refused.err
     assert "Traceback" not in refused.err
 
 
+def test_search_with_early_stopping_that_is_killed_is_resumed(project, sweep_in):
+    """Of three trials, one continues after the first epoch; the next run of the command repeats none."""
+    project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp")
+    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 3")
+    project.ok("git", "commit", "-qam", "Three epochs")
+    space = ("-S", f"{RATE}=tag(log,interval(1e-4,1e-1))")
+    sweep = sweep_in(project, "--search", "random", "--trials", "3", "--seed", "3", "--stop", "asha", *space)
+
+    with sweep.start() as process:
+        sweep.wait_for(process, experiments=1, training=0)
+        process.kill()
+    resumed, repeated = sweep.run(), sweep.run()
+
+    assert (resumed.code, repeated.code) == (0, 0), resumed.text
+    epochs = {name: sweep.epochs(name) for name in sweep.experiments()}
+    assert sorted(epochs.values()) == [[1], [1], [1, 2, 3]]
+    assert repeated.out.count(": done before") == len(epochs) + 1
+
+
+@pytest.mark.long
 def test_search_that_is_killed_ends_with_the_same_trials(project, other_project, sweep_in):
     """With early stopping by a pruner of Optuna, another number of jobs, and a trial that fails."""
     command = ("--search", "tpe", "--trials", "8", "--batch", "4", "--stop", "hyperband", "--seed", "3")

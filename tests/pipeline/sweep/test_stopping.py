@@ -98,6 +98,7 @@ def test_table_with_a_long_metric_is_at_most_80_columns_wide():
     assert len(lines[0]) == len(lines[2]) == WIDTH
 
 
+@pytest.mark.long
 def test_stopped_sweep_that_is_killed_ends_with_the_same_trials(project, other_project, sweep_in):
     command = ("-j", "2", "--stop", "asha", "-S", f"{RATE}={RATES}")
     for each in (project, other_project):
@@ -119,7 +120,7 @@ def test_stopped_sweep_that_is_killed_ends_with_the_same_trials(project, other_p
     assert re.search(r"\[[1-5]/6\] learning_rate=[\d.]+: done, about .* left\n", whole.out), whole.out
     [best] = [name for (name, _), epochs in read_trials(project).items() if epochs == 9]
     assert killed.epochs(best) == list(range(1, 10)), killed.logs()[best]
-    dry = project.learner("sweep", "--dry-run", *command[2:])
+    dry = project.call("sweep", "--dry-run", *command[2:])
     assert dry.out.count(": done") == 5
     assert not [*(project.folder / ".runs/sweep/servers").iterdir()]
 
@@ -136,7 +137,7 @@ def read_trials(project):
 
 @pytest.mark.parametrize("key", ["fit.num_epochs", "+fit.validate_every"])
 def test_epochs_cannot_vary_if_points_are_stopped(project, key):
-    refused = project.learner("sweep", "--stop", "median", "-S", f"{key}=2,4")
+    refused = project.call("sweep", "--stop", "median", "-S", f"{key}=2,4")
 
     assert refused.code == 2
     assert (
@@ -147,7 +148,7 @@ def test_epochs_cannot_vary_if_points_are_stopped(project, key):
 def test_points_without_a_validated_epoch_cannot_be_stopped(project):
     command = ("sweep", "--stop", "median", "-S", "fit.seed=1,2", "-S", "+fit.validate_every=3")
 
-    refused = project.learner(*command)
+    refused = project.call(*command)
 
     assert refused.code == 2
     assert "fit.validate_every is 3 and fit.num_epochs is 2, so no epoch is validated. Set" in refused.err

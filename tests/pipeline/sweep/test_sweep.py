@@ -37,7 +37,7 @@ class SweepResult:
 
     def plan(self, *more):
         """Return a map from name to state of the points of the same sweep, with the arguments *more*."""
-        listed = self.project.learner("sweep", "--dry-run", "-S", GRID, *more)
+        listed = self.project.call("sweep", "--dry-run", "-S", GRID, *more)
         assert listed.code == 0, listed.text
         return dict(line.split(": ", 1) for line in listed.out.splitlines())
 
@@ -116,13 +116,24 @@ def test_sweep_ends_with_a_table_of_its_experiments(sweep_result):
 def test_unreadable_file_of_the_pipeline_is_refused_before_any_point(project, name, content, code, message):
     (project.folder / name).write_text(content)
 
-    refused = project.learner("sweep", "-S", "fit.seed=1,2")
+    refused = project.call("sweep", "-S", "fit.seed=1,2")
 
     assert (refused.code, refused.out) == (code, "")
     assert message in refused.err
     assert "Traceback" not in refused.err
 
 
+def test_unknown_metric_of_finished_points_is_reported_before_another_point_runs(sweep_result):
+    attempts = sweep_result.sweep.attempts(FAILING_POINT)
+
+    refused = sweep_result.project.call("sweep", "-S", GRID, "--metric", "valid/Los")
+
+    assert refused.code == 2
+    assert refused.err.startswith("error: no run has a metric 'valid/Los'. Did you mean 'valid/Loss'?")
+    assert sweep_result.sweep.attempts(FAILING_POINT) == attempts
+
+
+@pytest.mark.long
 def test_unknown_metric_stops_the_sweep_after_its_first_experiment(project, sweep_in):
     """The message has the reasons of points that failed before, and the table has the default metric."""
     project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp")
@@ -169,7 +180,7 @@ def test_pipe_has_a_line_for_each_point(sweep_result):
 
 
 def test_quiet_sweep_writes_only_the_table_of_results(sweep_result):
-    quiet = sweep_result.project.learner("sweep", "-q", "-S", f"{RATE}=0.001,0.002")
+    quiet = sweep_result.project.call("sweep", "-q", "-S", f"{RATE}=0.001,0.002")
 
     assert quiet.code == 0, quiet.text
     assert [line.split()[0] for line in quiet.out.splitlines() if line] == ["run", *VALID_POINTS[::-1]]
@@ -226,7 +237,7 @@ def test_point_is_finished_if_an_experiment_has_its_params_and_code(sweep_result
 
 
 def test_mistake_in_all_points_is_reported_before_any_point_runs(sweep_result):
-    refused = sweep_result.project.learner("sweep", "-S", "fit.batch_sise=1,2")
+    refused = sweep_result.project.call("sweep", "-S", "fit.batch_sise=1,2")
     assert refused.code == 2
     assert "fit.batch_sise" in refused.err
     assert "Traceback" not in refused.err
@@ -237,7 +248,7 @@ def test_mistake_in_all_points_is_reported_before_any_point_runs(sweep_result):
     ):
         if "ray" in engine and find_spec("prefect_ray"):
             continue
-        refused = sweep_result.project.learner("sweep", "-S", "fit.batch_size=1,2", *engine)
+        refused = sweep_result.project.call("sweep", "-S", "fit.batch_size=1,2", *engine)
         assert (refused.code, message in refused.err) == (2, True)
 
 
@@ -246,13 +257,13 @@ def test_stale_git_index_is_refreshed_and_a_failure_of_git_is_reported(project):
     for path in (project.folder / "stages").glob("*.py"):
         path.touch()
 
-    done = project.learner(*point)
+    done = project.call(*point)
 
     assert done.code == 0, done.text
     assert done.out.splitlines() == ["learning_rate=0.001: to run", "learning_rate=0.002: to run"]
     project.edit("README.md", "DVC", "D V C")
     (project.folder / ".git/index.lock").touch()
-    refused = project.learner(*point)
+    refused = project.call(*point)
     assert (refused.code, "Traceback" in refused.err) == (1, False), refused.text
     assert ".git/index.lock exists: another git process runs" in refused.err
 
@@ -261,7 +272,7 @@ def test_params_that_dvc_cannot_write_back_are_rejected(project):
     """DVC drops the quotes of a string with a colon in a mapping in braces."""
     project.edit("params.yaml", "\n    kind: cnn\n    dropout: 0.5", ' {kind: "stages.models:Cnn"}')
 
-    rejected = project.learner("sweep", "--dry-run", "-S", "fit.batch_size=32,64")
+    rejected = project.call("sweep", "--dry-run", "-S", "fit.batch_size=32,64")
 
     assert rejected.code == 2
     assert "DVC cannot write params.yaml back" in rejected.text
@@ -271,7 +282,7 @@ def test_params_that_dvc_cannot_write_back_are_rejected(project):
 
 def test_dry_run_lists_each_invalid_point_and_exits_with_2(project):
     grid = ("-S", "fit.batch_size=32,0", "-S", "save_model.recorder=bin,default")
-    some = project.learner("sweep", "--dry-run", *grid)
+    some = project.call("sweep", "--dry-run", *grid)
 
     assert some.code == 2
     assert some.out.splitlines().count("batch_size=32,recorder=default: to run") == 1
@@ -281,13 +292,13 @@ def test_dry_run_lists_each_invalid_point_and_exits_with_2(project):
     assert "fit.batch_size: must be an integer from 1 to 1000000000; found 0" in some.err
     assert "batch_size=32,recorder=bin: params.yaml is not valid:" in some.err
 
-    none = project.learner("sweep", "--dry-run", "-S", "fit.batch_size=true,0")
+    none = project.call("sweep", "--dry-run", "-S", "fit.batch_size=true,0")
     assert none.code == 2
     assert "the first is batch_size=True: params.yaml is not valid:" in none.err
 
 
 def test_unreachable_api_is_an_error(sweep_result):
-    refused = sweep_result.project.learner(
+    refused = sweep_result.project.call(
         "sweep", "-S", "fit.batch_size=8,9", PREFECT_API_URL="http://127.0.0.1:9/api"
     )
 
@@ -355,7 +366,7 @@ def fetch_all(server, what):
 def test_commands_of_the_readme_have_the_documented_numbers_of_points(project):
     commands = [shlex.split(each)[1:] for each in page("pipeline/sweep/README.md").commands()]
 
-    counts = [len(project.learner(*each, "--dry-run").out.splitlines()) for each in commands]
+    counts = [len(project.call(*each, "--dry-run").out.splitlines()) for each in commands]
 
     assert counts == [8, 4, 2, 20, 5]
 
