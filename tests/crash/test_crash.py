@@ -1,4 +1,9 @@
-"""A short series of crash trials; ``make crash`` runs the long series."""
+"""A short series of crash trials, which takes minutes; ``make crash`` runs the long series.
+
+`make test` has the same promises on one small run in a process: damage in test_damage.py, a full disk in
+test_disk.py, a kill while a checkpoint is written in test_writer_kill.py, and kills of the commands in
+tests/pipeline/test_signals.py, test_killed_experiment.py and test_damaged_state.py.
+"""
 
 import re
 import subprocess
@@ -53,6 +58,7 @@ def short_series(tmp_path_factory):
     return run_series(tmp_path_factory.mktemp("crash"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
 def test_no_progress_is_lost_by(part, short_series):
     assert_all_recovered(part, *short_series)

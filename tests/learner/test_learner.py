@@ -174,7 +174,7 @@ def test_loggers_and_renderers_change_no_weight(train, tmp_path):
     assert not (tmp_path / "unwatched" / "train").exists()
 
 
-def test_artifact_tree_equals_that_of_burn(train, tmp_path):
+def test_artifact_tree_is_that_of_burn_with_the_state_of_the_loop_and_the_machine(train, tmp_path):
     train(tmp_path, epochs=1)
 
     assert sorted(content(tmp_path)) == [
@@ -182,6 +182,7 @@ def test_artifact_tree_equals_that_of_burn(train, tmp_path):
         "checkpoint/optim-1.mpk.gz",
         "checkpoint/scheduler-1.mpk.gz",
         "checkpoint/trainer-1.mpk.gz",
+        "environment.json",
         "train/epoch-1/Accuracy.log",
         "train/epoch-1/Loss.log",
         "valid/epoch-1/Accuracy.log",
