@@ -174,7 +174,8 @@ def test_loggers_and_renderers_change_no_weight(train, tmp_path):
     assert not (tmp_path / "unwatched" / "train").exists()
 
 
-def test_artifact_tree_is_that_of_burn_with_the_state_of_the_loop_and_the_machine(train, tmp_path):
+def test_artifact_tree_equals_that_of_burn(train, tmp_path):
+    """Two files are ours: the state of the loop, and the machine, which nothing tracks."""
     train(tmp_path, epochs=1)
 
     assert sorted(content(tmp_path)) == [
