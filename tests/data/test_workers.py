@@ -1,10 +1,12 @@
 """The worker processes of a loader: one pool for all epochs, which survives signals but not its parent."""
 
 import itertools
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -135,59 +137,79 @@ def test_workers_ignore_signals_that_their_parent_handles(number):
     assert pids_of(loader) == used
 
 
-PROGRAM = """
-import os, sys, time, torch
-from pathlib import Path
-from stages.data import DataLoaderBuilder
+class Recorded:
+    """Four samples; a process that returns one leaves a file with its number in *directory*."""
 
-class Pids:
+    def __init__(self, directory, *, is_slow):
+        self.directory, self.is_slow = Path(directory), is_slow
+
     def __len__(self):
         return 4
 
     def __getitem__(self, index):
-        Path(sys.argv[1], str(os.getpid())).touch()
-        if index > 1 and sys.argv[2] == "slow":
+        (self.directory / str(os.getpid())).touch()
+        if index > 1 and self.is_slow:
             time.sleep(3600)
-        return index
+        return torch.tensor(index)
 
-loader = DataLoaderBuilder(torch.tensor).batch_size(1).num_workers(2).build(Pids())
-batches = iter(loader)
-next(batches), next(batches)
-Path(sys.argv[1], "ready").touch()
-if sys.argv[3] == "wait":
+
+def load(directory, *, is_slow):
+    """Return a pass whose workers have returned a batch each; the next batches of a slow one take an hour."""
+    dataset = Recorded(directory, is_slow=is_slow)
+    batches = iter(DataLoaderBuilder(torch.stack).batch_size(1).num_workers(WORKERS).build(dataset))
+    next(batches), next(batches)
+    return batches
+
+
+def load_and_wait(directory, is_slow):
+    batches = load(directory, is_slow=is_slow)
+    (directory / "ready").touch()
     time.sleep(3600)
-"""
+    del batches
 
 
-def started(directory, *arguments):
-    """Return the program, when each of its workers has returned a batch, and their process numbers."""
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, directory, *arguments],
-        env=os.environ | {"PYTHONPATH": str(Path(stages.__file__).parents[1])},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_until((directory / "ready").exists, process=program)
-    return program, [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
+def workers_in(directory):
+    return [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
 
 
-@pytest.mark.parametrize("speed", ["fast", "slow"])
-def test_workers_end_with_a_killed_parent(speed, tmp_path):
-    program, workers = started(tmp_path, speed, "wait")
-
-    program.kill()
-    program.communicate()
-
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_workers_end_with_a_killed_parent(is_slow, tmp_path):
+    parent = multiprocessing.get_context("fork").Process(target=load_and_wait, args=(tmp_path, is_slow))
+    parent.start()
+    wait_until((tmp_path / "ready").exists)
+    workers = workers_in(tmp_path)
     assert len(workers) == WORKERS
+    assert all(map(is_alive, workers))
+
+    parent.kill()
+    parent.join()
+
     wait_until(lambda: not any(map(is_alive, workers)))
 
 
-@pytest.mark.parametrize("speed", ["fast", "slow"])
-def test_program_ends_without_waiting_for_its_workers(speed, tmp_path):
+PROGRAM = """
+import sys
+from pathlib import Path
+from test_workers import load
+
+passes = [load(Path(sys.argv[1]), is_slow=is_slow) for is_slow in (False, True)]
+"""
+
+
+def test_program_ends_without_waiting_for_its_workers(tmp_path):
     """The sample that a worker loads may take an hour."""
-    program, workers = started(tmp_path, speed, "end")
+    here = Path(__file__).parent
+    folders = (here, here.with_name("shared"), Path(stages.__file__).parents[1])
 
-    printed = program.communicate(timeout=LIMIT_SECONDS)[1]
+    program = subprocess.run(
+        [sys.executable, "-c", PROGRAM, tmp_path],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=LIMIT_SECONDS,
+    )
 
-    assert (program.returncode, printed) == (0, "")
-    assert not any(map(is_alive, workers))
+    assert (program.returncode, program.stderr) == (0, "")
+    assert len(workers_in(tmp_path)) == 2 * WORKERS
+    assert not any(map(is_alive, workers_in(tmp_path)))
