@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE  # the processes of the tests share compiled mo
 PACKAGE ?=
 COUNT ?=
 
-.PHONY: repro test durations fuzz crash mutants sweep-proof flows long format
+.PHONY: repro test durations fuzz crash mutants long format
 
 repro: .venv/installed
 	@mkdir -p -m 700 "$$DVC_SITE_CACHE_DIR"
@@ -37,15 +37,9 @@ crash: .venv/installed-test
 mutants: .venv/installed-test  # PACKAGE=optim for one package, COUNT=40 for a smaller sample
 	python tests/mutation/mutants.py $(PACKAGE) $(if $(COUNT),--count $(COUNT)) --jobs 2
 
-sweep-proof: .venv/installed-test
-	pytest -s tests/pipeline/sweep/proof.py
-
-flows: .venv/installed-test
-	LEARNER_TEST_LONG=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_entry_points.py
-	LEARNER_TEST_LONG=1 LEARNER_TEST_POSTGRES=1 pytest tests/pipeline/test_serve.py tests/pipeline/test_entry_points.py
-
-long: .venv/installed-test
-	LEARNER_TEST_LONG=1 pytest -m long
+long: .venv/installed-test  # the tests that `make test` skips, then those of flows on PostgreSQL; every night in CI
+	LEARNER_TEST_LONG=1 pytest -m long --numprocesses 3 --dist loadfile
+	LEARNER_TEST_LONG=1 LEARNER_TEST_POSTGRES=1 pytest $(addprefix tests/pipeline/test_,serve.py entry_points.py flow_runs.py)
 
 format: .venv/installed-test
 	ruff format .

@@ -24,7 +24,7 @@ NO_ACCELERATOR = "no accelerator found; run `benchmarks/gpu.py --check` on a mac
 
 
 def pytest_collection_modifyitems(items):
-    """Skip the long tests, which ``make long`` and ``make flows`` run, and those that need a CUDA device."""
+    """Skip the long tests, which ``make long`` runs, and those that need a CUDA device."""
     reasons = {} if os.environ.get("LEARNER_TEST_LONG") else {"long": LONG}
     if not torch.cuda.is_available():
         reasons["gpu"] = NO_ACCELERATOR

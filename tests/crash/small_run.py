@@ -1,5 +1,6 @@
 """A run of `fit` with a few steps, in a fork of this process, which saves the start-up time."""
 
+import gc
 import json
 import logging
 import mmap
@@ -212,6 +213,7 @@ def fork(action):
         os.close(writing)
         return pid, reading
     os.close(reading)
+    gc.freeze()  # a collection would touch, and so copy, the memory that this process shares with its parent
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(quiet, stream)

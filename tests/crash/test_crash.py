@@ -1,18 +1,18 @@
-"""A short series of crash trials, which takes minutes; ``make crash`` runs the long series.
+"""A few crash trials of small runs; ``make long`` runs some of all kinds, and ``make crash`` many."""
 
-`make test` has the same promises on one small run in a process: damage in test_damage.py, a full disk in
-test_disk.py, a kill while a checkpoint is written in test_writer_kill.py, and kills of the commands in
-tests/pipeline/test_signals.py, test_killed_experiment.py and test_damaged_state.py.
-"""
-
+import math
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import crash
 import pytest
 
 SCRIPT = Path(__file__).with_name("crash.py")
+TRIALS = {"writer_kills": 2, "calls": 6, "disk": 4, "corruption": 20, "stores": 4}
+"""The parts whose runs are forks of the process of the tests, with the number of trials."""
 PARTS = {
     "kills": "a signal at a random moment of dvc repro, learner run and dvc exp run --temp",
     "writer_kills": "a kill while a thread writes a checkpoint",
@@ -33,20 +33,23 @@ LONG_PARTS = {
 }
 
 
+@pytest.mark.parametrize(("part", "count"), TRIALS.items())
+def test_small_run_loses_no_progress_by(part, count, tmp_path, capsys):
+    asked = SimpleNamespace(only=count, short=True, seed=7, jobs=1, replay=None, seconds=math.inf)
+
+    findings = crash.report(part, asked, tmp_path)
+
+    text = capsys.readouterr().out
+    if text.startswith(f"{part}: skipped"):
+        pytest.skip(text)
+    assert findings == []
+    assert re.search(rf"^all +{count} of {count}", text, re.MULTILINE), text
+
+
 def run_series(folder, *arguments):
     """Run a short series; return a map from part to its table, and the complete output."""
-    command = [
-        sys.executable,
-        SCRIPT,
-        *arguments,
-        "--short",
-        "--jobs",
-        "2",
-        "--seed",
-        "7",
-        "--folder",
-        folder,
-    ]
+    options = ["--short", "--jobs", "2", "--seed", "7", "--folder", folder]
+    command = [sys.executable, SCRIPT, *arguments, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     tables = dict(re.findall(r"^(\w+): (.*?)\n\n", done.stdout, re.MULTILINE | re.DOTALL))
     return tables, done.stdout + done.stderr

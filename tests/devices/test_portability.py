@@ -2,6 +2,7 @@
 
 import os
 import platform
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -71,17 +72,26 @@ def run_program(folder, *arguments, **variables):
     )
 
 
-def test_portable_run_has_the_same_bits_on_another_cpu(tmp_path):
-    runs = [
-        run_program(tmp_path / f"{number}", *arguments, **variables)
-        for number, (arguments, variables) in enumerate(
-            [(["portable"], {}), (["portable"], OTHER_CPU), ([], {}), ([], OTHER_CPU)]
-        )
-    ]
+def test_portable_run_has_the_same_bits_on_another_cpu(tmp_path, monkeypatch, capsys):
+    """The process of the tests is portable from its start."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.setattr(sys, "argv", ["program.py", str(tmp_path / "here"), "portable"])
+    runpy.run_path(str(tmp_path / "program.py"))
 
-    here, other, usual_here, usual_other = [run.stdout for run in runs]
-    assert here == other != "", runs[0].stderr + runs[1].stderr
-    assert usual_here != usual_other
+    other = run_program(tmp_path / "other", "portable", **OTHER_CPU)
+
+    assert capsys.readouterr().out == other.stdout != "", other.stderr
+
+
+@pytest.mark.long
+def test_usual_run_has_other_bits_on_another_cpu(tmp_path):
+    """Otherwise the variables would imitate no other CPU."""
+    here, other = (
+        run_program(tmp_path / name, **variables).stdout
+        for name, variables in (("here", {}), ("other", OTHER_CPU))
+    )
+
+    assert here != other
 
 
 def test_portable_run_in_a_process_that_has_computed_is_refused(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from free_ports import free_port
 from run_files import read_run_files
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 from stages.contracts.config import Use
 from stages.contracts.errors import PluginError
@@ -177,7 +177,7 @@ def mlflow_server(tmp_path_factory):
     """Run MLflow's server with a database on a free port, and return its address."""
     pytest.importorskip("mlflow.server", reason="needs mlflow")
     folder = tmp_path_factory.mktemp("mlflow")
-    port = free_port()
+    port = free_port()  # MLflow refuses the port 0
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--workers", "1"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
@@ -196,7 +196,7 @@ def mlflow_server(tmp_path_factory):
         yield uri
     finally:
         os.killpg(server.pid, signal.SIGTERM)  # its workers are in its group
-        server.wait(60)
+        server.wait(LIMIT_SECONDS)
 
 
 def is_healthy(uri):
@@ -206,33 +206,35 @@ def is_healthy(uri):
         return False
 
 
-def test_mlflow_has_params_metrics_and_artifacts_of_a_run(mlflow_server, tmp_path):
+def assert_mlflow_has_params_metrics_and_artifacts_of_a_resumed_run(uri, directory):
     from mlflow.tracking import MlflowClient
 
-    tracker = build_tracker(Use(kind="mlflow", uri=mlflow_server, experiment="digits"), tmp_path, RUN)
-    learner = train(tmp_path / "run", tracker)
+    use = Use(kind="mlflow", uri=uri, experiment="digits")
+    for epochs in (1, 3):
+        learner = train(directory / "run", build_tracker(use, directory, RUN), epochs)
 
-    client = MlflowClient(mlflow_server)
+    client = MlflowClient(uri)
     [run] = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
     assert (run.info.run_name, run.info.status) == ("a-key", "FINISHED")
     assert run.data.params == {"fit.seed": "3", "fit.metrics": "['loss']"}
     assert run.data.tags["git.commit"] == "f" * 40
-    found = {each.step: each.value for each in client.get_metric_history(run.info.run_id, "valid/Loss")}
+    found = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "valid/Loss")}
     assert found == learner.history.series("valid", "Loss")
-    assert {each.path for each in client.list_artifacts(run.info.run_id)} == {"params.json", "summary.json"}
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"params.json", "summary.json"}
 
 
-def test_resumed_run_continues_the_run_in_mlflow(mlflow_server, tmp_path):
-    from mlflow.tracking import MlflowClient
+def test_database_of_mlflow_has_params_metrics_and_artifacts_of_a_resumed_run(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow.server", reason="needs mlflow")
+    monkeypatch.chdir(tmp_path)  # the artifacts are in the folder mlruns
 
-    use = Use(kind="mlflow", uri=mlflow_server, experiment="resumed")
-    train(tmp_path / "run", build_tracker(use, tmp_path, RUN), epochs=1)
-    train(tmp_path / "run", build_tracker(use, tmp_path, RUN), epochs=3)
+    assert_mlflow_has_params_metrics_and_artifacts_of_a_resumed_run(
+        f"sqlite:///{tmp_path}/mlflow.db", tmp_path
+    )
 
-    client = MlflowClient(mlflow_server)
-    [run] = client.search_runs([client.get_experiment_by_name("resumed").experiment_id])
-    points = client.get_metric_history(run.info.run_id, "train/Loss")
-    assert (run.info.status, [each.step for each in points]) == ("FINISHED", [1, 2, 3])
+
+@pytest.mark.long
+def test_server_of_mlflow_has_params_metrics_and_artifacts_of_a_resumed_run(mlflow_server, tmp_path):
+    assert_mlflow_has_params_metrics_and_artifacts_of_a_resumed_run(mlflow_server, tmp_path)
 
 
 def test_run_finishes_without_the_server_of_mlflow(tmp_path, caplog):

@@ -62,7 +62,7 @@ def server(tmp_path_factory, database):
     with running_server(tmp_path_factory.mktemp("server"), database) as shared:
         yield shared.address
         if handlers := sys.modules.get("prefect.logging.handlers"):
-            handlers.APILogHandler.flush()  # while the server responds
+            handlers.APILogHandler().flush()  # while the server responds
 
 
 @pytest.fixture

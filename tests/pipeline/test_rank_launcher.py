@@ -80,6 +80,12 @@ def failure(*parts, **options):
     return str(caught.value)
 
 
+@pytest.fixture
+def _short_grace(monkeypatch):
+    """Have ranks that do not end killed soon."""
+    monkeypatch.setattr("pipeline.engine.rank_agent.GRACE_SECONDS", 0.1)
+
+
 def pids():
     return [int(path.read_text()) for path in Path().glob("pid-*")]
 
@@ -230,6 +236,7 @@ def test_error_of_a_rank_contains_the_last_lines_of_its_log():
     assert lines[2:] == [f"  line {n}" for n in range(10, 30)]
 
 
+@pytest.mark.usefixtures("_short_grace")
 @pytest.mark.parametrize("hang", [IGNORE, "os.kill(os.getpid(), signal.SIGSTOP)"])
 def test_rank_that_cannot_handle_a_signal_is_killed_after_a_failure(hang):
     message = failure("wait_for('pid-0')\nif rank == 1: sys.exit(3)", hang)
@@ -277,6 +284,7 @@ def test_rank_that_left_a_collective_is_named_and_not_the_one_that_lost_the_conn
     assert message.startswith("rank 1 (cuda:1): exited with code 7")
 
 
+@pytest.mark.usefixtures("_short_grace")
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
@@ -304,6 +312,7 @@ def test_requested_stop_is_sent_to_all_ranks():
     assert Path("saved-1").exists()
 
 
+@pytest.mark.usefixtures("_short_grace")
 def test_rank_that_saves_has_the_time_it_needs_after_the_others_have_exited():
     interrupter = Interrupter()
     stop_when(interrupter, "ready-0", "ready-1")
@@ -313,7 +322,8 @@ def test_rank_that_saves_has_the_time_it_needs_after_the_others_have_exited():
             """
             def save(*_):
                 if rank == 0:
-                    time.sleep(7)
+                    wait_for("saved-1")
+                    time.sleep(2)
                 Path(f"saved-{rank}").touch()
                 sys.exit(143)
             signal.signal(signal.SIGTERM, save)

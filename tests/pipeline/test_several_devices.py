@@ -1,161 +1,80 @@
-"""The stage fit on several devices: one rank for each, in the project of a user."""
+"""The stage fit on several devices: one rank for each, in the project of a user.
+
+The model waits while the file ``hold`` exists, so that a test can act while the ranks train.
+"""
 
 import json
 import os
 import signal
-import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from waiting import wait_until
+from long_tests import long
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.engine.reproduce import reproduce
 from stages.renderers import NoRenderer
 from stages.renderers.plain import format_epoch
 
 TOLERANCE = 1e-5
-TWO = "[cpu, cpu]"
+HELD_STEP = 100
+"""The step in the second epoch at which each rank waits."""
+MODEL = f"""
+import os, time
+from pathlib import Path
+from torch import nn
+from stages.models.steps import ClassificationStep
+
+class Holding(ClassificationStep, nn.Sequential):
+    def __init__(self, input_shape, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+        self.steps = 0
+
+    def train_step(self, batch):
+        self.steps += 1
+        if self.steps == {HELD_STEP}:
+            Path("held-" + os.environ.get("RANK", "0")).write_text(str(os.getpid()))
+            while Path("hold").exists():
+                time.sleep(0.01)
+        if Path("fail").exists() and os.environ.get("RANK") == "1":
+            raise ValueError("a mistake of mine")
+        return super().train_step(batch)
+"""
+BATCH_SIZE = 16
+EPOCHS = 3
 
 
-def use_devices(project, devices, *, strategy="auto", epochs=2, dropout=True, batch_size=16):
-    """Set the devices of *project*, and train on small batches, so that an epoch has many steps."""
-    project.edit("params.yaml", "device: auto", f"device: {devices}\n  strategy: {strategy}")
-    project.edit("params.yaml", "num_epochs: 2", f"num_epochs: {epochs}")
-    project.edit("params.yaml", "batch_size: 32", f"batch_size: {batch_size}")
-    if not dropout:
-        project.edit("params.yaml", "dropout: 0.5", "dropout: 0.0")
-    project.ok("git", "commit", "-qam", f"Train on {devices}")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, checked_out):
+    """Return a project for two devices in which only `fit` and `save-model` have not run; tests copy it."""
+    project = checked_out(tmp_path_factory.mktemp("built") / "project")
+    (project.folder / "holding.py").write_text(MODEL)
+    (project.folder / ".git/info/exclude").write_text("hold\nheld-*\nfail\n")
+    project.edit("params.yaml", "    kind: cnn\n    dropout: 0.5", '    kind: "holding:Holding"')
+    project.edit("params.yaml", "num_epochs: 20", f"num_epochs: {EPOCHS}")
+    project.edit("params.yaml", "batch_size: 32", f"batch_size: {BATCH_SIZE}")
+    project.edit("params.yaml", "device: auto", "device: [cpu, cpu]")
+    project.ok("git", "add", "-A")
+    project.ok("git", "commit", "-qm", "Train on two devices")
+    project.dvc("repro", "build-learner").ok()
+    return project
 
 
-def start(project, *command):
-    """Start *command* with its output in the file that `read_output` reads."""
-    return project.start(*command, log=project.folder.with_suffix(".out"))
-
-
-def read_output(project):
-    return project.folder.with_suffix(".out").read_text(errors="replace")
-
-
-def find_rank(process, rank):
-    """Return the process of *rank* below *process* when the run has a checkpoint or is in its loop."""
-
-    def find():
-        for each in psutil.Process(process.pid).children(recursive=True):
-            is_rank = "rank_process" not in each.cmdline() and each.environ().get("RANK") == str(rank)
-            if is_rank and "pipeline" in each.cmdline():
-                return each
-        return None
-
-    return wait_until(find, process=process)
-
-
-def wait_for_epoch(project, process, epoch=1):
-    """Wait until the run in *project* has logged *epoch*."""
-    logs = f".runs/*/train/epoch-{epoch}/Loss.log"
-    wait_until(
-        lambda: any(path.stat().st_size for path in project.folder.glob(logs)),
-        lambda: read_output(project),
-        process,
-    )
-
-
-def ranks_left(project):
-    """Return the processes that run in *project*."""
-    found = []
-    for each in psutil.process_iter():
-        try:
-            if each.cwd() == str(project.folder) and each.status() != psutil.STATUS_ZOMBIE:
-                found.append(each.pid)
-        except psutil.Error:
-            continue
-    return found
-
-
-def test_two_devices_train_what_one_trains_and_dvc_records_it(project, other_project):
-    use_devices(project, TWO, dropout=False, batch_size=64)
-    use_devices(other_project, "cpu", dropout=False, batch_size=64)
-
-    project.ok("dvc", "repro")
-    assert other_project.learner("run").code == 0
-
-    found, expected = (
-        json.loads((each.folder / "artifacts/metrics.json").read_text()) for each in (project, other_project)
-    )
-    assert found["valid"] == pytest.approx(expected["valid"], abs=TOLERANCE)
-    assert found["train"] == pytest.approx(expected["train"], abs=TOLERANCE)
-    assert "up to date" in project.ok("dvc", "repro")
-
-
-@pytest.mark.long
-def test_sharded_devices_train_what_one_trains(project, other_project):
-    use_devices(project, TWO, strategy="fsdp", dropout=False, batch_size=64)
-    use_devices(other_project, "cpu", dropout=False, batch_size=64)
-
-    project.ok("dvc", "repro")
-    other_project.ok("dvc", "repro")
-
-    found, expected = (
-        json.loads((each.folder / "artifacts/metrics.json").read_text()) for each in (project, other_project)
-    )
-    assert found["valid"] == pytest.approx(expected["valid"], abs=TOLERANCE)
-    assert project.files("artifacts/plots").keys() == other_project.files("artifacts/plots").keys()
-    assert "up to date" in project.ok("dvc", "repro")
-
-
-@pytest.mark.parametrize(
-    ("strategy", "rank"),
-    [
-        ("ddp", 1),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in (("ddp", 0), ("fsdp", 0), ("fsdp", 1))),
-    ],
-)
-def test_killed_rank_is_named_and_the_run_resumes_to_the_same_bytes(strategy, rank, project, other_project):
-    for each in (project, other_project):
-        use_devices(each, TWO, strategy=strategy, epochs=4)
-    project.ok("dvc", "repro")
-
-    process = start(other_project, sys.executable, "-m", "pipeline", "run")
-    wait_for_epoch(other_project, process, 2)
-    find_rank(process, rank).kill()
-
-    assert process.wait(60) == 1
-    assert f"rank {rank} (cpu): was killed by SIGKILL" in read_output(other_project)
-    wait_until(lambda: not ranks_left(other_project), lambda: ranks_left(other_project))
-    other_project.ok("dvc", "repro")
-    assert other_project.files("dvc.lock", "artifacts") == project.files("dvc.lock", "artifacts")
-
-
-@pytest.mark.parametrize(
-    ("target", "strategy"),
-    [
-        ("rank 1", "ddp"),
-        ("command", "fsdp"),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in (("rank 0", "ddp"), ("rank 1", "fsdp"))),
-    ],
-)
-def test_termination_of_any_process_saves_the_run_and_exits_with_143(target, strategy, project):
-    use_devices(project, TWO, strategy=strategy, epochs=50)
-
-    process = start(project, sys.executable, "-m", "pipeline", "run")
-    wait_for_epoch(project, process)
-    pid = process.pid if target == "command" else find_rank(process, int(target[-1])).pid
-    os.kill(pid, signal.SIGTERM)
-
-    assert process.wait(60) == 143, read_output(project)
-    assert "stopped after epoch" in read_output(project)
-    assert "Traceback" not in read_output(project)
-    assert list(project.folder.glob(".runs/*/steps/trainer-*")) or list(
-        project.folder.glob(".runs/*/checkpoint/trainer-*")
-    )
-    wait_until(lambda: not ranks_left(project), lambda: ranks_left(project))
+@pytest.fixture
+def project(built, tmp_path):
+    """Return a project that is ready to train on two devices."""
+    return built.copied_to(tmp_path / "project")
 
 
 class EpochRecorder(NoRenderer):
     """A renderer that keeps the line of each epoch, and how much of it was trained at each step."""
 
     def __init__(self):
+        super().__init__()
         self.lines, self.batches = [], []
 
     def step(self, progress):
@@ -165,29 +84,159 @@ class EpochRecorder(NoRenderer):
         self.lines.append(format_epoch(progress, history))
 
 
-def test_renderer_and_output_of_the_calling_process_show_the_run_of_the_ranks(project, monkeypatch):
-    use_devices(project, TWO, epochs=3)
-    project.ok("dvc", "repro", "build-learner")
-    monkeypatch.chdir(project.folder)
+class Uninterrupted(NamedTuple):
+    """A project after `fit` on two ranks, with what it showed and printed in the calling process."""
+
+    project: Any
+    recorder: EpochRecorder
+    output: str
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(built, tmp_path_factory):
+    """Return a run of all epochs on two ranks."""
+    project = built.copied_to(tmp_path_factory.mktemp("uninterrupted") / "project")
     recorder = EpochRecorder()
-
-    with redirect_stdout(StringIO()) as output:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as output:
+        patch.chdir(project.folder)
         reproduce("fit", recorder)
+    return Uninterrupted(project, recorder, output.getvalue())
 
-    assert [line.split()[1] for line in recorder.lines] == ["1/3", "2/3", "3/3"]
-    assert all(f"{line} | " in output.getvalue() for line in recorder.lines)  # telemetry follows
+
+def use(project, devices, strategy="auto"):
+    """Set the devices and the strategy of *project*."""
+    project.edit("params.yaml", "device: [cpu, cpu]", f"device: {devices}\n  strategy: {strategy}")
+
+
+@pytest.fixture
+def start(project):
+    """Return a function that starts `learner run` and waits until both ranks wait in the second epoch."""
+    started = []
+
+    def start():
+        (project.folder / "hold").touch()
+        started.append(project.start_fork("pipeline", "run", log=log_of(project)))
+        wait_until(lambda: all(map(find_rank, (project, project), (0, 1))), lambda: read_log(project))
+        return started[-1]
+
+    yield start
+    for process in started:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def find_rank(project, rank):
+    """Return the process id of *rank*, which waits."""
+    return int((project.folder / f"held-{rank}").read_text())
+
+
+def log_of(project):
+    return project.folder.with_suffix(".out")
+
+
+def read_log(project):
+    return log_of(project).read_text(errors="replace")
+
+
+def ranks_have_exited(project):
+    return not any(psutil.pid_exists(find_rank(project, rank)) for rank in (0, 1))
+
+
+def read_metrics(project):
+    return json.loads((project.folder / "artifacts/metrics.json").read_text())
+
+
+def test_two_devices_train_what_one_trains_and_dvc_records_it(uninterrupted, project):
+    use(project, "cpu")
+
+    project.call("run").ok()
+
+    found, expected = read_metrics(uninterrupted.project), read_metrics(project)
+    assert found["valid"] == pytest.approx(expected["valid"], abs=TOLERANCE)
+    assert found["train"] == pytest.approx(expected["train"], abs=TOLERANCE)
+    assert "fit" not in uninterrupted.project.dvc("status", "fit").ok()
+
+
+@pytest.mark.long
+def test_sharded_devices_train_what_one_trains(uninterrupted, project):
+    use(project, "[cpu, cpu]", "fsdp")
+
+    project.dvc("repro").ok()
+
+    found, expected = read_metrics(project), read_metrics(uninterrupted.project)
+    assert found["valid"] == pytest.approx(expected["valid"], abs=TOLERANCE)
+    assert project.files("artifacts/plots").keys() == uninterrupted.project.files("artifacts/plots").keys()
+    assert "up to date" in project.dvc("status").ok()
+
+
+def test_renderer_and_output_of_the_calling_process_show_the_run_of_the_ranks(uninterrupted):
+    """Epochs that ended before the first heartbeat was read, which is read each second, are not shown."""
+    recorder = uninterrupted.recorder
+
+    shown = [line.split()[1] for line in recorder.lines]
+    assert shown == [f"{epoch}/{EPOCHS}" for epoch in range(EPOCHS - len(shown) + 1, EPOCHS + 1)] != []
+    assert all(f"{line} | " in uninterrupted.output for line in recorder.lines)  # telemetry follows
     assert recorder.batches
     assert all(0 <= batch <= batches for _, batch, batches in recorder.batches)
 
 
-def test_error_in_a_rank_is_reported_once_with_its_device(project):
-    use_devices(project, TWO)
-    model = project.folder / "stages/models/steps.py"
-    failing = 'if __import__("os").environ.get("RANK") == "1": raise ValueError("a mistake of mine")'
-    old = "        item = self.forward_classification(batch)\n"
-    model.write_text(model.read_text().replace(old, f"        {failing}\n{old}", 1))
+@pytest.mark.parametrize("rank", [1, long(0)])
+def test_killed_rank_is_named_and_the_run_resumes_to_the_same_bytes(rank, uninterrupted, project, start):
+    process = start()
 
-    done = project.learner("run")
+    os.kill(find_rank(project, rank), signal.SIGKILL)
+    (project.folder / "hold").unlink()
+
+    assert process.wait(LIMIT_SECONDS) == 1
+    assert f"rank {rank} (cpu): was killed by SIGKILL" in read_log(project)
+    wait_until(lambda: ranks_have_exited(project))
+    assert "resuming run" in project.dvc("repro", "fit").ok()
+    names = "artifacts/checkpoint", "artifacts/train", "artifacts/valid", "artifacts/metrics.json"
+    assert project.files(*names) == uninterrupted.project.files(*names)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sharded_run_resumes_after_a_kill_of_a_rank(rank, built, project, start, tmp_path):
+    uninterrupted = built.copied_to(tmp_path / "uninterrupted")
+    for each in (project, uninterrupted):
+        use(each, "[cpu, cpu]", "fsdp")
+    uninterrupted.dvc("repro").ok()
+    process = start()
+
+    os.kill(find_rank(project, rank), signal.SIGKILL)
+    (project.folder / "hold").unlink()
+
+    assert process.wait(LIMIT_SECONDS) == 1
+    project.dvc("repro").ok()
+    assert project.files("dvc.lock", "artifacts") == uninterrupted.files("dvc.lock", "artifacts")
+
+
+@pytest.mark.parametrize(
+    ("target", "strategy"),
+    [("command", "fsdp"), long("rank 0", "ddp"), long("rank 1", "ddp"), long("rank 1", "fsdp")],
+)
+def test_termination_of_any_process_saves_the_run_and_exits_with_143(target, strategy, project, start):
+    use(project, "[cpu, cpu]", strategy)
+    project.edit("params.yaml", f"num_epochs: {EPOCHS}", "num_epochs: 9")  # the ranks agree within 128 steps
+    process = start()
+
+    pid = process.pid if target == "command" else find_rank(project, int(target[-1]))
+    os.kill(pid, signal.SIGTERM)
+    (project.folder / "hold").unlink()
+
+    assert process.wait(LIMIT_SECONDS) == 143, read_log(project)
+    assert "stopped after epoch" in read_log(project)
+    assert "Traceback" not in read_log(project)
+    runs = project.folder / ".runs"
+    assert [*runs.glob("*/steps/trainer-*"), *runs.glob("*/checkpoint/trainer-*")]
+    wait_until(lambda: ranks_have_exited(project))
+
+
+def test_error_in_a_rank_is_reported_once_with_its_device(project):
+    Path(project.folder / "fail").touch()
+
+    done = project.call("run")
 
     assert done.code == 1
     assert done.text.count("ValueError: a mistake of mine") == 1, done.text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 from pages import page
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.yaml_files import load_yaml
 
@@ -24,22 +24,29 @@ README_COMMANDS = re.findall(
 )
 
 
-@pytest.fixture
-def project(project):
-    """Return a project that is ready to train."""
-    project.edit("params.yaml", "num_epochs: 2", f"num_epochs: {EPOCHS}")
-    project.ok(*shlex.split(README_COMMANDS[0]))
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, checked_out):
+    """Return a project that is ready to train; tests copy it."""
+    project = checked_out(tmp_path_factory.mktemp("built") / "project")
+    project.edit("params.yaml", "num_epochs: 20", f"num_epochs: {EPOCHS}")
+    project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp")
+    project.fork(*shlex.split(README_COMMANDS[0])).ok()
     return project
 
 
+@pytest.fixture
+def project(built, tmp_path):
+    """Return a project that is ready to train."""
+    return built.copied_to(tmp_path / "project")
+
+
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory, checked_out):
+def expected(built, tmp_path_factory):
     """Return the outputs of `dvc repro` on two ranks."""
-    made = checked_out(tmp_path_factory.mktemp("expected"))
-    made.edit("params.yaml", "num_epochs: 20", f"num_epochs: {EPOCHS}")
-    made.edit("params.yaml", "device: auto", "device: [cpu, cpu]")
-    made.ok("dvc", "repro", "fit")
-    return made.files(*NAMES)
+    project = built.copied_to(tmp_path_factory.mktemp("expected") / "project")
+    project.edit("params.yaml", "device: auto", "device: [cpu, cpu]")
+    project.dvc("repro", "fit").ok()
+    return project.files(*NAMES)
 
 
 @pytest.fixture
@@ -92,10 +99,10 @@ def test_commands_of_the_readme_train_on_two_hosts(project, expected, port, tmp_
 
     hosts = [start(project, first), start(project, second, other_folder)]
 
-    assert [host.wait(200) for host in hosts] == [0, 0], read_outputs(project)
-    assert "is already finished: publishing its results" in project.ok(*shlex.split(record))
+    assert [host.wait(LIMIT_SECONDS) for host in hosts] == [0, 0], read_outputs(project)
+    assert "is already finished: publishing its results" in project.fork(*shlex.split(record)).ok()
     assert project.files(*NAMES) == expected
-    assert "up to date" in project.ok("dvc", "repro")
+    assert "up to date" in project.dvc("status").ok()
 
 
 @pytest.mark.long
@@ -106,10 +113,10 @@ def test_termination_of_one_launcher_saves_and_the_same_command_resumes(project,
     )
     hosts[1].send_signal(signal.SIGTERM)
 
-    assert [host.wait(60) for host in hosts] == [1, 1], read_outputs(project)
+    assert [host.wait(LIMIT_SECONDS) for host in hosts] == [1, 1], read_outputs(project)
     assert "stopped after epoch" in read_outputs(project)
     hosts = start_slurm_tasks(project, port)
-    assert [host.wait(200) for host in hosts] == [0, 0], read_outputs(project)
+    assert [host.wait(LIMIT_SECONDS) for host in hosts] == [0, 0], read_outputs(project)
     assert "resuming run" in read_outputs(project)
     assert project.files(*NAMES) == expected
 
@@ -124,7 +131,7 @@ def test_command_of_the_train_job_trains_in_two_pods(project, expected, port):
 
     pods = [start(project, command, Path("/"), **variables, PET_NODE_RANK=str(index)) for index in range(2)]
 
-    assert [pod.wait(200) for pod in pods] == [0, 0], read_outputs(project)
+    assert [pod.wait(LIMIT_SECONDS) for pod in pods] == [0, 0], read_outputs(project)
     assert project.files(*NAMES) == expected
 
 
@@ -140,4 +147,4 @@ def test_both_launchers_end_when_a_rank_fails(project, port):
 
     hosts = start_slurm_tasks(project, port)
 
-    assert [host.wait(200) for host in hosts] == [1, 1]
+    assert [host.wait(LIMIT_SECONDS) for host in hosts] == [1, 1]

@@ -1,6 +1,7 @@
 """Prefect servers for tests, and a client of their API."""
 
 import contextlib
+import functools
 import json
 import re
 import shutil
@@ -13,6 +14,8 @@ from templates import template
 from waiting import LIMIT_SECONDS, wait_until
 
 ENDED = {"Completed", "Failed", "Crashed", "Cancelled", "TimedOut"}
+PAUSE_SECONDS = 0.25
+"""Pause between two requests of a test that waits, each of which costs the server some milliseconds."""
 
 
 class Server:
@@ -78,6 +81,9 @@ def running_server(home, database=None, **settings):
         made.end()
 
 
+wait_for = functools.partial(wait_until, pause_seconds=PAUSE_SECONDS)
+
+
 class Api:
     """A client of the REST API of a Prefect server."""
 
@@ -136,7 +142,7 @@ class Api:
             state = self.state(run)
             return state if state in (states or ENDED) else None
 
-        return wait_until(reached, lambda: f"the state is {self.state(run)}: {self.logs(run)}")
+        return wait_for(reached, lambda: f"the state is {self.state(run)}: {self.logs(run)}")
 
     def history(self, run):
         """Return the names of the states of *run*, oldest first."""
@@ -157,7 +163,7 @@ class Api:
 
     def wait_for_log(self, run, text):
         """Wait until a log line of *run* contains *text*; logs arrive with a delay of seconds."""
-        return wait_until(lambda: any(text in line for line in self.logs(run)), lambda: self.logs(run))
+        return wait_for(lambda: any(text in line for line in self.logs(run)), lambda: self.logs(run))
 
     def tasks(self, run, count):
         """Return the names and states of the tasks of *run*, in order, after *count* have arrived."""
@@ -167,7 +173,7 @@ class Api:
             has_ended = all(task["state_name"] in ENDED | {"Cached"} for task in found)
             return found if len(found) >= count and has_ended else None
 
-        return [(task["name"].rsplit("-", 1)[0], task["state_name"]) for task in wait_until(arrived)]
+        return [(task["name"].rsplit("-", 1)[0], task["state_name"]) for task in wait_for(arrived)]
 
     def artifacts(self, run):
         """Return the artifacts of *run* by key."""

@@ -7,7 +7,7 @@ LIMIT_SECONDS = 600
 """Timeout of a wait; a test that passes never reaches it."""
 
 
-def wait_until(is_so, describe=None, process=None):
+def wait_until(is_so, describe=None, process=None, *, pause_seconds=0.02):
     """Call *is_so* until its value is true, and return it; `OSError` and `ValueError` count as false.
 
     Raises `AssertionError` with the text that *describe* returns, after `LIMIT_SECONDS` or when *process* has
@@ -24,4 +24,4 @@ def wait_until(is_so, describe=None, process=None):
         if has_ended or time.monotonic() > end:
             reason = f"process {process.pid} ended" if has_ended else f"no result in {LIMIT_SECONDS} s"
             raise AssertionError(f"{reason}: {describe() if describe else 'no description'}")
-        time.sleep(0.02)
+        time.sleep(pause_seconds)
