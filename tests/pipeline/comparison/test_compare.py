@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+from functools import partial
 
 import pytest
 from pages import page
@@ -17,13 +18,13 @@ NAMES = ["workspace", "big", "longer", "<script>broken=1<"]
 @pytest.fixture(scope="module")
 def with_experiments(home, tmp_path_factory):
     """Return a project with three experiments in addition to the run on HEAD."""
-    made = Project(template("experiments", run_experiments, home), home)
+    made = Project(template("experiments", partial(run_experiments, home=home)), home)
     return made.copied_to(tmp_path_factory.mktemp("experiments") / "project")
 
 
-def run_experiments(project):
-    """Make *project* a finished one with three experiments."""
-    finished_template(project.environment["PREFECT_HOME"]).copied_to(project.folder)
+def run_experiments(folder, home):
+    """Make a finished project in *folder*, with three experiments."""
+    project = finished_template(home).copied_to(folder)
     changes = ("fit.batch_size=64", "fit.num_epochs=3", "fit.seed=7")
     for name, change in zip(NAMES[1:], changes, strict=True):
         project.dvc("exp", "run", "-q", "-n", name, "-S", change).ok()
