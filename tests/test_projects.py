@@ -4,13 +4,17 @@ import logging
 import os
 import random
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from projects import IN_PROCESS
 from templates import finished_template
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
+
+SHARED = Path(__file__).parent / "shared"
 
 
 def read_state():
@@ -90,3 +94,26 @@ def test_edit_of_a_copy_does_not_change_the_template(finished, home):
             path.write_bytes(b"edited")
 
     assert finished_template(home).files("params.yaml", "artifacts", ".dvc/cache", ".runs") == before
+
+
+STOP = """
+import multiprocessing.forkserver, os, signal
+from forked_programs import stop_server
+
+multiprocessing.forkserver.ensure_running()
+worker = os.fork()
+if worker == 0:
+    signal.alarm(LIMIT_SECONDS)
+    signal.pause()
+stop_server()
+print(os.waitpid(worker, os.WNOHANG))
+os.kill(worker, signal.SIGKILL)
+"""
+
+
+def test_server_of_forks_stops_while_a_worker_of_this_process_is_alive():
+    command = [sys.executable, "-c", STOP.replace("LIMIT_SECONDS", str(LIMIT_SECONDS))]
+
+    done = subprocess.run(command, cwd=SHARED, capture_output=True, text=True, check=False)
+
+    assert (done.stdout, done.stderr) == ("(0, 0)\n", "")

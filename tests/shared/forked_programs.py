@@ -58,8 +58,15 @@ def server_context():
 
 
 def stop_server():
-    """Stop the server, if it was started, and wait until it and its forks have ended."""
-    multiprocessing.forkserver._forkserver._stop()
+    """Stop the server, if it was started, and wait until it has ended.
+
+    It would end by itself when the pipe to this process is closed. A worker of a data loader, which a failed
+    run has left in this process, holds a copy of that pipe.
+    """
+    server = multiprocessing.forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGTERM)
+    server._stop()
 
 
 class ForkedProgram:
