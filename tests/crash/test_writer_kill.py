@@ -9,6 +9,7 @@ import torch
 from run_files import read_run_files
 from small_run import run_in_child
 from torch import nn
+from waiting import LIMIT_SECONDS
 
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
@@ -38,7 +39,7 @@ class Killer(NamedMpkGzFileRecorder, NoRenderer):
     def record(self, item, path):
         path = super().record(item, path)
         if path.name.startswith(self.name):
-            assert self.stepped.wait(60)
+            assert self.stepped.wait(LIMIT_SECONDS)
             os.kill(os.getpid(), signal.SIGKILL)
         return path
 

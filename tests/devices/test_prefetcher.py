@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from waiting import wait_until
+from waiting import LIMIT_SECONDS, wait_until
 
 from stages.devices import PlainCopier, StagingRing, copy_in_turn, prefetch
 
@@ -211,7 +211,7 @@ def test_thread_ends_and_closes_its_source_when_the_pass_is_left_early():
     next(batches)
     del batches
 
-    assert closed.wait(60)
+    assert closed.wait(LIMIT_SECONDS)
     wait_until(lambda: set(threading.enumerate()) <= before)
 
 
@@ -220,7 +220,7 @@ def test_pass_that_is_never_started_starts_no_thread():
 
     batches_of(pairs(3))
 
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_leaving_a_pass_does_not_wait_for_a_batch_that_takes_long():
@@ -228,7 +228,7 @@ def test_leaving_a_pass_does_not_wait_for_a_batch_that_takes_long():
 
     def source():
         yield torch.zeros(1)
-        may_continue.wait(600)
+        may_continue.wait(LIMIT_SECONDS)
         yield torch.ones(1)
 
     batches = batches_of(source())

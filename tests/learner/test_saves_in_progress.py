@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from run_files import read_run_files
+from waiting import LIMIT_SECONDS
 
 from stages.checkpoints import Checkpoint, FileCheckpointer, KeepLast
 from stages.contracts.errors import CheckpointError
@@ -31,7 +32,7 @@ class SlowDisk(NamedMpkGzFileRecorder, NoRenderer):
 
     def record(self, item, path):
         if path.name.endswith(f"-{self.epoch}"):
-            assert self.go.wait(60)
+            assert self.go.wait(LIMIT_SECONDS)
             self.present.append(sorted(each.name for each in path.parent.glob("trainer-*")))
         return super().record(item, path)
 

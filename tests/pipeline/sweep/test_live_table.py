@@ -105,11 +105,11 @@ def run_in_terminal(sweep):
 
 
 def test_terminal_has_a_table_of_the_points_in_progress_and_is_clean_after_ctrl_c(project, sweep_in):
-    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 30")
+    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 200")
     sweep = sweep_in(project, "-j", "2", "-S", f"{RATE}=0.001,0.002")
 
     with run_in_terminal(sweep) as terminal:
-        terminal.wait_for(r"learning_rate=0.00\d +\d+/30 +\d+\.\d{3} ")
+        terminal.wait_for(r"learning_rate=0.00\d +\d+/200 +\d+\.\d{3} ")
         os.write(terminal.handle, b"\x03")
 
     assert terminal.code == 130

@@ -64,7 +64,7 @@ def sweep_result(tmp_path_factory, _finished, sweep_in):
     claims = str(tmp_path_factory.mktemp("claims"))
     sweep = sweep_in(project, "-j", "2", "-S", GRID, CUDA_VISIBLE_DEVICES="0,1", TMPDIR=claims)
     with sweep.start() as process:
-        sweep.wait_for(process, experiments=1, training=1)
+        sweep.wait_for(process, experiments=1, training=0)
         process.kill()
         process.wait()
         before_the_kill = sweep.experiments()
