@@ -260,14 +260,16 @@ def test_damaged_file_in_the_remote_is_reported_and_not_kept_until_it_is_repaire
     assert (other.folder / MODEL).read_bytes() == intact
 
 
-def test_damaged_file_that_dvc_has_checked_out_is_replaced_after_the_remote_is_repaired(shared):
+def test_damaged_file_that_dvc_has_checked_out_is_replaced_after_the_remote_is_repaired(shared, tmp_path):
+    """The state of DVC, which both commands share, knows that DVC and not the user has written the file."""
     other, stored, intact = damage_model(shared)
-    other.dvc("pull")
+    state = {"DVC_SITE_CACHE_DIR": str(tmp_path / "state")}
+    other.dvc("pull", **state)
     assert (other.folder / MODEL).read_bytes() not in (intact, b"")
-    assert other.call("pull").code == 1
+    assert other.call("pull", **state).code == 1
     stored.write_bytes(intact)
 
-    other.call("pull").ok()
+    other.call("pull", **state).ok()
 
     assert (other.folder / MODEL).read_bytes() == intact
 
