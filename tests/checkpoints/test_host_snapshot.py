@@ -118,7 +118,8 @@ def test_allocated_memory_is_in_use_before_the_first_copy():
     provided = process.memory_info().rss
     snapshot.copy(Checkpoint({"w": state}, {}, None))
 
-    assert provided - before >= state.nbytes
+    batches = 4 << 20  # the kernel adds the pages of a processor to this figure in batches
+    assert provided - before >= state.nbytes - batches
     assert process.memory_info().rss - provided < state.nbytes // 2
 
 

@@ -115,7 +115,7 @@ def test_new_project_names_dvc_a_folder_of_the_user(tmp_path, cache):
 @pytest.mark.parametrize("makefile", ["Makefile", "pipeline/scaffold/template/Makefile"])
 def test_make_keeps_the_state_of_dvc_in_a_folder_of_the_user(makefile, tmp_path, cache):
     show = 'show:; @mkdir -p -m 700 "$$DVC_SITE_CACHE_DIR"; echo "$$DVC_SITE_CACHE_DIR"'
-    command = ["make", "-f", str(ROOT / makefile), "--eval", show, "show"]
+    command = ["make", "--no-print-directory", "-f", str(ROOT / makefile), "--eval", show, "show"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
 
     assert Path(done.stdout.strip()) == cache / "learner/dvc"
