@@ -39,7 +39,8 @@ mutants: .venv/installed-test  # PACKAGE=optim for one package, COUNT=40 for a s
 
 long: .venv/installed-test  # the tests that `make test` skips, then those of flows on PostgreSQL; every night in CI
 	LEARNER_TEST_LONG=1 pytest -m long --numprocesses 3 --dist loadfile
-	LEARNER_TEST_LONG=1 LEARNER_TEST_POSTGRES=1 pytest $(addprefix tests/pipeline/test_,serve.py entry_points.py flow_runs.py)
+	LEARNER_TEST_LONG=1 LEARNER_TEST_POSTGRES=1 pytest $(addprefix tests/pipeline/,flows/test_serve.py flows/test_flow_runs.py \
+	    engine/test_entry_points.py)
 
 format: .venv/installed-test
 	ruff format .

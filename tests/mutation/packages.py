@@ -50,7 +50,13 @@ PACKAGES = {
     "data": Package(("stages/data",), ("tests/data",), 60),
     "learner": Package(
         ("stages/learner", "stages/devices"),
-        ("tests/learner", "tests/devices", "tests/data/test_device_loader.py", "tests/test_build_learner.py"),
+        (
+            "tests/learner",
+            "tests/distributed",
+            "tests/devices",
+            "tests/data/test_device_loader.py",
+            "tests/test_build_learner.py",
+        ),
         60,
     ),
     "joint": Package(
@@ -58,11 +64,11 @@ PACKAGES = {
         (
             "tests/pipeline/test_snapshot.py",
             "tests/pipeline/test_lockfile.py",
-            "tests/pipeline/test_project_lock.py",
-            "tests/pipeline/test_deferred_signals.py",
-            "tests/pipeline/test_reproduce.py",
-            "tests/pipeline/test_flow.py",
-            "tests/pipeline/test_flow_runs.py",
+            "tests/pipeline/engine/test_project_lock.py",
+            "tests/pipeline/engine/test_deferred_signals.py",
+            "tests/pipeline/engine/test_reproduce.py",
+            "tests/pipeline/flows/test_flow.py",
+            "tests/pipeline/flows/test_flow_runs.py",
         ),
         60,
         120,

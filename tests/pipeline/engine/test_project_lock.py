@@ -24,7 +24,7 @@ from stages.contracts.file_lock import try_lock, unlock
 from stages.contracts.processes import is_alive
 from stages.runs.layout import PROJECT_LOCK
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HOLD = """
 import os, sys
 from pipeline.engine.lock import project_lock

@@ -20,7 +20,7 @@ from pipeline.scaffold.new_project import (
 )
 from pipeline.yaml_files import read_definition, read_yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAMES = list_templates()
 TEST_PARTS = """
 import json

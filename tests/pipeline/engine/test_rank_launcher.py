@@ -19,7 +19,7 @@ from pipeline.engine.rank_launcher import run_ranks
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.contracts.interrupter import Interrupter
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 START = """
 import os, signal, sys, time
 from pathlib import Path

@@ -22,7 +22,7 @@ from stages.records.limits import LEAST_LIMIT
 from stages.records.precision import FullPrecision
 from stages.records.record_tree import RawTensor, Record
 
-BURN = Path(__file__).parents[3] / "shared" / "burn"
+BURN = Path(__file__).parents[4] / "shared" / "burn"
 MPK, BPK = BURN / "model.mpk", BURN / "model.bpk"
 needs_burn = pytest.mark.skipif(
     not MPK.exists(), reason="the files that Burn wrote are not next to this project"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dvc.repo import Repo
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ALL_STAGES = ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model")
 
 

@@ -14,7 +14,7 @@ from stages.create_artifact_dir import (
     create_artifact_dir,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEFINITION = """
 vars:
   - paths: {artifacts: artifacts, data: data, result: artifacts/result.txt}

@@ -15,7 +15,7 @@ from pipeline.versions import find_this_package
 from stages import fit
 from stages.contracts.errors import StageError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILES = {
     *(".dvc", ".dvcignore", ".git", ".gitignore", "Makefile", "README.md", "dvc.yaml", "model.py"),
     *("params.yaml", "prefect.yaml", "requirements.txt", "source.py", "test_project.py", "versions.yaml"),

@@ -15,7 +15,7 @@ from pipeline.engine.stage_run import run_stage
 from stages.contracts.errors import KilledError, RunInterruptedError, UserCodeError
 from stages.renderers import NoRenderer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PARAMS = """
 create_artifact_dir: {{keep: []}}
 load_data:
