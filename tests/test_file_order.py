@@ -27,7 +27,19 @@ def run(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(file_order.ROOT / "tests/shared")}
 
     def run_pytest(*options):
-        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir", ".", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-v",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:hydra_pytest",
+            "--rootdir",
+            ".",
+            *options,
+        ]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
@@ -38,9 +50,13 @@ def run(tmp_path):
     return run_pytest
 
 
-def test_longest_files_start_first_on_workers_after_those_without_a_duration(run):
-    order = run("--numprocesses", "1", "--dist", "loadfile")
+def test_longest_files_start_first_on_workers_and_their_durations_are_stored(run, tmp_path):
+    """A file without a duration is the first; one that was removed has no duration afterwards."""
+    order = run("--numprocesses", "1", "--dist", "loadfile", "--store-durations")
 
+    stored = json.loads((tmp_path / "durations.json").read_text())
+    assert stored.keys() == {"test_long.py", "test_new.py", "test_short.py"}
+    assert all(seconds < 1 for seconds in stored.values())
     assert order == ["new.py::b", "new.py::a", "long.py::b", "long.py::a", "short.py::b", "short.py::a"]
 
 
@@ -49,9 +65,3 @@ def test_seed_determines_the_order_of_the_files_and_the_tests_of_a_file_stay_tog
 
     assert orders[0] == ["new.py::b", "new.py::a", "short.py::b", "short.py::a", "long.py::b", "long.py::a"]
     assert orders[1] == ["short.py::b", "short.py::a", "new.py::b", "new.py::a", "long.py::b", "long.py::a"]
-
-
-def test_durations_of_the_files_are_stored_and_those_of_removed_files_are_not(run, tmp_path):
-    run("test_short.py", "--numprocesses", "1", "--store-durations")
-
-    assert json.loads((tmp_path / "durations.json").read_text()) == {"test_short.py": 0.0, "test_long.py": 9}

@@ -85,9 +85,15 @@ STORED = {
 }
 
 
+@pytest.fixture(scope="module")
+def results(_finished):
+    """Return the folder of the finished project, which these tests only read."""
+    return _finished.folder
+
+
 @pytest.mark.parametrize("stage", STORED, ids=lambda stage: stage.__name__)
-def test_numbers_change_only_with_the_version(stage, finished):
+def test_numbers_change_only_with_the_version(stage, results):
     measure, version, numbers = STORED[stage]
 
     assert version == stage.VERSION
-    assert measure(finished.folder) == pytest.approx(numbers, abs=0.006, rel=0.004)
+    assert measure(results) == pytest.approx(numbers, abs=0.006, rel=0.004)

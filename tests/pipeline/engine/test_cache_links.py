@@ -20,7 +20,7 @@ def shared_inodes(folder):
 
 
 def test_run_store_and_cache_share_each_checkpoint_and_the_output_is_a_copy(finished):
-    finished.edit("params.yaml", "seed: 42", "seed: 43")
+    finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
 
     finished.call("run", "fit").ok()
 
@@ -34,7 +34,7 @@ def test_run_store_and_cache_share_each_checkpoint_and_the_output_is_a_copy(fini
 
 
 def test_run_store_cache_and_output_share_each_checkpoint_if_dvc_uses_hard_links(finished):
-    finished.edit("params.yaml", "seed: 42", "seed: 43")
+    finished.edit("params.yaml", "batch_size: 32", "batch_size: 64")
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
     (finished.folder / ".dvc/config.local").write_text("[cache]\ntype = hardlink\n")
 

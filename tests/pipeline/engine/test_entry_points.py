@@ -186,27 +186,38 @@ def test_run_refuses_an_unknown_stage_before_it_creates_a_flow_run(project, serv
     assert query(server, "flow_runs") == before
 
 
-WORKERS = """
+SOURCE = """
+import traceback
+from pathlib import Path
 from torch.utils.data import DataLoader
 from stages.data import Digits, load_source
 
 def load():
-    for _ in range(5):
+    names = [each.name for each in traceback.extract_stack() if "/pipeline/" in each.filename]
+    Path("stack.txt").write_text(" ".join(names))
+    for _ in range(3):
         list(DataLoader(range(10), num_workers=1))
     return load_source(Digits())
 """
 
 
-def test_a_data_loader_with_workers_can_be_used_in_a_flow_run(project, server):
-    """Workers are forked from a process with Prefect's threads, and must still exit with code 0."""
-    (project.folder / "source.py").write_text(WORKERS)
-    project.edit("params.yaml", "kind: digits", 'kind: "source:load"')
-    project.edit("params.yaml", "    path: null\n", "")
+def test_stage_in_a_flow_run_is_reached_in_ten_calls_and_can_use_workers_of_a_data_loader(project, server):
+    """The calls go down one layer each: command, flow, task, engine, stage.
+
+    Workers are forked from a process with Prefect's threads, and must still exit with code 0.
+    """
+    (project.folder / "source.py").write_text(SOURCE)
+    project.edit("params.yaml", "    kind: digits\n    path: null", '    kind: "source:load"')
 
     run = project.call("run", "load-data", PREFECT_API_URL=server)
 
     assert run.code == 0, run.text
     assert run.out.splitlines()[-1] == "load-data: ran"
+    calls = (project.folder / "stack.txt").read_text().split()
+    assert calls[calls.index("run") :] == [
+        *("run", "run_stages", "learner", "load_data_task", "reproduce", "cmd_run"),
+        *("run_recorded", "run_stage", "_load_data"),
+    ]
 
 
 @pytest.mark.long  # test_several_devices.py compares `dvc repro` and `learner run`, without an API
@@ -222,29 +233,3 @@ def test_flow_run_on_two_devices_shows_its_progress_and_leaves_the_lock_of_dvc_r
     assert run.code == 0, run.text
     assert project.files("dvc.lock", "artifacts") == other_project.files("dvc.lock", "artifacts")
     assert_shows_progress(server, query(server, "flow_runs")[-1]["id"], epochs=[1, 2])
-
-
-STACK = """
-import traceback
-from pathlib import Path
-from stages.data import Digits, load_source
-
-def load():
-    names = [each.name for each in traceback.extract_stack() if "/pipeline/" in each.filename]
-    Path("stack.txt").write_text(" ".join(names))
-    return load_source(Digits())
-"""
-
-
-def test_command_reaches_the_body_of_a_stage_in_ten_calls(project, server):
-    """The calls go down one layer each: command, flow, task, engine, stage."""
-    (project.folder / "stack.py").write_text(STACK)
-    project.edit("params.yaml", "    kind: digits\n    path: null", '    kind: "stack:load"')
-
-    project.call("run", "load-data", PREFECT_API_URL=server)
-
-    calls = (project.folder / "stack.txt").read_text().split()
-    assert calls[calls.index("run") :] == [
-        *("run", "run_stages", "learner", "load_data_task", "reproduce", "cmd_run"),
-        *("run_recorded", "run_stage", "_load_data"),
-    ]

@@ -17,7 +17,9 @@ def test_run_on_another_cpu_leaves_the_same_lock(finished, project):
 
 def test_run_that_is_not_portable_leaves_another_model_on_another_cpu(finished, project):
     project.edit("params.yaml", "portable: true", "portable: false")
+    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
 
     assert project.call("run", **OTHER_CPU).code == 0
 
-    assert project.files("artifacts/metrics.json") != finished.files("artifacts/metrics.json")
+    model = "artifacts/checkpoint/model-1.mpk.gz"
+    assert project.files(model) != finished.files(model)

@@ -62,7 +62,7 @@ def test_graph_orders_the_five_stages(finished):
     ("name", "old", "new", "stages"),
     [
         ("params.yaml", "recorder: default", "recorder: compact", ["create-artifact-dir", "save-model"]),
-        ("params.yaml", "batch_size: 32", "batch_size: 64", ["create-artifact-dir", "fit", "save-model"]),
+        ("params.yaml", "batch_size: 32", "batch_size: 512", ["create-artifact-dir", "fit", "save-model"]),
         ("stages/save_model.py", 'VERSION = "', 'VERSION = "9', ["save-model"]),
         ("stages/learner/loop.py", '"""The training loop.', '"""The training loop!', []),
         ("stages/models/cnn.py", "nn.ReLU()", "nn.Tanh()", ["build-learner", "fit", "save-model"]),
@@ -146,15 +146,15 @@ class Recording:
 '''
 
 
-def test_tracker_receives_the_params_and_the_commit(project):
-    (project.folder / "trackers.py").write_text(TRACKER)
-    project.edit("params.yaml", "num_epochs: 2", "num_epochs: 1\n  loggers: ['trackers:Recording']")
+def test_tracker_receives_the_params_and_the_commit(finished):
+    (finished.folder / "trackers.py").write_text(TRACKER)
+    finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1\n  loggers: ['trackers:Recording']")
 
-    project.call("run", "fit").ok()
+    finished.call("run", "fit").ok()
 
-    seed, tags = json.loads((project.folder / "artifacts/telemetry/Recording/run.json").read_text())
-    assert (seed, tags["git.commit"]) == (42, project.ok("git", "rev-parse", "HEAD").strip())
-    assert tags["run.key"] in project.call("runs", "list").ok()
+    seed, tags = json.loads((finished.folder / "artifacts/telemetry/Recording/run.json").read_text())
+    assert (seed, tags["git.commit"]) == (42, finished.ok("git", "rev-parse", "HEAD").strip())
+    assert tags["run.key"] in finished.call("runs", "list").ok()
 
 
 def test_committed_lockfile_has_the_code_of_this_checkout():
