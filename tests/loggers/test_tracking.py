@@ -13,7 +13,7 @@ import pytest
 import torch
 from free_ports import free_port
 from run_files import read_run_files
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import LIMIT_SECONDS, has_exited, wait_until
 
 from stages.contracts.config import Use
 from stages.contracts.errors import PluginError
@@ -141,15 +141,7 @@ def test_process_of_a_tracker_ends_when_the_run_is_killed(recording, tmp_path):
 
     pid = int(done.stdout)
     assert done.returncode == -signal.SIGKILL
-    assert wait_until(lambda: not is_running(pid))
-
-
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert wait_until(lambda: has_exited(pid))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from pathlib import Path
 
 LIMIT_SECONDS = 600
 """Timeout of a wait; a test that passes never reaches it."""
@@ -25,3 +26,10 @@ def wait_until(is_so, describe=None, process=None, *, pause_seconds=0.02):
             reason = f"process {process.pid} ended" if has_ended else f"no result in {LIMIT_SECONDS} s"
             raise AssertionError(f"{reason}: {describe() if describe else 'no description'}")
         time.sleep(pause_seconds)
+
+
+def has_exited(pid):
+    """Return whether process *pid* has exited; a zombie has, whose parent did not read its exit."""
+    with suppress(OSError):
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    return True

@@ -11,9 +11,8 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-import psutil
 import pytest
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import LIMIT_SECONDS, has_exited, wait_until
 
 from pipeline.engine.rank_launcher import run_ranks
 from stages.contracts.errors import RunInterruptedError, StageError
@@ -91,7 +90,7 @@ def pids():
 
 
 def no_rank_runs():
-    return not [pid for pid in pids() if psutil.pid_exists(pid)]
+    return all(map(has_exited, pids()))
 
 
 def stop_when(interrupter, *names):

@@ -11,10 +11,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import pytest
 from long_tests import long
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import LIMIT_SECONDS, has_exited, wait_until
 
 from pipeline.engine.reproduce import reproduce
 from stages.renderers import NoRenderer
@@ -139,7 +138,7 @@ def read_log(project):
 
 
 def ranks_have_exited(project):
-    return not any(psutil.pid_exists(find_rank(project, rank)) for rank in (0, 1))
+    return all(has_exited(find_rank(project, rank)) for rank in (0, 1))
 
 
 def read_metrics(project):

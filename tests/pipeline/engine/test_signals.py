@@ -10,13 +10,12 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from forked_programs import ForkedProgram
 from long_tests import long
 from prefect_servers import Api
-from waiting import LIMIT_SECONDS, wait_until
+from waiting import LIMIT_SECONDS, has_exited, wait_until
 
 from pipeline.engine.reproduce import reproduce
 from stages.contracts.errors import RunInterruptedError
@@ -155,13 +154,6 @@ def launch_fork(project, command, environment, errors):
         streams=(os.devnull, errors),
         new_session=True,
     )
-
-
-def has_exited(pid):
-    """Return whether process *pid* has exited; a zombie has."""
-    with suppress(OSError):
-        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
-    return True
 
 
 @pytest.fixture(autouse=True)
