@@ -2,8 +2,6 @@ from .compute_settings import ComputeSettings as ComputeSettings
 from .compute_settings import apply_compute_settings as apply_compute_settings
 from .portability import prepare_portable as prepare_portable
 from .prefetcher import STREAM_DEVICES as STREAM_DEVICES
-from .prefetcher import Copier as Copier
-from .prefetcher import PlainCopier as PlainCopier
 from .prefetcher import StagingRing as StagingRing
 from .prefetcher import StreamCopier as StreamCopier
 from .prefetcher import copy_in_turn as copy_in_turn

@@ -2,30 +2,13 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import ClassVar, Protocol, TypeVar
+from contextlib import contextmanager, suppress
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
-
-
-class Capturer(Protocol):
-    """Captures the work that is launched on a device."""
-
-    def side_stream(self) -> AbstractContextManager[object]:
-        """Return a context that launches work on the stream of captures, in order with the current stream."""
-
-    def capture(self, run: Callable[[], T]) -> Callable[[], T]:
-        """Capture what *run* launches, without executing it, and return a function that launches it.
-
-        Each call of that function returns the same tensors, those of *run*, with new values. If the capture
-        fails, nothing has changed except that earlier ones are no longer valid.
-        """
-
-    def renew(self) -> None:
-        """Prepare for captures that share no memory with earlier ones, all of which have been dropped."""
 
 
 class CudaCapturer:
@@ -40,12 +23,15 @@ class CudaCapturer:
         self.renew()
 
     def renew(self) -> None:
-        """Use another pool of memory; torch accepts none again after a failure or after its last graph."""
+        """Prepare for captures that share no memory with earlier ones, all of which have been dropped.
+
+        torch accepts no pool again after a failure, or after the last graph in it.
+        """
         self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
-        """Launch work after that of the current stream, which then waits for it."""
+        """Launch the work of the block on the stream of captures, in order with the current stream."""
         current = torch.cuda.current_stream(self._index)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -53,7 +39,12 @@ class CudaCapturer:
         current.wait_stream(self._stream)
 
     def capture(self, run: Callable[[], T]) -> Callable[[], T]:
-        """Capture *run*, while other threads, which copy batches and checkpoints, use the device."""
+        """Capture what *run* launches, without executing it, and return a function that launches it.
+
+        Each call of that function returns the same tensors, those of *run*, with new values. Other threads,
+        which copy batches and checkpoints, may use the device meanwhile. If the capture fails, nothing has
+        changed except that earlier ones are no longer valid.
+        """
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._index)
         generator = torch.cuda.default_generators[self._index]
         random_state = generator.clone_state()

@@ -3,11 +3,11 @@
 import functools
 import itertools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Event, Semaphore, Thread
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,43 +17,6 @@ from stages.contracts.placement import transform
 STREAM_DEVICES = ("cuda", "xpu")
 """Kinds of devices with streams and pinned memory."""
 JOIN_SECONDS = 1.0
-
-
-class CopyEvent(Protocol):
-    """The point on a device at which a copy is complete."""
-
-    def synchronize(self) -> None:
-        """Wait for it."""
-
-
-class Copier(Protocol):
-    """The operations of a device that `StagingRing` needs."""
-
-    device: torch.device
-
-    def activate(self) -> AbstractContextManager[Any]:
-        """Return a context in which a thread works with the device."""
-
-    def allocate(self, nbytes: int) -> Tensor:
-        """Return a buffer on the host for *nbytes* bytes, uint8."""
-
-    def is_pinned(self, tensor: Tensor) -> bool:
-        """Return whether *tensor* is in memory from which `copy` does not wait."""
-
-    def copying(self) -> AbstractContextManager[Any]:
-        """Return a context in which `copy` runs beside the computation."""
-
-    def copy(self, staged: Tensor) -> Tensor:
-        """Return *staged* on the device, without waiting for the copy."""
-
-    def record(self) -> CopyEvent:
-        """Return the event of the copies so far."""
-
-    def wait(self, event: CopyEvent) -> None:
-        """Have the following computation wait for *event*."""
-
-    def receive(self, tensor: Tensor) -> None:
-        """Keep the memory of *tensor* until the computation that now follows has used it."""
 
 
 class StreamCopier:
@@ -66,33 +29,33 @@ class StreamCopier:
             self._stream = self._module.Stream()
 
     def activate(self) -> AbstractContextManager[Any]:
-        """Return a context with the device as the current one."""
+        """Return a context with the device as the current one, in which a thread works with it."""
         context: AbstractContextManager[Any] = self._module.device(self.device)
         return context
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Return a pinned buffer."""
+        """Return a pinned buffer for *nbytes* bytes, uint8."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Return whether *tensor* is in pinned memory."""
+        """Return whether *tensor* is in pinned memory, from which `copy` does not wait."""
         return tensor.is_pinned()
 
     def copying(self) -> AbstractContextManager[Any]:
-        """Return a context with the side stream as the current one."""
+        """Return a context with the side stream as the current one, so that `copy` runs beside the steps."""
         context: AbstractContextManager[Any] = self._module.stream(self._stream)
         return context
 
     def copy(self, staged: Tensor) -> Tensor:
-        """Start a copy on the current stream."""
+        """Return *staged* on the device, without waiting for the copy on the current stream."""
         return staged.to(self.device, non_blocking=True)
 
-    def record(self) -> CopyEvent:
+    def record(self) -> torch.Event:
         """Record an event on the current stream."""
-        event: CopyEvent = self._module.current_stream(self.device).record_event()
+        event: torch.Event = self._module.current_stream(self.device).record_event()
         return event
 
-    def wait(self, event: CopyEvent) -> None:
+    def wait(self, event: torch.Event) -> None:
         """Have the current stream wait; the host does not."""
         self._module.current_stream(self.device).wait_event(event)
 
@@ -107,54 +70,12 @@ def find_copier(device: torch.device) -> StreamCopier:
     return StreamCopier(device)
 
 
-class PlainCopier:
-    """The same operations for a device without streams, where each copy is complete at once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def activate(self) -> AbstractContextManager[Any]:
-        """Return an empty context."""
-        return nullcontext()
-
-    def allocate(self, nbytes: int) -> Tensor:
-        """Return a buffer in ordinary memory."""
-        return torch.empty(nbytes, dtype=torch.uint8)
-
-    def is_pinned(self, tensor: Tensor) -> bool:  # noqa: ARG002  required by the protocol
-        """Return False: no memory is pinned."""
-        return False
-
-    def copying(self) -> AbstractContextManager[Any]:
-        """Return an empty context."""
-        return nullcontext()
-
-    def copy(self, staged: Tensor) -> Tensor:
-        """Copy *staged*, also if it is on the device already."""
-        return staged.to(self.device, copy=True)
-
-    def record(self) -> CopyEvent:
-        """Return an event that has passed."""
-        return _Passed()
-
-    def wait(self, event: CopyEvent) -> None:
-        """Do nothing."""
-
-    def receive(self, tensor: Tensor) -> None:
-        """Do nothing."""
-
-
-class _Passed:
-    def synchronize(self) -> None:
-        """Return at once."""
-
-
 @dataclass(frozen=True)
 class Copied:
     """A batch whose tensors are on their way to the device; parts of other types are where they were."""
 
     batch: Any
-    event: CopyEvent
+    event: torch.Event
 
 
 class StagingRing:
@@ -163,7 +84,7 @@ class StagingRing:
     A tensor that is in pinned memory already is copied from there, and kept until its copy is complete.
     """
 
-    def __init__(self, copier: Copier, slots: int) -> None:
+    def __init__(self, copier: StreamCopier, slots: int) -> None:
         self.copier = copier
         self._slots = itertools.cycle([_Slot() for _ in range(slots)])
 
@@ -199,7 +120,7 @@ class _Slot:
     """The staging buffers of one batch, one for each of its tensors, and the event of their last copy."""
 
     def __init__(self) -> None:
-        self.event: CopyEvent | None = None
+        self.event: torch.Event | None = None
         self._buffers: list[Tensor] = []
         self._used = 0
         self._kept: list[Tensor] = []
@@ -216,7 +137,7 @@ class _Slot:
         self._kept.append(tensor)
         return tensor
 
-    def stage(self, tensor: Tensor, copier: Copier) -> Tensor:
+    def stage(self, tensor: Tensor, copier: StreamCopier) -> Tensor:
         """Return a copy of *tensor* in the next buffer, which grows if it is too small."""
         nbytes = tensor.numel() * tensor.element_size()
         if self._used == len(self._buffers):

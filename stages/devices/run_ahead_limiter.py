@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -15,26 +14,18 @@ MAX_GROUP_SECONDS = 0.002
 """The duration of a step below which `MAX_GROUP` steps have one mark."""
 
 
-class Event(Protocol):
-    """A point in the work of a device, such as `torch.Event`."""
-
-    def record(self) -> None:
-        """Set the point after the work that was launched until now."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has reached the point."""
-
-
 class RunAheadLimiter:
     """Waits after a step until the device is at most 8 steps behind, or fewer if steps are long.
 
     Short steps are marked in groups, because a mark costs the host as much as a launch.
     """
 
-    def __init__(self, new_event: Callable[[], Event], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, new_event: Callable[[], torch.Event], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._new_event = new_event
         self._clock = clock
-        self._events: deque[tuple[Event, int]] = deque()
+        self._events: deque[tuple[torch.Event, int]] = deque()
         """The marks that were not waited for, each with its number of steps."""
         self._unmarked = self._marked = 0
         self._limit = self._group = 1

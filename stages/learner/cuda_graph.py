@@ -18,7 +18,7 @@ from torch import Tensor
 from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput
 from stages.contracts.placement import DeferredBatch, load, transform
-from stages.devices.cuda_capturer import Capturer, CudaCapturer, ResultRing
+from stages.devices.cuda_capturer import CudaCapturer, ResultRing
 from stages.devices.rng import host_generator_states
 from stages.learner.assembly import Components
 from stages.learner.capture_conditions import (
@@ -99,7 +99,7 @@ class CudaGraphStep(PlainStep):
     """
 
     def __init__(
-        self, components: Components, checks: StepChecks, guard: DeviceGuard, capturer: Capturer
+        self, components: Components, checks: StepChecks, guard: DeviceGuard, capturer: CudaCapturer
     ) -> None:
         super().__init__(components.state, checks)
         self._flags = guard

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from plain_copier import PlainCopier
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.contracts.user_code import user_frames
 from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
 from stages.data.device_loader import fits
-from stages.devices import PlainCopier
 
 SAMPLES, BATCH_SIZE = 10, 4
 IMAGES = torch.arange(SAMPLES * 6, dtype=torch.uint8).reshape(SAMPLES, 2, 3)

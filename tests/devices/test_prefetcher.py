@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from plain_copier import PlainCopier
 from waiting import LIMIT_SECONDS, wait_until
 
-from stages.devices import PlainCopier, StagingRing, copy_in_turn, prefetch
+from stages.devices import StagingRing, copy_in_turn, prefetch
 
 CPU = torch.device("cpu")
 

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 import torch
+from plain_copier import PlainCopier
 from torch.utils.data import DataLoader, TensorDataset
 from waiting import wait_until
 
 from stages.contracts.user_code import user_frames
-from stages.devices import PlainCopier
 from stages.learner.batches import iterate_on_device
 
 META = torch.device("meta")

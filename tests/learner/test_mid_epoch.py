@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from long_tests import long
+from plain_copier import PlainCopier
 from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
@@ -14,7 +15,6 @@ from torch import nn
 from stages.checkpoints import KeepLast
 from stages.contracts.errors import CheckpointError
 from stages.data import DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
-from stages.devices import PlainCopier
 from stages.learner import LearnerBuilder, MetricEarlyStopping
 from stages.metrics import (
     AccuracyMetric,
