@@ -13,6 +13,7 @@ from templates import finished_template, fresh, read_repro_output, short
 
 from stages.devices import prepare_portable
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic tests need it before CUDA is used
 prepare_portable()  # the shipped params.yaml is portable, and a process chooses its kernels only once
 settings.register_profile("no deadline", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("no deadline")
