@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 
 import pytest
 
@@ -162,11 +163,11 @@ while True:
 
 def test_child_processes_do_not_keep_the_lock_of_a_killed_run(root):
     code = WORK.replace(
-        "import sys, time", "import multiprocessing, sys, time\nchild = lambda: time.sleep(30)"
+        "import sys, time",
+        "import multiprocessing, os, sys, time\n"
+        "child = lambda: print(os.getpid(), flush=True) or time.sleep(600)",
     ).replace(
-        '    print("ready", flush=True)',
-        '    started = multiprocessing.get_context("fork").Process(target=child)\n    started.start()\n'
-        '    print(started.pid, flush=True)\n    print("", flush=True)',
+        'print("ready", flush=True)', 'multiprocessing.get_context("fork").Process(target=child).start()'
     )
     started = subprocess.Popen([sys.executable, "-c", code, root, "60"], stdout=subprocess.PIPE, text=True)
     child = int(started.stdout.readline())
@@ -183,20 +184,21 @@ def test_child_processes_do_not_keep_the_lock_of_a_killed_run(root):
         started.stdout.close()
 
 
-def test_child_process_that_exits_does_not_release_the_store_of_its_parent(root):
+def test_child_process_that_exits_does_not_release_the_store_of_its_parent(root, tmp_path):
     with open_store(root, ENTRIES) as store:
-        child = multiprocessing.get_context("fork").Process(target=_look_and_leave, args=(store.path,))
+        fork, seen = multiprocessing.get_context("fork"), tmp_path / "seen"
+        child = fork.Process(target=_look_and_leave, args=(store.path, seen))
         child.start()
         child.join()
 
-        assert child.exitcode == 0
+        assert seen.read_text() == "in use"
         look = (
             "import sys, pathlib as p; from stages.runs import state_of; print(state_of(p.Path(sys.argv[1])))"
         )
-        seen = subprocess.run(
+        other = subprocess.run(
             [sys.executable, "-c", look, store.path], capture_output=True, text=True, check=True
         )
-        assert seen.stdout.strip() == "running"
+        assert other.stdout.strip() == "running"
 
 
 def test_restart_killed_at_any_operation_leaves_the_store_unchanged_or_empty(root, tmp_path, killed_before):
@@ -263,10 +265,15 @@ def _use(root):
         store.finish({"epoch": 2})
 
 
-def _look_and_leave(path):
-    assert state_of(path) is State.RUNNING
-    with pytest.raises(RunInUseError):
-        open_store(path.parent, ENTRIES).__enter__()
+def _look_and_leave(path, seen):
+    try:
+        assert state_of(path) is State.RUNNING
+        with pytest.raises(RunInUseError):
+            open_store(path.parent, ENTRIES).__enter__()
+        seen.write_text("in use")
+    except BaseException:
+        seen.write_text(traceback.format_exc())
+        raise
 
 
 def _files(folder):
