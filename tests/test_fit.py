@@ -258,7 +258,7 @@ def test_confusion_matrix_is_that_of_the_last_validation(finished):
     hits = sum(int(count) for actual, predicted, count in cells if actual == predicted)
     samples = sum(int(count) for *_, count in cells)
     assert header == ["actual", "predicted", "count"]
-    assert (samples, 100 * hits / samples) == (359, pytest.approx(accuracy))
+    assert (samples, 100 * hits / samples) == (1438, pytest.approx(accuracy))
 
 
 def test_failed_confusion_matrix_is_a_warning_and_results_are_published(tmp_path, caplog):

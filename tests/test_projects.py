@@ -60,6 +60,30 @@ def test_code_that_a_test_edits_runs_in_a_fork(project):
     assert f"in process {os.getpid()}\n" not in printed
 
 
+PROBE = """
+import logging, sys
+print("prefect" in sys.modules, logging.root.handlers)
+import prefect
+from prefect.settings import get_current_settings
+print(get_current_settings().api.url, [type(each).__name__ for each in logging.root.handlers])
+print(callable(prefect.flow), prefect.__spec__.name)
+"""
+
+
+def test_fork_has_imported_prefect_as_soon_as_it_imports_it_with_its_own_settings(project):
+    (project.folder / "probe.py").write_text(PROBE)
+    environment = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
+
+    forked = project.fork("probe", **environment)
+
+    assert forked.out.splitlines() == [
+        "False []",
+        "http://127.0.0.1:9/api ['PrefectConsoleHandler']",
+        "True prefect",
+    ]
+    assert forked.err == ""
+
+
 def test_dvc_repro_in_forks_writes_what_it_writes_in_processes(finished, project):
     assert "= Learner Summary =" in project.dvc("repro").ok()
 

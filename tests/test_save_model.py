@@ -77,7 +77,7 @@ def test_manifest_has_size_and_hash_of_each_export(finished, tmp_path, exports, 
 @pytest.fixture
 def tested(finished):
     """Return a project whose data has a test split, and whose five stages have run."""
-    finished.edit("params.yaml", "valid_fraction: 0.2", "valid_fraction: 0.2\n  test_fraction: 0.1")
+    finished.edit("params.yaml", "valid_fraction: 0.8", "valid_fraction: 0.8\n  test_fraction: 0.1")
     finished.edit("params.yaml", "num_epochs: 2", "num_epochs: 1")
     finished.edit("params.yaml", "[loss, accuracy]", "[loss, accuracy, learning_rate, cpu_use]")
     finished.call("run").ok()
@@ -109,7 +109,7 @@ def test_project_without_the_entry_of_the_test_split_still_runs(finished, tmp_pa
         finished.edit("dvc.yaml", line, "")
 
     finished.call("run").ok()
-    finished.edit("params.yaml", "valid_fraction: 0.2", "valid_fraction: 0.2\n  test_fraction: 0.1")
+    finished.edit("params.yaml", "valid_fraction: 0.8", "valid_fraction: 0.8\n  test_fraction: 0.1")
     refused = finished.call("check")
 
     assert refused.code == 2

@@ -215,6 +215,7 @@ def assert_mlflow_has_params_metrics_and_artifacts_of_a_resumed_run(uri, directo
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"params.json", "summary.json"}
 
 
+@pytest.mark.long
 def test_database_of_mlflow_has_params_metrics_and_artifacts_of_a_resumed_run(tmp_path, monkeypatch):
     pytest.importorskip("mlflow.server", reason="needs mlflow")
     monkeypatch.chdir(tmp_path)  # the artifacts are in the folder mlruns

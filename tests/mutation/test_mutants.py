@@ -135,6 +135,7 @@ def test_equivalent_mutants_are_excluded_from_score(mutants_of):
     assert score("a", rows, Equivalents((fields,))).percent == 50
 
 
+@pytest.mark.long
 def test_every_equivalent_mutant_exists_and_has_a_reason():
     entries = Equivalents.read().entries
     found = [each for file in {entry["file"] for entry in entries} for each in find_mutants(ROOT, file)]

@@ -1,6 +1,6 @@
-"""A process that has imported torch, DVC and this project, and forks one process for each request.
+"""A process that has imported torch, DVC, Prefect and this project, and forks one process for each request.
 
-These imports take three seconds. The server of a process that runs tests imports them once, when the first
+These imports take seven seconds. The server of a process that runs tests imports them once, when the first
 test needs it, and runs nothing itself: every fork starts from the same state, whatever tests ran before.
 """
 
@@ -9,6 +9,9 @@ import contextlib
 import filecmp
 import functools
 import gc
+import importlib.abc
+import importlib.machinery
+import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -20,11 +23,14 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("stages", "pipeline")
+PREFECT = ("prefect.main", "prefect.flow_engine", "prefect.task_engine", "prefect.runner")
+"""Modules that take a second to import; a fork has not imported them until it does (see `_LatePrefect`)."""
 IMPORTED_LATER = ("pipeline.flows.", "pipeline.sweep.", "pipeline.scaffold.template", "pipeline.__main__")
-"""Beginnings of the names of modules that the server does not import: programs, and users of Prefect, which
-configures logging when it is imported."""
+"""Beginnings of the names of modules that the server does not import: users of Prefect, and programs."""
 SET_AT_START = ("PYTHON", "OMP_", "MKL_NUM")
 """Beginnings of environment variables that Python or torch has read before the fork."""
 STAGE_COMMAND = r"(?:python -m pipeline|learner) stage (\S+)"
@@ -50,10 +56,15 @@ def server_context():
             "pytest",
             "dvc.cli",
             "pipeline.flows.prefect_api",
+            "sklearn.datasets",
+            *PREFECT,
             *PRELOADED,
         ]
         + [name for name in names if not name.startswith(later)]
     )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", str(ROOT))  # any folder that exists: Prefect would make one for the user
+        multiprocessing.forkserver.ensure_running()
     return context
 
 
@@ -178,6 +189,7 @@ def _become(module, arguments, folder, environment):
     if has_other_code(folder):
         for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
             del sys.modules[name]
+    sys.meta_path.insert(0, _LatePrefect())
     gc.freeze()
     sys.argv = [module, *arguments]
     try:
@@ -188,6 +200,38 @@ def _become(module, arguments, folder, environment):
     finally:
         threading._shutdown()
         atexit._run_exitfuncs()
+
+
+class _LatePrefect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Has this process import the loaded modules of Prefect again, when it first imports Prefect.
+
+    Prefect reads its settings and configures logging when it is imported, so until then a program must not
+    have it, and then it must do both again.
+    """
+
+    def __init__(self):
+        names = [name for name in sys.modules if name.partition(".")[0] == "prefect"]
+        self._modules = {name: sys.modules.pop(name) for name in names}
+        self._spec = self._modules["prefect"].__spec__
+        logging.root.handlers.clear()
+
+    def find_spec(self, name, path, target=None):
+        """Return a spec of Prefect, and find no other module."""
+        return importlib.machinery.ModuleSpec(name, self) if name == "prefect" else None
+
+    def create_module(self, spec):
+        """Return the module that the server has loaded."""
+        return self._modules["prefect"]
+
+    def exec_module(self, module):
+        """Do again what depends on the process."""
+        sys.meta_path.remove(self)
+        module.__spec__ = self._spec
+        sys.modules |= self._modules
+        module.context.refresh_global_settings_context()
+        configuration = module.logging.configuration
+        configuration.PROCESS_LOGGING_CONFIG.clear()
+        configuration.setup_logging()
 
 
 def has_other_code(folder):

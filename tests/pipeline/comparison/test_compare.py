@@ -180,7 +180,7 @@ def test_dvc_plots_include_batch_curves_and_the_confusion_matrix(with_experiment
     [curve] = shown["data"]["artifacts/plots/iterations/train/Loss.tsv"]
     assert "errors" not in shown
     assert set(curve["revisions"]) == {"big", "longer"}
-    assert len(curve["content"]["data"]["values"]) == 2 * 23 + 3 * 45
+    assert len(curve["content"]["data"]["values"]) == 2 * 6 + 3 * 12
     assert "share of the class" in json.dumps(shown["data"]["artifacts/plots/confusion.tsv"])
 
 
@@ -191,7 +191,7 @@ def test_curve_is_plotted_in_the_terminal_and_as_an_image(with_experiments, outc
 
     assert re.findall(r"^\w+/Loss$", curves, re.MULTILINE) == ["valid/Loss", "train/Loss"]
     assert "━━ workspace  ━━ big  ━━ longer  ━━ <script>" in curves
-    assert "35" in batches.splitlines()[-3]  # the last step of three epochs of twelve batches
+    assert "134" in batches.splitlines()[-3]  # the last step of three epochs of 45 batches
     assert {"HEAD", "big", "step"} <= set(
         re.findall(r">(\w+)</text>", (with_experiments.folder / "loss.svg").read_text())
     )

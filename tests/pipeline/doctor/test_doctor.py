@@ -237,6 +237,7 @@ def test_killed_worker_of_the_queue_is_reported_with_commands_that_remove_its_ta
         assert found_state == (stale if (pid, code) == (ended.pid, None) else (Level.OK, "")), (pid, code)
 
 
+@pytest.mark.long
 def test_each_cause_is_reported_once_outside_a_project(tmp_path, open_project):
     done = open_project(tmp_path).call(
         "doctor", "--timeout", "600", "--json", GIT_CEILING_DIRECTORIES=str(tmp_path.parent)

@@ -55,8 +55,8 @@ COMMANDS = {
 
 
 EDITS = {
-    "params.yaml: load_data.valid_fraction was 0.2 and is 0.3": (
-        "params.yaml|valid_fraction: 0.2|valid_fraction: 0.3"
+    "params.yaml: load_data.valid_fraction was 0.8 and is 0.7": (
+        "params.yaml|valid_fraction: 0.8|valid_fraction: 0.7"
     ),
     f"stages/load_data.py: VERSION was '{VERSION}' and is '9{VERSION}'": (
         'stages/load_data.py|VERSION = "|VERSION = "9'
@@ -105,7 +105,7 @@ def test_sources_with_a_time_in_the_future_are_accepted(command, with_own_code):
     """Such times occur in files from another machine, or after the clock was set back."""
     for path in (with_own_code.folder / "stages").rglob("*.py"):
         os.utime(path, (time.time() + 86_400,) * 2)
-    with_own_code.edit("params.yaml", "valid_fraction: 0.2", "valid_fraction: 0.25")
+    with_own_code.edit("params.yaml", "valid_fraction: 0.8", "valid_fraction: 0.75")
 
     with_own_code.fork(*COMMANDS[command]).ok()
 

@@ -179,7 +179,8 @@ def test_renderer_and_output_of_the_calling_process_show_the_run_of_the_ranks(un
     assert all(0 <= batch <= batches for _, batch, batches in recorder.batches)
 
 
-@pytest.mark.parametrize("rank", [1, long(0)])
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
 def test_killed_rank_is_named_and_the_run_resumes_to_the_same_bytes(rank, uninterrupted, project, start):
     process = start()
 

@@ -93,6 +93,7 @@ def start_slurm_tasks(project, port):
     return [start(project, command, **variables, SLURM_NODEID=str(node)) for node in range(2)]
 
 
+@pytest.mark.long
 def test_commands_of_the_readme_train_on_two_hosts(project, expected, port, tmp_path):
     first, second, record = [each.replace("29500", port) for each in README_COMMANDS[1:]]
     other_folder = copy_for_other_host(project, tmp_path / "other-host")

@@ -245,6 +245,7 @@ def fit_record(lock):
     return YAML(typ="safe").load(lock)["stages"]["fit"]
 
 
+@pytest.mark.long
 def test_scheduled_runs_are_experiments_that_leave_the_workspace_unchanged(serve, project, tmp_path):
     """The second run of an interval collides with the first, and is cancelled; the first is pushed.
 

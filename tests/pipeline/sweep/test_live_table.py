@@ -104,6 +104,7 @@ def run_in_terminal(sweep):
         process.wait()
 
 
+@pytest.mark.long
 def test_terminal_has_a_table_of_the_points_in_progress_and_is_clean_after_ctrl_c(project, sweep_in):
     project.edit("params.yaml", "num_epochs: 2", "num_epochs: 200")
     sweep = sweep_in(project, "-j", "2", "-S", f"{RATE}=0.001,0.002")

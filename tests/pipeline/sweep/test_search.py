@@ -138,6 +138,7 @@ def test_wrong_combination_is_one_message(arguments, message, project):
     assert "Traceback" not in refused.err
 
 
+@pytest.mark.long
 def test_search_with_early_stopping_that_is_killed_is_resumed(project, sweep_in):
     """Of three trials, one continues after the first epoch; the next run of the command repeats none."""
     project.edit("params.yaml", "kind: cnn\n    dropout: 0.5", "kind: mlp")
