@@ -65,7 +65,7 @@ class Progress:
 class MetricLogger(Protocol):
     """A writer of the metrics of one split. A user's logger may implement `Resumable` as well."""
 
-    def log(self, epoch: int, name: str, value: float, count: int) -> None:
+    def log(self, epoch: int, name: str, value: float, count: float) -> None:
         """Log the *value* of metric *name* on one batch of *count* samples."""
 
     def log_final(self, epoch: int, name: str, value: float) -> None:

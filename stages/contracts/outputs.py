@@ -1,8 +1,17 @@
-"""The outputs of steps: the loss and the inputs of metrics, for a batch of *B* samples."""
+"""The outputs of steps: the loss, its weight and the inputs of metrics, for a batch of *B* samples.
 
+The **weight** of an output is the divisor of its loss: the number of samples or tokens, or the sum of their
+weights, that the loss is the mean over. The losses and gradients of several batches, or of the shares of
+several ranks, are combined by it, so that the result is that of one large batch. A batch of weight 0 counts
+nothing and trains nothing.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+
+import numpy as np
 
 from stages.contracts.errors import BuilderError
 
@@ -10,10 +19,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Item = TypeVar("Item", bound="Output")
+Weight: TypeAlias = "float | Tensor"
+"""The divisor of a loss, at least 0: a number, or a scalar tensor."""
+
+IGNORED_TARGET = -100
+"""The target that `torch.nn.functional.cross_entropy` ignores by default."""
 
 
 class Output(Protocol):
-    """The attributes that every output needs, also a user's own."""
+    """The attributes that every output needs, also a user's own.
+
+    It may also have a ``weight``, the divisor of its loss if that is not the number of samples.
+    """
 
     @property
     def loss(self) -> "Tensor":
@@ -24,24 +41,45 @@ class Output(Protocol):
         """The number of samples in the batch."""
 
 
-def weight_of(item: Output) -> "int | Tensor":
-    """Return the number of samples or tokens that the loss of *item* is the mean of.
+def weight_of(item: Output) -> Weight:
+    """Return the weight of *item*: its attribute ``weight``, or the number of its samples if that is None.
 
-    It is an integer on a CPU; on an accelerator it may be a tensor, which is not read. Raises `BuilderError`
-    if it is not a whole number.
+    It is a number on a CPU; on an accelerator it may be a tensor, which is not read. Raises `BuilderError` if
+    it is negative or not finite.
     """
     weight: Any = getattr(item, "weight", None)
     if weight is None:
         return item.size
     if hasattr(weight, "device") and weight.device.type != "cpu":
-        return cast("Tensor", weight)
+        on_device: Tensor = weight
+        return on_device
     number = float(weight)
-    if not number.is_integer():
+    if not (number >= 0 and math.isfinite(number)):
         raise BuilderError(
-            f"the weight of a {type(item).__name__} must be the number of samples or tokens that its loss is "
-            f"the mean of; found {number:g}. Set it to that number, or leave it out"
+            f"the weight of a {type(item).__name__} must be the divisor of its loss, a number of at least 0; "
+            f"found {number:g}. Set it to the number of samples or tokens that the loss is the mean over, or "
+            "to the sum of their weights"
         )
-    return int(number)
+    return as_count(number)
+
+
+def as_count(number: float) -> float:
+    """Return *number* as an `int` if it is a whole number, as counts of samples are."""
+    return int(number) if number == number // 1 else number
+
+
+def is_counted(targets: "Tensor") -> "Tensor":
+    """Return a mask of *targets*: False for those that are ignored, which no unsigned integer can be."""
+    if not targets.dtype.is_signed:
+        return targets == targets
+    return targets != IGNORED_TARGET
+
+
+def count_targets(targets: "Tensor") -> "int | Tensor":
+    """Return the number of *targets* that are not ignored; on an accelerator a scalar tensor."""
+    if targets.is_cpu:  # NumPy counts in half of torch's time
+        return int(np.count_nonzero(is_counted(targets).numpy()))
+    return is_counted(targets).sum()
 
 
 @dataclass(frozen=True)
@@ -57,11 +95,9 @@ class ClassificationOutput:
 
     For a model with one logit: 0 or 1, integers or floats, (B,) or (B, 1).
     """
-    weight: "int | Tensor | None" = None
-    """The number of targets that the loss is the mean of; None: the number of samples.
-
-    Set it if the loss is the mean over the tokens of padded sequences, so that the loss of an epoch is too.
-    """
+    weight: "Weight | None" = None
+    """The divisor of the loss, such as the number of targets that are not ignored; None: the number of
+    samples."""
 
     @property
     def size(self) -> int:
@@ -79,6 +115,8 @@ class MultiLabelClassificationOutput:
     """The logits, (B, labels)."""
     targets: "Tensor"
     """1 for each label of a sample and 0 otherwise, (B, labels)."""
+    weight: "Weight | None" = None
+    """The divisor of the loss, such as the sum of the weights of the samples; None: their number."""
 
     @property
     def size(self) -> int:
@@ -96,6 +134,8 @@ class RegressionOutput:
     """The predictions, (B, …)."""
     targets: "Tensor"
     """The target values, of the same shape as the predictions."""
+    weight: "Weight | None" = None
+    """The divisor of the loss, such as the number of predicted numbers; None: the number of samples."""
 
     @property
     def size(self) -> int:
@@ -115,8 +155,9 @@ class SequenceOutput:
     """The decoded tokens, (B, any length), integers; None for the tokens with the highest logits."""
     targets: "Tensor"
     """The target tokens, (B, T), integers."""
-    weight: "int | Tensor | None" = None
-    """The number of tokens that the loss is the mean of; None: the number of sequences."""
+    weight: "Weight | None" = None
+    """The divisor of the loss, such as the number of tokens that are not padding; None: the number of
+    sequences."""
 
     @property
     def size(self) -> int:

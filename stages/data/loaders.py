@@ -4,11 +4,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import torch
 
 from stages.contracts.errors import CheckpointError
+from stages.contracts.outputs import is_counted
 from stages.data.augmentation import Augmentation, Augmenter, check_augmentation
 from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher, as_batcher, is_per_sample
 from stages.data.datasets import Dataset, TensorDataset
@@ -181,6 +183,14 @@ class DataLoader:
             return
         self.device = device
         self._source = self._host if device == CPU else DeviceLoader(self._host, device, self.transfer)
+
+    @cached_property
+    def has_ignored_targets(self) -> bool:
+        """False if the targets are known before they are loaded, and none of them is -100."""
+        dataset = self.dataset
+        if type(dataset) is not TensorDataset or type(self.batcher) not in (NormalizeBatcher, GatherBatcher):
+            return True
+        return not bool(is_counted(dataset.targets).all())
 
     @property
     def loads_shares(self) -> bool:

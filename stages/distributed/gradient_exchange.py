@@ -1,4 +1,4 @@
-"""The sum of the gradients of all ranks, weighted by the samples of each."""
+"""The sum of the gradients of all ranks, by the weight of the output of each."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
+from stages.contracts.outputs import Weight, as_count
 from stages.distributed.rank_group import RankGroup
 from stages.optim.gradients import Gradients
 
@@ -47,28 +48,28 @@ class GradientExchange:
         return self._group.is_main
 
     @property
-    def total_weight(self) -> int:
+    def total_weight(self) -> float:
         """The sum of the weights in the last exchange."""
-        return round(float(self._weight))
+        return as_count(float(self._weight))
 
     def mean(
-        self, gradients: Gradients, weight: float | Tensor, *, weighted: bool, trained: Collection[int] = ()
-    ) -> list[Tensor | None]:
+        self, gradients: Gradients, weight: Weight, *, weighted: bool, trained: Collection[int] = ()
+    ) -> list[Tensor | None] | None:
         """Return the mean gradients of all ranks, of which this one has *gradients* with *weight*.
 
         *weighted* gradients are multiplied by their weight already, and parameters that were *trained* when
-        they were computed may be frozen now. A gradient is None if no rank has it, and all are if the sum of
-        the weights is 0. The tensors are valid until the next exchange.
+        they were computed may be frozen now. A gradient is None if no rank has it. There is no mean if the
+        sum of the weights is 0. The tensors are valid until the next exchange.
         """
         missing = self._add(gradients, weight, trained, weighted=weighted)
         is_empty = not isinstance(weight, Tensor) and weight == 0
         if is_empty and not self._weight.item():
-            return [None] * self._count
+            return None
         self._sums.div_(self._weight)
         return self._result(missing)
 
     def sum(
-        self, gradients: Gradients, weight: float | Tensor, *, trained: Collection[int] = ()
+        self, gradients: Gradients, weight: Weight, *, trained: Collection[int] = ()
     ) -> list[Tensor | None]:
         """Return the sum over all ranks of gradients that are multiplied by their weight, as new tensors.
 
@@ -78,7 +79,7 @@ class GradientExchange:
         return [None if each is None else each.clone() for each in self._result(missing)]
 
     def _add(
-        self, gradients: Gradients, weight: float | Tensor, trained: Collection[int], *, weighted: bool
+        self, gradients: Gradients, weight: Weight, trained: Collection[int], *, weighted: bool
     ) -> list[int]:
         """Add the gradients of all ranks, and return the places of those that this rank does not have."""
         if (places := sorted({*self.find_trained(), *trained})) != self._trained:

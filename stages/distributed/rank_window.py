@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor
-
+from stages.contracts.outputs import Weight
 from stages.distributed.gradient_exchange import GradientExchange
 from stages.optim.gradients import Accumulation, Gradients, Window
 
@@ -23,29 +22,30 @@ class RankWindow(Window):
         self._trained: set[int] = set()
         """The parameters that a batch of the window has trained, by their places; the same on all ranks."""
 
-    def add(self, gradients: Gradients, samples: int | Tensor) -> None:
-        """Add the mean gradients of this rank's share of a batch."""
+    def add(self, gradients: Gradients, weight: Weight) -> None:
+        """Add the mean gradients of this rank's share of a batch, whose output has *weight*."""
         if self.length > 1:
             self._trained.update(self._exchange.find_trained())
         if self._adds_means:
-            mean = self._exchange.mean(gradients, samples, weighted=False)
-            gradients = [None if each is None else each.clone() for each in mean]
-        super().add(gradients, samples)
+            mean = self._exchange.mean(gradients, weight, weighted=False)
+            gradients = [None if each is None else each.clone() for each in mean or [None] * len(gradients)]
+            weight = self._exchange.total_weight
+        super().add(gradients, weight)
 
-    def take(self) -> Gradients:
-        """Return the mean over the samples of all ranks, or the sum over batches, and clear the window."""
+    def take(self) -> "Gradients | None":
+        """Return the mean over the weights of all ranks, or the sum over batches, and clear the window."""
         if self._adds_means:
             return super().take()
-        sums, samples, trained = self._sums, self._samples, self._trained
+        sums, weight, trained = self._sums, self._weight, self._trained
         self._clear()
-        return self._exchange.mean(sums, samples, weighted=self.length > 1, trained=trained)
+        return self._exchange.mean(sums, weight, weighted=self.length > 1, trained=trained)
 
     def collect(self) -> None:
         """Move the sums of all ranks to rank 0, so that its checkpoint has them; call it between epochs."""
         if not self.batches or self._adds_means:
             return
-        self._sums = self._exchange.sum(self._sums, self._samples, trained=self._trained)
-        self._samples = self._exchange.total_weight
+        self._sums = self._exchange.sum(self._sums, self._weight, trained=self._trained)
+        self._weight = self._exchange.total_weight
         self._keep_on_main()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -58,13 +58,8 @@ class RankWindow(Window):
     def _keep_on_main(self) -> None:
         """Set the sums of the other ranks to 0."""
         if not self._exchange.is_main:
-            self._sums, self._samples = [None] * len(self._sums), 0
+            self._sums, self._weight = [None] * len(self._sums), 0
 
     def _clear(self) -> None:
         super()._clear()
         self._trained = set()
-
-    @property
-    def _has_mean(self) -> bool:
-        """True: `take` finds out whether any rank has samples."""
-        return True

@@ -65,8 +65,6 @@ class Capture:
 
     warm_ups: int = 0
     """The number of eager steps in preparation of the capture."""
-    size: int = 0
-    """The number of samples in a batch."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """A description of the model."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -141,9 +139,6 @@ class CudaGraphStep(PlainStep):
             step = super().compute(batch)
         if self._capture.warm_ups == WARM_UP_STEPS:
             self._check_host(generators)
-        self._capture.size = step.item.size
-        if self._is_sum and getattr(step.item, "weight", None) is not None:
-            self._refuse("the batches of an accumulation window have weights, such as numbers of tokens")
         return step
 
     def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
@@ -152,7 +147,7 @@ class CudaGraphStep(PlainStep):
         if not self._capture.graphs and self._capture.warm_ups == WARM_UP_STEPS:
             self._capture.present = [gradient is not None for gradient in gradients]
             self._capture.options = self._state.constant_options
-            self._capture.totals = Totals(gradients) if self._is_sum else None
+            self._capture.totals = Totals(gradients, self.weight) if self._is_sum else None
 
     def replays(self, batch: Any) -> bool:
         """Return whether `replay` accepts *batch*; capture the step first if it is time to."""
@@ -166,7 +161,7 @@ class CudaGraphStep(PlainStep):
             self._restart("the optimizer or an option of it, besides the rate, changes in training")
             return False
         totals = self._capture.totals
-        if totals is not None and not self._window.holds(totals, self._capture.size):
+        if totals is not None and not self._window.holds(totals):
             return False
         return self._ends in self._capture.graphs or self._capture_step(batch)
 
@@ -191,7 +186,7 @@ class CudaGraphStep(PlainStep):
         if totals is not None:
             if ends:
                 self._flags.record_sum(results.sum_rows[slot], epoch, iteration)
-            self._window.count(totals, capture.size)
+            self._window.count(totals)
             capture.has_sums = not ends
         if ends:
             self._state.end_step()
@@ -282,12 +277,12 @@ class CudaGraphStep(PlainStep):
         means = _measure_means(metrics, step.item)
         if self._readers - means.keys() and not has_only_tensors(step.item):
             raise ValueError(f"{type(step.item).__name__} is not a dataclass of tensors, to be copied")
-        numbers, gradients = {"rows": self._flags.measure(step)}, step.gradients
+        numbers, gradients = {"rows": self._flags.measure(step, self.weight)}, step.gradients
         if capture.totals is not None:
-            window.add_on_device(capture.totals, gradients, capture.size)
+            window.add_on_device(capture.totals, gradients, self.weight)
         if capture.totals is not None and ends:
-            gradients = window.take_on_device(capture.totals, capture.size * window.length)
-            numbers["sum_rows"] = self._flags.measure_sum(gradients)
+            gradients = window.take_on_device(capture.totals)
+            numbers["sum_rows"] = self._flags.measure_sum(gradients, capture.totals.weight)
         if ends:
             self._state.update_on_device(gradients, capture.rates, self._flags.flag)
         if capture.totals is not None and ends:

@@ -46,6 +46,7 @@ from stages.learner.sharded_step import ShardedStep
 from stages.learner.step_strategies import StepStrategy, choose_step_strategy
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.metrics import MetricState
+from stages.models import ClassificationStep
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,9 @@ class Loop:
         if not self._state.is_sharded:  # otherwise gathered parameters would stay in memory
             retain_freed_memory()
         first, is_complete = self._state.epoch + 1, False
+        model: nn.Module = self._state.model.model
         try:
+            _set_ignored_targets(model, *loaders.values())
             self._observers.renderer.start(self._progress)
             self._remove_later_output()
             if self._state.position or not self._stops_early():
@@ -121,7 +124,7 @@ class Loop:
                     self._meter.flush()
             self._observers.close()
             reset_share(loaders.values())
-        model: nn.Module = self._state.model.model
+            _set_ignored_targets(model)
         return model
 
     @torch.no_grad()
@@ -202,13 +205,13 @@ class Loop:
             if strategy.passes(step, epoch, iteration):
                 self._has_gradients = self._has_gradients or has_gradients(step)
                 if not guard.overflowed:
-                    window.add(step.gradients, strategy.weigh(step, samples))
+                    window.add(step.gradients, strategy.weight)
                 self._measure(meter, step.item, samples, iteration, rate)
             else:
                 strategy.roll_back()
             del step  # free its gradients before the next ones are computed
-            if window.full:
-                self._update(window.take(), rate, iteration)
+            if window.full and (gradients := window.take()) is not None:
+                self._update(gradients, rate, iteration)
             if stops_after(iteration, progress, meter):
                 return False
         self._end_training(rate, epoch=epoch, iteration=iteration)
@@ -339,3 +342,10 @@ class Loop:
         for name, value in meter.finish().items():
             self._state.history.add(Value(self._progress.epoch, self._progress.split, name, value))
         self._progress.telemetry[self._progress.split] = meter.telemetry
+
+
+def _set_ignored_targets(model: nn.Module, *loaders: Loader) -> None:
+    """Have *model* count the targets of each batch, unless no target of *loaders* is ignored."""
+    if isinstance(model, ClassificationStep):
+        known = [not getattr(each, "has_ignored_targets", True) for each in loaders]
+        model.has_ignored_targets = not (known and all(known))

@@ -1,14 +1,14 @@
 """Training steps of several ranks: each computes its share of a batch, and all make the same update."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.outputs import TrainOutput, weight_of
+from stages.contracts.outputs import TrainOutput, Weight, as_count, weight_of
 from stages.contracts.shares import share_of
 from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
@@ -62,29 +62,17 @@ class RankStep(RollbackStep):
         super().__init__(state, checks, Buffers(state.model.model if self._skips else None))
         self._group = group
         self._parameter_count = sum(1 for _ in state.model.model.parameters())
-        self._has_class_weights = getattr(self._model, "has_class_weights", False)
-        self._weight = 0
-        """The weight of this rank in the step; on an accelerator it is read, where the guard waits too."""
-        self._device = next(state.model.model.parameters()).device
         self._is_sum = True  # every rank checks the gradients that the ranks have added
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
         """Run forward and backward on the samples of this rank; without one, every gradient is None."""
-        with self._divide_loss(batch):
-            if batch.batch is not None:
-                return self._drop_unweighted(super().compute(batch.batch))
-        self._weight = 0
+        if batch.batch is not None:
+            return super().compute(batch.batch)
+        self.weight = 0
         self._buffers.save()
         if self._scaler is not None:
             self._scaler.begin_step()
         return TrainOutput(self._model, [None] * self._parameter_count, None)
-
-    def _drop_unweighted(self, step: TrainOutput[Any]) -> TrainOutput[Any]:
-        """Return *step* without gradients if its weight is 0: the mean over no target is not a number."""
-        self._weight = int(weight_of(step.item))
-        if self._weight:
-            return step
-        return TrainOutput(step.model, [None] * self._parameter_count, step.item)
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
         """Return whether the shares of all ranks are valid, as `Guard.passes` does.
@@ -96,11 +84,7 @@ class RankStep(RollbackStep):
         skipped = guard.skipped
         if self._scaler is not None:
             self._scaler.share_overflow(self._group.sum)
-        if not self._weight:
-            guard.absorb_overflow()
-            passes = True
-        else:
-            passes = super().passes(step, epoch, iteration)
+        passes = super().passes(step, epoch, iteration)
         if not self._skips:
             return passes
         all_pass = not self._group.any(not passes)
@@ -109,51 +93,31 @@ class RankStep(RollbackStep):
 
     def validate(self, run: Callable[[Any], Any], batch: Share) -> Any:
         """Return the output of the samples of this rank; None without one."""
-        with self._divide_loss(batch):
-            return None if batch.batch is None else super().validate(run, batch.batch)
-
-    @contextmanager
-    def _divide_loss(self, batch: Share) -> Iterator[None]:
-        """Divide the default loss with class weights by those of the batch in the block, not of the share."""
-        if not self._has_class_weights:
-            yield
-            return
-        samples, _ = self._weigh_loss(batch)
-        own = self._model.sum_class_weights(batch.batch) if samples else None
-        total = torch.zeros((), device=self._device) if own is None else own
-        self._group.sum(total)
-        if own is None:
-            yield
-            return
-        self._model.loss_divisor = total * (samples / batch.samples)
-        try:
-            yield
-        finally:
-            self._model.loss_divisor = None
-
-    def weigh(self, step: TrainOutput[Any], samples: int) -> int:  # noqa: ARG002  `compute` knows
-        """Return the weight of the gradients of this rank: that of its output, or 0 without one."""
-        return self._weight
+        return None if batch.batch is None else super().validate(run, batch.batch)
 
     def count_samples(self, batch: Share, item: Any) -> int:  # noqa: ARG002  the share knows
         """Return the number of samples of the batch on all ranks."""
         return batch.samples
 
-    def _weigh_loss(self, batch: Share) -> tuple[int, float]:
-        """Return the samples of this rank, and the factor of its loss in a mean over the ranks."""
+    def _count_own(self, batch: Share) -> int:
+        """Return the number of samples of this rank."""
         own = share_of(batch.samples, self._group.rank, self._group.size)
-        samples = own.stop - own.start
-        return samples, samples * self._group.size / batch.samples
+        count: int = own.stop - own.start
+        return count
+
+    def _read(self, weight: Weight) -> float:
+        """Return *weight* as a number; on an accelerator it is read where the guard waits too."""
+        return as_count(float(weight))
 
 
 class SynchronizedStep(RankStep):
     """A step of a model whose batch norms use the statistics of all ranks.
 
-    Their backward pass adds gradients of all ranks, so it must weight each rank by its number of samples.
+    Their backward pass adds gradients of all ranks, so it must multiply each loss by its weight.
     """
 
     def training(self) -> AbstractContextManager[None]:
-        """Set the model to training mode, and weight the losses of the block by the share of this rank."""
+        """Set the model to training mode, and multiply the losses of the block by their weights."""
         return train_mode(self._model, self._run_backward)
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
@@ -167,12 +131,33 @@ class SynchronizedStep(RankStep):
                 f"a batch has {samples} sample{'s'[: samples != 1]} for {size} ranks, and with synchronized "
                 "batch norms each rank needs one. Set another batch_size, or use fewer ranks"
             )
-        _, self._factor = self._weigh_loss(batch)
+        self._samples = samples
+        self._own: float = self._count_own(batch)
         return super().compute(batch)
 
-    def _run_backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+    def _weigh(self, step: TrainOutput[Any]) -> Weight:
+        weight = self._read(weight_of(step.item))
+        check_weight(self._model, weight, self._own)
+        return weight
+
+    def _run_backward(
+        self, loss: Tensor, parameters: Sequence[Tensor], weight: "Weight | None" = None
+    ) -> None:
         """Set ``.grad`` of *parameters* to the gradients of *loss*, which the window weights later."""
-        self._precision.run_backward(loss * self._factor, parameters)
+        if weight is not None:
+            self._own = self._read(weight)
+        factor = self._own * self._group.size / self._samples  # about 1, as in one process
+        self._precision.run_backward(loss * factor, parameters)
         for each in parameters:
-            if each.grad is not None:
-                each.grad.div_(self._factor)
+            if each.grad is not None and factor:
+                each.grad.div_(factor)
+
+
+def check_weight(model: Any, weight: float, backward_weight: float) -> None:
+    """Raise `BuilderError` if the output of *model* has another *weight* than its backward pass."""
+    if weight != backward_weight:
+        name = f"{type(model).__name__.removeprefix('FSDP')}.train_step"
+        raise BuilderError(
+            f"the output of {name} has the weight {weight:g}, and its backward pass {backward_weight:g}. "
+            "Pass the weight to both: backward(self, loss, weight)"
+        )

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from stages.contracts.outputs import as_count
 from stages.distributed import RankGroup
 from stages.metrics import Mean, MetricState
 from stages.metrics.state import load_state, save_state
@@ -49,7 +50,7 @@ def _add(added: dict[tuple[str, int], Any], tree: Mapping[str, Any]) -> None:
     """Add the values in *tree*, which `_encode` returned on another rank."""
     for name, rows in tree["means"].items():
         for iteration, total, weight in rows.tolist():
-            added[name, int(iteration)] += Mean(total, int(weight))
+            added[name, int(iteration)] += Mean(total, as_count(weight))
     for name, states in tree["others"].items():
         for iteration, state in states.items():
             own = added[name, int(iteration)]

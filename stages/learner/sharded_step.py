@@ -3,19 +3,24 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stages import distributed
 from stages.contracts.errors import BuilderError
-from stages.contracts.outputs import TrainOutput, weight_of
+from stages.contracts.outputs import TrainOutput, Weight, weight_of
 from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
-from stages.learner.rank_step import RankStep
+from stages.learner.rank_step import RankStep, check_weight
 from stages.learner.run_state import RunState
 from stages.learner.step_strategies import train_mode
 from stages.optim.gradients import Gradients
+
+NO_LOSS = SimpleNamespace(loss=torch.zeros(()))
+"""The output of a rank whose weight is 0: its loss, a mean over nothing, is not checked."""
 
 
 class ShardedStep(RankStep):
@@ -35,12 +40,12 @@ class ShardedStep(RankStep):
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
         """Run forward and backward on the samples of this rank; without one, the output is None."""
-        own, factor = self._weigh_loss(batch)
-        self._factor: float | None = factor
+        self._own: float = self._count_own(batch)
+        self._has_samples = self._own > 0
+        self._total: float | None = None
         step = super().compute(batch)
-        self._check_weight(step, own)
-        self._output = step.item
-        return step if own else replace(step, item=None)
+        self._output = step.item if self._own else NO_LOSS
+        return step if self._has_samples else replace(step, item=None)
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
         """Return whether the gradients of all ranks are valid, as `Guard.passes` does.
@@ -52,13 +57,8 @@ class ShardedStep(RankStep):
 
     def validate(self, run: Callable[[Any], Any], batch: Share) -> Any:
         """Return the output of the samples of this rank; None without one."""
-        with self._divide_loss(batch):
-            item = run(batch.batch)
-        return item if self._weigh_loss(batch)[0] else None
-
-    def weigh(self, step: TrainOutput[Any], samples: int) -> int:  # noqa: ARG002  other strategies need it
-        """Return the weight of the gradients, which is the number of samples on all ranks."""
-        return samples
+        item = run(batch.batch)
+        return item if self._count_own(batch) else None
 
     def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the shards of this rank, unless the sum of several finite batches overflowed on any rank."""
@@ -67,26 +67,32 @@ class ShardedStep(RankStep):
         self._state.update(gradients, rate, self._guard.flag)
 
     def _all_pass(self, gradients: Gradients, epoch: int, iteration: int) -> bool:
-        passes = self._guard.passes_sum(_local(gradients), epoch, iteration)
+        passes = self._guard.passes_sum(_local(gradients), epoch, iteration, self._window.taken_weight)
         return not self._group.any(not passes) if self._skips else passes
 
-    def _run_backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
-        factor, self._factor = self._factor, None
-        self._precision.run_backward(loss if factor is None else loss * factor, parameters)
+    def _run_backward(
+        self, loss: Tensor, parameters: Sequence[Tensor], weight: "Weight | None" = None
+    ) -> None:
+        """Set ``.grad`` of *parameters* to the mean gradients of all ranks by their weights."""
+        if weight is not None and self._has_samples:
+            self._own = self._read(weight)
+        total = torch.tensor(self._own, dtype=torch.float64, device=loss.device)
+        self._group.sum(total)
+        self._total = self._read(total)
+        factor = self._own * self._group.size / (self._total or 1)
+        self._precision.run_backward(loss * factor, parameters)
 
-    def _check_weight(self, step: TrainOutput[Any], own: int) -> None:
-        """Raise `BuilderError` if the gradients are not weighted by the number of samples."""
-        name = type(self._model).__name__.removeprefix("FSDP")
-        if self._factor is not None:
+    def _weigh(self, step: TrainOutput[Any]) -> Weight:
+        """Return the sum of the weights of all ranks. Raises `BuilderError` if it is not in the gradients."""
+        if self._total is None:
+            name = type(self._model).__name__.removeprefix("FSDP")
             raise BuilderError(
                 f"{name}.train_step calls loss.backward() itself, so the strategy fsdp cannot weight the "
-                "ranks by their samples. Call stages.models.backward(self, loss), or use the strategy ddp"
+                "ranks. Call stages.models.backward(self, loss, weight), or use the strategy ddp"
             )
-        if own and weight_of(step.item) != step.item.size:
-            raise BuilderError(
-                f"the output of {name}.train_step has a weight other than its number of samples, which the "
-                "strategy fsdp does not support. Use the strategy ddp"
-            )
+        if self._has_samples:
+            check_weight(self._model, self._read(weight_of(step.item)), self._own)
+        return self._total
 
 
 def _local(gradients: Gradients) -> list[Tensor | None]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from stages.contracts.history import Split
-from stages.contracts.outputs import TrainOutput, weight_of
+from stages.contracts.outputs import TrainOutput, Weight, as_count, weight_of
 from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
@@ -41,8 +41,9 @@ class StepStrategy(Protocol):
     def count_samples(self, batch: Any, item: Any) -> int:
         """Return the number of samples of *batch*, whose output is *item*."""
 
-    def weigh(self, step: TrainOutput[Any], samples: int) -> int | torch.Tensor:
-        """Return the weight of *step*, on a batch of *samples* samples, in an accumulation window."""
+    @property
+    def weight(self) -> Weight:
+        """The weight of the gradients that `compute` returned last, in an accumulation window."""
 
     def roll_back(self) -> None:
         """Undo what `compute` did to the model, because the batch is skipped."""
@@ -70,26 +71,40 @@ class PlainStep:
         self._precision = state.precision
         self._scaler = state.precision.scaler
         self._run_step = state.run_step
+        self._window = state.window
         self._is_sum = state.window.length > 1
         self._check = checks.check_train_step
+        self.weight: Weight = 0
+        """The weight of the gradients that `compute` returned last."""
 
     def training(self) -> AbstractContextManager[None]:
         """Set the model to training mode, and look up its parameters once for the block."""
         return train_mode(self._model, self._precision.run_backward)
 
     def compute(self, batch: Any) -> TrainOutput[Any]:
-        """Run forward and backward on *batch*."""
+        """Run forward and backward on *batch*; if its weight is 0, every gradient is None."""
         clear_gradients(self._model)
         if self._scaler is not None:
             self._scaler.begin_step()
         step = self._check(self._run_step(self._model.train_step, Split.TRAIN, batch))
         if self._scaler is not None:
             self._scaler.check_used(self._model)
-        return step
+        self.weight = self._weigh(step)
+        if isinstance(self.weight, torch.Tensor) or self.weight:
+            return step
+        return TrainOutput(step.model, [None] * len(step.gradients), step.item)
+
+    def _weigh(self, step: TrainOutput[Any]) -> Weight:
+        """Return the weight of the gradients of *step*: that of its output."""
+        return self._read(weight_of(step.item))
+
+    def _read(self, weight: Weight) -> Weight:
+        """Return *weight* as a number, unless the guard reads no number of a step."""
+        return weight if self._guard.flag is not None else as_count(float(weight))
 
     def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
-        """Return whether *step* is valid, as `Guard.passes` does."""
-        return self._guard.passes(step, epoch, iteration)
+        """Return whether *step* is valid, as `Guard.passes` does; one of weight 0 is."""
+        return self._guard.passes(step, epoch, iteration, self.weight)
 
     def validate(self, run: Callable[[Any], Any], batch: Any) -> Any:
         """Return what *run*, a checked validation step, returns for *batch*."""
@@ -100,16 +115,13 @@ class PlainStep:
         size: int = item.size
         return size
 
-    def weigh(self, step: TrainOutput[Any], samples: int) -> int | torch.Tensor:  # noqa: ARG002  as above
-        """Return the weight of the gradients of *step*: that of its output."""
-        return weight_of(step.item)
-
     def roll_back(self) -> None:
         """Do nothing: the step changed nothing but gradients."""
 
     def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the model, unless the sum of several finite batches overflowed."""
-        if not self._is_sum or self._guard.passes_sum(gradients, epoch, iteration):
+        weight = self._window.taken_weight
+        if not self._is_sum or self._guard.passes_sum(gradients, epoch, iteration, weight):
             self._state.update(gradients, rate, self._guard.flag)
 
 
@@ -153,7 +165,7 @@ class LbfgsStep(RollbackStep):
 
         def evaluate() -> TrainOutput[Any]:
             step, self._first = self._first or RollbackStep.compute(self, self._batch), None
-            if not self._guard.passes(step, epoch, iteration):
+            if not self._guard.passes(step, epoch, iteration, self.weight):
                 raise _SkippedError
             return step
 

@@ -44,10 +44,10 @@ class TensorBoardMetricLogger:
         self._epoch_continues = False
         """True if another process may continue the epoch, so that `close` must not write its points."""
         self._epoch = 0
-        self._sums: dict[str, tuple[float, int]] = {}
+        self._sums: dict[str, tuple[float, float]] = {}
         self._writer: SummaryWriter | None = None
 
-    def log(self, epoch: int, name: str, value: float, count: int) -> None:
+    def log(self, epoch: int, name: str, value: float, count: float) -> None:
         """Add a point to the curve by batch."""
         writer = self._open(epoch)
         step = self._steps[name] = self._steps.get(name, self._first_step) + 1

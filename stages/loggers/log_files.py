@@ -63,7 +63,7 @@ class FileMetricLogger:
         self._unsynced: set[Path] = set()
         """Closed files, and folders of new files, that may not be on disk yet."""
 
-    def log(self, epoch: int, name: str, value: float, count: int) -> None:
+    def log(self, epoch: int, name: str, value: float, count: float) -> None:
         """Add a line for one batch of *count* samples.
 
         Raises `BuilderError` for a *name* that cannot be a file name or shares its file with another metric.

@@ -9,6 +9,7 @@ no epoch value, and its file is ignored. Burn up to 0.12 wrote the valid logs of
 too deep; they are read from the folder that they are in.
 """
 
+import math
 from pathlib import Path
 
 from stages.contracts.errors import DataError
@@ -69,7 +70,7 @@ def _read_values(folder: Path) -> dict[str, float]:
 
 
 def _read_epoch_value(path: Path) -> float | None:
-    total, weight, final, numeric = 0.0, 0, None, False
+    total, weight, final, numeric = 0.0, 0.0, None, False
     invalid: tuple[int, str] | None = None
     for line_number, line in enumerate(_read_lines(path), start=1):
         value, comma, count = line.partition(",")
@@ -97,10 +98,11 @@ def _read_epoch_value(path: Path) -> float | None:
     return final if final is not None or not weight else total / weight
 
 
-def _parse_count(text: str) -> int:
-    if not text.isdecimal():
+def _parse_count(text: str) -> float:
+    count = float(text)
+    if not 0 <= count < math.inf:
         raise ValueError(text)
-    return int(text)
+    return count
 
 
 def _read_lines(path: Path) -> list[str]:

@@ -200,7 +200,7 @@ class TsvMetricLogger(RowLogger):
     def __init__(self, path: Path | str, flush_seconds: float = 1.0) -> None:
         super().__init__(RowFile(Path(path), _parse_tsv, header=_TSV_HEADER, flush_seconds=flush_seconds))
 
-    def log(self, epoch: int, name: str, value: float, count: int) -> None:
+    def log(self, epoch: int, name: str, value: float, count: float) -> None:
         """Add a row for one batch of *count* samples.
 
         Raises `BuilderError` for a *name* that a table cannot contain.
@@ -228,7 +228,7 @@ class JsonLinesMetricLogger(RowLogger):
         super().__init__(RowFile(Path(path), _parse_json, flush_seconds=flush_seconds))
         self._names: dict[str, str] = {}
 
-    def log(self, epoch: int, name: str, value: float, count: int) -> None:
+    def log(self, epoch: int, name: str, value: float, count: float) -> None:
         """Add a line for one batch of *count* samples."""
         self._write(epoch, str(self._iterations.next(epoch, name)), name, value, str(count))
 
@@ -256,7 +256,7 @@ class Row:
     """The batch of this epoch, from 1; None for the value of an epoch."""
     name: str
     value: float
-    count: int | None
+    count: float | None
     """The number of samples in the batch; None for the value of an epoch."""
 
 
@@ -270,7 +270,7 @@ class InMemoryMetricLogger:
         self.rows: list[Row] = []
         self._iterations = IterationCounter()
 
-    def log(self, epoch: int, name: str, value: float, count: int) -> None:
+    def log(self, epoch: int, name: str, value: float, count: float) -> None:
         """Add a row for one batch of *count* samples."""
         self.rows.append(Row(epoch, self._iterations.next(epoch, name), name, value, count))
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from stages.contracts.outputs import as_count
 from stages.metrics.state import Mean, MetricState
 
 
@@ -36,5 +37,5 @@ def transfer_to_host(
 def _on_host(mean: Mean, numbers: Iterator[float]) -> Mean:
     """Return *mean* with the next of *numbers* for each of its tensors."""
     total = next(numbers) if isinstance(mean.total, Tensor) else mean.total
-    weight = int(next(numbers)) if isinstance(mean.weight, Tensor) else mean.weight
+    weight = as_count(next(numbers)) if isinstance(mean.weight, Tensor) else mean.weight
     return type(mean)(total, weight)

@@ -5,16 +5,15 @@ from torch import Tensor
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
-from stages.contracts.outputs import Output, RegressionOutput
+from stages.contracts.outputs import Output, RegressionOutput, weight_of
 from stages.metrics.state import Mean
 
 
 class LossMetric:
-    """The mean loss over samples.
+    """The mean loss, in which each batch has the weight of its output.
 
-    Burn gives every batch the same weight; here every sample has the same weight, so that the value does not
-    depend on the batch size. An output with a ``weight`` counts with that weight, for example its number of
-    tokens.
+    Burn gives every batch the same weight; here every sample or token has the same weight, so that the value
+    does not depend on the batch size. See `stages.contracts.outputs`.
     """
 
     name = "Loss"
@@ -22,15 +21,16 @@ class LossMetric:
     better = Direction.LOWEST
 
     def measure(self, output: Output) -> Mean:
-        """Return the mean loss of one batch, weighted by its ``weight`` if it has one, else by its size.
+        """Return the mean loss of one batch.
 
         A batch of weight 0 counts nothing: its loss, a mean over no target, is not a number.
         """
-        weight = getattr(output, "weight", None)
+        weight = weight_of(output)
         if isinstance(weight, Tensor):
-            total = output.loss.double() * weight
+            loss = output.loss.detach()
+            total = (loss if loss.device.type == "mps" else loss.double()) * weight
             return Mean.from_sum(total.where(weight != 0, 0.0), weight)
-        return Mean.from_mean(output.loss, output.size if weight is None else weight)
+        return Mean.from_mean(output.loss, weight)
 
 
 class MaeMetric:

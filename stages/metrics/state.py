@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import CheckpointError
+from stages.contracts.outputs import Weight, as_count
 
 T = TypeVar("T")
 S = TypeVar("S", bound="MetricState")
@@ -45,8 +46,8 @@ class MetricState(Protocol):
         """The value of the metric; NaN without samples. Only this and `count` block on the device."""
 
     @property
-    def count(self) -> int:
-        """The number of samples or tokens that were measured: the weight in a log line."""
+    def count(self) -> float:
+        """The number of samples or tokens, or the sum of their weights: the weight in a log line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ class Mean:
 
     total: float | Tensor
     """The sum over the samples; on an accelerator a scalar tensor of float64."""
-    weight: int | Tensor
-    """The number of samples; a scalar tensor if only the device can count them, as with padding."""
+    weight: Weight
+    """The number of samples, or the sum of their weights; a scalar tensor if only the device has it."""
 
     def __add__(self, other: Self, /) -> Self:
         return type(self)(self.total + other.total, self.weight + other.weight)
@@ -72,20 +73,21 @@ class Mean:
         return float(self.total) / count if count else float("nan")
 
     @property
-    def count(self) -> int:
-        """The number of samples."""
-        return int(self.weight)
+    def count(self) -> float:
+        """The weight, as an `int` if it is a whole number."""
+        return as_count(float(self.weight))
 
     @classmethod
-    def from_mean(cls, mean: Tensor, count: int) -> Self:
-        """Return the *mean* (a scalar) of a batch of *count* samples; float64 holds their product exactly."""
-        return cls.from_sum(mean, count, count) if count else cls(0.0, 0)
+    def from_mean(cls, mean: Tensor, weight: float) -> Self:
+        """Return the *mean* (a scalar) of a batch with *weight*; float64 holds their product exactly."""
+        return cls.from_sum(mean, weight, weight) if weight else cls(0.0, 0)
 
     @classmethod
-    def from_sum(cls, total: Tensor, weight: int | Tensor, scale: float = 1.0) -> Self:
-        """Return the mean of *total* (a scalar) times *scale*, over *weight* samples."""
+    def from_sum(cls, total: Tensor, weight: Weight, scale: float = 1.0) -> Self:
+        """Return the mean of *total* (a scalar) times *scale*, over *weight*."""
         if total.device.type == "cpu":
-            return cls(total.item() * scale, int(weight))  # costs less than an addition of tensors
+            # costs less than an addition of tensors
+            return cls(total.item() * scale, as_count(float(weight)))
         wide = total.detach() if total.device.type == "mps" else total.detach().to(torch.float64)
         return cls(wide * scale, weight)
 

@@ -40,7 +40,7 @@ class ExpOfMean:
             return math.inf
 
     @property
-    def count(self) -> int:
+    def count(self) -> float:
         """The number of tokens."""
         return self.mean.count
 

@@ -16,7 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.outputs import ClassificationOutput, RegressionOutput, TrainOutput
+from stages.contracts.outputs import (
+    ClassificationOutput,
+    RegressionOutput,
+    TrainOutput,
+    Weight,
+    count_targets,
+    is_counted,
+)
 from stages.contracts.user_code import place_of
 
 if TYPE_CHECKING:
@@ -25,8 +32,8 @@ else:
     Module = object
 
 
-RunBackward = Callable[[Tensor, Sequence[Tensor]], None]
-"""Sets ``.grad`` of the parameters to the gradients of a loss."""
+RunBackward = Callable[[Tensor, Sequence[Tensor], "Weight | None"], None]
+"""Sets ``.grad`` of the parameters to the gradients of a loss, of which it receives the weight too."""
 
 _prepared: dict[int, tuple[tuple[Tensor, ...], RunBackward | None]] = {}
 """The parameters of each model in training by its id, and what computes their gradients."""
@@ -50,12 +57,19 @@ class Model(Protocol):
         """Compute the output of one batch, in evaluation mode and without gradients."""
 
 
-def backward(model: "torch.nn.Module", loss: Tensor) -> list[Tensor | None]:
+def backward(model: "torch.nn.Module", loss: Tensor, weight: "Weight | None" = None) -> list[Tensor | None]:
     """Return the gradient of *loss* for each of ``model.parameters()``, in that order.
 
     The gradient of a parameter is None if it is frozen or if the loss does not depend on it. ``.grad`` is
     cleared before, so that an earlier ``loss.backward()`` does not count, and after. To train on the sum of
     several losses, call this function once with their sum.
+
+    Args:
+        model: The model to train.
+        loss: A tensor of one number.
+        weight: The weight of the output, if it has one: see `stages.contracts.outputs`. Default: the number
+            of samples. It does not change the gradients that are returned; ranks that exchange gradients in
+            the backward pass need it.
 
     Raises:
         BuilderError: If the loss is not a tensor with one element, or has no gradient.
@@ -68,7 +82,7 @@ def backward(model: "torch.nn.Module", loss: Tensor) -> list[Tensor | None]:
     if run_backward is None:
         loss.backward()  # type: ignore[no-untyped-call]
     else:
-        run_backward(loss, parameters)
+        run_backward(loss, parameters, weight)
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -123,13 +137,11 @@ class ClassificationStep(Module):
     """Training and validation steps for a module with logits (B, classes) for inputs (B, …)."""
 
     _label_smoothing = 0.0
-    has_class_weights = False
-    """True if the default loss has class weights."""
-    loss_divisor: Tensor | None = None
-    """The divisor of the default loss with class weights; None: the sum of the weights of the targets.
-
-    Several ranks set it, because the divisor belongs to the batch and not to the share of a rank.
-    """
+    _has_class_weights = False
+    _has_zero_weights = False
+    """True if a class has the weight 0, so that the divisor of a share may be 0; its loss is then 0."""
+    has_ignored_targets = True
+    """False if no target of a run is -100, so that its targets need not be counted; `fit` sets it."""
 
     def configure_loss(
         self, *, class_weights: Sequence[float] | None = None, label_smoothing: float = 0.0
@@ -149,7 +161,8 @@ class ClassificationStep(Module):
                 "label_smoothing have no effect. Use them in that method, or remove it"
             )
         self._label_smoothing = label_smoothing
-        self.has_class_weights = class_weights is not None
+        self._has_class_weights = class_weights is not None
+        self._has_zero_weights = class_weights is not None and 0 in class_weights
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("_class_weights", weights, persistent=False)
 
@@ -158,7 +171,8 @@ class ClassificationStep(Module):
 
         The default is that of `torch.nn.functional.cross_entropy` with the weights w and the label smoothing
         ε of `configure_loss`: the sum over samples of ``-(1 - ε) w[y] log p[y] - ε / C Σ w[c] log p[c]``,
-        divided by the sum of ``w[y]``, for C classes, the target y and the predicted probabilities p.
+        divided by the sum of ``w[y]``, for C classes, the target y and the predicted probabilities p. A
+        target of -100 is left out of both sums.
 
         Raises:
             BuilderError: If there is one logit, (B, 1), because its cross entropy is always 0.
@@ -168,27 +182,29 @@ class ClassificationStep(Module):
                 f"cross entropy takes a logit per class, and the model returns one, {tuple(logits.shape)}. "
                 "Give the model two outputs, or override loss with F.binary_cross_entropy_with_logits"
             )
-        weights: Any = self._class_weights.to(logits.dtype) if self.has_class_weights else None
+        weights: Any = self._class_weights.to(logits.dtype) if self._has_class_weights else None
         smoothing = self._label_smoothing
-        if self.loss_divisor is None:
+        if not self._has_zero_weights:
             return F.cross_entropy(logits, targets, weights, label_smoothing=smoothing)
         total = F.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum")
-        return total / self.loss_divisor.to(total.dtype)
+        divisor: Any = self.loss_weight(targets)
+        return total / (len(targets) if divisor is None else divisor.clamp(min=torch.finfo(total.dtype).tiny))
 
-    def sum_class_weights(self, batch: Any) -> Tensor | None:
-        """Return the sum of the class weights of the targets in *batch*, by which the default loss divides.
+    def loss_weight(self, targets: Tensor) -> "Weight | None":
+        """Return the weight of an output with *targets*, the divisor of `loss`; None: the number of samples.
 
-        None if the targets are probabilities, of which it is the mean over the samples.
-
-        Raises:
-            BuilderError: If *batch* is not a pair (inputs, targets).
+        Default: the number of targets that are not -100, or the sum of their class weights. Override it with
+        a `loss` that is the mean over anything else. See `stages.contracts.outputs`.
         """
-        targets = _unpack_pair(batch, self, "forward_classification")[1]
-        if targets.is_floating_point():
+        if targets.is_floating_point():  # probabilities, or the targets of one logit
             return None
-        weights: Any = self._class_weights
-        total: Tensor = (weights[targets.clamp(min=0)] * (targets >= 0)).sum()  # -100 is ignored
-        return total
+        if self._has_class_weights:
+            weights: Any = self._class_weights
+            total: Tensor = (weights[targets.long().clamp(min=0)] * is_counted(targets)).sum()
+            return total
+        if self.has_ignored_targets or targets.ndim > 1:
+            return count_targets(targets)
+        return None
 
     def forward_classification(self, batch: Any) -> ClassificationOutput:
         """Return loss, logits and targets of a batch (inputs, targets).
@@ -198,12 +214,12 @@ class ClassificationStep(Module):
         """
         inputs, targets = _unpack_pair(batch, self, "forward_classification")
         logits = self(inputs)
-        return ClassificationOutput(self.loss(logits, targets), logits, targets)
+        return ClassificationOutput(self.loss(logits, targets), logits, targets, self.loss_weight(targets))
 
     def train_step(self, batch: Any) -> TrainOutput[ClassificationOutput]:
         """Return the output and the gradients of one batch."""
         item = self.forward_classification(batch)
-        return TrainOutput(self, backward(self, item.loss), item)
+        return TrainOutput(self, backward(self, item.loss, getattr(item, "weight", None)), item)
 
     def valid_step(self, batch: Any) -> ClassificationOutput:
         """Return the output of one batch."""
@@ -220,6 +236,15 @@ class RegressionStep(Module):
         """Return the mean loss of the batch. Default: the squared error; override it for another loss."""
         return F.mse_loss(predictions, targets)
 
+    def loss_weight(self, targets: Tensor) -> "Weight | None":
+        """Return the weight of an output with *targets*, the divisor of `loss`; None: the number of samples.
+
+        Default: the number of predicted numbers. Override it with a `loss` that is the mean over anything
+        else. See `stages.contracts.outputs`.
+        """
+        numbers = targets.numel()
+        return None if numbers == len(targets) else numbers
+
     def forward_regression(self, batch: Any) -> RegressionOutput:
         """Return loss, predictions and targets of a batch (inputs, targets).
 
@@ -228,12 +253,13 @@ class RegressionStep(Module):
         """
         inputs, targets = _unpack_pair(batch, self, "forward_regression")
         predictions = _reshape_like(targets, self(inputs))
-        return RegressionOutput(self.loss(predictions, targets), predictions, targets)
+        loss = self.loss(predictions, targets)
+        return RegressionOutput(loss, predictions, targets, self.loss_weight(targets))
 
     def train_step(self, batch: Any) -> TrainOutput[RegressionOutput]:
         """Return the output and the gradients of one batch."""
         item = self.forward_regression(batch)
-        return TrainOutput(self, backward(self, item.loss), item)
+        return TrainOutput(self, backward(self, item.loss, getattr(item, "weight", None)), item)
 
     def valid_step(self, batch: Any) -> RegressionOutput:
         """Return the output of one batch."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.contracts.outputs import TrainOutput
+from stages.contracts.outputs import TrainOutput, Weight
 from stages.optim.config import NonFinite
 from stages.optim.gradients import Gradients
 from stages.optim.guard import Guard, NonFiniteError, format_found, stop_error
@@ -23,38 +23,38 @@ class DeviceGuard(Guard):
     one is not finite. The kernel of the optimizer reads the flag and skips the update, from the bad batch on.
     The host reads the flag later, and only then finds the batch and its tensors in the rows.
 
-    An overflow in fp16 that *scaler* absorbs sets the flag for one update, so it must not be accumulated
-    with other batches.
+    A weight of 0 sets the flag for one update. So does an overflow in fp16 that *scaler* absorbs, which must
+    not be accumulated with other batches.
     """
 
     def __init__(self, names: Sequence[str], device: torch.device, scaler: LossScaler | None = None) -> None:
         super().__init__(NonFinite(), names, scaler)
-        self._flag, kernel_flag, self._zero = torch.zeros((3,), dtype=torch.float32, device=device).unbind()
-        self.flag = self._kernel_flag = self._flag if scaler is None else kernel_flag
+        flags = torch.zeros((3,), dtype=torch.float32, device=device).unbind()
+        self._flag, self._kernel_flag, self._zero = flags
+        self.flag = self._flag if scaler is None else self._kernel_flag
         self._recorded: list[tuple[int, int, str, Tensor]] = []
 
-    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
+    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int, weight: Weight = 1) -> bool:
         """Record *step*, and return True: the flag decides about the update."""
-        self.record(self.measure(step), epoch, iteration)
+        if isinstance(weight, Tensor) or weight:
+            self.record(self.measure(step, weight), epoch, iteration)
+        else:
+            self.absorb_overflow()
         return True
 
-    def passes_sum(self, gradients: Gradients, epoch: int, iteration: int) -> bool:
+    def passes_sum(self, gradients: Gradients, epoch: int, iteration: int, weight: Weight = 1) -> bool:
         """Record the accumulated *gradients*, and return True."""
-        self.record_sum(self.measure_sum(gradients), epoch, iteration)
+        self.record_sum(self.measure_sum(gradients, weight), epoch, iteration)
         return True
 
-    def measure(self, step: TrainOutput[Any]) -> Tensor:
+    def measure(self, step: TrainOutput[Any], weight: Weight = 1) -> Tensor:
         """Set the flag by *step*, and return its row. A CUDA graph may record it."""
-        if self._scaler is None:
-            return self._measure(step.item.loss, step.gradients)
-        absorbed = self._scaler.absorb_overflow()
-        row = self._measure(step.item.loss, step.gradients, absorbed)
-        torch.maximum(self._flag, absorbed, out=self._kernel_flag)
-        return row
+        absorbed = None if self._scaler is None else self._scaler.absorb_overflow()
+        return self._measure(step.item.loss, step.gradients, weight, absorbed)
 
-    def measure_sum(self, gradients: Gradients) -> Tensor:
+    def measure_sum(self, gradients: Gradients, weight: Weight = 1) -> Tensor:
         """Set the flag by the accumulated *gradients*, and return their row."""
-        return self._measure(self._zero, gradients)
+        return self._measure(self._zero, gradients, weight)
 
     def record(self, row: Tensor, epoch: int, iteration: int) -> None:
         """Keep the *row* of a step, until the flag is read."""
@@ -87,7 +87,9 @@ class DeviceGuard(Guard):
             raise error[1]
         self._recorded.append((epoch, iteration, what, row))
 
-    def _measure(self, loss: Tensor, gradients: Gradients, absorbed: Tensor | None = None) -> Tensor:
+    def _measure(
+        self, loss: Tensor, gradients: Gradients, weight: Weight, absorbed: Tensor | None = None
+    ) -> Tensor:
         values = {
             number: _values(gradient) for number, gradient in enumerate(gradients) if gradient is not None
         }
@@ -101,8 +103,15 @@ class DeviceGuard(Guard):
         row = torch.stack(magnitudes)
         if absorbed is not None:
             row[1:].masked_fill_(absorbed > 0, 0.0)
+        if isinstance(weight, Tensor):
+            empty = (weight == 0).to(self._flag)
+            row.masked_fill_(empty > 0, 0.0)
+            absorbed = empty if absorbed is None else torch.maximum(empty, absorbed)
         greatest = torch.linalg.vector_norm(row, float("inf"))  # keeps a NaN
         torch.maximum(self._flag, greatest - greatest != 0, out=self._flag)  # NaN - NaN and ∞ - ∞ are NaN
+        self.flag = self._flag if absorbed is None else self._kernel_flag
+        if absorbed is not None:
+            torch.maximum(self._flag, absorbed, out=self._kernel_flag)
         return row
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError
 from stages.contracts.fields import Count
+from stages.contracts.outputs import Weight, as_count
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -21,20 +22,25 @@ class Accumulation(Config):
 
     batches: Count = 1
     reduction: Literal["mean", "sum"] = "mean"
-    """``mean``: every sample has the same weight, as in one large batch. ``sum``: as in Burn, the sum of the
-    mean gradients of the batches, which grows with their number."""
+    """``mean``: that of one large batch. ``sum``: as in Burn, the sum of the mean gradients of the batches,
+    which grows with their number."""
     leftover: Literal["flush", "drop", "carry"] = "flush"
     """Treatment of a window that is not full at the end of an epoch. ``flush``: apply it, weighted by its
-    samples. ``drop``: discard it, as Burn does. ``carry``: continue it in the next epoch, and discard it
+    content. ``drop``: discard it, as Burn does. ``carry``: continue it in the next epoch, and discard it
     after the last."""
 
 
 class Totals:
-    """The sums of an accumulation window in tensors that are the same for all windows, as in a CUDA graph."""
+    """The sums of an accumulation window in tensors that are the same for all windows, as in a CUDA graph.
 
-    def __init__(self, gradients: Gradients) -> None:
-        self.sums: list[Tensor | None] = [_weight(gradient, 1) for gradient in gradients]
+    *weight* is that of a batch: a number if it is the same for all batches, or a tensor.
+    """
+
+    def __init__(self, gradients: Gradients, weight: Weight) -> None:
+        self.sums: list[Tensor | None] = [_multiply(gradient, 1) for gradient in gradients]
         self.dtypes = {number: g.dtype for number, g in enumerate(gradients) if g is not None}
+        self.weight = weight * 1
+        """The weight of each batch; if it is a tensor, the sum of the weights in the window."""
         self.clear()
 
     def clear(self) -> None:
@@ -42,14 +48,16 @@ class Totals:
         for total in self.sums:
             if total is not None:
                 total.fill_(-0.0)
+        if not isinstance(self.weight, int | float):
+            self.weight.zero_()
 
 
 class Window:
     """An accumulation window, which sums the gradients of *length* batches.
 
-    With ``mean``, the default, a batch is weighted by its samples, or by the ``weight`` of its output: up to
-    rounding, the result equals the gradient of one large batch. A window of one batch returns its gradients
-    unchanged.
+    With ``mean``, the default, each batch counts with the weight of its output: up to rounding, the result
+    equals the gradient of one large batch. A batch of weight 0 does not count. A window of one batch returns
+    its gradients unchanged.
 
     Half-precision gradients are summed in float32 and returned in their own dtype.
     """
@@ -65,7 +73,9 @@ class Window:
         self.reduction = reduction
         self.leftover = leftover
         self.batches = 0
-        self._samples: int | Tensor = 0
+        self.taken_weight: Weight = 0
+        """The weight of the gradients that `take` returned last."""
+        self._weight: Weight = 0
         self._sums: list[Tensor | None] = []
         self._dtypes: dict[int, dtype] = {}
 
@@ -79,54 +89,63 @@ class Window:
         """True if the window holds *length* batches."""
         return self.batches >= self.length
 
-    def add(self, gradients: Gradients, samples: "int | Tensor") -> None:
-        """Add the mean gradients of one batch of *samples* samples or tokens."""
+    def add(self, gradients: Gradients, weight: Weight) -> None:
+        """Add the mean gradients of one batch, whose output has *weight*."""
         if self.length == 1:  # `take` returns the gradients unchanged
-            self._sums, self._samples, self.batches = list(gradients), samples, 1
+            self._sums, self._weight, self.batches = list(gradients), weight, 1
             return
-        scaled = self._weigh(gradients, samples)
+        scaled = self._weigh(gradients, weight)
         if self._sums:
             self._sums = [_add(a, b) for a, b in zip(self._sums, scaled, strict=True)]
         else:
             self._sums = scaled
         self._dtypes.update((n, g.dtype) for n, g in enumerate(gradients) if g is not None)
-        self._samples += samples
+        self._weight = self._weight + weight
         self.batches += 1
 
-    def take(self) -> Gradients:
-        """Return the mean over all samples in the window, or the sum over its batches, and clear the window.
+    def take(self) -> "Gradients | None":
+        """Return the mean over the batches by their weights, or their sum, and clear the window.
 
-        If the window has no samples, there is no mean, and every gradient is None.
+        None if all weights are 0. The weight of the window is then `taken_weight`; one on an accelerator is
+        not read, and the gradients of a weight of 0 are not to be applied.
         """
-        sums, dtypes, divisor = self._sums, self._dtypes, self._samples
-        has_mean = self._has_mean
+        sums, dtypes, weight = self._sums, self._dtypes, self._weight
         self._clear()
-        if self.length == 1:
-            return sums
-        return self._reduce(sums, dtypes, divisor) if has_mean else [None] * len(sums)
+        self.taken_weight = weight
+        if not _may_count(weight):
+            return None
+        return sums if self.length == 1 else self._reduce(sums, dtypes, weight)
 
-    def add_on_device(self, totals: "Totals", gradients: Gradients, samples: int) -> None:
+    def add_on_device(self, totals: "Totals", gradients: Gradients, weight: Weight) -> None:
         """Add the mean gradients of one batch to *totals* without counting it. A CUDA graph may record it."""
-        for total, scaled in zip(totals.sums, self._weigh(gradients, samples), strict=True):
+        for total, scaled in zip(totals.sums, self._weigh(gradients, weight), strict=True):
             _add(total, scaled)
+        if not isinstance(totals.weight, int | float):
+            totals.weight += weight
 
-    def take_on_device(self, totals: "Totals", samples: int) -> Gradients:
-        """Return what `take` does for a window of *samples* samples that was added to *totals*."""
-        return self._reduce(totals.sums, totals.dtypes, samples)
+    def take_on_device(self, totals: "Totals") -> Gradients:
+        """Return what `take` does for a window whose batches were all added to *totals*."""
+        return self._reduce(totals.sums, totals.dtypes, self._weight_of(totals, self.length))
 
-    def count(self, totals: "Totals", samples: int) -> None:
-        """Count a batch of *samples* samples that `add_on_device` added to *totals*; clear a full window."""
+    def count(self, totals: "Totals") -> None:
+        """Count a batch that `add_on_device` added to *totals*; clear a full window."""
         self.batches += 1
-        self._samples += samples
+        self._weight = self._weight_of(totals, self.batches)
         self._sums, self._dtypes = totals.sums, dict(totals.dtypes)
         if self.full:
             self._clear()
 
-    def holds(self, totals: "Totals", samples: int) -> bool:
-        """Return whether all batches of the window, of *samples* samples each, were added to *totals*."""
-        return self.batches == 0 or (
-            self._sums is totals.sums and int(self._samples) == self.batches * samples
-        )
+    def holds(self, totals: "Totals") -> bool:
+        """Return whether all batches of the window were added to *totals*."""
+        weight = self._weight_of(totals, self.batches)
+        is_same = self._weight is weight if not isinstance(weight, int | float) else self._weight == weight
+        return self.batches == 0 or (self._sums is totals.sums and bool(is_same))
+
+    @staticmethod
+    def _weight_of(totals: "Totals", batches: int) -> Weight:
+        """Return the weight of *batches* batches in *totals*."""
+        weight = totals.weight
+        return weight * batches if isinstance(weight, int | float) else weight
 
     def collect(self) -> None:
         """Do nothing: one rank has the sums of all batches."""
@@ -135,7 +154,7 @@ class Window:
         """Return the gradients to apply at the end of an epoch, or None if it has none."""
         if not self.batches or self.leftover == "carry":
             return None
-        if self.leftover == "flush" and self._has_mean:
+        if self.leftover == "flush":
             return self.take()
         self._clear()
         return None
@@ -148,7 +167,7 @@ class Window:
         present = {str(number): total for number, total in enumerate(self._sums) if total is not None}
         return {
             "batches": self.batches,
-            "samples": int(self._samples),
+            "samples": as_count(float(self._weight)),
             "parameters": len(self._sums),
             "sums": present,
             "halves": {
@@ -165,39 +184,53 @@ class Window:
             dtyped = {**state["sums"], **state.get("halves", {})}  # older checkpoints have no halves
             self._dtypes = {int(number): tensor.dtype for number, tensor in dtyped.items()}
             self._sums = [sums.get(number) for number in range(state["parameters"])]
-            self.batches, self._samples = int(state["batches"]), int(state["samples"])
+            self.batches, self._weight = int(state["batches"]), as_count(state["samples"])
         except (KeyError, AttributeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the state of an accumulation window has batches, samples, parameters and sums; found "
                 f"{sorted(state)}, and reading it raised {error!r}. Use a checkpoint of this version"
             ) from error
 
-    def _weigh(self, gradients: Gradients, samples: "int | Tensor") -> "list[Tensor | None]":
-        weight = samples if self.reduction == "mean" else 1
-        return [_weight(gradient, weight) for gradient in gradients]
+    def _weigh(self, gradients: Gradients, weight: Weight) -> "list[Tensor | None]":
+        """Return the part of *gradients* in the sums, as new tensors; None or 0 if *weight* is 0."""
+        if not _may_count(weight):
+            return [None] * len(gradients)
+        scaled = [_multiply(each, weight if self.reduction == "mean" else 1) for each in gradients]
+        if not isinstance(weight, int | float):
+            for each in scaled:
+                if each is not None:
+                    each.masked_fill_(weight == 0, 0.0)
+        return scaled
 
     def _reduce(
-        self, sums: "list[Tensor | None]", dtypes: "dict[int, dtype]", samples: "int | Tensor"
+        self, sums: "list[Tensor | None]", dtypes: "dict[int, dtype]", weight: Weight
     ) -> "list[Tensor | None]":
         if self.reduction == "mean":
-            sums = [None if total is None else total.div_(samples) for total in sums]
+            sums = [None if total is None else _divide(total, weight) for total in sums]
         return [None if total is None else total.to(dtypes[number]) for number, total in enumerate(sums)]
 
-    @property
-    def _has_mean(self) -> bool:
-        """False if `take` would divide by zero samples."""
-        return self.length == 1 or self.reduction == "sum" or bool(self._samples > 0)
-
     def _clear(self) -> None:
-        self.batches, self._samples, self._sums, self._dtypes = 0, 0, [], {}
+        self.batches, self._weight, self._sums, self._dtypes = 0, 0, [], {}
 
 
-def _weight(gradient: "Tensor | None", weight: "int | Tensor") -> "Tensor | None":
+def _may_count(weight: Weight) -> bool:
+    """Return whether *weight* is above 0, or on an accelerator, where it is not read."""
+    return not isinstance(weight, int | float) or bool(weight > 0)
+
+
+def _multiply(gradient: "Tensor | None", weight: Weight) -> "Tensor | None":
     """Return *weight* times *gradient* as a new tensor, in float32 if *gradient* has half precision."""
     if gradient is None:
         return None
     is_half = gradient.is_floating_point() and gradient.element_size() < FLOAT32_BYTES
     return (gradient.float() if is_half else gradient) * weight
+
+
+def _divide(total: "Tensor", weight: Weight) -> "Tensor":
+    """Divide *total* by *weight* in place; on an accelerator as torch divides by a number."""
+    if isinstance(weight, int | float):
+        return total.div_(weight)
+    return total.mul_(weight.to(total.dtype).reciprocal())
 
 
 def _add(total: "Tensor | None", gradient: "Tensor | None") -> "Tensor | None":

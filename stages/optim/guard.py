@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import CheckpointError, StageError
-from stages.contracts.outputs import TrainOutput
+from stages.contracts.outputs import TrainOutput, Weight
 from stages.optim.config import NonFinite
 from stages.optim.gradients import Gradients
 from stages.optim.loss_scaler import LossScaler
@@ -45,13 +45,17 @@ class Guard:
         self.skipped_sums = 0
         """The number of consecutive accumulated updates that were skipped."""
 
-    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
+    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int, weight: Weight = 1) -> bool:
         """Return whether *step* is valid; it may change the weights unless `overflowed` is then true.
+
+        One whose output has a *weight* of 0 is valid, whatever its loss.
 
         Raises `NonFiniteError`, which names the tensors, if it is not and the rule is to stop, or if too
         many consecutive batches were skipped.
         """
         self.absorb_overflow()
+        if not weight:
+            return True
         found = self._non_finite(step.item.loss, () if self.overflowed else step.gradients)
         self.skipped = self.skipped + 1 if found else 0
         if found:
@@ -62,7 +66,13 @@ class Guard:
         """Set `overflowed`, and update the scale of the loss; call it once for a batch without samples."""
         self.overflowed = self._scaler is not None and bool(self._scaler.absorb_overflow())
 
-    def passes_sum(self, gradients: Gradients, epoch: int, iteration: int) -> bool:
+    def passes_sum(
+        self,
+        gradients: Gradients,
+        epoch: int,
+        iteration: int,
+        weight: Weight = 1,  # noqa: ARG002  on the host it is not 0
+    ) -> bool:
         """Return whether *gradients*, accumulated over batches that passed, may change the weights.
 
         A sum of finite gradients may overflow. Raises `NonFiniteError` as `passes` does; the limit then

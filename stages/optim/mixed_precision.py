@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from stages.contracts.fields import FastPath, Precision
+from stages.contracts.outputs import Weight
 from stages.optim import LossScaler
 from stages.optim.fast_path.backward import choose_backward
 
@@ -32,8 +33,13 @@ class MixedPrecision:
             return nullcontext()
         return torch.autocast(self._device_type, self._dtype)
 
-    def run_backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
-        """Set ``.grad`` of *parameters* to the gradients of *loss*."""
+    def run_backward(
+        self,
+        loss: Tensor,
+        parameters: Sequence[Tensor],
+        weight: "Weight | None" = None,  # noqa: ARG002  ranks need it
+    ) -> None:
+        """Set ``.grad`` of *parameters* to the gradients of *loss*, whatever its *weight*."""
         if self.is_full:
             self._backward(loss)
             return

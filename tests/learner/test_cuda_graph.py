@@ -100,7 +100,7 @@ class Allocations(TorchDispatchMode):
 
     def overwrite(self):
         with torch.no_grad():
-            for tensor in filter(None, (reference() for reference in self._tensors)):
+            for tensor in (each for reference in self._tensors if (each := reference()) is not None):
                 tensor.fill_(torch.nan if tensor.is_floating_point() else 1)
 
 
@@ -624,12 +624,12 @@ def test_batches_are_alike_only_if_structure_constants_and_layouts_are_equal(oth
 def test_window_on_the_device_has_the_bits_of_one_on_the_host(reduction, value):
     gradients = [torch.tensor([value, -3.0]), None, torch.tensor([value], dtype=torch.bfloat16)]
     on_host, on_device = (Window.of(Accumulation(batches=2, reduction=reduction)) for _ in range(2))
-    totals = Totals(gradients)
+    totals = Totals(gradients, 3)
 
     for _ in range(2):
         on_host.add(gradients, 3)
         on_device.add_on_device(totals, gradients, 3)
-    expected, found = on_host.take(), on_device.take_on_device(totals, 6)
+    expected, found = on_host.take(), on_device.take_on_device(totals)
 
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours is None) == (theirs is None)

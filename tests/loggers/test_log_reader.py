@@ -46,7 +46,7 @@ def test_value_of_an_epoch_is_computed_from_its_lines(text, value, tmp_path):
     assert series == ({} if value is None else {1: pytest.approx(value, abs=0, nan_ok=True)})
 
 
-@pytest.mark.parametrize("line", ["x,2", "1,2,3", "1,", "1,x", "1,-2", "1,2.5", ",3"])
+@pytest.mark.parametrize("line", ["x,2", "1,2,3", "1,", "1,x", "1,-2", "1,inf", ",3"])
 def test_error_of_an_unsupported_line_has_its_file_and_number(line, tmp_path):
     write(tmp_path / "valid/epoch-2/Loss.log", f"1,2\n{line}\n")
 

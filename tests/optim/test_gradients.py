@@ -155,7 +155,7 @@ def test_window_without_samples_makes_no_update():
         for _ in range(batches):
             window.add([torch.tensor([0.0]), None], 0)
 
-    assert full.take() == [None, None]
+    assert full.take() is None
     assert flushed.end_epoch() is None
     assert (full.batches, flushed.batches) == (0, 0)
 
@@ -170,8 +170,8 @@ def test_window_loads_the_state_of_an_older_checkpoint():
     assert filled(resumed, (5.0, 1)).take()[0].item() == 2.0
 
 
-def test_sum_over_batches_without_samples_is_still_applied():
-    full, flushed = Window(2, reduction="sum"), Window(2, reduction="sum")
+def test_sum_over_batches_leaves_out_those_of_weight_0():
+    full, empty = Window(2, reduction="sum"), Window(2, reduction="sum")
 
-    assert filled(full, (1.0, 0), (5.0, 0)).take()[0].item() == 6.0
-    assert filled(flushed, (1.0, 0)).end_epoch()[0].item() == 1.0
+    assert filled(full, (float("nan"), 0), (5.0, 0.5)).take()[0].item() == 5.0
+    assert filled(empty, (1.0, 0)).end_epoch() is None
