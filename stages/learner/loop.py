@@ -68,7 +68,7 @@ class Loop:
         self._limiter = RunAheadLimiter.of(components.device)
         self._captured = build_captured_step(components, self._checks)
         self._strategy = self._captured or self._choose_strategy()
-        self._has_gradients = hasattr(model.model, "optimize")  # such a model updates itself
+        self._has_gradients = False
         self._meter = self._observers.meter(Split.TRAIN, 0, self._state.guard)
         self._progress = Progress(
             self._options.num_epochs,
@@ -180,6 +180,7 @@ class Loop:
         """
         log.info("Executing training step for epoch %d", epoch)
         strategy, window, guard = self._strategy, self._state.window, self._state.guard
+        self._has_gradients = hasattr(self._state.model.model, "optimize")  # such a model updates itself
         captured = self._captured
         schedule, progress = self._state.model.scheduler, self._progress
         stops_after = self._mid_epoch.stops_after

@@ -35,7 +35,11 @@ class ShardedStep(RankStep):
         self._is_sum = state.window.length > 1  # `passes` checks what the ranks have added
 
     def training(self) -> AbstractContextManager[None]:
-        """Set the model to training mode, and weight the losses of the block by the share of this rank."""
+        """Set the model to training mode, and weight the losses of the block by the share of this rank.
+
+        A validation leaves the parameters of the root gathered, of which no gradient would be sharded.
+        """
+        self._model.reshard()
         return train_mode(self._model, self._run_backward)
 
     def compute(self, batch: Share) -> TrainOutput[Any]:

@@ -163,7 +163,9 @@ class ClassificationStep(Module):
         self._label_smoothing = label_smoothing
         self._has_class_weights = class_weights is not None
         self._has_zero_weights = class_weights is not None and 0 in class_weights
-        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        dtypes = (each.dtype for each in self.parameters())
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=dtype)
         self.register_buffer("_class_weights", weights, persistent=False)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
