@@ -68,11 +68,12 @@ def as_count(number: float) -> float:
     return int(number) if number == number // 1 else number
 
 
-def is_counted(targets: "Tensor") -> "Tensor":
-    """Return a mask of *targets*: False for those that are ignored, which no unsigned integer can be."""
-    if not targets.dtype.is_signed:
-        return targets == targets
-    return targets != IGNORED_TARGET
+def is_counted(targets: "Tensor", pad_token: int | None = None) -> "Tensor":
+    """Return a mask of *targets*: False for those that are ignored, -100 or *pad_token*."""
+    if not targets.is_floating_point():
+        targets = targets.long()  # torch converts -100 to uint8, where it is 156
+    mask = targets != IGNORED_TARGET
+    return mask if pad_token is None else mask & (targets != pad_token)
 
 
 def count_targets(targets: "Tensor") -> "int | Tensor":

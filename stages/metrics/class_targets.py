@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.outputs import ClassificationOutput, MultiLabelClassificationOutput, SequenceOutput
+from stages.contracts.outputs import (
+    IGNORED_TARGET,
+    ClassificationOutput,
+    MultiLabelClassificationOutput,
+    SequenceOutput,
+    is_counted,
+)
 from stages.metrics.state import Mean
 
 SingleLabelOutput = ClassificationOutput | SequenceOutput
@@ -26,8 +32,6 @@ SingleLabelOutput = ClassificationOutput | SequenceOutput
 AnyClassificationOutput = ClassificationOutput | MultiLabelClassificationOutput
 """An output with one class or any number of labels per sample."""
 
-IGNORED_TARGET = -100
-"""The target that `cross_entropy` ignores by default."""
 NO_CLASS = torch.iinfo(torch.int64).min
 """The prediction for a row that contains NaN; equal to no target."""
 
@@ -121,13 +125,12 @@ def compute_hit_rate(hits: Tensor, targets: Tensor, pad_token: int | None) -> Me
 
     *hits* are booleans of the shape of *targets*.
     """
-    is_counted = targets != IGNORED_TARGET
+    counted = is_counted(targets, pad_token)
     if pad_token is not None:
-        is_counted &= targets != pad_token
-        hits = hits & is_counted
+        hits = hits & counted
     if hits.is_cpu:  # NumPy counts in half of torch's time
-        return Mean(100.0 * np.count_nonzero(hits.numpy()), int(np.count_nonzero(is_counted.numpy())))
-    return Mean.from_sum(hits.sum(), is_counted.sum(), 100.0)
+        return Mean(100.0 * np.count_nonzero(hits.numpy()), int(np.count_nonzero(counted.numpy())))
+    return Mean.from_sum(hits.sum(), counted.sum(), 100.0)
 
 
 def compute_accuracy(output: SingleLabelOutput, metric: str, pad_token: int | None) -> Mean:
@@ -142,11 +145,11 @@ def compute_accuracy(output: SingleLabelOutput, metric: str, pad_token: int | No
         predicted, targets = predict_classes(output, metric)
         return compute_hit_rate(predicted == targets, targets, pad_token)
     labels = targets.numpy()  # NumPy needs a third of torch's time
-    is_counted, hits = labels != IGNORED_TARGET, array.argmax(1) == labels
+    counted, hits = labels != IGNORED_TARGET, array.argmax(1) == labels
     if pad_token is not None:
-        is_counted &= labels != pad_token
-        hits &= is_counted
-    return Mean(100.0 * np.count_nonzero(hits), int(np.count_nonzero(is_counted)))
+        counted &= labels != pad_token
+        hits &= counted
+    return Mean(100.0 * np.count_nonzero(hits), int(np.count_nonzero(counted)))
 
 
 def check_label_shapes(output: MultiLabelClassificationOutput, metric: str) -> None:
@@ -222,10 +225,10 @@ def build_class_table(output: AnyClassificationOutput, metric: str) -> ClassTabl
         return ClassTable(output.output.detach(), output.targets.bool(), None, has_independent_classes=True)
     logits, targets, dim = split_output(output, metric)
     targets = targets.flatten()
-    is_counted = targets != IGNORED_TARGET
+    counted = is_counted(targets)
     if dim is None:
         is_one = (targets == 1).unsqueeze(1)
-        return ClassTable(logits.reshape(-1, 1), is_one, is_counted, has_independent_classes=True)
+        return ClassTable(logits.reshape(-1, 1), is_one, counted, has_independent_classes=True)
     rows = logits if logits.ndim == 2 else logits.movedim(dim, -1).flatten(0, -2)
     is_target = targets.unsqueeze(1) == torch.arange(rows.shape[1], device=targets.device)
-    return ClassTable(rows, is_target, is_counted, has_independent_classes=False)
+    return ClassTable(rows, is_target, counted, has_independent_classes=False)

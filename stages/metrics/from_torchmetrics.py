@@ -20,6 +20,7 @@ from stages.contracts.outputs import (
     MultiLabelClassificationOutput,
     RegressionOutput,
     SequenceOutput,
+    is_counted,
 )
 from stages.contracts.text import number
 from stages.metrics.state import Chunks
@@ -156,13 +157,21 @@ class TorchMetric:
         )
 
     def compute(self, measured: TorchMetricState) -> float:
-        """Return the value of *measured*. Raises `BuilderError` if it is not a single number."""
+        """Return the value of *measured*; NaN if it is one sample, of which torchmetrics computes none.
+
+        Raises `BuilderError` if it is not a single number.
+        """
         for name, state in measured.states.items():
             if isinstance(state, Chunks):
                 setattr(self.metric, name, list(state))
             else:
                 setattr(self.metric, name, state / measured.count if self._is_mean(name) else state)
-        return self.scale * self._number(self.metric.compute())
+        try:
+            return self.scale * self._number(self.metric.compute())
+        except ValueError:
+            if measured.count > 1:
+                raise
+            return float("nan")  # one sample has no value of a metric such as R2
 
     def check_states(self, states: Mapping[str, Any]) -> None:
         """Raise `ValueError` if *states* are not those of this metric."""
@@ -257,8 +266,12 @@ class TokenSentences:
 
 
 def predict_pixel_classes(output: ClassificationOutput) -> tuple[Any, ...]:
-    """Return the predicted class of each pixel (B, H, W), from logits (B, C, H, W), and the targets."""
-    return output.output.argmax(dim=1), output.targets
+    """Return the predicted class and the target of each pixel that counts, (1, N).
+
+    The logits are (B, C, H, W), and the targets (B, H, W); a target of -100 is ignored.
+    """
+    counted = is_counted(output.targets)
+    return output.output.argmax(dim=1)[counted][None], output.targets[counted][None]
 
 
 def bleu(n_gram: int = 4, pad_token: int | None = None, *, smooth: bool = False) -> TorchMetric:

@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
-from stages.contracts.outputs import ClassificationOutput, SequenceOutput
-from stages.metrics.class_targets import IGNORED_TARGET, SingleLabelOutput, argmax_class, split_output
+from stages.contracts.outputs import IGNORED_TARGET, ClassificationOutput, SequenceOutput, is_counted
+from stages.metrics.class_targets import SingleLabelOutput, argmax_class, split_output
 from stages.metrics.state import Mean
 
 Decode = Callable[[list[int]], Sequence[Hashable]]
@@ -75,11 +75,12 @@ class PerplexityMetric:
             )
         if dim == -1:
             logits, targets = logits.flatten(0, -2), targets.flatten()
+        counted = is_counted(targets, self.pad_token)
         if self.pad_token is not None:
-            targets = targets.masked_fill(targets == self.pad_token, IGNORED_TARGET)
+            targets = targets.long().masked_fill(~counted, IGNORED_TARGET)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         total = F.cross_entropy(wide, targets, ignore_index=IGNORED_TARGET, reduction="sum")
-        return ExpOfMean(Mean.from_sum(total, (targets != IGNORED_TARGET).sum()))
+        return ExpOfMean(Mean.from_sum(total, counted.sum()))
 
 
 class CharErrorRate:

@@ -1,7 +1,6 @@
 """Losses with any divisor are combined as those of one large batch: in windows, in epochs and over them."""
 
 import pytest
-import torch
 from weighted_runs import CASES, TOLERANCE, assert_close, train, train_plainly
 
 WINDOWS = [(1, "flush"), (3, "flush"), (3, "drop"), (3, "carry")]

@@ -157,7 +157,7 @@ def step(model, case, batches):
         gradients = torch.autograd.grad(total / divisor, [*model.parameters()])
         with torch.no_grad():
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= RATE * gradient
+                parameter.sub_(RATE * gradient)
 
 
 def sums_of(model, case, batches):
