@@ -15,15 +15,15 @@ from stages.data.padding import PadBatcher
 from stages.data.random_state import seed_random_state
 from stages.devices.rng import preserve_random_state
 
-Place = tuple[int, int, Sequence[int] | Tensor]
-"""The epoch of a batch, its position in the epoch, counted from 0, and the indices of its samples."""
+Place = tuple[int, int, Sequence[int] | Tensor, int]
+"""The epoch of a batch, its position in it, counted from 0, the indices of its samples, and the rank."""
 
 
 class Fetcher:
     """A source of the batches of every epoch, in this process or, pickled, in a worker.
 
     The random numbers that a sample draws depend on (seed, epoch, index); those of ``__getitems__`` and of
-    the batcher depend on (seed, epoch, position of the batch).
+    the batcher depend on (seed, epoch, position of the batch), and on the rank unless it is 0.
     """
 
     def __init__(
@@ -55,10 +55,11 @@ class Fetcher:
                 f"batch {place[1]}: the dataset or the batcher raised {type(error).__name__}"
             ) from error
 
-    def _batch(self, epoch: int, position: int, indices: Sequence[int] | Tensor) -> Any:
+    def _batch(self, epoch: int, position: int, indices: Sequence[int] | Tensor, rank: int) -> Any:
+        path = position, *(("rank", rank) if rank else ())
         if self._draws_samples:
             with preserve_random_state():
-                items = self._draw(epoch, position, torch.as_tensor(indices).tolist())
+                items = self._draw(epoch, torch.as_tensor(indices).tolist(), path)
         else:
             items = self._dataset.__getitems__(indices)  # type: ignore[attr-defined]  # one of these two
         if self._augmenter is not None:
@@ -67,14 +68,14 @@ class Fetcher:
         if not self._draws_batches:
             return self._batcher.batch(items)
         with preserve_random_state():
-            seed_random_state(self.seed, epoch, "batcher", position)
+            seed_random_state(self.seed, epoch, "batcher", *path)
             return self._batcher.batch(items)
 
-    def _draw(self, epoch: int, position: int, indices: list[int]) -> Any:
+    def _draw(self, epoch: int, indices: list[int], path: Sequence[int | str]) -> Any:
         fetch = getattr(self._dataset, "__getitems__", None)
         if fetch is None:
             return [self._sample(epoch, index) for index in indices]
-        seed_random_state(self.seed, epoch, "batch", position)
+        seed_random_state(self.seed, epoch, "batch", *path)
         return fetch(indices)
 
     def _sample(self, epoch: int, index: int) -> Any:

@@ -51,7 +51,7 @@ class HostLoader:
 
     def read(self, epoch: int, indices: Sequence[int]) -> Any:
         """Return the batch of the samples at *indices*, made in this process as the first one of *epoch*."""
-        return self._fetcher[epoch, 0, indices]
+        return self._fetcher[epoch, 0, indices, 0]
 
     def _from_workers(self, places: Iterator[Place]) -> Iterator[Any]:
         """Return the same batches from worker processes, which are kept for the next pass."""
@@ -67,8 +67,9 @@ class HostLoader:
         self._pool = pool  # drops the pool of another pass that has ended meanwhile
 
     def _places(self, epoch: int, first: int) -> Iterator[Place]:
+        rank, _ = self.order.share
         return (
-            (epoch, position, indices)
+            (epoch, position, indices, rank)
             for position, indices in enumerate(self.order.batches(epoch, first), start=first)
             if len(indices)
         )

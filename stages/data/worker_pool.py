@@ -76,8 +76,8 @@ class _Places:
         self.places: Iterable[Place] = ()
 
     def __iter__(self) -> Iterator[Place]:
-        for epoch, position, indices in self.places:
-            yield epoch, position, torch.as_tensor(indices).tolist()
+        for epoch, position, indices, rank in self.places:
+            yield epoch, position, torch.as_tensor(indices).tolist(), rank
 
 
 def _identity(batch: Any) -> Any:

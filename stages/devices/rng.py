@@ -165,22 +165,6 @@ def describe_device_mismatch(saved: DeviceStates, devices: Sequence[str]) -> str
     )
 
 
-def set_loader_epoch(loader: Any, epoch: int, seed: int) -> None:
-    """Call ``set_epoch`` of *loader*, its dataset and its samplers, and seed generators with *seed*."""
-    dataset: Any = getattr(loader, "dataset", None)
-    if hasattr(dataset, "set_epoch"):
-        dataset.set_epoch(epoch)
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
-    each: Any
-    for each in {id(each): each for each in (loader, *samplers)}.values():
-        if hasattr(each, "set_epoch"):
-            each.set_epoch(epoch)
-        generator = getattr(each, "generator", None)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(seed)
-
-
 def _by_name(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tensor]:
     """Return *saved* by the name of the device; from the list of an older checkpoint, those of *devices*."""
     if isinstance(saved, Mapping):

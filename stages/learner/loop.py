@@ -33,6 +33,7 @@ from stages.learner.checks import (
     missing_gradients,
 )
 from stages.learner.cuda_graph import build_captured_step
+from stages.learner.loader_parts import check_repeatable
 from stages.learner.metering import NOTHING, Meter
 from stages.learner.mid_epoch import MidEpochCheckpointer
 from stages.learner.rank_step import (
@@ -101,6 +102,7 @@ class Loop:
         check_workers(*loaders.values())
         if self._checkpoints is not None:
             check_streams(loaders)
+            check_repeatable(*loaders.values())
         self._state.streams.restore(loaders)
         if valid is not None and self._options.sanity_check and self._state.resumed is None:
             self._check_validation(valid)

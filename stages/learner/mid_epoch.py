@@ -16,12 +16,12 @@ from stages.devices.rng import (
     device_names,
     get_rng_state,
     seed_generators,
-    set_loader_epoch,
     set_rng_state,
 )
 from stages.distributed import Agreement
 from stages.learner.assembly import Components
 from stages.learner.batches import Division, Loader, iterate_rank, loads_shares
+from stages.learner.loader_parts import set_loader_epoch
 from stages.learner.metering import Meter
 from stages.learner.run_state import LoopPosition
 from stages.learner.step_strategies import Buffers
