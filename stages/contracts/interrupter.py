@@ -11,6 +11,17 @@ class Interrupter:
         self._stopped = False
         self._reason: str | None = None
         self._listener = False
+        self._is_obeyed = False
+
+    def begin_run(self) -> None:
+        """Clear the flag if an earlier run has stopped for it; any other stop is that of the new run."""
+        if self._is_obeyed:
+            self.reset()
+
+    def obey(self) -> None:
+        """Stop the run that calls this, on all ranks, and no later one."""
+        self.stop()
+        self._is_obeyed = True
 
     def stop(self, reason: str | None = None) -> None:
         """Stop the run after the current step. The *reason* of the first call is kept."""
@@ -20,7 +31,7 @@ class Interrupter:
 
     def reset(self) -> None:
         """Clear the flag and the reason."""
-        self._stopped = False
+        self._stopped = self._is_obeyed = False
         self._reason = None
 
     def should_stop(self) -> bool:

@@ -94,6 +94,7 @@ class Loop:
 
     def run(self, train: Loader, valid: Loader | None) -> nn.Module:
         """Train on *train*, validate on *valid*, if any, after each epoch, and return the trained model."""
+        self._interrupter.begin_run()
         loaders = {Split.TRAIN: train} if valid is None else {Split.TRAIN: train, Split.VALID: valid}
         if any(count_batches(loader) == 0 for loader in loaders.values()):
             raise no_batches()

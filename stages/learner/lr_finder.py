@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
@@ -76,8 +77,8 @@ def find_learning_rate(
     """Train *model* for *steps* batches while the rate grows from the first of *rates* to the second.
 
     *builder* has the options of the training, for example its devices, but neither metrics nor a
-    checkpointer. The model and the optimizer are changed: build new ones for a training. The curve ends
-    before the loss diverges. Raises `BuilderError` if *rates* do not grow, or *steps* is below 10.
+    checkpointer, and is not changed. The model and the optimizer are changed: build new ones for a
+    training. The curve ends before the loss diverges. Raises `BuilderError` if *rates* do not grow, or *steps* is below 10.
     """
     lowest, highest = rates
     if not 0 < lowest < highest:
@@ -86,8 +87,8 @@ def find_learning_rate(
         raise BuilderError(f"steps must be at least 10; found {steps}")
     growth = (highest / lowest) ** (1 / (steps - 1))
     losses = _Losses()
-    builder.metrics(LossMetric()).num_epochs(1).renderer(losses)
-    learner = builder.build(model, optimizer, Scheduler(lowest, _Growth(growth)))
+    finder = copy(builder).metrics(LossMetric()).num_epochs(1).renderer(losses)  # each call replaces options
+    learner = finder.build(model, optimizer, Scheduler(lowest, _Growth(growth)))
     batches = FirstBatches(train, steps)
     with suppress(NonFiniteError):  # the last loss is then the end of the curve
         learner.fit(batches, [next(iter(batches))])

@@ -113,7 +113,7 @@ class MidEpochCheckpointer:
             self._agreement.end_save()
         stops = is_asked and (self._can_save or progress.split is Split.TRAIN)
         if stops:
-            self._interrupter.stop()  # another rank may have been asked
+            self._interrupter.obey()  # another rank may have been asked
             log.info("Interrupted in epoch %d, %s batch %d.", progress.epoch, progress.split, iteration)
         return stops
 
@@ -121,7 +121,7 @@ class MidEpochCheckpointer:
         """Return whether the run stops here, because any rank was asked to."""
         stops = self._group.any(self._interrupter.should_stop())
         if stops:
-            self._interrupter.stop()
+            self._interrupter.obey()
         return stops
 
     def close(self) -> None:

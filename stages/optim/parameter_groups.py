@@ -22,6 +22,8 @@ from stages.optim.config import (
 from stages.optim.optimizers import build_from_parts, build_optimizer
 
 MAX_LISTED_NAMES = 8
+NORM = r"Norm(\dd)?$"
+"""The end of the name of a class that normalizes, of torch or of a user."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,13 @@ class _Named:
 
     tensor: Tensor
     names: tuple[str, ...]
+    is_of_norm: bool
+    """True for a parameter of a normalization, which has several dimensions if that has several axes."""
 
     def is_matched(self, pattern: str) -> bool:
         if pattern == BIASES_AND_NORMS:
-            return self.tensor.ndim <= 1 or any(name.endswith("bias") for name in self.names)
+            is_bias = any(name.endswith("bias") for name in self.names)
+            return self.tensor.ndim <= 1 or self.is_of_norm or is_bias
         return any(re.search(pattern, name) for name in self.names)
 
 
@@ -109,7 +114,9 @@ def _index_parameters(model: nn.Module) -> Mapping[int, _Named]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
         tensors[id(parameter)] = parameter
-    return {key: _Named(tensors[key], tuple(found)) for key, found in names.items()}
+    norms = [each for each in model.modules() if re.search(NORM, type(each).__name__)]
+    of_norms = {id(each) for norm in norms for each in norm.parameters(recurse=False)}
+    return {key: _Named(tensors[key], tuple(found), key in of_norms) for key, found in names.items()}
 
 
 def _split(

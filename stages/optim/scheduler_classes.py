@@ -15,6 +15,8 @@ HIDDEN = ("optimizer", "last_epoch")
 """Parameters of a scheduler that params.yaml cannot set."""
 FUNCTIONS = ("lr_lambda", "scale_fn")
 """Arguments of torch's schedulers that are functions, which params.yaml names by their import paths."""
+RATES = ("max_lr", "base_lr", "swa_lr")
+"""Arguments of torch's schedulers that are the rate of the first group; the others keep their ratio to it."""
 WITHOUT_OPTIMIZER = "ChainedScheduler"
 """The scheduler of torch whose first argument is not the optimizer."""
 
@@ -37,6 +39,7 @@ def find_class(kind: str, arguments: Mapping[str, Any]) -> Any:
 def _build(kind: str, given: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> LRScheduler:
     maker = find_class(kind, given)
     arguments = {name: _resolve(name, value, optimizer) for name, value in given.items()}
+    arguments = {name: _scale(name, value, optimizer) for name, value in arguments.items()}
     first = () if getattr(maker, "__name__", "") == WITHOUT_OPTIMIZER else (optimizer,)
     scheduler = call_class("schedule", kind, lambda: maker(*first, **arguments))
     if isinstance(scheduler, LRScheduler):
@@ -56,6 +59,14 @@ def _resolve(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
     if name == "schedulers" and isinstance(value, list | tuple):
         return [_build_part(part, optimizer) for part in value]
     return value
+
+
+def _scale(name: str, value: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """Return *value* for each group, in the ratio of their rates, if it is a rate that torch gives to all."""
+    rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+    if name not in RATES or len(set(rates)) == 1 or not rates[0] or not isinstance(value, int | float):
+        return value
+    return [value * (rate / rates[0]) for rate in rates]
 
 
 def _build_part(part: Any, optimizer: torch.optim.Optimizer) -> LRScheduler:

@@ -128,6 +128,17 @@ class Direct(Net):
         return TrainOutput(self, [each.grad for each in self.parameters()], item)
 
 
+REFUSED = {
+    "adafactor": lambda model: torch.optim.Adafactor(model.parameters()),
+    "rprop": lambda model: torch.optim.Rprop(model.parameters()),
+    "fused SGD": lambda model: torch.optim.SGD(model.parameters(), fused=True),
+}
+
+
+def explain_all(directory, kinds):
+    return [explain(directory / kind, kind) for kind in kinds]
+
+
 def explain(directory, kind):
     builder, model = start(directory).strategy("fsdp"), build_net()
     if kind == "direct":
@@ -136,8 +147,9 @@ def explain(directory, kind):
         builder.precision("fp16")
     if kind == "norm":
         builder.sync_batch_norm()
+    optimizer = REFUSED[kind](model) if kind in REFUSED else Adam()
     try:
-        builder.build(model, Adam(), 0.05).fit(*loaders())
+        builder.build(model, optimizer, 0.05).fit(*loaders())
     except BuilderError as error:
         return str(error)
     return None
@@ -153,6 +165,42 @@ def explain(directory, kind):
 )
 def test_what_cannot_be_sharded_is_rejected(kind, message, tmp_path):
     assert message in run_ranks(explain, 2, tmp_path, kind)[0]
+
+
+def test_optimizer_that_cannot_update_shards_is_rejected(tmp_path):
+    messages = run_ranks(explain_all, 2, tmp_path, list(REFUSED))[0]
+
+    assert all("cannot update sharded parameters" in message for message in messages)
+
+
+class Outside(Net):
+    """A model with layers outside of its `Sequential`, whose parameters the root gathers."""
+
+    def __init__(self):
+        torch.manual_seed(1)
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, inputs):
+        return self.last(self.body(self.first(inputs)))
+
+
+def fit_outside(directory, strategy, sanity_check):
+    builder = LearnerBuilder(directory).metrics(LossMetric()).num_epochs(3).seed(3).strategy(strategy)
+    builder.devices(["cpu"]).sanity_check(sanity_check)
+    learner = builder.build(Outside(), Adam(), 0.05)
+    learner.fit(*loaders())
+    return outcome(learner)
+
+
+@pytest.mark.parametrize("sanity_check", [0, 1])
+def test_layers_outside_of_a_sequential_are_trained_after_a_validation(sanity_check, tmp_path):
+    one = fit_outside(tmp_path / "one", "auto", sanity_check)
+
+    found = run_ranks(fit_outside, 2, tmp_path / "ranks", "fsdp", sanity_check)
+
+    assert_equals_one_process(found[0], one)
 
 
 class Overflowing(Net):

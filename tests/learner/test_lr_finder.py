@@ -72,3 +72,14 @@ def test_loss_that_only_grows_has_no_suggestion():
 def test_wrong_options_are_refused(options, message, tmp_path):
     with pytest.raises(BuilderError, match=message):
         measure(tmp_path, **options)
+
+
+def test_builder_keeps_its_options(tmp_path):
+    builder = LearnerBuilder(tmp_path).devices(["cpu"]).num_epochs(3)
+    batches = [(torch.randn(8, 4), torch.arange(8) % 3)] * 10
+
+    find_learning_rate(builder, Net(4, 3), Sgd(), batches, steps=10)
+    learner = builder.build(Net(4, 3), Sgd(), 0.1)
+    learner.fit(batches, batches)
+
+    assert learner.epoch == 3

@@ -80,6 +80,22 @@ def test_interrupted_run_resumes_to_the_same_bytes(train, tmp_path):
     assert files[0] == files[1]
 
 
+def test_next_run_of_a_builder_does_not_stop_for_a_stop_of_the_last_one(start, tiny, tmp_path):
+    net, loaders = tiny
+    builder = start(tmp_path, epochs=2)
+    interrupter = builder.interrupter()
+    builder.renderer(Watching(1, Split.TRAIN, 2, interrupter.stop))
+    stopped = builder.build(net(), Adam(), 0.01)
+    stopped.fit(*loaders())
+    assert stopped.interrupted
+
+    learner = builder.renderer(NoRenderer()).build(net(), Adam(), 0.01)
+    learner.fit(*loaders())
+
+    assert learner.epoch == 2
+    assert not learner.interrupted
+
+
 def test_interrupter_of_the_builder_stops_from_another_thread(start, tiny, tmp_path):
     net, loaders = tiny
     builder = start(tmp_path, epochs=10_000)

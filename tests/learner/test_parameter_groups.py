@@ -109,6 +109,23 @@ def test_first_match_wins_and_the_others_keep_the_options_of_the_optimizer():
     assert all(each.requires_grad for each in model.parameters())
 
 
+def test_norms_of_any_shape_are_norms():
+    class RootNorm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = torch.nn.Parameter(torch.ones(2, 3))
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm((2, 3)), RootNorm())
+    group = ParameterGroup(match="biases_and_norms", weight_decay=0.0)
+
+    optimizer = build_model_optimizer(GroupedOptimizer(Adam(), (group,)), model)
+
+    assert [[tuple(p.shape) for p in each["params"]] for each in optimizer.param_groups] == [
+        [(3, 3)],
+        [(3,), (2, 3), (2, 3), (2, 3)],
+    ]
+
+
 def test_muon_applies_the_options_of_a_group_to_both_of_its_optimizers():
     optimizer = build_model_optimizer(grouped("muon", freeze=()), net())
 

@@ -10,6 +10,7 @@ from stages.contracts.errors import BuilderError, PluginError
 from stages.metrics import LearningRateMetric
 from stages.optim import Cosine, Scheduler, ScheduleUse, Sgd, check_schedule_class
 from stages.optim.schedules import BUILT_IN, OUR_KINDS
+from stages.optim.torch_scheduler import build_torch_scheduler
 from stages.renderers import NoRenderer
 
 TORCH = "torch.optim.lr_scheduler:"
@@ -139,6 +140,26 @@ def test_unit_of_a_step_is_explicit(schedule, message):
 
 def test_list_with_a_value_for_each_group_is_accepted():
     check_schedule_class(ScheduleUse(kind="one_cycle", per="batch", max_lr=[0.1, 0.2, 0.3], total_steps=9))
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("one_cycle", {"max_lr": 0.3, "total_steps": 9}),
+        ("cyclic", {"base_lr": 0.01, "max_lr": 0.3, "step_size_up": 3, "cycle_momentum": False}),
+        ("torch.optim.swa_utils:SWALR", {"swa_lr": 0.3, "anneal_epochs": 4}),
+    ],
+)
+def test_groups_keep_the_ratios_of_their_rates(kind, arguments):
+    weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": weights[:1]}, {"params": weights[1:], "lr": 0.05}], lr=0.1)
+    scheduler = build_torch_scheduler(ScheduleUse(kind=kind, per="batch", **arguments), optimizer)
+
+    for _ in range(8):
+        first, second = (group["lr"] for group in optimizer.param_groups)
+        assert second == pytest.approx(first / 2)
+        optimizer.step()
+        scheduler.step()
 
 
 def test_only_a_plateau_monitors_a_metric():
