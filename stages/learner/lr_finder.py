@@ -78,7 +78,8 @@ def find_learning_rate(
 
     *builder* has the options of the training, for example its devices, but neither metrics nor a
     checkpointer, and is not changed. The model and the optimizer are changed: build new ones for a
-    training. The curve ends before the loss diverges. Raises `BuilderError` if *rates* do not grow, or *steps* is below 10.
+    training. The curve ends before the loss diverges. Raises `BuilderError` if *rates* do not grow, or
+    *steps* is below 10.
     """
     lowest, highest = rates
     if not 0 < lowest < highest:

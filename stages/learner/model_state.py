@@ -209,7 +209,9 @@ def use_average(checkpoint: Checkpoint) -> Checkpoint:
     if not average:
         return checkpoint
     layout = from_plain(trainer["layout"], "the checkpoint")
-    model = record_of_state({**state_dict_of(checkpoint), **average}, layout)
+    own = state_dict_of(checkpoint)
+    average = {name: each.to(own[name].dtype) for name, each in average.items()}
+    model = record_of_state({**own, **average}, layout)
     return replace(
         checkpoint, model=model, trainer={**trainer, "model": _replace_entries(trainer["model"], average)}
     )

@@ -77,6 +77,11 @@ def split_output(output: SingleLabelOutput, metric: str) -> tuple[Tensor, Tensor
     return single, targets, None
 
 
+def widen(numbers: Tensor) -> Tensor:
+    """Return *numbers* in float32 or wider: in half precision many probabilities are rounded to one."""
+    return numbers.to(torch.promote_types(numbers.dtype, torch.float32))
+
+
 def predict_classes(output: SingleLabelOutput, metric: str) -> tuple[Tensor, Tensor]:
     """Return the predicted class of each target, and the targets; `NO_CLASS` for a row that contains NaN.
 
@@ -211,8 +216,9 @@ class ClassTable:
 
     @property
     def probabilities(self) -> Tensor:
-        """The probability of each class, (N, C)."""
-        return self.logits.sigmoid() if self.has_independent_classes else self.logits.softmax(dim=1)
+        """The probability of each class, (N, C), in float32 or wider."""
+        logits = widen(self.logits)
+        return logits.sigmoid() if self.has_independent_classes else logits.softmax(dim=1)
 
 
 def build_class_table(output: AnyClassificationOutput, metric: str) -> ClassTable:

@@ -11,6 +11,7 @@ from stages.metrics.class_targets import (
     compute_hit_rate,
     split_output,
     top_k_mask,
+    widen,
 )
 from stages.metrics.state import Mean
 
@@ -103,6 +104,7 @@ class HammingScore:
     def measure(self, output: MultiLabelClassificationOutput) -> Mean:
         """Return the score of one batch. Raises `BuilderError` if the shapes of logits and targets differ."""
         check_label_shapes(output, self.name)
-        scores = output.output.detach().sigmoid() if self.sigmoid else output.output
+        scores = widen(output.output.detach())
+        scores = scores.sigmoid() if self.sigmoid else scores
         is_correct = (scores > self.threshold) == output.targets.bool()
         return Mean.from_sum(is_correct.sum(), is_correct.numel(), 100.0)

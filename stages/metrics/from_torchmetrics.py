@@ -23,6 +23,7 @@ from stages.contracts.outputs import (
     is_counted,
 )
 from stages.contracts.text import number
+from stages.metrics.class_targets import widen
 from stages.metrics.state import Chunks
 from stages.metrics.text import predict_tokens, trim_rows
 
@@ -38,14 +39,16 @@ def predictions_and_targets(output: Any) -> tuple[Any, ...]:
     """
     match output:
         case SequenceOutput():
-            return output.logits, output.targets
+            return widen(output.logits), output.targets
+        case RegressionOutput():
+            return widen(output.output), output.targets
         case MultiLabelClassificationOutput():
-            return output.output.sigmoid(), output.targets
+            return widen(output.output).sigmoid(), output.targets
         case ClassificationOutput() if output.output.ndim == 1 or output.output.shape[1] == 1:
             targets = output.targets.reshape(-1) if output.targets.ndim == 2 else output.targets
-            return output.output.sigmoid().reshape(targets.shape), targets
+            return widen(output.output).sigmoid().reshape(targets.shape), targets
         case ClassificationOutput():
-            return output.output.softmax(dim=1), output.targets
+            return widen(output.output).softmax(dim=1), output.targets
     return output.output, output.targets
 
 

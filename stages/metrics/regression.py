@@ -1,11 +1,11 @@
 """The loss, and errors between predicted numbers and their targets."""
 
-import torch
 from torch import Tensor
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
 from stages.contracts.outputs import Output, RegressionOutput, weight_of
+from stages.metrics.class_targets import widen
 from stages.metrics.state import Mean
 
 
@@ -74,5 +74,4 @@ def _errors(output: RegressionOutput, name: str) -> Tensor:
             f"metric {name!r} compares numbers one by one, but the model's step returns predictions "
             f"{tuple(output.output.shape)} for targets {tuple(output.targets.shape)}: reshape one of them"
         )
-    wide = torch.promote_types(output.output.dtype, torch.float32)
-    return output.output.detach().to(wide) - output.targets
+    return widen(output.output.detach()) - output.targets

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Direction
 from stages.contracts.outputs import IGNORED_TARGET, ClassificationOutput, SequenceOutput, is_counted
-from stages.metrics.class_targets import SingleLabelOutput, argmax_class, split_output
+from stages.metrics.class_targets import SingleLabelOutput, argmax_class, split_output, widen
 from stages.metrics.state import Mean
 
 Decode = Callable[[list[int]], Sequence[Hashable]]
@@ -78,8 +78,7 @@ class PerplexityMetric:
         counted = is_counted(targets, self.pad_token)
         if self.pad_token is not None:
             targets = targets.long().masked_fill(~counted, IGNORED_TARGET)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        total = F.cross_entropy(wide, targets, ignore_index=IGNORED_TARGET, reduction="sum")
+        total = F.cross_entropy(widen(logits), targets, ignore_index=IGNORED_TARGET, reduction="sum")
         return ExpOfMean(Mean.from_sum(total, counted.sum()))
 
 

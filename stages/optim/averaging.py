@@ -16,7 +16,8 @@ class WeightAverage:
     """The average of the weights of *model* by *config*, with the formulas of `torch.optim.swa_utils`.
 
     It has an entry for each floating-point tensor of the ``state_dict``, so the running statistics of a batch
-    norm are averaged too. All other tensors are those of the model.
+    norm are averaged too. All other tensors are those of the model. The average of a tensor in half precision
+    is float32, in which small changes are not lost.
     """
 
     def __init__(self, config: Ema | Swa, model: nn.Module) -> None:
@@ -30,7 +31,7 @@ class WeightAverage:
     @property
     def nbytes(self) -> int:
         """The bytes of the average."""
-        return sum(each.nbytes for each in self._entries().values())
+        return sum(each.numel() * _wide_dtype(each).itemsize for each in self._entries().values())
 
     @property
     def state(self) -> Mapping[str, Tensor]:
@@ -87,15 +88,19 @@ class WeightAverage:
                 "model that it was saved from"
             )
         self._count = int(saved["count"])
-        self._average = {name: torch.empty_like(each).copy_(state[name]) for name, each in own.items()}
+        self._average = {
+            name: torch.empty_like(each, dtype=_wide_dtype(each)).copy_(state[name])
+            for name, each in own.items()
+        }
 
     @torch.no_grad()
     def _add(self) -> None:
         entries = self._entries()
         if self._count == 0:
-            self._average = {name: entry.clone() for name, entry in entries.items()}
+            self._average = {name: entry.to(_wide_dtype(entry), copy=True) for name, entry in entries.items()}
         else:
-            self._update(list(self._average.values()), list(entries.values()), self._count)
+            current = [entry.to(_wide_dtype(entry)) for entry in entries.values()]
+            self._update(list(self._average.values()), current, self._count)
         self._count += 1
 
     def _entries(self) -> dict[str, Tensor]:
@@ -108,6 +113,10 @@ def _choose_update(config: Ema | Swa) -> Any:
     if isinstance(config, Ema):
         return get_ema_multi_avg_fn(config.decay)  # type: ignore[no-untyped-call]
     return get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
+
+
+def _wide_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:

@@ -253,3 +253,17 @@ def test_memory_of_an_epoch_does_not_grow_with_its_batches(workers, seed):
     tracemalloc.stop()
 
     assert peak < 2_000_000
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_set_that_returns_several_rows_draws_other_numbers_on_each_rank(workers):
+    def draw(rank, size):
+        loader = DataLoaderBuilder(NormalizeBatcher()).batch_size(4).num_workers(workers).build(NoisyRows())
+        loader.set_share(rank, size)
+        return next(iter(loader)).inputs
+
+    first, second = draw(0, 2), draw(1, 2)
+
+    assert not torch.equal(first, second)
+    assert torch.equal(first, draw(0, 1)[:2])
+    assert torch.equal(second, draw(1, 2))

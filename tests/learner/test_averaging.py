@@ -12,7 +12,7 @@ from stages.contracts.history import Split
 from stages.learner import EvaluatorBuilder, state_dict_of, use_average
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
-from stages.optim import Adam, Ema, Lbfgs, Swa
+from stages.optim import Adam, Ema, Lbfgs, Swa, WeightAverage
 from stages.records import DefaultRecorder, load_into
 from stages.renderers import NoRenderer
 
@@ -168,3 +168,25 @@ def test_each_path_of_an_update_adds_to_the_average(start, tiny, tmp_path):
 
     assert_equal(averaged(fast), averaged(slow))
     assert not torch.equal(averaged(lbfgs)["0.weight"], lbfgs.model[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"), [(Ema(decay=0.999), 1 - 0.999**2000), (Swa(start_epoch=1), 2000 / 2001)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_average_in_half_precision_does_not_stand_still(config, expected, dtype):
+    model = torch.nn.Linear(1, 1, bias=False).to(dtype)
+    average = WeightAverage(config, model)
+    with torch.no_grad():
+        for step in range(2001):
+            model.weight.fill_(float(step > 0))
+            average.end_step(1)
+            average.end_epoch(1)
+    resumed = WeightAverage(config, model)
+    resumed.load_state_dict(average.state_dict())
+
+    assert float(average.state["weight"]) == pytest.approx(expected, rel=1e-4)
+    assert torch.equal(resumed.state["weight"], average.state["weight"])
+    with average.apply():
+        assert model.weight.dtype == dtype
+        assert float(model.weight.detach()) == pytest.approx(expected, rel=1e-2)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import CheckpointError
-from stages.optim import Window
+from stages.optim import Totals, Window
 
 
 def filled(window, *batches):
@@ -175,3 +175,28 @@ def test_sum_over_batches_leaves_out_those_of_weight_0():
 
     assert filled(full, (float("nan"), 0), (5.0, 0.5)).take()[0].item() == 5.0
     assert filled(empty, (1.0, 0)).end_epoch() is None
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_weights_on_the_device_combine_as_those_on_the_host(reduction):
+    batches = [(2.0, 3.5), (float("nan"), 0.0), (5.0, 1.0)]
+    on_host, on_device = Window(3, reduction=reduction), Window(3, reduction=reduction)
+    for gradient, weight in batches:
+        on_host.add([torch.tensor([gradient])], weight)
+        on_device.add([torch.tensor([gradient])], torch.tensor(weight))
+
+    assert on_device.take()[0].item() == pytest.approx(on_host.take()[0].item())
+    assert on_device.taken_weight.item() == 4.5
+
+
+def test_totals_on_the_device_combine_weights_as_a_window_does():
+    gradients, weights = [torch.tensor([2.0]), torch.tensor([5.0])], [torch.tensor(3.5), torch.tensor(0.0)]
+    window, totals = Window(2), Totals([gradients[0]], weights[0])
+
+    for gradient, weight in zip(gradients, weights, strict=True):
+        assert window.holds(totals)
+        window.add_on_device(totals, [gradient], weight)
+        window.count(totals)
+
+    assert totals.weight.item() == 3.5
+    assert window.take_on_device(totals)[0].item() == 2.0

@@ -306,3 +306,27 @@ def test_unset_flag_changes_no_bit_of_the_update():
 def tensors(optimizer):
     states = optimizer.state.values()
     return [each for state in states for each in state.values() if isinstance(each, torch.Tensor)]
+
+
+def test_weight_of_0_on_the_device_skips_one_update_without_an_error():
+    guard = DeviceGuard(NAMES, torch.device("cpu"))
+    bad = step(NAN, [NAN])
+
+    guard.passes(bad, 1, 1, torch.tensor(0.0))
+    is_skipped = guard.flag.item()
+    guard.passes(GOOD[0], 1, 2, torch.tensor(0.5))
+
+    assert (is_skipped, guard.flag.item()) == (1.0, 0.0)
+    assert guard.find_error() is None
+    guard.passes(bad, 1, 3, torch.tensor(0.5))
+    assert guard.flag.item() == 1.0
+    assert "epoch 1, batch 3: NaN in loss" in str(guard.find_error()[1])
+
+
+def test_sum_of_weight_0_on_the_device_skips_the_update():
+    guard = DeviceGuard(NAMES, torch.device("cpu"))
+
+    guard.passes_sum([torch.tensor([NAN])], 1, 1, torch.tensor(0.0))
+
+    assert guard.flag.item() == 1.0
+    assert guard.find_error() is None
