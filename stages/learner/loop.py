@@ -195,6 +195,7 @@ class Loop:
                 iteration += 1
                 rate = schedule.step()
                 item, measured = captured.replay(batch, rate, epoch=epoch, iteration=iteration)
+                self._has_gradients = True  # that was a condition of the capture
                 del batch
                 self._measure(meter, item, item.size, iteration, rate, measured)
                 if stops_after(iteration, progress, meter):

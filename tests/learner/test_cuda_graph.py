@@ -21,10 +21,12 @@ from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.contracts.errors import BuilderError
+from stages.contracts.history import Split
+from stages.contracts.outputs import is_counted
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
-from stages.learner import LearnerBuilder, capture_conditions, cuda_graph, metering
+from stages.learner import LearnerBuilder, capture_conditions, cuda_graph, metering, step_strategies
 from stages.learner.capture_conditions import describe_batch, leaves_of
-from stages.metrics import AccuracyMetric, AurocMetric, LearningRateMetric, LossMetric, Mean
+from stages.metrics import AccuracyMetric, AurocMetric, LearningRateMetric, LossMetric, Mean, regression
 from stages.models import ClassificationStep
 from stages.optim import (
     Accumulation,
@@ -637,3 +639,33 @@ def test_window_on_the_device_has_the_bits_of_one_on_the_host(reduction, value):
             theirs.dtype,
             theirs.float().view(torch.int32).tolist(),
         )
+
+
+def train_on_ignored_targets(directory, window, leftover, kind):
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(12, 8, 4, generator=generator)
+    targets = inputs[:, :, :3].argmax(2)
+    targets[torch.rand(targets.shape, generator=generator) < 0.5] = -100
+    targets[[5, 7, 8, 9]] = -100  # a batch, and a window of three, that count nothing
+    batches = [*zip(inputs, targets, strict=True)]
+    builder = LearnerBuilder(directory).num_epochs(2).seed(1).devices(["cpu"]).step(kind)
+    builder.metrics(LossMetric(), AccuracyMetric()).renderer(NoRenderer())
+    builder.grads_accumulation(window, leftover=leftover)
+    learner = builder.build(Net(), Sgd(momentum=0.9), 0.05)
+    learner.fit(batches, batches)
+    values = [learner.history.value(2, split, "Loss") for split in Split]
+    return torch.cat([each.detach().flatten() for each in learner.model.parameters()]), values
+
+
+@pytest.mark.parametrize(("window", "leftover"), [(1, "flush"), (2, "carry"), (3, "flush"), (5, "flush")])
+def test_captured_step_reads_weights_on_the_device(window, leftover, capture, tmp_path, monkeypatch):
+    weights, values = train_on_ignored_targets(tmp_path / "eager", window, leftover, "eager")
+    capture()
+    for module in (step_strategies, regression):  # a weight that is a tensor, as on an accelerator
+        monkeypatch.setattr(module, "weight_of", lambda item: is_counted(item.targets).sum())
+
+    found, found_values = train_on_ignored_targets(tmp_path / "captured", window, leftover, "captured")
+
+    assert RepeatedCalls.replays > 12
+    torch.testing.assert_close(found, weights, rtol=1e-6, atol=1e-6)
+    assert found_values == pytest.approx(values, rel=1e-6)
