@@ -3,6 +3,7 @@ from .batch_norms import check_synchronization as check_synchronization
 from .batch_norms import find_batch_norms as find_batch_norms
 from .batch_norms import has_synchronized_norms as has_synchronized_norms
 from .batch_norms import synchronize_batch_norms as synchronize_batch_norms
+from .batch_norms import warn_of_single_samples as warn_of_single_samples
 from .gradient_exchange import GradientExchange as GradientExchange
 from .rank_group import ONE_RANK as ONE_RANK
 from .rank_group import RankGroup as RankGroup

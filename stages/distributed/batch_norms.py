@@ -1,10 +1,16 @@
 """Batch norms on several ranks, each of which has a share of the batch."""
 
+import logging
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stages.contracts.errors import BuilderError
+from stages.contracts.shares import share_of
+
+log = logging.getLogger(__name__)
 
 UNSYNCHRONIZED_DEVICES = ("cpu", "mps")
 """Devices for which torch has no `SyncBatchNorm`."""
@@ -14,6 +20,30 @@ def find_batch_norms(model: nn.Module) -> list[str]:
     """Return the names of the classes in *model* that normalize by the statistics of this rank's share."""
     found = {type(each).__name__ for each in model.modules() if _is_local(each)}
     return sorted(found)
+
+
+def warn_of_single_samples(model: nn.Module, samples: Iterable[int], ranks: int) -> None:
+    """Log a warning if *model* has a `BatchNorm1d` and a rank has one sample of a batch of *samples* samples.
+
+    It then raises an error in training, unless a sample has several positions.
+    """
+    if not any(isinstance(each, nn.BatchNorm1d) for each in model.modules()):
+        return
+    for count in samples:
+        shares = [share_of(count, rank, ranks) for rank in range(ranks)]
+        if any(share.stop - share.start == 1 for share in shares):
+            where = (
+                f"a batch of {count} samples has a share of one sample"
+                if ranks > 1
+                else "a batch has one sample"
+            )
+            log.warning(
+                "%s, and BatchNorm1d needs two values of each channel in training: the run fails if its "
+                "inputs are (B, C). Set another batch_size, leave out the last batch (drop_last of torch's "
+                "DataLoader), or use fewer ranks",
+                where,
+            )
+            return
 
 
 def has_synchronized_norms(model: nn.Module) -> bool:

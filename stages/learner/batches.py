@@ -123,6 +123,21 @@ def _check_sampler(loader: Any) -> None:
         )
 
 
+def find_batch_sizes(loader: Any) -> list[int]:
+    """Return the number of samples of the first and the last batch of *loader*, if it is known before."""
+    batches = len(loader) if hasattr(loader, "__len__") else 0
+    if hasattr(loader, "count_samples") and batches:
+        return [loader.count_samples(0), loader.count_samples(batches - 1)]
+    if not (isinstance(loader, DataLoader) and loader.batch_size) or isinstance(
+        loader.dataset, IterableDataset
+    ):
+        return []
+    samples, size = len(loader.sampler), loader.batch_size  # type: ignore[arg-type]  # a Sized of torch's
+    if loader.drop_last:
+        return [size] if batches else []
+    return [min(samples, size), samples % size or size] if samples else []
+
+
 def reset_share(loaders: Iterable[Any]) -> None:
     """Have *loaders* load all samples of each batch again."""
     for loader in loaders:

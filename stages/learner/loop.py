@@ -22,9 +22,16 @@ from stages.contracts.placement import load
 from stages.contracts.renderers import Renderers
 from stages.devices.memory import retain_freed_memory
 from stages.devices.run_ahead_limiter import RunAheadLimiter
-from stages.distributed import has_synchronized_norms
+from stages.distributed import has_synchronized_norms, warn_of_single_samples
 from stages.learner.assembly import Components
-from stages.learner.batches import Division, Loader, check_workers, iterate_rank, reset_share
+from stages.learner.batches import (
+    Division,
+    Loader,
+    check_workers,
+    find_batch_sizes,
+    iterate_rank,
+    reset_share,
+)
 from stages.learner.checks import (
     StepChecks,
     check_rules_without_validation,
@@ -101,6 +108,7 @@ class Loop:
         if valid is None:
             self._check_without_validation()
         check_workers(*loaders.values())
+        warn_of_single_samples(self._state.model.model, find_batch_sizes(train), self._group.size)
         if self._checkpoints is not None:
             check_streams(loaders)
             check_repeatable(*loaders.values())

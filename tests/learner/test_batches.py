@@ -6,11 +6,15 @@ import threading
 import pytest
 import torch
 from plain_copier import PlainCopier
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from waiting import wait_until
 
 from stages.contracts.user_code import user_frames
-from stages.learner.batches import iterate_on_device
+from stages.data import DataLoaderBuilder, NormalizeBatcher
+from stages.data import TensorDataset as Tensors
+from stages.distributed import warn_of_single_samples
+from stages.learner.batches import find_batch_sizes, iterate_on_device
 
 META = torch.device("meta")
 SAMPLES = 10
@@ -120,3 +124,31 @@ def test_copies_of_a_torch_loader_do_not_wait_for_the_device(pin_memory):
         torch.cuda.set_sync_debug_mode("default")
 
     assert torch.equal(torch.cat([targets for _, targets in found]).cpu(), torch.arange(SAMPLES))
+
+
+def sized(samples, kind, **options):
+    data = TensorDataset(torch.zeros(samples, 3), torch.arange(samples) % 2)
+    if kind == "torch":
+        return DataLoader(data, 4, **options)
+    return DataLoaderBuilder(NormalizeBatcher()).batch_size(4).build(Tensors(*data.tensors))
+
+
+@pytest.mark.parametrize("kind", ["torch", "own"])
+@pytest.mark.parametrize(
+    ("samples", "ranks", "is_warned"),
+    [(9, 1, True), (8, 1, False), (8, 2, False), (8, 4, True), (11, 2, True)],
+)
+def test_batch_norm_of_one_sample_is_warned_of_before_the_run(kind, samples, ranks, is_warned, caplog):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+    warn_of_single_samples(model, find_batch_sizes(sized(samples, kind)), ranks)
+
+    assert ("BatchNorm1d needs two values of each channel" in caplog.text) == is_warned
+
+
+def test_model_without_a_batch_norm_and_loader_that_drops_the_last_batch_are_not_warned_of(caplog):
+    warn_of_single_samples(nn.Linear(3, 4), [1], 1)
+    warn_of_single_samples(nn.BatchNorm1d(4), find_batch_sizes(sized(9, "torch", drop_last=True)), 1)
+    warn_of_single_samples(nn.BatchNorm1d(4), find_batch_sizes([torch.zeros(1)]), 1)
+
+    assert not caplog.text
