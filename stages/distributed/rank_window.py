@@ -46,6 +46,9 @@ class RankWindow(Window):
             return
         self._sums = self._exchange.sum(self._sums, self._weight, trained=self._trained)
         self._weight = self._exchange.total_weight
+        for number, total in enumerate(self._sums):  # of a gradient that only other ranks have had
+            if total is not None:
+                self._dtypes.setdefault(number, total.dtype)
         self._keep_on_main()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

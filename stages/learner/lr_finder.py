@@ -140,8 +140,8 @@ class _Losses:
         self.values: list[float] = []
 
     def log(self, split: Split, epoch: int, name: str, value: float) -> None:  # noqa: ARG002  the protocol's
-        if split is Split.TRAIN:
-            self.values.append(value)
+        if split is Split.TRAIN:  # a batch without a counted target has the loss of the one before
+            self.values.append(self.values[-1] if math.isnan(value) and self.values else value)
 
     def start(self, *_: object) -> None:
         pass

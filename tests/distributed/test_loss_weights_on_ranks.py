@@ -24,7 +24,7 @@ MANY = [
 
 def train_all(folder, runs, dtype):
     return [
-        train(folder / f"{number}", CASES[name], window, leftover, dtype=dtype, strategy=strategy)
+        train(folder / f"{number}", CASES[name], window, leftover, dtype=dtype, strategy=strategy, saves=True)
         for number, (name, window, leftover, strategy) in enumerate(runs)
     ]
 

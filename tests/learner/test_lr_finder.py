@@ -83,3 +83,13 @@ def test_builder_keeps_its_options(tmp_path):
     learner.fit(batches, batches)
 
     assert learner.epoch == 3
+
+
+def test_batch_that_counts_nothing_does_not_end_the_curve(tmp_path):
+    batches = [(torch.randn(8, 4), torch.arange(8) % 3)] * 5
+    batches[2] = (batches[2][0], torch.full((8,), -100))
+
+    curve = find_learning_rate(LearnerBuilder(tmp_path).devices(["cpu"]), Net(4, 3), Sgd(), batches, steps=20)
+
+    assert len(curve.losses) == 20
+    assert curve.losses[2] == curve.losses[1]

@@ -370,7 +370,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for ranks, part in parts.items():
             differences += compare(part, f"{folder}/{ranks}", ranks) if part else []
-    print(*differences, f"{len(seeds)} configurations, {len(differences)} differences", sep="\n")
+    print(*differences, f"{len(seeds)} configurations, {len(differences)} differences", sep="\n")  # noqa: T201
     return bool(differences)
 
 

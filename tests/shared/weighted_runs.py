@@ -15,6 +15,7 @@ from stages.contracts.outputs import ClassificationOutput, TrainOutput
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric, PerplexityMetric
 from stages.models import ClassificationStep, backward
+from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 
 CLASSES = 3
@@ -55,7 +56,9 @@ CASES = {
 
 
 class Tokens(nn.Module):
-    """A step whose loss is a mean over tokens by weights in the batch."""
+    """A step whose loss is a mean over tokens by weights in the batch, and NaN without a *floor* and tokens."""
+
+    floor = 0.0
 
     def train_step(self, batch):
         item = self.valid_step(batch)
@@ -65,7 +68,8 @@ class Tokens(nn.Module):
         inputs, targets, weights = batch
         logits = self(inputs)
         losses = F.cross_entropy(logits, targets, reduction="none")
-        return ClassificationOutput((losses * weights).sum() / weights.sum(), logits, targets, weights.sum())
+        loss = (losses * weights).sum() / weights.sum().clamp(min=self.floor)
+        return ClassificationOutput(loss, logits, targets, weights.sum())
 
 
 def build_model(case, dtype):
@@ -88,6 +92,7 @@ def build_batches(case, dtype):
     weights = torch.rand(targets.shape, generator=generator).to(dtype)
     ignored = torch.rand(targets.shape, generator=generator) < 0.4
     ignored[SIZES[0] : SIZES[0] + SIZES[1]] = True  # a batch that counts nothing
+    ignored[-SIZES[-1]] = True  # the share of the first of two ranks in the batch that is left over
     if case.has_ignored:
         targets[ignored] = -100
     if case.class_weights and 0.0 in case.class_weights:
@@ -98,12 +103,15 @@ def build_batches(case, dtype):
     return [*zip(*(each.split(SIZES) for each in tensors), strict=True)]
 
 
-def train(folder, case, window, leftover, *, dtype=torch.float64, strategy="auto"):
+def train(folder, case, window, leftover, *, dtype=torch.float64, strategy="auto", saves=False):
     """Return the parameters and the epoch values of a run on *window* batches a step."""
     model, batches = build_model(case, dtype), build_batches(case, dtype)
+    model.floor = 1e-30 if strategy == "fsdp" else 0.0
     builder = LearnerBuilder(folder).metrics(LossMetric(), PerplexityMetric()).num_epochs(EPOCHS)
     builder.renderer(NoRenderer()).devices(["cpu"]).strategy(strategy)
     builder.grads_accumulation(window, leftover=leftover)
+    if saves:
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder())
     learner = builder.build(model, torch.optim.SGD(model.parameters(), RATE), RATE)
     learner.fit(batches, batches)
     values = [
