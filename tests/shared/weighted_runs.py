@@ -56,7 +56,7 @@ CASES = {
 
 
 class Tokens(nn.Module):
-    """A step whose loss is a mean over tokens by weights in the batch, and NaN without a *floor* and tokens."""
+    """A step whose loss is a mean over tokens by weights in the batch; without a *floor* it may be NaN."""
 
     floor = 0.0
 
