@@ -1,7 +1,7 @@
 """The batches of one pass over a loader, on the device of the model."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import count
 from signal import SIGINT
@@ -125,17 +125,15 @@ def _check_sampler(loader: Any) -> None:
 
 def find_batch_sizes(loader: Any) -> list[int]:
     """Return the number of samples of the first and the last batch of *loader*, if it is known before."""
-    batches = len(loader) if hasattr(loader, "__len__") else 0
-    if hasattr(loader, "count_samples") and batches:
-        return [loader.count_samples(0), loader.count_samples(batches - 1)]
-    if not (isinstance(loader, DataLoader) and loader.batch_size) or isinstance(
-        loader.dataset, IterableDataset
-    ):
+    if hasattr(loader, "count_samples") and hasattr(loader, "__len__"):
+        return [loader.count_samples(number) for number in {0, len(loader) - 1}]
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return []
-    samples, size = len(loader.sampler), loader.batch_size  # type: ignore[arg-type]  # a Sized of torch's
-    if loader.drop_last:
-        return [size] if batches else []
-    return [min(samples, size), samples % size or size] if samples else []
+    size, sampler = loader.batch_size, loader.sampler
+    if size is None or not isinstance(sampler, Sized):
+        return []
+    samples = len(sampler)
+    return [size] if loader.drop_last else [min(samples, size), samples % size or size]
 
 
 def reset_share(loaders: Iterable[Any]) -> None:

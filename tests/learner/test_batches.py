@@ -7,7 +7,7 @@ import pytest
 import torch
 from plain_copier import PlainCopier
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from waiting import wait_until
 
 from stages.contracts.user_code import user_frames
@@ -126,6 +126,11 @@ def test_copies_of_a_torch_loader_do_not_wait_for_the_device(pin_memory):
     assert torch.equal(torch.cat([targets for _, targets in found]).cpu(), torch.arange(SAMPLES))
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(torch.zeros(3), 0)])
+
+
 def sized(samples, kind, **options):
     data = TensorDataset(torch.zeros(samples, 3), torch.arange(samples) % 2)
     if kind == "torch":
@@ -150,5 +155,6 @@ def test_model_without_a_batch_norm_and_loader_that_drops_the_last_batch_are_not
     warn_of_single_samples(nn.Linear(3, 4), [1], 1)
     warn_of_single_samples(nn.BatchNorm1d(4), find_batch_sizes(sized(9, "torch", drop_last=True)), 1)
     warn_of_single_samples(nn.BatchNorm1d(4), find_batch_sizes([torch.zeros(1)]), 1)
+    warn_of_single_samples(nn.BatchNorm1d(4), find_batch_sizes(DataLoader(Stream(), 4)), 1)
 
     assert not caplog.text
