@@ -1,6 +1,7 @@
 """Ranks that shard the parameters (FSDP2) train what one process trains, and leave the same records."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import TrainOutput
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
-from stages.models import ClassificationStep
+from stages.models import ClassificationStep, backward
 from stages.optim import AdaGrad, Adam, NonFinite, Sgd
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import PlainRenderer
@@ -128,6 +129,14 @@ class Direct(Net):
         return TrainOutput(self, [each.grad for each in self.parameters()], item)
 
 
+class Weightless(Net):
+    """A model that does not pass the weight of its output to `backward`."""
+
+    def train_step(self, batch):
+        item = replace(self.forward_classification(batch), weight=2.5)
+        return TrainOutput(self, backward(self, item.loss), item)
+
+
 REFUSED = {
     "adafactor": lambda model: torch.optim.Adafactor(model.parameters()),
     "rprop": lambda model: torch.optim.Rprop(model.parameters()),
@@ -143,6 +152,8 @@ def explain(directory, kind):
     builder, model = start(directory).strategy("fsdp"), build_net()
     if kind == "direct":
         model = Direct(*model)
+    if kind == "weight":
+        model = Weightless(*model)
     if kind == "fp16":
         builder.precision("fp16")
     if kind == "norm":
@@ -167,10 +178,12 @@ def test_what_cannot_be_sharded_is_rejected(kind, message, tmp_path):
     assert message in run_ranks(explain, 2, tmp_path, kind)[0]
 
 
-def test_optimizer_that_cannot_update_shards_is_rejected(tmp_path):
-    messages = run_ranks(explain_all, 2, tmp_path, list(REFUSED))[0]
+def test_optimizer_that_cannot_update_shards_and_missing_weight_are_rejected(tmp_path):
+    *messages, of_weight = run_ranks(explain_all, 2, tmp_path, [*REFUSED, "weight"])[0]
 
     assert all("cannot update sharded parameters" in message for message in messages)
+    assert "has the weight 2.5, and its backward pass" in of_weight
+    assert "backward(self, loss, weight)" in of_weight
 
 
 class Outside(Net):
