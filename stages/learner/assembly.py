@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from stages import distributed
 from stages.checkpoints import Checkpoint, FileCheckpointer, default_retention
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
-from stages.contracts.errors import BuilderError
+from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.events import MetricLogger
 from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
 from stages.contracts.history import Split
@@ -111,6 +112,8 @@ def assemble(
     elif is_sharded:
         distributed.replace_parameters(optimizer, whole, model)
     _check_optimizer(options, optimizer, model, group.size)
+    if is_sharded:
+        distributed.check_sharded_optimizer(optimizer)
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)
     if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
@@ -119,6 +122,8 @@ def assemble(
     model_state.is_sharded = is_sharded
     if options.averaging is not None:
         model_state.average = WeightAverage(options.averaging, model)
+    if options.recorder is not None:
+        _check_recordable(model_state)
     build_observers = _build_observers if group.is_main else _build_silent_observers
     components = Components(
         options=options,
@@ -167,6 +172,18 @@ def _check_optimizer(
     if options.compute.portable and conflict:
         raise BuilderError(conflict)
     check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=ranks)
+
+
+def _check_recordable(state: ModelState) -> None:
+    """Raise `BuilderError` if a checkpoint cannot hold a value in *state*.
+
+    A model whose state is created by the first step is checked after it.
+    """
+    with suppress(AttributeError, KeyError, TypeError):
+        try:
+            state.checkpoint({})
+        except RecordError as error:
+            raise BuilderError(str(error)) from error
 
 
 def _check(options: LearnerOptions, model: Any) -> None:

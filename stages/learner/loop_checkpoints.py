@@ -11,10 +11,12 @@ from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History
 from stages.learner.checkpointing import find_newest_checkpoint
 from stages.learner.run_state import history_of, history_tree
-from stages.learner.training_state import Stateful, decode_state, encode_state
+from stages.learner.training_state import Stateful
 from stages.records import (
     NamedMpkGzFileRecorder,
     OriginalPrecision,
+    decode_state,
+    encode_state,
     load_into,
     module_supplement,
     record_of,
@@ -72,7 +74,7 @@ class LoopCheckpoints:
         """Write the checkpoint of *epoch*, and remove those that the rule drops.
 
         If the process is killed before this returns, the loop resumes after the epoch before. Raises
-        `CheckpointError` if a part has a value that no checkpoint can hold.
+        `RecordError` if a part has a value that no checkpoint can hold.
         """
         parts = {
             name: encode_state(part.state_dict(), f"{name}.state_dict()")
@@ -80,7 +82,7 @@ class LoopCheckpoints:
         }
         trainer = {
             "epoch": epoch,
-            "model": module_supplement(self._model),
+            "model": encode_state(module_supplement(self._model), "the model's state_dict()"),
             "history": history_tree(self.history),
         }
         self._files.save(epoch, Checkpoint(record_of(self._model), parts, None, trainer))
@@ -99,7 +101,7 @@ class LoopCheckpoints:
         self._check_parts(checkpoint)
         try:
             load_into(self._model, checkpoint.model, layout="burn", source="its model")
-            self._model.load_state_dict({**self._model.state_dict(), **checkpoint.trainer["model"]})
+            self._model.load_state_dict({**self._model.state_dict(), **decode_state(checkpoint.trainer["model"])})
             for name, part in self._parts.items():
                 part.load_state_dict(decode_state(checkpoint.optim[name]))
         except (RecordError, RuntimeError, ValueError, KeyError, TypeError) as error:

@@ -84,7 +84,7 @@ def test_long_texts_are_cut_and_counted(tmp_path):
     ("content", "name", "message"),
     [
         ("text,label\n", "a.csv", "has no texts"),
-        ("txt,label\na,1\n", "a.csv", "sample 0, counted from 0, has no 'text'. Did you mean 'txt'"),
+        ("txt,label\na,1\n", "a.csv", "line 2: the sample has no 'text'. Did you mean 'txt'"),
         ('{"text": "a"', "a.jsonl", "line 1: not JSON"),
         ("text,label\n,1\n", "a.csv", "text 0, counted from 0, has no tokens"),
         ("a", "a.doc", "must be a folder, or end in .csv, .tsv or .jsonl"),
