@@ -137,7 +137,7 @@ class _ShardedCopies(TorchFunctionMode):
 def _shard_state(optimizer: torch.optim.Optimizer) -> None:
     """Shard the entries of the state of *optimizer* that have the shape of their parameter."""
     for parameter, entries in optimizer.state.items():
-        for key, entry in entries.items():
+        for key, entry in entries.items() if isinstance(parameter, Tensor) else ():
             if isinstance(entry, Tensor) and entry.shape == parameter.shape:
                 entries[key] = _shard_like(entry, parameter)
 
