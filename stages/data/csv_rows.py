@@ -7,6 +7,8 @@ from pathlib import Path
 
 from stages.contracts.errors import DataError
 
+TO_UTF8 = "Convert the file to UTF-8, for example with `iconv -f latin1 -t utf-8`"
+
 
 def read_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the fields of each row of *path* by the column, with the number of the row's last line.
@@ -38,8 +40,5 @@ def check_unique_names(names: list[str], path: Path) -> None:
 def describe_read_error(error: Exception) -> str:
     """Return why a file could not be read, and what to do, for the exceptions of `read_rows`."""
     if isinstance(error, UnicodeDecodeError):
-        return (
-            f"byte {error.object[error.start]:#x} at position {error.start} is not UTF-8. Convert the file to "
-            "UTF-8, for example with `iconv -f latin1 -t utf-8`"
-        )
+        return f"byte {error.object[error.start]:#x} at position {error.start} is not UTF-8. {TO_UTF8}"
     return f"{error}. Correct it"

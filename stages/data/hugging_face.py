@@ -15,6 +15,7 @@ from stages.data.splits import SPLIT_NAMES, Arrays
 from stages.data.texts import build_encoder, encode_texts, to_classes
 
 IMAGE, LABEL = "Image", "ClassLabel"
+TEXT = ("string", "large_string", "string_view")
 """Types of columns in the package ``datasets``."""
 SPLIT_PREFIXES = {"train": "train", "val": "valid", "dev": "valid", "test": "test"}
 """Our name of a split by the beginning of its name."""
@@ -74,7 +75,7 @@ def huggingface(
     values = _Column(package, path, inputs, list(parts.values()))
     if values.kind == IMAGE:
         array, facts = values.read_images(ImageOptions(None if size is None else (size[0], size[1]), mode))
-    elif values.kind == "string":
+    elif values.kind in TEXT:
         array, facts = values.read_texts(TextOptions(tokenizer, vocabulary_size, max_length))
     else:
         array, facts = values.read_numbers(), {}
@@ -190,7 +191,7 @@ class _Column:
     def read_targets(self) -> tuple[np.ndarray, tuple[str, ...] | None]:
         """Return the class or the number of each sample, and the names of the classes if there are any."""
         feature = self.splits[0].features[self.name]
-        if self.kind == "string":
+        if self.kind in TEXT:
             return to_classes(list(self._values(self.splits)))
         values = self.read_numbers()
         names = tuple(feature.names) if self.kind == LABEL else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from stages.contracts.errors import DataError
 from stages.contracts.extras import load_extra
-from stages.data.csv_rows import check_unique_names
+from stages.data.csv_rows import TO_UTF8, check_unique_names
 
 SUFFIXES = {
     ".csv": "csv",
@@ -155,7 +155,7 @@ class TableFile:
 def _explain(error: Exception) -> str:
     """Return the message of *error*, and what to do."""
     if isinstance(error, UnicodeDecodeError) or "invalid UTF8" in str(error):
-        return "it is not UTF-8. Convert it, for example with `iconv -f latin1 -t utf-8`"
+        return f"it is not UTF-8. {TO_UTF8}"
     return f"{error}. Correct the file"
 
 
@@ -198,8 +198,10 @@ class TableParts:
             part.file.convert(types)
 
     def check_types(self, column: str) -> None:
-        """Raise `DataError` if *column* has another kind of values in one of the files than in the first."""
+        """Raise `DataError` if *column* has text in another encoding, or other kinds of values by file."""
         first = self.parts[0].file
+        if first.is_csv and load_arrow().types.is_binary(first.schema.field(column).type):
+            raise DataError(f"{first.path}: column {column!r} has text that is not UTF-8. {TO_UTF8}")
         for part in self.parts[1:]:
             kinds = [each.schema.field(column).type for each in (first, part.file)]
             if not part.file.is_csv and len({_group(kind) for kind in kinds}) > 1:

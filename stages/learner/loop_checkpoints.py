@@ -101,7 +101,9 @@ class LoopCheckpoints:
         self._check_parts(checkpoint)
         try:
             load_into(self._model, checkpoint.model, layout="burn", source="its model")
-            self._model.load_state_dict({**self._model.state_dict(), **decode_state(checkpoint.trainer["model"])})
+            self._model.load_state_dict(
+                {**self._model.state_dict(), **decode_state(checkpoint.trainer["model"])}
+            )
             for name, part in self._parts.items():
                 part.load_state_dict(decode_state(checkpoint.optim[name]))
         except (RecordError, RuntimeError, ValueError, KeyError, TypeError) as error:

@@ -177,10 +177,19 @@ def sgd(parameters):
 @pytest.mark.parametrize(
     ("options", "place"),
     [
-        ({"rate": HoldsScheduler, "optimizer": sgd}, "['after'] is of the type torch.optim.lr_scheduler.StepLR"),
-        ({"rate": OwnScheduler(0.1)}, "OwnScheduler.state_dict()['generator'] is of the type torch._C.Generator"),
+        (
+            {"rate": HoldsScheduler, "optimizer": sgd},
+            "['after'] is of the type torch.optim.lr_scheduler.StepLR",
+        ),
+        (
+            {"rate": OwnScheduler(0.1)},
+            "OwnScheduler.state_dict()['generator'] is of the type torch._C.Generator",
+        ),
         ({"model": Held()}, "Held.training_state()['next'] is of the type list_iterator"),
-        ({"model": Net({"a": object()})}, "Net.state_dict()['counter._extra_state']['a'] is of the type object"),
+        (
+            {"model": Net({"a": object()})},
+            "Net.state_dict()['counter._extra_state']['a'] is of the type object",
+        ),
     ],
 )
 def test_state_that_no_checkpoint_can_hold_is_refused_before_training(tmp_path, options, place):
@@ -200,7 +209,9 @@ def test_state_of_an_optimizer_that_no_checkpoint_can_hold_is_refused_after_its_
         optimizer.register_step_post_hook(lambda *_: steps.append(1))
         return optimizer
 
-    with pytest.raises(RecordError, match=rf"the state of the {kind.__name__}\['held'\] is of the type object"):
+    with pytest.raises(
+        RecordError, match=rf"the state of the {kind.__name__}\['held'\] is of the type object"
+    ):
         train(tmp_path, 1, optimizer=build)
 
     assert len(steps) == 1

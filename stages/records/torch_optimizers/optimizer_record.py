@@ -169,7 +169,13 @@ def _encode_options(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[s
     tuples = {key for key, value in optimizer.defaults.items() if type(value) is tuple}
     name = f"a parameter group of the {type(optimizer).__name__}"
     return [
-        encode_state({key: list(each[key]) if key in tuples and type(each[key]) is tuple else each[key] for key in each}, name)
+        encode_state(
+            {
+                key: list(each[key]) if key in tuples and type(each[key]) is tuple else each[key]
+                for key in each
+            },
+            name,
+        )
         for each in groups
     ]
 
