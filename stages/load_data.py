@@ -34,8 +34,8 @@ class LoadDataConfig(ExtendedConfig):
     * ``text``: ``path``, ``text: text``, ``label: label``, ``tokenizer: bytes``, ``vocabulary_size: 10000``,
       ``max_length: 256``, ``valid_path: null``, ``test_path: null``, ``split: null``, ``group: null``
     * ``huggingface``: ``path``, ``inputs``, ``targets: label``, ``splits: null``, ``config: null``,
-      ``revision: null``, ``size: null``, ``mode: rgb``; for text ``tokenizer: bytes``, ``vocabulary_size: 10000``,
-      ``max_length: 256``
+      ``revision: null``, ``size: null``, ``mode: rgb``; for text ``tokenizer: bytes``,
+      ``vocabulary_size: 10000``, ``max_length: 256``
     * ``dataset``: ``factory``, an import path with its arguments
     """
     materialize: Literal["auto", "tensors", "index"] = "auto"

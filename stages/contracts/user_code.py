@@ -166,7 +166,7 @@ def _worker_frames(text: str) -> list[Frame]:
 
 
 def _worker_message(text: str) -> str:
-    """Return the messages in *text*, from `_worker_text`: that of the last traceback, and those of a group."""
+    """Return the messages in *text*, from `_worker_text`: of the last traceback, or of a group."""
     _, found, group = text.rpartition(GROUP)
     if not found:
         return _last_message(text.rpartition(TRACEBACK)[2])

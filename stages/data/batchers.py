@@ -16,7 +16,6 @@ from stages.data.config import BATCHERS
 from stages.data.datasets import Samples
 from stages.data.storage import Normalization
 
-
 MAX_FLOAT32_MEAN = 256
 """The largest mean, in standard deviations, that float32 subtracts: the error is then at most 3e-5 of one."""
 

@@ -120,12 +120,12 @@ class Table(ExtendedConfig):
     task: Literal["classification", "regression"] | None = None
     """``regression`` predicts integers as numbers; null for the type of the target."""
     delimiter: Character | None = None
-    """In CSV files, the character between two values; null: a comma, or a tab if the name ends in ``.tsv``."""
+    """In CSV files, the character between two values; null: a comma, or a tab in ``.tsv`` files."""
     decimal: Literal[".", ","] = "."
     """In CSV files, the character before the decimals of a number."""
     missing_values: tuple[str, ...] | None = None
-    """In CSV files, the texts that are missing values, such as ``["", "?"]``; null: those of Arrow, such as an
-    empty text, ``NA``, ``NaN`` and ``null``."""
+    """In CSV files, the texts that are missing values, such as ``["", "?"]``; null: those of Arrow, such as
+    an empty text, ``NA``, ``NaN`` and ``null``."""
     header: Flag = True
     """Whether the first line of a CSV file has the names of the columns; if not, they are ``f0``, ``f1`` …"""
 

@@ -22,7 +22,7 @@ def read_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, dict[str,
         names = list(rows.fieldnames or ())
         check_unique_names(names, path)
         for row in rows:
-            count = len(names) + len(row.get(None, ())) - list(row.values()).count(None)  # type: ignore[call-overload]
+            count = len(names) + len(row.get(None, ())) - list(row.values()).count(None)
             if count != len(names):
                 raise DataError(
                     f"{path}, line {rows.line_num}: the row has {count} fields, but the first line has "

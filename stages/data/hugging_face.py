@@ -58,10 +58,12 @@ def huggingface(
 
     The column *inputs* has images, (N, channels, height, width), uint8, of *size* and *mode*; texts, as ids
     of tokens like those of the source ``text``; or numbers and lists of numbers of one shape. *targets* has
-    classes or numbers. *splits* are the names of those to use, such as ``train`` and ``validation_matched``;
-    what they are follows from the beginning of the name. Without it, all are used, and have the names
-    ``train``, ``validation`` and ``test`` if there are several. *config* and *revision* choose among those of a dataset on the hub. All samples are read into memory.
-    Raises `DataError` if the dataset or a column is missing or has another type.
+    classes or numbers. All samples are read into memory.
+
+    *splits* are the names of those to use, such as ``train`` and ``validation_matched``; what they are for
+    follows from the beginning of the name. Without it, all are used, and have the names ``train``,
+    ``validation`` and ``test`` if there are several. *config* and *revision* choose among those of a dataset
+    on the hub. Raises `DataError` if the dataset, a split or a column is missing or has another type.
     """
     package = load_extra("datasets", "huggingface", "the data source 'huggingface'")
     parts = _name_splits(_load(package, path, config, revision), path, splits)

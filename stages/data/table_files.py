@@ -50,7 +50,7 @@ def load_arrow(module: str = "") -> Any:
 class TableFile:
     """A table in one file."""
 
-    def __init__(self, path: Path, argument: str = "path", csv_format: CsvFormat = CsvFormat()) -> None:  # noqa: B008  frozen
+    def __init__(self, path: Path, argument: str = "path", csv_format: CsvFormat = CsvFormat()) -> None:
         """Open the file *path*, the *argument* of the source.
 
         Raises `DataError` if it is missing or not a table.
@@ -206,8 +206,8 @@ class TableParts:
             kinds = [each.schema.field(column).type for each in (first, part.file)]
             if not part.file.is_csv and len({_group(kind) for kind in kinds}) > 1:
                 raise DataError(
-                    f"{part.file.path}: column {column!r} has the type {kinds[1]}, but in {first.path} it has "
-                    f"{kinds[0]}. Write files with the same types"
+                    f"{part.file.path}: column {column!r} has the type {kinds[1]}, but in {first.path} it "
+                    f"has {kinds[0]}. Write files with the same types"
                 )
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:

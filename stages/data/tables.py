@@ -358,9 +358,9 @@ class _Scan:
         if len(wrong):
             row = start + int(np.flatnonzero(~is_missing)[wrong[0]])
             raise DataError(
-                f"{self._path}: column {feature.name!r} has {int(exact[wrong[0]])} in row {row}, counted from "
-                f"0, which float32 rounds to {int(values[wrong[0]])}. Subtract an offset, write the column as "
-                "floats to accept the rounding, or leave it out of load_data.source.features"
+                f"{self._path}: column {feature.name!r} has {int(exact[wrong[0]])} in row {row}, "
+                f"counted from 0, which float32 rounds to {int(values[wrong[0]])}. Subtract an offset, write "
+                "the column as floats to accept the rounding, or leave it out of load_data.source.features"
             )
 
     def _add_categories(self, feature: _Feature, column: Any) -> None:

@@ -42,9 +42,11 @@ def text(
 
     *path* is a CSV or TSV file with a header, a file of JSON lines, or a folder with a folder of ``.txt``
     files for each class, which is read as one of images: the folders may be in ``train``, ``valid`` and
-    ``test``. The files are UTF-8, with or without a byte order mark. *text* and *label* are columns or keys. *tokenizer* is ``bytes`` (an id is the byte
-    + 1), ``words`` or ``bpe`` (a vocabulary of at most *vocabulary_size* tokens is trained on all texts), or
-    the path of a ``tokenizer.json`` whose id 0 is the padding. Texts are cut after *max_length* tokens.
+    ``test``. The files are UTF-8, with or without a byte order mark. *text* and *label* are columns or keys.
+
+    *tokenizer* is ``bytes`` (an id is the byte + 1), ``words`` or ``bpe`` (a vocabulary of at most
+    *vocabulary_size* tokens is trained on all texts), or the path of a ``tokenizer.json`` whose id 0 is the
+    padding. Texts are cut after *max_length* tokens.
 
     *valid_path* and *test_path* have the texts of further splits, or *split* is a column or key with
     ``train``, ``valid`` and ``test``; *group* is one whose values decide which texts stay in one split.
@@ -235,6 +237,7 @@ def _pick(row: Any, name: str, key: str, where: str) -> Any:
         )
     if not isinstance(value, str | int) or (key != "text" and not str(value).strip()):
         raise DataError(
-            f"{where}: {name!r} must be text or an integer; found {value!r:.60}. Correct it, or remove the row"
+            f"{where}: {name!r} must be text or an integer; found {value!r:.60}. Correct it, or remove "
+            "the row"
         )
     return value

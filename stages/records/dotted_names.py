@@ -25,7 +25,8 @@ def is_parameter(node: Tree) -> bool:
 def flatten(node: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Tree]]:
     """Yield the leaves of *node* with their dotted names, in order; nil and () are omitted.
 
-    A parameter is one leaf; a *node* that is a number has an empty name. Raises `RecordError` if a name could not be split again.
+    A parameter is one leaf; a *node* that is a number has an empty name. Raises `RecordError` if a name could
+    not be split again.
     """
     node = node.value if isinstance(node, Some) else node
     if isinstance(node, Variant):

@@ -16,7 +16,8 @@ from stages.contracts.errors import RecordError
 from stages.records.record_tree import Tree
 from stages.records.tensors import check_recordable
 
-ITEMS, INTEGER, ARRAY, DTYPE, DEQUE, DEFAULT = "$items $integer $array $dtype $deque $defaultdict".split()
+ITEMS, INTEGER, ARRAY, DTYPE = "$items", "$integer", "$array", "$dtype"
+DEQUE, DEFAULT = "$deque", "$defaultdict"
 SEQUENCES: dict[str, type] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset, "$size": torch.Size}
 MAPPINGS: dict[str, type] = {ITEMS: dict, "$ordered": OrderedDict, "$counter": Counter}
 FACTORIES: dict[str, Callable[[], Any]] = {kind.__name__: kind for kind in (int, float, list, dict, set)}

@@ -311,7 +311,7 @@ def test_line_breaks_in_quotes_are_read_across_blocks(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_text_of_every_type_of_arrow_is_read(kind, suffix, tmp_path):
-    """pandas 3, polars and datasets write large strings and views."""
+    """Pandas 3, polars and datasets write large strings and views."""
     words = pa.array(["b", "a", None, "b"]).cast(kind)
     content = pa.table({"x": [1.0, 2.0, 3.0, 4.0], "soil": words, "c": pa.array(list("vuuv")).cast(kind)})
     content = content.append_column("group", pa.array(list("1122")).cast(kind))
@@ -404,7 +404,7 @@ def test_floats_are_rounded_to_float32(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("x,x,c\n1,2,a\n".encode(), "several columns with the name 'x'. Rename them"),
+        (b"x,x,c\n1,2,a\n", "several columns with the name 'x'. Rename them"),
         (
             "größe,c\n1,a\n".encode("latin-1"),
             "is not a readable table: it is not UTF-8. Convert the file to UTF-8",

@@ -151,8 +151,9 @@ def test_metric_that_cannot_be_saved_fails_in_the_first_batch(every, tmp_path):
 
 
 def test_state_dict_that_no_checkpoint_can_hold_fails_in_the_first_batch(tmp_path):
-    place = r"metric 'Errors': OpaqueErrors.state_dict\(\)\['errors'\]\[0\]\['first'\] is of the type set_iterator"
-    with pytest.raises(BuilderError, match=place):
+    with pytest.raises(
+        BuilderError, match=r"metric 'Errors': .*\['errors'\]\[0\]\['first'\] is of the type set_"
+    ):
         train(tmp_path, ErrorsMetric(OpaqueErrors), steps=100)
 
 

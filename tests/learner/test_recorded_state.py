@@ -1,4 +1,4 @@
-"""State of optimizers, schedulers, modules and metrics of a user: it is restored exactly, or refused early."""
+"""State of optimizers, schedulers, modules and metrics of a user: restored exactly, or refused early."""
 
 from collections import Counter, deque
 
@@ -81,7 +81,7 @@ class Remembering(torch.optim.SGD):
                 state["numbers"] = {**state.get("numbers", {}), len(state.get("numbers", ())): (1, 2)}
                 state["held"] = self.held
                 update = sum(state["gradients"]) * float(group["decay"]) / len(state["numbers"])
-                parameter -= group["lr"] * update
+                parameter.sub_(group["lr"] * update)
         self.state["steps"] = self.state.get("steps", 0) + 1
 
 

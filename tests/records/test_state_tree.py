@@ -70,7 +70,7 @@ class Color(enum.IntEnum):
     RED = 1
 
 
-Point = namedtuple("Point", "x y")
+Point = namedtuple("Point", "x y")  # noqa: PYI024  a plain one
 
 
 def nested(depth):
