@@ -17,6 +17,7 @@ from stages.contracts.events import MetricLogger
 from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
+from stages.contracts.metric_names import check_file_names
 from stages.contracts.renderers import Renderers
 from stages.devices.compilation import (
     Compiler,
@@ -196,6 +197,9 @@ def _check(options: LearnerOptions, model: Any) -> None:
     check_model(model)
     check_trainable(model)
     check_metric_inputs(model, options.metrics)
+    if options.loggers is None:
+        for registered in options.metrics.values():
+            check_file_names(each.metric.name for each in registered)
     check_monitored_metrics(options.early_stopping, options.metrics)
     check_monitored_metrics(options.retention, options.metrics)
     if options.recorder is not None:

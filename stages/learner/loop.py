@@ -98,6 +98,7 @@ class Loop:
         if valid is None:
             self._check_without_validation()
         check_workers(*loaders.values())
+        self._check_schedule(self._count_batches(train, Split.TRAIN))
         if self._checkpoints is not None:
             check_streams(loaders)
         self._state.streams.restore(loaders)
@@ -142,6 +143,12 @@ class Loop:
         meter.finish()
         for buffer, before in buffers:
             buffer.copy_(before)
+
+    def _check_schedule(self, batches: int) -> None:
+        """Raise `BuilderError` if the schedule ends before the run; 0 *batches* of an epoch are unknown."""
+        scheduler: Any = self._state.model.scheduler
+        if batches and hasattr(scheduler, "check_length"):
+            scheduler.check_length(batches, self._options.num_epochs)
 
     def _check_without_validation(self) -> None:
         """Raise `BuilderError` if something in the run needs a validation."""

@@ -15,7 +15,7 @@ from stages.contracts.history import Direction, Split
 from stages.optim.class_arguments import read_signature
 from stages.optim.scheduler import LrScheduler, Scheduler, check_rate
 from stages.optim.scheduler_classes import HIDDEN, build_class, find_class
-from stages.optim.schedules import ScheduleUse
+from stages.optim.schedules import ScheduleUse, parse_monitor
 
 NOT_PER_GROUP = ("milestones", "schedulers")
 """Arguments of torch's schedulers whose list does not have an item for each group of the optimizer."""
@@ -90,6 +90,16 @@ class TorchScheduler:
             raise BuilderError(
                 f"ReduceLROnPlateau monitors the {split} {name!r}, but this epoch has no such value. "
                 f"Register a {name} metric for the {split} split"
+            )
+
+    def check_length(self, batches: int, epochs: int) -> None:
+        """Raise `BuilderError` if the schedule ends before a run of *epochs* with *batches* each."""
+        length = getattr(self.scheduler, "total_steps", None)
+        needed = epochs if self.per == "epoch" else batches * epochs - 1
+        if isinstance(length, int) and length < needed:
+            raise BuilderError(
+                f"the {type(self.scheduler).__name__} has total_steps {length}, but the run makes {needed} "
+                f"steps, one per {self.per}. Set total_steps to {needed}, or train for fewer epochs"
             )
 
     def _advance(self) -> None:
@@ -221,8 +231,7 @@ def _parse_monitor(scheduler: LRScheduler, monitor: str | None) -> tuple[Split, 
             "a ReduceLROnPlateau of mode='max' cannot monitor the validation loss, which should decrease. "
             "Name its metric, for example TorchScheduler(scheduler, monitor='Accuracy'), or use mode='min'"
         )
-    first, _, rest = (monitor or "Loss").partition(" ")
-    return (Split(first), rest) if first in list(Split) and rest else (Split.VALID, monitor or "Loss")
+    return parse_monitor(monitor)
 
 
 def _is_code(value: Any) -> bool:
