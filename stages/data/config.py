@@ -5,7 +5,18 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Tag
 
 from stages.contracts.config import Config, ExtendedConfig, Use, select_by_kind
-from stages.contracts.fields import DATA_PATH, Character, DataPath, Finite, Flag, Text, Texts, Units, integer
+from stages.contracts.fields import (
+    DATA_PATH,
+    Character,
+    DataPath,
+    Finite,
+    Flag,
+    Spellings,
+    Text,
+    Texts,
+    Units,
+    integer,
+)
 from stages.contracts.plugins import name_validator
 
 BUILT_IN = {
@@ -123,7 +134,7 @@ class Table(ExtendedConfig):
     """In CSV files, the character between two values; null: a comma, or a tab in ``.tsv`` files."""
     decimal: Literal[".", ","] = "."
     """In CSV files, the character before the decimals of a number."""
-    missing_values: tuple[str, ...] | None = None
+    missing_values: Spellings | None = None
     """In CSV files, the texts that are missing values, such as ``["", "?"]``; null: those of Arrow, such as
     an empty text, ``NA``, ``NaN`` and ``null``."""
     header: Flag = True
