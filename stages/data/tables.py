@@ -45,11 +45,11 @@ def table(
     """Return the columns of a table that match *features* as (N, F) float32, and the column *target*.
 
     Names may be patterns of a shell; without *features*, all other columns are features, except for the index
-    that pandas has written. Those that match
-    *categorical* have a feature for each category (``one_hot``), or one with its number in sorted order
-    (``codes``). *missing* is the rule for missing values: an error, no sample for the row, the mean of the
-    column, or *fill*; with the last two, a missing category is a category of its own. A target of text or
-    integers is a class, one of floats or decimals a number; *task* overrides this.
+    that pandas has written. Those that match *categorical* have a feature for each category (``one_hot``), or
+    one with its number in sorted order (``codes``). *missing* is the rule for missing values: an error, no
+    sample for the row, the mean of the column, or *fill*; with the last two, a missing category is a category
+    of its own. A target of text or integers is a class, one of floats or decimals a number; *task* overrides
+    this.
 
     A path is a file, or a folder of files with the same columns. *valid_path* and *test_path* are those of
     further splits, or *split* is a column with ``train``, ``valid`` and ``test``; *group* is a column whose
@@ -351,10 +351,13 @@ class _Scan:
         return is_missing
 
     def _check_integers(self, feature: _Feature, column: Any, values: np.ndarray, start: int) -> None:
-        """Raise `DataError` if a float32 in *values* is not the integer in *column*."""
+        """Raise `DataError` if a float32 in *values* is not the integer in *column*.
+
+        A CSV file may have other numbers after those from which its types were found.
+        """
         is_missing = _find_missing(column)
         exact = np.asarray(column.to_numpy(zero_copy_only=False))[~is_missing]
-        wrong = np.flatnonzero(values != exact)
+        wrong = np.flatnonzero((values != exact) & (exact == np.floor(exact)))
         if len(wrong):
             row = start + int(np.flatnonzero(~is_missing)[wrong[0]])
             raise DataError(

@@ -48,9 +48,9 @@ class MidEpochCheckpointer:
         self._stream: Lookahead | None = None
         """The batches of a loader without a length."""
         self._can_save = components.options.recorder is not None
-        has_checkpoints = components.checkpoints is not None
-        self._saves = components.checkpoints is not None and components.checkpoints.saves_within_epochs
-        self._unchecked = set(Split) if self._saves else {Split.TRAIN} if has_checkpoints else set()
+        saves = components.checkpoints is not None and components.checkpoints.saves_within_epochs
+        self._unchecked = set(Split) if saves else set()
+        self._is_state_checked = False
 
     def open(self, loader: Loader, epoch: int, split: Split, *, defers: bool = False) -> Iterator[Any]:
         """Return an iterator over the batches of *loader* from the position in the epoch, on the device.
@@ -88,12 +88,11 @@ class MidEpochCheckpointer:
         After the last batch of a split the run continues: the end of the epoch is near and is saved too. If
         nothing can be saved, a run stops in training, but finishes a validation, whose epoch is then kept.
         Several ranks save when they have updated the model, so that no rank has gradients of its own.
-        Raises `BuilderError` after the first step of a split if checkpoints are written at an interval and
-        the value of a metric cannot be saved, and `RecordError` if the state of the optimizer cannot.
+        Raises `BuilderError` after the first batch of a split if checkpoints are written at an interval and
+        the value of a metric cannot be saved, and `RecordError` after the first update if the state of the
+        optimizer cannot.
         """
-        if progress.split in self._unchecked and not self._state.window.batches:
-            self._prepare(meter)
-            self._unchecked.remove(progress.split)
+        self._check_once(progress, meter)
         can_save_next = not progress.batches or iteration + 1 < progress.batches
         is_due = self._checkpoints is not None and self._checkpoints.is_due(can_save_next=can_save_next)
         is_asked, is_due = self._agreement.poll(stop=self._interrupter.should_stop(), save=is_due)
@@ -129,13 +128,20 @@ class MidEpochCheckpointer:
         """Wait for the last exchange of the ranks."""
         self._agreement.close()
 
+    def _check_once(self, progress: Progress, meter: Meter) -> None:
+        """Check the state after the first update, and the metrics after the first batch of a split."""
+        if not (self._is_state_checked or self._state.window.batches):
+            self._is_state_checked = True
+            if self._checkpoints is not None:
+                self._state.checkpoint()
+        if progress.split in self._unchecked:
+            self._prepare(meter)
+            self._unchecked.remove(progress.split)
+
     def _prepare(self, meter: Meter) -> None:
-        if self._saves:
-            meter.check_state()
+        meter.check_state()
         if self._checkpoints is not None:
-            checkpoint = self._state.checkpoint()
-            if self._saves:
-                self._checkpoints.prepare(checkpoint)
+            self._checkpoints.prepare(self._state.checkpoint())
 
     def _read_rank(self, position: LoopPosition) -> Mapping[str, Any] | None:
         """Return the random state of this rank at *position*, and restore its buffers and training state.

@@ -395,6 +395,13 @@ def test_integers_that_float32_rounds_are_refused(suffix, tmp_path):
         table(str(tmp_path / f"t.{suffix}"), "c")
 
 
+def test_floats_after_the_integers_of_the_first_block_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_files, "CSV_BLOCK_BYTES", 1000)
+    (tmp_path / "t.csv").write_text("x,c\n" + "1,a\n" * 500 + "0.1,b\n")
+
+    assert table(str(tmp_path / "t.csv"), "c").inputs[:][-1, 0] == np.float32(0.1)
+
+
 def test_floats_are_rounded_to_float32(tmp_path):
     (tmp_path / "t.csv").write_text("x,c\n16777217.0,a\n0.1,b\n")
 
