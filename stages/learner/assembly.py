@@ -62,7 +62,13 @@ from stages.optim import (
     build_model_optimizer,
     freeze_parameters,
 )
-from stages.records import NamedMpkGzFileRecorder, fields_unlike_burn
+from stages.records import (
+    BytesRecorder,
+    FileRecorder,
+    NamedMpkGzFileRecorder,
+    Recorder,
+    fields_unlike_burn,
+)
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +130,7 @@ def assemble(
     if options.averaging is not None:
         model_state.average = WeightAverage(options.averaging, model)
     if options.recorder is not None:
-        _check_recordable(model_state)
+        _check_recordable(model_state, options.recorder)
     build_observers = _build_observers if group.is_main else _build_silent_observers
     components = Components(
         options=options,
@@ -175,14 +181,16 @@ def _check_optimizer(
     check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=ranks)
 
 
-def _check_recordable(state: ModelState) -> None:
-    """Raise `BuilderError` if a checkpoint cannot hold a value in *state*.
+def _check_recordable(state: ModelState, recorder: Recorder) -> None:
+    """Raise `BuilderError` if a checkpoint of *recorder* cannot hold a value in *state*.
 
     A model whose state is created by the first step is checked after it.
     """
     with suppress(AttributeError, KeyError, TypeError):
         try:
-            state.checkpoint({})
+            schedule = state.checkpoint({}).scheduler
+            if isinstance(recorder, FileRecorder):  # the only part whose types a user's class decides
+                BytesRecorder(recorder.form).record(schedule)
         except RecordError as error:
             raise BuilderError(str(error)) from error
 

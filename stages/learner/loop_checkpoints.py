@@ -15,6 +15,7 @@ from stages.learner.training_state import Stateful
 from stages.records import (
     NamedMpkGzFileRecorder,
     OriginalPrecision,
+    Tree,
     decode_state,
     encode_state,
     load_into,
@@ -62,11 +63,15 @@ class LoopCheckpoints:
                 lowest valid loss.
             parts: Everything else that the loop changes, by name: optimizers, schedulers. The names are part
                 of the checkpoints.
+
+        Raises:
+            RecordError: If a part has a value that no checkpoint can hold.
         """
         self._files = FileCheckpointer(Path(directory), NamedMpkGzFileRecorder(OriginalPrecision))
         self._model = model
         self._retention = retention or default_retention()
         self._parts = parts
+        self._encode_parts()  # so that what no checkpoint can hold is refused before the loop
         self.history = History()
         """The values of the metrics; `restore` adds those of the checkpoint."""
 
@@ -76,17 +81,19 @@ class LoopCheckpoints:
         If the process is killed before this returns, the loop resumes after the epoch before. Raises
         `RecordError` if a part has a value that no checkpoint can hold.
         """
-        parts = {
-            name: encode_state(part.state_dict(), f"{name}.state_dict()")
-            for name, part in self._parts.items()
-        }
         trainer = {
             "epoch": epoch,
             "model": encode_state(module_supplement(self._model), "the model's state_dict()"),
             "history": history_tree(self.history),
         }
-        self._files.save(epoch, Checkpoint(record_of(self._model), parts, None, trainer))
+        self._files.save(epoch, Checkpoint(record_of(self._model), self._encode_parts(), None, trainer))
         self._apply_retention(epoch)
+
+    def _encode_parts(self) -> dict[str, Tree]:
+        return {
+            name: encode_state(part.state_dict(), f"{name}.state_dict()")
+            for name, part in self._parts.items()
+        }
 
     def restore(self) -> int:
         """Restore model, parts and history from the newest intact checkpoint, and return its epoch.

@@ -116,4 +116,4 @@ def test_value_that_no_checkpoint_can_hold_is_refused_with_its_place(tmp_path):
     with pytest.raises(
         RecordError, match=r"counter.state_dict\(\)\['numbers'\] is of the type itertools.count"
     ):
-        LoopCheckpoints(tmp_path, nn.Linear(1, 1), counter=Counter()).save(1)
+        LoopCheckpoints(tmp_path, nn.Linear(1, 1), counter=Counter())

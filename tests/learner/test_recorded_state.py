@@ -12,7 +12,7 @@ from stages.contracts.errors import BuilderError, RecordError
 from stages.learner import LearnerBuilder
 from stages.models import ClassificationStep
 from stages.optim import Scheduler, Sgd
-from stages.records import NamedMpkGzFileRecorder
+from stages.records import BurnpackRecorder, NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
 
 X, Y = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 2
@@ -92,11 +92,13 @@ class Own(Remembering):
         return super().state_dict()
 
 
-def train(folder, epochs, model=None, optimizer=Sgd, rate=0.1, stop_after=None):
+def train(
+    folder, epochs, model=None, optimizer=Sgd, rate=0.1, stop_after=None, recorder=NamedMpkGzFileRecorder
+):
     model = model or Net()
     optimizer = optimizer() if optimizer is Sgd else optimizer(model.parameters())
     builder = LearnerBuilder(folder).num_epochs(epochs).devices(["cpu"]).with_application_logger(None)
-    builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint("auto")
+    builder.with_file_checkpointer(recorder()).checkpoint("auto")
     builder.renderer(StopAfter(builder.interrupter(), stop_after) if stop_after else NoRenderer())
     learner = builder.build(model, optimizer, rate(optimizer) if callable(rate) else rate)
     learner.fit([(X[:3], Y[:3]), (X[3:], Y[3:])], [(X, Y)])
@@ -162,6 +164,11 @@ class OwnScheduler(Scheduler):
         return {"iteration": self.iteration, "generator": torch.Generator()}
 
 
+class TextScheduler(Scheduler):
+    def burn_state(self):
+        return {"phase": "warm up"}
+
+
 class Held(Net):
     def training_state(self):
         return {"next": iter([])}
@@ -223,3 +230,10 @@ def test_group_of_an_optimizer_that_no_checkpoint_can_hold_is_refused_before_tra
 
     with pytest.raises(BuilderError, match=r"a parameter group of the Adam\['rule'\] is of the type object"):
         train(tmp_path, 1, optimizer=build)
+
+
+def test_state_of_a_schedule_that_its_format_cannot_hold_is_refused_before_training(tmp_path):
+    train(tmp_path / "text", 1, rate=TextScheduler(0.1))
+
+    with pytest.raises(BuilderError, match="phase is a str, but burnpack stores only tensors and numbers"):
+        train(tmp_path / "burnpack", 1, rate=TextScheduler(0.1), recorder=BurnpackRecorder)
