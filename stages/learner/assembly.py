@@ -189,7 +189,7 @@ def _check_recordable(state: ModelState, recorder: Recorder) -> None:
     with suppress(AttributeError, KeyError, TypeError):
         try:
             schedule = state.checkpoint({}).scheduler
-            if isinstance(recorder, FileRecorder):  # the only part whose types a user's class decides
+            if isinstance(recorder, FileRecorder) and recorder.has_names:  # bincode has no -1 of a new Step
                 BytesRecorder(recorder.form).record(schedule)
         except RecordError as error:
             raise BuilderError(str(error)) from error

@@ -373,7 +373,7 @@ def test_transparency_is_dropped(tmp_path):
     ("rows", "words"),
     [
         ("path,label\na.png,1,2\n", "line 2: the row has 3 fields, but the first line has 2"),
-        ("path,label\na.png\n", "line 2: the row has 1 fields"),
+        ("path,label\na.png\n", "line 2: the row has 1 field"),
         ("path,path,label\na,b,1\n", "several columns with the name 'path'"),
     ],
 )

@@ -1,5 +1,6 @@
 """The source `text`: texts as padded ids of tokens."""
 
+import csv
 import json
 
 import numpy as np
@@ -88,7 +89,7 @@ def test_long_texts_are_cut_and_counted(tmp_path):
         ('{"text": "a"', "a.jsonl", "line 1: not JSON"),
         ("text,label\n,1\n", "a.csv", "text 0, counted from 0, has no tokens"),
         ("text,label\na,1\nb,\n", "a.csv", "line 3: 'label' must be text or an integer; found ''"),
-        ("text,label\na,1\nb\n", "a.csv", "line 3: the row has 1 fields, but the first line has 2"),
+        ("text,label\na,1\nb\n", "a.csv", "line 3: the row has 1 field, but the first line has 2"),
         ("text,label\na,x\nb, c,y\n", "a.csv", "line 3: the row has 3 fields, but the first line has 2"),
         ('text,label\n"a\nb",x\nb, c,y\n', "a.csv", "line 4: the row has 3 fields"),
         ("text,label,label\na,x,y\n", "a.csv", "several columns with the name 'label'. Rename them"),
@@ -197,3 +198,11 @@ def test_class_without_texts_is_refused(tmp_path):
         DataError, match=r"neg has no texts. Add texts of this class, whose names end in .txt"
     ):
         text(str(tmp_path))
+
+
+def test_long_texts_are_read_from_a_csv_file(tmp_path):
+    """The module csv refuses more than 131,072 characters by default."""
+    (tmp_path / "a.csv").write_text(f"text,label\n{'ab' * 100_000},1\nb,0\n")
+
+    assert text(str(tmp_path / "a.csv")).facts["truncated"] == 1
+    assert csv.field_size_limit() == 131_072
