@@ -17,6 +17,7 @@ from stages.contracts.errors import ParamsError
 from stages.contracts.fields import DATA_PATH
 from stages.contracts.history import Split
 from stages.data.config import Digits, ImageFolder, Npy, Table, TextFiles
+from stages.optim.schedules import BUILT_IN, ScheduleUse
 from stages.records.safetensors_format.shards import is_index, read_index
 
 PARAMS = Path("params.yaml")
@@ -26,6 +27,7 @@ SECTIONS_BY_STAGE = {
     "fit": ("build_learner", "fit"),
 }
 """The sections of params.yaml that name the code that a stage runs."""
+ONE_CYCLE = ("one_cycle", BUILT_IN["one_cycle"])
 CODE_KEYS = ("kind", "lr_lambda", "scale_fn")
 """The keys of params.yaml whose value may be an import path."""
 
@@ -55,7 +57,13 @@ def find_late_mistakes(
             params.save_model.check_suffix(model)
     except ParamsError as error:
         lines.append(str(error))
-    return [*lines, *_find_missing_test_entries(params, definition), *_find_rules_without_validation(params)]
+    return [
+        *lines,
+        *_find_missing_test_entries(params, definition),
+        *_find_rules_without_validation(params),
+        *_find_dropped_best(params),
+        *_find_short_schedules(params),
+    ]
 
 
 def _find_missing_test_entries(params: Params, definition: Mapping[str, Any]) -> list[str]:
@@ -98,9 +106,7 @@ def is_custom(name: str, definition: Mapping[str, Any]) -> bool:
 
 def _find_rules_without_validation(params: Params) -> Iterator[str]:
     """Yield a line for each rule that reads a metric of the valid split if params leave that split out."""
-    source = params.load_data.source
-    has_own = getattr(source, "valid_path", None) or getattr(source, "split", None)
-    if params.load_data.valid_fraction or has_own or not isinstance(source, Digits | Npy | Table | TextFiles):
+    if _may_be_validated(params):
         return
     kept = [each for each in enumerate(params.fit.keep.best) if each[1] != BestConfig()]
     rules: dict[str, Any] = {f"fit.keep.best.{number}": each for number, each in kept}
@@ -112,6 +118,46 @@ def _find_rules_without_validation(params: Params) -> Iterator[str]:
                 f"{key}: uses the valid {rule.metric!r}, but load_data.valid_fraction is 0 and the source "
                 "has no valid split. Set it above 0, or use 'split: train'"
             )
+
+
+def _may_be_validated(params: Params) -> bool:
+    """Return whether the data may have a valid split."""
+    source = params.load_data.source
+    has_own = getattr(source, "valid_path", None) or getattr(source, "split", None)
+    is_known = isinstance(source, Digits | Npy | Table | TextFiles)
+    return bool(params.load_data.valid_fraction or has_own) or not is_known
+
+
+def _find_dropped_best(params: Params) -> Iterator[str]:
+    """Yield a line if ``fit.keep`` removes the checkpoint of the epoch that save-model asks for."""
+    rule, keep = params.save_model.best_rule, params.fit.keep
+    is_kept = rule in keep.best or keep.last >= params.fit.num_epochs
+    is_last = params.save_model.best is None and not _may_be_validated(params)
+    if params.save_model.epoch == "best" and not (is_kept or is_last):
+        metric = f"{{metric: {rule.metric}, split: {rule.split}, direction: {rule.direction}}}"
+        yield (
+            f"save_model.epoch: the epoch with the {rule.direction} {rule.split} {rule.metric!r} would be "
+            f"removed by fit.keep, which keeps the last {keep.last} and other best epochs. Add {metric} to "
+            "fit.keep.best, or set save_model.best to one of its entries"
+        )
+
+
+def _find_short_schedules(params: Params) -> Iterator[str]:
+    """Yield a line for a schedule that ends before the run, whose epochs have at least one batch."""
+    schedule = params.build_learner.schedule
+    if not isinstance(schedule, ScheduleUse) or schedule.kind not in ONE_CYCLE:
+        return
+    given = schedule.arguments
+    try:
+        length = int(given.get("total_steps") or given["epochs"] * given["steps_per_epoch"])
+    except (KeyError, TypeError, ValueError):
+        return  # an error of its class
+    epochs = params.fit.num_epochs
+    if length < epochs - (schedule.per != "epoch"):
+        yield (
+            f"build_learner.schedule.total_steps: the schedule ends after {length} steps, one per "
+            f"{schedule.per}, but fit.num_epochs is {epochs}. Set it to the steps of the whole run"
+        )
 
 
 def find_missing_data(params: Params, root: Path = Path()) -> list[str]:

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pipeline
+from pipeline.metric_check import are_metrics_known, find_metric_mistakes
 from pipeline.params import Params, read_params
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
@@ -60,9 +61,8 @@ main(sys.argv[2])
 
 def find_plugin_mistakes(params: Params) -> list[str]:
     """Return a line for each part and device in *params* that cannot be used on this machine."""
-    if not any(_is_uncertain(part, use) for _, part, use in _parts(params)) and not _list_special_devices(
-        params
-    ):
+    is_certain = not any(_is_uncertain(part, use) for _, part, use in _parts(params))
+    if is_certain and not _list_special_devices(params) and are_metrics_known(params):
         return []
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result"
@@ -102,6 +102,9 @@ def main(result: str) -> None:
             mistake = _mistake(part, use)
             note(where, "" if mistake in mistakes else mistake)  # a group repeats those of its optimizer
             mistakes.add(mistake)
+        if not any(mistakes):
+            for where, mistake in find_metric_mistakes(params):
+                note(where, mistake)
         for name in _list_special_devices(params):
             note("fit.device", _device_mistake(name))
         note(*END)

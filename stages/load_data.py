@@ -29,12 +29,13 @@ class LoadDataConfig(ExtendedConfig):
     * ``image_folder``: ``path``, ``labels: null``, ``size: null``, ``mode: rgb``, ``corrupt: error``
     * ``table``: ``path``, ``target``, ``features: null``, ``categorical: []``, ``encoding: one_hot``,
       ``missing: error``, ``fill: 0.0``, ``task: null``, ``valid_path: null``, ``test_path: null``,
-      ``split: null``, ``group: null``
+      ``split: null``, ``group: null``; for CSV files ``delimiter: null``, ``decimal: .``,
+      ``missing_values: null``, ``header: true``
     * ``text``: ``path``, ``text: text``, ``label: label``, ``tokenizer: bytes``, ``vocabulary_size: 10000``,
       ``max_length: 256``, ``valid_path: null``, ``test_path: null``, ``split: null``, ``group: null``
-    * ``huggingface``: ``path``, ``inputs``, ``targets: label``, ``config: null``, ``revision: null``,
-      ``size: null``, ``mode: rgb``; for text ``tokenizer: bytes``, ``vocabulary_size: 10000``,
-      ``max_length: 256``
+    * ``huggingface``: ``path``, ``inputs``, ``targets: label``, ``splits: null``, ``config: null``,
+      ``revision: null``, ``size: null``, ``mode: rgb``; for text ``tokenizer: bytes``,
+      ``vocabulary_size: 10000``, ``max_length: 256``
     * ``dataset``: ``factory``, an import path with its arguments
     """
     materialize: Literal["auto", "tensors", "index"] = "auto"

@@ -55,7 +55,10 @@ def _choose_checkpoint(
     if not saved:
         raise CheckpointError(f"{checkpointer.directory} has no checkpoint. Run fit first")
     last = checkpointer.restore(saved[-1])
-    epoch = saved[-1] if config.epoch == "last" else learner.best_epoch(last)
+    rule = config.best_rule
+    epoch = saved[-1]
+    if config.epoch == "best":
+        epoch = learner.best_epoch(last, rule.metric, rule.split, rule.direction)
     return last if epoch == saved[-1] else checkpointer.restore(epoch)
 
 

@@ -8,10 +8,12 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file
 from torch.nn.utils import parameters_to_vector
 
+from stages.checkpoints.retention import KeepLast
 from stages.contracts.files import describe
 from stages.learner import LearnerBuilder
+from stages.metrics import LossMetric, Mean
 from stages.models import Mlp
-from stages.optim import Adam, Ema
+from stages.optim import Adam, Ema, Sgd
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.records import DefaultRecorder, load_into, read_item
 from stages.renderers import NoRenderer
@@ -46,6 +48,30 @@ def test_average_is_saved_unless_the_weights_of_the_training_are_asked_for(tmp_p
     assert torch.equal(save(checkpoint, tmp_path / "averaged", weights="averaged"), averaged)
     assert torch.equal(save(checkpoint, tmp_path / "raw", weights="raw"), raw)
     assert not torch.equal(raw, averaged)
+
+
+@pytest.mark.parametrize(("best", "epoch"), [(None, 3), ({"metric": "Accuracy", "direction": "highest"}, 1)])
+def test_best_epoch_is_that_of_the_configured_metric(best, epoch, tmp_path):
+    """The accuracy is best in the first epoch, and the loss in the last."""
+    model = Mlp((4,), 3)
+    builder = LearnerBuilder(tmp_path).with_file_checkpointer(DefaultRecorder()).renderer(NoRenderer())
+    builder.with_checkpointing_strategy(KeepLast(3)).num_epochs(3).devices(["cpu"])
+    learner = builder.metrics(LossMetric(), Falling()).build(model, Sgd(), 0.1)
+    x, y = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 3
+    learner.fit([(x, y)], [(x, y)])
+
+    save(tmp_path / "checkpoint", tmp_path / "out", epoch="best", best=best)
+
+    assert json.loads((tmp_path / "out/exports/manifest.json").read_bytes())["epoch"] == epoch
+
+
+class Falling:
+    """An accuracy that falls with each epoch."""
+
+    name, unit, better = "Accuracy", None, None
+
+    def measure_step(self, step):
+        return Mean(1.0 / step.epoch, 1)
 
 
 def test_weights_are_in_the_configuration_only_if_they_are_not_the_default():

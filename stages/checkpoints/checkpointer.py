@@ -123,7 +123,7 @@ class FileCheckpointer:
     def _load(self, part: str, files: Mapping[str, Mapping[str, Any]]) -> Tree:
         """Read a verified file with the recorder, or in the format of its suffix if that differs."""
         [name] = [name for name in files if (parsed := parse_name(name)) and parsed.part == part]
-        example = from_plain(files[name].get("example"), name)
+        example = from_plain(files[name]["example"], name) if files[name].get("example") else ()
         read = self.recorder.load if name.endswith(self.recorder.suffix) else read_item
         return read(self.directory / name, example, limit=limit_after_verification(files[name]["size"]))
 

@@ -75,6 +75,18 @@ def _text(value: Any) -> str:
     return value
 
 
+def _character(value: Any) -> str:
+    if not isinstance(value, str) or len(value) != 1 or value in '"\r\n\0' or not value.isascii():
+        raise _error("must be one character of ASCII, such as ';', which is no quote and no line break")
+    return value
+
+
+def _spellings(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise _error("must be a list of texts, which may be empty")
+    return tuple(value)
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
         raise _error("must be a list of names")
@@ -229,6 +241,8 @@ Text = Annotated[str, BeforeValidator(_text)]
 DATA_PATH = "path to data"
 """Marks a field that is a path to data, of which `learner check` checks that it exists and is in ``deps``."""
 DataPath = Annotated[str, BeforeValidator(_text), DATA_PATH]
+Character = Annotated[str, BeforeValidator(_character)]
+Spellings = Annotated[tuple[str, ...], BeforeValidator(_spellings)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
 """Regular expressions, searched for in a name."""

@@ -28,7 +28,10 @@ MAX_LINES = 20
 MAX_LINE_LENGTH = 500
 
 WORKER = re.compile(r"Caught (\S+) in DataLoader worker process \d+\.")
+GROUP_BORDER = re.compile(r"^ *(\+[-+]+( \d+ -+| \.\.\. -+)?$|\| ?)", re.MULTILINE)
+"""The borders that Python draws around the exceptions of a group."""
 TRACEBACK = "Traceback (most recent call last):\n"
+GROUP = f"Exception Group {TRACEBACK}"
 FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 
 
@@ -78,12 +81,14 @@ def summary(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"SystemExit: sys.exit({'' if error.code is None else repr(error.code)})"
     if worker := _worker_text(error):
-        return f"{_last_message(worker.rpartition(TRACEBACK)[2])} (in a worker process of the loader)"
+        return f"{_worker_message(worker)} (in a worker process of the loader)"
     try:
         text = str(error.msg if isinstance(error, SyntaxError) else error)
     except Exception as failure:  # noqa: BLE001  the user's own __str__
         text = f"<str() of it failed with {type(failure).__name__}>"
     name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else _full_name(kind)
+    if isinstance(error, BaseExceptionGroup):
+        text = "\n".join([text, *map(summary, error.exceptions)])
     return f"{name}: {_limit_lines(text)}" if text else name
 
 
@@ -136,10 +141,17 @@ def _frame(frame: FrameType, line: int) -> Frame:
 
 
 def _worker_text(error: BaseException) -> str:
-    """Return the text that torch passes on for an exception in a worker; empty for other exceptions."""
-    text = error.args[0] if error.args else ""
-    text = getattr(text, "msg", text)
-    return text if isinstance(text, str) and WORKER.match(text) and TRACEBACK in text else ""
+    """Return the text that torch passes on for an exception in a worker; empty for other exceptions.
+
+    It is the argument of the same exception, unless that has a constructor or an attribute ``message`` of its
+    own, so it is first searched in the function that raises the exception again.
+    """
+    frames = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "reraise"]
+    for text in (*(frame.f_locals.get("msg") for frame in frames), *error.args[:1]):
+        text = getattr(text, "msg", text)  # noqa: PLW2901  torch's text of a KeyError
+        if isinstance(text, str) and WORKER.match(text) and TRACEBACK in text:
+            return GROUP_BORDER.sub("", text)
+    return ""
 
 
 def _worker_frames(text: str) -> list[Frame]:
@@ -151,6 +163,17 @@ def _worker_frames(text: str) -> list[Frame]:
         if any(is_user_file(each.path) for each in frames):
             return frames
     return []
+
+
+def _worker_message(text: str) -> str:
+    """Return the messages in *text*, from `_worker_text`: of the last traceback, or of a group."""
+    _, found, group = text.rpartition(GROUP)
+    if not found:
+        return _last_message(text.rpartition(TRACEBACK)[2])
+    lines = [
+        line for line in group.splitlines() if line.strip() and not line.startswith(("  ", TRACEBACK[:-1]))
+    ]
+    return _limit_lines("\n".join(lines))
 
 
 def _last_message(block: str) -> str:

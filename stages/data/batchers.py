@@ -16,6 +16,9 @@ from stages.data.config import BATCHERS
 from stages.data.datasets import Samples
 from stages.data.storage import Normalization
 
+MAX_FLOAT32_MEAN = 256
+"""The largest mean, in standard deviations, that float32 subtracts: the error is then at most 3e-5 of one."""
+
 
 class Batch(NamedTuple):
     """The input of the built-in models for *B* samples; unpacks as ``inputs, targets``."""
@@ -39,11 +42,18 @@ class NormalizeBatcher:
     Each is a number, or a sequence with one for each index of the first axis of a sample: for each channel of
     an image (C, H, W), or each column of a table (F,).
 
+    If a mean is more than 256 times its *std*, both operations are in float64, where float32 would lose the
+    differences between the samples.
+
     It has two halves, so that a loader can copy the samples to an accelerator in their own dtype, such as
     uint8, and convert them there.
     """
 
     def __init__(self, mean: float | Sequence[float] = 0.0, std: float | Sequence[float] = 1.0) -> None:
+        self._exact: tuple[Tensor, Tensor] | None = None
+        means, divisors = (torch.tensor(each, dtype=torch.float64) for each in (mean, std))
+        if bool((means.abs() > MAX_FLOAT32_MEAN * divisors.abs()).any()):
+            self._exact = means, divisors
         self._channels: ChannelScale | None = None
         if isinstance(mean, Sequence) or isinstance(std, Sequence):
             self._channels = ChannelScale(mean, std)
@@ -68,12 +78,24 @@ class NormalizeBatcher:
         return Batch(self._normalize(batch.inputs), batch.targets)
 
     def _normalize(self, stored: Tensor) -> Tensor:
+        if self._exact is not None:
+            if self._channels is not None:
+                self._channels.check(stored)
+            return self._normalize_exactly(stored, *self._exact)
         inputs = stored.to(torch.float32, copy=True)
         if self._channels is not None:
             return self._channels.apply(inputs)
         offset = self._offset if inputs.is_cpu else self._offset_on(inputs.device)
         torch.add(offset, inputs, alpha=self._scale, out=inputs)  # one pass
         return inputs
+
+    @staticmethod
+    def _normalize_exactly(stored: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return *stored* in float32, normalized in float64, which MPS lacks."""
+        wide = stored.cpu() if stored.device.type == "mps" else stored
+        shape = (-1, *[1] * (stored.ndim - 2)) if mean.ndim or std.ndim else ()
+        mean, std = (each.expand_as(mean + std).reshape(shape).to(wide.device) for each in (mean, std))
+        return ((wide.to(torch.float64) - mean) / std).to(torch.float32).to(stored.device)
 
     def _offset_on(self, device: torch.device) -> Tensor:
         if device not in self._offsets:
@@ -102,14 +124,19 @@ class ChannelScale:
 
         Two operations, each rounded, have the same bits on every device.
         """
+        self.check(inputs)
         scale, offset = self._numbers_on(inputs.device)
-        if inputs.ndim < 2 or inputs.shape[1] != len(scale):
-            raise BuilderError(
-                f"the batcher normalizes {len(scale)} channels or columns, the first axis of a sample; found "
-                f"samples of shape {tuple(inputs.shape[1:])}. Run load-data again, or correct mean and std"
-            )
         shape = (-1, *[1] * (inputs.ndim - 2))
         return inputs.mul_(scale.view(shape)).add_(offset.view(shape))
+
+    def check(self, inputs: Tensor) -> None:
+        """Raise `BuilderError` if *inputs*, (B, C, …), do not have a channel for each scale."""
+        count = len(self._numbers[torch.device("cpu")][0])
+        if inputs.ndim < 2 or inputs.shape[1] != count:
+            raise BuilderError(
+                f"the batcher normalizes {count} channels or columns, the first axis of a sample; found "
+                f"samples of shape {tuple(inputs.shape[1:])}. Run load-data again, or correct mean and std"
+            )
 
     def _numbers_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._numbers:

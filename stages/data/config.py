@@ -5,7 +5,18 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Tag
 
 from stages.contracts.config import Config, ExtendedConfig, Use, select_by_kind
-from stages.contracts.fields import DATA_PATH, DataPath, Finite, Text, Texts, Units, integer
+from stages.contracts.fields import (
+    DATA_PATH,
+    Character,
+    DataPath,
+    Finite,
+    Flag,
+    Spellings,
+    Text,
+    Texts,
+    Units,
+    integer,
+)
 from stages.contracts.plugins import name_validator
 
 BUILT_IN = {
@@ -62,7 +73,10 @@ class Npy(Config):
 
 
 class ImageFolder(Config):
-    """Images in a folder for each class, or with a CSV file of labels; needs the extra ``images``."""
+    """Images in a folder for each class, or with a CSV file of labels; needs the extra ``images``.
+
+    An image is turned as its EXIF orientation asks for, and transparency is dropped.
+    """
 
     kind: Literal["image_folder"]
     path: Text
@@ -84,7 +98,9 @@ class ImageFolder(Config):
 class Table(ExtendedConfig):
     """Columns of CSV, Parquet or Arrow files, read in batches of rows; needs the extra ``tables``."""
 
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"valid_path", "test_path", "split", "group"})
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset(
+        {"valid_path", "test_path", "split", "group", "delimiter", "decimal", "missing_values", "header"}
+    )
 
     kind: Literal["table"]
     path: Text
@@ -98,9 +114,12 @@ class Table(ExtendedConfig):
     group: Text | None = None
     """A column whose equal values keep rows in one split, for example of a person."""
     target: Text
-    """The column to predict: text or integers are classes, floats are numbers."""
+    """The column to predict: text or integers are classes, floats and decimals are numbers."""
     features: Texts | None = None
-    """Names of columns, or patterns of a shell such as ``x_*``; null for all columns except the target."""
+    """Names of columns, or patterns of a shell such as ``x_*``; null for all columns except the target.
+
+    An index that pandas has written is a feature only if its name is in the list.
+    """
     categorical: Texts = ()
     """Names or patterns of the features that are categories and not numbers."""
     encoding: Literal["one_hot", "codes"] = "one_hot"
@@ -111,6 +130,15 @@ class Table(ExtendedConfig):
     """The value for ``missing: constant``."""
     task: Literal["classification", "regression"] | None = None
     """``regression`` predicts integers as numbers; null for the type of the target."""
+    delimiter: Character | None = None
+    """In CSV files, the character between two values; null: a comma, or a tab in ``.tsv`` files."""
+    decimal: Literal[".", ","] = "."
+    """In CSV files, the character before the decimals of a number."""
+    missing_values: Spellings | None = None
+    """In CSV files, the texts that are missing values, such as ``["", "?"]``; null: those of Arrow, such as
+    an empty text, ``NA``, ``NaN`` and ``null``."""
+    header: Flag = True
+    """Whether the first line of a CSV file has the names of the columns; if not, they are ``f0``, ``f1`` …"""
 
 
 class TextFiles(ExtendedConfig):
@@ -120,7 +148,10 @@ class TextFiles(ExtendedConfig):
 
     kind: Literal["text"]
     path: Text
-    """A CSV, TSV or JSON lines file, or a folder with a folder of ``.txt`` files for each class."""
+    """A CSV, TSV or JSON lines file, or a folder with a folder of ``.txt`` files for each class.
+
+    A folder with only ``train``, ``valid`` (or ``val``) and ``test`` has the folders of classes in these.
+    """
     valid_path: Annotated[Text | None, DATA_PATH] = None
     """The file or the folder of the valid split; null for none."""
     test_path: Annotated[Text | None, DATA_PATH] = None
@@ -144,7 +175,7 @@ class TextFiles(ExtendedConfig):
 class HuggingFace(ExtendedConfig):
     """Two columns of a dataset of the package ``datasets``; needs the extra ``huggingface``."""
 
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"config", "revision"})
+    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"config", "revision", "splits"})
 
     kind: Literal["huggingface"]
     path: Text
@@ -153,6 +184,9 @@ class HuggingFace(ExtendedConfig):
     """The column of the inputs: images, texts, numbers, or lists of numbers of one shape."""
     targets: Text = "label"
     """The column of the classes or numbers to predict."""
+    splits: Texts | None = None
+    """The splits to use, such as ``[train, validation_matched]``, which must begin with ``train``, ``val`` or
+    ``dev``, and ``test``; null: all, which must be ``train``, ``validation`` and ``test``."""
     config: Text | None = None
     """The configuration of a dataset on the hub."""
     revision: Text | None = None

@@ -9,13 +9,16 @@ import numpy as np
 
 from stages.contracts.errors import DataError, closest
 from stages.contracts.extras import load_extra
+from stages.data.class_folders import SPLIT_FOLDERS
 from stages.data.image_files import ImageDecoder, ImageFormat, put
-from stages.data.image_folder import SPLIT_FOLDERS
-from stages.data.splits import Arrays
+from stages.data.splits import SPLIT_NAMES, Arrays
 from stages.data.texts import build_encoder, encode_texts, to_classes
 
 IMAGE, LABEL = "Image", "ClassLabel"
+TEXT = ("string", "large_string", "string_view")
 """Types of columns in the package ``datasets``."""
+SPLIT_PREFIXES = {"train": "train", "val": "valid", "dev": "valid", "test": "test"}
+"""Our name of a split by the beginning of its name."""
 BATCH_ROWS = 1000
 """The number of rows that are converted at a time."""
 
@@ -42,6 +45,7 @@ def huggingface(
     *,
     inputs: str,
     targets: str = "label",
+    splits: Sequence[str] | None = None,
     config: str | None = None,
     revision: str | None = None,
     size: Sequence[int] | None = None,
@@ -54,30 +58,33 @@ def huggingface(
 
     The column *inputs* has images, (N, channels, height, width), uint8, of *size* and *mode*; texts, as ids
     of tokens like those of the source ``text``; or numbers and lists of numbers of one shape. *targets* has
-    classes or numbers. The splits ``train``, ``validation`` and ``test`` are used if there are several.
-    *config* and *revision* choose among those of a dataset on the hub. All samples are read into memory.
-    Raises `DataError` if the dataset or a column is missing or has another type.
+    classes or numbers. All samples are read into memory.
+
+    *splits* are the names of those to use, such as ``train`` and ``validation_matched``; what they are for
+    follows from the beginning of the name. Without it, all are used, and have the names ``train``,
+    ``validation`` and ``test`` if there are several. *config* and *revision* choose among those of a dataset
+    on the hub. Raises `DataError` if the dataset, a split or a column is missing or has another type.
     """
     package = load_extra("datasets", "huggingface", "the data source 'huggingface'")
-    splits = _name_splits(_load(package, path, config, revision), path)
-    first = next(iter(splits.values()))
+    parts = _name_splits(_load(package, path, config, revision), path, splits)
+    first = next(iter(parts.values()))
     for argument, column in (("inputs", inputs), ("targets", targets)):
         if column not in first.features:
             raise DataError(
                 f"load_data.source.{argument}: {path} has no column {column!r}."
                 f"{closest(column, list(first.features))} Columns: {', '.join(first.features)}"
             )
-    values = _Column(package, path, inputs, list(splits.values()))
+    values = _Column(package, path, inputs, list(parts.values()))
     if values.kind == IMAGE:
         array, facts = values.read_images(ImageOptions(None if size is None else (size[0], size[1]), mode))
-    elif values.kind == "string":
+    elif values.kind in TEXT:
         array, facts = values.read_texts(TextOptions(tokenizer, vocabulary_size, max_length))
     else:
         array, facts = values.read_numbers(), {}
-    classes, names = _Column(package, path, targets, list(splits.values())).read_targets()
+    classes, names = _Column(package, path, targets, list(parts.values())).read_targets()
     if names:
         facts["class_names"] = names
-    labels = np.repeat(list(splits), [len(each) for each in splits.values()]) if len(splits) > 1 else None
+    labels = np.repeat(list(parts), [len(each) for each in parts.values()]) if len(parts) > 1 else None
     return Arrays(array, classes, (f"{path}: {inputs}", f"{path}: {targets}"), facts, splits=labels)
 
 
@@ -93,17 +100,29 @@ def _load(package: Any, path: str, config: str | None, revision: str | None) -> 
         ) from error
 
 
-def _name_splits(found: Any, path: str) -> dict[str, Any]:
+def _name_splits(found: Any, path: str, chosen: Sequence[str] | None) -> dict[str, Any]:
     """Return the splits of *found*, which is a dataset or a mapping of several, by our names of them."""
     if not isinstance(found, Mapping):
         return {"train": found}
-    others = [name for name in found if name not in SPLIT_FOLDERS]
-    if others or "train" not in found:
+    if missing := [name for name in chosen or () if name not in found]:
         raise DataError(
-            f"load_data.source.path: {path} has the splits {', '.join(found)}; they must be train and, if "
-            "there are others, validation and test. Save a dataset with these names"
+            f"load_data.source.splits: {path} has no split {missing[0]!r}.{closest(missing[0], list(found))} "
+            f"Splits: {', '.join(found)}"
         )
-    return {SPLIT_FOLDERS[name]: found[name] for name in sorted(found, key=list(SPLIT_FOLDERS).index)}
+    ours = {name: _our_name(name) if chosen else SPLIT_FOLDERS.get(name) for name in chosen or found}
+    if None in ours.values() or "train" not in ours.values() or len({*ours.values()}) < len(ours):
+        raise DataError(
+            f"load_data.source.splits: the splits to use of {path} must be one for training and at most one "
+            f"for validation and one for tests; found {', '.join(ours)}. Set it to those to use, for example "
+            "[train, validation]"
+        )
+    names = {split: name for name, split in ours.items()}
+    return {split: found[names[split]] for split in SPLIT_NAMES if split in names}
+
+
+def _our_name(name: str) -> str | None:
+    """Return our name of the split *name*, such as valid for ``validation_matched``; None if unclear."""
+    return next((split for prefix, split in SPLIT_PREFIXES.items() if name.startswith(prefix)), None)
 
 
 @dataclass(frozen=True)
@@ -174,7 +193,7 @@ class _Column:
     def read_targets(self) -> tuple[np.ndarray, tuple[str, ...] | None]:
         """Return the class or the number of each sample, and the names of the classes if there are any."""
         feature = self.splits[0].features[self.name]
-        if self.kind == "string":
+        if self.kind in TEXT:
             return to_classes(list(self._values(self.splits)))
         values = self.read_numbers()
         names = tuple(feature.names) if self.kind == LABEL else None

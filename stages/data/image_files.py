@@ -18,6 +18,9 @@ _PILLOW_MODES = {"rgb": "RGB", "gray": "L"}
 _WIDE_MODES = ("I", "F")
 """Beginnings of Pillow's names of modes of 16 and 32 bits, whose conversion to 8 bits cuts values off."""
 _UINT8 = np.dtype(np.uint8)
+_UINT8_MAX = 255
+_ORIENTATION = 0x0112
+"""The tag of EXIF with the turns and reflections with which a viewer shows an image."""
 
 
 class ImageFormat(Config):
@@ -63,16 +66,13 @@ class ImageDecoder:
     def decode(self, name: str, content: bytes) -> np.ndarray:
         """Return the image in *content*, of the file *name*: (height, width) or (height, width, 3), uint8.
 
+        It is turned as its EXIF orientation asks for; the colors of transparent pixels are kept.
+
         Raises `UndecodableImageError` if it is not an intact image, and `DataError` if it has another size
         or more than 8 bits per channel.
         """
         form, path = self._form, Path(self._form.root, name)
         image = self._open(path, content)
-        if image.mode.startswith(_WIDE_MODES):
-            raise DataError(
-                f"{path} has more than 8 bits per channel, which would be cut off. Convert the images to 8 "
-                "bits, or to an array for the source 'npy'"
-            )
         if image.mode != _PILLOW_MODES[form.mode]:
             image = image.convert(_PILLOW_MODES[form.mode])
         height, width = form.size
@@ -100,10 +100,30 @@ class ImageDecoder:
     def _open(self, path: Path, content: bytes) -> Any:
         try:
             image = self._pillow.open(io.BytesIO(content))
+            is_wide = image.mode.startswith(_WIDE_MODES) or any(map(_has_wide_values, image.tile))
             image.load()
+            if not is_wide and image.getexif().get(_ORIENTATION, 1) != 1:
+                image = load_extra("PIL.ImageOps", "images", "an image").exif_transpose(image)
         except Exception as error:  # Pillow raises errors of many kinds for corrupt files
             raise UndecodableImageError(f"{path} cannot be decoded: {error}") from error
+        if is_wide:
+            raise DataError(
+                f"{path} has more than 8 bits per channel, which would be cut off. Convert the images to 8 "
+                "bits, or to an array for the source 'npy'"
+            )
         return image
+
+
+def _has_wide_values(tile: Any) -> bool:
+    """Return whether a part of an image, as Pillow describes it before it loads it, has 16 bits per channel.
+
+    The mode of an image in color is then the same as that of 8 bits.
+    """
+    codec, _, _, arguments = tile
+    names = arguments if isinstance(arguments, tuple) else (arguments,)
+    if codec.startswith("ppm"):
+        return isinstance(names[-1], int) and names[-1] > _UINT8_MAX
+    return ";16" in str(names[0])
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from stages.contracts.errors import DataError
+from stages.data.class_folders import ListedFile, list_files
+from stages.data.csv_rows import describe_read_error, read_rows
 from stages.data.image_files import (
     ImageDecoder,
     ImageFiles,
@@ -31,8 +33,6 @@ MAX_TENSOR_BYTES = 1 << 30
 FILES_AT_ONCE = 256
 """The number of images that threads decode before the next ones are read."""
 
-SPLIT_FOLDERS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
-"""Names of folders that are splits, if there are no others beside them."""
 MAX_THREADS = 16
 """More threads wait for each other, as parts of Pillow hold the interpreter's lock."""
 Materialize = Literal["auto", "tensors", "index"]
@@ -53,14 +53,14 @@ def image_folder(
     The classes are the sorted names of the folders in *path*, or the labels in the CSV file *labels* with
     the columns ``path``, relative to the folder, and ``label``. Splits are the folders ``train``, ``valid``
     or ``val``, and ``test`` if *path* has no others, or a column ``split``; groups are a column ``group``.
-    *size* is height and width, to which other
-    images are resized; without it, all images have one size. An image is decoded when it is read. Raises
-    `DataError` if there is no image.
+    *size* is height and width, to which other images are resized; without it, all images have one size. An
+    image is decoded when it is read, and turned as its EXIF orientation asks for; transparency is dropped.
+    Raises `DataError` if there is no image, and for an image of more than 8 bits per channel.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise DataError(f"load_data.source.path: there is no folder {path!r}. Correct the path")
-    listed = list(_read_labels(Path(labels))) if labels else list(_list_splits(folder))
+    listed = list(_read_labels(Path(labels))) if labels else list(list_files(folder, SUFFIXES, "images"))
     if not listed:
         raise DataError(
             f"{path} has no images. Put those of each class in a folder of its own, or set labels"
@@ -126,16 +126,6 @@ def read_images(arrays: Arrays, kind: Materialize) -> Arrays:
     return replace(arrays, inputs=kept, targets=targets, facts=facts, moments=scan.moments[:, rows], **labels)
 
 
-@dataclass(frozen=True)
-class _Image:
-    """An image that is listed: its path relative to the folder, and its labels."""
-
-    path: str
-    label: str
-    split: str | None = None
-    group: str | None = None
-
-
 @dataclass
 class _Scan:
     """One pass over images: what was found in each file."""
@@ -192,71 +182,25 @@ class _Scan:
         return None
 
 
-def _list_splits(folder: Path) -> Iterator["_Image"]:
-    """Yield the images of each split if *folder* has folders of splits only, else those of each class."""
-    names = _list_folders(folder)
-    splits = {name: SPLIT_FOLDERS.get(name) for name in names}
-    is_split = "train" in names and len(names) > 1 and all(splits.values())
-    if not is_split or not all(_list_folders(folder / name) for name in names):
-        yield from _list_classes(folder)
-        return
-    for name, split in splits.items():
-        yield from (
-            replace(each, path=f"{name}/{each.path}", split=split) for each in _list_classes(folder / name)
-        )
-
-
-def _list_classes(folder: Path) -> Iterator["_Image"]:
-    """Yield the images in each folder of a class in *folder*, sorted."""
-    for each in _list_folders(folder):
-        names = sorted(_list_images(folder, each))
-        if not names:
-            raise DataError(
-                f"{folder / each} has no images. Add images of this class, whose names end in "
-                f"{', '.join(sorted(SUFFIXES))}, or remove the folder"
-            )
-        yield from (_Image(name, each) for name in names)
-
-
-def _list_folders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(each.name for each in entries if each.is_dir() and not each.name.startswith("."))
-
-
-def _list_images(folder: Path, name: str) -> Iterator[str]:
-    with os.scandir(folder / name) as entries:
-        for entry in entries:
-            below = f"{name}/{entry.name}"
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield from _list_images(folder, below)
-            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:  # noqa: PTH122  much faster
-                yield below
-
-
-def _read_labels(path: Path) -> Iterator["_Image"]:
+def _read_labels(path: Path) -> Iterator[ListedFile]:
     """Yield the image of each row of the CSV file *path*."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
-            if not {"path", "label"} <= set(rows.fieldnames or ()):
+        for line, row in read_rows(path):
+            if not {"path", "label"} <= row.keys():
                 raise DataError(
-                    f"{path} must have the columns path and label; found {', '.join(rows.fieldnames or ())}. "
-                    "Write them in its first line"
+                    f"{path} must have the columns path and label; found {', '.join(row)}. Write them in its "
+                    "first line"
                 )
-            for row in rows:
-                name, label = row["path"] or "", row["label"] or ""
-                parts = PurePosixPath(name)
-                if not name or not label or parts.is_absolute() or ".." in parts.parts:
-                    raise DataError(
-                        f"{path}, line {rows.line_num}: each row needs a path below the folder and a label; "
-                        f"found {name!r} and {label!r}. Correct the row"
-                    )
-                yield _Image(name, label, row.get("split"), row.get("group"))
+            parts = PurePosixPath(row["path"])
+            if not row["path"] or not row["label"] or parts.is_absolute() or ".." in parts.parts:
+                raise DataError(
+                    f"{path}, line {line}: each row needs a path below the folder and a label; found "
+                    f"{row['path']!r} and {row['label']!r}. Correct the row"
+                )
+            yield ListedFile(row["path"], row["label"], row.get("split"), row.get("group"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
-            f"load_data.source.labels: {path} cannot be read ({error}). Correct the file"
+            f"load_data.source.labels: {path} cannot be read: {describe_read_error(error)}"
         ) from error
 
 

@@ -1,5 +1,7 @@
 """Readers of tables: CSV, Parquet and Arrow files, in batches of rows."""
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 from stages.contracts.errors import DataError
 from stages.contracts.extras import load_extra
+from stages.data.csv_rows import TO_UTF8, check_unique_names
 
 SUFFIXES = {
     ".csv": "csv",
@@ -17,10 +20,26 @@ SUFFIXES = {
     ".ipc": "arrow",
 }
 """The format of a table by the ending of its name."""
+UNNAMED = re.compile(r"|Unnamed: \d+")
+"""Names in CSV files of columns without a name, to which pandas writes the index of the rows."""
 CSV_BLOCK_BYTES = 4 << 20
 """The part of a CSV file that is parsed at a time."""
 BUFFER_BYTES = 1 << 20
 """The part of a column in a Parquet file that is read at a time."""
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """The format of CSV files."""
+
+    delimiter: str | None = None
+    """The character between two values; None: a tab in files that end in ``.tsv``, otherwise a comma."""
+    decimal: str = "."
+    """The character before the decimals of a number."""
+    missing_values: Sequence[str] | None = None
+    """The texts that are missing values; None: those of Arrow, such as an empty one and ``NA``."""
+    header: bool = True
+    """True if the first line has the names of the columns; otherwise they are ``f0``, ``f1`` and so on."""
 
 
 def load_arrow(module: str = "") -> Any:
@@ -31,7 +50,7 @@ def load_arrow(module: str = "") -> Any:
 class TableFile:
     """A table in one file."""
 
-    def __init__(self, path: Path, argument: str = "path") -> None:
+    def __init__(self, path: Path, argument: str = "path", csv_format: CsvFormat = CsvFormat()) -> None:
         """Open the file *path*, the *argument* of the source.
 
         Raises `DataError` if it is missing or not a table.
@@ -46,7 +65,26 @@ class TableFile:
             raise DataError(f"load_data.source.{argument}: there is no file {str(path)!r}. Correct the path")
         self._kind = SUFFIXES[path.suffix.lower()]
         self._types: dict[str, Any] = {}
+        self._format = csv_format
+        if self._kind != "csv" and csv_format != CsvFormat():
+            raise DataError(
+                f"load_data.source.{argument}: {str(path)!r} is not a CSV file. Remove delimiter, decimal, "
+                "missing_values and header"
+            )
         self.schema = self._read_schema()
+        check_unique_names([name for name in self.schema.names if not UNNAMED.fullmatch(name)], path)
+
+    @property
+    def is_csv(self) -> bool:
+        """True if the columns have no types but those that were found in their values."""
+        return self._kind == "csv"
+
+    @property
+    def index_names(self) -> set[str]:
+        """The columns that pandas wrote as the index of its rows, or that have no name in a CSV file."""
+        pandas = json.loads((self.schema.metadata or {}).get(b"pandas", b"{}"))
+        named = {name for name in pandas.get("index_columns", ()) if isinstance(name, str)}
+        return named | {name for name in self.schema.names if UNNAMED.fullmatch(name)}
 
     def convert(self, types: dict[str, Any]) -> None:
         """Read the columns in *types* with these types, if the file itself has none."""
@@ -62,22 +100,23 @@ class TableFile:
             for batch in self._open(list(columns), rows):
                 for start in range(0, batch.num_rows, rows):
                     yield batch.slice(start, rows).select(list(columns))
-        except (arrow.ArrowException, OSError) as error:
-            raise DataError(f"{self.path} cannot be read: {error}. Correct the file") from error
+        except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.path} cannot be read: {_explain(error)}") from error
 
     def _read_schema(self) -> Any:
         arrow = load_arrow()
         try:
             if self._kind == "csv":
                 with self._open_csv(None) as reader:
+                    reader.schema.names  # noqa: B018  it raises an error for names that are not UTF-8
                     return reader.schema
             if self._kind == "parquet":
                 with load_arrow(".parquet").ParquetFile(self.path) as file:
                     return file.schema_arrow
             with arrow.OSFile(str(self.path)) as source:
                 return load_arrow(".ipc").open_file(source).schema
-        except (arrow.ArrowException, OSError) as error:
-            raise DataError(f"{self.path} is not a readable table: {error}. Correct the file") from error
+        except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.path} is not a readable table: {_explain(error)}") from error
 
     def _open(self, columns: list[str], rows: int) -> Iterator[Any]:
         if self._kind == "csv":
@@ -94,15 +133,30 @@ class TableFile:
                     yield reader.get_batch(number)
 
     def _open_csv(self, columns: list[str] | None) -> Any:
-        csv = load_arrow(".csv")
+        csv, form = load_arrow(".csv"), self._format
+        delimiter = form.delimiter or ("\t" if self.path.suffix.lower() == ".tsv" else ",")
+        missing = {} if form.missing_values is None else {"null_values": list(form.missing_values)}
         return csv.open_csv(
             self.path,
-            read_options=csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False),
-            parse_options=csv.ParseOptions(delimiter="\t" if self.path.suffix.lower() == ".tsv" else ","),
+            read_options=csv.ReadOptions(
+                block_size=CSV_BLOCK_BYTES, use_threads=False, autogenerate_column_names=not form.header
+            ),
+            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=csv.ConvertOptions(
-                include_columns=columns, column_types=self._types, strings_can_be_null=True
+                include_columns=columns,
+                column_types=self._types,
+                strings_can_be_null=True,
+                decimal_point=form.decimal,
+                **missing,
             ),
         )
+
+
+def _explain(error: Exception) -> str:
+    """Return the message of *error*, and what to do."""
+    if isinstance(error, UnicodeDecodeError) or "invalid UTF8" in str(error):
+        return f"it is not UTF-8. {TO_UTF8}"
+    return f"{error}. Correct the file"
 
 
 @dataclass(frozen=True)
@@ -116,13 +170,13 @@ class TablePart:
 class TableParts:
     """Files with the same columns, which are read one after the other as one table."""
 
-    def __init__(self, paths: Mapping[str, str | None]) -> None:
+    def __init__(self, paths: Mapping[str, str | None], csv_format: CsvFormat) -> None:
         """Open the files of each split: one, or all in a folder in the order of their names.
 
         Raises `DataError` if one is missing or not a table, or if its columns differ from those of the first.
         """
         self.parts = [
-            TablePart(split, TableFile(each, SPLIT_PATHS[split]))
+            TablePart(split, TableFile(each, SPLIT_PATHS[split], csv_format))
             for split, path in paths.items()
             if path is not None
             for each in _list_files(Path(path), SPLIT_PATHS[split])
@@ -130,6 +184,7 @@ class TableParts:
         first = self.parts[0].file
         self.path = Path(str(paths["train"]))
         self.schema = first.schema
+        self.index_names = first.index_names
         for part in self.parts[1:]:
             if part.file.schema.names != first.schema.names:
                 raise DataError(
@@ -142,6 +197,19 @@ class TableParts:
         for part in self.parts:
             part.file.convert(types)
 
+    def check_types(self, column: str) -> None:
+        """Raise `DataError` if *column* has text in another encoding, or other kinds of values by file."""
+        first = self.parts[0].file
+        if first.is_csv and load_arrow().types.is_binary(first.schema.field(column).type):
+            raise DataError(f"{first.path}: column {column!r} has text that is not UTF-8. {TO_UTF8}")
+        for part in self.parts[1:]:
+            kinds = [each.schema.field(column).type for each in (first, part.file)]
+            if not part.file.is_csv and len({_group(kind) for kind in kinds}) > 1:
+                raise DataError(
+                    f"{part.file.path}: column {column!r} has the type {kinds[1]}, but in {first.path} it "
+                    f"has {kinds[0]}. Write files with the same types"
+                )
+
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """Yield the *columns* of all rows of all files in their order, as `TableFile.batches` does."""
         for part in self.parts:
@@ -150,6 +218,25 @@ class TableParts:
 
 SPLIT_PATHS = {"train": "path", "valid": "valid_path", "test": "test_path"}
 """The argument with the files of each split."""
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether *kind* is a type of Arrow for text, also as numbers of a dictionary."""
+    types = load_arrow().types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def is_number(kind: Any) -> bool:
+    """Return whether *kind* is a type of Arrow for numbers or truth values."""
+    types = load_arrow().types
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    return any(test(kind) for test in tests)
+
+
+def _group(kind: Any) -> str:
+    return "text" if is_text(kind) else "number" if is_number(kind) else str(kind)
 
 
 def _list_files(path: Path, argument: str) -> list[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from stages.contracts.errors import DataError, closest
 from stages.data.splits import Arrays
-from stages.data.table_files import TableParts, load_arrow
+from stages.data.table_files import CsvFormat, TableParts, is_number, is_text, load_arrow
 
 BLOCK_BYTES = 1 << 21
 """The size of the features that are decoded at a time."""
@@ -37,27 +37,40 @@ def table(
     test_path: str | None = None,
     split: str | None = None,
     group: str | None = None,
+    delimiter: str | None = None,
+    decimal: str = ".",
+    missing_values: Sequence[str] | None = None,
+    header: bool = True,
 ) -> Arrays:
     """Return the columns of a table that match *features* as (N, F) float32, and the column *target*.
 
-    Names may be patterns of a shell; without *features*, all other columns are features. Those that match
-    *categorical* have a feature for each category (``one_hot``), or one with its number in sorted order
-    (``codes``). *missing* is the rule for missing values: an error, no sample for the row, the mean of the
-    column, or *fill*; with the last two, a missing category is a category of its own. A target of text or
-    integers is a class, one of floats a number; *task* overrides this.
+    Names may be patterns of a shell; without *features*, all other columns are features, except for the index
+    that pandas has written. Those that match *categorical* have a feature for each category (``one_hot``), or
+    one with its number in sorted order (``codes``). *missing* is the rule for missing values: an error, no
+    sample for the row, the mean of the column, or *fill*; with the last two, a missing category is a category
+    of its own. A target of text or integers is a class, one of floats or decimals a number; *task* overrides
+    this.
 
     A path is a file, or a folder of files with the same columns. *valid_path* and *test_path* are those of
     further splits, or *split* is a column with ``train``, ``valid`` and ``test``; *group* is a column whose
-    values decide which rows stay in one split. The files are read in batches. Raises `DataError` if a column
-    is missing or not usable.
+    values decide which rows stay in one split. The files are read in batches.
+
+    In CSV files, *delimiter* is the character between two values (a comma, or a tab in ``.tsv`` files), and
+    *decimal* the one before the decimals. *missing_values* are the texts of missing values, instead of those
+    of Arrow, such as an empty one and ``NA``. Without a *header*, columns are ``f0``, ``f1`` and so on.
+
+    Raises `DataError` if a column is missing or not usable, two have one name, a file is not UTF-8, or an
+    integer of a feature is not a float32.
     """
     if split and (valid_path or test_path):
         raise DataError("load_data.source.split: set either split, or valid_path and test_path")
-    file = TableParts({"train": path, "valid": valid_path, "test": test_path})
+    form = CsvFormat(delimiter, decimal, missing_values, header)
+    file = TableParts({"train": path, "valid": valid_path, "test": test_path}, form)
     extra = {name: column for name, column in (("split", split), ("group", group)) if column is not None}
     for name, column in {"target": target, **extra}.items():
         _check_column(file.schema.names, name, column, path)
-    columns = _select(file.schema.names, {target, *extra.values()}, features, path)
+    hidden = file.index_names - {*(features or ())}
+    columns = _select(file.schema.names, {target, *extra.values(), *hidden}, features, path)
     found = [_Feature(name, _is_match(name, categorical)) for name in columns]
     _set_types(file, found, target, task)
     scan = _Scan(file, found, target, extra, missing, task)
@@ -81,6 +94,7 @@ class _Feature:
 
     name: str
     is_categorical: bool
+    is_integer: bool = False
     categories: list[Any] = field(default_factory=list)
     total: float = 0.0
     count: int = 0
@@ -263,17 +277,28 @@ class _Scan:
         They are forgotten, so that a large table has them in memory once.
         """
         arrow = load_arrow()
-        column = arrow.chunked_array(self._targets) if self._targets else arrow.chunked_array([[]], "float64")
-        self._targets = []
-        if _is_text(column.type):
+        column = self._join_targets()
+        if is_text(column.type):
             names = tuple(sorted(column.unique().to_pylist()))
             codes = load_arrow(".compute").index_in(column, value_set=arrow.array(names, column.type))
             return codes.to_numpy().astype(np.int64), names
-        is_number = arrow.types.is_floating(column.type) or self._task == "regression"
-        values = column.to_numpy().astype(np.float64 if is_number else np.int64, copy=False)
+        is_float = arrow.types.is_floating(column.type) or self._task == "regression"
+        values = column.to_numpy().astype(np.float64 if is_float else np.int64, copy=False)
         del column
         arrow.default_memory_pool().release_unused()
         return values, None
+
+    def _join_targets(self) -> Any:
+        arrow = load_arrow()
+        targets, self._targets = self._targets, []
+        try:
+            return arrow.chunked_array(targets) if targets else arrow.chunked_array([[]], "float64")
+        except (arrow.ArrowException, TypeError) as error:
+            types = ", ".join({str(each.type): None for each in targets})
+            raise DataError(
+                f"{self._file.path}: the column {self._target!r} has the types {types} in its files. Write "
+                "files with the same types"
+            ) from error
 
     def _check(self, batch: Any, start: int) -> np.ndarray:
         columns, target = batch.columns[: len(self._features)], batch.columns[len(self._features)]
@@ -286,10 +311,12 @@ class _Scan:
         kept = ~(is_missing | is_absent) if self._missing == "drop" else np.ones(batch.num_rows, bool)
         for name, column in zip(self._extra, batch.columns[len(self._features) + 1 :], strict=True):
             self._labels[name].append(self._read_labels(name, column, start)[kept])
-        self._targets.append(_decode(target).filter(load_arrow().array(kept)))
+        decoded = _decode(target).filter(load_arrow().array(kept))
+        is_decimal = load_arrow().types.is_decimal(decoded.type)
+        self._targets.append(decoded.cast(load_arrow().float64()) if is_decimal else decoded)
         for each, column in zip(self._features, columns, strict=True):
             if each.is_categorical:
-                self._add_categories(each, column.filter(load_arrow().array(kept)))
+                self._add_categories(each, _decode(column).filter(load_arrow().array(kept)))
         return kept
 
     def _read_labels(self, name: str, column: Any, start: int) -> np.ndarray:
@@ -310,6 +337,8 @@ class _Scan:
             )
         if not feature.is_categorical:
             values = _to_floats(column)[~is_missing]
+            if feature.is_integer:
+                self._check_integers(feature, column, values, start)
             if not np.isfinite(values).all():
                 row = start + int(np.flatnonzero(~is_missing)[(~np.isfinite(values)).argmax()])
                 raise DataError(
@@ -321,9 +350,25 @@ class _Scan:
             feature.count += len(values)
         return is_missing
 
+    def _check_integers(self, feature: _Feature, column: Any, values: np.ndarray, start: int) -> None:
+        """Raise `DataError` if a float32 in *values* is not the integer in *column*.
+
+        A CSV file may have other numbers after those from which its types were found.
+        """
+        is_missing = _find_missing(column)
+        exact = np.asarray(column.to_numpy(zero_copy_only=False))[~is_missing]
+        wrong = np.flatnonzero((values != exact) & (exact == np.floor(exact)))
+        if len(wrong):
+            row = start + int(np.flatnonzero(~is_missing)[wrong[0]])
+            raise DataError(
+                f"{self._path}: column {feature.name!r} has {int(exact[wrong[0]])} in row {row}, "
+                f"counted from 0, which float32 rounds to {int(values[wrong[0]])}. Subtract an offset, write "
+                "the column as floats to accept the rounding, or leave it out of load_data.source.features"
+            )
+
     def _add_categories(self, feature: _Feature, column: Any) -> None:
         known = set(feature.categories)
-        found = [None if each != each else each for each in _decode(column).unique().to_pylist()]  # NaN
+        found = [None if each != each else each for each in column.unique().to_pylist()]  # NaN
         feature.categories += [each for each in dict.fromkeys(found) if each not in known]
         if len(feature.categories) > MAX_CATEGORIES:
             raise DataError(
@@ -371,23 +416,26 @@ def _set_types(file: TableParts, features: list[_Feature], target: str, task: Ta
     types: dict[str, Any] = {}
     for each in features:
         kind = file.schema.field(each.name).type
+        file.check_types(each.name)
         if each.is_categorical:
             types[each.name] = arrow.string()
         elif arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_null(kind):
             types[each.name] = arrow.float64()
-        elif not (arrow.types.is_boolean(kind) or arrow.types.is_decimal(kind)):
+            each.is_integer = arrow.types.is_integer(kind)
+        elif not is_number(kind):
             raise DataError(
-                f"{file.path}: column {each.name!r} has the type {kind}, which is not a number. Add it to "
-                "load_data.source.categorical, or leave it out of load_data.source.features"
+                f"{file.path}: column {each.name!r} has the type {kind}, which is not a number. "
+                "Add it to load_data.source.categorical, or leave it out of load_data.source.features"
             )
     kind = file.schema.field(target).type
-    is_number = arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_boolean(kind)
-    if not is_number and not (_is_text(kind) and task != "regression"):
+    file.check_types(target)
+    if not is_number(kind) and not (is_text(kind) and task != "regression"):
         raise DataError(
             f"load_data.source.target: column {target!r} of {file.path} has the type {kind}. "
             "Use a column of numbers, or one of text for classes"
         )
-    if task == "classification" and arrow.types.is_floating(kind):
+    is_decimal = arrow.types.is_decimal(kind)
+    if task == "classification" and (is_decimal or arrow.types.is_floating(kind)):
         raise DataError(
             f"load_data.source.task: column {target!r} of {file.path} has the type {kind}, but classes are "
             "integers or text. Convert the column"
@@ -397,16 +445,11 @@ def _set_types(file: TableParts, features: list[_Feature], target: str, task: Ta
     file.convert(types)
 
 
-def _is_text(kind: Any) -> bool:
-    types = load_arrow().types
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(types.is_string(kind) or types.is_large_string(kind))
-
-
 def _decode(column: Any) -> Any:
-    """Return the values of a column that may be stored as numbers of a dictionary."""
-    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+    """Return the values of a column that may be stored as numbers of a dictionary, or as views."""
+    column = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+    is_large = is_text(column.type)  # not every function supports views
+    return column.cast(load_arrow().large_string()) if is_large else column
 
 
 def _find_missing(column: Any) -> np.ndarray:

@@ -10,6 +10,8 @@ import numpy as np
 
 from stages.contracts.errors import DataError, closest
 from stages.contracts.extras import load_extra
+from stages.data.class_folders import list_files
+from stages.data.csv_rows import describe_read_error, read_rows
 from stages.data.splits import Arrays
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -39,13 +41,17 @@ def text(
     """Return texts as ids of tokens, (N, T), padded with 0, and their classes.
 
     *path* is a CSV or TSV file with a header, a file of JSON lines, or a folder with a folder of ``.txt``
-    files for each class. *text* and *label* are columns or keys. *tokenizer* is ``bytes`` (an id is the byte
-    + 1), ``words`` or ``bpe`` (a vocabulary of at most *vocabulary_size* tokens is trained on all texts), or
-    the path of a ``tokenizer.json`` whose id 0 is the padding. Texts are cut after *max_length* tokens.
+    files for each class, which is read as one of images: the folders may be in ``train``, ``valid`` and
+    ``test``. The files are UTF-8, with or without a byte order mark. *text* and *label* are columns or keys.
+
+    *tokenizer* is ``bytes`` (an id is the byte + 1), ``words`` or ``bpe`` (a vocabulary of at most
+    *vocabulary_size* tokens is trained on all texts), or the path of a ``tokenizer.json`` whose id 0 is the
+    padding. Texts are cut after *max_length* tokens.
 
     *valid_path* and *test_path* have the texts of further splits, or *split* is a column or key with
     ``train``, ``valid`` and ``test``; *group* is one whose values decide which texts stay in one split.
-    Raises `DataError` if a file cannot be read, and for a text without tokens.
+    Raises `DataError` if a file cannot be read, for a row with other fields than the header, for a missing
+    label, and for a text without tokens.
     """
     if split and (valid_path or test_path):
         raise DataError("load_data.source.split: set either split, or valid_path and test_path")
@@ -149,11 +155,16 @@ def encode_texts(
 
 def to_classes(labels: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Return the class of each label, and the names of the classes unless the labels are integers."""
-    if all(isinstance(each, int) or str(each).isdecimal() for each in labels):
+    if all(isinstance(each, int) or _is_number(str(each)) for each in labels):
         return np.array([int(each) for each in labels], np.int64), None
     names = tuple(sorted({str(each) for each in labels}))
     numbers = {name: number for number, name in enumerate(names)}
     return np.array([numbers[str(each)] for each in labels], np.int64), names
+
+
+def _is_number(label: str) -> bool:
+    """Return whether *label* is a number as Python writes it: 01 is another class than 1."""
+    return label.isdecimal() and str(int(label)) == label
 
 
 def _read_splits(paths: Mapping[str, str | None], names: Mapping[str, str]) -> Iterator[Sample]:
@@ -170,7 +181,7 @@ def _read(path: Path, names: Mapping[str, str], argument: str) -> list[Sample]:
     try:
         samples = list(_iterate(path, names, argument))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{argument}: {path} cannot be read: {error}. Correct it") from error
+        raise DataError(f"{argument}: {path} cannot be read: {describe_read_error(error)}") from error
     if not samples:
         raise DataError(f"{argument}: {path} has no texts. Correct the path")
     return samples
@@ -182,33 +193,51 @@ def _iterate(path: Path, names: Mapping[str, str], argument: str) -> Iterator[Sa
             raise DataError(
                 f"load_data.source.{others[0]}: {path} is a folder and has no columns. Remove the key"
             )
-        for each in sorted(path.glob("*/*.txt")):
-            yield {"text": each.read_text(encoding="utf-8"), "label": each.parent.name}
+        yield from _read_folder(path)
         return
-    with path.open(encoding="utf-8", newline="") as file:
-        if path.suffix in DELIMITERS:
-            rows: Iterable[Any] = csv.DictReader(file, delimiter=DELIMITERS[path.suffix])
-        elif path.suffix in JSON_SUFFIXES:
-            rows = (_parse(line, number, path) for number, line in enumerate(file, start=1) if line.strip())
-        else:
-            raise DataError(f"{argument}: {path} must be a folder, or end in .csv, .tsv or .jsonl")
-        for number, row in enumerate(rows):
-            yield {key: _pick(row, name, number, path) for key, name in names.items()}
+    if path.suffix.lower() in DELIMITERS:
+        rows: Iterable[tuple[int, Any]] = read_rows(path, DELIMITERS[path.suffix.lower()])
+    elif path.suffix.lower() in JSON_SUFFIXES:
+        rows = _read_json_lines(path)
+    else:
+        raise DataError(f"{argument}: {path} must be a folder, or end in .csv, .tsv or .jsonl")
+    for line, row in rows:
+        yield {key: _pick(row, name, key, f"{path}, line {line}") for key, name in names.items()}
 
 
-def _parse(line: str, number: int, path: Path) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{path}, line {number}: not JSON: {error}. Correct the line") from None
+def _read_folder(path: Path) -> Iterator[Sample]:
+    for file in list_files(path, (".txt",), "texts"):
+        try:
+            content = (path / file.path).read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path / file.path} cannot be read: {describe_read_error(error)}") from None
+        split = {"split": file.split} if file.split else {}
+        yield {"text": content, "label": file.label} | split
 
 
-def _pick(row: Any, name: str, number: int, path: Path) -> Any:
+def _read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{path}, line {number}: not JSON: {error}. Correct the line") from None
+
+
+def _pick(row: Any, name: str, key: str, where: str) -> Any:
+    """Return the value of *name* in *row*, the *key* of a sample, which is text or an integer."""
     value = row.get(name) if isinstance(row, dict) else None
     if value is None:
         known = [str(each) for each in row] if isinstance(row, dict) else []
         raise DataError(
-            f"{path}: sample {number}, counted from 0, has no {name!r}.{closest(name, known)} "
+            f"{where}: the sample has no {name!r}.{closest(name, known)} "
             f"Found: {', '.join(known) or 'no keys'}"
+        )
+    if not isinstance(value, str | int) or (key != "text" and not str(value).strip()):
+        raise DataError(
+            f"{where}: {name!r} must be text or an integer; found {value!r:.60}. Correct it, or remove "
+            "the row"
         )
     return value

@@ -14,6 +14,7 @@ from .rank_window import RankWindow as RankWindow
 from .sharding import ShardedWindow as ShardedWindow
 from .sharding import TensorGathering as TensorGathering
 from .sharding import accept_whole_tensors as accept_whole_tensors
+from .sharding import check_sharded_optimizer as check_sharded_optimizer
 from .sharding import replace_parameters as replace_parameters
 from .sharding import shard_model as shard_model
 from .sharding import to_local as to_local

@@ -19,10 +19,13 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.overrides import TorchFunctionMode
 
+from stages.contracts.errors import BuilderError
 from stages.distributed.rank_group import RankGroup, explain_lost_rank
 from stages.optim.gradients import Accumulation, Window
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+UNSHARDABLE = (torch.optim.Adafactor, torch.optim.Rprop)
+"""Optimizers that cannot update parameters of which each rank has a part."""
 PIECE = 1 << 20
 """The number of gradients that are added at a time, so that gloo needs little memory for them."""
 END = -1
@@ -68,6 +71,21 @@ def replace_parameters(optimizer: torch.optim.Optimizer, before: Sequence[Tensor
         if old in optimizer.state:
             optimizer.state[shards[id(old)]] = optimizer.state.pop(old)
     _shard_state(optimizer)
+
+
+def check_sharded_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `BuilderError` if *optimizer* cannot update sharded parameters.
+
+    Adafactor needs the sums of whole rows and columns, and Rprop and the fused SGD use operations that FSDP2
+    does not support.
+    """
+    is_fused_sgd = isinstance(optimizer, torch.optim.SGD) and any(
+        group.get("fused") for group in optimizer.param_groups
+    )
+    if is_fused_sgd or isinstance(optimizer, UNSHARDABLE):
+        name = f"{'fused ' * is_fused_sgd}{type(optimizer).__name__}"
+        advice = "Set fused: false" if is_fused_sgd else "Use another optimizer"
+        raise BuilderError(f"{name} cannot update sharded parameters. {advice}, or the strategy ddp")
 
 
 @contextmanager
@@ -119,7 +137,7 @@ class _ShardedCopies(TorchFunctionMode):
 def _shard_state(optimizer: torch.optim.Optimizer) -> None:
     """Shard the entries of the state of *optimizer* that have the shape of their parameter."""
     for parameter, entries in optimizer.state.items():
-        for key, entry in entries.items():
+        for key, entry in entries.items() if isinstance(parameter, Tensor) else ():
             if isinstance(entry, Tensor) and entry.shape == parameter.shape:
                 entries[key] = _shard_like(entry, parameter)
 

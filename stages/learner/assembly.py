@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,12 @@ from torch import nn
 from stages import distributed
 from stages.checkpoints import Checkpoint, FileCheckpointer, default_retention
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
-from stages.contracts.errors import BuilderError
+from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.events import MetricLogger
 from stages.contracts.fields import describe_portable_conflict, describe_portable_optimizer_conflict
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
+from stages.contracts.metric_names import check_file_names
 from stages.contracts.renderers import Renderers
 from stages.devices.compilation import (
     Compiler,
@@ -60,7 +62,13 @@ from stages.optim import (
     build_model_optimizer,
     freeze_parameters,
 )
-from stages.records import NamedMpkGzFileRecorder, fields_unlike_burn
+from stages.records import (
+    BytesRecorder,
+    FileRecorder,
+    NamedMpkGzFileRecorder,
+    Recorder,
+    fields_unlike_burn,
+)
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +121,8 @@ def assemble(
     if is_sharded:
         _check_sharded_updates(optimizer)
     _check_optimizer(options, optimizer, model, group.size)
+    if is_sharded:
+        distributed.check_sharded_optimizer(optimizer)
     check_training_state(model, optimizer)
     scheduler = as_scheduler(optimizer, lr)
     if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
@@ -121,6 +131,8 @@ def assemble(
     model_state.is_sharded = is_sharded
     if options.averaging is not None:
         model_state.average = WeightAverage(options.averaging, model)
+    if options.recorder is not None:
+        _check_recordable(model_state, options.recorder)
     build_observers = _build_observers if group.is_main else _build_silent_observers
     components = Components(
         options=options,
@@ -171,6 +183,20 @@ def _check_optimizer(
     check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=ranks)
 
 
+def _check_recordable(state: ModelState, recorder: Recorder) -> None:
+    """Raise `BuilderError` if a checkpoint of *recorder* cannot hold a value in *state*.
+
+    A model whose state is created by the first step is checked after it.
+    """
+    with suppress(AttributeError, KeyError, TypeError):
+        try:
+            schedule = state.checkpoint({}).scheduler
+            if isinstance(recorder, FileRecorder) and recorder.has_names:  # bincode has no -1 of a new Step
+                BytesRecorder(recorder.form).record(schedule)
+        except RecordError as error:
+            raise BuilderError(str(error)) from error
+
+
 def _check(options: LearnerOptions, model: Any) -> None:
     compute = options.compute
     conflict = describe_portable_conflict(
@@ -181,6 +207,9 @@ def _check(options: LearnerOptions, model: Any) -> None:
     check_model(model)
     check_trainable(model)
     check_metric_inputs(model, options.metrics)
+    if options.loggers is None:
+        for registered in options.metrics.values():
+            check_file_names(each.metric.name for each in registered)
     check_monitored_metrics(options.early_stopping, options.metrics)
     check_monitored_metrics(options.retention, options.metrics)
     if options.recorder is not None:

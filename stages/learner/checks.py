@@ -194,16 +194,17 @@ def _check_direction(rule: Any, name: str, metric: str, better: Any) -> None:
 def check_metric_inputs(model: Any, metrics: Mapping[Split, Iterable[RegisteredMetric]]) -> None:
     """Raise `BuilderError` if a metric cannot measure the output that a step of *model* is annotated with.
 
-    Steps without annotations are not checked.
+    *model* may be the class of a model. Steps without annotations are not checked.
     """
     for split, step in ((Split.TRAIN, "train_step"), (Split.VALID, "valid_step")):
-        returned = _item_type(getattr(model, step))
+        returned = _item_type(getattr(model, step, None))
         for each in metrics[split]:
             measures = getattr(each.metric, "measures", object)
             if returned is not None and not issubclass(returned, measures):
+                owner = getattr(model, "__name__", type(model).__name__)
                 raise BuilderError(
-                    f"metric {each.metric.name!r} measures {each.measures}, but "
-                    f"{type(model).__name__}.{step} returns {returned.__name__}: register another metric"
+                    f"metric {each.metric.name!r} measures {each.measures}, but {owner}.{step} returns "
+                    f"{returned.__name__}: register another metric"
                 )
 
 

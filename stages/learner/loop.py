@@ -109,6 +109,7 @@ class Loop:
             self._check_without_validation()
         check_workers(*loaders.values())
         warn_of_single_samples(self._state.model.model, find_batch_sizes(train), self._group.size)
+        self._check_schedule(self._count_batches(train, Split.TRAIN))
         if self._checkpoints is not None:
             check_streams(loaders)
             check_repeatable(*loaders.values())
@@ -156,6 +157,12 @@ class Loop:
         meter.finish()
         for buffer, before in buffers:
             buffer.copy_(before)
+
+    def _check_schedule(self, batches: int) -> None:
+        """Raise `BuilderError` if the schedule ends before the run; 0 *batches* of an epoch are unknown."""
+        scheduler: Any = self._state.model.scheduler
+        if batches and hasattr(scheduler, "check_length"):
+            scheduler.check_length(batches, self._options.num_epochs)
 
     def _check_without_validation(self) -> None:
         """Raise `BuilderError` if something in the run needs a validation."""

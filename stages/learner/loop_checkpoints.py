@@ -11,10 +11,13 @@ from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History
 from stages.learner.checkpointing import find_newest_checkpoint
 from stages.learner.run_state import history_of, history_tree
-from stages.learner.training_state import Stateful, decode_state, encode_state
+from stages.learner.training_state import Stateful
 from stages.records import (
     NamedMpkGzFileRecorder,
     OriginalPrecision,
+    Tree,
+    decode_state,
+    encode_state,
     load_into,
     module_supplement,
     record_of,
@@ -60,11 +63,15 @@ class LoopCheckpoints:
                 lowest valid loss.
             parts: Everything else that the loop changes, by name: optimizers, schedulers. The names are part
                 of the checkpoints.
+
+        Raises:
+            RecordError: If a part has a value that no checkpoint can hold.
         """
         self._files = FileCheckpointer(Path(directory), NamedMpkGzFileRecorder(OriginalPrecision))
         self._model = model
         self._retention = retention or default_retention()
         self._parts = parts
+        self._encode_parts()  # so that what no checkpoint can hold is refused before the loop
         self.history = History()
         """The values of the metrics; `restore` adds those of the checkpoint."""
 
@@ -72,19 +79,21 @@ class LoopCheckpoints:
         """Write the checkpoint of *epoch*, and remove those that the rule drops.
 
         If the process is killed before this returns, the loop resumes after the epoch before. Raises
-        `CheckpointError` if a part has a value that no checkpoint can hold.
+        `RecordError` if a part has a value that no checkpoint can hold.
         """
-        parts = {
+        trainer = {
+            "epoch": epoch,
+            "model": encode_state(module_supplement(self._model), "the model's state_dict()"),
+            "history": history_tree(self.history),
+        }
+        self._files.save(epoch, Checkpoint(record_of(self._model), self._encode_parts(), None, trainer))
+        self._apply_retention(epoch)
+
+    def _encode_parts(self) -> dict[str, Tree]:
+        return {
             name: encode_state(part.state_dict(), f"{name}.state_dict()")
             for name, part in self._parts.items()
         }
-        trainer = {
-            "epoch": epoch,
-            "model": module_supplement(self._model),
-            "history": history_tree(self.history),
-        }
-        self._files.save(epoch, Checkpoint(record_of(self._model), parts, None, trainer))
-        self._apply_retention(epoch)
 
     def restore(self) -> int:
         """Restore model, parts and history from the newest intact checkpoint, and return its epoch.
@@ -99,7 +108,9 @@ class LoopCheckpoints:
         self._check_parts(checkpoint)
         try:
             load_into(self._model, checkpoint.model, layout="burn", source="its model")
-            self._model.load_state_dict({**self._model.state_dict(), **checkpoint.trainer["model"]})
+            self._model.load_state_dict(
+                {**self._model.state_dict(), **decode_state(checkpoint.trainer["model"])}
+            )
             for name, part in self._parts.items():
                 part.load_state_dict(decode_state(checkpoint.optim[name]))
         except (RecordError, RuntimeError, ValueError, KeyError, TypeError) as error:

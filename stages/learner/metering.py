@@ -10,11 +10,12 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown, Step, Verifiable
 from stages.contracts.history import Split
 from stages.distributed import ONE_RANK, RankGroup
-from stages.learner.rank_values import add_rank_values
+from stages.learner.rank_values import add_rank_values, encode_value
 from stages.metrics import Mean, Metric, MetricState, PassMetric, StepMetric
 from stages.metrics.host_transfer import transfer_to_host
-from stages.metrics.state import load_state, save_state
+from stages.metrics.state import load_state
 from stages.optim import Guard
+from stages.records import decode_state
 
 MAX_PENDING_BATCHES = 64
 """Batches that are measured before their values are read and added: on an accelerator each read waits."""
@@ -150,13 +151,13 @@ class Meter:
         self.flush()
         if not self._group.is_main:
             return {}
-        return {name: save_state(total, name) for name, total in self._totals().items()}
+        return {name: encode_value(total, name) for name, total in self._totals().items()}
 
     def check_state(self) -> None:
         """Raise `BuilderError` for a metric whose sum cannot be saved, without logging any value."""
         for name, total in self._totals().items():
             try:
-                save_state(total, name)
+                encode_value(total, name)
             except TypeError as error:
                 raise BuilderError(
                     f"{error}. Or write no checkpoints within an epoch: set fit.checkpoint_every_steps and "
@@ -165,7 +166,7 @@ class Meter:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from *state*. It is added after the next batch, whose values have the types of the sums."""
-        self._resumed = dict(state)
+        self._resumed = decode_state(dict(state))
         for metric in self._pass_metrics:
             if metric.name in self._resumed:
                 self._earlier[metric.name] = load_state(

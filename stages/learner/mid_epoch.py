@@ -50,6 +50,7 @@ class MidEpochCheckpointer:
         self._can_save = components.options.recorder is not None
         saves = components.checkpoints is not None and components.checkpoints.saves_within_epochs
         self._unchecked = set(Split) if saves else set()
+        self._is_state_checked = False
 
     def open(self, loader: Loader, epoch: int, split: Split, *, defers: bool = False) -> Iterator[Any]:
         """Return an iterator over the batches of *loader* from the position in the epoch, on the device.
@@ -88,11 +89,10 @@ class MidEpochCheckpointer:
         nothing can be saved, a run stops in training, but finishes a validation, whose epoch is then kept.
         Several ranks save when they have updated the model, so that no rank has gradients of its own.
         Raises `BuilderError` after the first batch of a split if checkpoints are written at an interval and
-        the value of a metric cannot be saved.
+        the value of a metric cannot be saved, and `RecordError` after the first update if the state of the
+        optimizer cannot.
         """
-        if progress.split in self._unchecked:
-            self._prepare(meter)
-            self._unchecked.remove(progress.split)
+        self._check_once(progress, meter)
         can_save_next = not progress.batches or iteration + 1 < progress.batches
         is_due = self._checkpoints is not None and self._checkpoints.is_due(can_save_next=can_save_next)
         is_asked, is_due = self._agreement.poll(stop=self._interrupter.should_stop(), save=is_due)
@@ -127,6 +127,16 @@ class MidEpochCheckpointer:
     def close(self) -> None:
         """Wait for the last exchange of the ranks."""
         self._agreement.close()
+
+    def _check_once(self, progress: Progress, meter: Meter) -> None:
+        """Check the state after the first update, and the metrics after the first batch of a split."""
+        if not (self._is_state_checked or self._state.window.batches):
+            self._is_state_checked = True
+            if self._checkpoints is not None:
+                self._state.checkpoint()
+        if progress.split in self._unchecked:
+            self._prepare(meter)
+            self._unchecked.remove(progress.split)
 
     def _prepare(self, meter: Meter) -> None:
         meter.check_state()

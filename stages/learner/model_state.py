@@ -19,6 +19,8 @@ from stages.learner.checks import find_valid_metrics
 from stages.learner.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, WeightAverage, clip, without_dynamo
 from stages.records import (
+    decode_state,
+    encode_state,
     from_plain,
     load_into,
     module_supplement,
@@ -154,8 +156,12 @@ class ModelState:
         self.scheduler.end_epoch(history.value(self.epoch, split, metric))
 
     def checkpoint(self, trainer: Mapping[str, Any]) -> Checkpoint:
-        """Return a checkpoint: Burn's records, and the rest of the state with *trainer*, that of the loop."""
+        """Return a checkpoint: Burn's records, and the rest of the state with *trainer*, that of the loop.
+
+        Raises `RecordError` for a value in the state that no record can hold.
+        """
         layout, extra = skeleton_of(self.model), training_state(self.model)
+        supplement = encode_state(module_supplement(self.model), f"{type(self.model).__name__}.state_dict()")
         average = {} if self.average is None else {"average": self.average.state_dict()}
         raw = {} if self.average is None else self.average.raw
         with without_dynamo():
@@ -166,9 +172,11 @@ class ModelState:
                 trainer={
                     "epoch": self.epoch,
                     "layout": to_plain(layout),
-                    "model": _replace_entries(module_supplement(self.model), raw),
+                    "model": _replace_entries(supplement, raw),
                     "optim": optimizer_supplement(self.optimizer, self.model),
-                    "scheduler": self.scheduler.state_dict(),
+                    "scheduler": encode_state(
+                        self.scheduler.state_dict(), f"{type(self.scheduler).__name__}.state_dict()"
+                    ),
                     **({"training_state": extra} if extra else {}),
                     **average,
                     **trainer,
@@ -182,7 +190,7 @@ class ModelState:
             with distributed.accept_whole_tensors(self.optimizer) if self.is_sharded else nullcontext():
                 self._restore_tensors(checkpoint)
             self._stepper.refresh()
-            self.scheduler.load_state_dict(trainer["scheduler"])
+            self.scheduler.load_state_dict(decode_state(trainer["scheduler"]))
             self.epoch = int(trainer["epoch"])
         except (RecordError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
@@ -195,7 +203,7 @@ class ModelState:
         """Restore the weights, the state of the optimizer, and the average."""
         trainer = checkpoint.trainer
         load_into(self.model, checkpoint.model, layout="burn", source="its model")
-        self.model.load_state_dict({**self.model.state_dict(), **trainer["model"]})
+        self.model.load_state_dict({**self.model.state_dict(), **decode_state(trainer["model"])})
         with without_dynamo():
             restore_optimizer(self.optimizer, self.model, checkpoint.optim, trainer["optim"])
         if self.average is not None:
@@ -225,4 +233,4 @@ def _replace_entries(entries: Mapping[str, Any], others: Mapping[str, Tensor]) -
 def state_dict_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return the model's weights in *checkpoint*, with PyTorch's names, axes and dtypes."""
     read = state_of(checkpoint.model, from_plain(checkpoint.trainer["layout"], "the checkpoint"), "its model")
-    return {**read.state, **checkpoint.trainer["model"]}
+    return {**read.state, **decode_state(checkpoint.trainer["model"])}

@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 
+from stages.contracts.errors import RecordError
 from stages.contracts.outputs import as_count
 from stages.distributed import RankGroup
 from stages.metrics import Mean, MetricState
 from stages.metrics.state import load_state, save_state
+from stages.records import Tree, decode_state, encode_state
 
 Pending = tuple[str, int, MetricState]
 
@@ -41,7 +43,7 @@ def _encode(values: Sequence[Pending]) -> dict[str, Any]:
         if type(value) is Mean:
             means.setdefault(name, []).append((iteration, float(value.total), float(value.weight)))
         else:
-            others.setdefault(name, {})[str(iteration)] = save_state(value, name)
+            others.setdefault(name, {})[str(iteration)] = encode_value(value, name)
     rows = {name: torch.tensor(each, dtype=torch.float64) for name, each in means.items()}
     return {"means": rows, "others": others}
 
@@ -54,4 +56,17 @@ def _add(added: dict[tuple[str, int], Any], tree: Mapping[str, Any]) -> None:
     for name, states in tree["others"].items():
         for iteration, state in states.items():
             own = added[name, int(iteration)]
-            added[name, int(iteration)] = own + load_state(state, own, name)
+            added[name, int(iteration)] = own + load_state(decode_state(state), own, name)
+
+
+def encode_value(value: MetricState, metric: str) -> Tree:
+    """Return the state of *value* as a tree that every record can hold.
+
+    Raises `TypeError`, which names the *metric*, if it has none or a part of it cannot be recorded.
+    """
+    try:
+        return encode_state(
+            save_state(value, metric), f"metric {metric!r}: {type(value).__name__}.state_dict()"
+        )
+    except RecordError as error:
+        raise TypeError(str(error)) from None

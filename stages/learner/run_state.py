@@ -285,18 +285,25 @@ def history_of(checkpoint: Checkpoint) -> History:
     return found
 
 
-def best_epoch(checkpoint: Checkpoint) -> int:
-    """Return the epoch with the lowest validation loss up to *checkpoint*; its own epoch without validation.
+def best_epoch(
+    checkpoint: Checkpoint,
+    metric: str = "Loss",
+    split: Split = Split.VALID,
+    direction: Direction = Direction.LOWEST,
+) -> int:
+    """Return the epoch up to *checkpoint* with the best value of *metric*, by default the validation loss.
 
-    Raises `CheckpointError` if no epoch has a finite validation loss.
+    Return its own epoch if the metric is one of the validation and the run has none. Raises `CheckpointError`
+    if no epoch has a finite value.
     """
     history = history_of(checkpoint)
-    best = history.best(Split.VALID, "Loss", Direction.LOWEST)
-    if all(split is Split.TRAIN for split, _ in history.columns()):
+    best = history.best(split, metric, direction)
+    if split is Split.VALID and all(each is Split.TRAIN for each, _ in history.columns()):
         return int(checkpoint.trainer["epoch"])
     if best is None:
+        name = "validation loss" if (split, metric) == (Split.VALID, "Loss") else f"{split} {metric}"
         raise CheckpointError(
-            "no epoch has a finite validation loss, so there is no best epoch: choose an epoch by its number"
+            f"no epoch has a finite {name}, so there is no best epoch: choose an epoch by its number"
         )
     return best
 

@@ -10,7 +10,8 @@ from torch.utils.data import IterableDataset
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.learner.batches import Loader
-from stages.learner.training_state import Stateful, decode_state, encode_state
+from stages.learner.training_state import Stateful
+from stages.records import decode_state, encode_state
 
 log = logging.getLogger(__name__)
 

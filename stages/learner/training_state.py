@@ -9,8 +9,8 @@ A model, or any module in it, defines two methods::
         def load_training_state(self, state):
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])
 
-The state is made of dicts, lists, tuples, tensors, numbers, strings and None; the keys of a dict may be
-strings, numbers or tuples of them. It is stored in the trainer record, not in the record of the model.
+The state is made of the types that `stages.records.encode_state` supports: tensors, arrays, numbers, text,
+None, and containers of these. It is stored in the trainer record, not in the record of the model.
 """
 
 import logging
@@ -22,13 +22,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from stages.contracts.errors import BuilderError, CheckpointError
+from stages.contracts.errors import BuilderError
+from stages.records import decode_state, encode_state
 
 log = logging.getLogger(__name__)
 
 SAVE, LOAD = "training_state", "load_training_state"
-ITEMS, TUPLE, INTEGER = "$items", "$tuple", "$integer"
-INT64 = range(-(2**63), 2**63)
 OPAQUE = (Tensor, nn.Module, type, ModuleType, FunctionType, MethodType, str, bytes)
 MAX_DEPTH = 6
 """Attributes and containers between a module and an optimizer that `check_training_state` finds."""
@@ -37,7 +36,7 @@ MAX_DEPTH = 6
 def training_state(model: Any) -> dict[str, Any]:
     """Return the state that *model* and the modules in it add to a checkpoint, by the name of the module.
 
-    Raises `CheckpointError` for a value that a checkpoint cannot hold.
+    Raises `RecordError` for a value that a checkpoint cannot hold.
     """
     return {
         name: encode_state(module.training_state(), f"{type(module).__name__}.{SAVE}()")
@@ -134,46 +133,7 @@ class Stateful(Protocol):
     """An object with a state dict, such as an optimizer or a learning rate scheduler of PyTorch."""
 
     def state_dict(self) -> Any:
-        """Return the state: dicts, lists, tuples, tensors, numbers, strings and None."""
+        """Return the state, of the types that `stages.records.encode_state` supports."""
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
         """Load what `state_dict` returned."""
-
-
-def encode_state(value: Any, location: str) -> Any:
-    """Return *value* as a tree that every record can hold: text keys, no tuples, 64-bit integers."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, int) and not isinstance(value, bool):
-        return int(value) if value in INT64 else {INTEGER: str(value)}
-    if value is None or isinstance(value, bool | float | str):
-        return value
-    if isinstance(value, list):
-        return [encode_state(each, f"{location}[{index}]") for index, each in enumerate(value)]
-    if isinstance(value, tuple):
-        return {TUPLE: encode_state(list(value), location)}
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{location} is of type {type(value).__name__}, which a checkpoint cannot hold: return dicts, "
-            "lists, tuples, tensors, numbers, strings and None"
-        )
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: encode_state(each, f"{location}[{key!r}]") for key, each in value.items()}
-    items = [
-        [encode_state(key, location), encode_state(each, f"{location}[{key!r}]")]
-        for key, each in value.items()
-    ]
-    return {ITEMS: items}
-
-
-def decode_state(tree: Any) -> Any:
-    """Return the value from which `encode_state` made *tree*."""
-    if isinstance(tree, list):
-        return [decode_state(each) for each in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if ITEMS in tree:
-        return {decode_state(key): decode_state(each) for key, each in tree[ITEMS]}
-    if TUPLE in tree:
-        return tuple(decode_state(tree[TUPLE]))
-    return int(tree[INTEGER]) if INTEGER in tree else {key: decode_state(each) for key, each in tree.items()}

@@ -31,6 +31,7 @@ from stages.records import (
     LoadResult,
     Selection,
     Tree,
+    decode_state,
     load_burn_optimizer,
     load_into,
     read_item,
@@ -257,7 +258,7 @@ def fit_checkpoint(start: Start, checkpoint: Checkpoint, source: str) -> Checkpo
 
 def _check_schedule(own: Mapping[str, Any], saved: Mapping[str, Any], source: str) -> None:
     """Raise `CheckpointError` if a scheduler of torch was *saved* with other options than its *own*."""
-    changed = [name for name in own if own[name] != saved[name]]
+    changed = [name for name in own if name in saved and own[name] != saved[name]]
     if changed:
         raise CheckpointError(
             f"{source}: its schedule ran with {', '.join(f'{name}: {saved[name]}' for name in changed)}, and "
@@ -272,7 +273,7 @@ def fit_weights(start: Start, checkpoint: Checkpoint, source: str) -> Checkpoint
     """
     state, trainer = _state(start), checkpoint.trainer
     _check_fits(load_into(state.model, checkpoint.model, strict=False, layout="burn"), source, start)
-    state.model.load_state_dict({**state.model.state_dict(), **trainer["model"]})
+    state.model.load_state_dict({**state.model.state_dict(), **decode_state(trainer["model"])})
     state.epoch = int(trainer["epoch"])
     kept = {name: each for name, each in _select_entries(checkpoint).items() if name != "average"}
     return state.checkpoint({**kept, **_empty_window()})

@@ -13,22 +13,10 @@ from typing import Any, Literal
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.files import sync_directory
+from stages.contracts.metric_names import format_file_name
 from stages.contracts.text import number
 from stages.loggers.line_file import LineFile
 from stages.loggers.truncation import build_removal_error, hash_files, truncate_files, verify_files
-
-
-def format_file_name(metric: str, extension: str) -> str:
-    """Return *metric* with spaces replaced by ``_``, as Burn does, and the *extension*.
-
-    Raises `BuilderError` for a name that leads out of its folder or that a table cannot contain.
-    """
-    if not metric or ".." in metric or any(each in "/\\" or each < " " for each in metric):
-        raise BuilderError(
-            f"a metric is named {metric!r}, which cannot be the name of a file: rename it, without slashes, "
-            "'..' and control characters"
-        )
-    return f"{metric.replace(' ', '_')}.{extension}"
 
 
 def parse_metric_name(file_name: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.files import sync_directory, write_text
+from stages.contracts.metric_names import format_file_name
 from stages.contracts.text import json_number, number
 from stages.loggers.line_file import LineFile
-from stages.loggers.log_files import format_file_name
 from stages.loggers.truncation import read_entry, truncate_files
 
 _TSV_HEADER = "epoch\titeration\tname\tvalue\tcount\n"

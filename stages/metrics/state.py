@@ -1,5 +1,6 @@
 """Values that metrics accumulate over an epoch: they add, and a checkpoint can hold them."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
@@ -29,8 +30,8 @@ class MetricState(Protocol):
     * ``has_batch_value``: False if the value of a single batch is neither logged nor shown, for example
       because it is expensive. It must be the same for all batches of a run, whatever their size: a resumed
       run must log the same lines as an uninterrupted one.
-    * ``state_dict()``: returns what was accumulated as a dict of tensors, numbers, text, and lists and dicts
-      of these, for a checkpoint in the middle of an epoch.
+    * ``state_dict()``: returns what was accumulated as a dict of tensors, numbers, text, and containers of
+      these, for a checkpoint in the middle of an epoch.
     * ``load_state_dict(state)``: returns a value with what *state* holds. It is called on the measurement of
       the first batch after a resume, which supplies everything that is not state. The tensors of *state* are
       on its device.
@@ -116,7 +117,7 @@ def save_state(value: MetricState, metric: str) -> dict[str, Any]:
     """Return the state dict of *value*, whose tensors are detached and share its memory.
 
     Raises `TypeError`, which names the *metric*, if *value* has no `state_dict` and is not a frozen dataclass
-    of tensors and numbers, or if its state dict contains an object that no checkpoint can hold.
+    of tensors and numbers.
     """
     methods = [name for name in ("state_dict", "load_state_dict") if hasattr(value, name)]
     kind = type(value).__name__
@@ -127,7 +128,6 @@ def save_state(value: MetricState, metric: str) -> dict[str, Any]:
     state = value.state_dict() if methods else _save_fields(value, metric)  # type: ignore[attr-defined]
     if not isinstance(state, dict):
         raise TypeError(f"metric {metric!r}: {kind}.state_dict() is a {type(state).__name__}: return a dict")
-    _check_plain(state, metric, f"{kind}.state_dict()")
     detached: dict[str, Any] = _map_tensors(state, Tensor.detach)
     return detached
 
@@ -204,45 +204,20 @@ def _load_field(saved: Any, value: Any) -> Any:
     return type(value)(saved) if isinstance(value, np.generic) else saved
 
 
-def _check_plain(node: Any, metric: str, path: str) -> None:
-    """Raise `TypeError`, which names the *metric* and the *path*, unless a checkpoint can hold *node*."""
-    problem = _problem_with(node)
-    if problem:
-        raise TypeError(
-            f"metric {metric!r}: {path} is {problem}, which no checkpoint can hold: return tensors, integers "
-            "of 64 bits, floats, text, bytes, None, and lists and dicts with text keys of these"
-        )
-    if isinstance(node, dict | list):
-        for key, each in node.items() if isinstance(node, dict) else enumerate(node):
-            _check_plain(each, metric, f"{path}[{key!r}]")
-
-
-def _problem_with(node: Any) -> str:
-    """Return the reason why no checkpoint can hold *node* itself; empty if one can."""
-    if isinstance(node, Tensor):
-        is_plain = node.layout is torch.strided and not (node.is_quantized or node.is_complex())
-        return "" if is_plain else f"a tensor of {node.dtype}, {node.layout}"
-    if type(node) is int:
-        return "" if -(2**63) <= node < 2**63 else f"the integer {node}"
-    if isinstance(node, dict):
-        wrong = [key for key in node if type(key) is not str]
-        return f"a dict with the key {wrong[0]!r}" if wrong else ""
-    is_plain = node is None or type(node) in (bool, float, str, bytes, list)
-    return "" if is_plain else f"a {type(node).__name__}"
-
-
 def _tensors(node: Any) -> Iterator[Tensor]:
     if isinstance(node, Tensor):
         yield node
-    elif isinstance(node, dict | list):
+    elif isinstance(node, dict | list | tuple | deque):
         for each in node.values() if isinstance(node, dict) else node:
             yield from _tensors(each)
 
 
 def _map_tensors(node: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of *node* in dicts and lists, with *change* applied to its tensors."""
+    """Return a copy of *node*, in which *change* is applied to the tensors in its containers."""
     if isinstance(node, Tensor):
         return change(node)
     if isinstance(node, dict):
         return {key: _map_tensors(each, change) for key, each in node.items()}
-    return [_map_tensors(each, change) for each in node] if isinstance(node, list) else node
+    if isinstance(node, deque):
+        return deque((_map_tensors(each, change) for each in node), node.maxlen)
+    return type(node)(_map_tensors(each, change) for each in node) if type(node) in (list, tuple) else node

@@ -13,6 +13,7 @@ from pydantic import Field, Tag, model_validator
 from stages.contracts.config import Config, Use, arguments_beside, select_by_kind
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import Count, Factor, NonNegative, Positive, Steps, Text
+from stages.contracts.history import Split
 from stages.contracts.plugins import name_validator
 
 OUR_KINDS = ("constant", "linear", "cosine", "exponential", "noam", "step", "composed", "sequential")
@@ -289,6 +290,12 @@ class ScheduleUse(Use):
     def arguments(self) -> dict[str, Any]:
         """The arguments of the class; null is not passed."""
         return arguments_beside(self)
+
+
+def parse_monitor(monitor: str | None) -> tuple[Split, str]:
+    """Return the split and the metric that *monitor* names; those of the validation loss if it is None."""
+    first, _, rest = (monitor or "Loss").partition(" ")
+    return (Split(first), rest) if first in list(Split) and rest else (Split.VALID, monitor or "Loss")
 
 
 ScheduleConfig = Annotated[

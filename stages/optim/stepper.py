@@ -222,7 +222,10 @@ def _is_overridden(optimizer: torch.optim.Optimizer) -> bool:
 
 def _entries_of(state: Any) -> list[Any]:
     """Return all values in *state*, parameter by parameter."""
-    return list(chain.from_iterable(map(dict.values, state.values())))
+    try:
+        return list(chain.from_iterable(map(dict.values, state.values())))
+    except TypeError:  # a value of the optimizer itself
+        return list(chain.from_iterable(each.values() for each in state.values() if isinstance(each, dict)))
 
 
 def _match_layouts(state: Any) -> None:
@@ -231,7 +234,7 @@ def _match_layouts(state: Any) -> None:
     The fused kernels read both in memory order and ignore strides.
     """
     for parameter, entries in state.items():
-        for key, value in entries.items():
+        for key, value in entries.items() if isinstance(parameter, Tensor) else ():
             if _has_other_layout(value, parameter):
                 entries[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 

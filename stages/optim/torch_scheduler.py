@@ -1,10 +1,12 @@
 """Adapters that give PyTorch's schedulers and plain learning rates the interface of `LrScheduler`."""
 
 import copy
+from functools import partial
 from numbers import Real
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
-from torch import Tensor, nn, zeros
+from torch import device, nn, zeros
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -13,10 +15,12 @@ from stages.contracts.history import Direction, Split
 from stages.optim.class_arguments import read_signature
 from stages.optim.scheduler import LrScheduler, Scheduler, check_rate
 from stages.optim.scheduler_classes import HIDDEN, build_class, find_class
-from stages.optim.schedules import ScheduleUse
+from stages.optim.schedules import ScheduleUse, parse_monitor
 
 NOT_PER_GROUP = ("milestones", "schedulers")
 """Arguments of torch's schedulers whose list does not have an item for each group of the optimizer."""
+CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, partial, device)
+"""Attributes of a scheduler that its constructor sets and no checkpoint stores."""
 
 
 class TorchScheduler:
@@ -64,7 +68,7 @@ class TorchScheduler:
         if not kind.__module__.startswith("torch.optim"):
             return {}
         names = [name for name in read_signature(kind).parameters if name in state and name not in HIDDEN]
-        return {name: state[name] for name in names if _is_plain(state[name])}
+        return {name: state[name] for name in names if not _is_code(state[name])}
 
     def step(self) -> float:
         """Return the rate of the first group for the next batch; the optimizer holds the other rates."""
@@ -88,6 +92,16 @@ class TorchScheduler:
                 f"Register a {name} metric for the {split} split"
             )
 
+    def check_length(self, batches: int, epochs: int) -> None:
+        """Raise `BuilderError` if the schedule ends before a run of *epochs* with *batches* each."""
+        length = getattr(self.scheduler, "total_steps", None)
+        needed = epochs if self.per == "epoch" else batches * epochs - 1
+        if isinstance(length, int) and length < needed:
+            raise BuilderError(
+                f"the {type(self.scheduler).__name__} has total_steps {length}, but the run makes {needed} "
+                f"steps, one per {self.per}. Set total_steps to {needed}, or train for fewer epochs"
+            )
+
     def _advance(self) -> None:
         try:
             self.scheduler.step()
@@ -102,8 +116,8 @@ class TorchScheduler:
         return f"{type(self.scheduler).__name__}, one step per {self.per}{monitors}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the plain data in the scheduler's state, without functions and constructor options."""
-        return {"started": self._started, "scheduler": _select_plain(self.scheduler.state_dict())}
+        """Return the scheduler's state without its functions, which the constructor sets."""
+        return {"started": self._started, "scheduler": _drop_code(self.scheduler.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from *state*; the options must be the same. The optimizer's state holds the rates."""
@@ -217,24 +231,18 @@ def _parse_monitor(scheduler: LRScheduler, monitor: str | None) -> tuple[Split, 
             "a ReduceLROnPlateau of mode='max' cannot monitor the validation loss, which should decrease. "
             "Name its metric, for example TorchScheduler(scheduler, monitor='Accuracy'), or use mode='min'"
         )
-    first, _, rest = (monitor or "Loss").partition(" ")
-    return (Split(first), rest) if first in list(Split) and rest else (Split.VALID, monitor or "Loss")
+    return parse_monitor(monitor)
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value)
-    return value is None or isinstance(value, bool | int | float | str | Tensor)
+def _is_code(value: Any) -> bool:
+    """Return whether *value*, or each of its items, belongs to the program and not to the state of a run."""
+    if isinstance(value, list | tuple | dict) and value:
+        return all(map(_is_code, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, CODE)
 
 
-def _select_plain(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of *state* that a record can hold, recursively."""
-    return {key: _prune(value) for key, value in state.items() if _is_plain(value)}
-
-
-def _prune(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _select_plain(value)
-    return [_prune(each) for each in value] if isinstance(value, list | tuple) else value
+def _drop_code(node: Any) -> Any:
+    """Return *node* without the entries of dicts that are functions, classes or devices."""
+    if type(node) is dict:
+        return {key: _drop_code(value) for key, value in node.items() if not _is_code(value)}
+    return type(node)(map(_drop_code, node)) if type(node) in (list, tuple) else node

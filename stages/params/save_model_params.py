@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
+from stages.checkpoints.retention import BestConfig
 from stages.contracts.config import Config, omit_defaults
 from stages.contracts.errors import ParamsError
 from stages.records.config import RecorderConfig
@@ -19,7 +20,10 @@ class SaveModelConfig(Config):
     exports: tuple[Literal["safetensors", "burnpack"], ...] = ()
     """Further formats of the weights: safetensors with PyTorch's names and axes, burnpack with Burn's."""
     epoch: Literal["last", "best"] = "last"
-    """``last``, or ``best``: the epoch with the lowest validation loss."""
+    """``last``, or ``best``: the epoch with the lowest validation loss, or that of the metric in ``best``."""
+    best: BestConfig | None = None
+    """The metric of the best epoch, which ``fit.keep.best`` must keep; null: the validation loss. Arguments
+    and defaults: ``metric: Loss``, ``split: valid``, ``direction: lowest``."""
     weights: Literal["averaged", "raw"] = "averaged"
     """``averaged``: the average of ``fit.averaging``, which the validation measured, or the weights of the
     training in a run without one; ``raw``: the weights of the training."""
@@ -27,7 +31,12 @@ class SaveModelConfig(Config):
     @model_serializer(mode="wrap")
     def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Return the fields, without those of later versions if they have their defaults."""
-        return omit_defaults(self, dump(self), ("weights",))
+        return omit_defaults(self, dump(self), ("best", "weights"))
+
+    @property
+    def best_rule(self) -> BestConfig:
+        """The metric of the best epoch."""
+        return self.best or BestConfig()
 
     def check_suffix(self, model: Path) -> None:
         """Raise `ParamsError` unless the name of the file *model* ends as the recorder's files do."""

@@ -33,6 +33,8 @@ from .recorder import build_recorder as build_recorder
 from .recorder import read_item as read_item
 from .recorder import write_state_dict as write_state_dict
 from .selection import Selection as Selection
+from .state_tree import decode_state as decode_state
+from .state_tree import encode_state as encode_state
 from .tensors import check_recordable as check_recordable
 from .tensors import read_tensors_with as read_tensors_with
 from .tensors import replace_tensors as replace_tensors

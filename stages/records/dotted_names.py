@@ -25,7 +25,8 @@ def is_parameter(node: Tree) -> bool:
 def flatten(node: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Tree]]:
     """Yield the leaves of *node* with their dotted names, in order; nil and () are omitted.
 
-    A parameter is one leaf. Raises `RecordError` if a name could not be split again.
+    A parameter is one leaf; a *node* that is a number has an empty name. Raises `RecordError` if a name could
+    not be split again.
     """
     node = node.value if isinstance(node, Some) else node
     if isinstance(node, Variant):
@@ -36,6 +37,8 @@ def flatten(node: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Tree]
     elif isinstance(node, list | tuple):
         for index, value in enumerate(node):
             yield from flatten(value, extend_path(path, str(index)))
+    elif not path and isinstance(node, bool | int | float):
+        yield "", node
     elif node is not None:
         yield join_path(path), node
 
@@ -83,6 +86,8 @@ def check_text(text: str, where: str) -> str:
 
 def unflatten(leaves: Mapping[str, Tree], where: str) -> Tree:
     """Return the tree with *leaves*, by dotted name; a node whose keys are 0…n-1 becomes a list."""
+    if leaves.keys() == {""} and isinstance(leaves[""], bool | int | float | None):
+        return leaves[""]
     root: dict[str, Tree] = {}
     branches = {id(root)}  # a leaf can be a dict too: a parameter
     for name, leaf in leaves.items():

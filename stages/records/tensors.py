@@ -187,7 +187,10 @@ def _join_pieces(raw: RawTensor) -> Tensor:
 
 
 def _view_bytes(tensor: Tensor) -> memoryview:
-    return tensor.resolve_neg().reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.resolve_neg().reshape(-1)
+    if flat.numel() == 1:
+        flat = flat.as_strided((1,), (1,))  # torch keeps any stride of a single element
+    return flat.view(torch.uint8).numpy().data
 
 
 def _align(flat: Tensor, dtype: torch.dtype) -> Tensor:

@@ -48,6 +48,49 @@ def test_exception_in_a_worker_has_the_users_frame():
     assert "site-packages" not in explained
 
 
+class MessageError(Exception):
+    """An exception with an attribute ``message``, whose constructor does not take it."""
+
+    message = "an error"
+
+    def __init__(self, sample):
+        super().__init__(f"sample {sample} is empty")
+
+
+class CodeError(Exception):
+    """An exception whose constructor changes its argument."""
+
+    def __init__(self, code):
+        super().__init__(f"code {code}")
+
+
+GROUP = "\n  ValueError: a\n  KeyError: 'b'"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MessageError(3), f"{__name__}.MessageError: sample 3 is empty"),
+        (CodeError(7), f"{__name__}.CodeError: code 7"),
+        (
+            ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
+            f"ExceptionGroup: two (2 sub-exceptions){GROUP}",
+        ),
+    ],
+)
+def test_exception_of_any_class_reaches_the_user_from_a_worker(error, expected):
+    class Raising(Dataset):
+        def __getitem__(self, index):
+            raise error
+
+    loader = torch.utils.data.DataLoader(Raising(), 2, num_workers=1)
+
+    explained = explain(raised(lambda: list(loader)))
+
+    assert explained.startswith(f"{expected} (in a worker process of the loader)\n")
+    assert "in __getitem__: raise error" in explained
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -56,7 +99,10 @@ def test_exception_in_a_worker_has_the_users_frame():
         (SystemExit(), "SystemExit: sys.exit()"),
         (SystemExit("bye"), "SystemExit: sys.exit('bye')"),
         (json.JSONDecodeError("bad", "{", 1), "json.decoder.JSONDecodeError: bad: line 1 column 2 (char 1)"),
-        (ExceptionGroup("several", [ValueError("a")]), "ExceptionGroup: several (1 sub-exception)"),
+        (
+            ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
+            f"ExceptionGroup: two (2 sub-exceptions){GROUP}",
+        ),
     ],
 )
 def test_first_line_has_the_type_and_a_bounded_message(error, expected):

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import default_collate
 
 from stages.contracts.config import Use
-from stages.contracts.errors import PluginError
+from stages.contracts.errors import BuilderError, PluginError
 from stages.data import (
     DataLoaderBuilder,
     Normalization,
@@ -108,3 +108,24 @@ def test_ranks_divide_the_samples_only_of_batchers_that_are_per_sample(batcher, 
     loader = DataLoaderBuilder(batcher).build(TensorDataset(torch.zeros(3, 2), torch.zeros(3)))
 
     assert loader.loads_shares is expected
+
+
+@pytest.mark.parametrize("mean", [1e6, [1e6, -3e5]], ids=["dataset", "channel"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_means_are_subtracted_without_loss(mean, dtype):
+    """A float32 has a distance of 0.06 to the next one at a million."""
+    means, std = torch.tensor(mean, dtype=torch.float64), 0.25
+    expected = torch.randn(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    stored = (means + std * expected).to(dtype)
+    batcher = NormalizeBatcher(mean, std if isinstance(mean, float) else [std, std])
+
+    inputs = batcher.batch([(row, torch.tensor(0)) for row in stored]).inputs
+
+    assert inputs.dtype == torch.float32
+    assert (inputs - (stored.double() - means) / std).abs().max() < 1e-6
+    assert (inputs - expected).abs().max() < (0.2 if dtype == torch.float32 else 1e-6)
+
+
+def test_large_means_need_a_channel_for_each():
+    with pytest.raises(BuilderError, match="normalizes 2 channels or columns"):
+        NormalizeBatcher([1e6, 1e6], [1.0, 1.0]).batch([(torch.zeros(3), torch.tensor(0))])

@@ -97,7 +97,63 @@ def test_unknown_splits_and_missing_folders_are_rejected():
     made = datasets.Dataset.from_dict({"x": [1], "label": [0]})
     datasets.DatasetDict({"train": made, "extra": made}).save_to_disk("saved")
 
-    with pytest.raises(DataError, match="has the splits train, extra; they must be train and"):
+    with pytest.raises(DataError, match="must be one for training and at most one"):
         huggingface("saved", inputs="x")
     with pytest.raises(DataError, match="'missing/data' is neither a folder that save_to_disk wrote nor"):
         huggingface("missing/data", inputs="x")
+
+
+@pytest.mark.parametrize(
+    ("splits", "chosen", "counts"),
+    [
+        ({"train": 4, "validation": 2, "test": 3}, ["train", "validation"], {"train": 4, "valid": 2}),
+        ({"train": 4, "unsupervised": 5, "test": 3}, ["train", "test"], {"train": 4, "test": 3}),
+        (
+            {"train": 4, "validation_matched": 2, "validation_mismatched": 3, "test_matched": 1},
+            ["test_matched", "validation_matched", "train"],
+            {"train": 4, "valid": 2, "test": 1},
+        ),
+        ({"train": 4, "dev": 2}, None, None),
+    ],
+)
+def test_splits_are_chosen_by_name(splits, chosen, counts):
+    """Unlabelled tests (GLUE), several validations (MNLI) and further splits (IMDB) can be left out."""
+    made = {name: datasets.Dataset.from_dict({"x": range(n), "label": [0] * n}) for name, n in splits.items()}
+    datasets.DatasetDict(made).save_to_disk("saved")
+
+    if chosen is None:
+        with pytest.raises(
+            DataError, match=r"source.splits: the splits to use of saved .*; found train, dev"
+        ):
+            huggingface("saved", inputs="x")
+        chosen, counts = ["train", "dev"], {"train": 4, "valid": 2}
+    arrays = huggingface("saved", inputs="x", splits=chosen)
+
+    assert dict(zip(*np.unique(arrays.splits, return_counts=True), strict=True)) == counts
+    first = arrays.inputs[arrays.splits == "valid"] if "valid" in counts else []
+    assert [*np.ravel(first)] == [*range(counts.get("valid", 0))]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (["train", "validatoin"], "has no split 'validatoin'. Did you mean 'validation'"),
+        (["validation"], "must be one for training"),
+        (["train", "validation", "validation_2"], "found train, validation, validation_2"),
+    ],
+)
+def test_unusable_choices_of_splits_are_rejected(chosen, words):
+    made = datasets.Dataset.from_dict({"x": [1], "label": [0]})
+    datasets.DatasetDict({"train": made, "validation": made, "validation_2": made}).save_to_disk("saved")
+
+    with pytest.raises(DataError, match=words):
+        huggingface("saved", inputs="x", splits=chosen)
+
+
+def test_large_strings_are_texts():
+    columns = datasets.Features(
+        {"x": datasets.Value("large_string"), "label": datasets.Value("large_string")}
+    )
+    path = save({"x": TEXTS, "label": ["good", "bad", "good"]}, columns)
+
+    assert huggingface(path, inputs="x").facts["class_names"] == ("bad", "good")

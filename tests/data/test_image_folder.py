@@ -329,3 +329,56 @@ def test_splits_and_groups_come_from_the_file_of_labels(tmp_path):
         *["train"] * 3,
     ]
     assert prepared.groups.tolist() == list("01230120123")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_images_are_turned_as_viewers_show_them(orientation, suffix, tmp_path):
+    shown = np.arange(12, dtype=np.uint8).reshape(2, 2, 3).repeat(16, 0).repeat(24, 1) * 20
+    turns = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the operation that undoes each orientation
+    stored = Image.fromarray(shown)
+    if orientation > 1:
+        stored = stored.transpose(Image.Transpose(turns[orientation]))
+    exif = stored.getexif()
+    exif[0x0112] = orientation
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        stored.save(tmp_path / name / f"1.{suffix}", exif=exif, quality=100, subsampling=0)
+
+    inputs = image_folder.image_folder(str(tmp_path)).inputs
+
+    assert inputs.shape == (2, 3, 32, 48)
+    assert np.abs(inputs[:][0].transpose(1, 2, 0).astype(int) - shown).max() < (3 if suffix == "jpg" else 1)
+
+
+def test_images_of_16_bits_in_color_are_refused(tmp_path):
+    """Pillow converts them to 8 bits in silence; those in gray have a mode of their own."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.ppm").write_bytes(b"P6 2 1 65535\n" + bytes(12))
+
+    with pytest.raises(DataError, match=r"1.ppm has more than 8 bits per channel, which would be cut off"):
+        image_folder.image_folder(str(tmp_path))
+
+
+def test_transparency_is_dropped(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.new("RGBA", (2, 1), (10, 20, 30, 0)).save(tmp_path / name / "1.png")
+
+    assert image_folder.image_folder(str(tmp_path)).inputs[:][0, :, 0, 0].tolist() == [10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("path,label\na.png,1,2\n", "line 2: the row has 3 fields, but the first line has 2"),
+        ("path,label\na.png\n", "line 2: the row has 1 field"),
+        ("path,path,label\na,b,1\n", "several columns with the name 'path'"),
+    ],
+)
+def test_labels_with_other_fields_than_the_header_are_refused(rows, words, tmp_path):
+    (tmp_path / "labels.csv").write_text(rows)
+
+    with pytest.raises(DataError, match=words):
+        image_folder.image_folder(str(tmp_path), labels=str(tmp_path / "labels.csv"))

@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import csv, feather, ipc, parquet
+from pydantic import ValidationError
 from safetensors.numpy import load_file
 
 from stages import data
 from stages.contracts.errors import DataError
-from stages.data import tables
+from stages.data import load_source, table_files, tables
 from stages.data.tables import table
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 
@@ -278,3 +279,176 @@ def test_unusable_splits_of_a_table_are_rejected(tmp_path, monkeypatch, argument
 
     with pytest.raises(DataError, match=words):
         data.split_columns(table("rows.csv", "b", **({"features": ["a"]} | arguments)))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+@pytest.mark.parametrize("index", ["key", None])
+def test_index_of_pandas_is_a_feature_only_if_it_is_named(suffix, index, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": [1.0, 2.0, 3.0], "c": list("aba")}, index=[5, 3, 4]).rename_axis(index)
+    path = str(tmp_path / f"t.{suffix}")
+    getattr(frame, f"to_{suffix}")(path)
+
+    found = table(path, "c").inputs.feature_names
+
+    assert found == (("key", "x") if suffix == "csv" and index else ("x",))
+    if suffix == "parquet":
+        name = index or "__index_level_0__"
+        assert table(path, "c", features=["x", name]).inputs.feature_names == ("x", name)
+
+
+def test_line_breaks_in_quotes_are_read_across_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_files, "CSV_BLOCK_BYTES", 1000)
+    rows = "".join(f'{row},{"ab"[row % 2]},"again:\n{row},a,see\n"\n' for row in range(500))
+    (tmp_path / "t.csv").write_text("x,c,note\n" + rows)
+
+    arrays = table(str(tmp_path / "t.csv"), "c", features=["x"])
+
+    assert arrays.inputs[:].ravel().tolist() == [*range(500)]
+    assert arrays.targets.tolist() == [0, 1] * 250
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_text_of_every_type_of_arrow_is_read(kind, suffix, tmp_path):
+    """Pandas 3, polars and datasets write large strings and views."""
+    words = pa.array(["b", "a", None, "b"]).cast(kind)
+    content = pa.table({"x": [1.0, 2.0, 3.0, 4.0], "soil": words, "c": pa.array(list("vuuv")).cast(kind)})
+    content = content.append_column("group", pa.array(list("1122")).cast(kind))
+    WRITERS[f"trees.{suffix}"](content, str(tmp_path / f"t.{suffix}"))
+
+    arrays = table(
+        str(tmp_path / f"t.{suffix}"), "c", categorical=["soil"], missing="constant", fill=0, group="group"
+    )
+
+    assert arrays.inputs.feature_names == ("x", "soil=a", "soil=b", "soil=")
+    assert arrays.inputs[:].tolist() == [[1, 0, 1, 0], [2, 1, 0, 0], [3, 0, 0, 1], [4, 0, 1, 0]]
+    assert (arrays.targets.tolist(), arrays.facts["class_names"]) == ([1, 0, 0, 1], ("u", "v"))
+    assert arrays.groups.tolist() == list("1122")
+
+
+@pytest.mark.parametrize("task", [None, "regression"])
+def test_decimal_targets_are_numbers(task, tmp_path):
+    parquet.write_table(
+        pa.table({"x": [1.0, 2.0], "y": pa.array(["1.25", "-3.5"]).cast(pa.decimal128(9, 2))}),
+        tmp_path / "t.parquet",
+    )
+
+    targets = table(str(tmp_path / "t.parquet"), "y", task=task).targets
+
+    assert (targets.dtype, targets.tolist()) == (np.float64, [1.25, -3.5])
+
+
+def test_format_of_csv_files_is_set_by_params(tmp_path):
+    (tmp_path / "t.csv").write_text("1,5;a;?\n-2,25;b;7,0\n?;a;NA\n")
+    options = {"delimiter": ";", "decimal": ",", "missing_values": ["?", "NA"], "header": False}
+
+    arrays = table(str(tmp_path / "t.csv"), "f1", missing="constant", fill=-1.0, **options)
+    configured = load_source(
+        LoadDataConfig(
+            source={
+                "kind": "table",
+                "path": str(tmp_path / "t.csv"),
+                "target": "f1",
+                "missing": "drop",
+                **options,
+            }
+        ).source
+    )
+
+    assert arrays.inputs.feature_names == ("f0", "f2")
+    assert arrays.inputs[:].tolist() == [[1.5, -1], [-2.25, 7], [-1, -1]]
+    assert configured.inputs[:].tolist() == [[-2.25, 7]]
+
+
+def test_texts_of_missing_values_replace_those_of_arrow(tmp_path):
+    (tmp_path / "t.csv").write_text("x,country\n1,NA\n2,FR\n3,-\n")
+
+    found = table(
+        str(tmp_path / "t.csv"), "country", task="classification", missing="drop", missing_values=["-"]
+    )
+
+    assert found.facts["class_names"] == ("FR", "NA")
+
+
+def test_format_of_csv_is_refused_for_other_files(tmp_path):
+    parquet.write_table(trees(), tmp_path / "t.parquet")
+
+    with pytest.raises(DataError, match=r"t.parquet' is not a CSV file. Remove delimiter, decimal, missing"):
+        table(str(tmp_path / "t.parquet"), "kind", decimal=",")
+
+
+@pytest.mark.parametrize("delimiter", ["", ";;", '"', "\n", "§", 1])
+def test_unusable_delimiters_are_rejected(delimiter):
+    with pytest.raises(ValidationError, match="must be one character of ASCII"):
+        LoadDataConfig(source={"kind": "table", "path": "t.csv", "target": "c", "delimiter": delimiter})
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_integers_that_float32_rounds_are_refused(suffix, tmp_path):
+    content = pa.table({"x": [2**24, 2**25, 2**24 + 1], "c": list("aba")})
+    WRITERS[f"trees.{suffix}"](content, str(tmp_path / f"t.{suffix}"))
+
+    with pytest.raises(
+        DataError, match=r"column 'x' has 16777217 in row 2, .* which float32 rounds to 16777216"
+    ):
+        table(str(tmp_path / f"t.{suffix}"), "c")
+
+
+def test_floats_after_the_integers_of_the_first_block_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_files, "CSV_BLOCK_BYTES", 1000)
+    (tmp_path / "t.csv").write_text("x,c\n" + "1,a\n" * 500 + "0.1,b\n")
+
+    assert table(str(tmp_path / "t.csv"), "c").inputs[:][-1, 0] == np.float32(0.1)
+
+
+def test_floats_are_rounded_to_float32(tmp_path):
+    (tmp_path / "t.csv").write_text("x,c\n16777217.0,a\n0.1,b\n")
+
+    assert table(str(tmp_path / "t.csv"), "c").inputs[:].ravel().tolist() == [2**24, float(np.float32(0.1))]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"x,x,c\n1,2,a\n", "several columns with the name 'x'. Rename them"),
+        (
+            "größe,c\n1,a\n".encode("latin-1"),
+            "is not a readable table: it is not UTF-8. Convert the file to UTF-8",
+        ),
+        ("x,c\n1,schön\n".encode("latin-1"), "column 'c' has text that is not UTF-8. Convert"),
+        (b"x,c\n1,a\nb,b\n", "column 'x' has the type string, which is not a number"),
+        (b"x,c\n1,a\n2\n", "Expected 2 columns, got 1"),
+    ],
+)
+def test_unreadable_csv_files_are_rejected(content, words, tmp_path):
+    (tmp_path / "t.csv").write_bytes(content)
+
+    with pytest.raises(DataError, match=words):
+        table(str(tmp_path / "t.csv"), "c")
+
+
+def test_mixed_types_are_rejected_with_the_value(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_files, "CSV_BLOCK_BYTES", 1000)
+    (tmp_path / "t.csv").write_text("x,c\n" + "1,2\n" * 500 + "many,3\n")
+
+    with pytest.raises(DataError, match="conversion error to double: invalid value 'many'"):
+        table(str(tmp_path / "t.csv"), "c")
+
+
+@pytest.mark.parametrize("column", ["x", "c"])
+def test_files_with_other_types_are_rejected(column, tmp_path):
+    for number, values in enumerate(([1, 2], ["a", "b"])):
+        columns = {"x": [1, 2], "c": [0, 1], column: values}
+        parquet.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
+
+    with pytest.raises(DataError, match=rf"1.parquet: column '{column}' has the type string, but in"):
+        table(str(tmp_path), "c")
+
+
+def test_files_with_other_types_of_targets_are_rejected(tmp_path):
+    for number, values in enumerate(([1, 2], [0.5, 1])):
+        parquet.write_table(pa.table({"x": [1, 2], "c": values}), tmp_path / f"{number}.parquet")
+
+    with pytest.raises(DataError, match="the column 'c' has the types int64, double in its files"):
+        table(str(tmp_path), "c")

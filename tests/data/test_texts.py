@@ -1,5 +1,6 @@
 """The source `text`: texts as padded ids of tokens."""
 
+import csv
 import json
 
 import numpy as np
@@ -84,9 +85,16 @@ def test_long_texts_are_cut_and_counted(tmp_path):
     ("content", "name", "message"),
     [
         ("text,label\n", "a.csv", "has no texts"),
-        ("txt,label\na,1\n", "a.csv", "sample 0, counted from 0, has no 'text'. Did you mean 'txt'"),
+        ("txt,label\na,1\n", "a.csv", "line 2: the sample has no 'text'. Did you mean 'txt'"),
         ('{"text": "a"', "a.jsonl", "line 1: not JSON"),
         ("text,label\n,1\n", "a.csv", "text 0, counted from 0, has no tokens"),
+        ("text,label\na,1\nb,\n", "a.csv", "line 3: 'label' must be text or an integer; found ''"),
+        ("text,label\na,1\nb\n", "a.csv", "line 3: the row has 1 field, but the first line has 2"),
+        ("text,label\na,x\nb, c,y\n", "a.csv", "line 3: the row has 3 fields, but the first line has 2"),
+        ('text,label\n"a\nb",x\nb, c,y\n', "a.csv", "line 4: the row has 3 fields"),
+        ("text,label,label\na,x,y\n", "a.csv", "several columns with the name 'label'. Rename them"),
+        ('{"text": "a", "label": NaN}', "a.jsonl", "line 1: 'label' must be text or an integer; found nan"),
+        ('{"text": ["a"], "label": 1}', "a.jsonl", "line 1: 'text' must be text or an integer"),
         ("a", "a.doc", "must be a folder, or end in .csv, .tsv or .jsonl"),
     ],
 )
@@ -131,3 +139,70 @@ def test_splits_and_groups_come_from_columns_or_files(tmp_path):
 def test_folder_of_texts_has_no_column_for_a_split(tmp_path):
     with pytest.raises(DataError, match="is a folder and has no columns. Remove the key"):
         text(str(write(tmp_path, "folder")), split="part")
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "folder"])
+def test_byte_order_mark_is_not_a_character(form, tmp_path):
+    path = write(tmp_path, form)
+    for file in [path] if path.is_file() else path.rglob("*.txt"):
+        file.write_text(file.read_text(), encoding="utf-8-sig")
+
+    arrays = text(str(path))
+
+    assert arrays.facts["class_names"] == ("bad", "good")
+    assert arrays.inputs.max() - 1 == "ä".encode()[0]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "texts/pos/1.txt"])
+def test_text_that_is_not_utf8_is_refused_with_its_file(name, tmp_path):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes('text,label\nschön,1\n{"'.encode("latin-1"))
+
+    with pytest.raises(
+        DataError, match=rf"{name} cannot be read: byte 0xf6 at position 14 is not UTF-8. Convert"
+    ):
+        text(str(tmp_path / name.split("/")[0]))
+
+
+def test_labels_with_leading_zeros_are_classes_of_their_own(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\na,01\nb,1\n")
+
+    assert text(str(tmp_path / "a.csv")).facts["class_names"] == ("01", "1")
+
+
+def test_folders_are_read_as_those_of_images(tmp_path):
+    """Folders in those of the classes, names in capitals, hidden files, and folders of splits."""
+    for name in (
+        "train/pos/1.TXT",
+        "train/neg/a/2.txt",
+        "train/neg/.3.txt",
+        "test/pos/4.txt",
+        "test/neg/5.txt",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name[-5])
+
+    arrays = text(str(tmp_path))
+
+    assert (arrays.inputs.ravel() - 1).tolist() == [*b"5421"]
+    assert arrays.splits.tolist() == ["test", "test", "train", "train"]
+    assert arrays.facts["class_names"] == ("neg", "pos")
+
+
+def test_class_without_texts_is_refused(tmp_path):
+    for name in ("pos/1.txt", "neg/1.doc"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("a")
+
+    with pytest.raises(
+        DataError, match=r"neg has no texts. Add texts of this class, whose names end in .txt"
+    ):
+        text(str(tmp_path))
+
+
+def test_long_texts_are_read_from_a_csv_file(tmp_path):
+    """The module csv refuses more than 131,072 characters by default."""
+    (tmp_path / "a.csv").write_text(f"text,label\n{'ab' * 100_000},1\nb,0\n")
+
+    assert text(str(tmp_path / "a.csv")).facts["truncated"] == 1
+    assert csv.field_size_limit() == 131_072

@@ -305,3 +305,30 @@ def test_rank_holds_only_its_part_of_the_state(tmp_path):
     peaks = run_ranks(peak_of_wide_model, 2, tmp_path)
 
     assert max(peaks) < 0.65 * 4 * 4 * 64 * 2**20
+
+
+def fused_sgd(parameters):
+    return torch.optim.SGD(parameters, fused=True)
+
+
+def refuse_optimizers(folder):
+    """Return the messages with which a rank refuses optimizers."""
+    messages = []
+    for build in (torch.optim.Adafactor, torch.optim.Rprop, fused_sgd):
+        model = build_net()
+        builder = LearnerBuilder(folder).devices(["cpu", "cpu"]).strategy("fsdp")
+        with pytest.raises(BuilderError) as caught:
+            builder.build(model, build(model.parameters()), 0.1)
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_optimizers_that_cannot_update_shards_are_refused(tmp_path):
+    refused = run_ranks(refuse_optimizers, 2, tmp_path)
+
+    assert refused[0] == refused[1]
+    assert refused[0] == [
+        "Adafactor cannot update sharded parameters. Use another optimizer, or the strategy ddp",
+        "Rprop cannot update sharded parameters. Use another optimizer, or the strategy ddp",
+        "fused SGD cannot update sharded parameters. Set fused: false, or the strategy ddp",
+    ]

@@ -7,7 +7,7 @@ import torch
 
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.contracts.errors import CheckpointError
-from stages.contracts.history import History, Split, Value
+from stages.contracts.history import Direction, History, Split, Value
 from stages.learner.run_state import best_epoch, history_of, history_tree
 from stages.records import BytesRecorder, DefaultRecorder, OriginalPrecision
 from stages.records.formats import FORMATS
@@ -99,3 +99,16 @@ def test_resume_from_rows_equals_resume_from_columns(train, tmp_path):
         files = [tmp_path / run / f"checkpoint/{name}.mpk.gz" for run in ("old", "uninterrupted")]
         assert files[0].read_bytes() == files[1].read_bytes()
     assert uninterrupted.epoch == 4
+
+
+def test_best_epoch_of_a_metric():
+    accuracies = [
+        Value(epoch, Split.TRAIN, "Accuracy", each) for epoch, each in enumerate([1, 3, 2], start=1)
+    ]
+    tree = history_tree(History([*losses([0.1, 0.2, 0.3]), *accuracies]))
+
+    assert best_epoch(checkpoint(tree), "Accuracy", Split.TRAIN, Direction.HIGHEST) == 2
+    with pytest.raises(
+        CheckpointError, match="no epoch has a finite valid Recall, so there is no best epoch"
+    ):
+        best_epoch(checkpoint(tree), "Recall")

@@ -1,5 +1,6 @@
 """Metrics of a user in a run that is interrupted in the middle of an epoch."""
 
+from collections import deque
 from dataclasses import dataclass
 
 import pytest
@@ -64,6 +65,26 @@ class SavedErrors(Errors):
         return type(self)(set(state["errors"]))
 
 
+class KeptErrors(SavedErrors):
+    """The same with containers of several types in its state."""
+
+    def state_dict(self):
+        last = deque((torch.tensor(error) for error in sorted(self.errors)), maxlen=3)
+        return {"errors": self.errors, "by index": {0: (1, last)}}
+
+    def load_state_dict(self, state):
+        assert type(state["by index"][0][1]) is deque
+        assert state["by index"][0][1].maxlen == 3
+        return type(self)(state["errors"])
+
+
+class OpaqueErrors(KeptErrors):
+    """The same with an object that no checkpoint can hold."""
+
+    def state_dict(self):
+        return {"errors": [{"first": iter(self.errors)}]}
+
+
 class MaxErrorMetric:
     name, unit = "Max Error", None
 
@@ -102,7 +123,9 @@ def logs(directory):
 
 
 @pytest.mark.parametrize(
-    "metric", [MaxErrorMetric(), ErrorsMetric(SavedErrors)], ids=["dataclass", "methods"]
+    "metric",
+    [MaxErrorMetric(), ErrorsMetric(SavedErrors), ErrorsMetric(KeptErrors)],
+    ids=["dataclass", "methods", "containers"],
 )
 @pytest.mark.parametrize("stop_after", [2, BATCHES + 1, 2 * BATCHES + 3])
 def test_resumed_values_of_a_users_metric_equal_uninterrupted_values(metric, stop_after, tmp_path):
@@ -125,6 +148,13 @@ def test_metric_that_cannot_be_saved_fails_in_the_first_batch(every, tmp_path):
     )
     assert "give it the methods state_dict() and load_state_dict(state)" in str(caught.value)
     assert "fit.checkpoint_every_seconds" in str(caught.value)
+
+
+def test_state_dict_that_no_checkpoint_can_hold_fails_in_the_first_batch(tmp_path):
+    with pytest.raises(
+        BuilderError, match=r"metric 'Errors': .*\['errors'\]\[0\]\['first'\] is of the type set_"
+    ):
+        train(tmp_path, ErrorsMetric(OpaqueErrors), steps=100)
 
 
 def test_metric_needs_no_state_without_checkpoints_within_epochs(tmp_path):

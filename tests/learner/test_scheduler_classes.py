@@ -170,8 +170,12 @@ def test_only_a_plateau_monitors_a_metric():
 def test_end_of_a_schedule_of_fixed_length_is_explained(start, tiny, tmp_path):
     ending = ScheduleUse(kind="one_cycle", per="batch", max_lr=0.3, total_steps=3)
 
-    with pytest.raises(BuilderError, match="OneCycleLR cannot make another step per batch: Tried to step"):
+    with pytest.raises(
+        BuilderError, match=r"the OneCycleLR has total_steps 3, but the run makes \d+ steps, one"
+    ):
         run(start, tiny, ending, tmp_path)
+
+    assert not (tmp_path / "train").exists(), "the run has not begun"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from stages.contracts.errors import BuilderError, CheckpointError
+from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.history import Split
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import EvaluatorBuilder, LearnerBuilder
@@ -181,7 +181,7 @@ def test_state_of_a_stream_that_no_checkpoint_can_hold_is_an_error(tmp_path):
     stream = Feed()
     stream.state_dict = lambda: {"next": object()}
 
-    with pytest.raises(CheckpointError, match=r"state_dict\(\) of Feed\['next'\] is of type object"):
+    with pytest.raises(RecordError, match=r"state_dict\(\) of Feed\['next'\] is of the type object"):
         fit(tmp_path, DataLoader(stream, batch_size=2), [(torch.rand(2, 4), torch.ones(2).long())])
 
 

@@ -6,7 +6,7 @@ from run_files import read_run_files
 from stop_after import StopAfter
 from torch import nn
 
-from stages.contracts.errors import BuilderError, CheckpointError
+from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.outputs import RegressionOutput, TrainOutput
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
@@ -125,7 +125,7 @@ def test_value_that_a_checkpoint_cannot_hold_is_reported():
     model = Stateful()
     model.state = {"a": [object()]}
 
-    with pytest.raises(CheckpointError, match=r"Stateful.training_state\(\)\['a'\]\[0\] is of type object"):
+    with pytest.raises(RecordError, match=r"Stateful.training_state\(\)\['a'\]\[0\] is of the type object"):
         training_state(model)
 
 

@@ -17,7 +17,8 @@ import stages
 from stages.contracts.errors import BuilderError, KilledError
 from stages.contracts.outputs import ClassificationOutput, TrainOutput
 from stages.data import DataLoaderBuilder, NormalizeBatcher
-from stages.learner import EvaluatorBuilder
+from stages.learner import EvaluatorBuilder, LearnerBuilder
+from stages.metrics import LossMetric
 from stages.models import ClassificationStep, RegressionStep, backward
 from stages.optim import AdaGrad, Adam, AdamW, Lbfgs, Muon, RmsProp, Sgd
 from stages.renderers import NoRenderer
@@ -441,3 +442,25 @@ def test_weight_may_be_any_number_above_0(weight, start, tmp_path):
     learner.fit(batches(), batches())
 
     assert learner.epoch == 3
+
+
+class Renamed(LossMetric):
+    def __init__(self, name):
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["Loss/Valid"], "a metric is named 'Loss/Valid', which cannot be the name of a file"),
+        (["A b", "A_b"], "metrics 'A b' and 'A_b' would share the file A_b.log: rename one of them"),
+        (["x" * 300], "which has 300 bytes: use a name of at most 200"),
+    ],
+)
+def test_names_of_metrics_that_are_no_files_are_refused_before_training(names, words, tmp_path):
+    model = torch.nn.Linear(1, 1)
+    model.train_step = model.valid_step = lambda batch: None
+    builder = LearnerBuilder(tmp_path).metrics(*map(Renamed, names))
+
+    with pytest.raises(BuilderError, match=words):
+        builder.build(model, torch.optim.SGD(model.parameters()), 0.1)

@@ -434,24 +434,9 @@ def test_value_without_methods_is_rejected_with_advice(value, found):
     assert "give it the methods state_dict() and load_state_dict(state)" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        (Holder(2**80), "Holder.state_dict()['held'] is the integer 1208925819614629174706176"),
-        (Holder(torch.ones(2, dtype=torch.complex64)), "is a tensor of torch.complex64, torch.strided"),
-        (Holder(torch.eye(2).to_sparse()), "is a tensor of torch.float32, torch.sparse_coo"),
-        (OwnState({"a": [1, {"b": 2j}]}), "OwnState.state_dict()['a'][1]['b'] is a complex"),
-        (OwnState({"a": {"x", "y"}}), "OwnState.state_dict()['a'] is a set"),
-        (OwnState({"a": (1, 2)}), "OwnState.state_dict()['a'] is a tuple"),
-        (OwnState({"a": {1: 2}}), "OwnState.state_dict()['a'] is a dict with the key 1"),
-        (OwnState([1]), "OwnState.state_dict() is a list"),
-    ],
-)
-def test_unrecordable_state_dict_is_rejected_with_its_path(value, found):
-    with pytest.raises(TypeError) as caught:
-        save_state(value, "Mine")
-
-    assert f"metric 'Mine': {found}" in str(caught.value).replace("Holder.state_dict()['held'] is a", "is a")
+def test_state_dict_that_is_not_a_dict_is_rejected():
+    with pytest.raises(TypeError, match=r"metric 'Mine': OwnState.state_dict\(\) is a list: return a dict"):
+        save_state(OwnState([1]), "Mine")
 
 
 MEAN = {"total": 1.0, "weight": 1}

@@ -81,6 +81,8 @@ WRONG_VALUES = {
     "names": [None, True, 1, "", "x", [""], [1], [True], [".."], ["a/b"], ["a\0"], [["a"]], {"a": 1}],
     "choices": [None, True, 1, "", "safetensors", [""], ["x"], [1], [None], [["burnpack"]], {"a": 1}],
     "texts": [None, True, 1, "", "x", [""], [1], [None], [["a"]], {"a": 1}],
+    "spellings or null": [True, 1, "", "x", [1], [None], [["a"]], {"a": 1}],
+    "character or null": [True, 1, "", ";;", '"', "\n", "§", ["a"], {"a": 1}],
     "texts or null": [True, 1, "", "x", [""], [1], [None], [["a"]], {"a": 1}],
     "finite": [*NOT_A_NUMBER, None, 10**400, inf, -inf, nan],
     "patterns": [None, True, 1, "", "x", [""], [1], [None], ["("], ["a", "*"], [["a"]], {"a": 1}],
@@ -141,6 +143,10 @@ PARAMS = [
             "missing": "choice",
             "fill": "finite",
             "task": "choice or null",
+            "delimiter": "character or null",
+            "decimal": "choice",
+            "missing_values": "spellings or null",
+            "header": "flag",
             "valid_path": "text or null",
             "test_path": "text or null",
             "split": "text or null",
@@ -170,6 +176,7 @@ PARAMS = [
             "path": "text",
             "inputs": "text",
             "targets": "text",
+            "splits": "texts or null",
             "config": "text or null",
             "revision": "text or null",
             "size": "pair or null",
@@ -362,8 +369,10 @@ PARAMS = [
     (
         "save_model",
         {},
-        {"recorder": "section", "exports": "choices", "epoch": "choice", "weights": "choice"},
+        {"recorder": "section", "exports": "choices", "epoch": "choice", "weights": "choice"}
+        | {"best": "section or null"},
     ),
+    ("save_model.best", {}, {"metric": "text", "split": "choice", "direction": "choice"}),
     ("save_model.recorder", {}, RECORDER),
 ]
 PARTS = [

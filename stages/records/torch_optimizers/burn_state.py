@@ -56,7 +56,9 @@ def count_steps(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[Tensor, int]
 
     The counters on a device are read in one transfer, which waits for the device.
     """
-    counters = {parameter: state[STEP] for parameter, state in states.items() if STEP in state}
+    counters = {
+        key: state[STEP] for key, state in states.items() if isinstance(key, Tensor) and STEP in state
+    }
     numbers = {key: counter for key, counter in counters.items() if isinstance(counter, int | float)}
     by_kind: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for parameter, counter in counters.items():

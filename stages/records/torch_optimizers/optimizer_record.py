@@ -1,13 +1,15 @@
 """Burn's record of a torch optimizer, the state that it leaves out, and the restoring of both."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stages.contracts.errors import RecordError
-from stages.records.record_tree import Map, Tree
+from stages.records.record_tree import Map, Tree, map_leaves
+from stages.records.state_tree import decode_state, encode_state
 from stages.records.tensors import to_raw_tree
 from stages.records.torch_optimizers.burn_state import (
     count_steps,
@@ -27,6 +29,9 @@ from stages.records.torch_optimizers.torch_state import (
     step_kind,
     to_entry,
 )
+
+_OPAQUE = object()
+"""A value that `torch.optim.Optimizer.load_state_dict` does not copy."""
 
 
 def optimizer_record(optimizer: torch.optim.Optimizer, module: nn.Module, skeleton: Tree = None) -> Tree:
@@ -70,7 +75,7 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
     """
     name, form = type(optimizer).__name__, form_of(optimizer)
     if form is None:
-        return {"optimizer": name, "state_dict": _with_text_keys(optimizer.state_dict(), "state_dict")}
+        return {"optimizer": name, "state_dict": _encode_state_dict(optimizer)}
     places, steps = slots_by_parameter(module, None), count_steps(optimizer.state)
     state: dict[str, Tree] = {}
     held: dict[str, list[str]] = {}
@@ -84,10 +89,12 @@ def optimizer_supplement(optimizer: torch.optim.Optimizer, module: nn.Module) ->
         held[str(index)] = sorted(names)
         left = {key: entry for key, entry in entries.items() if key not in names}
         if left:
-            state[str(index)] = _with_text_keys(left, f"state.{index}")
-    groups = [_with_text_keys(options_of(group), "param_groups") for group in optimizer.param_groups]
+            state[str(index)] = _encode_entries(optimizer, left)
+    groups = _encode_options(optimizer, [options_of(group) for group in optimizer.param_groups])
     sizes = [len(group["params"]) for group in optimizer.param_groups]
-    return {"optimizer": name, "param_groups": groups, "sizes": sizes, "held": held, "state": state}
+    shared = {key: entry for key, entry in optimizer.state.items() if not isinstance(key, Tensor)}
+    extra = {"shared": encode_state(shared, f"the state of the {name}")} if shared else {}
+    return {"optimizer": name, "param_groups": groups, "sizes": sizes, "held": held, "state": state, **extra}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item: Tree, rest: Tree) -> None:
@@ -125,8 +132,9 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, item:
             )
         state = {name: to_entry(state[name], name, group, parameter) for name in names}
         left = rest["state"].get(str(index), {})
-        states.append({**state, **{key: to_entry(left[key], key, group, parameter) for key in left}})
+        states.append({**state, **{key: _decode_entry(left[key], key, group, parameter) for key in left}})
     assign(optimizer, groups, states)
+    optimizer.state.update(decode_state(rest.get("shared", {})))
 
 
 def _check(optimizer: torch.optim.Optimizer, rest: Tree) -> None:
@@ -144,11 +152,11 @@ def _check(optimizer: torch.optim.Optimizer, rest: Tree) -> None:
         )
 
 
-def _merge_options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_options(group: Mapping[str, Any], saved: Tree) -> dict[str, Any]:
     """Return the options *saved*, with tuples where *group* has tuples, because files store them as lists."""
     return {
         key: tuple(value) if isinstance(group.get(key), tuple) and isinstance(value, list) else _copy(value)
-        for key, value in saved.items()
+        for key, value in decode_state(saved).items()
     }
 
 
@@ -156,42 +164,89 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
+def _encode_options(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> Tree:
+    """Return *groups* of options as trees; the tuples that are defaults of *optimizer* become lists."""
+    tuples = {key for key, value in optimizer.defaults.items() if type(value) is tuple}
+    name = f"a parameter group of the {type(optimizer).__name__}"
+    return [
+        encode_state(
+            {
+                key: list(each[key]) if key in tuples and type(each[key]) is tuple else each[key]
+                for key in each
+            },
+            name,
+        )
+        for each in groups
+    ]
+
+
+def _encode_entries(optimizer: torch.optim.Optimizer, entries: Any) -> Tree:
+    """Return the *entries* of the state of a parameter as a tree."""
+    name = f"the state of the {type(optimizer).__name__}"
+    if not isinstance(entries, dict):
+        return encode_state(entries, name)
+    if wrong := [key for key in entries if type(key) is not str]:
+        raise RecordError(f"{name} has the key {wrong[0]!r}, which is not text. Use {str(wrong[0])!r}")
+    return encode_state(dict(entries), name)
+
+
+def _encode_state_dict(optimizer: torch.optim.Optimizer) -> Tree:
+    """Return the complete ``state_dict``, with the numbers of the parameters as text."""
+    tree = dict(optimizer.state_dict())
+    state, groups = tree.pop("state", {}), tree.pop("param_groups", [])
+    return {
+        **encode_state(tree, f"{type(optimizer).__name__}.state_dict()"),
+        "state": {str(key): _encode_entries(optimizer, entries) for key, entries in state.items()},
+        "param_groups": _encode_options(optimizer, groups),
+    }
+
+
 def _load_state_dict(optimizer: torch.optim.Optimizer, saved: Tree) -> None:
-    """Load a complete ``state_dict``, whose integer keys are stored as text and whose tuples as lists."""
-    state, groups = saved.get("state", {}), saved.get("param_groups", [])
-    state = {int(key) if key.isdigit() else key: entry for key, entry in state.items()}
+    """Load a complete ``state_dict``, whose integer keys are stored as text.
+
+    torch casts tensors to the dtype of their parameter, and copies containers inexactly, for example a deque
+    without its length, so these values are set afterwards.
+    """
+    rest = {key: decode_state(each) for key, each in saved.items() if key not in ("state", "param_groups")}
+    groups = saved.get("param_groups", [])
     groups = [_merge_options(now, then) for now, then in zip(optimizer.param_groups, groups, strict=False)]
+    state = {int(key) if key.isdigit() else key: each for key, each in saved.get("state", {}).items()}
+    is_plain = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
+    loaded = {
+        key: _wrap_containers(each) if is_plain and type(key) is int else decode_state(each)
+        for key, each in state.items()
+    }
     try:
-        optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
+        optimizer.load_state_dict({**rest, "state": loaded, "param_groups": groups})
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise RecordError(f"the saved state does not fit this {type(optimizer).__name__}: {error}") from error
-    for index, parameter in enumerate(parameters_of(optimizer)):
-        _undo_casts(optimizer.state.get(parameter, {}), state.get(index, {}))
+    for index, (group, parameter) in enumerate(members(optimizer)):
+        _restore_entries(optimizer.state.get(parameter, {}), state.get(index, {}), group, parameter)
 
 
-def _undo_casts(loaded: Any, saved: Tree) -> None:
-    """Restore the dtypes of the entries that torch cast to the parameter's dtype when it loaded them."""
+def _wrap_containers(entries: Tree) -> Any:
+    """Return the entries of a parameter without those that torch would copy."""
+    if not isinstance(entries, dict):
+        return decode_state(entries)
+    return {key: _OPAQUE if isinstance(each, dict | list | str) else each for key, each in entries.items()}
+
+
+def _restore_entries(loaded: Any, saved: Tree, group: Mapping[str, Any], parameter: Tensor) -> None:
+    """Set the entries that torch has cast, and those that it has not received."""
     for key, entry in saved.items() if isinstance(saved, dict) else ():
         now = loaded.get(key)
-        if isinstance(entry, Tensor) and isinstance(now, Tensor) and now.dtype != entry.dtype:
+        if now is _OPAQUE:
+            loaded[key] = _decode_entry(entry, key, group, parameter)
+        elif isinstance(entry, Tensor) and isinstance(now, Tensor) and now.dtype != entry.dtype:
             loaded[key] = entry.to(now.device, copy=True)
 
 
-def _with_text_keys(node: Any, path: str) -> Tree:
-    """Return *node* with text in place of integer keys and lists in place of tuples."""
-    if isinstance(node, dict):
-        return {_text_key(key, path): _with_text_keys(value, f"{path}.{key}") for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [_with_text_keys(value, f"{path}.{key}") for key, value in enumerate(node)]
-    if node is None or isinstance(node, bool | int | float | str | bytes | Tensor):
-        return node
-    raise RecordError(
-        f"cannot record the optimizer's {path}: found the type {type(node).__name__}. Keep only numbers, "
-        "text, bytes, tensors, lists and dicts in its state"
-    )
+def _decode_entry(entry: Tree, key: str, group: Mapping[str, Any], parameter: Tensor) -> Any:
+    """Return the *entry* of a state, from `encode_state`, with its tensors on the device of *parameter*."""
+    if isinstance(entry, Tensor):
+        return to_entry(entry, key, group, parameter)
+    return decode_state(map_leaves(entry, partial(_move, parameter.device)))
 
 
-def _text_key(key: Any, path: str) -> str:
-    if isinstance(key, str | int) and not isinstance(key, bool):
-        return str(key)
-    raise RecordError(f"cannot record the optimizer's {path}: found the key {key!r}, expected text")
+def _move(device: torch.device, leaf: Tree) -> Tree:
+    return leaf.detach().to(device, copy=True) if isinstance(leaf, Tensor) else leaf

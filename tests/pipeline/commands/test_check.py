@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
-from pipeline.check import find_missing_deps
+from pipeline.check import PARAMS, find_late_mistakes, find_missing_deps
+from pipeline.metric_check import are_metrics_known
 from pipeline.params import read_params
 from pipeline.plugin_check import END, main
+from pipeline.yaml_files import read_definition, read_yaml
 
 USER_FILES = {
     "failing.py": "1 / 0",
@@ -398,3 +400,75 @@ def test_check_reports_the_missing_dep_of_each_stage_that_reads_images(project, 
         r"an edit of raw_images would not rerun (\S+); add to its deps:\n      - raw_images", checked.out
     )
     assert (checked.code, found) == (1, stages), checked.text
+
+
+BAD_NAMES = """class Named:
+    unit = None
+
+    def __init__(self, name):
+        self.name = name
+
+    def measure(self, output):
+        return None
+"""
+CONTRADICTIONS = {
+    "best epoch is not kept": (
+        [("  epoch: last", "  epoch: best"), ("  num_epochs: 20", f"  num_epochs: 20\n  {KEEP}")],
+        "save_model.epoch: the epoch with the lowest valid 'Loss' would be removed by fit.keep, which keeps",
+    ),
+    "schedule ends before the run": (
+        [("kind: constant", "kind: one_cycle\n    per: epoch\n    max_lr: 0.1\n    total_steps: 19")],
+        "build_learner.schedule.total_steps: the schedule ends after 19 steps, one per epoch, but fit.num_ep",
+    ),
+    "early stopping monitors no metric": (
+        [("  num_epochs: 20", "  num_epochs: 20\n  early_stopping: {n_epochs: 2, metric: Acuracy}")],
+        "fit.early_stopping: MetricEarlyStopping uses the valid 'Acuracy', which is not registered",
+    ),
+    "retention monitors no metric": (
+        [("  num_epochs: 20", f"  num_epochs: 20\n  {KEEP}"), (METRICS, "[loss]")],
+        "fit.keep.best.0: KeepBest uses the valid 'Accuracy', which is not registered as a number",
+    ),
+    "plateau monitors no metric": (
+        [("kind: constant", "kind: reduce_on_plateau\n    monitor: train MAE")],
+        "build_learner.schedule.monitor: Plateau uses the train 'MAE', which is not registered",
+    ),
+    "model has no output for a metric": (
+        [(METRICS, "[loss, mae]")],
+        "fit.metrics: metric 'MAE' measures RegressionOutput, but Cnn.train_step returns Classification",
+    ),
+    "name with a slash": (
+        [(METRICS, '[loss, {kind: "names:Named", name: "Loss/Valid"}]')],
+        "fit.metrics: a metric is named 'Loss/Valid', which cannot be the name of a file",
+    ),
+    "names of one file": (
+        [(METRICS, '[loss, {kind: "names:Named", name: "A b"}, {kind: "names:Named", name: A_b}]')],
+        "fit.metrics: metrics 'A b' and 'A_b' would share the file A_b.log: rename one of them",
+    ),
+    "name of 300 bytes": (
+        [(METRICS, f'[loss, {{kind: "names:Named", name: {"é" * 150}}}]')],
+        "which has 300 bytes: use a name of at most 200",
+    ),
+}
+
+
+@pytest.mark.parametrize(("edits", "message"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_contradictions_between_params_are_mistakes(edits, message, project, try_parts):
+    (project.folder / "names.py").write_text(BAD_NAMES)
+    for old, new in edits:
+        project.edit("params.yaml", old, new)
+
+    late = find_late_mistakes(read_params(), read_yaml(PARAMS), read_definition())
+    mistakes = late or try_parts()
+
+    assert len(mistakes) == 1, mistakes
+    assert message in mistakes[0]
+    assert late or not are_metrics_known(read_params())
+
+
+def test_best_epoch_of_another_metric_is_accepted(project):
+    project.edit("params.yaml", "  num_epochs: 20", f"  num_epochs: 20\n  {KEEP}")
+    project.edit(
+        "params.yaml", "  epoch: last", "  epoch: best\n  best: {metric: Accuracy, direction: highest}"
+    )
+
+    assert project.call("check").code == 0

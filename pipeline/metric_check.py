@@ -1,0 +1,82 @@
+"""Check that the metrics in params fit the model, the names of files, and the rules that monitor them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from pipeline.params import Params
+from stages.contracts import plugins
+from stages.contracts.errors import StageError
+from stages.contracts.history import Split
+from stages.contracts.metric_names import check_file_names
+from stages.models.config import BUILT_IN as MODELS
+from stages.optim.schedules import ScheduleUse, parse_monitor
+
+NAMES = {"loss": "Loss", "accuracy": "Accuracy"}
+"""The names of metrics that need no import, by their kinds."""
+MEASURED = {"cnn": {"loss", "accuracy"}, "mlp": {"loss", "accuracy"}, "mlp_regressor": {"loss"}}
+"""Kinds of these metrics that the outputs of the built-in models have the values for."""
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """A schedule that follows a metric."""
+
+    needs: frozenset[tuple[Split, str]]
+
+
+def are_metrics_known(params: Params) -> bool:
+    """Return whether `find_metric_mistakes`, which loads torch, would find none."""
+    kinds = {metric.kind for metric in params.fit.metrics}
+    names = {NAMES.get(kind) for kind in kinds}
+    monitored = {name for rule in _list_rules(params).values() for _, name in rule.needs}
+    return kinds <= MEASURED.get(params.build_learner.model.kind, set()) and monitored <= names
+
+
+def find_metric_mistakes(params: Params) -> Iterator[tuple[str, str]]:
+    """Yield the key and a message for each mistake of metrics that can be built."""
+    checks: Any = import_module("stages.learner.checks")
+    registered_metric = import_module("stages.learner.metering").RegisteredMetric
+    build = import_module("stages.metrics.registry").build_metric
+    built = [registered_metric(build(use), numeric=True) for use in params.fit.metrics]
+    metrics = {
+        Split.TRAIN: built,
+        Split.VALID: [each for each in built if not getattr(each.metric, "train_only", False)],
+    }
+    tests: dict[str, list[Callable[[], None]]] = {
+        "fit.metrics": [
+            lambda: check_file_names(each.metric.name for each in built),
+            lambda: checks.check_metric_inputs(_find_model(params), metrics),
+        ]
+    }
+    for key, rule in _list_rules(params).items():
+        tests[key] = [lambda rule=rule: checks.check_monitored_metrics(rule, metrics)]  # type: ignore[misc]
+    yield from ((key, message) for key, each in tests.items() for test in each if (message := _try(test)))
+
+
+def _try(test: Callable[[], None]) -> str:
+    try:
+        test()
+    except StageError as error:
+        return str(error)
+    return ""
+
+
+def _find_model(params: Params) -> Any:
+    """Return the class of the model; None if it is built by a function."""
+    found = plugins.find("model", params.build_learner.model.kind, MODELS)
+    return found if isinstance(found, type) else None
+
+
+def _list_rules(params: Params) -> Mapping[str, Any]:
+    """Return the rules that monitor metrics, by their keys."""
+    rules: dict[str, Any] = {
+        f"fit.keep.best.{number}": rule for number, rule in enumerate(params.fit.keep.rule().rules[1:])
+    }
+    if params.fit.early_stopping is not None:
+        rules["fit.early_stopping"] = params.fit.early_stopping
+    schedule = params.build_learner.schedule
+    if isinstance(schedule, ScheduleUse) and schedule.is_plateau:
+        rules["build_learner.schedule.monitor"] = Plateau(frozenset({parse_monitor(schedule.monitor)}))
+    return rules
