@@ -118,8 +118,6 @@ def assemble(
         optimizer = build_model_optimizer(optimizer, model)
     elif is_sharded:
         distributed.replace_parameters(optimizer, whole, model)
-    if is_sharded:
-        _check_sharded_updates(optimizer)
     _check_optimizer(options, optimizer, model, group.size)
     if is_sharded:
         distributed.check_sharded_optimizer(optimizer)
@@ -232,18 +230,6 @@ def _check_sharding(options: LearnerOptions) -> None:
     for name, is_set in conflicts.items():
         if options.strategy == "fsdp" and is_set:
             raise BuilderError(f"{name} cannot be used with the strategy fsdp. Use the strategy ddp")
-
-
-def _check_sharded_updates(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `BuilderError` if torch cannot run the update of *optimizer* on sharded parameters."""
-    kind, name = type(optimizer), type(optimizer).__name__
-    if kind in (torch.optim.Adafactor, torch.optim.Rprop):
-        raise BuilderError(f"{name} cannot update sharded parameters. Use the strategy ddp, or AdamW")
-    if kind is torch.optim.SGD and any(group["fused"] for group in optimizer.param_groups):
-        raise BuilderError(
-            f"{name} with fused=True cannot update sharded parameters. Build it without fused, or use the "
-            "strategy ddp"
-        )
 
 
 def _prepare_batch_norms(
