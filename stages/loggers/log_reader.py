@@ -12,6 +12,7 @@ too deep; they are read from the folder that they are in.
 from pathlib import Path
 
 from stages.contracts.errors import DataError
+from stages.contracts.files import read_regular
 from stages.contracts.history import History, Split, Value
 from stages.loggers.log_files import find_epoch_folders, parse_metric_name
 
@@ -105,6 +106,6 @@ def _parse_count(text: str) -> int:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").split("\n")
+        return read_regular(path).decode("utf-8", errors="replace").split("\n")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. Make it readable, or remove it") from error
