@@ -112,7 +112,6 @@ def _restore_params() -> None:
 
 def main() -> None:
     """Run the command line, and exit with the code of its error (see `report_error`)."""
-    sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
     try:
         with clean_log_records(), end_on_signal():
             app()
