@@ -12,6 +12,7 @@ import numpy as np
 from stages.contracts.config import Config
 from stages.contracts.errors import DataError
 from stages.contracts.extras import load_extra
+from stages.records.limits import Limits
 
 CHANNELS = {"rgb": 3, "gray": 1}
 _PILLOW_MODES = {"rgb": "RGB", "gray": "L"}
@@ -100,10 +101,22 @@ class ImageDecoder:
     def _open(self, path: Path, content: bytes) -> Any:
         try:
             image = self._pillow.open(io.BytesIO(content))
+            _check_safe(image, len(content))
             image.load()
         except Exception as error:  # Pillow raises errors of many kinds for corrupt files
             raise UndecodableImageError(f"{path} cannot be decoded: {error}") from error
         return image
+
+
+def _check_safe(image: Any, size: int) -> None:
+    """Raise `ValueError` if *image* is a program, or expands more than a record of *size* bytes may."""
+    if image.format == "EPS":
+        raise ValueError("it is a PostScript program. Convert it to PNG")
+    decoded, limit = image.width * image.height * len(image.getbands()), Limits.for_size(size).content
+    if decoded > limit:
+        raise ValueError(
+            f"it would expand to {decoded:,} bytes, and a file of this size to {limit:,} at most"
+        )
 
 
 @dataclass(frozen=True)
