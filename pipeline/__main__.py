@@ -1,10 +1,9 @@
-"""The entry point of ``learner`` and of ``python -m pipeline``."""
+"""The entry point of ``learner`` and of ``python -m pipeline``.
 
-import os
+It imports nothing before `main` has set the folders in which Python searches for modules.
+"""
+
 import sys
-
-from pipeline.collision import find_hidden_stages
-from pipeline.user_folder import use_private_site_cache
 
 FAILED = 1
 USAGE_ERROR = 2
@@ -19,9 +18,17 @@ def main() -> None:
     """
     if sys.platform != "linux":
         _exit(describe_platform(sys.platform), FAILED)
-    collision = find_hidden_stages()
-    if collision:
+    import os
+
+    from pipeline.collision import ROOT, find_hidden_stages
+    from pipeline.user_folder import use_private_site_cache
+
+    if collision := find_hidden_stages():
         _exit(str(collision), USAGE_ERROR)
+    sys.path.insert(0, str(ROOT))
+    import stages  # noqa: F401  the package beside this one, also if another copy is installed
+
+    del sys.path[0]
     for name, value in NO_ANALYTICS.items():
         os.environ.setdefault(name, value)
     use_private_site_cache()
@@ -46,4 +53,6 @@ def _exit(message: str, code: int) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # with -m, the current folder, in which a file may have the name of any module
     main()

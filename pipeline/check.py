@@ -11,6 +11,7 @@ from pipeline.project import parse_paths, read_paths
 from pipeline.snapshot import interpolate, read_variables
 from pipeline.versions import VERSIONS
 from pipeline.yaml_files import read_definition, read_yaml
+from stages import learner
 from stages.checkpoints.retention import BestConfig
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError
@@ -229,6 +230,16 @@ def _find_indexed_files(params: Params, root: Path) -> Iterator[Path]:
     dataset = root / parse_paths(read_definition(root / "dvc.yaml"), "dvc.yaml").get("dataset", "")
     if materialize == "index" or (dataset.is_file() and "index" in read_yaml(dataset)):
         yield Path(source.path)
+
+
+def read_spec(directory: Path, params: Params) -> "learner.LearnerSpec":
+    """Return the ``learner.json`` in *directory*, which may come from a remote.
+
+    Raises `CheckpointError` if it names code that is neither built in nor named in build_learner of *params*.
+    """
+    spec = learner.LearnerSpec.read(directory)
+    spec.check_code({value for _, value, _ in list_strings(params.build_learner)})
+    return spec
 
 
 def list_strings(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str, bool]]:

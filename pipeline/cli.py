@@ -33,8 +33,12 @@ from pipeline.user_errors import report_error
 from stages.contracts.errors import ParamsError
 from stages.contracts.printing import clean, clean_log_records, print_line
 
-COMMANDS_WITHOUT_NAME_CHECK = (None, "init", "doctor")
-"""Commands before which `_root` does not look for colliding package names; None is a call without one."""
+COMMANDS_WITHOUT_CHECKS = (None, "init")
+"""Commands before which `_root` checks nothing in the current folder; None is a call without one."""
+COMMANDS_WITHOUT_PROJECT = ("records", "summary")
+"""Commands that use only the files in their arguments."""
+READING_COMMANDS = ("check", "status", "compare", "plot", "doctor", "runs", "versions", "push", "pull")
+"""Commands that neither run a project's code nor depend on its params.yaml."""
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The class of typer's errors about arguments, which it does not export."""
@@ -87,10 +91,8 @@ def _root(
     *,
     version: Annotated[bool, flag("--version", "Print the version and exit.")] = False,
 ) -> None:
-    if context.invoked_subcommand not in COMMANDS_WITHOUT_NAME_CHECK and "--help" not in sys.argv:
-        _check_names()
-    if context.invoked_subcommand != "stage":
-        _restore_params()
+    if context.invoked_subcommand not in COMMANDS_WITHOUT_CHECKS and not {"-h", "--help"} & {*sys.argv}:
+        _check_project(context.invoked_subcommand)
     if version:
         from importlib.metadata import version as installed
 
@@ -98,21 +100,32 @@ def _root(
         raise typer.Exit
 
 
-def _check_names() -> None:
-    collision = find_collision_in_project(Path())
-    if collision:
+def _check_project(command: str | None) -> None:
+    """Check the names and files of the project in the current folder before *command* uses it.
+
+    A command that only reads reports the overrides of a killed run in params.yaml, and others restore it.
+    """
+    if command != "doctor" and (collision := find_collision_in_project(Path())):
         raise ParamsError(str(collision))
+    if command in COMMANDS_WITHOUT_PROJECT:
+        return
+    from pipeline.delivered_files import check_delivered_files
+    from stages.runs.layout import PARAMS_JOURNAL
 
+    check_delivered_files()
+    if not PARAMS_JOURNAL.exists():
+        return
+    from pipeline.engine.params_journal import describe_open_journal, restore_idle_params
 
-def _restore_params() -> None:
-    from pipeline.engine.params_journal import restore_idle_params
-
-    restore_idle_params(print_warning)
+    if command in READING_COMMANDS:
+        if warning := describe_open_journal():
+            print_warning(f"warning: {warning}")
+    elif command != "stage":
+        restore_idle_params(print_warning)
 
 
 def main() -> None:
     """Run the command line, and exit with the code of its error (see `report_error`)."""
-    sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
     try:
         with clean_log_records(), end_on_signal():
             app()

@@ -61,9 +61,9 @@ def find_collision_in_project(folder: Path) -> Collision | None:
 
 
 def find_hidden_stages() -> Collision | None:
-    """Return the package that ``import stages`` finds instead of ours; None if it finds ours."""
+    """Return the package that ``import stages`` finds; None if it is ours, or another copy of ours."""
     spec = find_spec("stages")
-    if spec is None or (spec.origin and Path(spec.origin).resolve() == ROOT / "stages/__init__.py"):
+    if spec is None or (spec.origin and Path(spec.origin).with_name("contracts").is_dir()):
         return None
     return Collision(tuple(map(Path, spec.submodule_search_locations or [spec.origin or spec.name])))
 

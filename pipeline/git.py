@@ -11,6 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.files import read_regular
+
+_LINK_MODE = "120000 "
+"""Beginning of the entry for a symbolic link that git prints."""
+_LINK_ENTRY = b"\0\0\xa0\0"
+"""The mode of a symbolic link in git's index."""
+_SHARED_INDEX = b"link"
+"""Name of the extension of an index whose entries are in another file."""
+_PLAIN_INDEXES = (b"DIRC\0\0\0\2", b"DIRC\0\0\0\3")
+"""Beginnings of the versions of the index that contain whole paths; the fourth shortens them."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,39 @@ class GitObject:
     sha: str
     kind: str
     content: bytes
+
+
+def list_tracked_files(folder: Path) -> dict[Path, bool]:
+    """Return whether it is a link for each file below *folder* in git's index; empty without a repository.
+
+    The paths are relative to *folder*. Raises `StageError` if git cannot read the repository.
+    """
+    if _find_repository(folder) is None:
+        return {}
+    listed = run_git(folder, "ls-files", "-z", "--stage")
+    entries = (line.partition("\t") for line in listed.split("\0") if line)
+    return {Path(name): entry.startswith(_LINK_MODE) for entry, _, name in entries}
+
+
+def may_track(folder: Path, names: Sequence[str]) -> bool:
+    """Return False if git's index certainly has no link, and no path with one of *names* in it.
+
+    The index itself is searched: a process of git takes longer than all else that a light command does.
+    """
+    repository = _find_repository(folder)
+    if repository is None:
+        return False
+    try:
+        index = read_regular(repository / "index")
+    except OSError:  # none yet, or in another folder, as for a worktree
+        return True
+    signs = (_LINK_ENTRY, _SHARED_INDEX, *(name.encode() for name in names))
+    return not index.startswith(_PLAIN_INDEXES) or any(sign in index for sign in signs)
+
+
+def _find_repository(folder: Path) -> Path | None:
+    folders = (folder.absolute(), *folder.absolute().parents)
+    return next((each / ".git" for each in folders if (each / ".git").exists()), None)
 
 
 def run_git(folder: Path, *arguments: str) -> str:

@@ -7,25 +7,29 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from pipeline.yaml_files import load_yaml
+from pipeline.yaml_files import MAX_YAML_BYTES, load_yaml
 from stages.contracts.errors import StageError
+from stages.contracts.file_lists import is_md5
+from stages.contracts.files import read_regular
 
 HEAD = "schema: '2.0'\n"
 """First line of what DVC writes."""
 RESTORE = "Run `git checkout dvc.lock`"
+_NO_MD5 = "0" * 32
 _CONFLICT = re.compile(r"^(<<<<<<<|=======|>>>>>>>)( .*)?$", re.MULTILINE)
 
 
 def read_lockfile(path: Path) -> dict[str, Any]:
     """Return the content of *path*; empty if it is missing. Raises `StageError` if it is not a dvc.lock."""
     try:
-        return parse_lockfile(path.read_text(encoding="utf-8"), path)
+        return parse_lockfile(read_regular(path, MAX_YAML_BYTES).decode("utf-8"), path)
     except FileNotFoundError:
         return {}
     except IsADirectoryError as error:
         raise StageError(f"{path} is a directory, not a file. Remove it. {RESTORE}") from error
-    except UnicodeDecodeError as error:
-        raise StageError(f"{path} is not a dvc.lock: {error}. {RESTORE}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StageError(f"{path} is not a dvc.lock: {reason}. {RESTORE}") from error
 
 
 def parse_lockfile(text: str, source: Path | str) -> dict[str, Any]:
@@ -45,8 +49,8 @@ def check_lockfile(path: Path) -> None:
 def is_truncated(path: Path) -> bool:
     """Return whether *path* is the beginning of a dvc.lock, as a kill or a full disk leaves it."""
     try:
-        return is_truncated_content(path.read_bytes())
-    except (FileNotFoundError, IsADirectoryError):
+        return is_truncated_content(read_regular(path, MAX_YAML_BYTES))
+    except OSError:
         return False
 
 
@@ -106,8 +110,14 @@ def _problems(content: Any) -> Iterator[str]:
             return
         for key in ("deps", "outs"):
             entries = stage.get(key, [])
-            if not isinstance(entries, list) or not all(map(_is_entry, entries)):
+            if not isinstance(entries, list):
                 yield f"stages.{name}.{key} is {str(entries)[:60]!r}, not a list of paths with hashes"
+                return
+            yield from (
+                f"stages.{name}.{key} has {str(each)[:100]!r}, not a path with a hash"
+                for each in entries
+                if not _is_entry(each)
+            )
         params = stage.get("params", {})
         if not isinstance(params, dict) or not all(isinstance(each, dict) for each in params.values()):
             yield f"stages.{name}.params is {str(params)[:60]!r}, not a mapping of files"
@@ -117,6 +127,6 @@ def _is_entry(entry: Any) -> bool:
     return (
         isinstance(entry, dict)
         and isinstance(entry.get("path"), str)
-        and isinstance(entry.get("md5", ""), str)
+        and is_md5(entry.get("md5", _NO_MD5))
         and entry.get("hash", "md5") == "md5"
     )

@@ -7,19 +7,18 @@ itself imports none of them.
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pipeline
 from pipeline.metric_check import are_metrics_known, find_metric_mistakes
 from pipeline.params import Params, read_params
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import StageError
+from stages.contracts.processes import program_command
 from stages.data import augmentation_config as augmentations
 from stages.data import config as sources
 from stages.loggers import config as loggers
@@ -51,12 +50,7 @@ NEEDS_EXTRA = "stages.metrics.from_torchmetrics:"
 """Beginning of the import path of a metric that needs torchmetrics, which may not be installed."""
 END = ["", ""]
 """Last line of a result. A failure after it occurs at exit, and does not affect a run."""
-PROGRAM = """
-import sys
-sys.path[:] = [sys.argv[1], *filter(None, sys.path)]  # not another "pipeline" in this folder
-from pipeline.plugin_check import main
-main(sys.argv[2])
-"""
+PROGRAM = "from pipeline.plugin_check import main; main(sys.argv[1])"
 
 
 def find_plugin_mistakes(params: Params) -> list[str]:
@@ -67,7 +61,7 @@ def find_plugin_mistakes(params: Params) -> list[str]:
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result"
         done = subprocess.run(  # noqa: S603  no shell
-            [sys.executable, "-c", PROGRAM, str(Path(pipeline.__file__).parents[1]), str(result)],
+            program_command(PROGRAM, str(result)),
             capture_output=True,
             text=True,
             errors="replace",
@@ -86,9 +80,13 @@ def find_plugin_mistakes(params: Params) -> list[str]:
     ]
 
 
+def list_imported_parts(params: Params) -> list[str]:
+    """Return the parts in *params* that are imported by their path, such as those of the project."""
+    return list(dict.fromkeys(use.kind for _, _, use in _parts(params) if ":" in use.kind))
+
+
 def main(result: str) -> None:
     """Try each part that params.yaml names, and write a line to the file *result* before and after it."""
-    sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
     params = read_params()
     with Path(result).open("w", encoding="utf-8") as file:
 

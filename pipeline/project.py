@@ -47,6 +47,12 @@ def parse_paths(content: Mapping[str, Any], source: Path | str) -> dict[str, Pat
     return ProjectPaths({name: Path(value) for name, value in paths.items()})
 
 
+def find_above(path: Path) -> Path:
+    """Return *path* in the current folder or the nearest one above it that has it; as it is if none has."""
+    here = Path.cwd()
+    return next((each / path for each in (here, *here.parents) if (each / path).exists()), path)
+
+
 def runs_root() -> Path:
     """Return the folder of the run stores: in the user's project, even in `dvc exp run --temp`."""
     return Path(os.environ.get("DVC_ROOT") or ".") / RUNS_FOLDER

@@ -13,6 +13,7 @@ from ruamel.yaml.nodes import ScalarNode, SequenceNode
 from ruamel.yaml.tag import Tag
 
 from stages.contracts.errors import ParamsError
+from stages.contracts.files import read_regular
 
 _NATIVE: Any = getattr(ruamel.yaml, "CBaseLoader", None)
 """ruamel.yaml's binding to libyaml; None without ruamel.yaml.clib, which DVC brings on CPython."""
@@ -23,6 +24,10 @@ _TYPED = frozenset("-+0123456789.tTfFnN~<=")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _HASH = re.compile(r"[0-9be]*[acdf][0-9a-f]*(\.dir)?")
 """Hashes as DVC writes them; one with only digits, b and e could be a number."""
+MAX_YAML_BYTES = 1 << 26
+"""Largest YAML file that is read; a dvc.lock has about 100 bytes for each output."""
+MAX_VALUES = 1 << 20
+"""Most values of a document with aliases, each of which may stand for many values."""
 TAG = "could not determine a constructor for the tag "
 """Beginning of ruamel.yaml's message about an unsupported tag."""
 
@@ -33,7 +38,7 @@ def read_yaml(path: Path) -> Any:
     Raises `ParamsError` if the file is missing or not valid YAML.
     """
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"), path)
+        return parse_yaml(read_regular(path, MAX_YAML_BYTES).decode("utf-8"), path)
     except OSError as error:
         raise ParamsError(
             f"{path} cannot be read ({error.strerror}). Run the command in the folder that has it"
@@ -85,11 +90,32 @@ def load_yaml(text: str) -> Any:
         except (_UnusualError, YAMLError, ValueError, RecursionError):
             pass  # ruamel.yaml reads it, or reports the error
     try:
-        return YAML(typ="safe").load(text)
+        content = YAML(typ="safe").load(text)
+        check_aliases(text, content)
     except (ValueError, KeyError) as error:  # a scalar without the type of its form or tag
         raise YAMLError(f"a value cannot be read: {error}") from error
     except RecursionError as error:
         raise YAMLError("it is nested too deeply") from error
+    return content
+
+
+def check_aliases(text: str, content: Any) -> None:
+    """Raise `YAMLError` if *content* of *text* has more than `MAX_VALUES` values, counted at each alias."""
+    if "*" not in text:
+        return
+    counts: dict[int, int] = {}
+
+    def count(value: Any) -> int:
+        if not isinstance(value, dict | list):
+            return 1
+        if id(value) not in counts:
+            counts[id(value)] = 1  # found below if the value contains itself
+            below = value.values() if isinstance(value, dict) else value
+            counts[id(value)] = 1 + sum(map(count, below))
+        return counts[id(value)]
+
+    if count(content) > MAX_VALUES:
+        raise YAMLError(f"its aliases stand for more than {MAX_VALUES:,} values")
 
 
 class _UnusualError(Exception):

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -50,6 +51,14 @@ def _configure_process():
 def _enable_logging():
     """Enable logging, which DVC's command line disables in the process of a test that calls it."""
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def _restore_search_path():
+    """Remove the folders of projects whose parts a test has imported."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture(scope="session")

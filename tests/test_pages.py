@@ -134,7 +134,7 @@ def test_own_model_and_data_run_and_an_edit_reruns_them(project):
     source, models = "      - stages/data/sources.py\n", "      - stages/models\n"
     project.edit("dvc.yaml", source, f"{source}      - my_lab/sources.py\n")
     project.edit("dvc.yaml", models, f"{models}      - my_lab/nets.py\n")
-    assert project.ok(sys.executable, "-m", "pipeline", "check") == "params.yaml is valid\n"
+    assert project.learner("check").out == "params.yaml is valid\n"
 
     assert "epoch 2/2" in project.ok("dvc", "repro")
     project.edit("my_lab/nets.py", "nn.ReLU()", "nn.Tanh()")

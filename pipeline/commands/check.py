@@ -1,20 +1,31 @@
 """The commands ``learner check`` and ``learner versions``, which updates versions.yaml."""
 
+from typing import Annotated
+
 import typer
 
+from pipeline.commands.options import flag
+from pipeline.commands.run import print_warning
 from stages.contracts.printing import print_text
 
 
-def check() -> None:
+def check(
+    *,
+    no_import: Annotated[
+        bool, flag("--no-import", "Import no module of the project, and do not check the parts in it.")
+    ] = False,
+) -> None:
     """Check params.yaml, the parts and data it names, and the deps in dvc.yaml.
+
+    Parts of the project that params.yaml names are imported, which runs the code of their modules.
 
     Exit with code 1 if dvc.yaml lacks a dependency, and with code 2 if params.yaml is not valid.
 
-    Example: learner check
+    Example: learner check --no-import
     """
     from pipeline.check import PARAMS, find_late_mistakes, find_missing_data, find_missing_deps
     from pipeline.params import build_params_error, read_params
-    from pipeline.plugin_check import find_plugin_mistakes
+    from pipeline.plugin_check import find_plugin_mistakes, list_imported_parts
     from pipeline.versions import find_stale_versions
     from pipeline.yaml_files import read_definition, read_yaml
 
@@ -22,8 +33,11 @@ def check() -> None:
     mistakes = [
         *find_late_mistakes(params, read_yaml(PARAMS), read_definition()),
         *find_missing_data(params),
-        *find_plugin_mistakes(params),
     ]
+    if not no_import:
+        if parts := list_imported_parts(params):
+            print_warning(f"importing {', '.join(parts)}, as a run does; --no-import leaves this out")
+        mistakes += find_plugin_mistakes(params)
     missing = [*find_missing_deps(params), *find_stale_versions()]
     for line in missing:
         print_text(line)

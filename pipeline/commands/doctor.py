@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -81,8 +82,11 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
         return {"names": _check_names}
     try:
         from pipeline.doctor import checkout, dependencies, environment, stale_files, state_folder
+        from pipeline.revisions.dvc_checks import apply_checks
     except ImportError as error:
         raise StageError(f"{error}. Reinstall learner-pipeline with its requirements") from error
+    with suppress(StageError):  # another DVC, which the check of the patches reports
+        apply_checks()
     return {
         "packages": environment.check_packages,
         "patches": partial(environment.check_patches, timeout),
@@ -95,6 +99,7 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
         "git": checkout.check_checkout,
         "locks": stale_files.check_locks,
         "state": state_folder.check_state_folder,
+        "journal": stale_files.check_params_journal,
         "experiments": stale_files.check_experiments,
         "runs": stale_files.check_run_stores,
     }

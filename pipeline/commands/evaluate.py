@@ -45,11 +45,13 @@ def evaluate_model(
     ``idx:FOLDER``, ``npz:FILE``, or an import path. Of another source with splits, only the test split is
     used, or else the valid split. Raises `ParamsError` for any other text, and for a split that is missing.
     """
+    from pipeline.check import read_spec
     from stages import data, learner, metrics, records
 
     params.fit.prepare_process()
+    spec = read_spec(paths["learner"], params)
     info = data.read_info(paths["dataset"])
-    model, _, _ = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
+    model, _, _ = spec.build(params.build_learner.seed)
     records.load_into(model, records.read_item(model_path), source=str(model_path))
     loader = params.fit.build_test_loader(_dataset(paths["data"], source), info)
     builder = learner.EvaluatorBuilder(paths["artifacts"])

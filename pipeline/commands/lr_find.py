@@ -56,11 +56,12 @@ def measure_curve(
     params: "Params", paths: Mapping[str, Path], rates: tuple[float, float], steps: int
 ) -> "learner.LearningRateCurve":
     """Return the loss of *steps* batches of the project by rates that grow from the first of *rates*."""
+    from pipeline.check import read_spec
     from stages import data, learner
 
     fit = params.fit
     fit.prepare_process()
-    model, optimizer, _ = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
+    model, optimizer, _ = read_spec(paths["learner"], params).build(params.build_learner.seed)
     train, _ = fit.build_loaders(data.read(paths["data"]))
     with TemporaryDirectory() as folder:
         builder = learner.LearnerBuilder(folder).devices(fit.list_devices()[:1])

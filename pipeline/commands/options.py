@@ -72,15 +72,17 @@ def report_unwritable(*paths: Path | None) -> Iterator[None]:
         yield
     except OSError as error:
         failed = Path(str(error.filename)) if error.filename else None  # None if a file that is open fails
-        target = next((each for each in targets if failed in _list_names(each)), None)
+        target = next((each for each in targets if failed and _is_written_for(failed, each)), None)
         if target is None or error.errno in (ENOSPC, EDQUOT):
             raise
         raise ParamsError(f"{target} cannot be written: {error.strerror}. Name another file") from error
 
 
-def _list_names(path: Path) -> set[Path]:
-    """Return *path*, its folders, and the file that `open_atomic` renames to it."""
-    return {path, path.with_name(f".{path.name}.part"), *path.parents}
+def _is_written_for(failed: Path, path: Path) -> bool:
+    """Return whether *failed* is *path*, one of its folders, or a file that `open_atomic` renames to it."""
+    from stages.contracts.files import is_part_of
+
+    return failed in (path, *path.parents) or is_part_of(failed, path)
 
 
 def _log_debug_records() -> None:

@@ -23,6 +23,7 @@ def profile(
 
     Example: learner profile --steps 20 --trace step.json
     """
+    from pipeline.check import read_spec
     from pipeline.params import read_params
     from pipeline.project import read_paths
     from stages import data, learner, renderers
@@ -32,9 +33,10 @@ def profile(
     config = params.fit.model_copy(
         update={"num_epochs": 1, "step": "eager", "loggers": (), "early_stopping": None}
     )
+    spec = read_spec(paths["learner"], params)
     train = config.build_loader(data.read(paths["data"]), "train")
     with report_unwritable(trace), TemporaryDirectory() as folder:
         builder = config.configure(learner.LearnerBuilder(folder)).renderer(renderers.NoRenderer())
-        start = learner.LearnerSpec.read(paths["learner"]).build(params.build_learner.seed)
+        start = spec.build(params.build_learner.seed)
         found = learner.profile_steps(builder.build(*start), train, steps=steps, warm_up=warm_up, trace=trace)
     print_text(f"{found.operators}\n{found}\n{steps} steps; the trace is in {trace}")

@@ -200,7 +200,9 @@ def example_of(directory: Path) -> "Tree":
     from stages.learner import LearnerSpec
     from stages.records import from_plain, record_of, to_plain
 
-    model, _, _ = LearnerSpec.read(directory).build(seed=0)
+    spec = LearnerSpec.read(directory)
+    spec.check_code()
+    model, _, _ = spec.build(seed=0)
     return from_plain(to_plain(record_of(model)), str(directory))
 
 

@@ -89,7 +89,11 @@ def pull(experiments: Names = None, *, remote: Remote = None, git_remote: GitRem
     source = choose_git_remote(list_git_remotes(), git_remote, experiments or ())
     own = _remote_option(remote)
     if not experiments:
+        from pipeline.revisions.verification import check_outputs
+
+        check_outputs()  # the names of objects, before DVC writes to them
         _run(["dvc", "fetch", "--run-cache", *own])
+        check_outputs()  # the lists of files, which have been fetched
         _verify_workspace()
         _run(["dvc", "checkout"])
     if source:

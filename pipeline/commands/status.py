@@ -22,21 +22,23 @@ def status_lines() -> list[str]:
 
     from pipeline.check import is_custom
     from pipeline.commands.runs import describe_runs
-    from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles
-    from pipeline.lockfile import check_lockfile
     from pipeline.project import read_paths, runs_root
+    from pipeline.revisions.dvc_checks import apply_checks, check_places
     from pipeline.versions import VERSIONS
-    from pipeline.yaml_files import read_definition
-    from stages.contracts.errors import StageFailedError
+    from stages.contracts.errors import StageError, StageFailedError
 
-    repair_lockfiles()
-    check_lockfile(LOCKFILE)
+    definition = _read_files()
+    apply_checks()
     try:
         with Repo() as repo:
+            check_places(repo)
             changed = repo.status()
+    except StageError:
+        raise
     except DvcException as error:
-        raise StageFailedError(str(error)) from error
-    definition = read_definition()
+        raise StageFailedError(
+            f"{error}. If a process was killed before, run `learner doctor --fix`"
+        ) from error
     stages = list(definition.get("stages") or {})
     names = [
         *(each for each in stages if each not in VERSIONS),
@@ -49,6 +51,28 @@ def status_lines() -> list[str]:
         for name, kind in zip(names, kinds, strict=True)
     ]
     return [*lines, _describe_checkpoints(read_paths()["checkpoint"]), *describe_runs(runs_root())]
+
+
+def _read_files() -> dict[str, Any]:
+    """Return the content of dvc.yaml, after a check that DVC can read the files that it reads too.
+
+    Raises `StageError` if it cannot.
+    """
+    from pipeline.check import PARAMS
+    from pipeline.lockfile import is_truncated, read_lockfile
+    from pipeline.yaml_files import read_definition, read_yaml
+    from stages.contracts.errors import StageError
+
+    lockfile = Path("dvc.lock")
+    if is_truncated(lockfile):
+        raise StageError(
+            f"{lockfile} is truncated, as by a kill or a full disk. `learner run` and `learner doctor --fix` "
+            "restore it"
+        )
+    read_lockfile(lockfile)
+    if PARAMS.exists():
+        read_yaml(PARAMS)
+    return read_definition()
 
 
 def _describe_changes(entries: list[Any] | None) -> str:

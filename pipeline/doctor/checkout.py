@@ -22,6 +22,7 @@ from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.doctor.stale_files import remove_ended_processes
 from pipeline.git import run_git, try_git
 from stages.contracts.errors import StageError
+from stages.contracts.file_lists import is_below
 from stages.contracts.processes import command_of, is_alive, parent_of, pids_below
 
 FIX = "`learner doctor --fix` does it"
@@ -243,7 +244,8 @@ def _check_temporary_files(top: Path) -> Iterator[Diagnostic]:
     try:
         with Repo() as repo:
             root, cache = Path(repo.root_dir), Path(repo.cache.local_cache_dir)
-            folders = {root, root / ".dvc/tmp", *(Path(out.fs_path).parent for out in repo.index.outs)}
+            outputs = [path for out in repo.index.outs if is_below(path := Path(out.fs_path), root)]
+            folders = {root, root / ".dvc/tmp", *(path.parent for path in outputs)}
     except DvcException:
         return
     paths = [*cache.rglob(".*.tmp"), *(path for folder in folders for path in folder.glob(".*.tmp"))]

@@ -25,6 +25,7 @@ from pipeline.params import read_params
 from pipeline.project import read_paths, runs_root
 from pipeline.versions import find_this_package
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, parse_name
+from stages.contracts.processes import program_command
 from stages.contracts.text import format_megabytes
 from stages.runs.layout import stores
 
@@ -161,7 +162,7 @@ def _run_program(
     program: str, *arguments: str, timeout_seconds: float
 ) -> subprocess.CompletedProcess[str] | None:
     """Run the Python *program* in another process; return None after *timeout_seconds*."""
-    command = [sys.executable, "-c", program, *arguments]
+    command = program_command(program, *arguments)
     try:
         return subprocess.run(  # noqa: S603  programs of this module
             command,

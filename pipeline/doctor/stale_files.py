@@ -14,6 +14,7 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
 from pipeline.engine.lockfile_repair import LOCKFILE, has_intact_backup, repair_lockfiles, try_dvc_lock
+from pipeline.engine.params_journal import describe_open_journal, restore_idle_params
 from pipeline.lockfile import check_lockfile, is_truncated
 from pipeline.project import runs_root
 from pipeline.revisions.cache_content import find_damaged_files
@@ -50,6 +51,15 @@ def check_locks() -> Iterator[Diagnostic]:
         pid = (PROJECT_LOCK.read_text().split() or ["unknown"])[0]
         found.append(ok("locks", f"pid {pid} is running in this project ({PROJECT_LOCK})"))
     yield from found or [ok("locks", "no lock is held")]
+
+
+def check_params_journal() -> Iterator[Diagnostic]:
+    """Check that params.yaml does not have the overrides of a run that was killed."""
+    if message := describe_open_journal():
+        text, _, remedy = message.partition(". ")
+        yield warning("journal", text, remedy, restore_idle_params)
+    else:
+        yield ok("journal", "params.yaml has no overrides of a killed run")
 
 
 def _describe_repair() -> str:

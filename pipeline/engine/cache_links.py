@@ -22,6 +22,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from stages.contracts.files import new_part, remove_stale_parts
+
 READ_ONLY = 0o444
 """The mode of every file in DVC's cache."""
 OBJECTS = Path("files/md5")
@@ -49,12 +51,14 @@ def link_into_cache(checkpoints: Path, objects: Path) -> None:
     """
     with suppress(OSError):  # another file system, no hard links, no permission: DVC copies
         for file in sorted(checkpoints.glob("[!.]*")):
-            _link(file, checkpoints.parent / f".{file.name}.part", objects)
+            if not file.is_symlink():
+                _link(file, checkpoints.parent / file.name, objects)
 
 
-def _link(file: Path, part: Path, objects: Path) -> None:
-    """Link *file* by way of *part*, which is not in a directory that is published."""
-    part.unlink(missing_ok=True)
+def _link(file: Path, beside: Path, objects: Path) -> None:
+    """Link *file* by way of a temporary name for *beside*, which is not in a directory that is published."""
+    remove_stale_parts(beside)
+    part = new_part(beside)
     os.link(file, part)  # from here on, a replacement of *file* has no effect
     try:
         part.chmod(READ_ONLY)

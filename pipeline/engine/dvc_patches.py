@@ -21,6 +21,7 @@ from dvc.stage import Stage
 
 from pipeline.engine.signals import DeferredSignals
 from pipeline.revisions.cache_content import is_damaged_entry, remove_damaged_output, remove_from_cache
+from pipeline.revisions.dvc_checks import CHECKS, apply_checks
 from stages.contracts.patches import Patch, check_patches
 
 SUPPORTED = "3.67.1"
@@ -55,6 +56,7 @@ PATCHES: tuple[Patch, ...] = (
         "(self, stages, **kwargs)",
         SUPPORTED,
     ),
+    *CHECKS,
     Patch(
         "dvc.repo.experiments.executor.local:TempDirExecutor._get_top_level_paths",
         "Only called, not replaced: the metrics, params and plots that an experiment has",
@@ -87,6 +89,7 @@ def apply() -> None:
     Stage.outs_cached = _verify_cached_outputs(Stage.outs_cached)
     Output.commit = _verify_before_commit(Output.commit)
     Lockfile.dump_stages = _collect_stages(Lockfile.dump_stages)
+    apply_checks()
     cache = dvc.stage.cache.StageCache
     cache._load_cache = _verify_entry(cache._load_cache)  # noqa: SLF001
 
@@ -210,7 +213,7 @@ def _verify_entry(original: Callable[[Any, str, str], Any]) -> Callable[[Any, st
         if value.endswith(".tmp"):  # another DVC process is writing the entry, or was killed
             return None
         if entry.exists() and is_damaged_entry(entry):
-            remove_from_cache(entry)
+            remove_from_cache(entry, Path(cache.cache_dir))
         return original(cache, key, value)
 
     return _load_cache

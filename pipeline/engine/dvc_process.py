@@ -17,6 +17,7 @@ from pipeline.engine import dvc_patches
 from pipeline.engine.process_tree import terminate_with_parent
 from stages.contracts.errors import StageFailedError
 from stages.contracts.printing import clean_log_records, print_text
+from stages.contracts.processes import module_command
 
 SAVE_SECONDS = 25.0
 """Time limit for a child to save after SIGINT. Prefect kills a cancelled run after 30 seconds."""
@@ -83,7 +84,7 @@ def print_output_of_dvc(arguments: Sequence[str]) -> int:
 
 def build_command(arguments: Sequence[str]) -> list[str]:
     """Return the command that runs ``dvc`` with *arguments* in a process that ends with this one."""
-    return [sys.executable, "-m", "pipeline.engine.dvc_process", str(os.getpid()), *arguments]
+    return module_command("pipeline.engine.dvc_process", str(os.getpid()), *arguments)
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The launch of the stage fit on several devices: one rank for each."""
 
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -11,11 +10,10 @@ from pipeline.engine.run_display import display_run
 from stages import fit, metrics, runs
 from stages.contracts.events import Progress, Renderer, Shown
 from stages.contracts.interrupter import Interrupter
+from stages.contracts.processes import module_command
 from stages.params.fit_context import FitPaths
 from stages.params.fit_params import FitConfig
 from stages.runs.layout import ranks_of
-
-COMMAND = (sys.executable, "-m", "pipeline", "stage", "fit")
 
 
 def needs_launch(config: FitConfig) -> bool:
@@ -42,7 +40,13 @@ def launch_fit(
         if renderer is not None:
             progress = Progress(config.num_epochs, shown=_list_shown(config), interrupter=interrupter)
             stack.enter_context(display_run(store, renderer, progress))
-        run_ranks(COMMAND, devices, folder, interrupter, max_restarts=config.max_restarts)
+        run_ranks(
+            module_command("pipeline", "stage", "fit"),
+            devices,
+            folder,
+            interrupter,
+            max_restarts=config.max_restarts,
+        )
 
 
 def _list_shown(config: FitConfig) -> dict[str, Shown]:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pipeline.engine.lockfile_repair import TEMPORARY, find_above, try_dvc_lock
+from pipeline.engine.lockfile_repair import TEMPORARY, try_dvc_lock
 from pipeline.engine.process_tree import find_dvc
+from pipeline.project import find_above
 from stages.contracts import processes
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import try_lock, unlock
+from stages.contracts.file_lock import open_lock, try_lock, unlock
 from stages.contracts.processes import ProcessIdentity, from_json, is_alive, to_json
 from stages.runs.layout import PROJECT_LOCK
 
@@ -89,7 +90,7 @@ def project_lock(
 def _open() -> IO[str]:
     try:
         PROJECT_LOCK.parent.mkdir(exist_ok=True)
-        return PROJECT_LOCK.open("a+")
+        return os.fdopen(open_lock(PROJECT_LOCK), "r+")
     except OSError as error:
         raise StageError(
             f"{PROJECT_LOCK.resolve()} cannot be opened: {error.strerror}. If it belongs to another "

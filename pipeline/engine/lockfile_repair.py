@@ -6,25 +6,20 @@ in its run store.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.lockfile import is_truncated, is_truncated_content, parse_lockfile
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import try_lock, wait_for_lock
+from stages.contracts.file_lock import open_lock, try_lock, wait_for_lock
 from stages.contracts.files import open_atomic
 from stages.runs.layout import LOCKFILE_BACKUP, LOCKFILE_BACKUP_LOCK
 
 LOCKFILE = Path("dvc.lock")
 TEMPORARY = Path(".dvc/tmp")
 RWLOCK = TEMPORARY / "rwlock"
-
-
-def find_above(path: Path) -> Path:
-    """Return *path* in the current folder or the nearest one above it that has it; as it is if none has."""
-    here = Path.cwd()
-    return next((each / path for each in (here, *here.parents) if (each / path).exists()), path)
 
 
 def back_up_lockfile() -> None:
@@ -34,7 +29,7 @@ def back_up_lockfile() -> None:
     The watchdog of the last command may do this at the same time, so they wait for each other.
     """
     LOCKFILE_BACKUP_LOCK.parent.mkdir(exist_ok=True)
-    with LOCKFILE_BACKUP_LOCK.open("a") as lock:
+    with os.fdopen(open_lock(LOCKFILE_BACKUP_LOCK), "r+") as lock:
         wait_for_lock(lock)
         if not LOCKFILE.exists():
             LOCKFILE_BACKUP.unlink(missing_ok=True)
@@ -92,7 +87,7 @@ def try_dvc_lock(lock: Path) -> Iterator[bool]:
 
     While it is held, no DVC process writes the file that it guards.
     """
-    with lock.open("a") as file:
+    with os.fdopen(open_lock(lock), "r+") as file:
         yield try_lock(file)
 
 

@@ -13,10 +13,14 @@ from pathlib import Path
 
 from pipeline.engine.lock import project_lock
 from stages.contracts.errors import StageError
-from stages.contracts.files import open_atomic, sync_directory
-from stages.runs.layout import PARAMS_BACKUP, PARAMS_JOURNAL
+from stages.contracts.file_lock import is_locked
+from stages.contracts.files import open_atomic, read_regular, sync_directory
+from stages.runs.layout import PARAMS_BACKUP, PARAMS_JOURNAL, PROJECT_LOCK
 
 PARAMS = Path("params.yaml")
+
+MAX_JOURNAL_BYTES = 1 << 27
+"""Largest journal that is read."""
 
 Report = Callable[[str], None]
 
@@ -33,9 +37,11 @@ class _Entry:
     @classmethod
     def read(cls) -> "_Entry | None":
         try:
-            return cls(**json.loads(PARAMS_JOURNAL.read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError):
+            entry = cls(**json.loads(read_regular(PARAMS_JOURNAL, MAX_JOURNAL_BYTES)))
+            base64.b64decode(entry.original, validate=True)
+        except (OSError, ValueError, TypeError):
             return None
+        return entry
 
     @property
     def content(self) -> bytes:
@@ -88,6 +94,21 @@ def restore_params(report: Report | None = None) -> bool:
         )
     _discard()
     return is_overridden
+
+
+def describe_open_journal() -> str | None:
+    """Return a warning of one line if params.yaml has the overrides of a killed run; None otherwise.
+
+    Nothing is changed. While a run is in progress, the overrides may be its own.
+    """
+    entry = _Entry.read()
+    is_open = entry is not None and _current() == entry.edited != _digest(entry.content)
+    if not is_open or is_locked(PROJECT_LOCK):
+        return None
+    return (
+        f"{PARAMS} has the overrides of a run that was killed. The next `learner run`, or "
+        "`learner doctor --fix`, restores it"
+    )
 
 
 def restore_idle_params(report: Report | None = None) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from signal import SIGTERM
 
-from pipeline.engine.lockfile_repair import RWLOCK, find_above
+from pipeline.engine.lockfile_repair import RWLOCK
 from pipeline.engine.parent_death import request_parent_death_signal
+from pipeline.project import find_above
 from stages.contracts.processes import ancestors
 
 STAGE_VARIABLE = "DVC_STAGE"

@@ -18,6 +18,7 @@ from pipeline.engine.rank_exits import build_failure, build_interruption, find_f
 from pipeline.engine.rank_process import log_of
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.contracts.interrupter import Interrupter
+from stages.contracts.processes import module_command
 
 log = logging.getLogger(__name__)
 AGENT_LOGGERS = ("torch.distributed.elastic", "torchelastic-events-null")
@@ -73,8 +74,10 @@ def _run_group(
     """Run the ranks once, and raise the error that their exits mean."""
     _empty(folder)
     output = None if sys.stdout is sys.__stdout__ else sys.stdout  # child processes do not inherit the latter
-    start = [sys.executable, "-m", "pipeline.engine.rank_process", str(os.getpid()), str(folder.absolute())]
-    start += ["1" if output is None else "0", *command]
+    first = "1" if output is None else "0"
+    start = module_command(
+        "pipeline.engine.rank_process", str(os.getpid()), str(folder.absolute()), first, *command
+    )
     with _without_logs_of_torch(), _copy_text(log_of(folder, 0), output):
         agent = import_module("pipeline.engine.rank_agent").RankAgent(start, len(devices), folder)
         _run(agent, interrupter)

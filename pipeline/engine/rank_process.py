@@ -67,7 +67,7 @@ def _exit_with(parent: int) -> None:
 
 def _write_to(log: Path, *descriptors: int) -> None:
     """Let the *descriptors* write to *log*, and standard input read nothing."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     for each in descriptors:
         os.dup2(output, each)
     os.close(output)

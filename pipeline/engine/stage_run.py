@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.check import check_params, find_data_files
+from pipeline.check import check_params, find_data_files, read_spec
 from pipeline.engine.cache_links import link_into_cache, local_objects
 from pipeline.engine.edit_guard import check_loaded, check_unchanged
 from pipeline.engine.fit_launch import launch_fit, needs_launch
@@ -55,6 +55,7 @@ def _fit(params: Params, paths: dict[str, Path], renderer: Renderer | None = Non
         if needs_launch(params.fit):
             launch_fit(params.fit, own, _code(own), interrupter, renderer=renderer)
             return
+        read_spec(own.learner, params)  # it may come from a remote, and building it runs what it names
         group = params.fit.join_ranks()
         if group.size > 1:
             interrupter.should_stop()  # from now on a signal only sets the flag: the ranks stop together
@@ -105,7 +106,10 @@ def read_key_entries() -> dict[str, Any]:
 
 
 def _save_model(params: Params, paths: dict[str, Path]) -> None:
-    save_model.save_model(params.save_model, build_stage_paths(SaveModelPaths, paths))
+    own = build_stage_paths(SaveModelPaths, paths)
+    if own.learner is not None and own.learner.exists():
+        read_spec(own.learner, params)
+    save_model.save_model(params.save_model, own)
 
 
 BODIES: dict[str, Callable[[Params, dict[str, Path]], None]] = {

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pipeline.engine.lockfile_repair import back_up_lockfile, repair_lockfiles
 from pipeline.engine.params_journal import restore_idle_params
-from stages.contracts.file_lock import try_lock
-from stages.contracts.processes import is_alive
+from stages.contracts.file_lock import open_lock, try_lock
+from stages.contracts.processes import is_alive, module_command
 from stages.runs.layout import RUNS_FOLDER, watchdog_claim
 
 
@@ -44,7 +44,7 @@ def start_watchdog(pid: int) -> None:
     Unlike `fork_watchdog` this does not fork, so a process with threads can call it.
     """
     subprocess.Popen(  # noqa: S603  no shell
-        [sys.executable, "-m", "pipeline.engine.watchdog", str(pid)],
+        module_command("pipeline.engine.watchdog", str(pid)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -68,7 +68,7 @@ def _wait_and_repair(pid: int) -> None:
     One watchdog for each process is enough: the first one claims it, and later ones exit at once.
     """
     claim = watchdog_claim(pid)
-    with suppress(OSError), claim.open("a") as file:
+    with suppress(OSError), os.fdopen(open_lock(claim), "r+") as file:
         if not try_lock(file):
             return
         _wait(pid)

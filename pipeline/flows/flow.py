@@ -5,7 +5,6 @@ Prefect calls it in a process that it starts for one run of a deployment (`pipel
 """
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from prefect.states import Failed
 from pydantic import PositiveFloat
 
 from pipeline.check import check_stages
+from pipeline.delivered_files import check_delivered_files
 from pipeline.engine.lock import project_lock
 from pipeline.engine.params_journal import edit_params, restore_idle_params, restore_params
 from pipeline.engine.reproduce import Outcome, reproduce, select_stages
@@ -232,8 +232,7 @@ def _plan_exit() -> Callable[[], None]:
 
 def _prepare(request: _Request, *, experiment: bool, push: bool) -> None:
     """Prepare the project and check *request*. Raises `ParamsError` and `StageError` if it cannot succeed."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # the user's own modules are next to params.yaml
+    check_delivered_files()
     restore_idle_params(get_run_logger().warning)
     check_overrides(request.overrides)
     check_stages(read_definition())

@@ -7,8 +7,6 @@ call them in this process; a damaged file is removed, so that DVC fetches it or 
 """
 
 import hashlib
-import json
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
@@ -24,12 +22,13 @@ from dvc.utils.serialize import YAMLFileCorruptedError, load_yaml
 from voluptuous import Invalid
 
 from stages.contracts.errors import StageError
+from stages.contracts.file_lists import is_below, is_md5, parse_file_list
+from stages.contracts.files import read_regular
 from stages.contracts.printing import print_error
 
 DIRECTORY_SUFFIX = ".dir"
 """Ending of the hash of a directory, which is that of the list of its files."""
 OBJECTS = "md5"
-_OBJECT = re.compile(r"[0-9a-f]{32}(\.dir)?")
 
 
 def remove_damaged_outputs(root: Path) -> None:
@@ -63,16 +62,19 @@ def remove_damaged_output(output: Output) -> None:
 def list_files(cache: Path, oid: str) -> dict[str, str]:
     """Return path to hash of each file in the directory *oid*.
 
-    Empty for the hash of a file, and for a list that is missing or damaged.
+    Empty for the hash of a file, and for a list that is missing or damaged. Raises `StageError` if DVC cannot
+    have written the list.
     """
     place = object_path(cache, oid)
     if not oid.endswith(DIRECTORY_SUFFIX) or not place.exists() or is_damaged(place, oid):
         return {}
-    return {each["relpath"]: each["md5"] for each in json.loads(place.read_bytes())}
+    return parse_file_list(read_regular(place), place)
 
 
 def object_path(cache: Path, oid: str) -> Path:
-    """Return the path of the object *oid* in the local *cache*."""
+    """Return the path of the object *oid* in the local *cache*. Raises `StageError` if it is not a hash."""
+    if not is_md5(oid):
+        raise StageError(f"{oid[:100]!r} is not a hash of DVC, so it names no file of {cache}")
     return cache / oid[:2] / oid[2:]
 
 
@@ -88,7 +90,7 @@ def remove_if_damaged(cache: Path, oid: str) -> None:
     """Remove the object *oid* from *cache* if its content does not have that hash."""
     place = object_path(cache, oid)
     if place.exists() and is_damaged(place, oid):
-        remove_from_cache(place)
+        remove_from_cache(place, cache)
 
 
 def is_damaged(place: Path, oid: str) -> bool:
@@ -120,15 +122,22 @@ def find_damaged_files(root: Path) -> Iterator[Path]:
     """Yield every damaged file of the cache *root*: objects, lists of directories, and run-cache entries."""
     for place in sorted((root / "files" / OBJECTS).glob("??/*")):
         oid = place.parent.name + place.name
-        if _OBJECT.fullmatch(oid) and is_damaged(place, oid):
+        if is_md5(oid) and is_below(place, root) and is_damaged(place, oid):
             yield place
     for entry in sorted((root / "runs").glob("??/*/*")):
         if not entry.name.endswith(".tmp") and is_damaged_entry(entry):
             yield entry
 
 
-def remove_from_cache(place: Path) -> None:
-    """Remove the damaged cached file *place*, with a warning on standard error."""
+def remove_from_cache(place: Path, root: Path) -> None:
+    """Remove the damaged file *place* from the cache *root*, with a warning on standard error.
+
+    Raises `StageError` if a link leads to another folder.
+    """
+    if not is_below(place, root):
+        raise StageError(
+            f"{place} is damaged, but a link leads from {root} to another folder. Remove the link"
+        )
     print_error(f"warning: removed {place} from DVC's cache: its content was damaged")
     with suppress(FileNotFoundError):
         place.unlink()

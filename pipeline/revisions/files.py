@@ -5,7 +5,6 @@ however many runs have it: so 1,000 runs are compared in seconds.
 """
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,8 +25,10 @@ from pipeline.revisions.names import (
     read_commits,
     resolve_all,
 )
-from pipeline.yaml_files import parse_yaml
+from pipeline.yaml_files import MAX_YAML_BYTES, parse_yaml
 from stages.contracts.errors import ParamsError, StageError
+from stages.contracts.file_lists import is_name_below, parse_file_list
+from stages.contracts.files import read_regular
 
 WORKSPACE = "workspace"
 """The name of the run in the user's own folder, which may not be committed."""
@@ -120,8 +121,7 @@ class LocalCache:
             return None
         path = f"{self._root}/{md5[:2]}/{md5[2:]}"
         try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  in half the time of Path.read_bytes
-                content: bytes = file.readall()
+            content = read_regular(path)
         except FileNotFoundError:
             self._states[md5] = None
             return None
@@ -133,11 +133,13 @@ class LocalCache:
         return content if self._states[md5] else None
 
     def files_of(self, md5: str) -> dict[str, str]:
-        """Return path to hash of each file in a directory; empty if its list is missing or damaged."""
+        """Return path to hash of each file in a directory; empty if its list is missing or damaged.
+
+        Raises `StageError` if DVC cannot have written the list.
+        """
         if md5 not in self._lists:
             content = self.read(md5)
-            entries = json.loads(content) if content is not None else []
-            self._lists[md5] = {each["relpath"]: each["md5"] for each in entries}
+            self._lists[md5] = {} if content is None else parse_file_list(content, self.path_of(md5))
         return self._lists[md5]
 
     def is_damaged(self, md5: str) -> bool:
@@ -245,8 +247,9 @@ class RevisionFiles:
         return [(path, md5) for path, md5 in self._outputs() if path not in uncached]
 
     def _outputs(self) -> Iterator[tuple[str, str]]:
-        for stage in self.lock.values():
-            yield from ((out["path"], out["md5"]) for out in stage.get("outs", []) if "md5" in out)
+        """Yield path and hash of each output below this folder; a stage with a wdir may have others."""
+        outs = [out for stage in self.lock.values() for out in stage.get("outs", [])]
+        yield from ((out["path"], out["md5"]) for out in outs if "md5" in out and is_name_below(out["path"]))
 
     def _files_of(self, path: str, md5: str) -> Iterator[tuple[str, str]]:
         if not md5.endswith(DIRECTORY_SUFFIX):
@@ -287,7 +290,7 @@ def _read_committed(root: Path, shas: Collection[str], cache: LocalCache) -> dic
 
 def _read_workspace(cache: LocalCache) -> RevisionFiles:
     try:
-        tracked = {name: Path(name).read_bytes() for name in TRACKED if Path(name).exists()}
+        tracked = {name: read_regular(name, MAX_YAML_BYTES) for name in TRACKED if Path(name).exists()}
     except OSError as error:
         raise ParamsError(f"{error.filename} cannot be read: {error.strerror}. Make it readable") from error
     return RevisionFiles(tracked, cache)

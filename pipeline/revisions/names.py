@@ -15,6 +15,7 @@ from dvc.repo.experiments.utils import (
 from dvc.scm import NoSCM, RevError, SCMError, map_scm_exception, resolve_rev
 
 from pipeline.git import GitObject, commit_time, find_head, read_objects
+from pipeline.revisions.dvc_checks import apply_checks
 from stages.contracts.errors import ParamsError, StageError
 
 
@@ -24,12 +25,15 @@ def open_project() -> Iterator[Repo]:
 
     Raises `StageError` if git or DVC has none here, and `ParamsError` if git has no commit.
     """
+    apply_checks()
     try:
         with Repo() as repo:
             if isinstance(repo.scm, NoSCM):
                 raise StageError(f"{Path.cwd()} is not a git repository, so it has no runs. Run `git init`")
             find_head(Path(repo.scm.root_dir))
             yield repo
+    except StageError:
+        raise
     except DvcException as error:
         raise StageError(f"{Path.cwd()} has no runs that can be read: {error}. Run `dvc init`") from error
 

@@ -23,6 +23,7 @@ from pipeline.revisions.cache_content import (
     remove_damaged_files,
     remove_if_damaged,
 )
+from pipeline.revisions.dvc_checks import apply_checks
 from pipeline.yaml_files import read_yaml
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, epochs_in, parse_name, trainer_name
 from stages.contracts.errors import CheckpointError, StageError
@@ -41,6 +42,7 @@ class Revision:
     def __init__(self, rev: str | None) -> None:
         """Open the revision *rev*, a full SHA or the name of an experiment; None opens the workspace."""
         self.rev = rev
+        apply_checks()
         with self._explain_missing(), TemporaryDirectory() as folder:
             root = Path(Repo.find_root())
             self._here = Path.cwd().resolve().relative_to(root)
@@ -126,7 +128,7 @@ class Revision:
         self.copy(Path("dvc.lock"), lock)
         for stage in (read_lockfile(lock).get("stages") or {}).values():
             for out in stage.get("outs", []):
-                if str(out.get("md5")).endswith(DIRECTORY_SUFFIX):
+                if out.get("md5", "").endswith(DIRECTORY_SUFFIX):
                     remove_if_damaged(self._cache, out["md5"])
 
     @contextmanager
@@ -134,6 +136,8 @@ class Revision:
         """Raise the errors of DVC and of the file system with the commands that remove the cause."""
         try:
             yield
+        except StageError:
+            raise
         except RevError as error:
             raise CheckpointError(
                 f"{error}: not in this git repository. Run `git fetch` to get a commit of others, "

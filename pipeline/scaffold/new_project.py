@@ -22,6 +22,7 @@ from pipeline.git import run_git, try_git
 from pipeline.user_folder import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, StageError, closest
 from stages.contracts.files import write_text
+from stages.contracts.processes import module_command
 
 PLOT = ".dvc/plots/confusion_counts.json"
 """Template of plots, which DVC reads from that folder."""
@@ -292,7 +293,7 @@ def _git_top(directory: Path) -> Path | None:
 
 
 def _run_dvc(directory: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "dvc", *arguments]
+    command = module_command("dvc", *arguments)
     done = subprocess.run(  # noqa: S603  DVC, of this environment
         command, cwd=directory, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )

@@ -21,7 +21,7 @@ from pipeline.sweep.devices import VISIBLE_DEVICES_VARIABLE, claim_devices, coun
 from pipeline.sweep.plan import is_result
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, PointProcess, PointRequest
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
-from stages.contracts.file_lock import hold_lock, is_locked, try_lock, wait_for_lock
+from stages.contracts.file_lock import hold_lock, is_locked, open_lock, try_lock, wait_for_lock
 from stages.runs.layout import SWEEP_FOLDER
 
 SWEEP_LOCK_SUFFIX = ".sweep"
@@ -146,7 +146,7 @@ def _environment(job: Job, stack: ExitStack) -> tuple[Mapping[str, str], int]:
 
 def _run_point(job: Job, folder: Path, environment: Mapping[str, str], stdin: int) -> int:
     """Run the point in *folder* and return the exit code; stop it if the sweep ends, after it has saved."""
-    with job.log.open("ab") as log:
+    with os.fdopen(open_lock(job.log), "ab") as log:
         wait_for_lock(log)
         options = [part for each in job.overrides for part in ("-S", each)]
         log.write(f"$ dvc exp run --temp --name {job.name} {' '.join(options)}\n".encode())
@@ -200,7 +200,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def is_unlocked(log: Path) -> bool:
     """Return whether no process has *log* open for writing: each inherits the lock with the file."""
-    with log.open("ab") as file:
+    with os.fdopen(open_lock(log), "ab") as file:
         return try_lock(file)
 
 

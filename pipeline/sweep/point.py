@@ -29,7 +29,7 @@ from pipeline.flows.stage_recording import run_stage_of_dvc
 from pipeline.git import run_git
 from pipeline.params_edit import apply
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, PointRequest
-from stages.contracts.file_lock import wait_for_lock
+from stages.contracts.file_lock import open_lock, wait_for_lock
 from stages.contracts.printing import print_error
 from stages.runs.layout import RUNS_FOLDER
 
@@ -45,7 +45,6 @@ def run_point(request: PointRequest) -> None:
     stage, and `StageError` if DVC fails.
     """
     os.chdir(request.folder)
-    sys.path[0] = request.folder  # the user's own modules are next to params.yaml
     os.environ.update({DVC_EXP_NAME: request.name, DVC_EXP_BASELINE_REV: request.head, **request.environment})
     os.environ.update(isolate_site_cache(Path(request.folder)))
     with suppress(FileNotFoundError):
@@ -96,7 +95,7 @@ class _FirstPoint:
 
     def wait(self) -> None:
         """Wait until a point of the sweep has trained or failed; hold the lock if this is the first one."""
-        file = self._stack.enter_context(self._path.open("a+b"))
+        file = self._stack.enter_context(os.fdopen(open_lock(self._path), "r+b"))
         wait_for_lock(file)
         if file.seek(0, os.SEEK_END):
             self._stack.close()

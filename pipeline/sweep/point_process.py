@@ -10,7 +10,6 @@ import secrets
 import select
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -27,6 +26,7 @@ from pipeline.engine.project_copy import (
 )
 from stages.contracts.errors import StageFailedError
 from stages.contracts.file_lock import hold_lock
+from stages.contracts.processes import module_command
 from stages.runs.layout import SWEEP_FOLDER
 
 SERVERS_FOLDER = SWEEP_FOLDER / "servers"
@@ -128,13 +128,7 @@ class _Server:
             stack.enter_context(self._control)
             with other, self.log.open("wb") as log:
                 self._process = subprocess.Popen(  # noqa: S603  no shell
-                    [
-                        sys.executable,
-                        "-m",
-                        "pipeline.sweep.point_server",
-                        str(other.fileno()),
-                        str(sweep_lock),
-                    ],
+                    module_command("pipeline.sweep.point_server", str(other.fileno()), str(sweep_lock)),
                     cwd=code,
                     stdin=subprocess.DEVNULL,
                     stdout=log,

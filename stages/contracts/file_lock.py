@@ -4,25 +4,50 @@
 empty and not locked therefore names a holder that was killed.
 """
 
+import errno
 import fcntl
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from stages.contracts.errors import RunInUseError
-from stages.contracts.processes import ProcessIdentity, from_json, to_json
+from stages.contracts.errors import RunInUseError, StageError
+
+if TYPE_CHECKING:
+    from stages.contracts.processes import ProcessIdentity
 
 _MAX_TRIES = 20
 _PAUSE_SECONDS = 0.01
 """Pause between tries: `is_locked` in another process holds the lock for an instant, which is not a run."""
 _MAX_HOLDER_BYTES = 4096
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK
+"""Flags with which an open neither follows a link nor waits for the other end of a pipe."""
 
 LockFile = int | IO[Any]
 """An open file: its descriptor, or its file object."""
+
+
+def open_lock(path: Path) -> int:
+    """Open the lock file *path*, which is created if it is missing, and return its descriptor.
+
+    Its content stays, and what is written is appended. Raises `StageError` if it is a link, whose target
+    would be written, or not a regular file.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _FLAGS, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise _not_a_lock(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _not_a_lock(path)
+    return handle
 
 
 def try_lock(file: LockFile) -> bool:
@@ -43,6 +68,18 @@ def wait_for_lock(file: LockFile) -> None:
 def unlock(file: LockFile) -> None:
     """Release the lock on *file*."""
     fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _is_plain(handle: int) -> bool:
+    mode = os.fstat(handle).st_mode
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def is_at(handle: int, path: Path) -> bool:
+    """Return whether *path* is the file opened as *handle*, which another process may have removed."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    return False
 
 
 class _HeldLocks:
@@ -70,7 +107,7 @@ def hold_lock(path: Path) -> Iterator[None]:
 
     Raises `RunInUseError` if another process, or another thread of this one, holds it.
     """
-    path = path.resolve()
+    path = _resolve(path)
     _acquire(path)
     try:
         yield
@@ -80,30 +117,49 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock file *path*."""
-    path = path.resolve()
+    path = _resolve(path)
     with _locks.guard:
         if path in _locks.handles:
             return True
-        try:
-            handle = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            return False
-        try:
-            return not try_shared_lock(handle)
-        finally:
-            os.close(handle)
+        with open_to_read(path) as handle:
+            return handle is not None and not try_shared_lock(handle)
 
 
-def lock_holder(path: Path) -> ProcessIdentity | None:
+def lock_holder(path: Path) -> "ProcessIdentity | None":
     """Return the process that holds the lock file *path*, or was killed while it did; None if released."""
-    path = path.resolve()
+    path = _resolve(path)
+    holder: ProcessIdentity | None = None
     with _locks.guard:
         if path in _locks.handles:
-            return ProcessIdentity.of_this_process()
-        try:
-            return from_json(path.read_bytes()[:_MAX_HOLDER_BYTES])
-        except FileNotFoundError:
-            return None
+            holder = _import_processes().ProcessIdentity.of_this_process()
+        else:
+            with suppress(IsADirectoryError), open_to_read(path) as handle:
+                if handle is not None:
+                    holder = _import_processes().from_json(os.pread(handle, _MAX_HOLDER_BYTES, 0))
+    return holder
+
+
+def _import_processes() -> Any:
+    """Return the module of process identities, which loads psutil: few that write files need it."""
+    return import_module("stages.contracts.processes")
+
+
+def _resolve(path: Path) -> Path:
+    """Return the absolute *path* without links, except for its last part, which is not followed."""
+    return path.parent.resolve() / path.name
+
+
+@contextmanager
+def open_to_read(path: Path) -> Iterator[int | None]:
+    """Yield a descriptor of the file or folder *path*; None if it is missing, a link, a pipe or a device."""
+    handle = None
+    try:
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | _FLAGS)
+        yield handle if handle is not None and _is_plain(handle) else None
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def _acquire(path: Path) -> None:
@@ -122,10 +178,11 @@ def _acquire(path: Path) -> None:
 
 
 def _try_to_acquire(path: Path) -> bool:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = open_lock(path)
     try:
-        if try_lock(handle) and _is_at(handle, path):
-            _write(handle, to_json(ProcessIdentity.of_this_process()).encode())
+        if try_lock(handle) and is_at(handle, path):
+            processes = _import_processes()
+            _write(handle, processes.to_json(processes.ProcessIdentity.of_this_process()).encode())
             _locks.handles[path] = handle
             return True
     finally:
@@ -154,17 +211,14 @@ def _try(file: LockFile, kind: int) -> bool:
     return True
 
 
-def _is_at(handle: int, path: Path) -> bool:
-    """Return whether *path* is the file that was opened: removing a store removes its lock file too."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(handle), path.stat())
-    return False
-
-
 def _write(handle: int, text: bytes) -> None:
     with suppress(OSError):  # a full disk: the lock is held without the name of its holder
         os.ftruncate(handle, 0)
         os.pwrite(handle, text, 0)
+
+
+def _not_a_lock(path: Path) -> StageError:
+    return StageError(f"{path} is a link or not a regular file, and locks are regular files. Remove it")
 
 
 def _in_use(path: Path) -> RunInUseError:

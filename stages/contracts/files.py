@@ -1,38 +1,119 @@
-"""Atomic writes of files, and checks of their content."""
+"""Reads of files of unknown origin, atomic writes, and checks of the content of files."""
 
+import errno
 import hashlib
 import os
+import re
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from stages.contracts.file_lock import is_at, open_to_read, try_lock, try_shared_lock
+
+PART_SUFFIX = ".part"
+"""Suffix of the names of temporary files and directories, which begin with a dot."""
+MAX_LIST_BYTES = 1 << 30
+"""Largest list of files that is read; that of a million files has 100 MB."""
 CHUNK_BYTES = 1 << 20
 """The number of bytes copied at a time."""
 UNREADABLE = {"size": -1, "sha256": ""}
 """An entry of a manifest that no file matches, for a file whose content is not known."""
 
 
+def read_regular(path: Path | str, limit: int = MAX_LIST_BYTES) -> bytes:
+    """Return the content of the regular file *path*, which may be the target of a link.
+
+    Raises `OSError` if it is missing, has more than *limit* bytes, or is a pipe or a device, which may not
+    end.
+    """
+    with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if about.st_size > limit:
+            raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
+        return file.readall()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open *path* without waiting for a process that writes to a pipe of this name."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 @contextmanager
 def open_atomic(path: Path) -> Iterator[BinaryIO]:
     """Open a file for the new content of *path*, which replaces the old content if the block succeeds.
 
-    The content is written to a hidden file in the same directory, synced, and renamed to *path*; then the
+    The content is written to a temporary file (see `open_part`), synced, and renamed to *path*; then the
     directory is synced. If the block raises an exception, *path* is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
+    with open_part(path) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(path.parent)
+
+
+@contextmanager
+def open_part(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside *path*, which replaces it, without a sync, if the block succeeds.
+
+    Its name is new and cannot be predicted, so that no link of that name is followed. Those of killed
+    processes, whose locks have ended with them, are removed.
+    """
+    remove_stale_parts(path)
+    part, handle = _create_part(path)
     try:
-        with part.open("wb") as file:
+        with open(handle, "wb") as file:  # noqa: PTH123  a descriptor
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+            part.replace(path)  # before the file is closed, which ends its lock
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+
+
+def new_part(path: Path) -> Path:
+    """Return a new name for a temporary file or directory beside *path*."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
+
+
+def is_part_of(part: Path, path: Path) -> bool:
+    """Return whether *part* has the name of a temporary file of *path*; earlier versions wrote no token."""
+    pattern = rf"\.{re.escape(path.name)}(\.[0-9a-f]{{8}})?{re.escape(PART_SUFFIX)}"
+    return part.parent == path.parent and re.fullmatch(pattern, part.name) is not None
+
+
+def remove_stale_parts(path: Path) -> None:
+    """Remove the temporary files and directories of *path* that no process is writing."""
+    with suppress(OSError):  # the write itself reports a folder that is missing or cannot be changed
+        for name in os.listdir(path.parent):  # noqa: PTH208  no Path for each of many files
+            if name.startswith(f".{path.name}.") and is_part_of(path.with_name(name), path):
+                _remove_if_stale(path.with_name(name))
+
+
+def _remove_if_stale(part: Path) -> None:
+    """Remove *part* unless a process has locked it; a link, which no process of this project makes, stays."""
+    with suppress(OSError), open_to_read(part) as handle:
+        if handle is not None and try_shared_lock(handle):
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+
+
+def _create_part(path: Path) -> tuple[Path, int]:
+    """Create a temporary file of *path*, and return its path and a descriptor that holds its lock."""
+    while True:
+        part = new_part(path)
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        with suppress(OSError):  # a file system without locks, on which no temporary file is stale
+            if not (try_lock(handle) and is_at(handle, part)):  # another process has just removed it
+                os.close(handle)
+                continue
+        return part, handle
 
 
 def copy_file(source: Path, target: Path) -> None:

@@ -5,13 +5,19 @@
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from stages.contracts.config import Use
 from stages.contracts.errors import PluginError, closest
 from stages.contracts.user_code import explain, user_frames
+
+_OWN_PACKAGES = ("pipeline", "stages")
+"""Packages of which a checkout of this project in the current folder may have another copy."""
 
 
 def find(part: str, name: str, built_in: Mapping[str, str]) -> Any:
@@ -19,7 +25,15 @@ def find(part: str, name: str, built_in: Mapping[str, str]) -> Any:
 
     Raises `PluginError` if there is no such object or its module cannot be imported.
     """
-    return _import(part, import_path(part, name, built_in))
+    path = import_path(part, name, built_in)
+    if ":" not in name:
+        return _find_attribute(part, path, _import(part, path))
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)  # the user's own modules are next to params.yaml
+    module = _import(part, path)
+    _check_origin(part, path, module)
+    return _find_attribute(part, path, module)
 
 
 def import_path(part: str, name: str, built_in: Mapping[str, str]) -> str:
@@ -94,14 +108,19 @@ def _signature(maker: Any) -> inspect.Signature:
         return inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
 
 
-def _import(part: str, path: str) -> Any:
-    module_name, _, attribute = path.partition(":")
+def _import(part: str, path: str) -> ModuleType:
+    module_name = path.partition(":")[0]
     try:
-        found: Any = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except KeyboardInterrupt:
         raise
     except (Exception, SystemExit) as error:
         raise _import_error(f"{part} {path!r}", module_name, error) from error
+
+
+def _find_attribute(part: str, path: str, module: ModuleType) -> Any:
+    module_name, _, attribute = path.partition(":")
+    found: Any = module
     for name in attribute.split("."):
         if not hasattr(found, name):
             public = [known for known in vars(found) if not known.startswith("_")]
@@ -111,6 +130,18 @@ def _import(part: str, path: str) -> Any:
             )
         found = getattr(found, name)
     return found
+
+
+def _check_origin(part: str, path: str, module: ModuleType) -> None:
+    """Raise `PluginError` if *module* is another one than the module of that name in the current folder."""
+    base = Path(*path.partition(":")[0].split("."))
+    own = [each.resolve() for each in (base.with_suffix(".py"), base / "__init__.py") if each.is_file()]
+    origin = getattr(module, "__file__", None)  # a built-in module has none
+    if own and origin and Path(origin).resolve() not in own and base.parts[0] not in _OWN_PACKAGES:
+        raise PluginError(
+            f"{part} {path!r} is found in {origin}: installed modules come first, so {own[0]} is not "
+            "imported. Rename your module"
+        )
 
 
 def _check_path(part: str, path: str) -> str:

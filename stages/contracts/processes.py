@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,6 +14,10 @@ from pathlib import Path
 import psutil
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_ROOT = Path(__file__).parents[2]
+_IMPORT_OWN = "import sys; sys.path.insert(0, sys.argv.pop(1)); import pipeline, stages; del sys.path[0]; "
+"""Beginning of a program that imports the packages of this project from the folder in its first argument."""
+_RUN_MODULE = "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
@@ -60,6 +65,20 @@ def from_json(text: str | bytes) -> ProcessIdentity | None:
         return ProcessIdentity(**json.loads(text))
     except (ValueError, TypeError):
         return None
+
+
+def program_command(program: str, *arguments: str) -> list[str]:
+    """Return the command that runs the Python *program* with *arguments* in another process.
+
+    Unlike with ``python -c``, no module of the current folder is imported, except for those that the program
+    imports as a project's own; `stages` and `pipeline` are those of this process.
+    """
+    return [sys.executable, "-P", "-c", f"{_IMPORT_OWN}{program}", str(_ROOT), *arguments]
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs *module* in another process, as `program_command` runs a program."""
+    return program_command(_RUN_MODULE, module, *arguments)
 
 
 def is_alive(pid: int) -> bool:

@@ -13,11 +13,10 @@ from numpy.lib import format as npy
 from stages.contracts.errors import DataError
 from stages.data.checks import check_type
 from stages.data.mapped_arrays import map_array
+from stages.records.limits import Limits
 
 CHUNK_BYTES = 1 << 20
 """The number of bytes read at a time."""
-MAX_DEFLATE_RATIO = 1032
-"""The maximum number of bytes to which one byte of a gzip file can expand."""
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _UNREADABLE = (EOFError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error)
@@ -87,11 +86,24 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
                 )
             shape = tuple(np.frombuffer(start, ">u4", dimensions, 4).tolist())
             dtype = np.dtype(_IDX_TYPES[start[2]])
-            limit = path.stat().st_size * (MAX_DEFLATE_RATIO if path.suffix == ".gz" else 1)
+            limit = path.stat().st_size
+            if path.suffix == ".gz":
+                limit = math.prod(shape) * dtype.itemsize
+                _check_expansion(limit, path, str(path))
             array = _read_array(file, shape, dtype, limit=limit, name=str(path))
     except (EOFError, OSError, zlib.error) as error:
         raise DataError(f"{path} is truncated or corrupt ({error}). Download it again") from error
     return array.byteswap(inplace=True).view(dtype.newbyteorder("="))  # IDX numbers are big-endian
+
+
+def _check_expansion(size: int, path: Path, name: str) -> None:
+    """Raise `DataError` if *size* bytes are more than a record as large as the file *path* may expand to."""
+    limit = Limits.for_size(path.stat().st_size).content
+    if size > limit:
+        raise DataError(
+            f"{name} would expand to {size:,} bytes, and a file of this size may expand to {limit:,}. If you "
+            "trust it, save it without compression"
+        )
 
 
 def _read_member(archive: zipfile.ZipFile, member: str, name: str) -> np.ndarray:
@@ -100,6 +112,7 @@ def _read_member(archive: zipfile.ZipFile, member: str, name: str) -> np.ndarray
             shape, is_fortran, dtype = _read_npy_header(file, name)
             check_type(dtype, name)  # before reading, since objects would have to be unpickled
             limit = archive.getinfo(member).file_size
+            _check_expansion(limit, Path(str(archive.filename)), name)
             array = _read_array(file, shape[::-1] if is_fortran else shape, dtype, limit=limit, name=name)
             return array.T if is_fortran else array
     except _UNREADABLE as error:

@@ -12,6 +12,7 @@ import numpy as np
 from stages.contracts.config import Config
 from stages.contracts.errors import DataError
 from stages.contracts.extras import load_extra
+from stages.records.limits import Limits
 
 CHANNELS = {"rgb": 3, "gray": 1}
 _PILLOW_MODES = {"rgb": "RGB", "gray": "L"}
@@ -100,6 +101,7 @@ class ImageDecoder:
     def _open(self, path: Path, content: bytes) -> Any:
         try:
             image = self._pillow.open(io.BytesIO(content))
+            _check_safe(image, len(content))
             is_wide = image.mode.startswith(_WIDE_MODES) or any(map(_has_wide_values, image.tile))
             image.load()
             if not is_wide and image.getexif().get(_ORIENTATION, 1) != 1:
@@ -124,6 +126,17 @@ def _has_wide_values(tile: Any) -> bool:
     if codec.startswith("ppm"):
         return isinstance(names[-1], int) and names[-1] > _UINT8_MAX
     return ";16" in str(names[0])
+
+
+def _check_safe(image: Any, size: int) -> None:
+    """Raise `ValueError` if *image* is a program, or expands more than a record of *size* bytes may."""
+    if image.format == "EPS":
+        raise ValueError("it is a PostScript program. Convert it to PNG")
+    decoded, limit = image.width * image.height * len(image.getbands()), Limits.for_size(size).content
+    if decoded > limit:
+        raise ValueError(
+            f"it would expand to {decoded:,} bytes, and a file of this size to {limit:,} at most"
+        )
 
 
 @dataclass(frozen=True)

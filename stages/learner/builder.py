@@ -1,7 +1,7 @@
 """The builder of a learner, with the method names of Burn, and the file from which one can be built again."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from stages.contracts.config import Config, omit_defaults
 from stages.contracts.errors import BuilderError, CheckpointError
 from stages.contracts.events import MetricLogger, Renderer
 from stages.contracts.fields import Decay, FastPath, Patterns, Precision, StepKind, Strategy
-from stages.contracts.files import write_text
+from stages.contracts.files import read_regular, write_text
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
 from stages.contracts.seeds import derive_seed
@@ -30,6 +30,7 @@ from stages.learner.metering import RegisteredMetric
 from stages.learner.options import LearnerOptions
 from stages.metrics import Metric, PassMetric, StepMetric
 from stages.models import ModelConfig, build_model, configure_loss
+from stages.models import config as models
 from stages.optim import (
     Accumulation,
     Averaging,
@@ -43,7 +44,10 @@ from stages.optim import (
     Scheduler,
     ScheduleUse,
     learning_rate_of,
+    schedules,
 )
+from stages.optim import config as optimizers
+from stages.optim.scheduler_classes import FUNCTIONS
 from stages.records import HalfPrecision, Recorder
 
 log = logging.getLogger(__name__)
@@ -101,6 +105,25 @@ class LearnerSpec(Config):
             return self.schedule
         return Scheduler(learning_rate_of(self.optimizer), self.schedule)
 
+    def check_code(self, allowed: Collection[str] = ()) -> None:
+        """Raise `CheckpointError` if `build` would run code that is neither built in nor one of *allowed*.
+
+        Call this for a ``learner.json`` of unknown origin. *allowed* has the kinds, and the import paths of
+        functions, in the params of the project.
+        """
+        parts = (
+            (self.model, models.BUILT_IN),
+            (self.optimizer, optimizers.BUILT_IN),
+            (self.schedule, schedules.BUILT_IN),
+        )
+        found = {part.kind for part, built_in in parts if part.kind not in built_in}
+        found |= set(_list_import_paths(self.model_dump(mode="json")))
+        if others := sorted(found.difference(allowed)):
+            raise CheckpointError(
+                f"{SPEC_FILE} names {', '.join(others)}, which is not built in. Its code is run only if "
+                "build_learner in params.yaml names it too. Read that code, and add it there if you trust it"
+            )
+
     def write(self, directory: Path) -> None:
         """Write ``learner.json`` to *directory*."""
         write_text(directory / SPEC_FILE, to_json(self.model_dump(mode="json")) + "\n")
@@ -113,7 +136,7 @@ class LearnerSpec(Config):
         """
         path = directory / SPEC_FILE
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(read_regular(path))
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be read ({error.strerror}): run `dvc repro --force build-learner`"
@@ -122,6 +145,18 @@ class LearnerSpec(Config):
             raise CheckpointError(
                 f"{path} is invalid: {error.errors()[0]['msg']}. Run `dvc repro --force build-learner`"
             ) from error
+
+
+def _list_import_paths(value: Any, key: str = "") -> Iterator[str]:
+    """Yield each import path in *value*, plain data with the *key*, that `LearnerSpec.build` would follow."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _list_import_paths(each, name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _list_import_paths(each, key)
+    elif key in ("kind", *FUNCTIONS) and isinstance(value, str) and ":" in value:
+        yield value
 
 
 class LearnerBuilder:

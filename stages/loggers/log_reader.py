@@ -13,6 +13,7 @@ import math
 from pathlib import Path
 
 from stages.contracts.errors import DataError
+from stages.contracts.files import read_regular
 from stages.contracts.history import History, Split, Value
 from stages.loggers.log_files import find_epoch_folders, parse_metric_name
 
@@ -107,6 +108,6 @@ def _parse_count(text: str) -> float:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").split("\n")
+        return read_regular(path).decode("utf-8", errors="replace").split("\n")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. Make it readable, or remove it") from error

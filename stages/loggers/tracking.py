@@ -20,6 +20,7 @@ from stages.contracts import plugins
 from stages.contracts.events import Progress
 from stages.contracts.files import write_text
 from stages.contracts.history import History, Split
+from stages.contracts.processes import module_command
 from stages.contracts.text import hide_passwords, to_json
 from stages.loggers.line_file import LineFile
 
@@ -114,8 +115,8 @@ class TrackerProcess:
         self._file = LineFile(self.directory / EVENTS_FILE, "a", flush_seconds=0.0)
         self._file.write("\n")  # ends a line that a killed process began
         self._write({"run": asdict(self._run)})
-        command = [sys.executable, "-m", __name__, self._kind, str(self.directory)]
-        search_path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
+        command = module_command(__name__, self._kind, str(self.directory))
+        search_path = os.pathsep.join(filter(None, sys.path))
         with (self.directory / OUTPUT_FILE).open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter
                 command,

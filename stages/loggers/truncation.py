@@ -3,10 +3,11 @@
 import hashlib
 import os
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import CheckpointError, StageError
+from stages.contracts.file_lists import is_name_below
 
 _CHUNK_BYTES = 1 << 20
 
@@ -72,8 +73,7 @@ def read_entry(position: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _verify_size(directory: Path, name: str, size: Any) -> None:
-    pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or pure == PurePosixPath():
+    if not is_name_below(name) or "\\" in name:
         raise CheckpointError(
             f"the checkpoint has a log file {name!r}, which is not below {directory}: resume from an earlier "
             "checkpoint"

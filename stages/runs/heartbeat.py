@@ -1,7 +1,6 @@
 """The heartbeat of a run: a small file with its progress, which other processes read."""
 
 import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stages.contracts.events import Progress
+from stages.contracts.files import open_part
 from stages.contracts.history import History, Split
 from stages.contracts.processes import ProcessIdentity
 from stages.runs.layout import HEARTBEAT_FILE
@@ -57,7 +57,6 @@ class HeartbeatRenderer:
         epoch_ended: Callable[[int], None] = _ignore_epoch,
     ) -> None:
         self._path = store_path / HEARTBEAT_FILE
-        self._part = store_path / f".{HEARTBEAT_FILE}.part"
         self._interval = interval_seconds
         self._check = check
         self._epoch_ended = epoch_ended
@@ -101,9 +100,8 @@ class HeartbeatRenderer:
             "steps": progress.batches,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
-        with suppress(OSError):
-            self._part.write_text(json.dumps(content) + "\n")
-            os.replace(self._part, self._path)  # noqa: PTH105  as fast as it gets
+        with suppress(OSError), open_part(self._path) as file:
+            file.write(f"{json.dumps(content)}\n".encode())
 
 
 def heartbeat_of(store: RunStore) -> HeartbeatRenderer:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.checkpoints.file_names import ENVIRONMENT_FILE, STEP_FOLDER
-from stages.contracts.files import UNREADABLE, describe
+from stages.contracts.file_lists import is_name_below
+from stages.contracts.files import UNREADABLE, describe, read_regular
 from stages.contracts.history import Split
 from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE
 
@@ -59,7 +60,9 @@ def read_finished(content: Mapping[str, Any] | None) -> Finished | None:
     if not {_CHECKSUM, "files"} & content.keys():
         return Finished(dict(content), None)
     intact = verify_checksum(content)
-    return None if intact is None else Finished(intact, intact.pop("files", {}))
+    with suppress(ValueError, TypeError, AttributeError, KeyError):
+        return None if intact is None else Finished(intact, _check_manifest(intact.pop("files", {})))
+    return None
 
 
 def describe_store(store_path: Path, known: Manifest) -> dict[str, Mapping[str, Any]]:
@@ -104,11 +107,11 @@ class LogLedger:
     def _read_lines(self) -> dict[int, Manifest]:
         """Return epoch to manifest from the intact lines of the file."""
         found: dict[int, Manifest] = {}
-        with suppress(FileNotFoundError):
-            for line in self._path.read_bytes().splitlines():
-                with suppress(ValueError, TypeError, AttributeError):
+        with suppress(OSError):
+            for line in read_regular(self._path).splitlines():
+                with suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):
                     if content := verify_checksum(json.loads(line)):
-                        found[content["epoch"]] = content["files"]
+                        found[int(content["epoch"])] = _check_manifest(content["files"])
         return found
 
     def _logs(self, epoch: int) -> list[Path]:
@@ -131,6 +134,17 @@ class LogLedger:
 def files_below(store_path: Path) -> list[Path]:
     """Return all files below *store_path*."""
     return [path for path in store_path.rglob("*") if path.is_file()]
+
+
+def _check_manifest(files: Any) -> Manifest:
+    """Return *files* if each has a name below the store, a size and a sha256.
+
+    Raises `ValueError`, `TypeError`, `AttributeError` or `KeyError` otherwise.
+    """
+    for name, written in files.items():
+        if not (is_name_below(name) and isinstance(written["size"], int) and "sha256" in written):
+            raise ValueError(name)
+    return dict(files)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -18,7 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stages.contracts.files import CHUNK_BYTES, difference, sha256, sync_directory
+from stages.contracts.files import (
+    CHUNK_BYTES,
+    difference,
+    new_part,
+    remove_stale_parts,
+    sha256,
+    sync_directory,
+)
 from stages.runs.disk_sync import sync_trees
 from stages.runs.manifest import Manifest
 
@@ -33,7 +40,9 @@ def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict
     verified while they are copied. Returns what is wrong with each file that is missing or damaged; if there
     is one, no target is changed. If the process is killed, call it again.
     """
-    parts = {target: target.with_name(f".{target.name}.part") for target in made.values()}
+    for target in made.values():
+        remove_stale_parts(target)
+    parts = {target: new_part(target) for target in made.values()}
     try:
         found = _copy_all({source: parts[target] for source, target in made.items()})
         wrong = {name: difference(found.get(name), written) for name, written in (expected or {}).items()}
@@ -57,7 +66,6 @@ def publish(made: Mapping[Path, Path], expected: Manifest | None = None) -> dict
 def _copy_all(made: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:
     """Copy each source of *made* that exists, and return the size and sha256 of each file."""
     found: dict[str, dict[str, Any]] = {}
-    _remove_all(made.values())
     present = {source: part for source, part in made.items() if source.exists()}
     for source, part in present.items():
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +78,7 @@ def _copy_all(made: Mapping[Path, Path]) -> dict[str, dict[str, Any]]:
 
 
 def _copy_file(found: dict[str, dict[str, Any]], source: str | Path, target: str | Path) -> None:
-    with Path(source).open("rb") as original, Path(target).open("wb") as copy:
+    with Path(source).open("rb") as original, Path(target).open("xb") as copy:
         if _clone(original, copy):
             found[str(source)] = {"size": os.fstat(copy.fileno()).st_size, "sha256": sha256(Path(target))}
         else:

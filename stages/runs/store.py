@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from stages.contracts.errors import StageError
 from stages.contracts.file_lock import hold_lock
-from stages.contracts.files import sync_directory, write_text
+from stages.contracts.files import read_regular, sync_directory, write_text
 from stages.contracts.user_code import user_frames
 from stages.runs.key import plain, run_key
 from stages.runs.layout import FINISHED_FILE, KEY_FILE, lock_of, new_trash_path
@@ -167,8 +167,8 @@ def move_to_trash(path: Path) -> Path:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in *path*; None if the file is missing or has other content."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        content = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 

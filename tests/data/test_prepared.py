@@ -38,7 +38,7 @@ def peak_bytes(kind, path, out):
 def images(count, size):
     """Return images whose first rows are random, which compress fast."""
     inputs = np.zeros((count, size, size), np.uint8)
-    inputs[:, 0] = np.random.default_rng(0).integers(0, 4, (count, size), dtype=np.uint8)
+    inputs[:, :2] = np.random.default_rng(0).integers(0, 4, (count, 2, size), dtype=np.uint8)
     return inputs, np.arange(count) % 10
 
 

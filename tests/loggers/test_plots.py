@@ -124,9 +124,13 @@ def test_plot_that_cannot_be_written_is_a_warning_and_the_others_are_written(nam
     assert "The results of the training are not affected" in caplog.text
 
 
-def test_disk_that_accepts_no_file_is_an_error(tmp_path):
+def test_disk_that_accepts_no_file_is_an_error(tmp_path, monkeypatch):
     """The caller has lost no result, and can write complete plots later."""
-    (tmp_path / ".Loss.tsv.part").symlink_to("/dev/full")
+
+    def refuse(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
 
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         write_plots(HISTORY, [], tmp_path / "logs", paths(tmp_path))

@@ -34,7 +34,7 @@ stages:
     deps:
     - path: a
       hash: md5
-      md5: b
+      md5: bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
     params:
       params.yaml:
         fit: {epochs: 3}
@@ -97,9 +97,10 @@ def test_undecodable_lockfile_is_refused_and_is_truncated_only_if_it_begins_like
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("- path: a", "- name: a", "stages.fit.deps is"),
-        ("md5: b", "md5: 3", "stages.fit.deps is"),
-        ("- path: c", "- 3", "stages.fit.outs is"),
+        ("- path: a", "- name: a", "stages.fit.deps has"),
+        ("md5: b", "md5: 3  # b", "stages.fit.deps has"),
+        ("md5: b", "md5: ../b", "stages.fit.deps has"),
+        ("- path: c", "- 3", "stages.fit.outs has"),
         ("        fit: {epochs: 3}", "        - 3", "stages.fit.params is"),
         ("cmd: x", "kmd: x", "stages.fit is"),
         ("stages:\n", "stages: [1]\nother:\n", "stages is '[1]', not a mapping"),

@@ -69,8 +69,9 @@ def test_checksum_detects_every_change_of_a_value():
 
 
 def test_finished_file_of_any_version_is_read_and_a_corrupt_one_is_rejected():
-    found = read_finished(add_checksum({"epoch": 3, "files": {"a": {"size": 1}}}))
-    assert (found.facts, found.files) == ({"epoch": 3}, {"a": {"size": 1}})
+    files = {"a": {"size": 1, "sha256": "0" * 64}}
+    found = read_finished(add_checksum({"epoch": 3, "files": files}))
+    assert (found.facts, found.files) == ({"epoch": 3}, files)
     without = read_finished(add_checksum({"epoch": 3}))
     assert (without.facts, without.files) == ({"epoch": 3}, {})
     old = read_finished({"epoch": 3})

@@ -149,7 +149,7 @@ def server(request):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", ANY_HOST])
-def test_doctor_warns_of_an_api_without_a_login_that_is_not_on_loopback(server, host, monkeypatch):
+def test_doctor_warns_of_an_open_api_outside_of_loopback(server, host, monkeypatch):
     monkeypatch.setenv(prefect_api.URL, f"http://{host}:{server.server_port}")
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "user:word")
 

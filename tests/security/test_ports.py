@@ -32,6 +32,14 @@ def test_store_of_local_ranks_listens_on_loopback():
     assert listening() - before == {("127.0.0.1", store.port)}
 
 
+def test_store_of_torch_listens_on_all_interfaces():
+    """Torchrun opens such a store, whatever the address in ``--master-addr``."""
+    before = listening()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    assert {("::", store.port), ("0.0.0.0", store.port)} & (listening() - before)  # noqa: S104
+
+
 def run_two_ranks(folder, program):
     """Run *program* on two ranks, in which ``write`` writes a text to the file of the rank; return both."""
     start = f"import os; write = open({str(folder)!r} + '/' + os.environ['RANK'], 'w').write\n"

@@ -133,7 +133,7 @@ def set_variable(project, monkeypatch):
 
 
 @pytest.mark.usefixtures("set_variable")
-def test_doctor_warns_of_a_folder_that_others_can_write_and_names_another(cache):
+def test_doctor_warns_of_a_shared_folder_and_names_another(cache):
     [before] = state_folder.check_state_folder()
     before.fix()
     [after] = state_folder.check_state_folder()

@@ -253,7 +253,8 @@ def test_check_reports_the_mistakes_of_all_parts_together(project):
 
     refused = project.call("check")
 
-    first, *lines = refused.err.splitlines()
+    imports, first, *lines = refused.err.splitlines()
+    assert imports.startswith("importing mine:rings, mine:Net, ")
     assert (refused.code, first) == (2, "error: params.yaml is not valid:")
     mistakes = [line for line in lines if not line.startswith("    ")]
     for name, mistake in zip(ONE_OF_EACH_PART, mistakes, strict=True):
@@ -267,7 +268,7 @@ def test_check_reports_a_part_whose_import_ends_the_process_after_the_mistakes_b
 
     refused = project.call("check")
 
-    _, first, *_, last = refused.err.splitlines()
+    _, _, first, *_, last = refused.err.splitlines()
     assert refused.code == 2
     assert message in first
     assert last.startswith("  build_learner.model: the import ended its process with exit code 3")

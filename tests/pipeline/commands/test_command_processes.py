@@ -37,6 +37,7 @@ CASES = [
     Case(
         "check",
         "dvc.yaml: an edit of my_net.py would not rerun build-learner; add to its deps:\n.*",
+        "importing my_net:Net, as a run does; --no-import leaves this out\n",
         code=1,
         not_loaded=(*LIGHT, "my_net"),
         edit=("kind: cnn\n    dropout: 0.5", "kind: my_net:Net"),

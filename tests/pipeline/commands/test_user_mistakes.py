@@ -79,13 +79,14 @@ def trained_folder(tmp_path_factory):
     np.savez(folder / "data.npz", inputs=np.random.default_rng(1).random((20, 4)), targets=np.arange(20) % 3)
     project = InProcessProject(folder)
     project.write()
-    before = Path.cwd()
+    before, path = Path.cwd(), list(sys.path)
     os.chdir(folder)
     try:
         for stage in ("create-artifact-dir", "load-data", "build-learner", "fit", "save-model"):
             run_stage(stage)
     finally:
         os.chdir(before)
+        sys.path[:] = path
     return folder
 
 

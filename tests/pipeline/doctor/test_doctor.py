@@ -55,7 +55,7 @@ def test_repaired_project_has_no_problem_and_exit_code_0(finished, tmp_path):
     levels = {line.split()[1]: line.split()[0] for line in lines if line[0] != " "}
     subjects = (
         "packages extras patches params devices portable disk prefect remote untracked git locks "
-        "state experiments runs"
+        "state journal experiments runs"
     )
     assert levels == dict.fromkeys(subjects.split(), "ok")
     assert "no API is configured: runs are not recorded in Prefect" in done.out

@@ -17,7 +17,7 @@ FOREIGN = {
     "a: [\n": "it is not valid YAML",
     "schema: '2.0'\nstages: [1]\n": "stages is '[1]', not a mapping",
     "schema: '2.0'\nstages:\n  fit: 3\n": "stages.fit is '3', not a mapping with a cmd",
-    "schema: '2.0'\nstages:\n  fit: {cmd: x, outs: [1]}\n": "stages.fit.outs is '[1]'",
+    "schema: '2.0'\nstages:\n  fit: {cmd: x, outs: [1]}\n": "stages.fit.outs has '1', not a path",
     "schema: '2.0'\nstages:\n  fit: {cmd: x, params: [1]}\n": "stages.fit.params is '[1]'",
     CONFLICT: "line 2 is a conflict marker of git",
 }

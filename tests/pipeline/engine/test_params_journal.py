@@ -5,6 +5,9 @@ import re
 
 import pytest
 
+from pipeline.doctor.diagnostics import Level
+from pipeline.doctor.stale_files import check_params_journal
+
 RUN = """
 import os, signal, subprocess, sys
 from pipeline.engine.lock import project_lock
@@ -16,6 +19,7 @@ with project_lock(), edit_params(override_params(["fit.num_epochs=9"])):
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 CHECK = 'subprocess.run([sys.executable, "-m", "pipeline", "check"])'
+REPORTED = "warning: params.yaml has the overrides of a run that was killed"
 RESTORED = "restored params.yaml: a run that was killed had set overrides in it"
 
 
@@ -25,8 +29,19 @@ def run_with_overrides(project, action=KILL):
     return project.fork("run_with_overrides")
 
 
-@pytest.mark.parametrize("command", [["check"], ["status"], ["runs", "list"], ["sweep", "-S", "fit.lr=x"]])
-def test_next_command_restores_params_after_a_run_was_killed(project, command):
+@pytest.mark.parametrize("command", [["check"], ["status"], ["runs", "list"]])
+def test_command_that_reads_reports_the_overrides_of_a_killed_run(project, command):
+    run_with_overrides(project)
+    before = project.files("params.yaml", ".runs")
+
+    output = project.call(*command).err
+
+    assert REPORTED in output
+    assert project.files("params.yaml", ".runs") == before
+
+
+@pytest.mark.parametrize("command", [["sweep", "-S", "fit.lr=x"], ["resume", "no-such-rev", "--epoch", "1"]])
+def test_next_command_that_writes_restores_params_after_a_run_was_killed(project, command):
     before = project.files("params.yaml")
     run_with_overrides(project)
     assert project.files("params.yaml") != before
@@ -35,7 +50,20 @@ def test_next_command_restores_params_after_a_run_was_killed(project, command):
 
     assert RESTORED in output
     assert project.files("params.yaml") == before
-    assert RESTORED not in project.call("check").text
+    assert REPORTED not in project.call("check").text
+
+
+def test_doctor_reports_the_overrides_of_a_killed_run_and_restores_params_with_fix(project, monkeypatch):
+    before = project.files("params.yaml")
+    run_with_overrides(project)
+    monkeypatch.chdir(project.folder)
+
+    [found] = check_params_journal()
+    found.fix()
+
+    assert "has the overrides of a run that was killed" in found.message
+    assert project.files("params.yaml") == before
+    assert [each.level for each in check_params_journal()] == [Level.OK]
 
 
 def test_repro_runs_no_stage_with_the_overrides_of_a_killed_run(project):
@@ -55,7 +83,7 @@ def test_edit_after_a_kill_is_kept_and_the_previous_params_are_backed_up(project
     run_with_overrides(project)
     project.edit("params.yaml", "num_epochs: 9", "num_epochs: 7")
 
-    output = project.call("check").err
+    output = project.call("sweep", "-S", "fit.lr=x").err
 
     assert "warning: params.yaml was edited after a killed run had set overrides in it" in output
     assert "num_epochs: 7" in (project.folder / "params.yaml").read_text()

@@ -1,0 +1,195 @@
+"""Files of data run no code, and take no more memory than their size allows."""
+
+import gzip
+import io
+import json
+import os
+
+import numpy as np
+import pytest
+from hostile import make_learner
+
+from stages.contracts.errors import CheckpointError, DataError, StageError
+from stages.contracts.file_lock import hold_lock, is_locked, lock_holder, open_lock
+from stages.contracts.files import is_part_of, new_part, open_atomic, open_part, read_regular, write_text
+from stages.data.array_files import read_idx, read_npz
+from stages.data.image_files import ImageDecoder, ImageFormat, UndecodableImageError
+from stages.learner import LearnerSpec
+from stages.runs.manifest import LogLedger, add_checksum, read_finished
+
+FOREIGN = "model:DigitNet"
+LARGE = 70 << 20
+"""More bytes than a small file may expand to."""
+
+
+@pytest.fixture
+def learner(world):
+    """Return the clone of a project whose learner.json names a class that params do not name."""
+    params = (world.origin / "params.yaml").read_text()
+    assert "model:DigitNet" in params
+    world.write("params.yaml", params.replace("model:DigitNet", "other:Net"))
+    return world.deliver(make_learner(FOREIGN))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "records convert artifacts/learner/record.bin out.mpk --learner artifacts/learner",
+        "records diff artifacts/learner/record.bin artifacts/learner/record.bin --learner artifacts/learner",
+        "evaluate",
+        "lr-find",
+        "profile",
+    ],
+)
+def test_learner_json_runs_no_code_that_params_do_not_name(learner, command):
+    before = learner.snapshot()
+
+    done = learner.learner(*command.split())
+
+    assert (done.code, FOREIGN in done.err, "params.yaml" in done.err) == (1, True, True), done.text
+    assert "Traceback" not in done.text
+    assert not learner.marker.exists()
+    assert learner.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("schedule", "named"),
+    [
+        ({"kind": "mine:Schedule", "per": "batch"}, "mine:Schedule"),
+        ({"kind": "lambda", "per": "batch", "lr_lambda": "mine:f"}, "mine:f"),
+        ({"kind": "chained", "per": "batch", "schedulers": [{"kind": "mine:Part"}]}, "mine:Part"),
+    ],
+)
+def test_code_is_found_in_every_part_of_a_learner(tmp_path, schedule, named):
+    content = json.loads(make_learner("cnn").content) | {"schedule": schedule}
+    (tmp_path / "learner.json").write_text(json.dumps(content))
+    spec = LearnerSpec.read(tmp_path)
+
+    with pytest.raises(CheckpointError, match=named):
+        spec.check_code()
+    spec.check_code({named})
+
+
+def test_built_in_learner_runs_no_other_code(tmp_path):
+    (tmp_path / "learner.json").write_text(make_learner("cnn").content)
+
+    LearnerSpec.read(tmp_path).check_code()
+
+
+def test_npz_that_expands_a_thousand_times_is_refused(tmp_path):
+    np.savez_compressed(tmp_path / "x.npz", inputs=np.zeros(LARGE, np.uint8))
+
+    with pytest.raises(DataError, match="would expand to 73,400,448 bytes"):
+        read_npz(tmp_path / "x.npz", ("inputs",))
+
+
+def test_idx_that_expands_a_thousand_times_is_refused(tmp_path):
+    head = b"\0\0\x08\x01" + LARGE.to_bytes(4, "big")
+    (tmp_path / "x.gz").write_bytes(gzip.compress(head + bytes(LARGE), 1))
+
+    with pytest.raises(DataError, match="would expand to 73,400,320 bytes"):
+        read_idx(tmp_path / "x.gz", 1)
+
+
+def test_image_that_expands_a_thousand_times_or_is_a_program_is_refused(tmp_path):
+    pillow = pytest.importorskip("PIL.Image", reason="images need the extra images")
+    decoder = ImageDecoder(ImageFormat(root=str(tmp_path), mode="gray", size=(8, 8), resize=True))
+    content = io.BytesIO()
+    pillow.new("L", (16_000, 5_000)).save(content, "PNG")
+    program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
+
+    for encoded, message in (
+        (content.getvalue(), "would expand to 80,000,000 bytes"),
+        (program, "PostScript"),
+    ):
+        with pytest.raises(UndecodableImageError, match=message):
+            decoder.decode("x.png", encoded)
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a//b", "", "a\0"])
+def test_manifest_with_an_odd_name_counts_as_corrupt(tmp_path, name):
+    files = {name: {"size": 1, "sha256": "0" * 64}}
+    (tmp_path / "logs.jsonl").write_text(json.dumps(add_checksum({"epoch": 1, "files": files})))
+
+    assert read_finished(add_checksum({"num_epochs": 1, "files": files})) is None
+    assert LogLedger(tmp_path).read(1) == {}
+
+
+# one function makes temporary files, one opens locks, and one reads files of unknown origin
+
+
+def test_temporary_file_has_a_new_name_and_follows_no_link(tmp_path):
+    target, victim = tmp_path / "a.txt", tmp_path / "victim"
+    victim.write_text("the user's")
+    (tmp_path / ".a.txt.part").symlink_to(victim)
+
+    with open_atomic(target) as file:
+        [part] = [each for each in tmp_path.iterdir() if is_part_of(each, target) and not each.is_symlink()]
+        file.write(b"new")
+
+    assert (target.read_text(), victim.read_text()) == ("new", "the user's")
+    assert new_part(target) != new_part(target)
+    assert not part.exists()
+
+
+def test_temporary_files_of_killed_processes_are_removed_and_open_ones_stay(tmp_path):
+    target = tmp_path / "a.txt"
+    stale = [new_part(target), tmp_path / ".a.txt.part"]
+    for each in stale:
+        each.write_text("incomplete")
+    (tmp_path / ".a.txt.other.part").write_text("of another file")
+
+    with open_part(target) as first:
+        first.write(b"first")
+        write_text(target, "second")
+
+    assert target.read_text() == "first"
+    assert sorted(each.name for each in tmp_path.iterdir()) == [".a.txt.other.part", "a.txt"]
+
+
+def test_failed_write_leaves_the_old_content_and_no_temporary_file(tmp_path):
+    write_text(tmp_path / "a.txt", "old")
+
+    with pytest.raises(ValueError, match="failed"), open_atomic(tmp_path / "a.txt") as file:
+        file.write(b"new")
+        raise ValueError("failed")
+
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_lock_is_neither_a_link_nor_a_pipe(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("the user's")
+    (tmp_path / "link.lock").symlink_to(victim)
+    (tmp_path / "new.lock").symlink_to(tmp_path / "created")
+    os.mkfifo(tmp_path / "pipe.lock")
+
+    for name in ("link.lock", "new.lock", "pipe.lock"):
+        with pytest.raises(StageError, match="locks are regular files"), hold_lock(tmp_path / name):
+            pass
+        assert (is_locked(tmp_path / name), lock_holder(tmp_path / name)) == (False, None)
+    assert victim.read_text() == "the user's"
+    assert not (tmp_path / "created").exists()
+
+
+def test_opened_lock_keeps_its_content(tmp_path):
+    (tmp_path / "a.lock").write_text("holder")
+
+    os.close(open_lock(tmp_path / "a.lock"))
+
+    assert (tmp_path / "a.lock").read_text() == "holder"
+
+
+def test_only_regular_files_up_to_a_limit_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "large").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("large")
+
+    for name in ("pipe", "device"):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_regular(tmp_path / name)
+    with pytest.raises(OSError, match="more than 4 bytes"):
+        read_regular(tmp_path / "large", 4)
+    assert read_regular(tmp_path / "link", 5) == b"12345"

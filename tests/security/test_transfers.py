@@ -1,0 +1,139 @@
+"""Commands that transfer a stranger's outputs write nothing outside of the clone."""
+
+from pathlib import Path
+
+import pytest
+from hostile import (
+    ODD_HASHES,
+    ODD_PATHS,
+    TRACKED,
+    deliver_list,
+    deliver_lock,
+    deliver_lock_links,
+    deliver_temporary_links,
+    put_results,
+)
+from test_reading import EXIT_CODES
+
+from pipeline.revisions.revision import Revision
+from stages.contracts.errors import StageError
+from stages.contracts.file_lists import is_md5, is_name_below
+
+RESUME = "resume big --epoch 1 --no-run"
+NAMES_OUTSIDE = (
+    "output outside",
+    "absolute output",
+    "object outside",
+    "list outside",
+    "list with an object outside",
+)
+
+
+def deliver_link_to_output(world):
+    """A link in the folder of an output, and the output behind it."""
+    world.link("artifacts/train", world.canaries)
+
+
+def transfer(world, *words):
+    """Run a command in the clone, and return its result after checks of what every command promises."""
+    before = world.snapshot("params.yaml", "artifacts", ".runs")
+    done = world.learner(*words)
+    assert world.snapshot("params.yaml", "artifacts", ".runs") == before, done.text
+    assert done.code in EXIT_CODES, done.text
+    assert "Traceback" not in done.text
+    assert not done.searched
+    return done
+
+
+def test_pull_and_resume_of_honest_results(world):
+    put_results(world)
+    world.commit_experiment("big")
+    world.deliver()
+
+    assert transfer(world, "pull").code == 0
+    assert transfer(world, "pull", "big").code == 0
+    assert transfer(world, *RESUME.split()).code == 0
+    assert (world.clone / "artifacts/train/epoch-1/Loss.log").read_text() == "0.5,1\n"
+
+
+@pytest.mark.parametrize("name", NAMES_OUTSIDE)
+def test_pull_writes_only_in_the_clone(world, name):
+    world.deliver(TRACKED[name])
+
+    assert transfer(world, "pull").code == 1
+
+
+def test_pull_follows_no_link_of_the_repository(world):
+    world.deliver(deliver_link_to_output)
+
+    done = transfer(world, "pull")
+
+    assert (done.code, "git tracks the link" in done.err) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["absolute output", "list outside"])
+def test_pull_of_an_experiment_writes_only_in_the_clone(world, name):
+    TRACKED[name](world)
+    world.commit_experiment("big")
+    world.deliver()
+
+    transfer(world, "pull", "big")
+    transfer(world, *RESUME.split())
+
+
+@pytest.mark.parametrize("name", ["list outside", "list with an object outside"])
+def test_output_of_a_hostile_revision_is_not_copied(world, name, tmp_path, monkeypatch):
+    world.deliver(TRACKED[name])
+    before = world.snapshot()
+    monkeypatch.chdir(world.clone)
+
+    with pytest.raises(StageError):
+        Revision(world.git("rev-parse", "HEAD")).copy(Path("artifacts/plots"), tmp_path / "copy/of/plots")
+
+    assert world.snapshot() == before
+
+
+@pytest.mark.parametrize("untracked", [deliver_lock_links, deliver_temporary_links])
+def test_resume_follows_no_link_of_a_lock_or_a_temporary_file(world, untracked):
+    world.deliver(untracked=[untracked])
+    world.fill_cache()
+
+    done = transfer(world, "resume", "HEAD", "--epoch", "1", "--no-run")
+
+    assert done.code == (1 if untracked is deliver_lock_links else 0), done.text
+
+
+@pytest.mark.parametrize("path", ODD_PATHS)
+def test_list_with_an_odd_path_is_refused(world, path):
+    path = path.format(world=world)
+    world.deliver(deliver_list(path))
+    world.fill_cache()
+
+    done = transfer(world, "compare")
+
+    assert (done.code, "not below its folder" in done.err, is_name_below(path)) == (1, True, False), done.text
+
+
+@pytest.mark.parametrize("md5", ODD_HASHES)
+def test_odd_hash_in_a_lockfile_and_in_a_list_is_refused(world, md5):
+    world.deliver(deliver_lock(md5=md5))
+
+    assert not is_md5(md5)
+    done = transfer(world, "compare")
+    assert (done.code, "not a path with a hash" in done.err) == (1, True), done.text
+
+
+@pytest.mark.parametrize("option", ["configpath", "'CredentialPath'"])
+@pytest.mark.parametrize("place", ["commit", "experiment"])
+def test_settings_of_a_remote_in_a_file_of_the_repository_are_refused(world, place, option, capfd):
+    """DVC's remote for S3 gives boto3 that file, and runs the program that it names as credential_process."""
+    remote = f"['remote \"s\"']\n    url = s3://bucket\n    {option} = settings\n"
+    world.write(".dvc/config", f"[core]\n    remote = s\n{remote}")
+    if place == "experiment":
+        world.commit_experiment("big")
+    world.deliver()
+
+    for command in {"commit": ("pull", "status"), "experiment": ("pull big",)}[place]:
+        done = transfer(world, *command.split())
+        text = done.text + capfd.readouterr().err  # of DVC, in a process of its own
+        assert (done.code, "a file that can name a program" in text) == (1, True), text
