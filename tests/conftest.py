@@ -31,6 +31,7 @@ def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         reasons["gpu"] = NO_ACCELERATOR
     for item in items:
+        assert " at 0x" not in item.nodeid, f"give {item.nodeid} an id: workers collect other names"
         for marker in filter(item.get_closest_marker, reasons):
             item.add_marker(pytest.mark.skip(reason=reasons[marker]))
 

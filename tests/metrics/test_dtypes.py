@@ -25,7 +25,7 @@ SMALL = torch.arange(1, 2001) / 200_000
 @pytest.mark.parametrize(
     "metric",
     [RecallMetric(), PrecisionMetric(threshold=0.5), FBetaScoreMetric(), RecallMetric.binary()],
-    ids=repr,
+    ids=["recall", "precision", "f1", "recall of one logit"],
 )
 def test_thresholds_apply_to_probabilities_that_are_not_rounded(metric, dtype):
     output = ClassificationOutput(ZERO, SMALL.to(dtype), torch.ones(2000, dtype=torch.long))
