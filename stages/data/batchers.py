@@ -50,17 +50,16 @@ class NormalizeBatcher:
     """
 
     def __init__(self, mean: float | Sequence[float] = 0.0, std: float | Sequence[float] = 1.0) -> None:
-        self._exact: tuple[Tensor, Tensor] | None = None
-        means, divisors = (torch.tensor(each, dtype=torch.float64) for each in (mean, std))
-        if bool((means.abs() > MAX_FLOAT32_MEAN * divisors.abs()).any()):
-            self._exact = means, divisors
         self._channels: ChannelScale | None = None
         if isinstance(mean, Sequence) or isinstance(std, Sequence):
             self._channels = ChannelScale(mean, std)
-            return
-        self._scale = 1.0 / std
-        self._offset = torch.tensor(-mean / std)
-        self._offsets: dict[torch.device, Tensor] = {}
+        else:
+            self._scale = 1.0 / std
+            self._offset = torch.tensor(-mean / std)
+            self._offsets: dict[torch.device, Tensor] = {}
+        means, divisors = (torch.tensor(each, dtype=torch.float64) for each in (mean, std))
+        is_large = bool((means.abs() > MAX_FLOAT32_MEAN * divisors.abs()).any())
+        self._exact = (means, divisors) if is_large else None
 
     def batch(self, items: Sequence[tuple[Tensor, Tensor]]) -> Batch:
         """Return the inputs as (B, …) float32, with unchanged targets."""
