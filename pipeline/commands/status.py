@@ -31,8 +31,11 @@ def status_lines() -> list[str]:
     apply_checks()
     try:
         with Repo() as repo:
-            check_places(repo)
-            changed = repo.status()
+            try:
+                changed = repo.status()
+            except AssertionError:  # DVC cannot read an output outside of the project
+                check_places(repo)
+                raise
     except StageError:
         raise
     except DvcException as error:
