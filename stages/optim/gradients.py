@@ -120,7 +120,9 @@ class Window:
         """Add the mean gradients of one batch to *totals* without counting it. A CUDA graph may record it."""
         for total, scaled in zip(totals.sums, self._weigh(gradients, weight), strict=True):
             _add(total, scaled)
-        if not isinstance(totals.weight, int | float):
+        if isinstance(weight, int | float):
+            totals.weight = weight  # a shorter batch may have come before
+        else:
             totals.weight += weight
 
     def take_on_device(self, totals: "Totals") -> Gradients:

@@ -254,12 +254,16 @@ RUNS = {
 
 WITH_STATE = (
     "adam",
+    "a window, flushed",
     "a schedule of torch, two groups",
     "a window, carried",
     "fp16",
     "averaged over epochs",
 )
-"""Runs whose checkpoints hold more than weights and moments, or the state that all others have."""
+"""Runs whose checkpoints hold more than weights and moments, or the state that all others have.
+
+In the second, the last batch before the capture is shorter.
+"""
 
 
 @pytest.mark.parametrize(
