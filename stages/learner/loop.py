@@ -230,8 +230,8 @@ class Loop:
             else:
                 strategy.roll_back()
             del step  # free its gradients before the next ones are computed
-            if window.full and (gradients := window.take()) is not None:
-                self._update(gradients, rate, iteration)
+            if window.full:
+                self._update(window.take(), rate, iteration)  # no name keeps these gradients either
             if stops_after(iteration, progress, meter):
                 return False
         self._end_training(rate, epoch=epoch, iteration=iteration)
@@ -241,8 +241,7 @@ class Loop:
     def _end_training(self, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the model with what the window still holds, and end the training of *epoch* on all ranks."""
         window, model = self._state.window, self._state.model
-        if (rest := window.end_epoch()) is not None:
-            self._update(rest, rate, iteration)
+        self._update(window.end_epoch(), rate, iteration)
         window.collect()
         synchronize_ranks(self._group, model.model, epoch, has_shards=self._state.is_sharded)
         model.end_training(epoch)
@@ -272,6 +271,9 @@ class Loop:
         return self._checks.check_valid_step(state.run_step(state.model.model.valid_step, Split.VALID, batch))
 
     def _update(self, gradients: Any, rate: float, iteration: int) -> None:
+        """Update the model with *gradients*; None if no batch of the window has counted."""
+        if gradients is None:
+            return
         epoch = self._progress.epoch
         if not self._has_gradients:
             location = f"epoch {epoch}, batch {iteration}"

@@ -1,5 +1,7 @@
 """The loop computes what a textbook loop computes, however a step uses ``.grad``."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import ClassificationOutput, TrainOutput
 from stages.learner import LearnerBuilder
 from stages.models import ClassificationStep, backward
-from stages.optim import Muon, NonFinite, build_optimizer
+from stages.optim import Muon, NonFinite, Sgd, build_optimizer
 from stages.renderers import NoRenderer
 
 BATCHES, EPOCHS = 4, 2
@@ -196,3 +198,29 @@ def test_first_step_without_gradients_is_rejected(accumulated, tmp_path):
             OPTIMIZERS["adam fused"],
             lambda builder: builder.grads_accumulation(accumulated),
         )
+
+
+class Watching(Net):
+    """Counts the gradients of its last step that are in memory when the next one begins."""
+
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.last, self.kept = [], 0
+
+    def train_step(self, batch):
+        self.kept += sum(each() is not None for each in self.last)
+        step = super().train_step(batch)
+        self.last = [weakref.ref(each) for each in step.gradients]
+        return step
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_gradients_are_freed_before_the_next_ones_are_computed(window, tmp_path):
+    builder = LearnerBuilder(tmp_path).num_epochs(EPOCHS).devices(["cpu"]).renderer(NoRenderer())
+    model = net(Watching)
+
+    learner = builder.grads_accumulation(window).build(model, Sgd(), 0.1)
+    learner.fit(batches(), batches())
+
+    assert len(model.last) == 2
+    assert model.kept == 0
