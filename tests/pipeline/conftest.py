@@ -58,7 +58,14 @@ def is_listening(path):
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory, database):
-    """Yield the address of a server that all tests of this process share."""
+    """Yield the address of a server that all tests of this process share.
+
+    A flow in this process starts services of Prefect, and without the patches every later fork fails when it
+    ends, such as a worker of a data loader in another test.
+    """
+    from pipeline.flows import prefect_patches  # it imports Prefect, which few tests need
+
+    prefect_patches.apply()
     with running_server(tmp_path_factory.mktemp("server"), database) as shared:
         yield shared.address
         if handlers := sys.modules.get("prefect.logging.handlers"):
