@@ -18,7 +18,7 @@ from stages.contracts.errors import ParamsError
 from stages.contracts.fields import DATA_PATH
 from stages.contracts.history import Split
 from stages.data.config import Digits, ImageFolder, Npy, Table, TextFiles
-from stages.optim.schedules import BUILT_IN, ScheduleUse
+from stages.optim.schedules import BUILT_IN, FUNCTIONS, ScheduleUse
 from stages.records.safetensors_format.shards import is_index, read_index
 
 PARAMS = Path("params.yaml")
@@ -29,7 +29,7 @@ SECTIONS_BY_STAGE = {
 }
 """The sections of params.yaml that name the code that a stage runs."""
 ONE_CYCLE = ("one_cycle", BUILT_IN["one_cycle"])
-CODE_KEYS = ("kind", "lr_lambda", "scale_fn")
+CODE_KEYS = ("kind", *FUNCTIONS)
 """The keys of params.yaml whose value may be an import path."""
 
 

@@ -47,7 +47,6 @@ from stages.optim import (
     schedules,
 )
 from stages.optim import config as optimizers
-from stages.optim.scheduler_classes import FUNCTIONS
 from stages.records import HalfPrecision, Recorder
 
 log = logging.getLogger(__name__)
@@ -155,7 +154,7 @@ def _list_import_paths(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _list_import_paths(each, key)
-    elif key in ("kind", *FUNCTIONS) and isinstance(value, str) and ":" in value:
+    elif key in ("kind", *schedules.FUNCTIONS) and isinstance(value, str) and ":" in value:
         yield value
 
 

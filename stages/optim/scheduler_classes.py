@@ -9,12 +9,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from stages.contracts import plugins
 from stages.contracts.errors import PluginError
 from stages.optim.class_arguments import call_class, check_class_arguments
-from stages.optim.schedules import BUILT_IN, OUR_KINDS, ScheduleUse
+from stages.optim.schedules import BUILT_IN, FUNCTIONS, OUR_KINDS, ScheduleUse
 
 HIDDEN = ("optimizer", "last_epoch")
 """Parameters of a scheduler that params.yaml cannot set."""
-FUNCTIONS = ("lr_lambda", "scale_fn")
-"""Arguments of torch's schedulers that are functions, which params.yaml names by their import paths."""
 RATES = ("max_lr", "base_lr", "swa_lr")
 """Arguments of torch's schedulers that are the rate of the first group; the others keep their ratio to it."""
 WITHOUT_OPTIMIZER = "ChainedScheduler"

@@ -16,6 +16,8 @@ from stages.contracts.fields import Count, Factor, NonNegative, Positive, Steps,
 from stages.contracts.history import Split
 from stages.contracts.plugins import name_validator
 
+FUNCTIONS = ("lr_lambda", "scale_fn")
+"""Arguments of torch's schedulers that are functions, which params.yaml names by their import paths."""
 OUR_KINDS = ("constant", "linear", "cosine", "exponential", "noam", "step", "composed", "sequential")
 """The schedules with Burn's formulas."""
 PLATEAU = "torch.optim.lr_scheduler:ReduceLROnPlateau"
