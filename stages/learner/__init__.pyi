@@ -1,6 +1,4 @@
-from .builder import SPEC_FILE as SPEC_FILE
 from .builder import LearnerBuilder as LearnerBuilder
-from .builder import LearnerSpec as LearnerSpec
 from .early_stopping import EarlyStopping as EarlyStopping
 from .early_stopping import MetricEarlyStopping as MetricEarlyStopping
 from .evaluation import Evaluator as Evaluator
@@ -14,6 +12,8 @@ from .lr_finder import find_learning_rate as find_learning_rate
 from .model_state import state_dict_of as state_dict_of
 from .model_state import use_average as use_average
 from .run_state import best_epoch as best_epoch
+from .spec import SPEC_FILE as SPEC_FILE
+from .spec import LearnerSpec as LearnerSpec
 from .step_profile import StepProfile as StepProfile
 from .step_profile import profile_steps as profile_steps
 from .summary import summary_json as summary_json

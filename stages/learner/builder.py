@@ -1,26 +1,21 @@
-"""The builder of a learner, with the method names of Burn, and the file from which one can be built again."""
+"""The builder of a learner, with the method names of Burn."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import torch
-from pydantic import SerializerFunctionWrapHandler, ValidationError, model_serializer
 from torch import nn
 
 from stages.checkpoints import Retention
-from stages.contracts.config import Config, omit_defaults
-from stages.contracts.errors import BuilderError, CheckpointError
+from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer
-from stages.contracts.fields import Decay, FastPath, Patterns, Precision, StepKind, Strategy
-from stages.contracts.files import read_regular, write_text
+from stages.contracts.fields import FastPath, Precision, StepKind, Strategy
 from stages.contracts.history import Split
 from stages.contracts.interrupter import Interrupter
-from stages.contracts.seeds import derive_seed
-from stages.contracts.text import to_json
 from stages.devices.compilation import CompileOptions
 from stages.learner.assembly import assemble
 from stages.learner.checks import check_unique_name
@@ -29,8 +24,6 @@ from stages.learner.learner import Learner
 from stages.learner.metering import RegisteredMetric
 from stages.learner.options import LearnerOptions
 from stages.metrics import Metric, PassMetric, StepMetric
-from stages.models import ModelConfig, build_model, configure_loss
-from stages.models import config as models
 from stages.optim import (
     Accumulation,
     Averaging,
@@ -39,123 +32,13 @@ from stages.optim import (
     LrScheduler,
     NonFinite,
     OptimizerConfig,
-    ParameterGroup,
-    ScheduleConfig,
-    Scheduler,
     ScheduleUse,
-    learning_rate_of,
-    schedules,
 )
-from stages.optim import config as optimizers
 from stages.records import HalfPrecision, Recorder
 
 log = logging.getLogger(__name__)
 
 AnyMetric = Metric | StepMetric | PassMetric
-SPEC_FILE = "learner.json"
-
-
-class LearnerSpec(Config):
-    """The content of ``learner.json``: the configs of a learner, and the shapes of its data."""
-
-    model: ModelConfig
-    optimizer: OptimizerConfig
-    schedule: ScheduleConfig
-    input_shape: tuple[int, ...]
-    """The shape of one sample."""
-    num_classes: int | None
-    """None for regression."""
-    num_outputs: int
-    """The number of values that the model predicts for one sample."""
-    parameter_groups: tuple[ParameterGroup, ...] = ()
-    freeze: Patterns = ()
-    label_smoothing: Decay = 0.0
-    class_weights: tuple[float, ...] | None = None
-    vocabulary_size: int | None = None
-    """The number of ids of tokens in the data; None if its inputs are not tokens."""
-
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields, without those of later versions if they have their defaults."""
-        later = ("parameter_groups", "freeze", "label_smoothing", "class_weights", "vocabulary_size")
-        return omit_defaults(self, dump(self), later)
-
-    def build(self, seed: int) -> tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]:
-        """Return the arguments of `LearnerBuilder.build`: model, optimizer config and schedule.
-
-        The initial weights are drawn on the CPU from a generator seeded with *seed*.
-        """
-        torch.manual_seed(derive_seed(seed, "weights"))
-        data_shape = {
-            "input_shape": self.input_shape,
-            "num_classes": self.num_classes,
-            "num_outputs": self.num_outputs,
-            **({} if self.vocabulary_size is None else {"vocabulary_size": self.vocabulary_size}),
-        }
-        model = build_model(self.model, data_shape)
-        if self.label_smoothing or self.class_weights:
-            configure_loss(model, self.class_weights, self.label_smoothing)
-        has_groups = self.parameter_groups or self.freeze
-        grouped = GroupedOptimizer(self.optimizer, self.parameter_groups, self.freeze)
-        return model, grouped if has_groups else self.optimizer, self._build_schedule()
-
-    def _build_schedule(self) -> Scheduler | ScheduleUse:
-        if isinstance(self.schedule, ScheduleUse):
-            return self.schedule
-        return Scheduler(learning_rate_of(self.optimizer), self.schedule)
-
-    def check_code(self, allowed: Collection[str] = ()) -> None:
-        """Raise `CheckpointError` if `build` would run code that is neither built in nor one of *allowed*.
-
-        Call this for a ``learner.json`` of unknown origin. *allowed* has the kinds, and the import paths of
-        functions, in the params of the project.
-        """
-        parts = (
-            (self.model, models.BUILT_IN),
-            (self.optimizer, optimizers.BUILT_IN),
-            (self.schedule, schedules.BUILT_IN),
-        )
-        found = {part.kind for part, built_in in parts if part.kind not in built_in}
-        found |= set(_list_import_paths(self.model_dump(mode="json")))
-        if others := sorted(found.difference(allowed)):
-            raise CheckpointError(
-                f"{SPEC_FILE} names {', '.join(others)}, which is not built in. Its code is run only if "
-                "build_learner in params.yaml names it too. Read that code, and add it there if you trust it"
-            )
-
-    def write(self, directory: Path) -> None:
-        """Write ``learner.json`` to *directory*."""
-        write_text(directory / SPEC_FILE, to_json(self.model_dump(mode="json")) + "\n")
-
-    @classmethod
-    def read(cls, directory: Path) -> "LearnerSpec":
-        """Return the content of ``learner.json`` in *directory*.
-
-        Raises `CheckpointError` if the file is missing or invalid.
-        """
-        path = directory / SPEC_FILE
-        try:
-            return cls.model_validate_json(read_regular(path))
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({error.strerror}): run `dvc repro --force build-learner`"
-            ) from error
-        except ValidationError as error:
-            raise CheckpointError(
-                f"{path} is invalid: {error.errors()[0]['msg']}. Run `dvc repro --force build-learner`"
-            ) from error
-
-
-def _list_import_paths(value: Any, key: str = "") -> Iterator[str]:
-    """Yield each import path in *value*, plain data with the *key*, that `LearnerSpec.build` would follow."""
-    if isinstance(value, dict):
-        for name, each in value.items():
-            yield from _list_import_paths(each, name)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _list_import_paths(each, key)
-    elif key in ("kind", *schedules.FUNCTIONS) and isinstance(value, str) and ":" in value:
-        yield value
 
 
 class LearnerBuilder:
