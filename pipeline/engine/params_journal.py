@@ -47,6 +47,10 @@ class _Entry:
     def content(self) -> bytes:
         return base64.b64decode(self.original)
 
+    def is_open(self, current: str | None) -> bool:
+        """Return whether params.yaml, which has the digest *current* or is missing, has the overrides."""
+        return current == self.edited != _digest(self.content)
+
 
 @contextmanager
 def edit_params(text: str) -> Iterator[None]:
@@ -78,7 +82,7 @@ def restore_params(report: Report | None = None) -> bool:
     if entry is None:
         return False
     current = _current()
-    is_overridden = current == entry.edited != _digest(entry.content)
+    is_overridden = entry.is_open(current)
     is_edited = current not in (entry.edited, _digest(entry.content))
     if is_edited and report is None:
         return False
@@ -102,8 +106,7 @@ def describe_open_journal() -> str | None:
     Nothing is changed. While a run is in progress, the overrides may be its own.
     """
     entry = _Entry.read()
-    is_open = entry is not None and _current() == entry.edited != _digest(entry.content)
-    if not is_open or is_locked(PROJECT_LOCK):
+    if entry is None or not entry.is_open(_current()) or is_locked(PROJECT_LOCK):
         return None
     return (
         f"{PARAMS} has the overrides of a run that was killed. The next `learner run`, or "
