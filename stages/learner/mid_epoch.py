@@ -50,7 +50,7 @@ class MidEpochCheckpointer:
         self._can_save = components.options.recorder is not None
         saves = components.checkpoints is not None and components.checkpoints.saves_within_epochs
         self._unchecked = set(Split) if saves else set()
-        self._is_state_checked = False
+        self._is_state_checked = components.checkpoints is None
 
     def open(self, loader: Loader, epoch: int, split: Split, *, defers: bool = False) -> Iterator[Any]:
         """Return an iterator over the batches of *loader* from the position in the epoch, on the device.
@@ -92,7 +92,8 @@ class MidEpochCheckpointer:
         the value of a metric cannot be saved, and `RecordError` after the first update if the state of the
         optimizer cannot.
         """
-        self._check_once(progress, meter)
+        if self._unchecked or not self._is_state_checked:
+            self._check_once(progress, meter)
         can_save_next = not progress.batches or iteration + 1 < progress.batches
         is_due = self._checkpoints is not None and self._checkpoints.is_due(can_save_next=can_save_next)
         is_asked, is_due = self._agreement.poll(stop=self._interrupter.should_stop(), save=is_due)
@@ -132,8 +133,7 @@ class MidEpochCheckpointer:
         """Check the state after the first update, and the metrics after the first batch of a split."""
         if not (self._is_state_checked or self._state.window.batches):
             self._is_state_checked = True
-            if self._checkpoints is not None:
-                self._state.checkpoint()
+            self._state.checkpoint()
         if progress.split in self._unchecked:
             self._prepare(meter)
             self._unchecked.remove(progress.split)
