@@ -122,22 +122,18 @@ def assemble(
     if is_sharded:
         distributed.check_sharded_optimizer(optimizer)
     check_training_state(model, optimizer)
-    scheduler = as_scheduler(optimizer, lr)
-    if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
-        check_monitored_metrics(scheduler, options.metrics)
+    scheduler = _build_scheduler(options, optimizer, lr)
     model_state = ModelState(model, optimizer, scheduler, clipping, fast_path=options.fast_path)
     model_state.is_sharded = is_sharded
     if options.averaging is not None:
         model_state.average = WeightAverage(options.averaging, model)
-    if options.recorder is not None:
-        _check_recordable(model_state, options.recorder)
-    build_observers = _build_observers if group.is_main else _build_silent_observers
+    _check_recordable(model_state, options.recorder)
     components = Components(
         options=options,
         state=RunState(model_state, options, device, group),
         group=group,
         device=device,
-        observers=build_observers(options, group),
+        observers=(_build_observers if group.is_main else _build_silent_observers)(options, group),
         checkpoints=_build_checkpoints(options, group, is_sharded=is_sharded),
         interrupter=options.interrupter or Interrupter(),
     )
@@ -171,6 +167,18 @@ def _place_model(
     return model
 
 
+def _build_scheduler(
+    options: LearnerOptions,
+    optimizer: torch.optim.Optimizer,
+    lr: float | LrScheduler | torch.optim.lr_scheduler.LRScheduler | ScheduleUse | None,
+) -> LrScheduler:
+    """Return the schedule of *lr*. Raises `BuilderError` if it follows a metric that is not registered."""
+    scheduler = as_scheduler(optimizer, lr)
+    if any(options.metrics.values()) or not isinstance(lr, ScheduleUse):  # build-learner has no metrics
+        check_monitored_metrics(scheduler, options.metrics)
+    return scheduler
+
+
 def _check_optimizer(
     options: LearnerOptions, optimizer: torch.optim.Optimizer, model: nn.Module, ranks: int
 ) -> None:
@@ -181,11 +189,13 @@ def _check_optimizer(
     check_optimizer(optimizer, model, batches_per_step=options.accumulation.batches, ranks=ranks)
 
 
-def _check_recordable(state: ModelState, recorder: Recorder) -> None:
-    """Raise `BuilderError` if a checkpoint of *recorder* cannot hold a value in *state*.
+def _check_recordable(state: ModelState, recorder: Recorder | None) -> None:
+    """Raise `BuilderError` if a checkpoint of *recorder*, if there is one, cannot hold a value in *state*.
 
     A model whose state is created by the first step is checked after it.
     """
+    if recorder is None:
+        return
     with suppress(AttributeError, KeyError, TypeError):
         try:
             schedule = state.checkpoint({}).scheduler

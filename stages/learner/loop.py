@@ -197,10 +197,9 @@ class Loop:
         No step runs inside `map` or a generator, which would take a StopIteration of the model for the end.
         """
         log.info("Executing training step for epoch %d", epoch)
-        strategy, window, guard = self._strategy, self._state.window, self._state.guard
-        self._has_gradients = hasattr(self._state.model.model, "optimize")  # such a model updates itself
-        captured = self._captured
-        schedule, progress = self._state.model.scheduler, self._progress
+        strategy, captured, state, progress = self._strategy, self._captured, self._state, self._progress
+        window, guard, schedule = state.window, state.guard, state.model.scheduler
+        self._has_gradients = hasattr(state.model.model, "optimize")  # such a model updates itself
         stops_after = self._mid_epoch.stops_after
         meter, rate = self._begin(Split.TRAIN, loader, epoch), 0.0
         iteration = progress.batch
