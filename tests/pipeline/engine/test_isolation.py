@@ -28,7 +28,7 @@ class Waiting(ClassificationStep, nn.Sequential):
 
     def train_step(self, batch):
         self.steps += 1
-        if "WAIT_IN_SECOND_EPOCH" in os.environ and self.steps == 30:
+        if "WAIT_IN_SECOND_EPOCH" in os.environ and self.steps == 8:
             signal.pause()
         return super().train_step(batch)
 """
