@@ -77,7 +77,7 @@ def _text(value: Any) -> str:
 
 def _character(value: Any) -> str:
     if not isinstance(value, str) or len(value) != 1 or value in '"\r\n\0' or not value.isascii():
-        raise _error("must be one character of ASCII, such as ';', which is no quote and no line break")
+        raise _error("must be one character of ASCII, such as ';', and neither a quote nor a line break")
     return value
 
 

@@ -69,7 +69,7 @@ def as_count(number: float) -> float:
 def is_counted(targets: "Tensor", pad_token: int | None = None) -> "Tensor":
     """Return a mask of *targets*: False for those that are ignored, -100 or *pad_token*."""
     if not targets.is_floating_point():
-        targets = targets.long()  # torch converts -100 to uint8, where it is 156
+        targets = targets.long()  # torch converts -100 to uint8, which has 156 for it
     mask = targets != IGNORED_TARGET
     return mask if pad_token is None else mask & (targets != pad_token)
 

@@ -16,7 +16,7 @@ TO_UTF8 = "Convert the file to UTF-8, for example with `iconv -f latin1 -t utf-8
 def read_rows(path: Path, delimiter: str = ",") -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the fields of each row of *path* by the column, with the number of the row's last line.
 
-    The first line has the names of the columns; empty lines are no rows. Raises `DataError` if two columns
+    The first line has the names of the columns; empty lines are not rows. Raises `DataError` if two columns
     have one name, or a row has more or fewer fields, and `OSError`, `UnicodeDecodeError` and `csv.Error` if
     the file cannot be read.
     """

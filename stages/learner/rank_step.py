@@ -106,7 +106,7 @@ class RankStep(RollbackStep):
         return count
 
     def _read(self, weight: Weight) -> float:
-        """Return *weight* as a number; on an accelerator it is read where the guard waits too."""
+        """Return *weight* as a number; on an accelerator this waits, as the guard does."""
         return as_count(float(weight))
 
 

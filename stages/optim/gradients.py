@@ -216,7 +216,7 @@ class Window:
 
 
 def _may_count(weight: Weight) -> bool:
-    """Return whether *weight* is above 0, or on an accelerator, where it is not read."""
+    """Return whether *weight* is above 0, or is a tensor on an accelerator, which is not read."""
     return not isinstance(weight, int | float) or bool(weight > 0)
 
 
