@@ -176,7 +176,7 @@ def find_case(name: str, device: torch.device, *, quick: bool) -> Case:
     case = CASES[name]
     if quick and case.is_language:
         backend = case.compile and "eager"
-        return Case(partial(Gpt, 64, 16, 64, 2), 2, 4, (16,), 64, backend, first=2)
+        return Case(partial(Gpt, 64, 16, 64, 2), 2, 6, (16,), 64, backend, first=2)
     if quick:
         return replace(case, batch_size=4, steps=4, first=2)
     if case.is_language and torch.cuda.mem_get_info(device)[1] < LARGE_DEVICE_BYTES:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -18,6 +18,10 @@ from stages.records import check_recordable, replace_tensors
 ALIGNMENT = 8
 """Bytes of the largest element of a record; a copied range of memory starts at a multiple of it."""
 WORD_BYTES = 4
+PIECE_BYTES = 32 << 20
+"""Bytes that are pinned, and copied, at once: the driver launches nothing while it pins memory."""
+SPARE_BYTES = 1 << 20
+"""Memory for what later checkpoints add, such as a position within the epoch."""
 PORTABLE = 1
 """Of ``cudaHostRegister``: the memory is pinned for all devices."""
 
@@ -52,9 +56,7 @@ class HostSnapshot:
         self._allocate(ranges)
         copies: dict[int, Tensor] = {}
         for each, place in zip(ranges, _places(ranges), strict=False):
-            unit = torch.uint8 if each.size % WORD_BYTES else torch.int32  # bytes are copied more slowly
-            target = self._buffer[place : place + each.size].view(unit)
-            target.copy_(each.content().view(unit), non_blocking=each.is_cuda)
+            self._copy(each, place)
             copies.update(
                 (id(tensor), each.find_copy(tensor, self._buffer, place)) for tensor in each.tensors
             )
@@ -62,6 +64,16 @@ class HostSnapshot:
         return _replace(
             checkpoint, lambda each: copies[id(each)] if id(each) in copies else _copy_to_host(each)
         )
+
+    def _copy(self, source: "_Range", place: int) -> None:
+        """Copy *source* to *place* in the buffer; from CUDA in parts that each are in one pinned piece."""
+        content, end = source.content(), place + source.size
+        step = PIECE_BYTES if source.is_cuda else end
+        borders = [place, *range(place - place % step + step, end, step), end]
+        for start, stop in pairwise(borders):
+            unit = torch.uint8 if (stop - start) % WORD_BYTES else torch.int32  # bytes are copied more slowly
+            part = content[start - place : stop - place].view(unit)
+            self._buffer[start:stop].view(unit).copy_(part, non_blocking=source.is_cuda)
 
     def allocate(self, checkpoint: Checkpoint) -> bool:
         """Provide a buffer for a copy of *checkpoint*, and return whether it is a new one, to `touch`."""
@@ -72,7 +84,7 @@ class HostSnapshot:
         if self.nbytes <= len(self._buffer):
             return False
         self._memory = self._buffer = torch.empty(0, dtype=torch.uint8)  # free the previous one first
-        self._memory = _map_memory(self.nbytes)
+        self._memory = _map_memory(self.nbytes + SPARE_BYTES)
         self._buffer = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._device = next((each.storage.device for each in ranges if each.is_cuda), None)
         return True
@@ -88,11 +100,11 @@ class HostSnapshot:
         if self._device is None:
             return
         cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        address = self._buffer.data_ptr()
         with torch.cuda.device(self._device):
-            error = cudart.cudaHostRegister(address, len(self._buffer), PORTABLE)
-        if not int(error):
-            weakref.finalize(self._memory, cudart.cudaHostUnregister, address)
+            for piece in torch.split(self._buffer, PIECE_BYTES):
+                if int(cudart.cudaHostRegister(piece.data_ptr(), len(piece), PORTABLE)):
+                    return
+                weakref.finalize(self._memory, cudart.cudaHostUnregister, piece.data_ptr())
 
     def synchronize(self) -> None:
         """Wait until the last copy has arrived from every device."""

@@ -1,6 +1,7 @@
 """Datasets: samples by index."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
@@ -52,15 +53,21 @@ class Samples(Sequence[tuple[Tensor, Tensor]]):
 
 
 class TensorDataset:
-    """Samples in memory. A batch is gathered with one call per tensor, faster than by worker processes."""
+    """Samples in memory. A batch is gathered with one call per tensor, faster than by worker processes.
 
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+    *allocate* returns the memory for a number of bytes to gather in, a tensor of uint8. Default: new memory.
+    """
+
+    def __init__(
+        self, inputs: Tensor, targets: Tensor, allocate: Callable[[int], Tensor] | None = None
+    ) -> None:
         if len(inputs) != len(targets):
             raise ValueError(
                 f"inputs and targets must have the same length; found {len(inputs)} and {len(targets)}"
             )
         self.inputs = inputs
         self.targets = targets
+        self._allocate = allocate
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -71,4 +78,11 @@ class TensorDataset:
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
         """Return the samples at *indices*, in that order."""
         chosen = indices if isinstance(indices, Tensor) else torch.as_tensor(indices)
-        return Samples(self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen))
+        return Samples(self._gather(self.inputs, chosen), self._gather(self.targets, chosen))
+
+    def _gather(self, tensor: Tensor, indices: Tensor) -> Tensor:
+        if self._allocate is None:
+            return tensor.index_select(0, indices)
+        shape = (len(indices), *tensor.shape[1:])
+        memory = self._allocate(math.prod(shape) * tensor.element_size())
+        return torch.index_select(tensor, 0, indices, out=memory.view(tensor.dtype).view(shape))

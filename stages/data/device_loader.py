@@ -36,7 +36,7 @@ class DeviceLoader:
         self._host = host
         self._finish: Callable[[Batch], Batch] | None = None
         if type(host.batcher) is NormalizeBatcher:
-            self._host, self._finish = host.with_batcher(GatherBatcher()), host.batcher.finish
+            self._host, self._finish = host.replace(batcher=GatherBatcher()), host.batcher.finish
         self._device = device
         self._transfer = transfer
 
@@ -52,8 +52,19 @@ class DeviceLoader:
         if self._gather is not None:
             indices = filter(len, self._host.order.batches(epoch, first, self._device))
             return (DeferredBatch(each, self._gather) for each in indices)
-        batches = self._copy(self._host.batches(epoch, first))
+        batches = self._copy(self._source.batches(epoch, first))
         return map(self._finish, batches) if self._finish else batches
+
+    @cached_property
+    def _source(self) -> HostLoader:
+        """The loader of the batches to copy, which gathers samples in memory to copy from if it can."""
+        host, dataset = self._host, self._host.dataset
+        copies = bool(self._transfer.prefetch) and self._device.type in STREAM_DEVICES
+        is_gathered = type(host.batcher) is GatherBatcher and not (host.workers or host.augmenter)
+        if not (copies and is_gathered and type(dataset) is TensorDataset):
+            return host
+        allocate = find_copier(self._device).allocate
+        return host.replace(dataset=TensorDataset(dataset.inputs, dataset.targets, allocate))
 
     def _copy(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return *batches* on the device.

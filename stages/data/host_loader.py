@@ -37,9 +37,10 @@ class HostLoader:
         """True if code of a user runs in this process, which may draw from the global generators."""
         return not self._workers and self._fetcher.runs_user_code
 
-    def with_batcher(self, batcher: Batcher) -> "HostLoader":
-        """Return the same with another batcher, and with its own workers."""
-        return HostLoader(self.dataset, batcher, self.order, self.workers, self.augmenter)
+    def replace(self, *, dataset: Dataset | None = None, batcher: Batcher | None = None) -> "HostLoader":
+        """Return the same with another dataset or batcher, and with its own workers."""
+        parts = dataset or self.dataset, batcher or self.batcher
+        return HostLoader(*parts, self.order, self.workers, self.augmenter)
 
     def batches(self, epoch: int, first: int) -> Iterator[Any]:
         """Return an iterator over the batches of *epoch*, counted from 1, from batch *first* on.

@@ -215,7 +215,7 @@ class DataLoader:
         """
         host = self._host
         if type(host.batcher) is NormalizeBatcher:
-            host = host.with_batcher(GatherBatcher())
+            host = host.replace(batcher=GatherBatcher())
         return host.read(epoch, indices)
 
     def __iter__(self) -> Iterator[Any]:

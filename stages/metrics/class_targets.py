@@ -135,7 +135,9 @@ def compute_hit_rate(hits: Tensor, targets: Tensor, pad_token: int | None) -> Me
         hits = hits & counted
     if hits.is_cpu:  # NumPy counts in half of torch's time
         return Mean(100.0 * np.count_nonzero(hits.numpy()), int(np.count_nonzero(counted.numpy())))
-    return Mean.from_sum(hits.sum(), counted.sum(), 100.0)
+    dtype = torch.int64 if hits.device.type == "mps" else torch.float64
+    total, weight = torch.stack((hits, counted)).flatten(1).sum(1, dtype=dtype)  # both in one reduction
+    return Mean.from_sum(total, weight, 100.0)
 
 
 def compute_accuracy(output: SingleLabelOutput, metric: str, pad_token: int | None) -> Mean:

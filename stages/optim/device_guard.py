@@ -108,7 +108,7 @@ class DeviceGuard(Guard):
             row.masked_fill_(empty > 0, 0.0)
             absorbed = empty if absorbed is None else torch.maximum(empty, absorbed)
         greatest = torch.linalg.vector_norm(row, float("inf"))  # keeps a NaN
-        torch.maximum(self._flag, greatest - greatest != 0, out=self._flag)  # NaN - NaN and ∞ - ∞ are NaN
+        torch.logical_or(self._flag, greatest - greatest, out=self._flag)  # NaN - NaN and ∞ - ∞ are NaN
         self.flag = self._flag if absorbed is None else self._kernel_flag
         if absorbed is not None:
             torch.maximum(self._flag, absorbed, out=self._kernel_flag)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stages.checkpoints import Checkpoint, SnapshotWriter, host_snapshot
-from stages.checkpoints.host_snapshot import HostSnapshot
+from stages.checkpoints.host_snapshot import SPARE_BYTES, HostSnapshot
 from stages.contracts.errors import RecordError
 from stages.records import NamedMpkBytesRecorder, OriginalPrecision, optimizer_record, record_of
 
@@ -87,7 +87,8 @@ class Driver:
 
 
 @pytest.mark.parametrize("error", [0, 2], ids=["pinned", "refused"])
-def test_memory_for_a_state_on_cuda_is_pinned_once_at_its_size_while_it_is_in_use(error, monkeypatch):
+def test_memory_for_a_state_on_cuda_is_pinned_once_in_pieces_while_it_is_in_use(error, monkeypatch):
+    monkeypatch.setattr(host_snapshot, "PIECE_BYTES", 5 << 10)
     driver, state = Driver(error), [torch.full((3 << 10,), 2.0), torch.ones(3)]
     monkeypatch.setattr(host_snapshot._Range, "is_cuda", True)
     monkeypatch.setattr(HostSnapshot, "_record_arrivals", lambda self, devices: None)
@@ -105,8 +106,18 @@ def test_memory_for_a_state_on_cuda_is_pinned_once_at_its_size_while_it_is_in_us
     gc.collect()
 
     assert is_equal
-    assert registered == ([] if error else [4 * (3 << 10) + 16])
+    assert sum(registered) == (0 if error else 4 * (3 << 10) + 16 + SPARE_BYTES)
+    assert max(registered, default=0) <= 5 << 10
     assert not driver.registered
+
+
+def test_checkpoint_within_an_epoch_uses_the_memory_of_one_without_a_position():
+    state, snapshot = torch.ones(1 << 10), HostSnapshot()
+    snapshot.allocate(Checkpoint({"w": state}, {}, None))
+
+    is_new = snapshot.allocate(Checkpoint({"w": state}, {}, None, {"place": torch.ones(5 << 10)}))
+
+    assert not is_new
 
 
 def test_allocated_memory_is_in_use_before_the_first_copy():

@@ -12,7 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.contracts.user_code import user_frames
 from stages.data import Batch, DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
-from stages.data.device_loader import fits
+from stages.data.device_loader import DeviceLoader, Transfer, fits
+from stages.data.host_loader import HostLoader
+from stages.data.order import Order
 
 SAMPLES, BATCH_SIZE = 10, 4
 IMAGES = torch.arange(SAMPLES * 6, dtype=torch.uint8).reshape(SAMPLES, 2, 3)
@@ -254,3 +256,35 @@ def test_resident_batches_do_not_wait_for_the_device():
 
     with blocking_copies_forbidden():
         next(batches)
+
+
+class PinningCopier(PlainCopier):
+    """A copier whose memory counts as pinned."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.addresses = []
+
+    def allocate(self, nbytes):
+        buffer = super().allocate(nbytes)
+        self.addresses.append(buffer.data_ptr())
+        return buffer
+
+    def is_pinned(self, tensor):
+        return tensor.data_ptr() in self.addresses
+
+
+@pytest.mark.parametrize("inputs", [IMAGES, IMAGES.float()], ids=["uint8", "float32"])
+def test_samples_in_memory_are_gathered_where_they_are_copied_from(monkeypatch, inputs):
+    device = torch.device("cpu")
+    copier = PinningCopier(device)
+    monkeypatch.setattr("stages.data.device_loader.STREAM_DEVICES", ("cpu",))
+    monkeypatch.setattr("stages.data.device_loader.find_copier", lambda _: copier)
+    host = HostLoader(TensorDataset(inputs, DATASET.targets), NORMALIZE, Order(SAMPLES, 4, seed=1), workers=0)
+
+    batches = list(DeviceLoader(host, device, Transfer(resident=False)).batches(epoch=1, first=0))
+
+    assert len(copier.addresses) == 2 * len(batches)
+    for copied, expected in zip(batches, host.batches(epoch=1, first=0), strict=True):
+        assert copied.inputs.equal(expected.inputs)
+        assert copied.targets.equal(expected.targets)
