@@ -394,7 +394,7 @@ def learner(
     renderer = TimedRenderer(Split.VALID if validates else Split.TRAIN)
     builder.renderer(renderer)
     if saves:
-        builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint_every(steps=case.steps // 2)
+        builder.with_file_checkpointer(NamedMpkGzFileRecorder()).checkpoint_every(steps=case.steps * 3 // 5)
     if case.is_language:
         builder.precision("bf16").grad_clipping(ClipByGlobalNorm(max_norm=1.0))
     else:

@@ -81,8 +81,26 @@ class TensorDataset:
         return Samples(self._gather(self.inputs, chosen), self._gather(self.targets, chosen))
 
     def _gather(self, tensor: Tensor, indices: Tensor) -> Tensor:
-        if self._allocate is None:
+        if self._allocate is None or not tensor.is_contiguous():
             return tensor.index_select(0, indices)
         shape = (len(indices), *tensor.shape[1:])
         memory = self._allocate(math.prod(shape) * tensor.element_size())
-        return torch.index_select(tensor, 0, indices, out=memory.view(tensor.dtype).view(shape))
+        gathered = memory.view(tensor.dtype).view(shape)
+        unit = _unit_of(tensor)
+        torch.index_select(_rows(tensor, unit), 0, indices, out=_rows(gathered, unit))
+        return gathered
+
+
+def _unit_of(tensor: Tensor) -> torch.dtype:
+    """Return a dtype of 8 bytes if the rows of *tensor* have that unit, else bytes.
+
+    torch divides a row of more than 32,768 elements among its threads, and otherwise the rows, which costs
+    less, above all in a second thread.
+    """
+    size = tensor.element_size()
+    row, start = math.prod(tensor.shape[1:]) * size, tensor.storage_offset() * size
+    return torch.uint8 if row % 8 or start % 8 else torch.int64
+
+
+def _rows(tensor: Tensor, unit: torch.dtype) -> Tensor:
+    return tensor.view(len(tensor), math.prod(tensor.shape[1:])).view(unit)

@@ -274,13 +274,14 @@ class PinningCopier(PlainCopier):
         return tensor.data_ptr() in self.addresses
 
 
-@pytest.mark.parametrize("inputs", [IMAGES, IMAGES.float()], ids=["uint8", "float32"])
-def test_samples_in_memory_are_gathered_where_they_are_copied_from(monkeypatch, inputs):
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64, torch.bfloat16, torch.bool])
+def test_samples_in_memory_are_gathered_where_they_are_copied_from(monkeypatch, dtype):
     device = torch.device("cpu")
     copier = PinningCopier(device)
     monkeypatch.setattr("stages.data.device_loader.STREAM_DEVICES", ("cpu",))
     monkeypatch.setattr("stages.data.device_loader.find_copier", lambda _: copier)
-    host = HostLoader(TensorDataset(inputs, DATASET.targets), NORMALIZE, Order(SAMPLES, 4, seed=1), workers=0)
+    dataset = TensorDataset(IMAGES.to(dtype), DATASET.targets)
+    host = HostLoader(dataset, NORMALIZE, Order(SAMPLES, 4, seed=1), workers=0)
 
     batches = list(DeviceLoader(host, device, Transfer(resident=False)).batches(epoch=1, first=0))
 
