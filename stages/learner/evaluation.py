@@ -183,10 +183,11 @@ def _tag(name: str) -> str:
 def confusion_cells(run: Learner, loader: Any, seed: int) -> Sequence[tuple[int, ...]]:
     """Return the cells to show of the confusion matrix of *run* over *loader*; none if it cannot be computed.
 
-    Without a loader, the result is empty. If the parameters are sharded, all ranks must call it. Any error,
-    also of the user's model, is logged as a warning: a plot must not fail the run that it shows.
+    Without a loader, or if the run was asked to stop, the result is empty. If the parameters are sharded, all
+    ranks must call it. Any error, also of the user's model, is logged as a warning: a plot must not fail the
+    run that it shows.
     """
-    if loader is None:
+    if loader is None or _should_stop(run):
         return []
     try:
         with run.compute_settings(), run.apply_average():

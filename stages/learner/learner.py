@@ -94,7 +94,7 @@ class Learner:
                 model = loop.run(train, valid)
             if checkpoints is not None and not self.interrupted:
                 checkpoints.finish()
-        if self._options.summary and is_main:
+        if self._options.summary and is_main and not self.interrupted:
             state = self._state.model
             training = training_lines(model, state.optimizer, state.scheduler, self._options.averaging)
             print_text(summary_text(self.history, model, training=training))
