@@ -33,7 +33,7 @@ from stages.learner.capture_conditions import (
 )
 from stages.learner.checks import StepChecks
 from stages.learner.metering import MAX_PENDING_BATCHES
-from stages.learner.step_strategies import PlainStep
+from stages.learner.step_strategies import PlainStep, StepResult
 from stages.metrics import Mean
 from stages.models import clear_gradients
 from stages.optim import DeviceGuard, Gradients, Totals
@@ -141,16 +141,22 @@ class CudaGraphStep(PlainStep):
             self._check_host(generators)
         return step
 
-    def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
+    def _update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the model eagerly."""
-        super().update(gradients, rate, epoch=epoch, iteration=iteration)
+        super()._update(gradients, rate, epoch=epoch, iteration=iteration)
         if not self._capture.graphs and self._capture.warm_ups == WARM_UP_STEPS:
             self._capture.present = [gradient is not None for gradient in gradients]
             self._capture.options = self._state.constant_options
             self._capture.totals = Totals(gradients, self.weight) if self._is_sum else None
 
-    def replays(self, batch: Any) -> bool:
-        """Return whether `replay` accepts *batch*; capture the step first if it is time to."""
+    def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult | None:
+        """Run the step on *batch* by a launch of its graph, or eagerly."""
+        if self._replays(batch):
+            return self._replay(batch, rate, epoch=epoch, iteration=iteration)
+        return super().step(batch, rate, epoch=epoch, iteration=iteration)
+
+    def _replays(self, batch: Any) -> bool:
+        """Return whether `_replay` accepts *batch*; capture the step first if it is time to."""
         self._warms_up = False
         if self._is_eager or not self._is_usual(describe_batch(batch)):
             return False
@@ -165,13 +171,8 @@ class CudaGraphStep(PlainStep):
             return False
         return self._ends in self._capture.graphs or self._capture_step(batch)
 
-    def replay(
-        self, batch: Any, rate: float, *, epoch: int, iteration: int
-    ) -> tuple[Any, Mapping[str, Mean]]:
-        """Run the step on *batch*, with the update if the window is full, by a launch of its graph.
-
-        Return the item, and the values of the metrics that are measured in the graph.
-        """
+    def _replay(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult:
+        """Run the step on *batch*, with the update if the window is full, by a launch of its graph."""
         capture, totals, ends = self._capture, self._capture.totals, self._ends
         for static, tensor in zip(capture.inputs, _tensors_of(batch), strict=True):
             static.copy_(tensor.detach())
@@ -190,8 +191,10 @@ class CudaGraphStep(PlainStep):
             capture.has_sums = not ends
         if ends:
             self._state.end_step()
-        means = results.means[slot]
-        return transform(results.item, _clone) if self._readers - means.keys() else results.item, means
+        self._has_gradients = True  # that was a condition of the capture
+        means, item = results.means[slot], results.item
+        copied = transform(item, _clone) if self._readers - means.keys() else item
+        return StepResult(copied, item.size, means)
 
     @property
     def _ends(self) -> bool:

@@ -18,7 +18,6 @@ from torch import nn
 from stages.contracts.errors import BuilderError
 from stages.contracts.events import Progress
 from stages.contracts.history import Split, Value
-from stages.contracts.placement import load
 from stages.contracts.renderers import Renderers
 from stages.devices.memory import retain_freed_memory
 from stages.devices.run_ahead_limiter import RunAheadLimiter
@@ -36,10 +35,8 @@ from stages.learner.checks import (
     StepChecks,
     check_rules_without_validation,
     find_valid_metrics,
-    has_gradients,
-    missing_gradients,
 )
-from stages.learner.cuda_graph import build_captured_step
+from stages.learner.cuda_graph import CudaGraphStep, build_captured_step
 from stages.learner.loader_parts import check_repeatable
 from stages.learner.metering import NOTHING, Meter
 from stages.learner.mid_epoch import MidEpochCheckpointer
@@ -74,9 +71,7 @@ class Loop:
         model = self._state.model
         self._checks = StepChecks(model.model, model.optimizer)
         self._limiter = RunAheadLimiter.of(components.device)
-        self._captured = build_captured_step(components, self._checks)
-        self._strategy = self._captured or self._choose_strategy()
-        self._has_gradients = False
+        self._strategy = build_captured_step(components, self._checks) or self._choose_strategy()
         self._meter = self._observers.meter(Split.TRAIN, 0, self._state.guard)
         self._progress = Progress(
             self._options.num_epochs,
@@ -197,40 +192,21 @@ class Loop:
         No step runs inside `map` or a generator, which would take a StopIteration of the model for the end.
         """
         log.info("Executing training step for epoch %d", epoch)
-        strategy, captured, state, progress = self._strategy, self._captured, self._state, self._progress
-        window, guard, schedule = state.window, state.guard, state.model.scheduler
-        self._has_gradients = hasattr(state.model.model, "optimize")  # such a model updates itself
-        stops_after = self._mid_epoch.stops_after
+        strategy, progress, window = self._strategy, self._progress, self._state.window
+        schedule, stops_after = self._state.model.scheduler, self._mid_epoch.stops_after
         meter, rate = self._begin(Split.TRAIN, loader, epoch), 0.0
         iteration = progress.batch
         batches = self._open(loader, meter)  # a variable, so that an error keeps it: see report_device_errors
         for batch in batches:
-            if captured is not None and captured.replays(batch):
-                iteration += 1
-                rate = schedule.step()
-                item, measured = captured.replay(batch, rate, epoch=epoch, iteration=iteration)
-                self._has_gradients = True  # that was a condition of the capture
-                del batch
-                self._measure(meter, item, item.size, iteration, rate, measured)
-                if stops_after(iteration, progress, meter):
-                    return False
-                continue
-            batch = load(batch)  # noqa: PLW2901  so that its memory is freed below
-            step = strategy.compute(batch)
-            samples = strategy.count_samples(batch, step.item)
-            del batch  # free its memory before the next one is loaded
             iteration += 1
             rate = schedule.step()
-            if strategy.passes(step, epoch, iteration):
-                self._has_gradients = self._has_gradients or has_gradients(step)
-                if not guard.overflowed:
-                    window.add(step.gradients, strategy.weight)
-                self._measure(meter, step.item, samples, iteration, rate)
-            else:
-                strategy.roll_back()
-            del step  # free its gradients before the next ones are computed
+            result = strategy.step(batch, rate, epoch=epoch, iteration=iteration)
+            del batch  # free its memory before the next one is loaded
+            if result is not None:
+                self._measure(meter, *result, iteration=iteration, rate=rate)
+            del result  # free its output before the next one is computed
             if window.full:
-                self._update(window.take(), rate, iteration)  # no name keeps these gradients either
+                strategy.update(window.take(), rate, epoch=epoch, iteration=iteration)
             if stops_after(iteration, progress, meter):
                 return False
         self._end_training(rate, epoch=epoch, iteration=iteration)
@@ -240,7 +216,7 @@ class Loop:
     def _end_training(self, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the model with what the window still holds, and end the training of *epoch* on all ranks."""
         window, model = self._state.window, self._state.model
-        self._update(window.end_epoch(), rate, iteration)
+        self._strategy.update(window.end_epoch(), rate, epoch=epoch, iteration=iteration)
         window.collect()
         synchronize_ranks(self._group, model.model, epoch, has_shards=self._state.is_sharded)
         model.end_training(epoch)
@@ -259,7 +235,7 @@ class Loop:
             samples = self._strategy.count_samples(batch, item)
             del batch  # free its memory before the next one is loaded
             iteration += 1
-            self._measure(meter, item, samples, iteration, 0.0)
+            self._measure(meter, item, samples, iteration=iteration)
             if self._mid_epoch.stops_after(iteration, self._progress, meter):
                 return False
         self._end(meter, iteration)
@@ -268,16 +244,6 @@ class Loop:
     def _run_valid_step(self, batch: Any) -> Any:
         state = self._state
         return self._checks.check_valid_step(state.run_step(state.model.model.valid_step, Split.VALID, batch))
-
-    def _update(self, gradients: Any, rate: float, iteration: int) -> None:
-        """Update the model with *gradients*; None if no batch of the window has counted."""
-        if gradients is None:
-            return
-        epoch = self._progress.epoch
-        if not self._has_gradients:
-            location = f"epoch {epoch}, batch {iteration}"
-            raise missing_gradients(self._state.model.model, gradients, location=location)
-        self._strategy.update(gradients, rate, epoch=epoch, iteration=iteration)
 
     def _finish(self, epoch: int) -> None:
         """Finish *epoch*: flush the logs, show its values, and save."""
@@ -328,7 +294,7 @@ class Loop:
     def _open(self, loader: Loader, meter: Meter) -> Any:
         """Return the batches of *loader* from the position in the epoch, which is reached then."""
         split, position = self._progress.split, self._state.position
-        defers = self._captured is not None and split is Split.TRAIN
+        defers = isinstance(self._strategy, CudaGraphStep) and split is Split.TRAIN
         batches: Any = self._mid_epoch.open(loader, self._progress.epoch, split, defers=defers)
         if (limit := self._options.limit_batches.get(split)) is not None:
             batches = islice(batches, limit - (position.iteration if position else 0))
@@ -345,11 +311,12 @@ class Loop:
         meter: Meter,
         item: Any,
         samples: int,
+        measured: Mapping[str, MetricState] = NOTHING,
+        *,
         iteration: int,
-        rate: float,
-        known: Mapping[str, MetricState] = NOTHING,
+        rate: float = 0.0,
     ) -> None:
-        meter.measure(item, iteration, rate, known)
+        meter.measure(item, iteration, rate, measured)
         if self._limiter is not None:
             self._limiter.step()
         self._progress.batch = iteration

@@ -1,7 +1,6 @@
 """Training steps of several ranks: each computes its share of a batch, and all make the same update."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
-from stages.learner.step_strategies import Buffers, RollbackStep, train_mode
+from stages.learner.step_strategies import Buffers, RollbackStep
 from stages.learner.training_state import load_training_state, training_state
 
 
@@ -115,10 +114,6 @@ class SynchronizedStep(RankStep):
 
     Their backward pass adds gradients of all ranks, so it must multiply each loss by its weight.
     """
-
-    def training(self) -> AbstractContextManager[None]:
-        """Set the model to training mode, and multiply the losses of the block by their weights."""
-        return train_mode(self._model, self._run_backward)
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
         """Run forward and backward on the samples of this rank.

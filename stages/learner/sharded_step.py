@@ -1,7 +1,7 @@
 """Training steps of several ranks that shard the parameters (FSDP2)."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,6 @@ from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
 from stages.learner.rank_step import RankStep, check_weight
 from stages.learner.run_state import RunState
-from stages.learner.step_strategies import train_mode
 from stages.optim.gradients import Gradients
 
 NO_LOSS = SimpleNamespace(loss=torch.zeros(()))
@@ -34,13 +33,15 @@ class ShardedStep(RankStep):
         super().__init__(state, checks, group)
         self._is_sum = state.window.length > 1  # `passes` checks what the ranks have added
 
-    def training(self) -> AbstractContextManager[None]:
-        """Set the model to training mode, and weight the losses of the block by the share of this rank.
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Set the model to training mode.
 
         A validation leaves the parameters of the root gathered, of which no gradient would be sharded.
         """
         self._model.reshard()
-        return train_mode(self._model, self._run_backward)
+        with super().training():
+            yield
 
     def compute(self, batch: Share) -> TrainOutput[Any]:
         """Run forward and backward on the samples of this rank; without one, the output is None."""
@@ -64,7 +65,7 @@ class ShardedStep(RankStep):
         item = run(batch.batch)
         return item if self._count_own(batch) else None
 
-    def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
+    def _update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the shards of this rank, unless the sum of several finite batches overflowed on any rank."""
         if self._is_sum and not self._all_pass(gradients, epoch, iteration):
             return

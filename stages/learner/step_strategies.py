@@ -7,20 +7,33 @@
 `rank_step.py` has the step of several ranks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from stages.contracts.history import Split
 from stages.contracts.outputs import TrainOutput, Weight, as_count, weight_of
-from stages.learner.checks import StepChecks
+from stages.contracts.placement import load
+from stages.learner.checks import StepChecks, has_gradients, missing_gradients
+from stages.learner.metering import NOTHING
 from stages.learner.model_state import ModelState
 from stages.learner.run_state import RunState
+from stages.metrics import MetricState
 from stages.models import clear_gradients, prepare_backward
-from stages.models.steps import RunBackward
 from stages.optim.gradients import Gradients
+
+
+class StepResult(NamedTuple):
+    """What a training step leaves to measure."""
+
+    item: Any
+    """The output of the model; None if this rank has no sample."""
+    samples: int
+    """The number of samples of the batch on all ranks."""
+    measured: Mapping[str, MetricState] = NOTHING
+    """The values of metrics that the step has measured."""
 
 
 class StepStrategy(Protocol):
@@ -29,27 +42,24 @@ class StepStrategy(Protocol):
     def training(self) -> AbstractContextManager[None]:
         """Return a context in which the model is in training mode and its parameters are looked up once."""
 
-    def compute(self, batch: Any) -> TrainOutput[Any]:
-        """Run forward and backward on *batch*."""
+    def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult | None:
+        """Run forward and backward on *batch*, and add its gradients to the accumulation window.
 
-    def passes(self, step: TrainOutput[Any], epoch: int, iteration: int) -> bool:
-        """Return whether *step* is valid, as `Guard.passes` does."""
+        Return None if the batch is skipped, because it is not finite.
+        """
+
+    def update(self, gradients: "Gradients | None", rate: float, *, epoch: int, iteration: int) -> None:
+        """Update the model with *gradients*, one per parameter, at the learning rate *rate*.
+
+        They are None if no batch of the window has counted. Raises `BuilderError` for a first update in which
+        no parameter has a gradient.
+        """
 
     def validate(self, run: Callable[[Any], Any], batch: Any) -> Any:
         """Return what *run*, a checked validation step, returns for *batch*."""
 
     def count_samples(self, batch: Any, item: Any) -> int:
         """Return the number of samples of *batch*, whose output is *item*."""
-
-    @property
-    def weight(self) -> Weight:
-        """The weight of the gradients that `compute` returned last, in an accumulation window."""
-
-    def roll_back(self) -> None:
-        """Undo what `compute` did to the model, because the batch is skipped."""
-
-    def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
-        """Update the model with *gradients*, one per parameter, at the learning rate *rate*."""
 
 
 def choose_step_strategy(state: RunState, checks: StepChecks) -> StepStrategy:
@@ -73,13 +83,47 @@ class PlainStep:
         self._run_step = state.run_step
         self._window = state.window
         self._is_sum = state.window.length > 1
+        self._has_gradients = False
+        """True if a step of the epoch had a gradient."""
         self._check = checks.check_train_step
         self.weight: Weight = 0
         """The weight of the gradients that `compute` returned last."""
 
-    def training(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def training(self) -> Iterator[None]:
         """Set the model to training mode, and look up its parameters once for the block."""
-        return train_mode(self._model, self._precision.run_backward)
+        self._has_gradients = hasattr(self._model, "optimize")  # such a model updates itself
+        with prepare_backward(self._model, self._run_backward):
+            self._model.train()
+            yield
+
+    def _run_backward(
+        self, loss: torch.Tensor, parameters: Sequence[torch.Tensor], weight: "Weight | None" = None
+    ) -> None:
+        """Set ``.grad`` of *parameters* to the gradients of *loss*."""
+        self._precision.run_backward(loss, parameters, weight)
+
+    def step(self, batch: Any, rate: float, *, epoch: int, iteration: int) -> StepResult | None:  # noqa: ARG002  a graph needs it
+        """Run forward and backward on *batch*; return None if it is skipped."""
+        batch = load(batch)
+        step = self.compute(batch)
+        samples = self.count_samples(batch, step.item)
+        if not self.passes(step, epoch, iteration):
+            self.roll_back()
+            return None
+        self._has_gradients = self._has_gradients or has_gradients(step)
+        if not self._guard.overflowed:
+            self._window.add(step.gradients, self.weight)
+        return StepResult(step.item, samples)
+
+    def update(self, gradients: "Gradients | None", rate: float, *, epoch: int, iteration: int) -> None:
+        """Update the model with *gradients*, unless they are None."""
+        if gradients is None:
+            return
+        if not self._has_gradients:
+            location = f"epoch {epoch}, batch {iteration}"
+            raise missing_gradients(self._model, gradients, location=location)
+        self._update(gradients, rate, epoch=epoch, iteration=iteration)
 
     def compute(self, batch: Any) -> TrainOutput[Any]:
         """Run forward and backward on *batch*; if its weight is 0, every gradient is None."""
@@ -118,7 +162,7 @@ class PlainStep:
     def roll_back(self) -> None:
         """Do nothing: the step changed nothing but gradients."""
 
-    def update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
+    def _update(self, gradients: Gradients, rate: float, *, epoch: int, iteration: int) -> None:
         """Update the model, unless the sum of several finite batches overflowed."""
         weight = self._window.taken_weight
         if not self._is_sum or self._guard.passes_sum(gradients, epoch, iteration, weight):
@@ -152,7 +196,7 @@ class LbfgsStep(RollbackStep):
         self._first: TrainOutput[Any] | None = step
         return step
 
-    def update(
+    def _update(
         self,
         gradients: Gradients,  # noqa: ARG002  L-BFGS computes its own
         rate: float,
@@ -196,11 +240,3 @@ class Buffers:
 
 class _SkippedError(Exception):
     """An evaluation of L-BFGS is not finite and its batch is skipped."""
-
-
-@contextmanager
-def train_mode(model: Any, run_backward: RunBackward) -> Iterator[None]:
-    """Set *model* to training mode, and have its backward passes call *run_backward* in the block."""
-    with prepare_backward(model, run_backward):
-        model.train()
-        yield
