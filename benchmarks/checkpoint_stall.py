@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from stages.contracts.events import Progress
-from stages.contracts.files import open_atomic
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
 from stages.optim import Adam
 from stages.records import NamedMpkGzFileRecorder
 from stages.renderers import NoRenderer
+from stages.system.files import open_atomic
 
 MB = 1e6
 BATCH_SIZE, INPUTS, CLASSES = 64, 784, 10

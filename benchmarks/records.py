@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from stages.contracts.files import open_atomic
 from stages.records import (
     NamedMpkBytesRecorder,
     NamedMpkFileRecorder,
@@ -34,6 +33,7 @@ from stages.records import (
     Recorder,
     SafetensorsRecorder,
 )
+from stages.system.files import open_atomic
 
 State = dict[str, Any]
 PARAMETERS = 20

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contracts.errors import ParamsError, StageError
-from stages.contracts.files import read_regular
+from stages.system.files import read_regular
 
 _LINK_MODE = "120000 "
 """Beginning of the entry for a symbolic link that git prints."""

@@ -10,7 +10,7 @@ from ruamel.yaml.error import YAMLError
 from pipeline.yaml_files import MAX_YAML_BYTES, load_yaml
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_md5
-from stages.contracts.files import read_regular
+from stages.system.files import read_regular
 
 HEAD = "schema: '2.0'\n"
 """First line of what DVC writes."""

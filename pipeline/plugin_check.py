@@ -18,14 +18,14 @@ from pipeline.params import Params, read_params
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import StageError
-from stages.contracts.processes import program_command
-from stages.data import augmentation_config as augmentations
 from stages.data import config as sources
+from stages.data.augment import augmentation_config as augmentations
 from stages.loggers import config as loggers
 from stages.metrics import registry as metrics
 from stages.models import config as models
 from stages.optim import config as optimizers
 from stages.optim import schedules
+from stages.system.processes import program_command
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "source": sources.BUILT_IN,
@@ -170,7 +170,7 @@ def _try_out(part: str, use: Use) -> None:
         import_module("stages.metrics.registry").build_metric(use)
         return
     if part == "augmentation":
-        import_module("stages.data.augmentation").build_augmentation(use)
+        import_module("stages.data.augment.augmentation").build_augmentation(use)
         return
     if part == "optimizer":
         import_module("stages.optim").check_class(use)

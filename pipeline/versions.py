@@ -15,7 +15,7 @@ from pipeline.snapshot import Snapshot
 from pipeline.yaml_files import read_definition, read_yaml
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, StageError, closest
-from stages.contracts.files import write_text
+from stages.system.files import write_text
 
 VERSIONS = {
     "create-artifact-dir": create_artifact_dir.VERSION,

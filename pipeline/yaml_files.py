@@ -13,7 +13,7 @@ from ruamel.yaml.nodes import ScalarNode, SequenceNode
 from ruamel.yaml.tag import Tag
 
 from stages.contracts.errors import ParamsError
-from stages.contracts.files import read_regular
+from stages.system.files import read_regular
 
 _NATIVE: Any = getattr(ruamel.yaml, "CBaseLoader", None)
 """ruamel.yaml's binding to libyaml; None without ruamel.yaml.clib, which DVC brings on CPython."""

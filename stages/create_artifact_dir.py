@@ -9,8 +9,8 @@ from typing import Any
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import FileName
-from stages.contracts.files import write_text
 from stages.contracts.text import to_json
+from stages.system.files import write_text
 
 VERSION = "6"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from stages import checkpoints, learner, records
 from stages.contracts.errors import CheckpointError, StageError
-from stages.contracts.files import describe, write_text
 from stages.contracts.text import to_json
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.params.test_results import write_test_results
 from stages.records.config import SUFFIXES
+from stages.system.files import describe, write_text
 
 VERSION = "4"
 

@@ -131,7 +131,7 @@ def test_own_model_and_data_run_and_an_edit_reruns_them(project):
     checked = project.learner("check")
     assert checked.code == 1
     assert all(checked.out.count(f"my_lab/{name}.py") >= 1 for name in ("sources", "nets"))
-    source, models = "      - stages/data/sources.py\n", "      - stages/models\n"
+    source, models = "      - stages/data/sources\n", "      - stages/models\n"
     project.edit("dvc.yaml", source, f"{source}      - my_lab/sources.py\n")
     project.edit("dvc.yaml", models, f"{models}      - my_lab/nets.py\n")
     assert project.learner("check").out == "params.yaml is valid\n"

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from torch.nn.utils import parameters_to_vector
 
 from stages.checkpoints.retention import KeepLast
-from stages.contracts.files import describe
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric, Mean
 from stages.models import Mlp
@@ -18,6 +17,7 @@ from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.records import DefaultRecorder, load_into, read_item
 from stages.renderers import NoRenderer
 from stages.save_model import save_model
+from stages.system.files import describe
 
 
 def save(checkpoint, folder, **params):

@@ -132,7 +132,7 @@ def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path) -> None:
     from pipeline.comparison.collection import read_plot_data, summarize
     from pipeline.comparison.page import build_page
     from pipeline.revisions.files import read_runs
-    from stages.contracts.files import write_text
+    from stages.system.files import write_text
 
     revisions = read_runs(revs or None)
     write_text(path, build_page(summarize(revisions), read_plot_data(revisions), view))

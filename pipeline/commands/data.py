@@ -41,9 +41,9 @@ def data(
     """
     from pipeline.params import read_params
     from pipeline.project import read_paths
-    from stages.contracts.files import open_atomic
     from stages.data import read
     from stages.data.sample_sheet import read_samples
+    from stages.system.files import open_atomic
 
     fit, prepared = read_params().fit, read(read_paths()["data"], (split,))
     if split not in prepared.info.counts:

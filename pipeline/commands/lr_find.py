@@ -36,8 +36,8 @@ def lr_find(
     """
     from pipeline.params import read_params
     from pipeline.project import read_paths
-    from stages.contracts.files import write_text
     from stages.contracts.text import number
+    from stages.system.files import write_text
 
     with report_unwritable(output):
         curve = measure_curve(read_params(), read_paths(), (lowest, highest), steps)

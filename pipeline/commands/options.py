@@ -80,7 +80,7 @@ def report_unwritable(*paths: Path | None) -> Iterator[None]:
 
 def _is_written_for(failed: Path, path: Path) -> bool:
     """Return whether *failed* is *path*, one of its folders, or a file that `open_atomic` renames to it."""
-    from stages.contracts.files import is_part_of
+    from stages.system.files import is_part_of
 
     return failed in (path, *path.parents) or is_part_of(failed, path)
 

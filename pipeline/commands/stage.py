@@ -44,7 +44,7 @@ def _run_with_lock(name: str) -> None:
     )
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows.stage_recording import run_stage_of_dvc
-    from stages.contracts.processes import is_alive
+    from stages.system.processes import is_alive
 
     waiting = ancestors_up_to_dvc() if is_dvc_stage(name) else []
     dvc = find_dvc(waiting)

@@ -14,10 +14,10 @@ from pipeline.revisions.files import RevisionFiles, read_runs
 from stages.contracts.config import flatten
 from stages.contracts.confusion import select_cells
 from stages.contracts.errors import StageError
-from stages.contracts.files import md5
 from stages.contracts.history import Direction, Split
 from stages.runs.durations import read_durations, working_seconds_of
 from stages.runs.layout import stores
+from stages.system.files import md5
 
 PARAMS = "params.yaml"
 MAX_POINTS = 1000

@@ -17,10 +17,10 @@ from pipeline.comparison.collection import CurvePoint, PlotData, read_plot_data,
 from pipeline.comparison.runs import Comparison, select_metrics
 from pipeline.revisions.files import read_runs
 from stages.contracts.errors import StageError
-from stages.contracts.files import open_atomic
 from stages.contracts.printing import print_line
 from stages.contracts.text import replace_unprintable
 from stages.renderers.chart import draw_chart
+from stages.system.files import open_atomic
 
 RENDERERS = {"svg": plot_images.svg, "png": plot_images.png}
 CHART_ROWS = 16

@@ -21,11 +21,11 @@ from pipeline.revisions.files import TRACKED, LocalCache, RevisionFiles, open_ca
 from pipeline.yaml_files import read_yaml
 from stages.contracts.config import flatten
 from stages.contracts.errors import ParamsError, StageError
-from stages.contracts.processes import working_directory
 from stages.loggers.log_reader import read_history
 from stages.runs.heartbeat import Beat
 from stages.runs.layout import stores
 from stages.runs.overview import Run, State, read_run
+from stages.system.processes import working_directory
 
 HOST = "127.0.0.1"
 PARAMS = "params.yaml"

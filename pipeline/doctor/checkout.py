@@ -23,7 +23,7 @@ from pipeline.doctor.stale_files import remove_ended_processes
 from pipeline.git import run_git, try_git
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
-from stages.contracts.processes import command_of, is_alive, parent_of, pids_below
+from stages.system.processes import command_of, is_alive, parent_of, pids_below
 
 FIX = "`learner doctor --fix` does it"
 BACKUP = "learner doctor: before the repair"

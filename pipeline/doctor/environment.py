@@ -25,9 +25,9 @@ from pipeline.params import read_params
 from pipeline.project import read_paths, runs_root
 from pipeline.versions import find_this_package
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, parse_name
-from stages.contracts.processes import program_command
 from stages.contracts.text import format_megabytes
 from stages.runs.layout import stores
+from stages.system.processes import program_command
 
 LISTED_PACKAGES = ("torch", "prefect", "dvc")
 """Packages whose versions are printed."""
@@ -40,7 +40,7 @@ PATCH_MODULES = (
 )
 PATCH_PROGRAM = """
 import importlib, json, sys
-from stages.contracts.patches import find_problems
+from stages.system.patches import find_problems
 modules = [importlib.import_module(name) for name in sys.argv[1:]]
 problems = [line for each in modules for line in find_problems(each.PATCHES)]
 print(json.dumps({"count": sum(len(each.PATCHES) for each in modules), "problems": problems}))

@@ -18,12 +18,12 @@ from pipeline.engine.params_journal import describe_open_journal, restore_idle_p
 from pipeline.lockfile import check_lockfile, is_truncated
 from pipeline.project import runs_root
 from pipeline.revisions.cache_content import find_damaged_files
-from stages.contracts.file_lock import is_locked
-from stages.contracts.files import write_text
-from stages.contracts.processes import command_of, is_alive, read_start_time
 from stages.runs.layout import LOCKFILE_BACKUP, PROJECT_LOCK
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs
+from stages.system.file_lock import is_locked
+from stages.system.files import write_text
+from stages.system.processes import command_of, is_alive, read_start_time
 
 RWLOCKS = (Path("rwlock"), Path("exps/rwlock"))
 """DVC's lists of the processes that read and write outputs, relative to its temporary folder."""

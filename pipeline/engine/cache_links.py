@@ -22,7 +22,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from stages.contracts.files import new_part, remove_stale_parts
+from stages.system.files import new_part, remove_stale_parts
 
 READ_ONLY = 0o444
 """The mode of every file in DVC's cache."""

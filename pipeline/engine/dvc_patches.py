@@ -22,7 +22,7 @@ from dvc.stage import Stage
 from pipeline.engine.signals import DeferredSignals
 from pipeline.revisions.cache_content import is_damaged_entry, remove_damaged_output, remove_from_cache
 from pipeline.revisions.dvc_checks import CHECKS, apply_checks
-from stages.contracts.patches import Patch, check_patches
+from stages.system.patches import Patch, check_patches
 
 SUPPORTED = "3.67.1"
 PATCHES: tuple[Patch, ...] = (

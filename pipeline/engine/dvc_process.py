@@ -17,7 +17,7 @@ from pipeline.engine import dvc_patches
 from pipeline.engine.process_tree import terminate_with_parent
 from stages.contracts.errors import StageFailedError
 from stages.contracts.printing import clean_log_records, print_text
-from stages.contracts.processes import module_command
+from stages.system.processes import module_command
 
 SAVE_SECONDS = 25.0
 """Time limit for a child to save after SIGINT. Prefect kills a cancelled run after 30 seconds."""

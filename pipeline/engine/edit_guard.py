@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.snapshot import ABSENT, Snapshot, take_snapshot
 from stages.contracts.errors import StageError
-from stages.contracts.files import sha256
+from stages.system.files import sha256
 
 MAX_LISTED_FILES = 5
 

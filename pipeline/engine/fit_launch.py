@@ -10,10 +10,10 @@ from pipeline.engine.run_display import display_run
 from stages import fit, metrics, runs
 from stages.contracts.events import Progress, Renderer, Shown
 from stages.contracts.interrupter import Interrupter
-from stages.contracts.processes import module_command
 from stages.params.fit_context import FitPaths
 from stages.params.fit_params import FitConfig
 from stages.runs.layout import ranks_of
+from stages.system.processes import module_command
 
 
 def needs_launch(config: FitConfig) -> bool:

@@ -17,11 +17,11 @@ from typing import IO
 from pipeline.engine.lockfile_repair import TEMPORARY, try_dvc_lock
 from pipeline.engine.process_tree import find_dvc
 from pipeline.project import find_above
-from stages.contracts import processes
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import open_lock, try_lock, unlock
-from stages.contracts.processes import ProcessIdentity, from_json, is_alive, to_json
 from stages.runs.layout import PROJECT_LOCK
+from stages.system import processes
+from stages.system.file_lock import open_lock, try_lock, unlock
+from stages.system.processes import ProcessIdentity, from_json, is_alive, to_json
 
 EXIT_WAIT_SECONDS = 60
 EXPERIMENT = "exps/run/workspace/workspace.json"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pipeline.lockfile import is_truncated, is_truncated_content, parse_lockfile
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import open_lock, try_lock, wait_for_lock
-from stages.contracts.files import open_atomic
 from stages.runs.layout import LOCKFILE_BACKUP, LOCKFILE_BACKUP_LOCK
+from stages.system.file_lock import open_lock, try_lock, wait_for_lock
+from stages.system.files import open_atomic
 
 LOCKFILE = Path("dvc.lock")
 TEMPORARY = Path(".dvc/tmp")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pipeline.engine.lock import project_lock
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import is_locked
-from stages.contracts.files import open_atomic, read_regular, sync_directory
 from stages.runs.layout import PARAMS_BACKUP, PARAMS_JOURNAL, PROJECT_LOCK
+from stages.system.file_lock import is_locked
+from stages.system.files import open_atomic, read_regular, sync_directory
 
 PARAMS = Path("params.yaml")
 

@@ -23,9 +23,9 @@ from dvc.utils.serialize import PARSERS
 from pipeline.git import find_head, git_error, run_git, try_git
 from pipeline.user_folder import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
-from stages.contracts.file_lock import hold_lock
-from stages.contracts.processes import pids_below
 from stages.runs.layout import RUNS_FOLDER
+from stages.system.file_lock import hold_lock
+from stages.system.processes import pids_below
 
 COPY_SUFFIX = ".copy"
 """Suffix of a copy's name."""

@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from pipeline.engine.rank_exits import RankExit
 from pipeline.engine.rank_process import report_of
 from pipeline.error_reports import read_report
-from stages.contracts.worker_signals import block_signals
+from stages.system.worker_signals import block_signals
 
 LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 5.0

@@ -18,7 +18,7 @@ from pipeline.engine.rank_exits import build_failure, build_interruption, find_f
 from pipeline.engine.rank_process import log_of
 from stages.contracts.errors import RunInterruptedError, StageError
 from stages.contracts.interrupter import Interrupter
-from stages.contracts.processes import module_command
+from stages.system.processes import module_command
 
 log = logging.getLogger(__name__)
 AGENT_LOGGERS = ("torch.distributed.elastic", "torchelastic-events-null")

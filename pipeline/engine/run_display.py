@@ -8,9 +8,9 @@ from pathlib import Path
 from stages.contracts.errors import DataError
 from stages.contracts.events import Progress, Renderer
 from stages.contracts.history import History, Split, Value
-from stages.contracts.processes import ProcessIdentity
 from stages.loggers.log_reader import read_epoch
 from stages.runs.heartbeat import read_beat
+from stages.system.processes import ProcessIdentity
 
 INTERVAL_SECONDS = 1.0
 """Time between two readings of the heartbeat."""

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from pipeline.engine.lockfile_repair import back_up_lockfile, repair_lockfiles
 from pipeline.engine.params_journal import restore_idle_params
-from stages.contracts.file_lock import open_lock, try_lock
-from stages.contracts.processes import is_alive, module_command
 from stages.runs.layout import RUNS_FOLDER, watchdog_claim
+from stages.system.file_lock import open_lock, try_lock
+from stages.system.processes import is_alive, module_command
 
 
 def fork_watchdog(pid: int) -> None:

@@ -29,9 +29,9 @@ from pipeline.flows.prefect_api import FLOW_RUN
 from pipeline.git import run_git
 from pipeline.revisions.cache_content import remove_damaged_outputs
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import hold_lock
 from stages.contracts.printing import print_line
 from stages.runs.layout import COPIES_FOLDER
+from stages.system.file_lock import hold_lock
 
 _IS_LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \| ")
 """Matches the beginning of a line that a stage has logged to the server itself."""

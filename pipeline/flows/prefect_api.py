@@ -17,10 +17,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stages.contracts.errors import ParamsError, StageError
-from stages.contracts.files import write_text
-from stages.contracts.processes import ProcessIdentity, to_json
 from stages.contracts.text import hide_passwords
 from stages.runs.layout import UNREACHABLE_API_FILE
+from stages.system.files import write_text
+from stages.system.processes import ProcessIdentity, to_json
 
 URL = "PREFECT_API_URL"
 RECORDING_VARIABLE = "LEARNER_PREFECT"

@@ -29,7 +29,7 @@ from prefect._internal.concurrency.services import _QueueServiceBase
 from prefect.runner._scheduled_run_poller import ScheduledRunPoller
 
 from pipeline.engine.signals import DeferredSignals
-from stages.contracts.patches import Patch, check_patches
+from stages.system.patches import Patch, check_patches
 
 SUPPORTED = ">=3.8.8,<3.10"
 LEASE_KEEPER = "maintain_concurrency_lease"

@@ -29,10 +29,10 @@ from prefect.states import Cancelled, Crashed
 
 from pipeline.flows.artifacts import API_ERRORS, short_timeout_client
 from stages.contracts.errors import RunInUseError
-from stages.contracts.file_lock import hold_lock, is_locked, lock_holder
-from stages.contracts.files import write_text
 from stages.contracts.text import hide_passwords
 from stages.runs.layout import FLOW_RUNS_FOLDER
+from stages.system.file_lock import hold_lock, is_locked, lock_holder
+from stages.system.files import write_text
 
 SUBMISSION_SECONDS = 20.0
 """Time limit for a submitted run to start, after which `report_abandoned_submissions` reports it."""

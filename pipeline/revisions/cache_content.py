@@ -23,8 +23,8 @@ from voluptuous import Invalid
 
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below, is_md5, parse_file_list
-from stages.contracts.files import read_regular
 from stages.contracts.printing import print_error
+from stages.system.files import read_regular
 
 DIRECTORY_SUFFIX = ".dir"
 """Ending of the hash of a directory, which is that of the list of its files."""

@@ -24,7 +24,7 @@ from ruamel.yaml.error import YAMLError
 from pipeline.yaml_files import check_aliases
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import check_file_names
-from stages.contracts.patches import Patch, check_patches
+from stages.system.patches import Patch, check_patches
 
 SUPPORTED = "3.18.3"
 CHECKS = (

@@ -28,7 +28,7 @@ from pipeline.revisions.names import (
 from pipeline.yaml_files import MAX_YAML_BYTES, parse_yaml
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.file_lists import is_name_below, parse_file_list
-from stages.contracts.files import read_regular
+from stages.system.files import read_regular
 
 WORKSPACE = "workspace"
 """The name of the run in the user's own folder, which may not be committed."""

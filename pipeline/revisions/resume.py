@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.params_edit import PARAMS, override_params
 from pipeline.revisions.names import resolve
 from pipeline.revisions.revision import Revision
-from stages.contracts.files import open_atomic, write_text
+from stages.system.files import open_atomic, write_text
 
 
 @dataclass

@@ -21,8 +21,8 @@ from pipeline.collision import find_collision
 from pipeline.git import run_git, try_git
 from pipeline.user_folder import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, StageError, closest
-from stages.contracts.files import write_text
-from stages.contracts.processes import module_command
+from stages.system.files import write_text
+from stages.system.processes import module_command
 
 PLOT = ".dvc/plots/confusion_counts.json"
 """Template of plots, which DVC reads from that folder."""

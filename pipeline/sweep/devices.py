@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pipeline.user_folder import make_user_folder
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import try_lock
+from stages.system.file_lock import try_lock
 
 VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 PAUSE_SECONDS = 0.2

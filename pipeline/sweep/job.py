@@ -21,8 +21,8 @@ from pipeline.sweep.devices import VISIBLE_DEVICES_VARIABLE, claim_devices, coun
 from pipeline.sweep.plan import is_result
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, POINT_SERVERS, PointProcess, PointRequest
 from stages.contracts.errors import RunInUseError, StageError, StageFailedError
-from stages.contracts.file_lock import hold_lock, is_locked, open_lock, try_lock, wait_for_lock
 from stages.runs.layout import SWEEP_FOLDER
+from stages.system.file_lock import hold_lock, is_locked, open_lock, try_lock, wait_for_lock
 
 SWEEP_LOCK_SUFFIX = ".sweep"
 """Suffix of the lock file of a sweep."""

@@ -29,9 +29,9 @@ from pipeline.flows.stage_recording import run_stage_of_dvc
 from pipeline.git import run_git
 from pipeline.params_edit import apply
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, PointRequest
-from stages.contracts.file_lock import open_lock, wait_for_lock
 from stages.contracts.printing import print_error
 from stages.runs.layout import RUNS_FOLDER
+from stages.system.file_lock import open_lock, wait_for_lock
 
 STAGE_COMMANDS = ("python -m pipeline stage {name}", "learner stage {name}")
 """The commands that are replaced by a call in this process."""

@@ -25,9 +25,9 @@ from pipeline.engine.project_copy import (
     temporary_copy,
 )
 from stages.contracts.errors import StageFailedError
-from stages.contracts.file_lock import hold_lock
-from stages.contracts.processes import module_command
 from stages.runs.layout import SWEEP_FOLDER
+from stages.system.file_lock import hold_lock
+from stages.system.processes import module_command
 
 SERVERS_FOLDER = SWEEP_FOLDER / "servers"
 """Copies of the project that servers import the code from, each with a lock file next to it."""

@@ -16,13 +16,13 @@ from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary
 from pipeline.sweep.stopping import find_metric
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.events import Progress
-from stages.contracts.file_lock import lock_holder
 from stages.contracts.history import Split
-from stages.contracts.processes import ProcessIdentity, working_directory
 from stages.loggers.log_reader import read_epoch
 from stages.renderers.remaining_time import compute_run_share
 from stages.runs.heartbeat import Beat, read_beat
 from stages.runs.layout import list_named_locks, lock_of
+from stages.system.file_lock import lock_holder
+from stages.system.processes import ProcessIdentity, working_directory
 
 
 @dataclass(frozen=True)

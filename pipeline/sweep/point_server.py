@@ -27,7 +27,7 @@ from pipeline.engine.signals import end_on_signal
 from pipeline.sweep.point import run_point
 from pipeline.sweep.point_process import PointRequest
 from pipeline.user_errors import report_error
-from stages.contracts.file_lock import is_locked
+from stages.system.file_lock import is_locked
 
 PRELOADED = (
     "dulwich.gc",

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from pipeline.sweep.job import PAUSE_SECONDS, Job, is_unlocked
-from stages.contracts.file_lock import hold_lock
+from stages.system.file_lock import hold_lock
 
 
 class Future(Protocol):

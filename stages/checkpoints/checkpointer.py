@@ -20,7 +20,6 @@ from stages.checkpoints.file_names import (
     trainer_name,
 )
 from stages.contracts.errors import CheckpointError, RecordError
-from stages.contracts.files import damage, describe, sync_directory
 from stages.records import (
     NamedMpkGzFileRecorder,
     OriginalPrecision,
@@ -31,6 +30,7 @@ from stages.records import (
     to_plain,
 )
 from stages.records.limits import TRAINER_LIMIT, limit_after_verification
+from stages.system.files import damage, describe, sync_directory
 
 _trainer_recorder = NamedMpkGzFileRecorder(
     OriginalPrecision,

@@ -8,7 +8,7 @@ from functools import partial
 
 from stages.checkpoints.checkpointer import Checkpoint
 from stages.checkpoints.host_snapshot import HostSnapshot
-from stages.contracts.worker_signals import block_signals
+from stages.system.worker_signals import block_signals
 
 NICENESS = 15
 """Niceness of the thread, and of those that it starts: training has priority."""

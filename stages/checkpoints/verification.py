@@ -6,10 +6,10 @@ from typing import Any
 
 from stages.checkpoints.file_names import parse_name
 from stages.contracts.errors import RecordError
-from stages.contracts.files import damage
 from stages.records.formats import FORMATS, read
 from stages.records.limits import TRAINER_LIMIT, limit_after_verification
 from stages.records.tools.verification import Verdict, find_records, verify_file
+from stages.system.files import damage
 
 
 def verify_path(path: Path, *, limit: int | None = None) -> Iterator[Verdict]:

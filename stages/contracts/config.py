@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 from math import isfinite
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import (
@@ -15,8 +14,6 @@ from pydantic import (
 )
 
 from stages.contracts.fields import Text
-from stages.contracts.files import write_text
-from stages.contracts.text import to_json
 
 MAX_DEPTH = 100
 """Limit of nested lists and mappings in an argument, which may contain itself through a YAML alias."""
@@ -132,12 +129,3 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         is_section = isinstance(value, Mapping) and bool(value)
         found |= flatten(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
     return found
-
-
-def save_config(config: BaseModel, path: Path) -> None:
-    """Write *config* to *path* as JSON, atomically, in the form in which Burn's ``Config::save`` writes it.
-
-    Fields are in the order of their declaration, with no line break after the last. A section that is
-    selected by its ``kind`` contains it as a key, as in params.yaml.
-    """
-    write_text(path, to_json(config.model_dump(mode="json", by_alias=True)))

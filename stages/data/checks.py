@@ -8,8 +8,8 @@ import numpy as np
 from stages.contracts.errors import DataError
 from stages.data.image_files import ImageFiles
 from stages.data.mapped_arrays import release
+from stages.data.sources.tables import TableRows
 from stages.data.splits import Arrays
-from stages.data.tables import TableRows
 
 IGNORED_TARGET = -100
 """The target that losses and metrics ignore by default; only targets for elements of a sample may be it."""

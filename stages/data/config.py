@@ -20,15 +20,15 @@ from stages.contracts.fields import (
 from stages.contracts.plugins import name_validator
 
 BUILT_IN = {
-    "dataset": "stages.data.torch_datasets:dataset",
+    "dataset": "stages.data.sources.torch_datasets:dataset",
     "digits": "stages.data.sources:digits",
-    "huggingface": "stages.data.hugging_face:huggingface",
+    "huggingface": "stages.data.sources.hugging_face:huggingface",
     "idx": "stages.data.sources:idx",
-    "image_folder": "stages.data.image_folder:image_folder",
+    "image_folder": "stages.data.sources.image_folder:image_folder",
     "npy": "stages.data.sources:npy",
     "npz": "stages.data.sources:npz",
-    "table": "stages.data.tables:table",
-    "text": "stages.data.texts:text",
+    "table": "stages.data.sources.tables:table",
+    "text": "stages.data.sources.texts:text",
 }
 
 

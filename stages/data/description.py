@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from stages.contracts.errors import DataError
-from stages.data.columns import Column, Columns
 from stages.data.config import NormalizationConfig
 from stages.data.normalization import compute_normalization
+from stages.data.sources.columns import Column, Columns
 from stages.data.storage import DatasetInfo
 
 DEFAULT_NORMALIZATION = NormalizationConfig()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.data.augmentation import Augmenter
+from stages.data.augment.augmentation import Augmenter
 from stages.data.batchers import Batcher, GatherBatcher, NormalizeBatcher
 from stages.data.datasets import Dataset, TensorDataset
 from stages.data.image_dataset import ImageFileDataset

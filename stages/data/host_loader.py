@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from stages.data.augmentation import Augmenter
+from stages.data.augment.augmentation import Augmenter
 from stages.data.batchers import Batcher
 from stages.data.datasets import Dataset
 from stages.data.fetcher import Fetcher, Place

@@ -8,8 +8,8 @@ from typing import Self
 import numpy as np
 
 from stages.contracts.errors import DataError
-from stages.data.columns import Column
 from stages.data.config import NormalizationConfig
+from stages.data.sources.columns import Column
 from stages.data.storage import Normalization
 
 SUM_VALUES = 1 << 20

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from stages.contracts.config import Config, ExtendedConfig
 from stages.contracts.errors import DataError
-from stages.contracts.files import open_atomic, write_text
 from stages.contracts.text import to_json
-from stages.data.columns import Column, Columns
 from stages.data.image_files import ImageFiles, ImageFormat
+from stages.data.sources.columns import Column, Columns
 from stages.data.splits import SPLIT_NAMES
+from stages.system.files import open_atomic, write_text
 
 _TYPES = {
     "uint64": "U64",

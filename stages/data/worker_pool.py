@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from stages.contracts.errors import DataError
-from stages.contracts.worker_signals import RESET, block_signals, prepare_worker
 from stages.data.fetcher import Fetcher, Place
+from stages.system.worker_signals import RESET, block_signals, prepare_worker
 
 
 class WorkerPool:

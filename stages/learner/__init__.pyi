@@ -6,11 +6,15 @@ from .evaluation import EvaluatorBuilder as EvaluatorBuilder
 from .evaluation import confusion_cells as confusion_cells
 from .evaluation import confusion_matrix as confusion_matrix
 from .learner import Learner as Learner
-from .loop_checkpoints import LoopCheckpoints as LoopCheckpoints
 from .lr_finder import LearningRateCurve as LearningRateCurve
 from .lr_finder import find_learning_rate as find_learning_rate
 from .model_state import state_dict_of as state_dict_of
 from .model_state import use_average as use_average
+from .resume.loop_checkpoints import LoopCheckpoints as LoopCheckpoints
+from .resume.warm_start import Origin as Origin
+from .resume.warm_start import PastEpochs as PastEpochs
+from .resume.warm_start import Start as Start
+from .resume.warm_start import WeightsOptions as WeightsOptions
 from .run_state import best_epoch as best_epoch
 from .spec import SPEC_FILE as SPEC_FILE
 from .spec import LearnerSpec as LearnerSpec
@@ -18,7 +22,3 @@ from .step_profile import StepProfile as StepProfile
 from .step_profile import profile_steps as profile_steps
 from .summary import summary_json as summary_json
 from .summary import summary_text as summary_text
-from .warm_start import Origin as Origin
-from .warm_start import PastEpochs as PastEpochs
-from .warm_start import Start as Start
-from .warm_start import WeightsOptions as WeightsOptions

@@ -37,7 +37,6 @@ from stages.distributed import (
     join_group,
     synchronize_batch_norms,
 )
-from stages.learner.checkpointing import CheckpointManager, find_newest_checkpoint
 from stages.learner.checks import (
     check_metric_inputs,
     check_model,
@@ -49,9 +48,10 @@ from stages.learner.checks import (
 from stages.learner.metering import Observers
 from stages.learner.model_state import ModelState
 from stages.learner.options import LearnerOptions, default_metric_loggers, default_renderer
+from stages.learner.resume.checkpointing import CheckpointManager, find_newest_checkpoint
+from stages.learner.resume.sharded_checkpoints import FollowingCheckpoints, GatheringWriter
+from stages.learner.resume.training_state import check_training_state
 from stages.learner.run_state import RunState
-from stages.learner.sharded_checkpoints import FollowingCheckpoints, GatheringWriter
-from stages.learner.training_state import check_training_state
 from stages.optim import (
     GroupedOptimizer,
     LrScheduler,

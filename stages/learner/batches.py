@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from stages.contracts.errors import BuilderError
 from stages.contracts.placement import move
-from stages.contracts.worker_signals import block_signals
 from stages.devices import STREAM_DEVICES, StagingRing, copy_in_turn, find_copier
 from stages.devices.rng import HostRandomState, get_rng_state
 from stages.distributed import RankGroup, Share, iterate_shares
+from stages.system.worker_signals import block_signals
 
 STAGED_BATCHES = 3
 """Batches that are in pinned memory at the same time, as with the default `fit.prefetch` of 2."""

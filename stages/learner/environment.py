@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from stages.checkpoints.file_names import ENVIRONMENT_FILE
-from stages.contracts.files import write_text
 from stages.contracts.text import to_json
+from stages.system.files import write_text
 
 log = logging.getLogger(__name__)
 

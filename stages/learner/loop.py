@@ -36,19 +36,19 @@ from stages.learner.checks import (
     check_rules_without_validation,
     find_valid_metrics,
 )
-from stages.learner.cuda_graph import CudaGraphStep, build_captured_step
 from stages.learner.loader_parts import check_repeatable
 from stages.learner.metering import NOTHING, Meter
-from stages.learner.mid_epoch import MidEpochCheckpointer
-from stages.learner.rank_step import (
+from stages.learner.resume.mid_epoch import MidEpochCheckpointer
+from stages.learner.steps.cuda_graph import CudaGraphStep, build_captured_step
+from stages.learner.steps.rank_step import (
     RankStep,
     SynchronizedStep,
     synchronize_average,
     synchronize_ranks,
     synchronize_training_state,
 )
-from stages.learner.sharded_step import ShardedStep
-from stages.learner.step_strategies import StepStrategy, choose_step_strategy
+from stages.learner.steps.sharded_step import ShardedStep
+from stages.learner.steps.step_strategies import StepStrategy, choose_step_strategy
 from stages.learner.streams import check_streams, count_batches, no_batches
 from stages.metrics import MetricState
 from stages.models import ClassificationStep

@@ -10,7 +10,7 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.events import MetricLogger, Renderer, Resumable, Shown, Step, Verifiable
 from stages.contracts.history import Split
 from stages.distributed import ONE_RANK, RankGroup
-from stages.learner.rank_values import add_rank_values, encode_value
+from stages.learner.steps.rank_values import add_rank_values, encode_value
 from stages.metrics import Mean, Metric, MetricState, PassMetric, StepMetric
 from stages.metrics.host_transfer import transfer_to_host
 from stages.metrics.state import load_state

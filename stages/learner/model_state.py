@@ -16,7 +16,7 @@ from stages.contracts.fields import FastPath
 from stages.contracts.history import History, Split
 from stages.contracts.outputs import TrainOutput
 from stages.learner.checks import find_valid_metrics
-from stages.learner.training_state import load_training_state, training_state
+from stages.learner.resume.training_state import load_training_state, training_state
 from stages.optim import Clipping, LrScheduler, Stepper, WeightAverage, clip, without_dynamo
 from stages.records import (
     decode_state,

@@ -10,7 +10,6 @@ from pydantic import SerializerFunctionWrapHandler, ValidationError, model_seria
 from stages.contracts.config import Config, omit_defaults
 from stages.contracts.errors import CheckpointError
 from stages.contracts.fields import Decay, Patterns
-from stages.contracts.files import read_regular, write_text
 from stages.contracts.seeds import derive_seed
 from stages.contracts.text import to_json
 from stages.models import ModelConfig, build_model, configure_loss
@@ -26,6 +25,7 @@ from stages.optim import (
     schedules,
 )
 from stages.optim import config as optimizers
+from stages.system.files import read_regular, write_text
 
 SPEC_FILE = "learner.json"
 

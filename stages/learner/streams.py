@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.learner.batches import Loader
-from stages.learner.training_state import Stateful
+from stages.learner.resume.training_state import Stateful
 from stages.records import decode_state, encode_state
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.contracts.extras import load_extra
-from stages.contracts.files import write_text
 from stages.loggers.truncation import read_entry
+from stages.system.files import write_text
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

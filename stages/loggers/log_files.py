@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.contracts.errors import BuilderError
-from stages.contracts.files import sync_directory
 from stages.contracts.metric_names import format_file_name
 from stages.contracts.text import number
 from stages.loggers.line_file import LineFile
 from stages.loggers.truncation import build_removal_error, hash_files, truncate_files, verify_files
+from stages.system.files import sync_directory
 
 
 def parse_metric_name(file_name: str) -> str:

@@ -13,9 +13,9 @@ import math
 from pathlib import Path
 
 from stages.contracts.errors import DataError
-from stages.contracts.files import read_regular
 from stages.contracts.history import History, Split, Value
 from stages.loggers.log_files import find_epoch_folders, parse_metric_name
+from stages.system.files import read_regular
 
 
 def read_history(directory: Path | str) -> History:

@@ -10,8 +10,8 @@ from uuid import uuid4
 
 from stages.contracts.config import flatten
 from stages.contracts.extras import load_extra
-from stages.contracts.files import write_text
 from stages.loggers.tracking import Point, RunDescription
+from stages.system.files import write_text
 
 RUN_FILE = "run.json"
 """The id of the run, with which a resumed run continues it."""

@@ -18,11 +18,11 @@ from typing import IO, Any, Protocol
 
 from stages.contracts import plugins
 from stages.contracts.events import Progress
-from stages.contracts.files import write_text
 from stages.contracts.history import History, Split
-from stages.contracts.processes import module_command
 from stages.contracts.text import hide_passwords, to_json
 from stages.loggers.line_file import LineFile
+from stages.system.files import write_text
+from stages.system.processes import module_command
 
 EVENTS_FILE = "events.jsonl"
 SENT_FILE = "sent.json"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from stages import data, learner, loggers, records
-from stages.contracts.files import write_text
 from stages.contracts.text import to_json
 from stages.params.fit_params import FitConfig
 from stages.params.save_model_params import SaveModelPaths
+from stages.system.files import write_text
 
 METRICS_FILE = "metrics.json"
 """The values over the test split, in its directory; null without a test split, which `dvc metrics` skips."""

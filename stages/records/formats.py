@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stages.contracts.errors import RecordError
-from stages.contracts.files import open_atomic
 from stages.records.bincode import reader as bincode_reader
 from stages.records.bincode import writer as bincode_writer
 from stages.records.burn_metadata import pack_record, unpack_record
@@ -27,6 +26,7 @@ from stages.records.messagepack import writer as messagepack_writer
 from stages.records.record_tree import Metadata, Record, Tree
 from stages.records.safetensors_format import reader as safetensors_reader
 from stages.records.safetensors_format import writer as safetensors_writer
+from stages.system.files import open_atomic
 
 Pieces = Iterator[bytes | memoryview]
 WRITE_SIZE = 1 << 20

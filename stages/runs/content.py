@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stages.contracts.errors import DataError
-from stages.contracts.files import sha256
+from stages.system.files import sha256
 
 
 def content_hash(path: Path) -> str:

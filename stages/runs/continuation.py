@@ -14,11 +14,11 @@ from stages.checkpoints.file_names import (
     list_epochs,
     parse_name,
 )
-from stages.contracts.files import copy_file, md5, sync_directory
 from stages.contracts.printing import print_line, print_text
 from stages.runs.manifest import LogLedger, files_below
 from stages.runs.store import RunStore
 from stages.runs.verification import find_damage
+from stages.system.files import copy_file, md5, sync_directory
 
 _LOG = re.compile(r"(?:train|valid)/epoch-(\d+)/.+")
 

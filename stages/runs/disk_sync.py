@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from stages.contracts.files import sync_directory
+from stages.system.files import sync_directory
 
 FEW_FILES = 32
 """Most files that are synced one by one, so that the data of other programs is not written too."""

@@ -9,11 +9,11 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from stages.contracts.files import md5, write_text
 from stages.contracts.text import to_json
 from stages.runs.key import KEY_LENGTH
 from stages.runs.layout import DURATIONS_FOLDER
 from stages.runs.store import read_json
+from stages.system.files import md5, write_text
 
 _RECORD = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{{KEY_LENGTH}}})\.json")
 _STARTED = ("Starting training", "Resuming ")

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stages.contracts.events import Progress
-from stages.contracts.files import open_part
 from stages.contracts.history import History, Split
-from stages.contracts.processes import ProcessIdentity
 from stages.runs.layout import HEARTBEAT_FILE
 from stages.runs.manifest import LogLedger
 from stages.runs.store import RunStore, read_json
+from stages.system.files import open_part
+from stages.system.processes import ProcessIdentity
 
 
 @dataclass(frozen=True)

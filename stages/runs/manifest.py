@@ -16,9 +16,9 @@ from typing import Any
 
 from stages.checkpoints.file_names import ENVIRONMENT_FILE, STEP_FOLDER
 from stages.contracts.file_lists import is_name_below
-from stages.contracts.files import UNREADABLE, describe, read_regular
 from stages.contracts.history import Split
 from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, LOGS_FILE
+from stages.system.files import UNREADABLE, describe, read_regular
 
 Manifest = Mapping[str, Mapping[str, Any]]
 """Size and sha256 of each file, by its path below the store."""

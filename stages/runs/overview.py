@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
-from stages.contracts.file_lock import is_locked, lock_holder
-from stages.contracts.processes import ProcessIdentity
 from stages.runs.heartbeat import Beat, read_beat
 from stages.runs.layout import FINISHED_FILE, HEARTBEAT_FILE, KEY_FILE, lock_of, stores
 from stages.runs.manifest import read_finished
 from stages.runs.store import read_json
+from stages.system.file_lock import is_locked, lock_holder
+from stages.system.processes import ProcessIdentity
 
 STALLED_SECONDS = 60.0
 """Time without a heartbeat after which a running run may hang."""

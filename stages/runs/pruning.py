@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from stages.contracts.errors import RunInUseError
-from stages.contracts.file_lock import hold_lock
 from stages.runs.durations import record_duration
 from stages.runs.layout import FINISHED_FILE, lock_of, locks, ranks_of, stores, trash
 from stages.runs.store import move_to_trash
+from stages.system.file_lock import hold_lock
 
 
 def prune(root: Path, keep: int = 3, *, current: str | None = None) -> list[str]:

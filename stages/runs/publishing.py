@@ -18,7 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stages.contracts.files import (
+from stages.runs.disk_sync import sync_trees
+from stages.runs.manifest import Manifest
+from stages.system.files import (
     CHUNK_BYTES,
     difference,
     new_part,
@@ -26,8 +28,6 @@ from stages.contracts.files import (
     sha256,
     sync_directory,
 )
-from stages.runs.disk_sync import sync_trees
-from stages.runs.manifest import Manifest
 
 CLONE = 0x40049409
 """The request FICLONE of Linux."""

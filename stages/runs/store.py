@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import hold_lock
-from stages.contracts.files import read_regular, sync_directory, write_text
 from stages.contracts.user_code import user_frames
 from stages.runs.key import plain, run_key
 from stages.runs.layout import FINISHED_FILE, KEY_FILE, lock_of, new_trash_path
 from stages.runs.manifest import Manifest, add_checksum, describe_store, read_finished
+from stages.system.file_lock import hold_lock
+from stages.system.files import read_regular, sync_directory, write_text
 
 
 class DirectoryHandle:

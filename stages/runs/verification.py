@@ -7,10 +7,10 @@ from typing import Any
 from stages import checkpoints
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs, trainer_name
 from stages.contracts.errors import CheckpointError
-from stages.contracts.files import UNREADABLE, damage
 from stages.runs.manifest import LogLedger, Manifest
 from stages.runs.publishing import publish
 from stages.runs.store import RunStore
+from stages.system.files import UNREADABLE, damage
 
 
 def find_damage(store_path: Path, manifest: Manifest) -> dict[str, str]:

@@ -5,8 +5,8 @@ import torch
 
 from stages.checkpoints import Checkpoint, FileCheckpointer, read_manifest
 from stages.contracts.errors import CheckpointError
-from stages.contracts.files import sha256
 from stages.records import BinFileRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder
+from stages.system.files import sha256
 
 CHECKPOINT = Checkpoint({"w": torch.ones(3)}, {"state": {}}, {"iteration": 4}, {"epoch": 2})
 

@@ -8,9 +8,9 @@ import torch
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.checkpoints.verification import verify_path
 from stages.contracts.errors import RecordError
-from stages.contracts.files import describe
 from stages.records import NamedMpkGzFileRecorder, OriginalPrecision
 from stages.records.limits import LEAST_LIMIT
+from stages.system.files import describe
 
 RECORDER = NamedMpkGzFileRecorder(OriginalPrecision)
 NAMES = [f"{part}-2.mpk.gz" for part in ("model", "optim", "scheduler", "trainer")]

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from stages.contracts.config import Config, Use, flatten, save_config
+from stages.contracts.config import Config, Use, flatten
+from stages.system.config_file import save_config
 
 BURN = Path(__file__).parents[3] / "shared" / "burn" / "config.json"
 

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from stages.contracts.errors import StageError
-from stages.contracts.patches import Patch, check_patches, find_problems
+from stages.system.patches import Patch, check_patches, find_problems
 
 MATCHING = Patch("shutil:copyfile", "a test", "(src, dst, *, follow_symlinks=True)", "any")
 MISSING = Patch("json:JSONEncoder.no_such_method", "a test", "(self)", "1.0")

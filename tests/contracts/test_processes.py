@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.contracts import processes
-from stages.contracts.processes import ProcessIdentity, from_json, is_alive, to_json
+from stages.system import processes
+from stages.system.processes import ProcessIdentity, from_json, is_alive, to_json
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import time
 from trial_projects import COMMANDS, difference, templates
 
 from pipeline.doctor.checkout import BACKUP
-from stages.contracts.file_lock import is_locked
+from stages.system.file_lock import is_locked
 
 EPOCHS = "fit.num_epochs=3"
 """The override with which a run from an edited checkout equals the reference of the templates."""

@@ -19,7 +19,7 @@ from trial_projects import difference
 from stages import build_learner, checkpoints, data, fit, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, STEP_FOLDER
 from stages.contracts.errors import RunInterruptedError, StageError
-from stages.learner.checkpointing import find_newest_checkpoint
+from stages.learner.resume.checkpointing import find_newest_checkpoint
 from stages.models.config import MlpConfig
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
 from stages.params.fit_context import FitContext, FitPaths

@@ -13,7 +13,7 @@ from recovery import LEARNER, recover
 from report import Row
 from workers import run_trials
 
-from stages.contracts.processes import parent_of
+from stages.system.processes import parent_of
 
 COMMAND = (*LEARNER, "sweep", "--jobs", "2", "-S", EPOCHS, "-S", "fit.seed=42,43")
 TARGETS = ("sweep", "point", "everything")

@@ -20,8 +20,8 @@ from stages.data import (
     VerticalFlip,
     build_augmentation,
 )
-from stages.data.image_operations import augment_images
-from stages.data.sample_draws import SampleDraws
+from stages.data.augment.image_operations import augment_images
+from stages.data.augment.sample_draws import SampleDraws
 from stages.params.fit_params import FitConfig
 
 COUNT = 64

@@ -8,8 +8,8 @@ from PIL import Image
 from stages.contracts.errors import DataError
 from stages.data import load_source
 from stages.data.config import HuggingFace
-from stages.data.hugging_face import huggingface
-from stages.data.texts import text
+from stages.data.sources.hugging_face import huggingface
+from stages.data.sources.texts import text
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 
 TEXTS = ["a b", "c d e", "f"]

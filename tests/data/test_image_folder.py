@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from stages import data
 from stages.build_learner import build_learner
 from stages.contracts.errors import DataError
-from stages.data import image_folder
+from stages.data.sources import image_folder
 from stages.fit import fit
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths

@@ -14,8 +14,9 @@ from safetensors.numpy import load_file
 
 from stages import data
 from stages.contracts.errors import DataError
-from stages.data import load_source, table_files, tables
-from stages.data.tables import table
+from stages.data import load_source
+from stages.data.sources import table_files, tables
+from stages.data.sources.tables import table
 from stages.load_data import LoadDataConfig, LoadDataPaths, load_data
 
 

@@ -9,7 +9,7 @@ import pytest
 from stages.contracts.errors import DataError
 from stages.data import load_source
 from stages.data.config import TextFiles
-from stages.data.texts import text
+from stages.data.sources.texts import text
 
 SAMPLES = [("ab", "good"), ("the cat sat on the mat", "bad"), ("äb the", "good")]
 

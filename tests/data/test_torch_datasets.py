@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from stages import data
 from stages.contracts.config import Use
 from stages.contracts.errors import DataError, PluginError
-from stages.data.torch_datasets import dataset
+from stages.data.sources.torch_datasets import dataset
 
 NAME = f"{__name__}:"
 

@@ -14,8 +14,8 @@ import torch
 from waiting import LIMIT_SECONDS, wait_until
 
 import stages
-from stages.contracts.processes import is_alive
 from stages.data import DataLoaderBuilder, MapperDataset, NormalizeBatcher, TensorDataset
+from stages.system.processes import is_alive
 
 WORKERS = 2
 

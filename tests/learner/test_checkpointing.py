@@ -8,8 +8,8 @@ import torch
 from stages.checkpoints import Checkpoint, FileCheckpointer, KeepLast
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import History
-from stages.learner.checkpointing import CheckpointManager
 from stages.learner.options import CheckpointInterval
+from stages.learner.resume.checkpointing import CheckpointManager
 from stages.optim import Adam
 from stages.records import NamedMpkGzFileRecorder
 

@@ -24,8 +24,9 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.history import Split
 from stages.contracts.outputs import is_counted
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
-from stages.learner import LearnerBuilder, capture_conditions, cuda_graph, metering, step_strategies
-from stages.learner.capture_conditions import describe_batch, leaves_of
+from stages.learner import LearnerBuilder, metering
+from stages.learner.steps import capture_conditions, cuda_graph, step_strategies
+from stages.learner.steps.capture_conditions import describe_batch, leaves_of
 from stages.metrics import AccuracyMetric, AurocMetric, LearningRateMetric, LossMetric, Mean, regression
 from stages.models import ClassificationStep
 from stages.optim import (

@@ -10,7 +10,7 @@ from stages.contracts.errors import BuilderError, RecordError
 from stages.contracts.outputs import RegressionOutput, TrainOutput
 from stages.data import DataLoaderBuilder, NormalizeBatcher, TensorDataset
 from stages.learner import LearnerBuilder
-from stages.learner.training_state import load_training_state, training_state
+from stages.learner.resume.training_state import load_training_state, training_state
 from stages.metrics import LossMetric
 from stages.records import NamedMpkGzFileRecorder, OriginalPrecision
 from stages.renderers import NoRenderer

@@ -8,26 +8,20 @@ from source_tree import Finding, Import, SourceTree, line_of
 
 STAGES = ("create_artifact_dir", "load_data", "build_learner", "fit", "save_model")
 
+BASE = {"contracts", "system"}
 LEAVES = {"records", "metrics", "models", "optim", "loggers", "renderers", "devices"}
 MAY_IMPORT = {
     "contracts": set(),
-    **{part: {"contracts"} for part in LEAVES},
-    "runs": {"contracts", "checkpoints"},  # checkpoints own the names of the files in a store
-    "data": {"contracts", "records", "devices"},
-    "checkpoints": {"contracts", "records"},
-    "distributed": {"contracts", "records", "devices", "optim"},
-    "learner": {
-        "contracts",
-        "records",
-        "checkpoints",
-        "metrics",
-        "models",
-        "optim",
-        "devices",
-        "distributed",
-    },
-    "params": LEAVES
-    | {"contracts", "data", "checkpoints", "distributed", "learner"},  # the parts that params configure
+    "system": {"contracts"},
+    **dict.fromkeys(LEAVES, BASE),
+    "runs": BASE | {"checkpoints"},  # checkpoints own the names of the files in a store
+    "data": BASE | {"records", "devices"},
+    "checkpoints": BASE | {"records"},
+    "distributed": BASE | {"records", "devices", "optim"},
+    "learner": BASE | {"records", "checkpoints", "metrics", "models", "optim", "devices", "distributed"},
+    "params": BASE
+    | LEAVES
+    | {"data", "checkpoints", "distributed", "learner"},  # the parts that params configure
 }
 
 PIPELINE_LAYERS = {

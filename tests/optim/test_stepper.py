@@ -11,11 +11,11 @@ import torch
 from torch.optim import lr_scheduler
 
 from stages.contracts.errors import BuilderError, StageError
-from stages.contracts.patches import find_problems
 from stages.optim import ClipByGlobalNorm, Stepper, without_dynamo
 from stages.optim.fast_path import patches
 from stages.optim.fast_path.kernels import round_rate
 from stages.records import NamedMpkGzFileRecorder
+from stages.system.patches import find_problems
 
 SHAPES = [(5, 3), (3,), (2, 2, 2), (4,)]
 OPTIMIZERS = {

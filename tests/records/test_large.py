@@ -166,7 +166,7 @@ def test_verified_checkpoint_is_restored_at_any_ratio(bomb, tmp_path):
 
 
 def rewrite_manifest(folder):
-    from stages.contracts.files import sha256
+    from stages.system.files import sha256
 
     recorder = NamedMpkGzFileRecorder()
     trainer = recorder.load(folder / "trainer-1")

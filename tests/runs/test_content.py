@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from stages.contracts.errors import DataError
-from stages.contracts.files import sha256
 from stages.runs import content_hash
+from stages.system.files import sha256
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from stages.contracts.files import md5
 from stages.runs import Continuation, open_store
 from stages.runs.manifest import LogLedger, describe_store
+from stages.system.files import md5
 
 MARKER = "learner.json"
 

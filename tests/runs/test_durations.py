@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from pipeline.comparison.collection import Durations
-from stages.contracts.files import md5
 from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
 from stages.records import DefaultRecorder
 from stages.runs import open_store, prune
 from stages.runs.durations import record_duration, working_seconds
+from stages.system.files import md5
 
 LINES = [
     "2026-01-01T00:00:00.000000Z  INFO stages::learner::loop: Executing training step for epoch 1",

@@ -11,8 +11,8 @@ import pytest
 
 from stages.contracts.events import Progress
 from stages.contracts.history import History, Split
-from stages.contracts.processes import ProcessIdentity
 from stages.runs import HeartbeatRenderer, State, open_store, read_beat, runs
+from stages.system.processes import ProcessIdentity
 
 BEATING = """
 import sys, time

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-from stages.contracts.files import UNREADABLE, describe
 from stages.runs.continuation import first_epoch, remove_epochs_after
 from stages.runs.manifest import (
     LogLedger,
@@ -15,6 +14,7 @@ from stages.runs.manifest import (
     verify_checksum,
 )
 from stages.runs.verification import find_damage
+from stages.system.files import UNREADABLE, describe
 
 FILES = [
     "key.json",

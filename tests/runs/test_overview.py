@@ -8,8 +8,8 @@ import pytest
 
 from stages.contracts.events import Progress
 from stages.contracts.history import Split
-from stages.contracts.processes import ProcessIdentity
 from stages.runs import HeartbeatRenderer, State, open_store, runs
+from stages.system.processes import ProcessIdentity
 
 NOBODY = 65534
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from stages.contracts.file_lock import hold_lock
 from stages.runs import State, open_store, prune, prune_unfinished, run_key, runs, state_of
+from stages.system.file_lock import hold_lock
 
 HOLD = """
 import sys, time

@@ -2,9 +2,9 @@
 
 import pytest
 
-from stages.contracts.files import copy_file, describe
 from stages.runs import publishing
 from stages.runs.publishing import publish
+from stages.system.files import copy_file, describe
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.contracts.files import describe
 from stages.runs import disk_sync, publish
 from stages.runs.disk_sync import sync_trees
+from stages.system.files import describe
 
 SYNCS = """
 import os, sys

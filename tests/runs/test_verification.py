@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from stages.checkpoints import Checkpoint, FileCheckpointer
-from stages.contracts.files import describe
 from stages.records import NamedMpkGzFileRecorder
 from stages.runs import open_store, publish_results
 from stages.runs.manifest import UNREADABLE, LogLedger
 from stages.runs.verification import results_manifest
+from stages.system.files import describe
 
 OUTPUTS = ("checkpoint", "metrics.json")
 

@@ -10,12 +10,12 @@ import pytest
 from hostile import make_learner
 
 from stages.contracts.errors import CheckpointError, DataError, StageError
-from stages.contracts.file_lock import hold_lock, is_locked, lock_holder, open_lock
-from stages.contracts.files import is_part_of, new_part, open_atomic, open_part, read_regular, write_text
-from stages.data.array_files import read_idx, read_npz
 from stages.data.image_files import ImageDecoder, ImageFormat, UndecodableImageError
+from stages.data.sources.array_files import read_idx, read_npz
 from stages.learner import LearnerSpec
 from stages.runs.manifest import LogLedger, add_checksum, read_finished
+from stages.system.file_lock import hold_lock, is_locked, lock_holder, open_lock
+from stages.system.files import is_part_of, new_part, open_atomic, open_part, read_regular, write_text
 
 FOREIGN = "model:DigitNet"
 LARGE = 70 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hostile import World
 
-from stages.contracts.processes import program_command
+from stages.system.processes import program_command
 
 ROOT = Path(__file__).parents[2]
 OWN = {"pipeline", "stages", "tests", "benchmarks"}

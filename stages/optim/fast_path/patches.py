@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from stages.contracts.patches import Patch, check_patches
+from stages.system.patches import Patch, check_patches
 
 SUPPORTED = ">=2.10,<2.14"
 ADAM = (

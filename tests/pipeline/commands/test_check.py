@@ -320,8 +320,8 @@ def test_check_accepts_a_dep_that_is_a_reference_to_an_output_of_another_stage(p
     )
     project.edit(
         "dvc.yaml",
-        "      - stages/data/sources.py\n",
-        "      - stages/data/sources.py\n      - ${paths.made}\n",
+        "      - stages/data/sources\n",
+        "      - stages/data/sources\n      - ${paths.made}\n",
     )
     project.edit("dvc.yaml", "stages:\n", "stages:\n  make:\n    cmd: make\n    outs: ['${paths.made}']\n\n")
 

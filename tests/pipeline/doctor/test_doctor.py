@@ -346,7 +346,7 @@ def test_failing_or_hanging_check_does_not_hide_other_results():
 
 def test_private_name_that_changed_is_a_problem_with_the_supported_version(tmp_path, monkeypatch):
     (tmp_path / "changed_patches.py").write_text(
-        "from stages.contracts.patches import Patch\n"
+        "from stages.system.patches import Patch\n"
         'PATCHES = (Patch("json:dumps", "an example", "(value)", "1.0"),)\n'
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

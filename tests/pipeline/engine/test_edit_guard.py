@@ -61,7 +61,7 @@ EDITS = {
     f"stages/load_data.py: VERSION was '{VERSION}' and is '9{VERSION}'": (
         'stages/load_data.py|VERSION = "|VERSION = "9'
     ),
-    "\n  stages/data/sources.py\n": 'stages/data/sources.py|"""|""" ',
+    "\n  stages/data/sources/built_in.py\n": 'stages/data/sources/built_in.py|"""|""" ',
 }
 
 
@@ -81,7 +81,7 @@ def test_edit_during_a_stage_is_reported_and_not_recorded(editing, command):
 def test_edit_of_something_else_during_a_stage_has_no_effect(editing):
     of_another_stage = "params.yaml|num_epochs: 2|num_epochs: 3"
     no_version = "stages/load_data.py|import|import "
-    same_content = "stages/data/sources.py|no such text|"
+    same_content = "stages/data/sources/built_in.py|no such text|"
 
     edits = "\n".join([of_another_stage, no_version, same_content])
     editing.dvc("repro", "load-data", EDIT=edits).ok()

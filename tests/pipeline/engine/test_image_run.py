@@ -24,7 +24,9 @@ def test_images_in_files_train_with_the_lines_that_check_prints(project):
     project.edit("params.yaml", SOURCE, INDEX)
     checked = project.call("check")
     project.edit(
-        "dvc.yaml", "      - stages/data/sources.py\n", "      - stages/data/sources.py\n      - raw\n"
+        "dvc.yaml",
+        "      - stages/data/sources\n",
+        "      - stages/data/sources\n      - raw\n",
     )
     project.edit(
         "dvc.yaml",

@@ -12,7 +12,7 @@ PROGRAM = """
 import json
 import {module} as patches
 from stages.contracts.errors import StageError
-from stages.contracts.patches import find_problems
+from stages.system.patches import find_problems
 
 def replaced():
     return [patch.name for patch in patches.PATCHES if hasattr(patch.find(), "__wrapped__")]

@@ -20,9 +20,9 @@ from pipeline.engine.params_journal import edit_params
 from pipeline.lockfile import read_lockfile
 from pipeline.params_edit import override_params
 from stages.contracts.errors import StageError
-from stages.contracts.file_lock import try_lock, unlock
-from stages.contracts.processes import is_alive
 from stages.runs.layout import PROJECT_LOCK
+from stages.system.file_lock import try_lock, unlock
+from stages.system.processes import is_alive
 
 ROOT = Path(__file__).parents[3]
 HOLD = """

@@ -25,12 +25,12 @@ from pipeline.sweep.point_progress import PointProgress, ProgressReader, estimat
 from pipeline.sweep.progress import SweepProgress
 from stages.contracts.events import Progress
 from stages.contracts.history import Split
-from stages.contracts.processes import ProcessIdentity
 from stages.loggers.log_files import FileMetricLogger
 from stages.runs.heartbeat import Beat, HeartbeatRenderer
 from stages.runs.key import KEY_LENGTH
 from stages.runs.layout import lock_of
 from stages.runs.store import open_store
+from stages.system.processes import ProcessIdentity
 
 RATE = "build_learner.optimizer.learning_rate"
 COLUMNS = 80

@@ -13,9 +13,9 @@ from pipeline.engine.project_copy import freeze, temporary_copy
 from pipeline.sweep.job import Job
 from pipeline.sweep.plan import expand, plan_points
 from pipeline.sweep.point_process import POINT_SERVERS, PointRequest
-from stages.contracts.file_lock import hold_lock
-from stages.contracts.processes import parent_of, pids_below
 from stages.runs.layout import SWEEP_FOLDER
+from stages.system.file_lock import hold_lock
+from stages.system.processes import parent_of, pids_below
 
 RATE = "build_learner.optimizer.learning_rate"
 WIDTH = "build_learner.model.width"

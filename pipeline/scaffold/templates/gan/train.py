@@ -15,7 +15,7 @@ from pipeline.engine.custom_stage import run_custom_stage
 from pipeline.params import Params
 from stages import data
 from stages.contracts.config import arguments_of
-from stages.contracts.files import write_text
+from stages.system.files import write_text
 from stages.contracts.history import Split, Value
 from stages.contracts.seeds import derive_seed
 from stages.devices import find_device

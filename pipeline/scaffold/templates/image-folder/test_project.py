@@ -6,7 +6,7 @@ import torch
 
 from make_images import CLASSES, SIZE, make_images
 from model import ImageNet
-from stages.data.image_folder import image_folder
+from stages.data.sources.image_folder import image_folder
 
 
 def test_images_are_the_same_each_time(tmp_path: Path) -> None:

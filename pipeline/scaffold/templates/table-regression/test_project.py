@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from model import Regressor
-from stages.data.tables import table
+from stages.data.sources.tables import table
 
 TABLE = Path(__file__).with_name("houses.csv")
 

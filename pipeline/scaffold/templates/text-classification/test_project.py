@@ -4,7 +4,7 @@ import torch
 
 from model import TextClassifier
 from stages.data import PadBatcher
-from stages.data.texts import text
+from stages.data.sources.texts import text
 
 
 def test_every_review_has_one_of_three_classes() -> None:

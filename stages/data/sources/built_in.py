@@ -8,8 +8,8 @@ import numpy as np
 from stages.contracts import plugins
 from stages.contracts.config import arguments_of
 from stages.contracts.errors import DataError, PluginError
-from stages.data.array_files import map_npy, read_idx, read_npz
 from stages.data.config import BUILT_IN, Source
+from stages.data.sources.array_files import map_npy, read_idx, read_npz
 from stages.data.splits import Arrays, Splits
 
 

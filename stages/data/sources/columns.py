@@ -9,8 +9,8 @@ import numpy as np
 
 from stages.data.checks import check, input_type, row_blocks, target_type
 from stages.data.mapped_arrays import gather, is_mapped, release
+from stages.data.sources.tables import TableRows
 from stages.data.splits import SPLIT_NAMES, Arrays, Splits, divide_samples
-from stages.data.tables import TableRows
 
 
 @dataclass(frozen=True)

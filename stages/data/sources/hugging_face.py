@@ -11,8 +11,8 @@ from stages.contracts.errors import DataError, closest
 from stages.contracts.extras import load_extra
 from stages.data.class_folders import SPLIT_FOLDERS
 from stages.data.image_files import ImageDecoder, ImageFormat, put
+from stages.data.sources.texts import build_encoder, encode_texts, to_classes
 from stages.data.splits import SPLIT_NAMES, Arrays
-from stages.data.texts import build_encoder, encode_texts, to_classes
 
 IMAGE, LABEL = "Image", "ClassLabel"
 TEXT = ("string", "large_string", "string_view")

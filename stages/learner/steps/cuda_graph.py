@@ -21,7 +21,9 @@ from stages.contracts.placement import DeferredBatch, load, transform
 from stages.devices.cuda_capturer import CudaCapturer, ResultRing
 from stages.devices.rng import host_generator_states
 from stages.learner.assembly import Components
-from stages.learner.capture_conditions import (
+from stages.learner.checks import StepChecks
+from stages.learner.metering import MAX_PENDING_BATCHES
+from stages.learner.steps.capture_conditions import (
     CAPTURE_DEVICES,
     describe_batch,
     describe_model,
@@ -31,9 +33,7 @@ from stages.learner.capture_conditions import (
     has_only_tensors,
     leaves_of,
 )
-from stages.learner.checks import StepChecks
-from stages.learner.metering import MAX_PENDING_BATCHES
-from stages.learner.step_strategies import PlainStep, StepResult
+from stages.learner.steps.step_strategies import PlainStep, StepResult
 from stages.metrics import Mean
 from stages.models import clear_gradients
 from stages.optim import DeviceGuard, Gradients, Totals

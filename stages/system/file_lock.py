@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from stages.contracts.errors import RunInUseError, StageError
 
 if TYPE_CHECKING:
-    from stages.contracts.processes import ProcessIdentity
+    from stages.system.processes import ProcessIdentity
 
 _MAX_TRIES = 20
 _PAUSE_SECONDS = 0.01
@@ -141,7 +141,7 @@ def lock_holder(path: Path) -> "ProcessIdentity | None":
 
 def _import_processes() -> Any:
     """Return the module of process identities, which loads psutil: few that write files need it."""
-    return import_module("stages.contracts.processes")
+    return import_module("stages.system.processes")
 
 
 def _resolve(path: Path) -> Path:

@@ -12,9 +12,9 @@ from stages.contracts.shares import share_of
 from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
 from stages.learner.model_state import ModelState
+from stages.learner.resume.training_state import load_training_state, training_state
 from stages.learner.run_state import RunState
-from stages.learner.step_strategies import Buffers, RollbackStep
-from stages.learner.training_state import load_training_state, training_state
+from stages.learner.steps.step_strategies import Buffers, RollbackStep
 
 
 def synchronize_ranks(group: RankGroup, model: torch.nn.Module, epoch: int, *, has_shards: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stages.contracts.errors import BuilderError
-from stages.data.augmentation_config import (
+from stages.data.augment.augmentation_config import (
     BuiltIn,
     ColorJitter,
     HorizontalFlip,
@@ -17,7 +17,7 @@ from stages.data.augmentation_config import (
     RandomErasing,
     VerticalFlip,
 )
-from stages.data.sample_draws import SampleDraws
+from stages.data.augment.sample_draws import SampleDraws
 
 
 def augment_images(config: BuiltIn, images: np.ndarray, draws: SampleDraws) -> np.ndarray:

@@ -23,10 +23,10 @@ from stages.learner.assembly import Components
 from stages.learner.batches import Division, Loader, iterate_rank, loads_shares
 from stages.learner.loader_parts import set_loader_epoch
 from stages.learner.metering import Meter
+from stages.learner.resume.training_state import load_training_state, training_state
 from stages.learner.run_state import LoopPosition
-from stages.learner.step_strategies import Buffers
+from stages.learner.steps.step_strategies import Buffers
 from stages.learner.streams import Lookahead, count_batches
-from stages.learner.training_state import load_training_state, training_state
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from stages.contracts.errors import BuilderError
 from stages.contracts.outputs import TrainOutput, Weight, weight_of
 from stages.distributed import RankGroup, Share
 from stages.learner.checks import StepChecks
-from stages.learner.rank_step import RankStep, check_weight
 from stages.learner.run_state import RunState
+from stages.learner.steps.rank_step import RankStep, check_weight
 from stages.optim.gradients import Gradients
 
 NO_LOSS = SimpleNamespace(loss=torch.zeros(()))

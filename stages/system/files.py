@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stages.contracts.file_lock import is_at, open_to_read, try_lock, try_shared_lock
+from stages.system.file_lock import is_at, open_to_read, try_lock, try_shared_lock
 
 PART_SUFFIX = ".part"
 """Suffix of the names of temporary files and directories, which begin with a dot."""

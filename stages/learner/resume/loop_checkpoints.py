@@ -9,9 +9,9 @@ from stages.checkpoints import Checkpoint, FileCheckpointer, Retention, default_
 from stages.checkpoints.file_names import STEP_FOLDER
 from stages.contracts.errors import CheckpointError, RecordError
 from stages.contracts.history import History
-from stages.learner.checkpointing import find_newest_checkpoint
+from stages.learner.resume.checkpointing import find_newest_checkpoint
+from stages.learner.resume.training_state import Stateful
 from stages.learner.run_state import history_of, history_tree
-from stages.learner.training_state import Stateful
 from stages.records import (
     NamedMpkGzFileRecorder,
     OriginalPrecision,

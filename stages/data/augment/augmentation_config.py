@@ -9,11 +9,11 @@ from stages.contracts.fields import CountFromZero, Finite, Fraction, NonNegative
 from stages.contracts.plugins import name_validator
 
 AUGMENTATIONS = {
-    "random_crop": "stages.data.augmentation_config:RandomCrop",
-    "horizontal_flip": "stages.data.augmentation_config:HorizontalFlip",
-    "vertical_flip": "stages.data.augmentation_config:VerticalFlip",
-    "random_erasing": "stages.data.augmentation_config:RandomErasing",
-    "color_jitter": "stages.data.augmentation_config:ColorJitter",
+    "random_crop": "stages.data.augment.augmentation_config:RandomCrop",
+    "horizontal_flip": "stages.data.augment.augmentation_config:HorizontalFlip",
+    "vertical_flip": "stages.data.augment.augmentation_config:VerticalFlip",
+    "random_erasing": "stages.data.augment.augmentation_config:RandomErasing",
+    "color_jitter": "stages.data.augment.augmentation_config:ColorJitter",
 }
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, files_of
 from stages.contracts.errors import CheckpointError, RecordError
-from stages.contracts.files import copy_file, write_text
 from stages.contracts.history import History, Split
 from stages.contracts.printing import print_line
 from stages.contracts.text import to_json
@@ -43,6 +42,7 @@ from stages.records.selection import ALL_TENSORS
 from stages.records.torch_files.reader import is_torch_file
 from stages.records.torch_modules.skeleton import slots
 from stages.records.torch_modules.state_dict import Layout
+from stages.system.files import copy_file, write_text
 
 Start = tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]
 """The return value of `LearnerSpec.build`: model, optimizer config and schedule."""

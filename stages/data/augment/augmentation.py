@@ -11,11 +11,11 @@ from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import BuilderError, PluginError
 from stages.contracts.seeds import derive_seed
-from stages.data.augmentation_config import AUGMENTATIONS, BuiltIn
+from stages.data.augment.augmentation_config import AUGMENTATIONS, BuiltIn
+from stages.data.augment.image_operations import augment_images
+from stages.data.augment.sample_draws import SampleDraws
 from stages.data.datasets import Samples, TensorDataset
-from stages.data.image_operations import augment_images
 from stages.data.random_state import seed_generators
-from stages.data.sample_draws import SampleDraws
 
 Augmentation = BuiltIn | Callable[[Any], Any]
 """A built-in kind, or a transform that is called with the input of each sample and returns another one."""

@@ -10,8 +10,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from stages.contracts.errors import DataError, closest
+from stages.data.sources.table_files import CsvFormat, TableParts, is_number, is_text, load_arrow
 from stages.data.splits import Arrays
-from stages.data.table_files import CsvFormat, TableParts, is_number, is_text, load_arrow
 
 BLOCK_BYTES = 1 << 21
 """The size of the features that are decoded at a time."""

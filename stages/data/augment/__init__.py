@@ -1,0 +1,1 @@
+"""Augmentation: random changes of the inputs, and datasets that change or select samples."""
