@@ -78,17 +78,20 @@ class TensorDataset:
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
         """Return the samples at *indices*, in that order."""
         chosen = indices if isinstance(indices, Tensor) else torch.as_tensor(indices)
-        return Samples(self._gather(self.inputs, chosen), self._gather(self.targets, chosen))
+        if self._allocate is None:
+            return Samples(self.inputs.index_select(0, chosen), self.targets.index_select(0, chosen))
+        return Samples(*(_gather(each, chosen, self._allocate) for each in (self.inputs, self.targets)))
 
-    def _gather(self, tensor: Tensor, indices: Tensor) -> Tensor:
-        if self._allocate is None or not tensor.is_contiguous():
-            return tensor.index_select(0, indices)
-        shape = (len(indices), *tensor.shape[1:])
-        memory = self._allocate(math.prod(shape) * tensor.element_size())
-        gathered = memory.view(tensor.dtype).view(shape)
-        unit = _unit_of(tensor)
-        torch.index_select(_rows(tensor, unit), 0, indices, out=_rows(gathered, unit))
-        return gathered
+
+def _gather(tensor: Tensor, indices: Tensor, allocate: Callable[[int], Tensor]) -> Tensor:
+    """Return the rows of *tensor* at *indices* in the memory of *allocate*."""
+    if not tensor.is_contiguous():
+        return tensor.index_select(0, indices)
+    shape = (len(indices), *tensor.shape[1:])
+    memory = allocate(math.prod(shape) * tensor.element_size())
+    gathered, unit = memory.view(tensor.dtype).view(shape), _unit_of(tensor)
+    torch.index_select(_rows(tensor, unit), 0, indices, out=_rows(gathered, unit))
+    return gathered
 
 
 def _unit_of(tensor: Tensor) -> torch.dtype:
