@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 30.0
 DEEP_TIMEOUT_SECONDS = 24 * 3600.0
+DEEP_CHECKS = ("cache", "outputs")
+"""Names of the checks that read all files."""
 RESERVE_SECONDS = 5.0
 """Time that a check may take after its server or program has timed out."""
 MAX_GIT_FIXES = 3
@@ -38,7 +40,9 @@ def doctor(
     deep: Annotated[
         bool,
         flag(
-            "--deep", "Read every file in DVC's cache and compare its hash; with --fix, remove damaged files."
+            "--deep",
+            "Read every file in DVC's cache and every output, and compare its hash; with --fix, remove "
+            "damaged files.",
         ),
     ] = False,
     timeout: Annotated[
@@ -60,8 +64,9 @@ def doctor(
     checks = _list_checks(timeout)
     by_check = run_checks(checks, timeout + RESERVE_SECONDS)
     if deep:
-        checks |= {"cache": _cache_check()}
-        by_check |= run_checks({"cache": checks["cache"]}, DEEP_TIMEOUT_SECONDS)
+        deep_checks = _list_deep_checks()
+        checks |= deep_checks
+        by_check |= run_checks(deep_checks, DEEP_TIMEOUT_SECONDS)
     if fix:
         for message in _fix_all(by_check, checks, timeout):
             print_line(f"fixed: {message}", sys.stderr if as_json else None)
@@ -114,10 +119,11 @@ def _check_names() -> "Iterator[Diagnostic]":
         yield problem("names", collision.problem, collision.remedy)
 
 
-def _cache_check() -> "Check":
-    from pipeline.doctor.stale_files import check_cache
+def _list_deep_checks() -> "dict[str, Check]":
+    """Return the checks, by name, that read all files."""
+    from pipeline.doctor import outputs, stale_files
 
-    return check_cache
+    return {"cache": stale_files.check_cache, "outputs": outputs.check_outputs}
 
 
 def _fix_all(
@@ -133,7 +139,7 @@ def _fix_all(
     for name in [*["git"] * MAX_GIT_FIXES, *(each for each in by_check if each != "git")]:
         if fixed := _apply_fixes(by_check[name]):
             messages += fixed
-            seconds = DEEP_TIMEOUT_SECONDS if name == "cache" else timeout + RESERVE_SECONDS
+            seconds = DEEP_TIMEOUT_SECONDS if name in DEEP_CHECKS else timeout + RESERVE_SECONDS
             by_check |= run_checks({name: checks[name]}, seconds)
     return messages
 

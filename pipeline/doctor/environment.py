@@ -55,7 +55,7 @@ REMOTE_PROGRAM = (
     "import sys; from pipeline.doctor.environment import print_remote_state; print_remote_state(sys.argv[1])"
 )
 RETRY = "Run `learner doctor` again with a greater --timeout"
-REMOTE_REMEDY = "`learner push` and `learner pull` need it. Check its address, your access, and the network"
+REMOTE_REMEDY = "`dvc push` and `dvc pull` need it. Check its address, your access, and the network"
 
 
 def check_packages() -> Iterator[Diagnostic]:

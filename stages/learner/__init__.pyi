@@ -14,8 +14,6 @@ from .model_state import use_average as use_average
 from .run_state import best_epoch as best_epoch
 from .spec import SPEC_FILE as SPEC_FILE
 from .spec import LearnerSpec as LearnerSpec
-from .step_profile import StepProfile as StepProfile
-from .step_profile import profile_steps as profile_steps
 from .summary import summary_json as summary_json
 from .summary import summary_text as summary_text
 from .warm_start import Origin as Origin

@@ -38,7 +38,6 @@ def learner(world):
         "records diff artifacts/learner/record.bin artifacts/learner/record.bin --learner artifacts/learner",
         "evaluate",
         "lr-find",
-        "profile",
     ],
 )
 def test_learner_json_runs_no_code_that_params_do_not_name(learner, command):
