@@ -2,22 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from stages import data
-from stages.contracts.config import ExtendedConfig
+from stages.contracts.config import Config
 from stages.contracts.fields import Decay, Flag, integer
 from stages.data.config import Digits, NormalizationConfig, Source
 
 VERSION = "3"
 
 
-class LoadDataConfig(ExtendedConfig):
+class LoadDataConfig(Config):
     """The section ``load_data``."""
-
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset(
-        {"materialize", "test_fraction", "stratify", "normalization"}
-    )
 
     source: Source = Digits()
     """The data source: the import path of your own function with its arguments, or a kind. Arguments:

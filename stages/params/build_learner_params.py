@@ -3,12 +3,12 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from pydantic import SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import field_validator, model_validator
 
 from stages import data, learner
-from stages.contracts.config import Config, omit_defaults
+from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import Bytes, ClassWeights, Count, Decay, Flag, Patterns, Renames, Seed, Text
 from stages.models.config import CnnConfig, ModelConfig
@@ -17,8 +17,6 @@ from stages.optim.schedules import Constant, ScheduleConfig
 
 OF_WEIGHTS = ("key", "prefix", "rename", "only", "skip", "strict")
 """Keys of `CheckpointConfig` that apply to a file of weights only."""
-LATER_KEYS = ("parameter_groups", "freeze", "label_smoothing", "class_weights")
-"""Keys of `BuildLearnerConfig` that the resolved configuration lacks if they have their defaults."""
 
 
 class CheckpointConfig(Config):
@@ -57,13 +55,6 @@ class CheckpointConfig(Config):
     """Do not load the renamed tensors in whose name one of these regular expressions is found."""
     strict: Flag = True
     """Fail if a selected tensor is missing, unexpected or of another shape; false: load what fits."""
-
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields, without those of a file of weights if they have their defaults."""
-        return {
-            key: value for key, value in dump(self).items() if key not in OF_WEIGHTS or key in self.selects
-        }
 
     @field_validator("rev")
     @classmethod
@@ -216,11 +207,6 @@ class BuildLearnerConfig(Config):
                 "one for each class"
             )
         return tuple(map(float, weights))
-
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields, without those of later versions if they have their defaults."""
-        return omit_defaults(self, dump(self), LATER_KEYS)
 
 
 @dataclass(frozen=True)

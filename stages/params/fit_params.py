@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import model_validator
 
 from stages import checkpoints, data, devices, distributed, learner, loggers, metrics, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
@@ -63,11 +63,6 @@ CHANGES_NO_NUMBER = {
 
 ``device`` changes rounding only, except that each rank draws the random numbers of its share of a batch.
 """
-OMITTED_IF_DEFAULT = (
-    *("augment", "averaging", "bucket", "limit_batches", "max_restarts", "overfit_batches", "portable"),
-    *("rank_timeout_seconds", "sanity_check", "strategy", "sync_batch_norm", "validate_every"),
-)
-"""Params without which older runs were recorded: absent from ``config.json`` and keys at their defaults."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
 """Device files of which Linux has at least one if torch can use an accelerator."""
 
@@ -280,20 +275,9 @@ class FitConfig(Config):
             raise ValueError(conflict)
         return self
 
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields, without those of `OMITTED_IF_DEFAULT` that have their defaults."""
-        fields = type(self).model_fields
-        unset = {name for name in OMITTED_IF_DEFAULT if getattr(self, name) == fields[name].default}
-        return {name: value for name, value in dump(self).items() if name not in unset}
-
     def key_params(self) -> dict[str, Any]:
-        """Return the params that can change a number, as plain values.
-
-        The default batcher, ``normalize``, is left out, so that runs older than the param keep their key.
-        """
-        exclude = CHANGES_NO_NUMBER | ({"batcher"} if self.batcher == Use(kind="normalize") else set())
-        return self.model_dump(mode="json", exclude=exclude)
+        """Return the params that can change a number, as plain values."""
+        return self.model_dump(mode="json", exclude=CHANGES_NO_NUMBER)
 
     def list_devices(self) -> tuple[str, ...]:
         """Return the name of each device of this machine, one for each rank."""

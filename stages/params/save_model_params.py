@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from typing import Literal
 
 from stages.checkpoints.retention import BestConfig
-from stages.contracts.config import Config, omit_defaults
+from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
 from stages.records.config import RecorderConfig
 
@@ -28,11 +26,6 @@ class SaveModelConfig(Config):
     """``averaged``: the average of ``fit.averaging``, which the validation measured, or the weights of the
     training in a run without one; ``raw``: the weights of the training."""
 
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields, without those of later versions if they have their defaults."""
-        return omit_defaults(self, dump(self), ("best", "weights"))
-
     @property
     def best_rule(self) -> BestConfig:
         """The metric of the best epoch."""
@@ -52,7 +45,7 @@ class SaveModelConfig(Config):
 class SaveModelPaths:
     """The paths that the stage reads and writes.
 
-    The last three have no effect if the data has no test split, and older dvc.yaml files lack ``test``.
+    The last three have no effect if the data has no test split, and a dvc.yaml may lack them.
     """
 
     checkpoint: Path
