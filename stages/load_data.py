@@ -9,7 +9,7 @@ from stages.contracts.config import Config
 from stages.contracts.fields import Decay, Flag, integer
 from stages.data.config import Digits, NormalizationConfig, Source
 
-VERSION = "3"
+VERSION = "4"
 
 
 class LoadDataConfig(Config):
