@@ -53,9 +53,9 @@ def doctor(
 ) -> None:
     """Check the environment and this project, and print a remedy for each problem.
 
-    The checks cover packages, private names of other packages that this project replaces, devices, disk
-    space, remotes, Prefect, dvc.yaml, git, and files that killed processes left. Exit with code 1 if there
-    is a problem.
+    The checks cover private names of other packages that this project replaces, disk space, remotes,
+    Prefect, dvc.yaml, git, and files that killed processes left; `pip check` covers packages. Exit with code
+    1 if there is a problem.
 
     Example: learner doctor --fix
     """
@@ -93,10 +93,8 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
     with suppress(StageError):  # another DVC, which the check of the patches reports
         apply_checks()
     return {
-        "packages": environment.check_packages,
         "patches": partial(environment.check_patches, timeout),
         "params": dependencies.check_project,
-        "devices": partial(environment.check_devices, timeout),
         "disk": environment.check_disk,
         "prefect": partial(environment.check_prefect, timeout),
         "remotes": partial(environment.check_remotes, timeout),
