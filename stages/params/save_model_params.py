@@ -20,8 +20,7 @@ class SaveModelConfig(Config):
     epoch: Literal["last", "best"] = "last"
     """``last``, or ``best``: the epoch with the lowest validation loss, or that of the metric in ``best``."""
     best: BestConfig | None = None
-    """The metric of the best epoch, which ``fit.keep.best`` must keep; null: the validation loss. Arguments
-    and defaults: ``metric: Loss``, ``split: valid``, ``direction: lowest``."""
+    """The metric of the best epoch, which ``fit.keep.best`` must keep; null: the validation loss."""
     weights: Literal["averaged", "raw"] = "averaged"
     """``averaged``: the average of ``fit.averaging``, which the validation measured, or the weights of the
     training in a run without one; ``raw``: the weights of the training."""
