@@ -104,7 +104,7 @@ class RunStore:
         sync_directory(self.path)
 
     def discard_corrupt_finish(self) -> bool:
-        """Remove a ``finished.json`` that is corrupt or has no manifest; return whether there was one."""
+        """Remove a ``finished.json`` that is corrupt; return whether there was one."""
         if self.finished is not None or not (self.path / FINISHED_FILE).exists():
             return False
         self.reopen()
