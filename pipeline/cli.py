@@ -18,12 +18,10 @@ from pipeline.commands.evaluate import evaluate
 from pipeline.commands.init import init
 from pipeline.commands.lr_find import lr_find
 from pipeline.commands.options import flag
-from pipeline.commands.profile import profile
 from pipeline.commands.records import app as records_app
 from pipeline.commands.run import print_warning, resume, run
 from pipeline.commands.runs import app as runs_app
 from pipeline.commands.serve import serve
-from pipeline.commands.share import pull, push
 from pipeline.commands.stage import stage
 from pipeline.commands.status import status
 from pipeline.commands.summary import summary
@@ -37,7 +35,7 @@ COMMANDS_WITHOUT_CHECKS = (None, "init")
 """Commands before which `_root` checks nothing in the current folder; None is a call without one."""
 COMMANDS_WITHOUT_PROJECT = ("records", "summary")
 """Commands that use only the files in their arguments."""
-READING_COMMANDS = ("check", "status", "compare", "plot", "doctor", "runs", "versions", "push", "pull")
+READING_COMMANDS = ("check", "status", "compare", "plot", "doctor", "runs", "versions")
 """Commands that neither run a project's code nor depend on its params.yaml."""
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -76,8 +74,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(run, resume, stage, check, status, data, summary, evaluate, lr_find, profile, compare, plot),
-    *(sweep, serve, push, pull, doctor, init, versions),
+    *(run, resume, stage, check, status, data, summary, evaluate, lr_find, compare, plot),
+    *(sweep, serve, doctor, init, versions),
 )
 for command in COMMANDS:
     app.command()(command)

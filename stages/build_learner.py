@@ -14,7 +14,7 @@ from stages.contracts.history import History
 from stages.contracts.printing import print_text
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths, CheckpointConfig
 
-VERSION = "6"
+VERSION = "7"
 
 
 def build_learner(

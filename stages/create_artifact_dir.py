@@ -12,7 +12,7 @@ from stages.contracts.fields import FileName
 from stages.contracts.text import to_json
 from stages.system.files import write_text
 
-VERSION = "6"
+VERSION = "7"
 
 ENTRIES = {
     "config": "the resolved configuration of all stages",

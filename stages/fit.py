@@ -11,7 +11,7 @@ from stages.contracts.seeds import derive_seed
 from stages.params.fit_context import FitContext, FitPaths
 from stages.params.fit_params import FitConfig
 
-VERSION = "10"
+VERSION = "11"
 MAX_ATTEMPTS = 2
 """Trainings in one call before damage to the run store is an error."""
 

@@ -2,42 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from stages import data
-from stages.contracts.config import ExtendedConfig
+from stages.contracts.config import Config
 from stages.contracts.fields import Decay, Flag, integer
 from stages.data.config import Digits, NormalizationConfig, Source
 
-VERSION = "3"
+VERSION = "4"
 
 
-class LoadDataConfig(ExtendedConfig):
+class LoadDataConfig(Config):
     """The section ``load_data``."""
 
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset(
-        {"materialize", "test_fraction", "stratify", "normalization"}
-    )
-
     source: Source = Digits()
-    """The data source: the import path of your own function with its arguments, or a kind. Arguments:
-
-    * ``digits``: ``path: null``, which is not used
-    * ``idx``: ``path``, a folder
-    * ``npz``: ``path``, a file
-    * ``npy``: ``inputs`` and ``targets``, two files
-    * ``image_folder``: ``path``, ``labels: null``, ``size: null``, ``mode: rgb``, ``corrupt: error``
-    * ``table``: ``path``, ``target``, ``features: null``, ``categorical: []``, ``encoding: one_hot``,
-      ``missing: error``, ``fill: 0.0``, ``task: null``, ``valid_path: null``, ``test_path: null``,
-      ``split: null``, ``group: null``; for CSV files ``delimiter: null``, ``decimal: .``,
-      ``missing_values: null``, ``header: true``
-    * ``text``: ``path``, ``text: text``, ``label: label``, ``tokenizer: bytes``, ``vocabulary_size: 10000``,
-      ``max_length: 256``, ``valid_path: null``, ``test_path: null``, ``split: null``, ``group: null``
-    * ``huggingface``: ``path``, ``inputs``, ``targets: label``, ``splits: null``, ``config: null``,
-      ``revision: null``, ``size: null``, ``mode: rgb``; for text ``tokenizer: bytes``,
-      ``vocabulary_size: 10000``, ``max_length: 256``
-    * ``dataset``: ``factory``, an import path with its arguments
-    """
+    """The data source: a kind, or the import path of your own function with its arguments."""
     materialize: Literal["auto", "tensors", "index"] = "auto"
     """``tensors``, or ``index`` to leave images in their files; ``auto``: an index above 1 GiB of pixels."""
     valid_fraction: Decay = 0.2

@@ -11,7 +11,7 @@ from stages.params.test_results import write_test_results
 from stages.records.config import SUFFIXES
 from stages.system.files import describe, write_text
 
-VERSION = "4"
+VERSION = "5"
 
 MANIFEST = "manifest.json"
 """The epoch of the exported weights, and size and sha256 of each export; without exports, the only file."""

@@ -23,7 +23,7 @@ from stages.metrics import areas
 from stages.models import Mlp
 from stages.params.build_learner_params import BuildLearnerConfig, BuildLearnerPaths
 from stages.params.fit_context import FitContext, FitPaths
-from stages.params.fit_params import FitConfig
+from stages.params.fit_params import CHANGES_NO_NUMBER, FitConfig
 from stages.params.fit_ranks import follow_main
 from stages.params.save_model_params import SaveModelConfig, SaveModelPaths
 from stages.runs import check_space, differences, runs
@@ -181,6 +181,11 @@ def key_differences(project):
     """Return the differences between the key of the finished run and that of the present params."""
     [run] = runs(project.folder / ".runs")
     return differences(run.entries, read_key_entries())
+
+
+def test_key_has_every_param_that_can_change_a_number():
+    assert FitConfig().key_params().keys() == FitConfig.model_fields.keys() - CHANGES_NO_NUMBER
+    assert FitConfig(bucket=True).key_params() == FitConfig().key_params() | {"bucket": True}
 
 
 def test_changed_param_changes_the_key_and_is_reported(keyed):

@@ -146,7 +146,7 @@ def test_own_model_and_data_run_and_an_edit_reruns_them(project):
 def test_commands_of_the_readme_run(finished):
     """Run every `dvc` and `learner` command of the page, in its order, after `make repro`."""
     finished.dvc("exp", "run", "-q", "-n", "other", "-S", "fit.num_epochs=3").ok()
-    skipped = re.compile(r"make|pip|git|cd|learner (init|serve|push|sweep)|prefect|torchrun|\. ")
+    skipped = re.compile(r"make|pip|git|cd|learner (init|serve|sweep)|prefect|torchrun|\. ")
 
     for command in README.commands():
         if not skipped.match(command):

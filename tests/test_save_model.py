@@ -74,11 +74,6 @@ class Falling:
         return Mean(1.0 / step.epoch, 1)
 
 
-def test_weights_are_in_the_configuration_only_if_they_are_not_the_default():
-    assert "weights" not in SaveModelConfig().model_dump()
-    assert SaveModelConfig(weights="raw").model_dump()["weights"] == "raw"
-
-
 def test_default_run_has_no_empty_output_directory(finished):
     stages = YAML(typ="safe").load(finished.folder / "dvc.lock")["stages"]
     outputs = [finished.folder / out["path"] for stage in stages.values() for out in stage["outs"]]

@@ -43,15 +43,15 @@ FOLDERS = ("checkpoint", "exports", "learner", "plots", "telemetry", "test", "tr
 STORED = {
     create_artifact_dir: (
         layout_entries,
-        "6",
+        "7",
         dict.fromkeys(
             ("config.json", "layout.json", "metrics.json", "model.mpk.gz", *FOLDERS, "experiment.log"), 1
         ),
     ),
-    load_data: (data_hash, "3", {"b0c9373ef121f53289ec75b377bcc6ba2786e339015ba78f68c7991fccf8b529": 1}),
+    load_data: (data_hash, "4", {"b0c9373ef121f53289ec75b377bcc6ba2786e339015ba78f68c7991fccf8b529": 1}),
     build_learner: (
         weight_norms(START.format("model"), START.format("trainer")),
-        "6",
+        "7",
         {
             "conv1.weight": 1.6,
             "conv1.bias": 0.55,
@@ -65,12 +65,12 @@ STORED = {
     ),
     fit: (
         final_metrics,
-        "10",
+        "11",
         {"train Accuracy": 51.8, "train Loss": 1.555, "valid Accuracy": 78.8, "valid Loss": 0.9823},
     ),
     save_model: (
         weight_norms("artifacts/model.mpk.gz", START.format("trainer")),
-        "4",
+        "5",
         {
             "conv1.weight": 1.65,
             "conv1.bias": 0.52,

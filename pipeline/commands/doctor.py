@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 30.0
 DEEP_TIMEOUT_SECONDS = 24 * 3600.0
+DEEP_CHECKS = ("cache", "outputs")
+"""Names of the checks that read all files."""
 RESERVE_SECONDS = 5.0
 """Time that a check may take after its server or program has timed out."""
 MAX_GIT_FIXES = 3
@@ -38,7 +40,9 @@ def doctor(
     deep: Annotated[
         bool,
         flag(
-            "--deep", "Read every file in DVC's cache and compare its hash; with --fix, remove damaged files."
+            "--deep",
+            "Read every file in DVC's cache and every output, and compare its hash; with --fix, remove "
+            "damaged files.",
         ),
     ] = False,
     timeout: Annotated[
@@ -49,9 +53,9 @@ def doctor(
 ) -> None:
     """Check the environment and this project, and print a remedy for each problem.
 
-    The checks cover packages, private names of other packages that this project replaces, devices, disk
-    space, remotes, Prefect, dvc.yaml, git, and files that killed processes left. Exit with code 1 if there
-    is a problem.
+    The checks cover private names of other packages that this project replaces, disk space, remotes,
+    Prefect, dvc.yaml, git, and files that killed processes left; `pip check` covers packages. Exit with code
+    1 if there is a problem.
 
     Example: learner doctor --fix
     """
@@ -60,8 +64,9 @@ def doctor(
     checks = _list_checks(timeout)
     by_check = run_checks(checks, timeout + RESERVE_SECONDS)
     if deep:
-        checks |= {"cache": _cache_check()}
-        by_check |= run_checks({"cache": checks["cache"]}, DEEP_TIMEOUT_SECONDS)
+        deep_checks = _list_deep_checks()
+        checks |= deep_checks
+        by_check |= run_checks(deep_checks, DEEP_TIMEOUT_SECONDS)
     if fix:
         for message in _fix_all(by_check, checks, timeout):
             print_line(f"fixed: {message}", sys.stderr if as_json else None)
@@ -88,10 +93,8 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
     with suppress(StageError):  # another DVC, which the check of the patches reports
         apply_checks()
     return {
-        "packages": environment.check_packages,
         "patches": partial(environment.check_patches, timeout),
         "params": dependencies.check_project,
-        "devices": partial(environment.check_devices, timeout),
         "disk": environment.check_disk,
         "prefect": partial(environment.check_prefect, timeout),
         "remotes": partial(environment.check_remotes, timeout),
@@ -114,10 +117,11 @@ def _check_names() -> "Iterator[Diagnostic]":
         yield problem("names", collision.problem, collision.remedy)
 
 
-def _cache_check() -> "Check":
-    from pipeline.doctor.stale_files import check_cache
+def _list_deep_checks() -> "dict[str, Check]":
+    """Return the checks, by name, that read all files."""
+    from pipeline.doctor import outputs, stale_files
 
-    return check_cache
+    return {"cache": stale_files.check_cache, "outputs": outputs.check_outputs}
 
 
 def _fix_all(
@@ -133,7 +137,7 @@ def _fix_all(
     for name in [*["git"] * MAX_GIT_FIXES, *(each for each in by_check if each != "git")]:
         if fixed := _apply_fixes(by_check[name]):
             messages += fixed
-            seconds = DEEP_TIMEOUT_SECONDS if name == "cache" else timeout + RESERVE_SECONDS
+            seconds = DEEP_TIMEOUT_SECONDS if name in DEEP_CHECKS else timeout + RESERVE_SECONDS
             by_check |= run_checks({name: checks[name]}, seconds)
     return messages
 

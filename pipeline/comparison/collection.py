@@ -12,12 +12,9 @@ from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, param_
 from pipeline.project import runs_root
 from pipeline.revisions.files import RevisionFiles, read_runs
 from stages.contracts.config import flatten
-from stages.contracts.confusion import select_cells
 from stages.contracts.errors import StageError
 from stages.contracts.history import Direction, Split
-from stages.runs.durations import read_durations, working_seconds_of
-from stages.runs.layout import stores
-from stages.system.files import md5
+from stages.runs.durations import read_durations
 
 PARAMS = "params.yaml"
 MAX_POINTS = 1000
@@ -87,18 +84,9 @@ class Durations:
         return next(iter(found.values())) if len(found) == 1 else None
 
     @cached_property
-    def _by_metrics(self) -> dict[str, dict[str, float | None]]:
-        """Return md5 to run key to seconds; stores that an older version finished have no record."""
-        found: dict[str, dict[str, float | None]] = {}
-        for store in stores(self._root):
-            if metrics := md5(store / "metrics.json"):
-                found.setdefault(metrics, {})[store.name] = None
-        for metrics, seconds in read_durations(self._root).items():
-            found.setdefault(metrics, {}).update(seconds)
-        for runs in found.values():
-            for key in [key for key, seconds in runs.items() if seconds is None]:
-                runs[key] = working_seconds_of(self._root / key)
-        return found
+    def _by_metrics(self) -> dict[str, dict[str, float]]:
+        """Md5 to run key to seconds."""
+        return read_durations(self._root)
 
 
 def _summary(name: str, files: RevisionFiles, durations: Durations) -> RunSummary:
@@ -221,18 +209,13 @@ def thin_steps(steps: Sequence[int], limit: int) -> list[int]:
 
 
 def parse_matrix(text: str) -> Sequence[Cell]:
-    """Return the cells of a TSV to show.
-
-    In a file of an older version the column ``predicted`` is called ``given``, and a large matrix may have
-    all its cells.
-    """
+    """Return the cells of a TSV to show."""
     table = _columns(text)
-    predicted = table.get("predicted", table.get("given", ()))
-    cells = list(zip(table.get("actual", ()), predicted, table.get("count", ()), strict=False))
+    cells = list(zip(*(table.get(name, ()) for name in ("actual", "predicted", "count")), strict=False))
     counted = [(*cell[:2], int(cell[2])) for cell in cells if cell[2].isdecimal()]
     samples = table.get("class_samples")
     if samples is None or len(counted) < len(cells) or not all(map(str.isdecimal, samples)):
-        return select_cells(counted, len({name for cell in counted for name in cell[:2]}))
+        return counted
     return [(*cell, int(number)) for cell, number in zip(counted, samples, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Checks of this machine and its services: packages, devices, disk space, the Prefect API, DVC's remotes."""
+"""Checks of this machine and its services: replaced names, disk space, the Prefect API, DVC's remotes."""
 
 import json
 import shutil
@@ -6,31 +6,26 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
-from platform import python_version
 
 from dvc.config import Config, ConfigError
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
-from packaging.requirements import Requirement
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.flows import prefect_api
 from pipeline.params import read_params
 from pipeline.project import read_paths, runs_root
-from pipeline.versions import find_this_package
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.contracts.text import format_megabytes
 from stages.runs.layout import stores
 from stages.system.processes import program_command
 
-LISTED_PACKAGES = ("torch", "prefect", "dvc")
-"""Packages whose versions are printed."""
 TIMEOUT_SECONDS = 30.0
 """Default time limit of a program, a server or a remote, long enough to log in to a distant one."""
 PATCH_MODULES = (
@@ -45,64 +40,11 @@ modules = [importlib.import_module(name) for name in sys.argv[1:]]
 problems = [line for each in modules for line in find_problems(each.PATCHES)]
 print(json.dumps({"count": sum(len(each.PATCHES) for each in modules), "problems": problems}))
 """
-DEVICE_PROGRAM = """
-import json
-from stages.devices.portability import find_obstacle
-from stages.devices.selection import list_devices
-print(json.dumps({"devices": list_devices(), "obstacle": find_obstacle()}))
-"""
 REMOTE_PROGRAM = (
     "import sys; from pipeline.doctor.environment import print_remote_state; print_remote_state(sys.argv[1])"
 )
 RETRY = "Run `learner doctor` again with a greater --timeout"
-REMOTE_REMEDY = "`learner push` and `learner pull` need it. Check its address, your access, and the network"
-
-
-def check_packages() -> Iterator[Diagnostic]:
-    """Check that the requirements of this package are installed, and list the extras that are."""
-    package = find_this_package()
-    requirements = [Requirement(each) for each in package.requires or []]
-    unmet = [
-        each
-        for requirement in requirements
-        if _applies(requirement)
-        for each in check_requirement(requirement)
-    ]
-    yield from unmet
-    if not unmet:
-        versions = ", ".join(f"{name} {version(name)}" for name in LISTED_PACKAGES)
-        yield ok("packages", f"python {python_version()}, learner-pipeline {package.version}, {versions}")
-    extras = {
-        name: _is_extra_installed(requirements, name)
-        for name in package.metadata.get_all("Provides-Extra") or []
-    }
-    extras.pop("test", None)
-    installed = ", ".join(name for name, is_installed in extras.items() if is_installed)
-    missing = ",".join(name for name, is_installed in extras.items() if not is_installed)
-    more = f"; to add the others: pip install 'learner-pipeline[{missing}]'" if missing else ""
-    yield ok("extras", f"{installed or 'none'}{more}")
-
-
-def _applies(requirement: Requirement, extra: str = "") -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-
-
-def _is_extra_installed(requirements: Iterable[Requirement], extra: str) -> bool:
-    own = [each for each in requirements if each.marker and _applies(each, extra) and not _applies(each)]
-    return not any(diagnostic for each in own for diagnostic in check_requirement(each))
-
-
-def check_requirement(requirement: Requirement) -> Iterator[Diagnostic]:
-    """Yield a problem if *requirement* is not installed, or in another version."""
-    command = f"pip install '{requirement.name}{requirement.specifier}'"
-    try:
-        installed = version(requirement.name)
-    except PackageNotFoundError:
-        yield problem("packages", f"{requirement.name} is not installed", command)
-        return
-    if not requirement.specifier.contains(installed, prereleases=True):
-        message = f"{requirement.name} is {installed}; required is {requirement.specifier}"
-        yield problem("packages", message, command)
+REMOTE_REMEDY = "`dvc push` and `dvc pull` need it. Check its address, your access, and the network"
 
 
 def check_patches(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
@@ -127,37 +69,6 @@ def check_patches(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnost
         yield ok("patches", f"replaced private names: {result['count']}, all as expected")
 
 
-def check_devices(timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Diagnostic]:
-    """List the devices that torch finds, and check ``fit.device`` and ``fit.portable``.
-
-    torch is imported in another process, which ends if torch does not return in time.
-    """
-    done = _run_program(DEVICE_PROGRAM, timeout_seconds=timeout_seconds)
-    if done is None:
-        message = f"torch did not list its devices within {timeout_seconds:g} seconds"
-        yield warning("devices", message, RETRY)
-        return
-    if done.returncode:
-        remedy = "Reinstall torch with the command from pytorch.org"
-        yield problem("devices", f"torch cannot be imported: {_last_line(done)}", remedy)
-        return
-    found = json.loads(done.stdout)
-    available, fit = found["devices"], read_params().fit
-    device = fit.device
-    wanted = [device] if isinstance(device, str) else device
-    missing = [each for each in wanted if each != "all" and not _is_available(each, available)]
-    if missing:
-        message = f"params.yaml: fit.device is {', '.join(missing)}; available: {', '.join(available)}"
-        yield problem("devices", message, "dvc exp run -S fit.device=auto")
-    else:
-        yield ok("devices", ", ".join(available))
-    if found["obstacle"] is None:
-        yield ok("portable", "this CPU can reproduce portable runs (fit.portable) bit for bit")
-    elif fit.portable:
-        message = f"params.yaml: fit.portable has no effect here, because {found['obstacle']}"
-        yield warning("portable", message, "Compare metrics instead of hashes with other machines")
-
-
 def _run_program(
     program: str, *arguments: str, timeout_seconds: float
 ) -> subprocess.CompletedProcess[str] | None:
@@ -178,10 +89,6 @@ def _run_program(
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}, no message"])[-1]
-
-
-def _is_available(device: str, available: Iterable[str]) -> bool:
-    return device == "auto" or device in available or any(each.split(":")[0] == device for each in available)
 
 
 def check_disk() -> Iterator[Diagnostic]:

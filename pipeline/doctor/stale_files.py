@@ -255,7 +255,7 @@ def check_cache() -> Iterator[Diagnostic]:
     for path in damaged:
         message = f"{path} is damaged: its content does not have the hash in its name"
         remedy = (
-            f"rm {path}: `learner doctor --deep --fix` does it. Then `learner pull` fetches it, or the next "
+            f"rm {path}: `learner doctor --deep --fix` does it. Then `dvc pull` fetches it, or the next "
             "run computes it again; data of your own that `dvc add` tracks must be added again"
         )
         yield problem("cache", message, remedy, partial(path.unlink, missing_ok=True))

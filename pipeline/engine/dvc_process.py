@@ -16,7 +16,7 @@ from dvc.cli import main as dvc
 from pipeline.engine import dvc_patches
 from pipeline.engine.process_tree import terminate_with_parent
 from stages.contracts.errors import StageFailedError
-from stages.contracts.printing import clean_log_records, print_text
+from stages.contracts.printing import clean_log_records
 from stages.system.processes import module_command
 
 SAVE_SECONDS = 25.0
@@ -63,23 +63,6 @@ def run_dvc(
     if code:
         lines = "".join(f"\n  {line}" for line in last)
         raise StageFailedError(f"dvc {' '.join(arguments)} failed with exit code {code}:{lines}")
-
-
-def print_output_of_dvc(arguments: Sequence[str]) -> int:
-    """Run ``dvc`` with *arguments*, print its standard output with `print_text`, and return its exit code.
-
-    Its messages and its progress bars go to the standard error of this process directly.
-    """
-    with subprocess.Popen(  # noqa: S603  the arguments are no shell's
-        build_command(arguments), stdout=subprocess.PIPE, text=True, errors="replace"
-    ) as child:
-        try:
-            for line in child.stdout or ():
-                print_text(line, end="")
-        except BaseException:
-            child.terminate()
-            raise
-    return child.returncode
 
 
 def build_command(arguments: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ for S3 runs the program that a file of settings names, and it expands all aliase
 """
 
 import functools
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,8 @@ def apply_checks() -> None:
 def check_places(repo: Repo) -> None:
     """Raise `UnsafeFileError` if DVC caches an output outside of the project *repo*: it fails to read one."""
     for output in repo.index.outs:
-        if output.use_cache and not Path(output.fs_path).is_relative_to(repo.root_dir):
+        path = Path(os.path.normpath(output.fs_path))  # an absolute path may contain ..
+        if output.use_cache and not path.is_relative_to(repo.root_dir):
             raise UnsafeFileError(
                 f"{output} is outside of {repo.root_dir}, and DVC caches only outputs of a project. Move it"
             )

@@ -224,11 +224,6 @@ class RevisionFiles:
         """Path to hash of every file of every output, as far as the lists of directories are cached."""
         return dict(pair for path, md5 in self._outputs() for pair in self._files_of(path, md5))
 
-    def locate_files(self) -> Iterator[tuple[str, tuple[Path, str]]]:
-        """Yield the path of each recorded file that DVC caches, with its place in the cache and its hash."""
-        for output in self._list_cached_outputs():
-            yield from ((path, (self._cache.path_of(md5), md5)) for path, md5 in self._files_of(*output))
-
     @property
     def is_cached(self) -> bool:
         """True if the cache has every recorded output, and the files up to `MAX_VERIFIED_BYTES` are intact.

@@ -103,27 +103,6 @@ def find_collisions(repo: Repo, experiments: Mapping[str, str]) -> set[str]:
     return {name for (name, sha), commit in pairs if commit and commit.sha != sha}
 
 
-def list_experiments(names: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Return name and full SHA of the experiments *names*, or of all in this clone, by name.
-
-    Experiments on different commits may have the same name. Raises `ParamsError` for an unknown name.
-    """
-    with open_project() as repo:
-        by_commit = repo.experiments.ls(all_commits=True)
-    found = sorted((name, str(sha)) for each in by_commit.values() for name, sha in each)
-    known = {name for name, _ in found}
-    if unknown := [name for name in names if name not in known]:
-        listed = ", ".join(sorted(known)) or "none"
-        raise ParamsError(f"no experiment is named {', '.join(map(repr, unknown))}; found: {listed}")
-    return [(name, sha) for name, sha in found if not names or name in names]
-
-
-def list_remotes() -> list[str]:
-    """Return the names of the DVC remotes of the project in the current folder."""
-    with open_project() as repo:
-        return sorted(repo.config["remote"])
-
-
 def read_commits(root: Path, names: Sequence[str]) -> list[GitObject]:
     """Return the commits *names* of the repository *root*. Raises `StageError` for a missing one."""
     found = read_objects(root, [f"{name}^{{commit}}" for name in names])

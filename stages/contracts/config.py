@@ -2,16 +2,9 @@
 
 from collections.abc import Collection, Mapping
 from math import isfinite
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Discriminator, model_validator
 
 from stages.contracts.fields import Text
 
@@ -23,22 +16,6 @@ class Config(BaseModel):
     """A section of params.yaml: frozen, and with an error for unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class ExtendedConfig(Config):
-    """A section that leaves newer fields out of its dump if they have their defaults.
-
-    The ``config.json`` and the keys of runs that are older than these fields then stay the same.
-    """
-
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset()
-    """The names of these fields."""
-
-    @model_serializer(mode="wrap")
-    def _omit_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = type(self).model_fields
-        default = {name for name in self.omitted_defaults if getattr(self, name) == fields[name].default}
-        return {key: value for key, value in dump(self).items() if key not in default}
 
 
 class Use(BaseModel):
@@ -91,19 +68,6 @@ def arguments_beside(config: BaseModel) -> dict[str, Any]:
 def arguments_of(config: BaseModel) -> dict[str, Any]:
     """Return the arguments of a part: all keys except ``kind`` whose value is not null."""
     return {key: value for key, value in config if key != "kind" and value is not None}
-
-
-def omit_defaults(config: BaseModel, dump: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return *dump*, the fields of *config*, without those in *names* that have their defaults.
-
-    A key that a new version adds then changes no file and no key of a run that does not set it.
-    """
-    fields = type(config).model_fields
-    return {
-        key: value
-        for key, value in dump.items()
-        if key not in names or getattr(config, key) != fields[key].get_default(call_default_factory=True)
-    }
 
 
 def kind_of(value: Any) -> str | None:

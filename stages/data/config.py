@@ -1,10 +1,10 @@
 """Configuration of data sources, normalization and batchers."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Tag
 
-from stages.contracts.config import Config, ExtendedConfig, Use, select_by_kind
+from stages.contracts.config import Config, Use, select_by_kind
 from stages.contracts.fields import (
     DATA_PATH,
     Character,
@@ -95,12 +95,8 @@ class ImageFolder(Config):
     """``skip`` leaves files out that are missing or corrupt; ``dataset.json`` has their number."""
 
 
-class Table(ExtendedConfig):
+class Table(Config):
     """Columns of CSV, Parquet or Arrow files, read in batches of rows; needs the extra ``tables``."""
-
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset(
-        {"valid_path", "test_path", "split", "group", "delimiter", "decimal", "missing_values", "header"}
-    )
 
     kind: Literal["table"]
     path: Text
@@ -141,10 +137,8 @@ class Table(ExtendedConfig):
     """Whether the first line of a CSV file has the names of the columns; if not, they are ``f0``, ``f1`` …"""
 
 
-class TextFiles(ExtendedConfig):
+class TextFiles(Config):
     """Texts and their classes, as ids of tokens; needs the extra ``text``, except for bytes."""
-
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"valid_path", "test_path", "split", "group"})
 
     kind: Literal["text"]
     path: Text
@@ -172,10 +166,8 @@ class TextFiles(ExtendedConfig):
     """The number of tokens after which a text is cut; ``dataset.json`` has the number of cut texts."""
 
 
-class HuggingFace(ExtendedConfig):
+class HuggingFace(Config):
     """Two columns of a dataset of the package ``datasets``; needs the extra ``huggingface``."""
-
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset({"config", "revision", "splits"})
 
     kind: Literal["huggingface"]
     path: Text

@@ -5,11 +5,11 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from stages.contracts.config import Config, ExtendedConfig
+from stages.contracts.config import Config
 from stages.contracts.errors import DataError
 from stages.contracts.text import to_json
 from stages.data.image_files import ImageFiles, ImageFormat
@@ -44,21 +44,13 @@ class Normalization(Config):
     """The standard deviation; the range of values for ``min_max``; 1 for ``none`` and for equal values."""
 
 
-class DatasetInfo(ExtendedConfig):
-    """The content of ``dataset.json``."""
+def is_none(value: object) -> bool:
+    """Return whether *value* is a fact that the data does not have, which ``dataset.json`` leaves out."""
+    return value is None
 
-    omitted_defaults: ClassVar[frozenset[str]] = frozenset(
-        {
-            "class_names",
-            "feature_names",
-            "categories",
-            "skipped",
-            "index",
-            "tokenizer",
-            "vocabulary_size",
-            "truncated",
-        }
-    )
+
+class DatasetInfo(Config):
+    """The content of ``dataset.json``."""
 
     task: Literal["classification", "regression"]
     input_shape: tuple[int, ...]
@@ -76,21 +68,21 @@ class DatasetInfo(ExtendedConfig):
     normalization: Normalization
     sha256: str = ""
     """The SHA-256 of the content of the split files: train, valid, test."""
-    class_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = Field(default=None, exclude_if=is_none)
     """The names of the classes, if the source has names."""
-    feature_names: tuple[str, ...] | None = None
+    feature_names: tuple[str, ...] | None = Field(default=None, exclude_if=is_none)
     """The names of the features of a table, in their order in a sample."""
-    categories: dict[str, tuple[str | None, ...]] | None = None
+    categories: dict[str, tuple[str | None, ...]] | None = Field(default=None, exclude_if=is_none)
     """The categories of each categorical column of a table, in the order of their codes; None: missing."""
-    skipped: int | None = None
+    skipped: int | None = Field(default=None, exclude_if=is_none)
     """The number of corrupt files, or of rows with missing values, that the source was set to leave out."""
-    tokenizer: dict[str, Any] | None = None
+    tokenizer: dict[str, Any] | None = Field(default=None, exclude_if=is_none)
     """The content of the ``tokenizer.json`` of texts; ``{"kind": "bytes"}`` for bytes."""
-    vocabulary_size: int | None = None
+    vocabulary_size: int | None = Field(default=None, exclude_if=is_none)
     """The number of ids of tokens, with 0 for padding."""
-    truncated: int | None = None
+    truncated: int | None = Field(default=None, exclude_if=is_none)
     """The number of texts that were cut."""
-    index: ImageFormat | None = None
+    index: ImageFormat | None = Field(default=None, exclude_if=is_none)
     """The form of images in files, of which the split files have an index; None for tensors."""
 
     @property

@@ -18,8 +18,8 @@ from stages.devices.selection import is_accelerator
 
 log = logging.getLogger(__name__)
 
-DeviceStates = Mapping[str, Tensor] | Sequence[Tensor]
-"""Random states by the name of the device; older checkpoints have a list for all visible devices."""
+DeviceStates = Mapping[str, Tensor]
+"""Random states by the name of the device."""
 
 
 def find_cudnn_dropout(model: nn.Module) -> str | None:
@@ -145,17 +145,16 @@ def match_devices(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tens
 
     A device without a counterpart is omitted.
     """
-    states = _by_name(saved, devices)
     matched: dict[str, Tensor] = {}
     for kind in dict.fromkeys(name.partition(":")[0] for name in devices):
-        now, then = ([name for name in names if name.startswith(kind)] for names in (devices, states))
-        matched.update({name: states[old] for name, old in zip(now, then, strict=False)})
+        now, then = ([name for name in names if name.startswith(kind)] for names in (devices, saved))
+        matched.update({name: saved[old] for name, old in zip(now, then, strict=False)})
     return matched
 
 
 def describe_device_mismatch(saved: DeviceStates, devices: Sequence[str]) -> str | None:
     """Return a warning if *saved* is not the random state of exactly *devices*."""
-    then = list(_by_name(saved, devices))
+    then = list(saved)
     if then == list(devices):
         return None
     return (
@@ -163,14 +162,6 @@ def describe_device_mismatch(saved: DeviceStates, devices: Sequence[str]) -> str
         f"{', '.join(devices) or 'the CPU only'}: random numbers may differ from those of an uninterrupted "
         "run. Resume on the same devices"
     )
-
-
-def _by_name(saved: DeviceStates, devices: Sequence[str]) -> dict[str, Tensor]:
-    """Return *saved* by the name of the device; from the list of an older checkpoint, those of *devices*."""
-    if isinstance(saved, Mapping):
-        return dict(saved)
-    names = {name: int(name.partition(":")[2] or 0) for name in devices}
-    return {name: saved[index] for name, index in names.items() if index < len(saved)}
 
 
 def _index_of(device: torch.device) -> int:

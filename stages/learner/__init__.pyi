@@ -18,7 +18,5 @@ from .resume.warm_start import WeightsOptions as WeightsOptions
 from .run_state import best_epoch as best_epoch
 from .spec import SPEC_FILE as SPEC_FILE
 from .spec import LearnerSpec as LearnerSpec
-from .step_profile import StepProfile as StepProfile
-from .step_profile import profile_steps as profile_steps
 from .summary import summary_json as summary_json
 from .summary import summary_text as summary_text

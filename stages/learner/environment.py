@@ -52,12 +52,9 @@ def write_machine(directory: Path, machine: Mapping[str, str]) -> None:
         log.warning("a resume on another machine will not be reported: %s", error)
 
 
-def read_environment(recorded: Mapping[str, Any] | None, directory: Path) -> dict[str, Any]:
+def read_environment(recorded: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """Return the environment of a checkpoint in *directory*: its *recorded* part, and the file beside it."""
-    environment = dict(recorded or {})
-    version, label, _ = str(environment.get("torch", "")).partition("+")
-    if label:  # an older version, which recorded the build
-        environment |= {"torch build": environment["torch"], "torch": version}
+    environment = dict(recorded)
     with suppress(OSError, ValueError, TypeError):  # the file is missing or damaged
         environment |= json.loads((directory / ENVIRONMENT_FILE).read_bytes())
     return environment

@@ -31,7 +31,7 @@ class Learner:
 
     @property
     def components(self) -> Components:
-        """The parts of the run, for tools such as `profile_steps`."""
+        """The parts of the run, for tools that measure it."""
         return self._components
 
     @property

@@ -1,7 +1,6 @@
 """The state of a run: everything that changes while it trains, and how a checkpoint stores it.
 
-The history is stored as one tensor of values per metric, so that an epoch adds a few bytes. Older checkpoints
-have a row ``[epoch, split, metric, value]`` per value, which is read too.
+The history is stored as one tensor of values per metric, so that an epoch adds a few bytes.
 """
 
 import logging
@@ -68,15 +67,13 @@ class LoopPosition:
 
     def to_tree(self) -> dict[str, Any]:
         """Return the position as a tree that a record can hold."""
-        tree = {**vars(self), "split": self.split.value}
-        return tree if self.shapes else {name: tree[name] for name in tree if name != "shapes"}
+        return {**vars(self), "split": self.split.value}
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> "LoopPosition":
         """Return the position that `to_tree` converted. Raises `CheckpointError` for any other tree."""
         try:
-            known = {name: value for name, value in tree.items() if name != "buffers"}  # of older versions
-            return cls(**{**known, "split": Split(tree["split"])})
+            return cls(**{**tree, "split": Split(tree["split"])})
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the position in the epoch has an unknown format: {error!r}. Resume with the version of "
@@ -212,9 +209,9 @@ class RunState:
         if trainer.get("place") is not None:
             self.position = LoopPosition.from_tree(trainer["place"])
         if self.position or self.epoch:
-            self._note_resume(trainer.get("environment"))
+            self._note_resume(trainer.get("environment", {}))
 
-    def _note_resume(self, environment: Any) -> None:
+    def _note_resume(self, environment: Mapping[str, Any]) -> None:
         self.resumed = str(self.position) if self.position else f"after epoch {self.epoch}"
         saved = read_environment(environment, self._directory)
         then, now = describe_differences(saved, self._environment | self.machine)
@@ -274,8 +271,7 @@ def history_of(checkpoint: Checkpoint) -> History:
     found = History()
     try:
         for entry in checkpoint.trainer["history"]:
-            values = _values(entry) if isinstance(entry, Mapping) else [_value(*entry)]
-            for value in values:
+            for value in _values(entry):
                 found.add(value)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
@@ -325,7 +321,3 @@ def _values(entry: Mapping[str, Any]) -> list[Value]:
         raise ValueError(f"the epochs of {split} {metric} are neither one integer nor one per value")
     pairs = zip(numbers, values.tolist(), strict=True)
     return [Value(number, split, metric, value) for number, value in pairs]
-
-
-def _value(epoch: int, split: str, metric: str, value: float) -> Value:
-    return Value(epoch, Split(split), metric, value)

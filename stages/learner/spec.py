@@ -1,13 +1,14 @@
 """The file from which a learner can be built again: its configs, and the shapes of its data."""
 
 from collections.abc import Collection, Iterator
+from operator import not_
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import Field, ValidationError
 
-from stages.contracts.config import Config, omit_defaults
+from stages.contracts.config import Config
 from stages.contracts.errors import CheckpointError
 from stages.contracts.fields import Decay, Patterns
 from stages.contracts.seeds import derive_seed
@@ -42,18 +43,12 @@ class LearnerSpec(Config):
     """None for regression."""
     num_outputs: int
     """The number of values that the model predicts for one sample."""
-    parameter_groups: tuple[ParameterGroup, ...] = ()
-    freeze: Patterns = ()
-    label_smoothing: Decay = 0.0
-    class_weights: tuple[float, ...] | None = None
-    vocabulary_size: int | None = None
+    parameter_groups: tuple[ParameterGroup, ...] = Field(default=(), exclude_if=not_)
+    freeze: Patterns = Field(default=(), exclude_if=not_)
+    label_smoothing: Decay = Field(default=0.0, exclude_if=not_)
+    class_weights: tuple[float, ...] | None = Field(default=None, exclude_if=not_)
+    vocabulary_size: int | None = Field(default=None, exclude_if=not_)
     """The number of ids of tokens in the data; None if its inputs are not tokens."""
-
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields, without those of later versions if they have their defaults."""
-        later = ("parameter_groups", "freeze", "label_smoothing", "class_weights", "vocabulary_size")
-        return omit_defaults(self, dump(self), later)
 
     def build(self, seed: int) -> tuple[Any, OptimizerConfig | GroupedOptimizer, Scheduler | ScheduleUse]:
         """Return the arguments of `LearnerBuilder.build`: model, optimizer config and schedule.

@@ -35,7 +35,7 @@ def summary_rows(history: History, tests: Tests | None = None) -> list[SummaryRo
     """Return a row per split and metric with a value: train, valid, test; each in alphabetical order.
 
     If values are equal, the minimum has the first epoch and the maximum the last; NaN counts as largest. The
-    learning rate has no row for valid, although older runs logged a 0 there.
+    learning rate has no row for valid, although Burn logs a 0 there.
     """
     rows = []
     for split in Split:

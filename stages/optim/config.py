@@ -98,12 +98,7 @@ class Optimizer(Config):
     learning_rate: Positive
     """Learning rate before any schedule. Unlike in Burn, it may be larger than 1."""
     clipping: Clipping | None = None
-    """Limit of the gradients; null for no limit. Arguments and defaults:
-
-    * ``value``: ``value``
-    * ``norm``: ``max_norm``
-    * ``global_norm``: ``max_norm``
-    """
+    """Limit of the gradients; null for no limit."""
 
 
 class Adam(Optimizer):

@@ -183,13 +183,13 @@ class Window:
         """Restore a copy of *state*. Raises `CheckpointError` if it is not the state of a window."""
         try:
             sums = {int(number): total.clone() for number, total in state["sums"].items()}
-            dtyped = {**state["sums"], **state.get("halves", {})}  # older checkpoints have no halves
+            dtyped = {**state["sums"], **state["halves"]}
             self._dtypes = {int(number): tensor.dtype for number, tensor in dtyped.items()}
             self._sums = [sums.get(number) for number in range(state["parameters"])]
             self.batches, self._weight = int(state["batches"]), as_count(state["samples"])
         except (KeyError, AttributeError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"the state of an accumulation window has batches, samples, parameters and sums; found "
+                f"the state of an accumulation window has batches, samples, parameters, sums, halves; found "
                 f"{sorted(state)}, and reading it raised {error!r}. Use a checkpoint of this version"
             ) from error
 

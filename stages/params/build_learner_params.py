@@ -3,12 +3,12 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from pydantic import SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import field_validator, model_validator
 
 from stages import data, learner
-from stages.contracts.config import Config, omit_defaults
+from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import Bytes, ClassWeights, Count, Decay, Flag, Patterns, Renames, Seed, Text
 from stages.models.config import CnnConfig, ModelConfig
@@ -17,8 +17,6 @@ from stages.optim.schedules import Constant, ScheduleConfig
 
 OF_WEIGHTS = ("key", "prefix", "rename", "only", "skip", "strict")
 """Keys of `CheckpointConfig` that apply to a file of weights only."""
-LATER_KEYS = ("parameter_groups", "freeze", "label_smoothing", "class_weights")
-"""Keys of `BuildLearnerConfig` that the resolved configuration lacks if they have their defaults."""
 
 
 class CheckpointConfig(Config):
@@ -57,13 +55,6 @@ class CheckpointConfig(Config):
     """Do not load the renamed tensors in whose name one of these regular expressions is found."""
     strict: Flag = True
     """Fail if a selected tensor is missing, unexpected or of another shape; false: load what fits."""
-
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields, without those of a file of weights if they have their defaults."""
-        return {
-            key: value for key, value in dump(self).items() if key not in OF_WEIGHTS or key in self.selects
-        }
 
     @field_validator("rev")
     @classmethod
@@ -108,54 +99,20 @@ class BuildLearnerConfig(Config):
     seed: Seed = 42
     """Seed of the initial weights."""
     model: ModelConfig = CnnConfig()
-    """The model: a kind, or the import path of your own class with its arguments. Arguments and defaults:
-
-    * ``cnn``: ``channels: [8, 16]``, ``kernel_size: 3``, ``pool_size: 8``, ``hidden_size: 512``,
-      ``dropout: 0.5``
-    * ``mlp``: ``hidden_sizes: [64]``, ``dropout: 0.0``
-    * ``mlp_regressor``: ``hidden_sizes: [64]``, ``dropout: 0.0``
-    """
+    """A kind, or the import path of your own class with its arguments."""
     optimizer: OptimizerConfig = Adam()
-    """The optimizer. Each kind also takes ``clipping``, a limit of the gradients: ``{kind: value, value: 1}``
-    of each element, ``{kind: norm, max_norm: 1}`` of each tensor, or ``{kind: global_norm, max_norm: 1}``.
+    """A kind, or an import path such as ``torch.optim:Adam`` or ``my_lab.optim:Lion``, with its arguments.
 
-    ``adadelta``, ``adafactor``, ``adamax``, ``asgd``, ``nadam``, ``radam``, ``rprop``, ``sparse_adam`` and
-    import paths such as ``torch.optim:Adam`` or ``my_lab.optim:Lion`` take the arguments of their class, with
-    ``learning_rate`` for ``lr``. The kinds below have Burn's formulas. Arguments and defaults:
+    The kinds from ``adam`` to ``lbfgs`` have Burn's formulas; others take ``learning_rate`` for ``lr``.
 
-    * ``adam``: ``learning_rate: 1e-4``, ``beta_1: 0.9``, ``beta_2: 0.999``, ``epsilon: 1e-5``,
-      ``amsgrad: false``, ``weight_decay: 0.0``
-    * ``adamw``: ``learning_rate: 1e-4``, ``beta_1: 0.9``, ``beta_2: 0.999``, ``epsilon: 1e-5``,
-      ``amsgrad: false``, ``weight_decay: 1e-4``
-    * ``sgd``: ``learning_rate: 1e-2``, ``momentum: null``, ``dampening: 0.1``, ``nesterov: false``,
-      ``weight_decay: 0.0``
-    * ``rmsprop``: ``learning_rate: 1e-2``, ``alpha: 0.99``, ``momentum: 0.9``, ``epsilon: 1e-5``,
-      ``centered: false``, ``weight_decay: 0.0``
-    * ``adagrad``: ``learning_rate: 1e-2``, ``lr_decay: 0.0``, ``epsilon: 1e-5``, ``weight_decay: 0.0``
-    * ``muon``: ``learning_rate: 1e-3``, ``momentum: 0.95``, ``nesterov: true``, ``ns_steps: 5``,
-      ``epsilon: 1e-7``, ``adjust_lr: original``, ``weight_decay: 0.0``, ``others: adamw``
-    * ``lbfgs``: ``learning_rate: 1.0``, ``max_iter: 20``, ``max_eval: null``, ``history_size: 100``,
-      ``tolerance_grad: 1e-7``, ``tolerance_change: 1e-9``, ``line_search: null``
+    Each also takes ``clipping``, a limit of the gradients: ``{kind: value, value: 1}`` of each element,
+    ``{kind: norm, max_norm: 1}`` of each tensor, or ``{kind: global_norm, max_norm: 1}``.
     """
     schedule: ScheduleConfig = Constant()
-    """The learning rate schedule.
-
-    ``chained``, ``cosine_annealing``, ``cosine_annealing_warm_restarts``, ``cyclic``, ``lambda``,
-    ``multi_step``, ``multiplicative``, ``one_cycle``, ``polynomial``, ``reduce_on_plateau`` and import paths
-    such as ``torch.optim.lr_scheduler:StepLR`` take the arguments of their class and ``per``, ``batch`` or
-    ``epoch``; ``reduce_on_plateau`` takes ``monitor`` instead. The kinds below have Burn's formulas, and also
-    take ``initial`` (default: the optimizer's learning rate) and ``per``, ``batch`` (the default) or
-    ``epoch``. Arguments and defaults:
-
-    * ``constant``: no arguments
-    * ``linear``: ``final``, ``num_iters``
-    * ``cosine``: ``num_iters``, ``min: 0.0``
-    * ``exponential``: ``gamma``
-    * ``noam``: ``warmup_steps: 4000``, ``model_size: 512``
-    * ``step``: ``step_size``, ``gamma: 0.1``
-    * ``composed``: ``schedulers``, ``reduction: prod``
-    * ``sequential``: ``schedulers``, ``milestones``
-    """
+    """The learning rate schedule: a kind with Burn's formula, which also takes ``initial`` (default: the
+    optimizer's learning rate) and ``per``, ``batch`` (the default) or ``epoch``; or a kind or an import path
+    such as ``torch.optim.lr_scheduler:StepLR`` with the arguments of its class and ``per``, or for
+    ``reduce_on_plateau`` with ``monitor``."""
     checkpoint: CheckpointConfig | None = None
     """The checkpoint to start from; null: new weights."""
     parameter_groups: tuple[ParameterGroup, ...] = ()
@@ -216,11 +173,6 @@ class BuildLearnerConfig(Config):
                 "one for each class"
             )
         return tuple(map(float, weights))
-
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields, without those of later versions if they have their defaults."""
-        return omit_defaults(self, dump(self), LATER_KEYS)
 
 
 @dataclass(frozen=True)

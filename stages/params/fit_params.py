@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import model_validator
 
 from stages import checkpoints, data, devices, distributed, learner, loggers, metrics, records
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, list_epochs
@@ -63,11 +63,6 @@ CHANGES_NO_NUMBER = {
 
 ``device`` changes rounding only, except that each rank draws the random numbers of its share of a batch.
 """
-OMITTED_IF_DEFAULT = (
-    *("augment", "averaging", "bucket", "limit_batches", "max_restarts", "overfit_batches", "portable"),
-    *("rank_timeout_seconds", "sanity_check", "strategy", "sync_batch_norm", "validate_every"),
-)
-"""Params without which older runs were recorded: absent from ``config.json`` and keys at their defaults."""
 ACCELERATOR_NODES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
 """Device files of which Linux has at least one if torch can use an accelerator."""
 
@@ -98,24 +93,14 @@ class FitConfig(Config):
     batch_size: Count = 64
     """Number of samples in a batch; the last batch of an epoch may have fewer."""
     batcher: BatcherConfig = Use(kind="normalize")
-    """``normalize``, ``pad`` for sequences of different lengths, or the import path of a function of the
-    items, such as a ``collate_fn`` of PyTorch, or of a class with ``batch(items)``. Arguments and defaults:
-
-    * ``normalize``: ``mean`` and ``std``, those of the train split
-    * ``pad``: ``pad_value: 0``, ``target_pad: -100``
-    """
+    """A kind, or the import path of a function of the items, such as a ``collate_fn`` of PyTorch, or of a
+    class with ``batch(items)``. ``pad`` is for sequences of different lengths, and the ``mean`` and ``std``
+    of ``normalize`` are by default those of the train split."""
     bucket: Flag = False
     """Combine sequences of similar length to a batch, so that little is padded. It changes the order."""
     augment: tuple[AugmentationConfig, ...] = ()
-    """Random changes of the inputs of the train split, in order, before they are normalized: kinds
-    for images, or import paths of functions of an input, or of classes of such. Arguments and defaults:
-
-    * ``random_crop``: ``padding: 0``, ``size: null``, ``fill: 0.0``
-    * ``horizontal_flip``: ``p: 0.5``
-    * ``vertical_flip``: ``p: 0.5``
-    * ``random_erasing``: ``p: 0.5``, ``scale: [0.02, 0.33]``, ``ratio: [0.3, 3.3]``, ``value: 0.0``
-    * ``color_jitter``: ``brightness: 0.0``, ``contrast: 0.0``
-    """
+    """Random changes of the inputs of the train split, in order, before they are normalized: kinds for
+    images, or import paths of functions of an input, or of classes of such."""
     limit_batches: BatchLimits = BatchLimits()
     """``{train: N, valid: N}``, or one number for both: the first N batches of each epoch only.
 
@@ -191,11 +176,7 @@ class FitConfig(Config):
     """
     averaging: Averaging | None = None
     """Average of the weights that is validated and saved, while the training continues with its own weights;
-    null: none. Arguments and defaults:
-
-    * ``ema``: ``decay: 0.999``, ``start_epoch: 1``
-    * ``swa``: ``start_epoch``
-    """
+    null: none."""
     gradient_checkpointing: Flag = False
     """Compute activations twice instead of keeping them: less memory, more time, the same numbers."""
     non_finite: NonFinite = NonFinite()
@@ -213,62 +194,23 @@ class FitConfig(Config):
     max_unsaved_seconds: Seconds = 3600.0
     """Longest time without a checkpoint, for example because the disk is full, before the run fails."""
     metrics: tuple[MetricConfig, ...] = (Use(kind="loss"), Use(kind="accuracy"))
-    """The metrics of both splits: kinds, or import paths of your own classes. Arguments and defaults:
-
-    * ``accuracy``: ``pad_token: null``
-    * ``auc_pr``: ``reduction: macro``
-    * ``auroc``: ``reduction: macro``
-    * ``bleu``: ``n_gram: 4``, ``pad_token: null``, ``smooth: false``
-    * ``cer``: ``pad_token: null``
-    * ``cpu_memory``: no arguments
-    * ``cpu_temperature``: no arguments
-    * ``cpu_use``: no arguments
-    * ``cuda``: no arguments
-    * ``data_wait``: no arguments
-    * ``dice``: ``num_classes``, ``include_background: false``
-    * ``f_beta``: ``beta: 1.0``, ``threshold: null``, ``top_k: null``, ``reduction: macro``
-    * ``hamming``: ``threshold: 0.5``, ``sigmoid: true``
-    * ``iteration_speed``: no arguments
-    * ``learning_rate``: no arguments
-    * ``loss``: no arguments
-    * ``mae``: no arguments
-    * ``ms_ssim``: ``data_range: 1.0``, ``sigma: 1.5``
-    * ``mse``: no arguments
-    * ``peak_memory``: no arguments
-    * ``perplexity``: ``pad_token: null``
-    * ``precision``: ``threshold: null``, ``top_k: null``, ``reduction: macro``
-    * ``psnr``: ``max_pixel: 1.0``
-    * ``recall``: ``threshold: null``, ``top_k: null``, ``reduction: macro``
-    * ``rouge_l``: ``pad_token: null``
-    * ``ssim``: ``data_range: 1.0``, ``sigma: 1.5``
-    * ``top_k``: ``k``, ``pad_token: null``
-    * ``utilization``: no arguments
-    * ``wer``: ``pad_token: null``
-    """
+    """The metrics of both splits: kinds, or import paths of your own classes."""
     telemetry: tuple[TelemetryConfig, ...] = (
         Use(kind="iteration_speed"),
         Use(kind="data_wait"),
         Use(kind="peak_memory"),
     )
-    """Metrics of the clock or the machine: ``iteration_speed``, ``data_wait``, ``peak_memory``, ``cpu_use``,
-    ``cpu_memory``, ``cpu_temperature``, ``cuda``, ``utilization`` (needs the extra ``nvidia``), or import
-    paths of your own classes. They are shown, and logged to ``telemetry/train`` and ``valid`` in the
-    artifact directory, which DVC does not track.
+    """Metrics of the clock or the machine; ``utilization`` needs the extra ``nvidia``.
 
-    They change no number, so a run resumes with others. Those that ``metrics`` has too are measured once.
+    They are shown, and logged to ``telemetry/train`` and ``valid`` in the artifact directory, which DVC does
+    not track. They change no number, so a run resumes with others. Those that ``metrics`` has too are
+    measured once.
     """
     loggers: tuple[LoggerConfig, ...] = ()
-    """Loggers in addition to Burn's log files: kinds, or import paths of your own classes. Each writes to
-    ``telemetry/<kind>/train`` and ``valid`` in the artifact directory, which DVC does not track. Arguments:
+    """Loggers in addition to Burn's log files: kinds, or import paths of your own classes.
 
-    * ``json_lines``: ``flush_seconds: 1.0``
-    * ``mlflow``: ``uri: null``, ``experiment: Default``, ``interval_seconds: 10``, ``wait_seconds: 60``
-    * ``tensorboard``: no arguments
-    * ``tsv``: ``flush_seconds: 1.0``
-    * ``wandb``: ``project: null``, ``entity: null``, ``mode: null``, ``interval_seconds: 10``,
-      ``wait_seconds: 60``
-
-    They change no number, so a run resumes with other loggers.
+    Each writes to ``telemetry/<kind>/train`` and ``valid`` in the artifact directory, which DVC does not
+    track. They change no number, so a run resumes with other loggers.
     """
 
     @model_validator(mode="after")
@@ -280,20 +222,9 @@ class FitConfig(Config):
             raise ValueError(conflict)
         return self
 
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields, without those of `OMITTED_IF_DEFAULT` that have their defaults."""
-        fields = type(self).model_fields
-        unset = {name for name in OMITTED_IF_DEFAULT if getattr(self, name) == fields[name].default}
-        return {name: value for name, value in dump(self).items() if name not in unset}
-
     def key_params(self) -> dict[str, Any]:
-        """Return the params that can change a number, as plain values.
-
-        The default batcher, ``normalize``, is left out, so that runs older than the param keep their key.
-        """
-        exclude = CHANGES_NO_NUMBER | ({"batcher"} if self.batcher == Use(kind="normalize") else set())
-        return self.model_dump(mode="json", exclude=exclude)
+        """Return the params that can change a number, as plain values."""
+        return self.model_dump(mode="json", exclude=CHANGES_NO_NUMBER)
 
     def list_devices(self) -> tuple[str, ...]:
         """Return the name of each device of this machine, one for each rank."""

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from typing import Literal
 
 from stages.checkpoints.retention import BestConfig
-from stages.contracts.config import Config, omit_defaults
+from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
 from stages.records.config import RecorderConfig
 
@@ -22,16 +20,10 @@ class SaveModelConfig(Config):
     epoch: Literal["last", "best"] = "last"
     """``last``, or ``best``: the epoch with the lowest validation loss, or that of the metric in ``best``."""
     best: BestConfig | None = None
-    """The metric of the best epoch, which ``fit.keep.best`` must keep; null: the validation loss. Arguments
-    and defaults: ``metric: Loss``, ``split: valid``, ``direction: lowest``."""
+    """The metric of the best epoch, which ``fit.keep.best`` must keep; null: the validation loss."""
     weights: Literal["averaged", "raw"] = "averaged"
     """``averaged``: the average of ``fit.averaging``, which the validation measured, or the weights of the
     training in a run without one; ``raw``: the weights of the training."""
-
-    @model_serializer(mode="wrap")
-    def _omit_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields, without those of later versions if they have their defaults."""
-        return omit_defaults(self, dump(self), ("best", "weights"))
 
     @property
     def best_rule(self) -> BestConfig:
@@ -52,7 +44,7 @@ class SaveModelConfig(Config):
 class SaveModelPaths:
     """The paths that the stage reads and writes.
 
-    The last three have no effect if the data has no test split, and older dvc.yaml files lack ``test``.
+    The last three have no effect if the data has no test split, and a dvc.yaml may lack them.
     """
 
     checkpoint: Path

@@ -56,7 +56,7 @@ class Continuation:
             store.reopen()
         elif done and done["num_epochs"] == num_epochs and md5(store.path / "metrics.json") != recorded:
             print_line(f"run {store.key} is already finished: publishing its results")
-            print_text(_describe_devices(store, done.get("devices", devices), devices), end="")
+            print_text(_describe_devices(store, done["devices"], devices), end="")
             return
         elif done or min(self._list_saved(), default=0) > num_epochs:
             store.restart()

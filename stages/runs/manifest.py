@@ -38,8 +38,7 @@ class Finished:
 
     facts: dict[str, Any]
     """The progress of the run, in plain values."""
-    files: Manifest | None
-    """None for a run that an older version finished."""
+    files: Manifest
 
 
 def add_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,11 +56,9 @@ def read_finished(content: Mapping[str, Any] | None) -> Finished | None:
     """Return ``finished.json`` from its *content*; None without content, or if it is corrupt."""
     if content is None:
         return None
-    if not {_CHECKSUM, "files"} & content.keys():
-        return Finished(dict(content), None)
     intact = verify_checksum(content)
     with suppress(ValueError, TypeError, AttributeError, KeyError):
-        return None if intact is None else Finished(intact, _check_manifest(intact.pop("files", {})))
+        return None if intact is None else Finished(intact, _check_manifest(intact.pop("files")))
     return None
 
 

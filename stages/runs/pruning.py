@@ -1,4 +1,4 @@
-"""Removal of run stores that are no longer needed; the record of a finished run's duration stays."""
+"""Removal of run stores that are no longer needed."""
 
 import shutil
 from collections.abc import Iterable
@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from stages.contracts.errors import RunInUseError
-from stages.runs.durations import record_duration
 from stages.runs.layout import FINISHED_FILE, lock_of, locks, ranks_of, stores, trash
 from stages.runs.store import move_to_trash
 from stages.system.file_lock import hold_lock
@@ -44,8 +43,6 @@ def _remove(root: Path, candidates: Iterable[Path], *, finished: bool) -> list[s
         try:
             with hold_lock(lock_of(path)):
                 if path.is_dir() and bool(_finish_time(path)) == finished:
-                    if finished:
-                        record_duration(path)
                     move_to_trash(path)
                     shutil.rmtree(ranks_of(path), ignore_errors=True)
                     lock_of(path).unlink()

@@ -62,13 +62,13 @@ class RunStore:
     def finished(self) -> dict[str, Any] | None:
         """The values that `finish` was called with; None if the run is not finished."""
         found = read_finished(read_json(self.path / FINISHED_FILE))
-        return None if found is None or found.files is None else found.facts
+        return None if found is None else found.facts
 
     @property
     def manifest(self) -> Manifest:
         """Size and sha256 of each file of a finished run; empty if the run is not finished."""
         found = read_finished(read_json(self.path / FINISHED_FILE))
-        return (found and found.files) or {}
+        return {} if found is None else found.files
 
     def finish(self, facts: Mapping[str, Any], known: Manifest | None = None) -> None:
         """Record that the run is finished, with *facts* (plain values) and the manifest of its files.
@@ -104,7 +104,7 @@ class RunStore:
         sync_directory(self.path)
 
     def discard_corrupt_finish(self) -> bool:
-        """Remove a ``finished.json`` that is corrupt or has no manifest; return whether there was one."""
+        """Remove a ``finished.json`` that is corrupt; return whether there was one."""
         if self.finished is not None or not (self.path / FINISHED_FILE).exists():
             return False
         self.reopen()

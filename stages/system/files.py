@@ -84,8 +84,8 @@ def new_part(path: Path) -> Path:
 
 
 def is_part_of(part: Path, path: Path) -> bool:
-    """Return whether *part* has the name of a temporary file of *path*; earlier versions wrote no token."""
-    pattern = rf"\.{re.escape(path.name)}(\.[0-9a-f]{{8}})?{re.escape(PART_SUFFIX)}"
+    """Return whether *part* has the name of a temporary file of *path*."""
+    pattern = rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}{re.escape(PART_SUFFIX)}"
     return part.parent == path.parent and re.fullmatch(pattern, part.name) is not None
 
 

@@ -60,14 +60,6 @@ def test_loader_resumes_within_a_limited_epoch():
     assert read(train, epoch=2, first=3) == []
 
 
-def test_limits_are_part_of_the_key_only_if_they_are_set():
-    unset = {"limit_batches", "overfit_batches"}
-
-    assert not unset & FitConfig().key_params().keys()
-    assert FitConfig(limit_batches=2).key_params()["limit_batches"] == {"train": 2, "valid": 2}
-    assert FitConfig(overfit_batches=2).key_params()["overfit_batches"] == 2
-
-
 def test_limit_below_one_is_rejected():
     with pytest.raises(ValueError, match="limit_batches must be at least 1; found 0"):
         data.DataLoaderBuilder(data.NormalizeBatcher()).limit_batches(0)

@@ -43,16 +43,6 @@ def test_mismatch_names_the_saved_and_the_used_devices():
     assert "saved for the CPU only, and this run uses mps" in describe_device_mismatch({}, ["mps"])
 
 
-@pytest.mark.parametrize(
-    ("devices", "matched"), [(["cuda:1"], {"cuda:1": 1}), (["mps"], {"mps": 0}), (["cuda:5"], {}), ([], {})]
-)
-def test_states_of_an_older_checkpoint_are_read_by_position_among_all_devices(devices, matched):
-    states = [torch.tensor(0), torch.tensor(1)]
-
-    assert match_devices(states, devices) == {name: states[index] for name, index in matched.items()}
-    assert (describe_device_mismatch(states, devices) is None) == (len(matched) == len(devices))
-
-
 def test_random_numbers_repeat_after_the_state_is_restored():
     cpu = [torch.device("cpu")]
     state = get_rng_state(cpu)

@@ -16,7 +16,6 @@ from stages.learner import LearnerBuilder
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
 from stages.optim import Adam, Sgd
-from stages.params.fit_params import FitConfig
 from stages.records import (
     NamedMpkBytesRecorder,
     NamedMpkGzFileRecorder,
@@ -207,8 +206,3 @@ class ScaledNorm(nn.BatchNorm1d):
 def test_norms_whose_methods_would_be_lost_are_rejected(model):
     with pytest.raises(BuilderError, match="sync_batch_norm cannot replace (0|the model)"):
         check_synchronization(model, torch.device("meta"))
-
-
-def test_choice_changes_the_key_of_a_run_and_is_absent_from_older_ones():
-    assert "sync_batch_norm" not in FitConfig().key_params()
-    assert FitConfig(sync_batch_norm=True).key_params()["sync_batch_norm"] is True

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from stages.learner.environment import describe_differences, describe_environment, read_environment
+from stages.learner.environment import describe_differences, describe_environment
 
 CPU, CUDA = "2.13.0+cpu", "2.13.0+cu130"
 
@@ -55,13 +55,6 @@ def test_without_an_intact_file_the_public_version_is_compared(content, train, u
     train(tmp_path, epochs=2, checkpoint=1)
 
     assert "made with torch 2.12.1, and this run uses torch 2.13.0: " in caplog.text
-
-
-def test_checkpoint_of_an_older_version_has_the_build(tmp_path):
-    saved = read_environment({"torch": CPU, "machine": "x86_64"}, tmp_path)
-
-    assert saved == {"torch": "2.13.0", "torch build": CPU, "machine": "x86_64"}
-    assert read_environment(None, tmp_path) == {}
 
 
 def test_environment_that_cannot_be_written_does_not_end_the_run(train, tmp_path, caplog):

@@ -1,19 +1,17 @@
-"""The history in a checkpoint, in the current and in the previous format."""
+"""The history in a checkpoint."""
 
 import math
 
 import pytest
 import torch
 
-from stages.checkpoints import Checkpoint, FileCheckpointer
+from stages.checkpoints import Checkpoint
 from stages.contracts.errors import CheckpointError
 from stages.contracts.history import Direction, History, Split, Value
 from stages.learner.run_state import best_epoch, history_of, history_tree
-from stages.records import BytesRecorder, DefaultRecorder, OriginalPrecision
+from stages.records import BytesRecorder, OriginalPrecision
 from stages.records.formats import FORMATS
 
-OLD_ROWS = [[1, "train", "Loss", 0.5], [1, "valid", "Loss", math.inf], [2, "train", "Loss", 0.25]]
-"""The history in checkpoints of older versions."""
 COLUMN = {"split": "valid", "metric": "Loss", "epochs": 1, "values": torch.zeros(3, dtype=torch.float64)}
 BYTES = BytesRecorder(FORMATS["named_mpk"], OriginalPrecision)
 
@@ -51,13 +49,6 @@ def test_best_epoch_has_the_lowest_finite_validation_loss():
         best_epoch(checkpoint(history_tree(History([*losses([math.nan]), *others]))))
 
 
-def test_checkpoint_with_a_history_of_rows_is_read():
-    read = history_of(checkpoint(OLD_ROWS))
-
-    assert read.series(Split.TRAIN, "Loss") == {1: 0.5, 2: 0.25}
-    assert read.series(Split.VALID, "Loss") == {1: math.inf}
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -83,22 +74,6 @@ def test_value_takes_eight_bytes():
     )
 
     assert long - short == 8 * 1000
-
-
-def test_resume_from_rows_equals_resume_from_columns(train, tmp_path):
-    uninterrupted = train(tmp_path / "uninterrupted", epochs=4)
-    train(tmp_path / "old", epochs=2)
-    saved = FileCheckpointer(tmp_path / "old/checkpoint", DefaultRecorder())
-    found = saved.restore(2)
-    rows = [[v.epoch, v.split.value, v.metric, v.value] for v in history_of(found)]
-    saved.save(2, Checkpoint(found.model, found.optim, found.scheduler, found.trainer | {"history": rows}))
-
-    train(tmp_path / "old", epochs=4, checkpoint=2)
-
-    for name in ("model-4", "optim-4", "trainer-4"):
-        files = [tmp_path / run / f"checkpoint/{name}.mpk.gz" for run in ("old", "uninterrupted")]
-        assert files[0].read_bytes() == files[1].read_bytes()
-    assert uninterrupted.epoch == 4
 
 
 def test_best_epoch_of_a_metric():

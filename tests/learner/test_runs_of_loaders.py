@@ -79,12 +79,6 @@ def test_valid_split_is_not_augmented(tmp_path):
         assert batch.inputs.equal(plain.inputs if loader.order.seed is None else flipped)
 
 
-def test_config_without_augmentation_does_not_contain_the_param():
-    assert "augment" not in FitConfig().model_dump()
-    assert "augment" not in FitConfig(augment=()).key_params()
-    assert FitConfig(augment=AUGMENT).key_params()["augment"][2] == AUGMENT[2]
-
-
 class TextNet(ClassificationStep, nn.Module):
     """A classifier of the mean of the embedded tokens."""
 
@@ -120,8 +114,3 @@ def test_run_with_buckets_that_was_stopped_within_an_epoch_equals_uninterrupted_
 
     assert stopped != uninterrupted
     assert resumed == uninterrupted
-
-
-def test_buckets_are_part_of_the_key_if_they_are_set():
-    assert "bucket" not in FitConfig().key_params()
-    assert FitConfig(bucket=True).key_params()["bucket"] is True

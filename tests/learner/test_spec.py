@@ -17,6 +17,7 @@ SPEC = LearnerSpec(
     num_classes=3,
     num_outputs=3,
 )
+UNSET = {"parameter_groups", "freeze", "label_smoothing", "class_weights", "vocabulary_size"}
 
 
 class Tagger(ClassificationStep, torch.nn.Embedding):
@@ -27,6 +28,13 @@ class Tagger(ClassificationStep, torch.nn.Embedding):
 def weights(seed):
     model, _, _ = SPEC.build(seed)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_description_has_only_options_that_are_set():
+    named = SPEC.model_copy(update={"freeze": ("weight",)}).model_dump(mode="json")
+
+    assert SPEC.model_dump().keys() == LearnerSpec.model_fields.keys() - UNSET
+    assert named.keys() == LearnerSpec.model_fields.keys() - UNSET | {"freeze"}
 
 
 def test_initial_weights_depend_on_the_seed():

@@ -10,7 +10,6 @@ from stages.learner import LearnerBuilder, MetricEarlyStopping
 from stages.learner.run_state import best_epoch
 from stages.metrics import LossMetric
 from stages.models import ClassificationStep
-from stages.params.fit_params import FitConfig
 from stages.records import DefaultRecorder
 
 BATCHES = [(torch.arange(8.0).reshape(2, 4), torch.tensor([0, 1]))] * 3
@@ -83,11 +82,6 @@ def test_run_that_is_too_short_for_a_validation_has_its_last_epoch_as_best(tmp_p
     learner = fit(tmp_path, 1, 2)
 
     assert best_epoch(learner.components.state.checkpoint()) == 1
-
-
-def test_param_is_part_of_the_key_and_absent_at_its_default():
-    assert FitConfig(validate_every=2).key_params()["validate_every"] == 2
-    assert "validate_every" not in FitConfig().key_params()
 
 
 def test_number_below_1_is_rejected(tmp_path):

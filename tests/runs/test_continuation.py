@@ -69,7 +69,7 @@ START = {"key.json", MARKER, *checkpoint(0)}
 def finish(store, num_epochs):
     """Finish the run; return the md5 of its metrics."""
     (store.path / "metrics.json").write_text("{}")
-    store.finish({"num_epochs": num_epochs}, describe_store(store.path, {}))
+    store.finish({"num_epochs": num_epochs, "devices": []}, describe_store(store.path, {}))
     return md5(store.path / "metrics.json")
 
 
@@ -121,7 +121,7 @@ def test_finished_run_that_is_not_recorded_stays_finished(store, prepare, capsys
     prepare(1, recorded)
 
     assert files(store) == before
-    assert store.finished == {"num_epochs": 1}
+    assert store.finished == {"num_epochs": 1, "devices": []}
     assert capsys.readouterr().out == f"run {store.key} is already finished: publishing its results\n"
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from stages.runs import publishing
 from stages.runs.publishing import publish
-from stages.system.files import copy_file, describe
+from stages.system.files import copy_file, describe, new_part
 
 
 @pytest.fixture
@@ -82,9 +82,10 @@ def test_error_while_copying_changes_no_target_and_leaves_no_copies(made, tmp_pa
 
 
 def test_stale_copies_of_a_killed_publication_are_replaced(made, tmp_path):
-    (tmp_path / "out/.logs.part").mkdir()
-    (tmp_path / "out/.logs.part/stale").touch()
-    (tmp_path / "out/.plots.part").write_text("stale")
+    stale = new_part(tmp_path / "out/logs")
+    stale.mkdir()
+    (stale / "stale").touch()
+    new_part(tmp_path / "out/plots").write_text("stale")
 
     publish(made)
 

@@ -27,7 +27,6 @@ COMMANDS = {
     "check": ("learner", "check", "--no-import"),
     "status": ("learner", "status"),
     "compare": ("learner", "compare"),
-    "pull": ("learner", "pull"),
     "init": ("learner", "init", "."),
 }
 

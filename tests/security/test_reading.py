@@ -30,7 +30,7 @@ PRINTING = (
     "records verify artifacts",
 )
 """Commands that read the same and print it in other ways."""
-TRANSFERRING = ("push --dry-run", "pull", "pull big", "resume big --epoch 1 --no-run")
+TRANSFERRING = ("doctor --deep --timeout 0.01", "resume big --epoch 1 --no-run")
 WRITTEN = ("compare.html", "plot.svg", "versions.yaml")
 """The files that the commands that read name."""
 TRANSFERRED = ("params.yaml", "artifacts", ".runs")

@@ -22,7 +22,7 @@ TESTS = {
         "`dvc.yaml` is code": "test_dvc_passes_the_cmd_of_a_stage_to_a_shell",
         "Records, logs": "test_no_module_unpickles",
         "`learner run`, `resume`": "test_page_lists_every_command_once",
-        "`dvc pull` and": "test_dvc_checkout_writes_outside_of_the_project",
+        "`dvc pull`, `dvc exp pull` and": "test_dvc_checkout_writes_outside_of_the_project",
         "No other module opens": "test_only_known_modules_listen",
         "Report it privately": "test_page_names_a_private_way_to_report",
     },
@@ -36,7 +36,7 @@ TESTS = {
         "`learner status`": "test_reading_changes_nothing_whatever_the_repository_delivers",
     },
     "tests/security/test_transfers.py": {
-        "`learner pull` writes": "test_pull_writes_only_in_the_clone",
+        "`learner doctor --deep` reports": "test_names_outside_of_the_clone_are_reported",
         "Our commands refuse": "test_settings_of_a_remote_in_a_file_of_the_repository_are_refused",
     },
     "tests/security/test_terminal_text.py": {
@@ -121,7 +121,7 @@ def list_commands(start):
 def test_page_lists_every_command_once():
     running = list_commands("`learner run`, `resume`") - {"params.yaml"}
     reading = list_commands("`learner status`") - {"--help"}
-    others = {"check", "pull"}
+    others = {"check"}
 
     commands = {words[0] for words, _ in walk_commands() if words}
     assert running | reading | others == commands

@@ -1,5 +1,6 @@
-"""Commands that transfer a stranger's outputs write nothing outside of the clone."""
+"""A stranger's outputs are written nowhere outside of the clone, and names that lead there are reported."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_md5, is_name_below
 
 RESUME = "resume big --epoch 1 --no-run"
+VERIFY = "doctor --deep --timeout 0.01"
 NAMES_OUTSIDE = (
     "output outside",
     "absolute output",
@@ -45,39 +47,46 @@ def transfer(world, *words):
     return done
 
 
-def test_pull_and_resume_of_honest_results(world):
+def fetch_experiments(world):
+    """Fetch the experiments of the stranger with git alone."""
+    world.git("fetch", "--quiet", "origin", "refs/exps/*:refs/exps/*", folder=world.clone)
+
+
+def test_resume_of_honest_results(world):
     put_results(world)
     world.commit_experiment("big")
     world.deliver()
+    fetch_experiments(world)
 
-    assert transfer(world, "pull").code == 0
-    assert transfer(world, "pull", "big").code == 0
     assert transfer(world, *RESUME.split()).code == 0
-    assert (world.clone / "artifacts/train/epoch-1/Loss.log").read_text() == "0.5,1\n"
 
 
-@pytest.mark.parametrize("name", NAMES_OUTSIDE)
-def test_pull_writes_only_in_the_clone(world, name):
+@pytest.mark.parametrize("name", [*NAMES_OUTSIDE, "nothing"])
+def test_names_outside_of_the_clone_are_reported(world, name):
     world.deliver(TRACKED[name])
+    world.fill_cache()
 
-    assert transfer(world, "pull").code == 1
+    done = transfer(world, *VERIFY.split())
+
+    problems = re.findall(r"^problem +outputs ", done.out, re.MULTILINE)
+    assert len(problems) == (name != "nothing"), done.text
 
 
-def test_pull_follows_no_link_of_the_repository(world):
+def test_link_to_an_output_outside_of_the_clone_is_reported(world):
     world.deliver(deliver_link_to_output)
 
-    done = transfer(world, "pull")
+    done = transfer(world, *VERIFY.split())
 
-    assert (done.code, "git tracks the link" in done.err) == (1, True)
+    assert (done.code, "git tracks the link" in done.out) == (1, True)
 
 
 @pytest.mark.parametrize("name", ["absolute output", "list outside"])
-def test_pull_of_an_experiment_writes_only_in_the_clone(world, name):
+def test_resume_of_a_hostile_experiment_writes_only_in_the_clone(world, name):
     TRACKED[name](world)
     world.commit_experiment("big")
     world.deliver()
+    fetch_experiments(world)
 
-    transfer(world, "pull", "big")
     transfer(world, *RESUME.split())
 
 
@@ -133,7 +142,10 @@ def test_settings_of_a_remote_in_a_file_of_the_repository_are_refused(world, pla
         world.commit_experiment("big")
     world.deliver()
 
-    for command in {"commit": ("pull", "status"), "experiment": ("pull big",)}[place]:
+    commands = {"commit": ("resume HEAD --epoch 1 --no-run", "status"), "experiment": (RESUME,)}
+    fetch_experiments(world)
+
+    for command in commands[place]:
         done = transfer(world, *command.split())
         text = done.text + capfd.readouterr().err  # of DVC, in a process of its own
         assert (done.code, "a file that can name a program" in text) == (1, True), text

@@ -57,14 +57,6 @@ def test_lr_find_suggests_a_rate_and_changes_no_output(finished):
     assert finished.call("status").out.count("up to date") == 5
 
 
-def test_profile_prints_the_parts_of_a_step_and_writes_a_trace(finished):
-    result = finished.call("profile", "--steps", "5", "--warm-up", "2", "--trace", "trace.json")
-
-    parts = [line.split()[0] for line in result.out.splitlines() if " µs " in line]
-    assert parts == ["data", "forward", "backward", "optimizer", "other", "step"]
-    assert json.loads((finished.folder / "trace.json").read_text())["traceEvents"]
-
-
 def test_evaluate_refuses_sources_without_data(finished):
     for source, message in (
         ("nowhere", "Use train, valid, test, digits"),

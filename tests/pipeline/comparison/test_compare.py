@@ -133,7 +133,6 @@ def test_invalid_argument_is_an_error_with_advice(with_experiments, arguments, m
         ("plot", "Loss", "--svg"),
         ("data", "--output"),
         ("lr-find", "--output"),
-        ("profile", "--trace"),
     ],
 )
 def test_output_that_cannot_be_written_is_an_error_with_advice(finished, arguments, tmp_path):

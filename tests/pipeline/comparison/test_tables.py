@@ -232,19 +232,12 @@ def test_score_that_measures_an_error_is_better_if_lower(name):
     assert direction_of(name) is Direction.LOWEST
 
 
-def test_matrix_of_many_classes_is_reduced_to_its_most_confused_pairs():
-    """Files of an older version have all cells; current ones have pairs with the samples of their class."""
-    rows = [f"{actual}\t{(actual + 1) % 201}\t1\n{actual}\t{actual}\t3" for actual in range(201)]
+def test_matrix_has_all_cells_or_pairs_with_the_samples_of_their_class():
     few = "actual\tpredicted\tcount\n0\t1\t5\n"
 
-    assert parse_matrix("actual\tpredicted\tcount\n" + "\n".join(rows))[0] == ("0", "1", 1, 4)
     assert parse_matrix("actual\tpredicted\tcount\tclass_samples\n7\t1\t5\t9\n") == [("7", "1", 5, 9)]
     assert parse_matrix(few) == [("0", "1", 5)]
     assert parse_matrix("") == []
-
-
-def test_matrix_of_an_older_version_is_read_from_its_column_given():
-    assert parse_matrix("actual\tgiven\tcount\n0\t1\t5\n") == [("0", "1", 5)]
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.doctor import environment
 from pipeline.doctor.dependencies import check_project, check_untracked_files
 from pipeline.doctor.diagnostics import Level, drop_duplicates, ok, run_checks
 from pipeline.doctor.environment import (
-    check_devices,
     check_free_space,
     check_prefect,
     check_remotes,
-    check_requirement,
 )
 from pipeline.doctor.stale_files import check_experiments, check_locks
 from stages.contracts.errors import ParamsError
@@ -53,17 +50,11 @@ def test_repaired_project_has_no_problem_and_exit_code_0(finished, tmp_path):
     fixed, *lines = done.out.splitlines()
     assert fixed == f"fixed: {lock} is truncated, as by a kill or a full disk, and every DVC command fails"
     levels = {line.split()[1]: line.split()[0] for line in lines if line[0] != " "}
-    subjects = (
-        "packages extras patches params devices portable disk prefect remote untracked git locks "
-        "state journal experiments runs"
-    )
+    subjects = "patches params disk prefect remote untracked git locks state journal experiments runs"
     assert levels == dict.fromkeys(subjects.split(), "ok")
     assert "no API is configured: runs are not recorded in Prefect" in done.out
     assert re.search(r"a checkpoint takes [\d.]+ MB: training with 3 and one more", done.out)
     assert re.search(r"patches +replaced private names: \d+, all as expected", done.out)
-    assert "devices      " in done.out
-    assert "this CPU can reproduce portable runs (fit.portable) bit for bit" in done.out
-    assert "cpu" in done.out
     assert "1 finished" in done.out
 
 
@@ -76,10 +67,9 @@ def test_each_problem_has_a_remedy(finished, monkeypatch, tmp_path):
         ignored.write("mine.npz\n")
     finished.edit("params.yaml", "kind: cnn\n    dropout: 0.5", 'kind: "nets:Net"')
     finished.edit("params.yaml", "kind: digits\n    path: null", "kind: npz\n    path: mine.npz")
-    finished.edit("params.yaml", "device: auto", "device: cuda:77")
     finished.dvc("remote", "add", "disk", str(tmp_path / "unmounted/store")).ok()
 
-    checks = (check_project, check_untracked_files, check_devices, check_remotes)
+    checks = (check_project, check_untracked_files, check_remotes)
     found = [each for check in checks for each in check()]
 
     problems, warnings = (
@@ -87,7 +77,6 @@ def test_each_problem_has_a_remedy(finished, monkeypatch, tmp_path):
         for level in (Level.PROBLEM, Level.WARNING)
     )
     assert re.search("deps: .*add to deps of fit in dvc.yaml:\n      - nets.py", problems)
-    assert "devices: params.yaml: fit.device is cuda:77; available: " in problems
     assert "untracked: a stage uses nets.py, which neither git nor DVC tracks" in problems
     assert "git add mine.npz; or, for data, dvc add mine.npz" in problems
     assert re.search("untracked: .*`dvc exp run --temp` does not copy them: notes:", warnings)
@@ -253,21 +242,6 @@ def test_each_cause_is_reported_once_outside_a_project(tmp_path, open_project):
 def test_free_space_is_compared_with_the_checkpoints_of_training_and_of_its_results(free, level):
     """A run needs four checkpoints in its store, three in artifacts, and three in DVC's cache."""
     assert check_free_space(free * 10**6, 9_800_000, 3).level == level
-
-
-@pytest.mark.parametrize(
-    ("need", "expected"),
-    [
-        ("typer>=0.1", []),
-        ("typer<0.1", [r"typer is \d\S+; required is <0.1: pip install 'typer<0.1'"]),
-        ("no-such-package>=2", ["no-such-package is not installed: pip install 'no-such-package>=2'"]),
-    ],
-)
-def test_unmet_requirement_is_reported_with_the_command_that_installs_it(need, expected):
-    found = [f"{each.message}: {each.remedy}" for each in check_requirement(Requirement(need))]
-
-    assert len(found) == len(expected)
-    assert all(map(re.fullmatch, expected, found))
 
 
 @pytest.mark.parametrize(
