@@ -5,6 +5,8 @@ memory for a declared length before it has checked that length.
 """
 
 import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -16,6 +18,13 @@ from stages.records.limits import Limits
 
 Blob = NDArray[np.uint8]
 """Bytes in separate memory, which `memoryview` and torch share without copying."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Placeholder for bytes that were not kept."""
+
+    size: int
 
 
 class ByteReader(Protocol):
@@ -33,6 +42,9 @@ class ByteReader(Protocol):
 
     def read(self, size: int) -> bytes:
         """Return the next *size* bytes, for headers and short values. Raises `RecordError` at the end."""
+
+    def peek(self, size: int) -> bytes:
+        """Return the next *size* bytes without reading them; fewer only at the end."""
 
     def read_array(self, size: int) -> Blob:
         """Return the next *size* bytes in memory of their own. Raises `RecordError` at the end."""
@@ -78,6 +90,12 @@ class PlainReader:
         self._advance(len(data), size)
         return data
 
+    def peek(self, size: int) -> bytes:
+        """Return the next *size* bytes without reading them."""
+        data = self._file.read(min(size, self.remaining()))
+        self._file.seek(-len(data), 1)
+        return data
+
     def read_array(self, size: int) -> Blob:
         """Return the next *size* bytes in memory of their own."""
         self._check_available(size)
@@ -110,3 +128,26 @@ class PlainReader:
         self.offset += count
         if count != size:
             raise RecordError(f"{self.name}, offset {self.offset}: the file ended {size - count} bytes early")
+
+
+def rechunk(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytearray | memoryview]:
+    """Yield the bytes of *pieces* in blocks of *size* bytes; the last one may be shorter.
+
+    A block within a piece is a view of it, and any other block a copy.
+    """
+    block = bytearray()
+    for piece in pieces:
+        view = memoryview(piece)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        while view:
+            added = view[: size - len(block)]
+            view = view[len(added) :]
+            if len(added) == size:
+                yield added
+                continue
+            block += added
+            if len(block) == size:
+                yield block
+                block = bytearray()
+    if block:
+        yield block

@@ -3,11 +3,11 @@
 This module does not import torch.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from stages.contracts.errors import RecordError
 from stages.records.bincode import reader as bincode_reader
@@ -15,9 +15,8 @@ from stages.records.bincode import writer as bincode_writer
 from stages.records.burn_metadata import pack_record, unpack_record
 from stages.records.burnpack import reader as burnpack_reader
 from stages.records.burnpack import writer as burnpack_writer
-from stages.records.byte_readers import ByteReader, PlainReader
-from stages.records.gzip_stream.reader import GzipReader
-from stages.records.gzip_stream.writer import GzipWriter
+from stages.records.byte_readers import ByteReader, PlainReader, rechunk
+from stages.records.gzip_stream import GzipReader, write_compressed, write_stored
 from stages.records.json_format import reader as json_reader
 from stages.records.json_format import writer as json_writer
 from stages.records.limits import Limits, ValueCounts
@@ -60,95 +59,68 @@ def _encode_named(encode: Callable[[Tree], Pieces], record: Record) -> Pieces:
     return encode(pack_record(record))
 
 
-def _read_messagepack(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
-    tree = messagepack_reader.decode(source, keep_data=keep_data)
+def _decode_named(decode: Callable[..., Tree], source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
+    tree = decode(source, keep_data=keep_data)
     return unpack_record(tree, source.name, max_numbers=source.limits.numbers)
 
 
-def _read_json(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
-    tree = json_reader.decode(source, keep_data=keep_data)
-    return unpack_record(tree, source.name, max_numbers=source.limits.numbers)
-
-
-def _read_bincode(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: FBT001
-    return bincode_reader.decode(source, like, keep_data=keep_data)
-
-
-def _read_burnpack(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
-    return burnpack_reader.decode(source, keep_data=keep_data)
-
-
-def _read_safetensors(source: ByteReader, like: Tree, keep_data: bool) -> Record:  # noqa: ARG001, FBT001
-    return safetensors_reader.decode(source, keep_data=keep_data)
-
-
-_encode_messagepack = partial(_encode_named, messagepack_writer.encode)
-FORMATS: dict[str, Format] = {
-    form.name: form
-    for form in (
-        Format(
-            "named_mpk_gz",
-            ".mpk.gz",
-            "NamedMpkGzFileRecorder",
-            _encode_messagepack,
-            _read_messagepack,
-            gzipped=True,
-            memory_needed=messagepack_reader.memory_needed,
-        ),
-        Format(
-            "named_mpk",
-            ".mpk",
-            "NamedMpkFileRecorder",
-            _encode_messagepack,
-            _read_messagepack,
-            memory_needed=messagepack_reader.memory_needed,
-        ),
-        Format(
-            "bin_gz",
-            ".bin.gz",
-            "BinGzFileRecorder",
-            bincode_writer.encode,
-            _read_bincode,
-            gzipped=True,
-            has_names=False,
-            memory_needed=bincode_reader.memory_needed,
-        ),
-        Format(
-            "bin",
-            ".bin",
-            "BinFileRecorder",
-            bincode_writer.encode,
-            _read_bincode,
-            has_names=False,
-            memory_needed=bincode_reader.memory_needed,
-        ),
-        Format(
-            "json_gz",
-            ".json.gz",
-            "JsonGzFileRecorder",
-            partial(_encode_named, json_writer.encode),
-            _read_json,
-            gzipped=True,
-            memory_needed=json_reader.memory_needed,
-        ),
-        Format(
-            "pretty_json",
-            ".json",
-            "PrettyJsonFileRecorder",
-            partial(_encode_named, json_writer.encode_pretty),
-            _read_json,
-            memory_needed=json_reader.memory_needed,
-        ),
-        Format("burnpack", ".bpk", "BurnpackRecorder", burnpack_writer.encode, _read_burnpack),
-        Format(
-            "safetensors",
-            ".safetensors",
-            "SafetensorsRecorder",
-            safetensors_writer.encode,
-            _read_safetensors,
-        ),
-    )
-}
+_MESSAGEPACK = Format(
+    "named_mpk",
+    ".mpk",
+    "NamedMpkFileRecorder",
+    partial(_encode_named, messagepack_writer.encode),
+    partial(_decode_named, messagepack_reader.decode),
+    memory_needed=messagepack_reader.memory_needed,
+)
+_BINCODE = Format(
+    "bin",
+    ".bin",
+    "BinFileRecorder",
+    bincode_writer.encode,
+    lambda source, like, keep_data: bincode_reader.decode(source, like, keep_data=keep_data),
+    has_names=False,
+    memory_needed=bincode_reader.memory_needed,
+)
+_JSON = Format(
+    "pretty_json",
+    ".json",
+    "PrettyJsonFileRecorder",
+    partial(_encode_named, json_writer.encode_pretty),
+    partial(_decode_named, json_reader.decode),
+    memory_needed=json_reader.memory_needed,
+)
+_ALL = (
+    replace(
+        _MESSAGEPACK, name="named_mpk_gz", suffix=".mpk.gz", type_name="NamedMpkGzFileRecorder", gzipped=True
+    ),
+    _MESSAGEPACK,
+    replace(_BINCODE, name="bin_gz", suffix=".bin.gz", type_name="BinGzFileRecorder", gzipped=True),
+    _BINCODE,
+    replace(
+        _JSON,
+        name="json_gz",
+        suffix=".json.gz",
+        type_name="JsonGzFileRecorder",
+        encode=partial(_encode_named, json_writer.encode),
+        gzipped=True,
+    ),
+    _JSON,
+    Format(
+        "burnpack",
+        ".bpk",
+        "BurnpackRecorder",
+        burnpack_writer.encode,
+        lambda source, _, keep_data: burnpack_reader.decode(source, keep_data=keep_data),
+    ),
+    Format(
+        "safetensors",
+        ".safetensors",
+        "SafetensorsRecorder",
+        safetensors_writer.encode,
+        lambda source, _, keep_data: safetensors_reader.decode(source, keep_data=keep_data),
+    ),
+)
+FORMATS: dict[str, Format] = {form.name: form for form in _ALL}
 
 
 def find_format(path: Path) -> Format:
@@ -176,14 +148,13 @@ def write(
     """
     pieces = CheckedPieces(record, form, limit=limit)
     with open_atomic(path) as file:
-        if form.gzipped:
-            with GzipWriter(
-                file, level=compression, threads=threads, values=pieces.counts.values
-            ) as packed_file:
-                for piece in pieces:
-                    packed_file.write(piece)
+        if not form.gzipped:
+            for block in rechunk(pieces, WRITE_SIZE):
+                file.write(block)
+        elif compression:
+            write_compressed(pieces, file, threads=threads, values=pieces.counts.values)
         else:
-            write_joined(pieces, file)
+            write_stored(pieces, file)
 
 
 class CheckedPieces:
@@ -231,12 +202,9 @@ def read(
     many bytes of content. Raises `RecordError` if the file is missing or is not a valid record.
     """
     form = form or find_format(path)
-    source = _open(path, form, limit)
-    try:
+    with closing(_open(path, form, limit)) as source:
         record = form.decode(source, like, keep_data)
         source.finish()
-    finally:
-        source.close()
     return record
 
 
@@ -246,30 +214,14 @@ def read_metadata(path: Path, form: Format, *, limit: int | None = None) -> Meta
     The rest of the file is read only to verify gzip's checksum. *limit* raises the default `Limits` to as
     many bytes of content. Raises `RecordError` if the file is missing or corrupt.
     """
-    source = _open(path, form, limit)
-    try:
+    with closing(_open(path, form, limit)) as source:
         metadata = form.decode(source, (), False).metadata  # noqa: FBT003  the protocol is positional
-        left = source.remaining()
-        source.skip(left % _GZIP_MODULO if form.gzipped else left)
+        rest = source.remaining()
+        source.skip(rest % _GZIP_MODULO if form.gzipped else rest)
         source.finish()
-    finally:
-        source.close()
     if metadata is None:
         raise RecordError(f"{path} has no metadata; it is not a bincode record")
     return metadata
-
-
-def write_joined(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> None:
-    """Write *pieces* to *file*, joining small ones."""
-    waiting = bytearray()
-    for piece in pieces:
-        if len(waiting) + len(piece) < WRITE_SIZE:
-            waiting += piece
-            continue
-        file.write(waiting)
-        file.write(piece)  # a long piece is written without a copy
-        waiting = bytearray()
-    file.write(waiting)
 
 
 def _open(path: Path, form: Format, limit: int | None) -> ByteReader:

@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.contracts.errors import RecordError
+from stages.records.byte_readers import Skipped
+from stages.records.data_section import build_tensor, build_tensor_without_data
 from stages.records.dtypes import BOOL_STORES, ITEM_SIZES, MAX_DIMENSIONS, MAX_ELEMENTS
 from stages.records.limits import ADVICE, LEAST_NUMBERS, MAX_DEPTH
+from stages.records.number_arrays import to_array
 from stages.records.record_tree import Metadata, RawTensor, Tree
 
 Array = NDArray[Any]
@@ -82,15 +85,16 @@ class _TensorRestorer:
         shape = self._shape(node["shape"], path)
         dtype, item_size = self._dtype(node["dtype"], path)
         data = node["bytes"]
-        size = data.size if _is_skipped(data) else len(blob := self._blob(data, path))
+        blob = data if isinstance(data, Skipped) else self._blob(data, path)
+        size = blob.size
         if size != math.prod(shape) * item_size:
             raise self._error(
                 path,
                 f"has {size} bytes, expected {math.prod(shape) * item_size} ({dtype}, shape {list(shape)})",
             )
-        if _is_skipped(data):
-            return self._tensor_without_data(dtype, shape, path)
-        return RawTensor.of(dtype, shape, self._bools(blob, item_size, path) if dtype == "Bool" else blob)
+        if isinstance(blob, Skipped):
+            return build_tensor_without_data(dtype, shape)
+        return build_tensor(dtype, shape, data=blob, where=f"{self._source_name}, {'.'.join(path)}:")
 
     def _value_tensor(self, node: dict[str, Tree], path: tuple[str, ...]) -> RawTensor:
         """Return the tensor of a map of 0.13 or earlier."""
@@ -143,18 +147,6 @@ class _TensorRestorer:
             return data.astype(np.uint8)
         raise self._error(path, "its bytes must be binary or a list of numbers from 0 to 255")
 
-    def _bools(self, blob: NDArray[Any], item_size: int, path: tuple[str, ...]) -> NDArray[Any]:
-        values = blob if item_size == 1 else blob.view("<u4")
-        if values.size and values.max() > 1:
-            raise self._error(path, f"is Bool but contains {values.max()}; expected only 0 and 1")
-        return values if item_size == 1 else values.astype(np.uint8)
-
-    def _tensor_without_data(self, dtype: str, shape: tuple[int, ...], path: tuple[str, ...]) -> RawTensor:
-        def pieces() -> tuple[memoryview, ...]:
-            raise self._error(path, "was read without its data; read the file with keep_data=True")
-
-        return RawTensor(dtype, shape, pieces)
-
     def _check_key(self, key: Tree, path: tuple[str, ...]) -> str:
         if not isinstance(key, str) or "\0" in key or ".." in key:
             raise self._error(path, f"has the name {key!r:.200}; a name must be text without NUL and '..'")
@@ -178,10 +170,6 @@ def _is_list(node: Tree) -> bool:
     return isinstance(node, list | np.ndarray)
 
 
-def _is_skipped(node: Tree) -> bool:
-    return hasattr(node, "size") and not isinstance(node, np.ndarray)
-
-
 def decode_values(values: Tree, metadata: Metadata) -> tuple[str, Array]:
     """Return the dtype of *values* (a list or an array) and their elements, little-endian as in a file.
 
@@ -189,68 +177,40 @@ def decode_values(values: Tree, metadata: Metadata) -> tuple[str, Array]:
     Such records almost always contain floats, so the values are read as floats. Raises `RecordError`, without
     a path.
     """
-    kind = _value_kind(values)
+    array = values if isinstance(values, np.ndarray) else _list_to_array(values)
     float_type = metadata.float.rsplit("::", 1)[-1]
-    if kind == "bool":
-        return "Bool", np.asarray(values, np.uint8)
-    if kind == "empty":
-        kind = "float"
-    if kind == "int" and float_type in _HALVES and _smallest(values) >= 0:
-        return _HALVES[float_type], _to_integers(values, "u16")
-    if kind == "int":
-        return _convert_integers(values, metadata.int)
+    if array.dtype == np.bool_:
+        return "Bool", array.astype(np.uint8)
+    if array.dtype.kind != "f":
+        if float_type in _HALVES and array.min() >= 0:
+            return _HALVES[float_type], _to_integers(array, "u16")
+        if metadata.int in _INTEGERS:
+            return _INTEGERS[metadata.int], _to_integers(array, metadata.int)
+        raise RecordError(
+            f"its values are integers, but the metadata declares integers as {metadata.int!r:.200}"
+        )
     if float_type in _FLOATS:
         dtype, layout = _FLOATS[float_type]
-        return dtype, _to_floats(values, layout)
-    if float_type in _HALVES and len(values) == 0:
+        with np.errstate(over="ignore"):
+            return dtype, array.astype(layout)
+    if float_type in _HALVES and not len(array):
         return _HALVES[float_type], np.empty(0, "<u2")
     raise RecordError(f"its values are floats, but the metadata declares floats as {metadata.float!r:.200}")
 
 
-def _value_kind(values: Tree) -> str:
-    if len(values) == 0:
-        return "empty"
-    if isinstance(values, np.ndarray):
-        return {"b": "bool", "f": "float", "i": "int", "u": "int"}.get(values.dtype.kind, "other")
-    kinds = set(map(type, values))
-    if kinds == {bool}:
-        return "bool"
-    if kinds == {int}:
-        return "int"
-    if kinds <= {int, float}:
-        return "float"
-    names = ", ".join(sorted(kind.__name__ for kind in kinds - {int, float, bool})) or "bool among numbers"
-    raise RecordError(
-        f"its values must be numbers, found {names} (JSON writes NaN and infinity as null, which Burn cannot "
-        "read either)"
-    )
-
-
-def _to_floats(values: Tree, layout: str) -> Array:
+def _list_to_array(values: list[Any]) -> Array:
     try:
-        with np.errstate(over="ignore"):
-            return np.asarray(values, layout)
-    except OverflowError as error:
-        raise RecordError(f"one of its values is too large for a float: {error}") from error
+        return to_array(values) if values else np.empty(0)
+    except ValueError as error:
+        raise RecordError(
+            f"its values must be numbers: {error} (JSON writes NaN and infinity as null, which Burn cannot "
+            "read either)"
+        ) from error
 
 
-def _convert_integers(values: Tree, name: str) -> tuple[str, Array]:
-    if name not in _INTEGERS:
-        raise RecordError(f"its values are integers, but the metadata declares integers as {name!r:.200}")
-    return _INTEGERS[name], _to_integers(values, name)
-
-
-def _to_integers(values: Tree, name: str) -> Array:
+def _to_integers(values: Array, name: str) -> Array:
     limits = np.iinfo(np.dtype(f"{name[0]}{int(name[1:]) // 8}"))
-    low, high = _smallest(values), _largest(values)
+    low, high = int(values.min()), int(values.max())
     if low < limits.min or high > limits.max:
         raise RecordError(f"its values range from {low} to {high}, which does not fit the metadata's {name}")
-    return np.asarray(values, limits.dtype.newbyteorder("<"))
-
-
-def _smallest(values: Tree) -> int:
-    return int(values.min() if isinstance(values, np.ndarray) else min(values))
-
-
-def _largest(values: Tree) -> int:
-    return int(values.max() if isinstance(values, np.ndarray) else max(values))
+    return values.astype(limits.dtype.newbyteorder("<"))

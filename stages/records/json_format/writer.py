@@ -11,15 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.contracts.errors import RecordError
+from stages.records.byte_readers import rechunk
 from stages.records.json_format.reader import (
-    MAX_MIXED_LIST,
-    MAX_PLAIN_LIST,
+    MAX_LIST,
     MAX_SIZE,
     MAX_TEXT,
-    are_alike,
-    to_array,
 )
 from stages.records.limits import MAX_DEPTH
+from stages.records.number_arrays import to_array
 from stages.records.record_tree import RawTensor, Tree
 
 INDENT = 2
@@ -63,7 +62,7 @@ def _encode(node: Tree, level: int, path: str) -> Iterator[bytes]:
         node = {"bytes": _TensorBytes(node.pieces()), "shape": list(node.shape), "dtype": node.dtype}
     if isinstance(node, dict):
         yield from _encode_map(node, level, path)
-    elif isinstance(node, bytes | bytearray | memoryview) or _is_blob(node):
+    elif isinstance(node, bytes | bytearray | memoryview):
         yield from _encode_bytes([memoryview(node)], level)
     elif isinstance(node, _TensorBytes):
         yield from _encode_bytes(node.pieces, level)
@@ -71,8 +70,6 @@ def _encode(node: Tree, level: int, path: str) -> Iterator[bytes]:
         yield b"null"  # an empty struct
     elif isinstance(node, list | tuple):
         yield from _encode_list(node, level, path)
-    elif isinstance(node, np.ndarray):
-        yield from _encode_list(node.tolist(), level, path)
     else:
         yield _encode_scalar(node, path)
 
@@ -95,7 +92,7 @@ def _encode_map(node: dict[str, Tree], level: int, path: str) -> Iterator[bytes]
 
 def _encode_list(node: list[Tree] | tuple[Tree, ...], level: int, path: str) -> Iterator[bytes]:
     inner = _next_level(level, path)
-    if len(node) > MAX_PLAIN_LIST:
+    if len(node) > MAX_LIST:
         _check_long_list(node, path)
     opening = b"["
     for index, value in enumerate(node):
@@ -111,10 +108,7 @@ def _check_long_list(node: list[Tree] | tuple[Tree, ...], path: str) -> None:
         return
     values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in node]
     try:
-        if are_alike(values):
-            to_array(values)
-        elif len(node) > MAX_MIXED_LIST:
-            raise ValueError(f"{len(node)} values that are not all finite numbers or all bools")
+        to_array(values)
     except ValueError as error:
         raise RecordError(
             f"{path} could not be read back from JSON: {error}; record it as a tensor"
@@ -122,20 +116,14 @@ def _check_long_list(node: list[Tree] | tuple[Tree, ...], path: str) -> None:
 
 
 def _encode_bytes(pieces: Iterable[memoryview], level: int) -> Iterator[bytes]:
-    """Yield an array of the numbers in *pieces*, using a table of the text of every number."""
+    """Yield a list of the bytes in *pieces* as numbers."""
     inner = level if level < 0 else level + 1
     texts = [b"," + _line_break(inner) + str(byte).encode() for byte in range(256)]
-    width = max(map(len, texts))
-    table = np.frombuffer(b"".join(text.ljust(width) for text in texts), np.uint8).reshape(256, width)
-    used = np.arange(width) < np.array([len(text) for text in texts])[:, None]
     first = True
-    for piece in pieces:
-        data = np.frombuffer(piece, np.uint8)
-        for start in range(0, len(data), _CHUNK):
-            chunk = data[start : start + _CHUNK]
-            text = table[chunk][used[chunk]].tobytes()
-            yield b"[" + text[1:] if first else text
-            first = False
+    for block in rechunk(pieces, _CHUNK):
+        text = b"".join(map(texts.__getitem__, block))
+        yield b"[" + text[1:] if first else text
+        first = False
     yield b"[]" if first else _line_break(level) + b"]"
 
 
@@ -186,20 +174,6 @@ def _format_float(value: float) -> str:
     """Return the shortest digits that restore *value*, with an exponent below 1e-5 and from 1e16."""
     if not math.isfinite(value):
         return "null"
-    mantissa, exponent = f"{value!r}e0".split("e")[:2]
-    sign = "-" if mantissa.startswith("-") else ""
-    integer, _, fraction = mantissa.removeprefix("-").partition(".")
-    digits = (integer + fraction).lstrip("0")
-    if not digits.strip("0"):
-        return f"{sign}0.0"
-    point = len(integer) + int(exponent) - (len(integer + fraction) - len(digits))
-    digits = digits.rstrip("0")
-    if -5 < point <= 0:
-        return f"{sign}0.{'0' * -point}{digits}"
-    if 0 < point <= 16:
-        return f"{sign}{digits[:point].ljust(point, '0')}.{digits[point:] or '0'}"
-    return f"{sign}{digits[0]}{'.' * (len(digits) > 1)}{digits[1:]}e{point - 1}"
-
-
-def _is_blob(node: Tree) -> bool:
-    return isinstance(node, np.ndarray) and node.dtype == np.uint8
+    if value == 0 or 1e-5 <= abs(value) < 1e16:
+        return np.format_float_positional(value, trim="0")
+    return np.format_float_scientific(value, trim="-", exp_digits=1).replace("e+", "e")

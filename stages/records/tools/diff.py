@@ -1,6 +1,5 @@
 """The differences of two records: names, shapes, dtypes and values, independent of their file formats."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stages.records.byte_readers import rechunk
 from stages.records.dtypes import ITEM_SIZES, NUMPY
 from stages.records.record_tree import RawTensor, Tree, iter_leaves
 
@@ -104,10 +104,9 @@ def _compare_leaves(path: str, first: Any, second: Any, tolerance: float) -> Ite
             what = "value" if first.dtype == second.dtype else "dtype"
             yield found(what, largest=largest, relative=relative)
     elif _is_number(first) and _is_number(second):
-        apart = _gap(first, second)
-        if apart > tolerance:
-            share = apart / max(abs(first), abs(second))
-            yield found("value", largest=apart, relative=share)
+        apart, scale = _gaps(np.array([first]), np.array([second]))
+        if apart[0] > tolerance:
+            yield found("value", largest=float(apart[0]), relative=float(apart[0] / scale[0]))
     elif type(first) is not type(second):
         yield found("kind")
     elif first != second:
@@ -116,13 +115,6 @@ def _compare_leaves(path: str, first: Any, second: Any, tolerance: float) -> Ite
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _gap(first: float, second: float) -> float:
-    if first == second or (math.isnan(first) and math.isnan(second)):
-        return 0.0
-    gap = abs(first - second)
-    return math.inf if math.isnan(gap) else float(gap)
 
 
 def _gaps(first: Array, second: Array) -> tuple[Array, Array]:
@@ -142,19 +134,11 @@ def _gaps(first: Array, second: Array) -> tuple[Array, Array]:
 
 def _arrays(tensor: RawTensor) -> Iterator[Array]:
     """Yield the elements of *tensor* in arrays of `PIECE_ELEMENTS` elements; the last one may be shorter."""
-    size = PIECE_ELEMENTS * ITEM_SIZES[tensor.dtype]
-    pending = bytearray()
-    for piece in tensor.pieces():
-        for start in range(0, len(piece), size):
-            pending += piece[start : start + size]
-            if len(pending) >= size:
-                yield _numbers(bytes(pending[:size]), tensor.dtype)
-                del pending[:size]
-    if pending:
-        yield _numbers(bytes(pending), tensor.dtype)
+    for chunk in rechunk(tensor.pieces(), PIECE_ELEMENTS * ITEM_SIZES[tensor.dtype]):
+        yield _numbers(chunk, tensor.dtype)
 
 
-def _numbers(data: bytes, dtype: str) -> Array:
+def _numbers(data: bytearray | memoryview, dtype: str) -> Array:
     numbers = np.frombuffer(data, NUMPY[dtype])
     if dtype == "BF16":  # the upper half of a float32
         return (numbers.astype("<u4") << 16).view("<f4")
