@@ -42,7 +42,7 @@ TRAININGS = """
 import sys
 from pathlib import Path
 from pipeline.engine.stage_run import run_stage
-from pipeline.params_edit import apply
+from pipeline.project.params_edit import apply
 for stage in ("create-artifact-dir", "load-data"):
     run_stage(stage)
 for rate in sys.argv[1:]:

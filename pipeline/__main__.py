@@ -20,7 +20,7 @@ def main() -> None:
         _exit(describe_platform(sys.platform), FAILED)
     import os
 
-    from pipeline.collision import ROOT, find_hidden_stages
+    from pipeline.project.collision import ROOT, find_hidden_stages
     from pipeline.user_folder import use_private_site_cache
 
     if collision := find_hidden_stages():

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pipeline.collision import find_collision_in_project
 from pipeline.commands.check import check, versions
 from pipeline.commands.compare import compare, plot
 from pipeline.commands.data import data
@@ -27,6 +26,7 @@ from pipeline.commands.status import status
 from pipeline.commands.summary import summary
 from pipeline.commands.sweep import sweep
 from pipeline.engine.signals import end_on_signal
+from pipeline.project.collision import find_collision_in_project
 from pipeline.user_errors import report_error
 from stages.contracts.errors import ParamsError
 from stages.contracts.printing import clean, clean_log_records, print_line
@@ -107,7 +107,7 @@ def _check_project(command: str | None) -> None:
         raise ParamsError(str(collision))
     if command in COMMANDS_WITHOUT_PROJECT:
         return
-    from pipeline.delivered_files import check_delivered_files
+    from pipeline.project.delivered_files import check_delivered_files
     from stages.runs.layout import PARAMS_JOURNAL
 
     check_delivered_files()

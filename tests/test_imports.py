@@ -36,7 +36,7 @@ LIBRARY = [
     ("import stages.checkpoints.verification", "stages.checkpoints.verification", HEAVY),
     ("import pipeline.commands.records", "pipeline.commands.records", HEAVY),
     ("import stages, stages.contracts, stages.learner", "stages.learner", HEAVY),
-    ("import stages.fit, pipeline.params", "pipeline.params", HEAVY),
+    ("import stages.fit, pipeline.project.params", "pipeline.project.params", HEAVY),
     ("import pipeline.engine.rank_launcher", "pipeline.engine.rank_launcher", HEAVY),
     (TRAIN, "stages.learner.loop", SHARDING),
 ]

@@ -23,11 +23,11 @@ def check(
 
     Example: learner check --no-import
     """
-    from pipeline.check import PARAMS, find_late_mistakes, find_missing_data, find_missing_deps
-    from pipeline.params import build_params_error, read_params
-    from pipeline.plugin_check import find_plugin_mistakes, list_imported_parts
-    from pipeline.versions import find_stale_versions
-    from pipeline.yaml_files import read_definition, read_yaml
+    from pipeline.project.check import PARAMS, find_late_mistakes, find_missing_data, find_missing_deps
+    from pipeline.project.params import build_params_error, read_params
+    from pipeline.project.plugin_check import find_plugin_mistakes, list_imported_parts
+    from pipeline.project.versions import find_stale_versions
+    from pipeline.project.yaml_files import read_definition, read_yaml
 
     params = read_params()
     mistakes = [
@@ -56,7 +56,7 @@ def versions() -> None:
 
     Example: learner versions
     """
-    from pipeline.versions import update_versions
+    from pipeline.project.versions import update_versions
 
     for line in update_versions() or ["versions.yaml is up to date"]:
         print_text(line)

@@ -131,7 +131,7 @@ def _print_table(revs: Sequence[str], view: "ViewOptions", formats: Sequence[str
 def _write_page(revs: Sequence[str], view: "ViewOptions", path: Path) -> None:
     from pipeline.comparison.collection import read_plot_data, summarize
     from pipeline.comparison.page import build_page
-    from pipeline.revisions.files import read_runs
+    from pipeline.project.revisions.files import read_runs
     from stages.system.files import write_text
 
     revisions = read_runs(revs or None)

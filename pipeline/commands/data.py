@@ -39,8 +39,8 @@ def data(
 
     Example: learner data --count 4 --epoch 1 --epoch 2 --output samples.png
     """
-    from pipeline.params import read_params
-    from pipeline.project import read_paths
+    from pipeline.project.params import read_params
+    from pipeline.project.paths import read_paths
     from stages.data import read
     from stages.data.sample_sheet import read_samples
     from stages.system.files import open_atomic

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.collision import find_collision_in_project
 from pipeline.commands.options import AsJson, flag
+from pipeline.project.collision import find_collision_in_project
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line, print_text
 
@@ -87,7 +87,7 @@ def _list_checks(timeout: float) -> "dict[str, Check]":
         return {"names": _check_names}
     try:
         from pipeline.doctor import checkout, dependencies, environment, stale_files, state_folder
-        from pipeline.revisions.dvc_checks import apply_checks
+        from pipeline.project.revisions.dvc_checks import apply_checks
     except ImportError as error:
         raise StageError(f"{error}. Reinstall learner-pipeline with its requirements") from error
     with suppress(StageError):  # another DVC, which the check of the patches reports

@@ -9,7 +9,7 @@ import typer
 from stages.contracts.errors import ParamsError
 
 if TYPE_CHECKING:
-    from pipeline.params import Params
+    from pipeline.project.params import Params
     from stages import data
     from stages.contracts.config import Use
 
@@ -30,8 +30,8 @@ def evaluate(
 
     Example: learner evaluate --source npz:test.npz
     """
-    from pipeline.params import read_params
-    from pipeline.project import read_paths
+    from pipeline.project.params import read_params
+    from pipeline.project.paths import read_paths
 
     evaluate_model(read_params(), read_paths(), model, source)
 
@@ -45,7 +45,7 @@ def evaluate_model(
     ``idx:FOLDER``, ``npz:FILE``, or an import path. Of another source with splits, only the test split is
     used, or else the valid split. Raises `ParamsError` for any other text, and for a split that is missing.
     """
-    from pipeline.check import read_spec
+    from pipeline.project.check import read_spec
     from stages import data, learner, metrics, records
 
     params.fit.prepare_process()

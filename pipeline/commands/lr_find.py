@@ -12,7 +12,7 @@ from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line
 
 if TYPE_CHECKING:
-    from pipeline.params import Params
+    from pipeline.project.params import Params
     from stages import learner
 
 CHART_SIZE = (80, 16)
@@ -34,8 +34,8 @@ def lr_find(
 
     Example: learner lr-find --min 1e-6 --max 1 --steps 200
     """
-    from pipeline.params import read_params
-    from pipeline.project import read_paths
+    from pipeline.project.params import read_params
+    from pipeline.project.paths import read_paths
     from stages.contracts.text import number
     from stages.system.files import write_text
 
@@ -56,7 +56,7 @@ def measure_curve(
     params: "Params", paths: Mapping[str, Path], rates: tuple[float, float], steps: int
 ) -> "learner.LearningRateCurve":
     """Return the loss of *steps* batches of the project by rates that grow from the first of *rates*."""
-    from pipeline.check import read_spec
+    from pipeline.project.check import read_spec
     from stages import data, learner
 
     fit = params.fit

@@ -71,8 +71,8 @@ def resume(
     Example: learner resume exp-name --epoch 5 -S fit.num_epochs=30
     """
     from pipeline.engine.lock import project_lock
-    from pipeline.params_edit import PARAMS
-    from pipeline.revisions.resume import restore_params_unless_accepted, set_checkpoint
+    from pipeline.project.params_edit import PARAMS
+    from pipeline.project.revisions.resume import restore_params_unless_accepted, set_checkpoint
 
     with project_lock():
         before = PARAMS.read_bytes() if PARAMS.exists() else b""
@@ -111,12 +111,12 @@ def run_stages(
     from pipeline.engine.edit_guard import record_loaded_sources
 
     record_loaded_sources()
-    from pipeline.check import check_stages
     from pipeline.engine.lock import project_lock
     from pipeline.engine.reproduce import reproduce, select_stages
     from pipeline.engine.watchdog import fork_watchdog
     from pipeline.flows import prefect_api
-    from pipeline.yaml_files import read_definition
+    from pipeline.project.check import check_stages
+    from pipeline.project.yaml_files import read_definition
     from stages.renderers.choice import read_renderer_name
 
     check_stages(read_definition())
@@ -140,12 +140,12 @@ def run_stages(
 def _check_params(overrides: "Sequence[str]") -> None:
     """Raise `ParamsError` if params.yaml with *overrides* is not valid."""
     if overrides:
-        from pipeline.params_edit import override_params
+        from pipeline.project.params_edit import override_params
 
         override_params(overrides)
     else:
-        from pipeline.check import check_params
-        from pipeline.params import read_params
+        from pipeline.project.check import check_params
+        from pipeline.project.params import read_params
 
         check_params(read_params())
 
@@ -157,7 +157,7 @@ def _set_params(overrides: "Sequence[str]") -> "Iterator[None]":
         yield
         return
     from pipeline.engine.params_journal import edit_params
-    from pipeline.params_edit import override_params
+    from pipeline.project.params_edit import override_params
 
     with edit_params(override_params(overrides)):
         yield

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.commands.options import AsJson, flag
-from pipeline.project import runs_root
+from pipeline.project.paths import runs_root
 from stages.checkpoints.file_names import (
     CHECKPOINT_FOLDER,
     STEP_FOLDER,

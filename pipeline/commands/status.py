@@ -20,11 +20,11 @@ def status_lines() -> list[str]:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    from pipeline.check import is_custom
     from pipeline.commands.runs import describe_runs
-    from pipeline.project import read_paths, runs_root
-    from pipeline.revisions.dvc_checks import apply_checks, check_places
-    from pipeline.versions import VERSIONS
+    from pipeline.project.check import is_custom
+    from pipeline.project.paths import read_paths, runs_root
+    from pipeline.project.revisions.dvc_checks import apply_checks, check_places
+    from pipeline.project.versions import VERSIONS
     from stages.contracts.errors import StageError, StageFailedError
 
     definition = _read_files()
@@ -61,9 +61,9 @@ def _read_files() -> dict[str, Any]:
 
     Raises `StageError` if it cannot.
     """
-    from pipeline.check import PARAMS
-    from pipeline.lockfile import is_truncated, read_lockfile
-    from pipeline.yaml_files import read_definition, read_yaml
+    from pipeline.project.check import PARAMS
+    from pipeline.project.lockfile import is_truncated, read_lockfile
+    from pipeline.project.yaml_files import read_definition, read_yaml
     from stages.contracts.errors import StageError
 
     lockfile = Path("dvc.lock")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, param_key
-from pipeline.project import runs_root
-from pipeline.revisions.files import RevisionFiles, read_runs
+from pipeline.project.paths import runs_root
+from pipeline.project.revisions.files import RevisionFiles, read_runs
 from stages.contracts.config import flatten
 from stages.contracts.errors import StageError
 from stages.contracts.history import Direction, Split

@@ -15,7 +15,7 @@ from rich.text import Text
 from pipeline import plot_images
 from pipeline.comparison.collection import CurvePoint, PlotData, read_plot_data, summarize
 from pipeline.comparison.runs import Comparison, select_metrics
-from pipeline.revisions.files import read_runs
+from pipeline.project.revisions.files import read_runs
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line
 from stages.contracts.text import replace_unprintable

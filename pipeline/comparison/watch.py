@@ -15,10 +15,10 @@ from typing import Any
 from pipeline.comparison.collection import PlotData, direction_of, read_plot_data, summarize
 from pipeline.comparison.page import PageContent, build_content, build_watched_page
 from pipeline.comparison.runs import Comparison, MetricCurve, RunSummary, ViewOptions
-from pipeline.git import run_git
-from pipeline.project import runs_root
-from pipeline.revisions.files import TRACKED, LocalCache, RevisionFiles, open_cache, read_runs
-from pipeline.yaml_files import read_yaml
+from pipeline.project.git import run_git
+from pipeline.project.paths import runs_root
+from pipeline.project.revisions.files import TRACKED, LocalCache, RevisionFiles, open_cache, read_runs
+from pipeline.project.yaml_files import read_yaml
 from stages.contracts.config import flatten
 from stages.contracts.errors import ParamsError, StageError
 from stages.loggers.log_reader import read_history

@@ -20,7 +20,7 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.doctor.stale_files import remove_ended_processes
-from pipeline.git import run_git, try_git
+from pipeline.project.git import run_git, try_git
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_below
 from stages.system.processes import command_of, is_alive, parent_of, pids_below

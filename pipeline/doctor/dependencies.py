@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.check import find_data_files, find_missing_deps, find_modules
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
-from pipeline.git import try_git
-from pipeline.params import Params, read_params
-from pipeline.versions import find_stale_versions
-from pipeline.yaml_files import read_definition
+from pipeline.project.check import find_data_files, find_missing_deps, find_modules
+from pipeline.project.git import try_git
+from pipeline.project.params import Params, read_params
+from pipeline.project.versions import find_stale_versions
+from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import StageError
 
 MAX_LISTED_FILES = 5

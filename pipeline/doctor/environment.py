@@ -19,8 +19,8 @@ from dvc.repo import Repo
 
 from pipeline.doctor.diagnostics import Diagnostic, ok, problem, warning
 from pipeline.flows import prefect_api
-from pipeline.params import read_params
-from pipeline.project import read_paths, runs_root
+from pipeline.project.params import read_params
+from pipeline.project.paths import read_paths, runs_root
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, parse_name
 from stages.contracts.text import format_megabytes
 from stages.runs.layout import stores

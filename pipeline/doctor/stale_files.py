@@ -15,9 +15,9 @@ from dvc.repo import Repo
 from pipeline.doctor.diagnostics import Diagnostic, Level, ok, problem, warning
 from pipeline.engine.lockfile_repair import LOCKFILE, has_intact_backup, repair_lockfiles, try_dvc_lock
 from pipeline.engine.params_journal import describe_open_journal, restore_idle_params
-from pipeline.lockfile import check_lockfile, is_truncated
-from pipeline.project import runs_root
-from pipeline.revisions.cache_content import find_damaged_files
+from pipeline.project.lockfile import check_lockfile, is_truncated
+from pipeline.project.paths import runs_root
+from pipeline.project.revisions.cache_content import find_damaged_files
 from stages.runs.layout import LOCKFILE_BACKUP, PROJECT_LOCK
 from stages.runs.overview import Run, State
 from stages.runs.overview import runs as all_runs

@@ -20,8 +20,12 @@ from dvc.output import Output
 from dvc.stage import Stage
 
 from pipeline.engine.signals import DeferredSignals
-from pipeline.revisions.cache_content import is_damaged_entry, remove_damaged_output, remove_from_cache
-from pipeline.revisions.dvc_checks import CHECKS, apply_checks
+from pipeline.project.revisions.cache_content import (
+    is_damaged_entry,
+    remove_damaged_output,
+    remove_from_cache,
+)
+from pipeline.project.revisions.dvc_checks import CHECKS, apply_checks
 from stages.system.patches import Patch, check_patches
 
 SUPPORTED = "3.67.1"

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pipeline.snapshot import ABSENT, Snapshot, take_snapshot
+from pipeline.project.snapshot import ABSENT, Snapshot, take_snapshot
 from stages.contracts.errors import StageError
 from stages.system.files import sha256
 

@@ -16,7 +16,7 @@ from typing import IO
 
 from pipeline.engine.lockfile_repair import TEMPORARY, try_dvc_lock
 from pipeline.engine.process_tree import find_dvc
-from pipeline.project import find_above
+from pipeline.project.paths import find_above
 from stages.contracts.errors import StageError
 from stages.runs.layout import PROJECT_LOCK
 from stages.system import processes

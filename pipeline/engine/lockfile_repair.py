@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeline.lockfile import is_truncated, is_truncated_content, parse_lockfile
+from pipeline.project.lockfile import is_truncated, is_truncated_content, parse_lockfile
 from stages.contracts.errors import StageError
 from stages.runs.layout import LOCKFILE_BACKUP, LOCKFILE_BACKUP_LOCK
 from stages.system.file_lock import open_lock, try_lock, wait_for_lock

@@ -16,7 +16,7 @@ from signal import SIGTERM
 
 from pipeline.engine.lockfile_repair import RWLOCK
 from pipeline.engine.parent_death import request_parent_death_signal
-from pipeline.project import find_above
+from pipeline.project.paths import find_above
 from stages.system.processes import ancestors
 
 STAGE_VARIABLE = "DVC_STAGE"

@@ -20,7 +20,7 @@ from dvc.config import Config, merge
 from dvc.repo import Repo
 from dvc.utils.serialize import PARSERS
 
-from pipeline.git import find_head, git_error, run_git, try_git
+from pipeline.project.git import find_head, git_error, run_git, try_git
 from pipeline.user_folder import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, RunInUseError, StageError
 from stages.runs.layout import RUNS_FOLDER

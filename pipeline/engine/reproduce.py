@@ -22,10 +22,10 @@ from pipeline.engine.dvc_patches import StageCall, replace_command
 from pipeline.engine.lockfile_repair import LOCKFILE, back_up_lockfile, repair_lockfiles
 from pipeline.engine.signals import defer_signals
 from pipeline.engine.stage_run import run_stage
-from pipeline.lockfile import check_lockfile
-from pipeline.revisions.cache_content import remove_damaged_output
+from pipeline.project.lockfile import check_lockfile
+from pipeline.project.revisions.cache_content import remove_damaged_output
+from pipeline.project.versions import VERSIONS, version_of
 from pipeline.user_errors import VERBOSE_VARIABLE
-from pipeline.versions import VERSIONS, version_of
 from stages.contracts.errors import ParamsError, StageFailedError
 from stages.contracts.events import Renderer
 

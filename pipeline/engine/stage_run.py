@@ -6,19 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.check import check_params, find_data_files, read_spec
 from pipeline.engine.cache_links import link_into_cache, local_objects
 from pipeline.engine.edit_guard import check_loaded, check_unchanged
 from pipeline.engine.fit_launch import launch_fit, needs_launch
 from pipeline.engine.rank_process import accept_termination
 from pipeline.engine.signals import defer_signals
-from pipeline.git import try_git
-from pipeline.params import Params, read_params
-from pipeline.project import build_stage_paths, find_output_md5, read_paths, runs_root
-from pipeline.revisions.checkpoint_source import open_checkpoint
-from pipeline.snapshot import take_snapshot
+from pipeline.project.check import check_params, find_data_files, read_spec
+from pipeline.project.git import try_git
+from pipeline.project.params import Params, read_params
+from pipeline.project.paths import build_stage_paths, find_output_md5, read_paths, runs_root
+from pipeline.project.revisions.checkpoint_source import open_checkpoint
+from pipeline.project.snapshot import take_snapshot
+from pipeline.project.versions import check_versions, read_code_hashes, version_of
 from pipeline.user_errors import explain_user_errors
-from pipeline.versions import check_versions, read_code_hashes, version_of
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER
 from stages.contracts.events import Renderer

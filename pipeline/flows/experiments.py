@@ -26,8 +26,8 @@ from pipeline.engine.project_copy import (
     wait_until_unused,
 )
 from pipeline.flows.prefect_api import FLOW_RUN
-from pipeline.git import run_git
-from pipeline.revisions.cache_content import remove_damaged_outputs
+from pipeline.project.git import run_git
+from pipeline.project.revisions.cache_content import remove_damaged_outputs
 from stages.contracts.errors import StageError
 from stages.contracts.printing import print_line
 from stages.runs.layout import COPIES_FOLDER

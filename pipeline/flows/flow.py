@@ -22,8 +22,6 @@ from prefect.runtime import deployment
 from prefect.states import Failed
 from pydantic import PositiveFloat
 
-from pipeline.check import check_stages
-from pipeline.delivered_files import check_delivered_files
 from pipeline.engine.lock import project_lock
 from pipeline.engine.params_journal import edit_params, restore_idle_params, restore_params
 from pipeline.engine.reproduce import Outcome, reproduce, select_stages
@@ -42,10 +40,12 @@ from pipeline.flows.server_outage import (
 )
 from pipeline.flows.task_run import run_recorded
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
-from pipeline.params import read_params
-from pipeline.params_edit import override_params
-from pipeline.revisions.revision import Results, read_results
-from pipeline.yaml_files import read_definition
+from pipeline.project.check import check_stages
+from pipeline.project.delivered_files import check_delivered_files
+from pipeline.project.params import read_params
+from pipeline.project.params_edit import override_params
+from pipeline.project.revisions.revision import Results, read_results
+from pipeline.project.yaml_files import read_definition
 from stages.contracts.errors import StageError
 
 Report = Callable[[str, Outcome], None]

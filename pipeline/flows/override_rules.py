@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.git import try_git
-from pipeline.params_edit import PARAMS, override_params
-from pipeline.yaml_files import parse_yaml, read_yaml
+from pipeline.project.git import try_git
+from pipeline.project.params_edit import PARAMS, override_params
+from pipeline.project.yaml_files import parse_yaml, read_yaml
 from stages.contracts.errors import ParamsError
 
 ALLOW_CODE = "LEARNER_ALLOW_CODE"

@@ -16,8 +16,8 @@ from prefect.client.schemas.sorting import FlowRunSort
 
 from pipeline import plot_images
 from pipeline.flows.artifacts import API_ERRORS, Artifacts, short_timeout_client
-from pipeline.git import run_git
-from pipeline.revisions.revision import Results
+from pipeline.project.git import run_git
+from pipeline.project.revisions.revision import Results
 from stages.contracts.errors import StageError
 from stages.contracts.history import History
 from stages.learner.summary import summary_rows

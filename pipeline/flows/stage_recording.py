@@ -6,7 +6,7 @@ from importlib import import_module
 
 from pipeline.engine.stage_run import run_stage
 from pipeline.flows import prefect_api
-from pipeline.versions import VERSIONS
+from pipeline.project.versions import VERSIONS
 
 
 def run_stage_of_dvc(name: str, dvc: int | None, warn: Callable[[str], None]) -> None:

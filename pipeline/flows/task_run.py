@@ -24,7 +24,7 @@ from pipeline.flows import prefect_api, prefect_patches
 from pipeline.flows.artifacts import API_ERRORS, ProgressRenderer
 from pipeline.flows.server_outage import explain_api_errors
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
-from pipeline.params import read_params
+from pipeline.project.params import read_params
 from stages.contracts.errors import StageError
 from stages.contracts.events import Renderer
 from stages.contracts.renderers import Renderers

@@ -16,9 +16,9 @@ from urllib.parse import unquote, urlparse
 
 from packaging.requirements import Requirement
 
-from pipeline import versions
-from pipeline.collision import find_collision
-from pipeline.git import run_git, try_git
+from pipeline.project import versions
+from pipeline.project.collision import find_collision
+from pipeline.project.git import run_git, try_git
 from pipeline.user_folder import SITE_CACHE_VARIABLE
 from stages.contracts.errors import ParamsError, StageError, closest
 from stages.system.files import write_text

@@ -23,8 +23,8 @@ from hydra.errors import HydraException
 
 from pipeline.comparison.tables import short_names
 from pipeline.engine.project_copy import FrozenProject, parse_params
-from pipeline.git import run_git, try_git
-from pipeline.params_edit import apply, check_draft
+from pipeline.project.git import run_git, try_git
+from pipeline.project.params_edit import apply, check_draft
 from stages.contracts.errors import ParamsError
 from stages.params.fit_params import CHANGES_NO_NUMBER
 

@@ -26,8 +26,8 @@ from pipeline.engine.project_copy import isolate_site_cache
 from pipeline.engine.reproduce import find_cause
 from pipeline.engine.signals import defer_signals
 from pipeline.flows.stage_recording import run_stage_of_dvc
-from pipeline.git import run_git
-from pipeline.params_edit import apply
+from pipeline.project.git import run_git
+from pipeline.project.params_edit import apply
 from pipeline.sweep.point_process import FIRST_POINT_SUFFIX, PointRequest
 from stages.contracts.printing import print_error
 from stages.runs.layout import RUNS_FOLDER

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pipeline.comparison.collection import summarize
 from pipeline.comparison.runs import Comparison, RunSummary, ViewOptions, sort_runs
 from pipeline.engine.project_copy import FrozenProject
-from pipeline.revisions.files import read_revisions
+from pipeline.project.revisions.files import read_revisions
 from stages.contracts.errors import StageError
 from stages.contracts.text import format_duration, format_rounded, replace_unprintable
 

@@ -11,8 +11,9 @@ from typing import IO
 from pipeline.comparison.runs import select_metrics
 from pipeline.engine.lockfile_repair import LOCKFILE, repair_lockfiles
 from pipeline.engine.project_copy import FrozenProject, find_untracked_code, freeze, remove_orphaned
-from pipeline.lockfile import check_lockfile
-from pipeline.revisions.cache_content import remove_damaged_outputs
+from pipeline.project.lockfile import check_lockfile
+from pipeline.project.revisions.cache_content import remove_damaged_outputs
+from pipeline.project.yaml_files import read_definition, read_mapping
 from pipeline.sweep.executors import Executor
 from pipeline.sweep.job import SWEEP_LOCK_SUFFIX, Job, remove_leftovers
 from pipeline.sweep.live_table import show_live_table
@@ -32,7 +33,6 @@ from pipeline.sweep.stopping import (
     plan_rungs,
     select_points,
 )
-from pipeline.yaml_files import read_definition, read_mapping
 from stages.contracts.errors import ParamsError, StageError, StageFailedError
 from stages.contracts.printing import print_error, print_line, print_text
 from stages.runs.layout import SWEEP_FOLDER

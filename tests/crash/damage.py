@@ -14,7 +14,7 @@ from stores import kind_of_file
 from trial_projects import COMMANDS, difference, set_seed, templates
 from workers import run_trials
 
-from pipeline.yaml_files import read_yaml
+from pipeline.project.yaml_files import read_yaml
 
 PLACES = ("store", "cache", "workspace", "cache")
 CACHED = (".dvc/cache/files", ".dvc/cache/runs")

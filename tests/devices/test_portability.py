@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from pipeline.params import Params
+from pipeline.project.params import Params
 from stages.contracts.errors import BuilderError
 from stages.devices import ComputeSettings, apply_compute_settings
 from stages.devices.portability import VARIABLES, find_obstacle

@@ -25,16 +25,16 @@ MAY_IMPORT = {
 }
 
 PIPELINE_LAYERS = {
-    "revisions": set(),
-    "engine": {"revisions"},
-    "scaffold": set(),
-    "comparison": {"engine", "revisions"},
-    "flows": {"engine", "revisions"},
-    "sweep": {"engine", "revisions", "comparison", "flows"},
-    "doctor": {"engine", "revisions", "flows"},
+    "project": set(),
+    "engine": {"project"},
+    "scaffold": {"project"},
+    "comparison": {"engine", "project"},
+    "flows": {"engine", "project"},
+    "sweep": {"engine", "project", "comparison", "flows"},
+    "doctor": {"engine", "project", "flows"},
 }
 ENTRY_POINTS = {"cli", "__main__"}
-GIT_MODULE = "pipeline/git.py"
+GIT_MODULE = "pipeline/project/git.py"
 USER_MODULES = "pipeline/scaffold/templates/"
 """Modules of a user's project, which may import all."""
 
@@ -70,7 +70,7 @@ def pipeline_packages_import_only_lower_layers(tree: SourceTree) -> Iterator[Fin
 
 
 def only_one_module_calls_git(tree: SourceTree) -> Iterator[Finding]:
-    """Commands of git, which are lists of several strings, are in pipeline/git.py."""
+    """Commands of git, which are lists of several strings, are in pipeline/project/git.py."""
     for module in tree.modules("pipeline"):
         if module.path != GIT_MODULE:
             for match in re.finditer(r"""\[\s*["']git["']\s*,""", module.text):

@@ -120,21 +120,21 @@ VIOLATIONS = [
         {
             **{f"pipeline/{name}/__init__.py": "" for name in ("engine", "flows")},
             "pipeline/engine/a.py": "from pipeline.flows import flow\nfrom . import b\n",
-            "pipeline/git.py": "import pipeline.cli\n",
+            "pipeline/project/git.py": "import pipeline.cli\n",
             "pipeline/cli.py": "import pipeline.flows\n",
         },
         (
             "pipeline/engine/a.py:1: engine may not import pipeline.flows.flow",
-            "pipeline/git.py:1: git.py may not import pipeline.cli",
+            "pipeline/project/git.py:1: git.py may not import pipeline.cli",
         ),
     ),
     (
         only_one_module_calls_git,
         {
-            "pipeline/git.py": 'run(["git", "log"])\n',
+            "pipeline/project/git.py": 'run(["git", "log"])\n',
             "pipeline/a.py": 'known = ["git"]\nrun(\n    ["git", "log"]\n)\n',
         },
-        ("pipeline/a.py:3: call git with a function in pipeline/git.py",),
+        ("pipeline/a.py:3: call git with a function in pipeline/project/git.py",),
     ),
     (
         stages_import_no_other_stage,

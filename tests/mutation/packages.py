@@ -62,8 +62,8 @@ PACKAGES = {
     "joint": Package(
         tuple(f"pipeline/{name}.py" for name in JOINT),
         (
-            "tests/pipeline/test_snapshot.py",
-            "tests/pipeline/test_lockfile.py",
+            "tests/pipeline/project/test_snapshot.py",
+            "tests/pipeline/project/test_lockfile.py",
             "tests/pipeline/engine/test_project_lock.py",
             "tests/pipeline/engine/test_deferred_signals.py",
             "tests/pipeline/engine/test_reproduce.py",

@@ -12,9 +12,9 @@ from ruamel.yaml import YAML
 
 from pipeline.commands.evaluate import parse_source
 from pipeline.flows.server_outage import read_seconds
-from pipeline.params import Params, read_params
-from pipeline.params_edit import override_params
-from pipeline.yaml_files import parse_yaml
+from pipeline.project.params import Params, read_params
+from pipeline.project.params_edit import override_params
+from pipeline.project.yaml_files import parse_yaml
 from stages.contracts.config import Use
 from stages.contracts.errors import ParamsError, StageError
 from stages.data import load_source

@@ -21,8 +21,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import versions
 from pipeline.__main__ import main
+from pipeline.project import versions
 from pipeline.scaffold.new_project import project_files
 from stages.checkpoints import Checkpoint, FileCheckpointer
 from stages.records import BinFileRecorder, NamedMpkGzFileRecorder

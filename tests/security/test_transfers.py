@@ -16,7 +16,7 @@ from hostile import (
 )
 from test_reading import EXIT_CODES
 
-from pipeline.revisions.revision import Revision
+from pipeline.project.revisions.revision import Revision
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_md5, is_name_below
 

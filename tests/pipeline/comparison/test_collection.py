@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.comparison.collection import collect_runs
-from pipeline.project import parse_paths
-from pipeline.revisions.files import read_revisions
-from pipeline.revisions.names import resolve
+from pipeline.project.paths import parse_paths
+from pipeline.project.revisions.files import read_revisions
+from pipeline.project.revisions.names import resolve
 from stages.contracts.errors import ParamsError, StageError
 
 ROOT = Path(__file__).parents[3]

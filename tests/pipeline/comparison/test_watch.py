@@ -14,7 +14,7 @@ from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.comparison.runs import ViewOptions
 from pipeline.comparison.watch import Watcher, build_server
-from pipeline.project import find_output_md5
+from pipeline.project.paths import find_output_md5
 from stages.contracts.events import Progress
 from stages.runs import HeartbeatRenderer, open_store
 

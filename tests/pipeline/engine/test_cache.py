@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 
 from pipeline.doctor.diagnostics import Level
 from pipeline.doctor.stale_files import check_cache
-from pipeline.revisions.revision import Revision
+from pipeline.project.revisions.revision import Revision
 from stages.contracts.errors import CheckpointError
 
 OUTPUTS = ("artifacts", "data", "dvc.lock")

@@ -8,7 +8,7 @@ import pytest
 from templates import short
 from waiting import wait_until
 
-from pipeline.versions import VERSIONS
+from pipeline.project.versions import VERSIONS
 
 
 @pytest.fixture(scope="module")

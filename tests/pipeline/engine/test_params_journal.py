@@ -11,7 +11,7 @@ from pipeline.doctor.stale_files import check_params_journal
 RUN = """
 import os, signal, subprocess, sys
 from pipeline.engine.lock import project_lock
-from pipeline.params_edit import override_params
+from pipeline.project.params_edit import override_params
 from pipeline.engine.params_journal import edit_params
 
 with project_lock(), edit_params(override_params(["fit.num_epochs=9"])):

@@ -12,7 +12,7 @@ from free_ports import free_port
 from pages import page
 from waiting import LIMIT_SECONDS, wait_until
 
-from pipeline.yaml_files import load_yaml
+from pipeline.project.yaml_files import load_yaml
 
 NAMES = "artifacts/checkpoint", "artifacts/train", "artifacts/valid", "artifacts/metrics.json"
 EPOCHS = 6

@@ -15,8 +15,8 @@ from pipeline.engine.reproduce import Outcome
 from pipeline.engine.stage_run import read_key_entries, run_stage
 from pipeline.flows.flow import has_passed, learner
 from pipeline.flows.tasks import TASKS, hide_expected_tracebacks
-from pipeline.versions import VERSIONS
-from pipeline.yaml_files import read_yaml
+from pipeline.project.versions import VERSIONS
+from pipeline.project.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, RunInterruptedError, StageError
 from stages.renderers import NoRenderer
 

@@ -17,8 +17,8 @@ from pipeline.engine.reproduce import select_stages
 from pipeline.flows import prefect_patches
 from pipeline.flows.flow import learner, run_from_command_line
 from pipeline.flows.task_run import GPU_LIMIT, count_gpus, gpu_slots
-from pipeline.versions import VERSIONS
-from pipeline.yaml_files import read_yaml
+from pipeline.project.versions import VERSIONS
+from pipeline.project.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, StageError
 
 MODEL = """

@@ -9,8 +9,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.run_page import write_artifacts, write_curves
-from pipeline.git import run_git
-from pipeline.revisions.revision import Results
+from pipeline.project.git import run_git
+from pipeline.project.revisions.revision import Results
 from stages.contracts.history import History
 
 RESULTS = Results(None, History(), epochs=1, params={}, metrics={"loss": 0.5}, checkpoint=None)

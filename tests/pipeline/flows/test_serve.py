@@ -18,7 +18,7 @@ from waiting import LIMIT_SECONDS, wait_until
 
 from pipeline.flows.experiments import check_remotes
 from pipeline.flows.serving import Plan
-from pipeline.yaml_files import read_yaml
+from pipeline.project.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError, StageError
 
 MODEL = """

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from pipeline.project.versions import find_this_package
 from pipeline.scaffold.new_project import PLOT, Installation, find_installation, project_files
-from pipeline.versions import find_this_package
 from stages import fit
 from stages.contracts.errors import StageError
 

@@ -9,8 +9,9 @@ import pytest
 from ruamel.yaml import YAML
 from waiting import wait_until
 
-from pipeline.check import PARAMS, find_late_mistakes, find_missing_data, find_missing_deps
-from pipeline.params import read_params
+from pipeline.project.check import PARAMS, find_late_mistakes, find_missing_data, find_missing_deps
+from pipeline.project.params import read_params
+from pipeline.project.yaml_files import read_definition, read_yaml
 from pipeline.scaffold.new_project import (
     PLOT,
     Installation,
@@ -18,14 +19,13 @@ from pipeline.scaffold.new_project import (
     project_files,
     report_missing_packages,
 )
-from pipeline.yaml_files import read_definition, read_yaml
 
 ROOT = Path(__file__).parents[3]
 NAMES = list_templates()
 TEST_PARTS = """
 import json
 
-from pipeline.plugin_check import END, main
+from pipeline.project.plugin_check import END, main
 
 
 def test_parts(tmp_path):

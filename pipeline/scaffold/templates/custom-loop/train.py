@@ -10,7 +10,7 @@ from torch import nn
 
 from model import Net
 from pipeline.engine.custom_stage import run_custom_stage
-from pipeline.params import Params
+from pipeline.project.params import Params
 from stages import data
 from stages.contracts.config import arguments_of
 from stages.contracts.history import Split, Value

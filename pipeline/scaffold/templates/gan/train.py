@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model import Gan
 from pipeline.engine.custom_stage import run_custom_stage
-from pipeline.params import Params
+from pipeline.project.params import Params
 from stages import data
 from stages.contracts.config import arguments_of
 from stages.system.files import write_text

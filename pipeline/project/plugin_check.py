@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.metric_check import are_metrics_known, find_metric_mistakes
-from pipeline.params import Params, read_params
+from pipeline.project.metric_check import are_metrics_known, find_metric_mistakes
+from pipeline.project.params import Params, read_params
 from stages.contracts import plugins
 from stages.contracts.config import Use, arguments_of
 from stages.contracts.errors import StageError
@@ -50,7 +50,7 @@ NEEDS_EXTRA = "stages.metrics.from_torchmetrics:"
 """Beginning of the import path of a metric that needs torchmetrics, which may not be installed."""
 END = ["", ""]
 """Last line of a result. A failure after it occurs at exit, and does not affect a run."""
-PROGRAM = "from pipeline.plugin_check import main; main(sys.argv[1])"
+PROGRAM = "from pipeline.project.plugin_check import main; main(sys.argv[1])"
 
 
 def find_plugin_mistakes(params: Params) -> list[str]:

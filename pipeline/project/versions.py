@@ -11,8 +11,8 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
-from pipeline.snapshot import Snapshot
-from pipeline.yaml_files import read_definition, read_yaml
+from pipeline.project.snapshot import Snapshot
+from pipeline.project.yaml_files import read_definition, read_yaml
 from stages import build_learner, create_artifact_dir, fit, load_data, save_model
 from stages.contracts.errors import ParamsError, StageError, closest
 from stages.system.files import write_text

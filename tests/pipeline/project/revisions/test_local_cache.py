@@ -1,6 +1,6 @@
 """Each object that is read from DVC's local cache is verified."""
 
-from pipeline.revisions.files import MAX_VERIFIED_BYTES, LocalCache
+from pipeline.project.revisions.files import MAX_VERIFIED_BYTES, LocalCache
 
 
 def test_cache_distinguishes_intact_damaged_and_missing_files(tmp_path):

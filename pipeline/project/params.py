@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import ValidationError, model_validator
 
-from pipeline.yaml_files import read_yaml
+from pipeline.project.yaml_files import read_yaml
 from stages.contracts.config import Config
 from stages.contracts.errors import ParamsError
 from stages.contracts.fields import describe_portable_optimizer_conflict

@@ -15,16 +15,16 @@ from dvc.repo import Repo
 from dvc.scm import RevError
 from dvc_data.index import DataIndexError
 
-from pipeline.lockfile import read_lockfile
-from pipeline.project import read_paths
-from pipeline.revisions.cache_content import (
+from pipeline.project.lockfile import read_lockfile
+from pipeline.project.paths import read_paths
+from pipeline.project.revisions.cache_content import (
     DIRECTORY_SUFFIX,
     object_path,
     remove_damaged_files,
     remove_if_damaged,
 )
-from pipeline.revisions.dvc_checks import apply_checks
-from pipeline.yaml_files import read_yaml
+from pipeline.project.revisions.dvc_checks import apply_checks
+from pipeline.project.yaml_files import read_yaml
 from stages.checkpoints.file_names import CHECKPOINT_FOLDER, epochs_in, parse_name, trainer_name
 from stages.contracts.errors import CheckpointError, StageError
 from stages.contracts.history import History

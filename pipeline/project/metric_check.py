@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from pipeline.params import Params
+from pipeline.project.params import Params
 from stages.contracts import plugins
 from stages.contracts.errors import StageError
 from stages.contracts.history import Split

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
 
-from pipeline.project import runs_root
+from pipeline.project.paths import runs_root
 from stages.contracts.errors import ParamsError
 from stages.params.build_learner_params import CheckpointConfig
 
@@ -33,7 +33,9 @@ def open_checkpoint(checkpoint: CheckpointConfig | None, paths: dict[str, Path])
         yield Path(checkpoint.path)
     else:
         with _folder(runs_root()) as folder:
-            revisions = import_module("pipeline.revisions.revision")  # imports DVC, which few runs need here
+            revisions = import_module(
+                "pipeline.project.revisions.revision"
+            )  # imports DVC, which few runs need here
             revisions.Revision(checkpoint.rev).fetch(checkpoint.epoch, folder)
             yield folder
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from pipeline.yaml_files import load_yaml, parse_yaml
+from pipeline.project.yaml_files import load_yaml, parse_yaml
 from stages.contracts.errors import ParamsError
 
 SCALAR_TEXT = r"""

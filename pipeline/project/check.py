@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.params import Params, build_params_error
-from pipeline.project import parse_paths, read_paths
-from pipeline.snapshot import interpolate, read_variables
-from pipeline.versions import VERSIONS
-from pipeline.yaml_files import read_definition, read_yaml
+from pipeline.project.params import Params, build_params_error
+from pipeline.project.paths import parse_paths, read_paths
+from pipeline.project.snapshot import interpolate, read_variables
+from pipeline.project.versions import VERSIONS
+from pipeline.project.yaml_files import read_definition, read_yaml
 from stages import learner
 from stages.checkpoints.retention import BestConfig
 from stages.contracts.config import Use

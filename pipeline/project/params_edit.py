@@ -13,9 +13,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.util import load_yaml_guess_indent
 
-from pipeline.check import find_late_mistakes
-from pipeline.params import build_params_error, read_params
-from pipeline.yaml_files import parse_yaml, read_definition, read_yaml
+from pipeline.project.check import find_late_mistakes
+from pipeline.project.params import build_params_error, read_params
+from pipeline.project.yaml_files import parse_yaml, read_definition, read_yaml
 from stages.contracts.errors import ParamsError
 
 PARAMS = Path("params.yaml")

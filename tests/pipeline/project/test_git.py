@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from pipeline.git import commit_time, read_objects, run_git, try_git
+from pipeline.project.git import commit_time, read_objects, run_git, try_git
 from stages.contracts.errors import StageError
 
 WHEN = "2026-03-04T05:06:07+0530"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from pipeline.yaml_files import MAX_YAML_BYTES, load_yaml
+from pipeline.project.yaml_files import MAX_YAML_BYTES, load_yaml
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import is_md5
 from stages.system.files import read_regular

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.params_edit import PARAMS, override_params
-from pipeline.revisions.names import resolve
-from pipeline.revisions.revision import Revision
+from pipeline.project.params_edit import PARAMS, override_params
+from pipeline.project.revisions.names import resolve
+from pipeline.project.revisions.revision import Revision
 from stages.system.files import open_atomic, write_text
 
 

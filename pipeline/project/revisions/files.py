@@ -14,18 +14,18 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.git import commit_time, read_objects
-from pipeline.lockfile import parse_lockfile
-from pipeline.project import parse_paths
-from pipeline.revisions.cache_content import DIRECTORY_SUFFIX
-from pipeline.revisions.names import (
+from pipeline.project.git import commit_time, read_objects
+from pipeline.project.lockfile import parse_lockfile
+from pipeline.project.paths import parse_paths
+from pipeline.project.revisions.cache_content import DIRECTORY_SUFFIX
+from pipeline.project.revisions.names import (
     experiments_on_head,
     find_collisions,
     open_project,
     read_commits,
     resolve_all,
 )
-from pipeline.yaml_files import MAX_YAML_BYTES, parse_yaml
+from pipeline.project.yaml_files import MAX_YAML_BYTES, parse_yaml
 from stages.contracts.errors import ParamsError, StageError
 from stages.contracts.file_lists import is_name_below, parse_file_list
 from stages.system.files import read_regular

@@ -6,8 +6,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.lockfile import read_lockfile
-from pipeline.yaml_files import read_yaml
+from pipeline.project.lockfile import read_lockfile
+from pipeline.project.yaml_files import read_yaml
 from stages.contracts.errors import ParamsError
 from stages.runs.layout import RUNS_FOLDER
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pathspec import GitIgnoreSpec
 
-from pipeline.yaml_files import read_definition, read_yaml
+from pipeline.project.yaml_files import read_definition, read_yaml
 from stages.contracts.errors import ParamsError
 
 ABSENT = "missing"

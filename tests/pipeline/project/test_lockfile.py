@@ -23,7 +23,7 @@ from pipeline.engine.lockfile_repair import (
     try_dvc_lock,
 )
 from pipeline.engine.watchdog import fork_watchdog, start_watchdog
-from pipeline.lockfile import check_lockfile, is_truncated, parse_lockfile, read_lockfile
+from pipeline.project.lockfile import check_lockfile, is_truncated, parse_lockfile, read_lockfile
 from stages.contracts.errors import StageError
 from stages.runs.layout import LOCKFILE_BACKUP
 

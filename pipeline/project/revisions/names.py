@@ -14,8 +14,8 @@ from dvc.repo.experiments.utils import (
 )
 from dvc.scm import NoSCM, RevError, SCMError, map_scm_exception, resolve_rev
 
-from pipeline.git import GitObject, commit_time, find_head, read_objects
-from pipeline.revisions.dvc_checks import apply_checks
+from pipeline.project.git import GitObject, commit_time, find_head, read_objects
+from pipeline.project.revisions.dvc_checks import apply_checks
 from stages.contracts.errors import ParamsError, StageError
 
 

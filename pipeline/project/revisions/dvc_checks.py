@@ -22,7 +22,7 @@ from dvc_data.hashfile.db.local import LocalHashFileDB
 from dvc_data.hashfile.tree import Tree
 from ruamel.yaml.error import YAMLError
 
-from pipeline.yaml_files import check_aliases
+from pipeline.project.yaml_files import check_aliases
 from stages.contracts.errors import StageError
 from stages.contracts.file_lists import check_file_names
 from stages.system.patches import Patch, check_patches

@@ -9,8 +9,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.git import list_tracked_files, may_track
-from pipeline.project import find_above, runs_root
+from pipeline.project.git import list_tracked_files, may_track
+from pipeline.project.paths import find_above, runs_root
 from stages.contracts.errors import StageError
 from stages.runs.layout import RUNS_FOLDER
 

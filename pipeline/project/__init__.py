@@ -1,0 +1,1 @@
+"""The project: its params, paths, lock file, YAML, git and revisions, and the check of its settings."""
