@@ -120,12 +120,12 @@ VIOLATIONS = [
         {
             **{f"pipeline/{name}/__init__.py": "" for name in ("engine", "flows")},
             "pipeline/engine/a.py": "from pipeline.flows import flow\nfrom . import b\n",
-            "pipeline/project/git.py": "import pipeline.cli\n",
+            "pipeline/error_reports.py": "import pipeline.cli\n",
             "pipeline/cli.py": "import pipeline.flows\n",
         },
         (
             "pipeline/engine/a.py:1: engine may not import pipeline.flows.flow",
-            "pipeline/project/git.py:1: git.py may not import pipeline.cli",
+            "pipeline/error_reports.py:1: error_reports.py may not import pipeline.cli",
         ),
     ),
     (

@@ -204,7 +204,7 @@ for epochs in range(200):
 
 
 def test_several_processes_back_up_the_lockfile_at_the_same_time(project):
-    repository = Path(__file__).resolve().parents[2]
+    repository = Path(__file__).resolve().parents[3]
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     commands = [[sys.executable, "-c", BACK_UP, f"draft-{index}"] for index in range(3)]
     processes = [subprocess.Popen(each, env=environment, stderr=subprocess.PIPE) for each in commands]
