@@ -351,17 +351,6 @@ def test_options_apply_to_a_file_of_weights_only():
         CheckpointConfig(rev="a" * 40, epoch=1, skip=["x"], strict=False)
 
 
-def test_config_without_the_options_is_written_as_before():
-    assert CheckpointConfig(path="x").model_dump(mode="json") == {
-        "rev": None,
-        "path": "x",
-        "epoch": None,
-        "weights_only": False,
-        "limit": None,
-    }
-    assert CheckpointConfig(path="x", skip=["y"]).model_dump(mode="json")["skip"] == ["y"]
-
-
 @pytest.mark.parametrize("key", OF_WEIGHTS)
 def test_readme_documents_each_option(key):
     assert f"`{key}`" in (Path(__file__).parents[1] / "stages/params/README.md").read_text()

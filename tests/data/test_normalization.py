@@ -109,9 +109,3 @@ def test_stage_writes_the_numbers_of_each_channel(tmp_path):
     assert [len(numbers["mean"]), len(numbers["std"])] == [4, 4]
     assert numbers["std"][3] == 1.0
     assert data.read(tmp_path).info.normalization.mean == tuple(numbers["mean"])
-
-
-def test_default_normalization_is_not_in_the_config():
-    assert "normalization" not in LoadDataConfig().model_dump()
-    config = LoadDataConfig(normalization={"per": "channel"})
-    assert config.model_dump()["normalization"] == {"kind": "mean_std", "per": "channel"}

@@ -1,7 +1,5 @@
 """Groups of parameters and frozen parameters: their options, their rates, their resume and their mistakes."""
 
-import json
-
 import pytest
 import torch
 from run_files import read_run_files
@@ -222,9 +220,3 @@ def test_params_pass_groups_and_frozen_parameters_to_the_learner(tmp_path):
 
 
 FIELDS = ("model", "optimizer", "schedule", "parameter_groups", "freeze")
-
-
-def test_defaults_are_in_no_file():
-    assert "freeze" not in BuildLearnerConfig().model_dump()
-    assert set(json.loads(BuildLearnerConfig(freeze=["x"]).model_dump_json())) >= {"freeze", "optimizer"}
-    assert "parameter_groups" not in BuildLearnerConfig(freeze=["x"]).model_dump()

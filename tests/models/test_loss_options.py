@@ -90,7 +90,7 @@ def test_balanced_weights_are_those_of_the_train_split():
     assert spec(class_weights="balanced").class_weights == pytest.approx((100 / 180, 100 / 90, 100 / 30))
 
 
-def test_weights_are_in_no_record_and_defaults_in_no_file(tmp_path):
+def test_weights_are_in_no_record_and_unset_ones_not_in_the_description(tmp_path):
     model, _, _ = spec(class_weights="balanced").build(1)
 
     assert "_class_weights" not in model.state_dict()
