@@ -217,3 +217,6 @@ def test_params_pass_groups_and_frozen_parameters_to_the_learner(tmp_path):
     built = build_model_optimizer(optimizer, model)
     assert [len(group["params"]) for group in built.param_groups] == [1, 1]
     assert not model.layers[0].weight.requires_grad
+
+
+FIELDS = ("model", "optimizer", "schedule", "parameter_groups", "freeze")
