@@ -4,6 +4,7 @@ This module does not import torch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,7 @@ from stages.records.burn_metadata import pack_record, unpack_record
 from stages.records.burnpack import reader as burnpack_reader
 from stages.records.burnpack import writer as burnpack_writer
 from stages.records.byte_readers import ByteReader, PlainReader
-from stages.records.gzip_stream.reader import GzipReader
-from stages.records.gzip_stream.writer import GzipWriter
+from stages.records.gzip_stream import GzipReader, write_compressed, write_stored
 from stages.records.json_format import reader as json_reader
 from stages.records.json_format import writer as json_writer
 from stages.records.limits import Limits, ValueCounts
@@ -176,14 +176,12 @@ def write(
     """
     pieces = CheckedPieces(record, form, limit=limit)
     with open_atomic(path) as file:
-        if form.gzipped:
-            with GzipWriter(
-                file, level=compression, threads=threads, values=pieces.counts.values
-            ) as packed_file:
-                for piece in pieces:
-                    packed_file.write(piece)
-        else:
+        if not form.gzipped:
             write_joined(pieces, file)
+        elif compression:
+            write_compressed(pieces, file, threads=threads, values=pieces.counts.values)
+        else:
+            write_stored(pieces, file)
 
 
 class CheckedPieces:
@@ -231,12 +229,9 @@ def read(
     many bytes of content. Raises `RecordError` if the file is missing or is not a valid record.
     """
     form = form or find_format(path)
-    source = _open(path, form, limit)
-    try:
+    with closing(_open(path, form, limit)) as source:
         record = form.decode(source, like, keep_data)
         source.finish()
-    finally:
-        source.close()
     return record
 
 
@@ -246,14 +241,11 @@ def read_metadata(path: Path, form: Format, *, limit: int | None = None) -> Meta
     The rest of the file is read only to verify gzip's checksum. *limit* raises the default `Limits` to as
     many bytes of content. Raises `RecordError` if the file is missing or corrupt.
     """
-    source = _open(path, form, limit)
-    try:
+    with closing(_open(path, form, limit)) as source:
         metadata = form.decode(source, (), False).metadata  # noqa: FBT003  the protocol is positional
-        left = source.remaining()
-        source.skip(left % _GZIP_MODULO if form.gzipped else left)
+        rest = source.remaining()
+        source.skip(rest % _GZIP_MODULO if form.gzipped else rest)
         source.finish()
-    finally:
-        source.close()
     if metadata is None:
         raise RecordError(f"{path} has no metadata; it is not a bincode record")
     return metadata

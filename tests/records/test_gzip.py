@@ -6,7 +6,9 @@ import random
 import struct
 import subprocess
 import sys
+import threading
 import zlib
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -14,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.contracts.errors import RecordError
-from stages.records.gzip_stream.reader import GzipReader
-from stages.records.gzip_stream.writer import BLOCK, CHUNK, GzipWriter
+from stages.records.gzip_stream import BLOCK, CHUNK, GzipReader, write_compressed, write_stored
 
 RANDOM = random.Random(0)  # noqa: S311  no secret
 NOISE = RANDOM.randbytes(300_000)
@@ -25,15 +26,18 @@ ZEROS = bytes(9 * CHUNK)
 
 def zipped(content, level=1, threads=1, *, step=None):
     file = io.BytesIO()
-    with GzipWriter(file, level=level, threads=threads) as writer:
-        for start in range(0, len(content), step or len(content) or 1):
-            writer.write(content[start : start + (step or len(content))])
+    step = step or len(content) or 1
+    pieces = (content[start : start + step] for start in range(0, len(content), step))
+    if level:
+        write_compressed(pieces, file, threads=threads)
+    else:
+        write_stored(pieces, file)
     return file.getvalue()
 
 
-def read(path, **options):
+def read(path, *, limit=None):
     """The content of *path*, whose length the member declares (all of these are below 4 GiB)."""
-    with GzipReader(path, **options) as source:
+    with closing(GzipReader(path, limit=limit)) as source:
         content = source.read_array(struct.unpack("<I", path.read_bytes()[-4:])[0]).tobytes()
         source.finish()
     return content
@@ -56,7 +60,7 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("level", [0, 1])
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 def test_written_file_is_read_by_other_gzip_readers(content, level, path):
     data = zipped(content, level)
@@ -67,8 +71,7 @@ def test_written_file_is_read_by_other_gzip_readers(content, level, path):
     assert member.decompress(data) == content
     assert member.eof
     assert not member.unused_data
-    assert read(path, threads=1) == content
-    assert read(path, threads=2) == content
+    assert read(path) == content
 
 
 @pytest.mark.parametrize("level", [0, 1])
@@ -88,29 +91,37 @@ def test_header_equals_that_of_flate2_without_name_and_time():
     assert zipped(b"abc")[:10] == b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 
-@pytest.mark.parametrize("level", [0, 1])
-def test_piece_can_be_modified_after_write(level):
+@pytest.mark.parametrize("write", [write_compressed, write_stored])
+def test_piece_can_be_modified_after_the_next_is_requested(write):
     piece = bytearray(FLOATS)
     file = io.BytesIO()
 
-    with GzipWriter(file, level=level, threads=2) as writer:
-        writer.write(piece)
+    def pieces():
+        yield piece
         piece[:] = bytes(len(piece))
-        writer.write(FLOATS[: 2 * CHUNK])
+        yield FLOATS[: 2 * CHUNK]
+
+    write(pieces(), file)
 
     assert gzip.decompress(file.getvalue()) == FLOATS + FLOATS[: 2 * CHUNK]
 
 
-def test_writer_exited_by_an_error_completes_no_member(path):
-    file = io.BytesIO()
+def test_error_of_the_content_or_of_the_disk_is_raised_after_the_threads_have_ended():
+    class FullDisk(io.BytesIO):
+        def write(self, data):
+            if self.tell() > CHUNK:
+                raise OSError(28, "no space left")
+            return super().write(data)
 
-    with pytest.raises(KeyError), GzipWriter(file, threads=2) as writer:
-        writer.write(FLOATS)
+    def pieces():
+        yield FLOATS
         raise KeyError
 
-    path.write_bytes(file.getvalue())
-    with pytest.raises(RecordError):
-        read(path)
+    with pytest.raises(KeyError):
+        write_compressed(pieces(), io.BytesIO(), threads=2)
+    with pytest.raises(OSError, match="no space left"):
+        write_compressed([FLOATS], FullDisk(), threads=2)
+    assert not [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
 
 
 @settings(deadline=None, max_examples=40)
@@ -130,7 +141,7 @@ def test_zlib_output_is_read_in_steps_of_any_size(level, parts, flush, steps, tm
     path.write_bytes(b"".join(stream.compress(p) + stream.flush(flush) for p in pieces) + stream.flush())
     content, got = b"".join(pieces), b""
 
-    with GzipReader(path) as source:
+    with closing(GzipReader(path)) as source:
         for number in range(10**6):
             size = min(steps[number % len(steps)], source.remaining())
             got += source.read(size) if number % 2 else source.read_array(size).tobytes()
@@ -148,15 +159,7 @@ def test_flushed_chunks_with_back_references_are_read_correctly(path):
     data = b"".join(stream.compress(piece) + stream.flush(zlib.Z_SYNC_FLUSH) for piece in pieces)
     path.write_bytes(data + stream.flush())
 
-    assert read(path, threads=2) == b"".join(pieces)
-
-
-def test_flush_mark_inside_a_block_does_not_split_it(path):
-    marks = b"\0\0\xff\xff" * 1000 + RANDOM.randbytes(CHUNK - 4000)
-    content = FLOATS[:CHUNK] + marks * 4 + FLOATS
-    path.write_bytes(zipped(content))
-
-    assert read(path, threads=2) == content
+    assert read(path) == b"".join(pieces)
 
 
 @pytest.mark.parametrize("mtime", [0, 1_700_000_000])
@@ -204,7 +207,7 @@ def end(declared, content=b"content"):
         (member()[:10] + b"\x07\0" + end(0, b""), "is corrupt"),
         (
             zipped(b"content", 0)[:12] + b"\0\0\0" + zipped(b"content", 0)[15:],
-            "is not the header of a stored block",
+            "the stream before it is corrupt",
         ),
     ],
 )
@@ -252,7 +255,7 @@ def test_truncated_large_file_is_refused(path):
     for length in range(CHUNK // 2, len(data), CHUNK // 3):
         path.write_bytes(data[:length] + data[-8:])
         with pytest.raises(RecordError):
-            read(path, threads=2)
+            read(path)
 
 
 def test_bomb_beyond_the_limit_is_refused_unread(path):
@@ -266,7 +269,7 @@ def test_bomb_beyond_the_limit_is_refused_unread(path):
 def test_bomb_with_false_length_is_stopped_at_its_declared_length(path):
     path.write_bytes(gzip.compress(bytes(80 * 2**20))[:-8] + end(1000, bytes(1000)))
 
-    with GzipReader(path) as source:
+    with closing(GzipReader(path)) as source:
         source.read(1000)
         with pytest.raises(RecordError, match="1 bytes are declared, but 0 remain"):
             source.read(1)
@@ -277,7 +280,7 @@ def test_bomb_with_false_length_is_stopped_at_its_declared_length(path):
 def test_skipped_content_is_included_in_the_checksum(path):
     path.write_bytes(zipped(FLOATS))
 
-    with GzipReader(path) as source:
+    with closing(GzipReader(path)) as source:
         source.skip(len(FLOATS) - 4)
         last = source.read(4)
         source.finish()
@@ -289,8 +292,7 @@ MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from stages.records.gzip_stream.reader import GzipReader
-from stages.records.gzip_stream.writer import GzipWriter
+from stages.records.gzip_stream import GzipReader, write_compressed, write_stored
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -298,15 +300,16 @@ def peak():
 state = np.random.default_rng(0).standard_normal(25_000_000, dtype=np.float32)
 path = Path(sys.argv[1])
 before = peak()
-with path.open("wb") as file, GzipWriter(file, level=int(sys.argv[2]), threads=2) as writer:
-    writer.write(state.data)
+write = write_compressed if sys.argv[2] == "1" else write_stored
+with path.open("wb") as file:
+    write([state.data], file)
 print(peak() - before)
 size = state.nbytes
 del state
 before = peak()
-with GzipReader(path, threads=2) as source:
-    source.read_array(size)
-    source.finish()
+source = GzipReader(path)
+source.read_array(size)
+source.finish()
 print(peak() - before)
 """
 

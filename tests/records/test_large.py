@@ -21,7 +21,7 @@ from stages.records import (
     read_item,
     to_plain,
 )
-from stages.records.gzip_stream.writer import GzipWriter
+from stages.records.gzip_stream import write_compressed
 from stages.records.limits import LEAST_LIMIT, LIMIT_RATIO
 from stages.records.recorder import PRECISIONS, RECORDERS
 
@@ -122,8 +122,8 @@ def test_trainer_record_with_history_of_200_000_numbers_is_restored(tmp_path):
 @pytest.mark.parametrize("size", [LEAST_LIMIT, LEAST_LIMIT + 1, 2 * LEAST_LIMIT + 12_345])
 def test_written_member_is_never_smaller_than_readers_require(size):
     file = io.BytesIO()
-    with GzipWriter(file, threads=1) as writer:
-        writer.write(bytes(size))
+
+    write_compressed([bytes(size)], file)
 
     data = file.getvalue()
     assert size <= max(LEAST_LIMIT, LIMIT_RATIO * len(data))

@@ -1,0 +1,271 @@
+"""Gzip files of one member: a reader that checks untrusted files, and a writer that compresses on threads.
+
+The content is compressed in blocks of a fixed size, so the bytes do not depend on the number of threads. Content
+that compresses so well that `GzipReader` would refuse it is followed by empty blocks, up to the smallest size that
+it accepts.
+"""
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from isal import igzip_lib, igzip_threaded, isal_zlib
+
+from stages.contracts.errors import RecordError
+from stages.records.byte_readers import Blob
+from stages.records.limits import ADVICE, LARGEST_RATIO, Limits, least_size
+
+CHUNK = 1 << 19
+"""Bytes of content that are compressed at a time."""
+HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+"""Header without name, time or flags, and with an unknown system, as flate2 writes it."""
+BLOCK = 0xFFFF
+"""Bytes of the longest stored block."""
+MAX_THREADS = 4
+
+_LEVEL = 1
+_EMPTY = b"\0\0\0\xff\xff"
+"""An empty stored block."""
+_LAST_STORED = b"\x01\0\0\xff\xff"
+_WINDOW = 1 << 16
+_STEP = 1 << 18
+_MAX_HEADER = 1 << 18
+
+
+def write_compressed(
+    pieces: Iterable[bytes | memoryview], file: BinaryIO, *, threads: int | None = None, values: int = 0
+) -> None:
+    """Compress *pieces* to the empty *file*, on *threads*; None selects the number of processors, at most 4.
+
+    *values* is the number of small values in the content, as `Limits` count them.
+    """
+    length = 0
+    threads = threads or min(MAX_THREADS, os.cpu_count() or 1)
+    with igzip_threaded.open(file, "wb", _LEVEL, threads=threads, block_size=CHUNK) as packed_file:
+        file.seek(0)
+        file.write(HEADER)  # isal's header has the level and the system in each other's place
+        for chunk in _cut(pieces, CHUNK):
+            packed_file.write(chunk)
+            length += len(chunk)
+        packed_file.flush()
+        missing = least_size(length, values) + len(HEADER) - file.tell()
+        file.write(_EMPTY * -(-missing // len(_EMPTY)))
+
+
+def write_stored(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> None:
+    """Write *pieces* to *file* as a member that is not compressed."""
+    length = checksum = 0
+    file.write(HEADER)
+    for block in _cut(pieces, BLOCK):
+        file.write(struct.pack("<BHH", 0, len(block), len(block) ^ 0xFFFF) + block)
+        checksum = isal_zlib.crc32(block, checksum)
+        length += len(block)
+    file.write(_LAST_STORED + struct.pack("<II", checksum, length & 0xFFFFFFFF))
+
+
+def _cut(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytearray]:
+    """Yield the bytes of *pieces* in blocks of *size*; the last one may be shorter."""
+    block = bytearray()
+    for piece in pieces:
+        view = memoryview(piece)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        while view:
+            added = view[: size - len(block)]
+            block += added
+            view = view[len(added) :]
+            if len(block) == size:
+                yield block
+                block = bytearray()
+    if block:
+        yield block
+
+
+class GzipReader:
+    """A `ByteReader` of the content of the gzip file *path*, which is inflated as it is read.
+
+    The content may be as long as `Limits` allow, which *limit* raises to as many bytes. The declared length
+    is checked before anything is inflated; `finish` checks the checksum and the end of the file.
+    """
+
+    def __init__(self, path: Path, *, limit: int | None = None) -> None:
+        self.name = str(path)
+        self.offset = 0
+        self._size = path.stat().st_size
+        self.limits = Limits.for_size(self._size, limit)
+        self._file = path.open("rb", buffering=0)
+        try:
+            self._open_member()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _open_member(self) -> None:
+        head = self._file.read(_MAX_HEADER)
+        start = _header_length(head, self.name)
+        if self._size < start + 10:
+            raise RecordError(f"{self.name} is truncated: {self._size} bytes are less than a gzip member")
+        self._file.seek(-8, 2)
+        self._checksum: int
+        self._declared: int
+        self._checksum, self._declared = struct.unpack("<II", self._file.read(8))
+        limit = self.limits.content
+        self._max_length = self._find_max_length(min(limit, LARGEST_RATIO * self._size), limit)
+        self._crc = 0
+        self._window = memoryview(b"")
+        self._produced = 0
+        self._stream = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE)
+        self._file.seek(start)
+
+    def _find_max_length(self, most: int, limit: int) -> int:
+        """Return the largest possible length of the content, which is declared modulo 4 GiB only."""
+        if self._declared <= most:
+            return self._declared + (most - self._declared) // 2**32 * 2**32
+        if self._declared <= limit:
+            raise RecordError(
+                f"{self.name} declares {self._declared} bytes of content, but {self._size} bytes of gzip "
+                f"hold at most {LARGEST_RATIO} times as many: it is truncated, corrupt or has data after it"
+            )
+        raise RecordError(
+            f"{self.name} declares {self._declared} bytes of content in a file of {self._size} bytes, but at "
+            f"most {limit} are allowed: it is truncated, corrupt or a decompression bomb; {ADVICE}"
+        )
+
+    def remaining(self) -> int:
+        """Return the largest number of bytes that can follow."""
+        return self._max_length - self.offset
+
+    def read(self, size: int) -> bytes:
+        """Return the next *size* bytes."""
+        if not 0 <= size <= self._window.nbytes:
+            self._check_available(size)
+            if size > _WINDOW:
+                return self.read_array(size).tobytes()
+            self._fill_window(size)
+        data = bytes(self._window[:size])
+        self._window = self._window[size:]
+        self.offset += size
+        return data
+
+    def read_array(self, size: int) -> Blob:
+        """Return the next *size* bytes in memory of their own."""
+        self._check_available(size)
+        try:
+            data = np.empty(size, np.uint8)
+        except MemoryError as error:
+            raise RecordError(
+                f"{self.name} declares {size} bytes in one value, which do not fit into memory"
+            ) from error
+        filled = min(self._window.nbytes, size)
+        data.data[:filled] = self._window[:filled]
+        self._window = self._window[filled:]
+        while filled < size:
+            content = self._inflate(min(size - filled, _STEP))
+            data.data[filled : filled + len(content)] = content
+            filled += len(content)
+        self.offset += size
+        return data
+
+    def skip(self, size: int) -> None:
+        """Skip *size* bytes."""
+        self._check_available(size)
+        while size:
+            step = min(size, self._window.nbytes or _WINDOW)
+            self.read(step)
+            size -= step
+
+    def finish(self) -> None:
+        """Raise `RecordError` unless the content, its length, its checksum and the file end here."""
+        surplus = self._window.nbytes or len(self._decompress(1))
+        if surplus:
+            raise RecordError(f"{self.name} has surplus content after the end of the record at {self.offset}")
+        end = self._file.tell() - len(self._stream.unused_data)
+        if end != self._size - 8:
+            raise RecordError(
+                f"{self.name} has {self._size - 8 - end} surplus bytes after its gzip member, which ends at "
+                f"{end + 8}"
+            )
+        if self.offset % 2**32 != self._declared or self._crc != self._checksum:
+            raise RecordError(
+                f"{self.name} is corrupt: its content has {self.offset} bytes with checksum "
+                f"{self._crc:#010x}, but it declares {self._declared} with {self._checksum:#010x}"
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _check_available(self, size: int) -> None:
+        if not 0 <= size <= self.remaining():
+            raise RecordError(
+                f"{self.name}, offset {self.offset}: {size} bytes are declared, but {self.remaining()} remain"
+            )
+
+    def _fill_window(self, size: int) -> None:
+        """Inflate until the window has at least *size* bytes, which were checked to be available."""
+        content = bytearray(self._window)
+        while len(content) < size:
+            content += self._inflate(min(_WINDOW, self._max_length - self._produced))
+        self._window = memoryview(content)
+
+    def _inflate(self, limit: int) -> bytes:
+        """Return the next bytes of the content, at least 1 and at most *limit*."""
+        content = self._decompress(limit)
+        if not content:
+            raise RecordError(
+                f"{self.name} is truncated or corrupt: its content ended after {self._produced} bytes, "
+                f"but it declares {self._declared}"
+            )
+        self._crc = isal_zlib.crc32(content, self._crc)
+        self._produced += len(content)
+        return content
+
+    def _decompress(self, limit: int) -> bytes:
+        """Return up to *limit* bytes of the content; none only at its end."""
+        content = b""
+        while not content and not self._stream.eof:
+            packed = self._read_packed() if self._stream.needs_input else b""
+            try:
+                content = self._stream.decompress(packed, limit)
+            except igzip_lib.IsalError as error:  # type: ignore[misc]  # isal's stub does not declare the base class
+                raise self._error(f"the stream before it is corrupt ({error})") from error
+        return content
+
+    def _read_packed(self) -> bytes:
+        """Return the next compressed bytes, none of the trailer."""
+        packed = self._file.read(min(_STEP, self._size - 8 - self._file.tell()))
+        if not packed:
+            raise self._error("the stream is truncated: its final block is missing")
+        return packed
+
+    def _error(self, what: str) -> RecordError:
+        return RecordError(f"{self.name}, offset {self._file.tell()} of the compressed file: {what}")
+
+
+def _header_length(head: bytes, name: str) -> int:
+    """Return the position at which the deflated bytes begin (RFC 1952, 2.3)."""
+    if head[:2] != b"\x1f\x8b":
+        raise RecordError(f"{name} is not a gzip file: it starts with {head[:8]!r}")
+    if len(head) < 10:
+        raise RecordError(f"{name} is truncated: {len(head)} bytes are less than a gzip header")
+    method, flags = head[2], head[3]
+    if method != 8 or flags & 0xE0:
+        raise RecordError(f"{name} has an unsupported gzip header (method {method}, flags {flags:#04x})")
+    end = 10
+    if flags & 4:
+        end += 2 + int.from_bytes(head[end : end + 2], "little")
+    for flag in (8, 16):
+        if flags & flag:
+            end = head.find(b"\0", end) + 1 or len(head) + 1
+    if flags & 2:
+        end += 2
+    if end > len(head):
+        raise RecordError(f"{name} is truncated, or its gzip header is longer than {_MAX_HEADER} bytes")
+    if (
+        flags & 2
+        and int.from_bytes(head[end - 2 : end], "little") != isal_zlib.crc32(head[: end - 2]) & 0xFFFF
+    ):
+        raise RecordError(f"{name} is corrupt: its gzip header does not match its checksum")
+    return end

@@ -1,1 +1,0 @@
-"""Gzip compression and decompression on several threads."""
