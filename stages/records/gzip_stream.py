@@ -1,8 +1,8 @@
 """Gzip files of one member: a reader that checks untrusted files, and a writer that compresses on threads.
 
-The content is compressed in blocks of a fixed size, so the bytes do not depend on the number of threads. Content
-that compresses so well that `GzipReader` would refuse it is followed by empty blocks, up to the smallest size that
-it accepts.
+The content is compressed in blocks of a fixed size, so the bytes do not depend on the number of threads.
+Content that compresses so well that `GzipReader` would refuse it is followed by empty blocks, up to the
+smallest size that it accepts.
 """
 
 import os
