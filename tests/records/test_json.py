@@ -113,7 +113,7 @@ def test_long_number_lists_are_arrays_and_short_ones_are_lists():
     assert read("[1, 2.5, null, true]") == [1, 2.5, None, True]
     assert read(json.dumps([0.5] * 5000)).dtype == np.float64
     assert read(json.dumps([7] * 5000)).dtype == np.int16
-    assert read(json.dumps([7] * 20)).dtype == np.int16
+    assert read(json.dumps([7] * 1024)) == [7] * 1024
     assert read(json.dumps([None] * 20)) == [None] * 20
     assert read("[" + "1," * 200_000 + "0.5]")[-1] == 0.5
     assert read(json.dumps([2**63] * 5000)).dtype == np.uint64
@@ -192,8 +192,8 @@ def test_whitespace_is_accepted_wherever_json_allows_it():
         '"' + "a" * (2 << 20) + '"',
     ],
 )
-def test_invalid_json_is_refused_with_file_and_offset(text):
-    with pytest.raises(RecordError, match="the record in memory, offset"):
+def test_invalid_json_is_refused_with_file_and_reason(text):
+    with pytest.raises(RecordError, match="^the record in memory(, offset [0-9]+)?: ."):
         read(text)
 
 

@@ -1,4 +1,8 @@
-"""JSON reader for untrusted input: long lists of numbers never become Python objects one by one."""
+"""JSON reader for untrusted input.
+
+Limits are checked first. Long lists of numbers, the content of tensors, become arrays, never Python objects
+one by one; `json` parses the rest.
+"""
 
 import json
 import math
@@ -17,26 +21,28 @@ from stages.records.record_tree import Tree
 
 Numbers = NDArray[Any]
 
-_VALUE_MEMORY = 200
-"""Bytes of memory of a map, a list or a scalar, numbers in long lists excluded."""
+_VALUE_MEMORY, _NUMBER_MEMORY = 200, 40
+"""Bytes of memory of a map, a list or a scalar, and of a number in a list of numbers."""
 MAX_TEXT = 1 << 20
-"""Bytes of one text, with its quotes."""
+"""Bytes of one text, with its quotes, or of one number."""
 MAX_SIZE = 1 << 32
 """Bytes of a JSON file; the size must be smaller."""
-MAX_PLAIN_LIST = 16
-"""Length up to which a list of numbers is returned as a list."""
-MAX_MIXED_LIST = 1024
-"""Length of a list that mixes numbers with bools or null."""
+MAX_LIST = 1024
+"""Length up to which numbers, bools and null are returned as a list, which can mix them."""
+_MAX_BYTES_LIST = 16
+"""Length up to which the bytes of a tensor are returned as a list."""
 _CHUNK = 1 << 18
 """Characters of a list that are parsed at a time."""
 
-_SPACE = re.compile(rb"[ \t\n\r]*")
-_STRING = re.compile(rb'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"')
-_NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-_FLAT = re.compile(rb"\[[-+0-9.eE,a-u \t\n\r]*\]")
-"""A list that can contain only numbers, true, false and null."""
-_WORDS = {b"true": True, b"fals": False, b"null": None}
-_WORD = re.compile(rb"true|false|null")
+_TOKEN = re.compile(
+    rb'"[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*+"'
+    rb"|(\[[-+0-9.eE,a-u \t\n\r]*+\])"
+    rb'|[]["{}]'
+    rb'|[^]["{}:, \t\n\r]++'
+)
+"""A text, a list that can contain only numbers, true, false and null, a bracket, or another value."""
+_PLACEHOLDER = b"NaN"
+"""A constant that JSON lacks, in the place of a list that is parsed separately."""
 
 
 def memory_needed(counts: ValueCounts, content: int) -> int:
@@ -52,112 +58,127 @@ def decode(source: ByteReader, *, keep_data: bool = True) -> Tree:
     """
     # Gzip declares a length modulo 4 GiB only: read the smallest possible length; finish() checks the rest.
     size = source.remaining() % MAX_SIZE
-    return JsonParser(source.read_array(size), source.name, limits=source.limits, keep_data=keep_data).value()
+    data = source.read_array(size)
+    lists = _ListParser(data, source.name, source.limits, keep_data=keep_data)
+    rest = lists.cut()
+    del data
+    return lists.parse(rest)
 
 
-class JsonParser:
-    """Parses one JSON value in memory, with no text after it."""
+class _ListParser:
+    """Checks the values in memory, and parses the long lists of numbers."""
 
-    def __init__(self, data: Blob, name: str, *, limits: Limits, keep_data: bool) -> None:
+    def __init__(self, data: Blob, name: str, limits: Limits, *, keep_data: bool) -> None:
         """*name* is the name of the file, for messages."""
         self._data = data
-        self._bytes = data.data
         self._name = name
         self._keep_data = keep_data
-        self._position = 0
         self._values = 0
         self._limits = limits
         self._memory_left = limits.memory + len(data)
+        self._lists: list[Tree] = []
+        self._cuts: list[tuple[int, int]] = []
 
-    def value(self) -> Tree:
-        """Return the value. Raises `RecordError` if the text is not one JSON value."""
-        node = self._value("", 0)
-        self._peek()
-        if self._position != len(self._data):
-            raise self._error("expected the end of the file")
-        return node
+    def cut(self) -> bytes:
+        """Return the text with a placeholder for each long list of numbers, and release the data.
 
-    def _value(self, key: str, depth: int) -> Tree:
+        Raises `RecordError` if the text has more values or levels than allowed.
+        """
+        pieces: list[bytes] = []
+        size = depth = end = 0
+        key = slice(0, 0)
+        for token in _TOKEN.finditer(self._data.data):
+            start = token.start()
+            self._check_token(slice(start, token.end()), depth)
+            if token.start(1) >= 0:
+                node = self._flat_list(start + 1, token.end() - 1, self._key(key, start))
+                if node is not None:
+                    pieces += self._data[end:start].tobytes(), _PLACEHOLDER
+                    size += start - end + len(_PLACEHOLDER)
+                    end = token.end()
+                    self._lists.append(node)
+                    self._cuts.append((size, end - start - len(_PLACEHOLDER)))
+            else:
+                depth += (self._data[start] in b"[{") - (self._data[start] in b"]}")
+            key = slice(start, token.end())
+        pieces.append(self._data[end:].tobytes())
+        self._data = np.empty(0, np.uint8)
+        return b"".join(pieces)
+
+    def parse(self, rest: bytes) -> Tree:
+        """Return the value of *rest*. Raises `RecordError` if it is not one JSON value."""
+        if not rest.isascii():
+            self._spend_memory(4 * len(rest), 0)
+        lists = iter(self._lists)
+        try:
+            return json.loads(
+                rest.decode(),
+                object_pairs_hook=_unique,
+                parse_int=_integer,
+                parse_float=_float,
+                parse_constant=lambda _: next(lists),
+            )
+        except json.JSONDecodeError as error:
+            offset = len(error.doc[: error.pos].encode())
+            what = f"{error.msg[0].lower()}{error.msg[1:]}, found {rest[offset : offset + 20]!r}"
+        except UnicodeDecodeError as error:
+            offset, what = error.start, f"invalid UTF-8 in a text: {error}"
+        except ValueError as error:
+            raise RecordError(f"{self._name}: {error!s:.300}") from error
+        offset += sum(removed for place, removed in self._cuts if place <= offset)
+        raise RecordError(f"{self._name}, offset {offset}: {what}")
+
+    def _check_token(self, token: slice, depth: int) -> None:
+        first = self._data[token.start]
+        if first in b"]}":
+            return
         if depth > MAX_DEPTH:
-            raise self._error(f"nested deeper than {MAX_DEPTH} levels")
-        self._count_values(1)
-        sign = self._peek()
-        if sign == b"{":
-            return self._map(depth)
-        if sign == b"[":
-            flat = _FLAT.match(self._bytes, self._position)
-            return self._flat_list(flat.end(), key) if flat else self._list(depth)
-        if sign == b'"':
-            return self._string()
-        if word := _WORD.match(self._bytes, self._position):
-            self._position = word.end()
-            return _WORDS[word[0][:4]]
-        return self._number()
+            raise self._error(f"nested deeper than {MAX_DEPTH} levels", token.start)
+        size = 0 if first == ord("[") else token.stop - token.start
+        if size > MAX_TEXT or (first == ord('"') and size == 1):
+            raise self._error(
+                f"expected text in quotes, at most {MAX_TEXT} bytes long and without line breaks", token.start
+            )
+        if first in b"NI" or self._data[token.start : token.start + 2].tobytes() == b"-I":
+            raise self._error("expected a value", token.start)
+        if first == ord('"') and rb"\u" in (text := self._data[token].tobytes()):
+            self._check_text(text, token.start)
+        self._values += 1 + size // 64  # a long text takes up to 4 bytes per character
+        self._spend_memory(_VALUE_MEMORY * (1 + size // 64), token.start)
+        if self._values > self._limits.values:
+            raise self._error(
+                f"more than {self._limits.values} values outside lists of numbers in a file of this size; "
+                f"{ADVICE}",
+                token.start,
+            )
 
-    def _map(self, depth: int) -> dict[str, Tree]:
-        node: dict[str, Tree] = {}
-        self._position += 1
-        if self._peek() == b"}":
-            self._position += 1
-            return node
-        while True:
-            if self._peek() != b'"':
-                raise self._error("expected a name in quotes")
-            key = self._string()
-            if key in node:
-                raise self._error(f"duplicate name {key[:200]!r} in a map")
-            self._expect(b":")
-            node[key] = self._value(key, depth + 1)
-            if self._expect(b",", b"}") == b"}":
-                return node
+    def _check_text(self, text: bytes, start: int) -> None:
+        """Raise `RecordError` for an unpaired surrogate, which is not a character."""
+        try:
+            json.loads(text).encode()
+        except ValueError as error:
+            raise self._error(f"invalid text: {error}", start) from error
 
-    def _list(self, depth: int) -> list[Tree]:
-        node: list[Tree] = []
-        self._position += 1
-        while True:
-            node.append(self._value("", depth + 1))
-            if self._expect(b",", b"]") == b"]":
-                return node
+    def _key(self, token: slice, end: int) -> str:
+        """Return the name in *token* if only a colon follows it before *end*; otherwise an empty text."""
+        is_key = ord(":") in self._data[token.stop : end]
+        return self._data[token].tobytes()[1:-1].decode(errors="replace") if is_key else ""
 
-    def _flat_list(self, end: int, key: str) -> Tree:
-        """Return the list of numbers, true, false and null that ends at *end*."""
-        start, self._position = self._position + 1, end
-        is_blob = key == "bytes"
-        if key not in NUMBER_KEYS:
-            self._check_length(start, end)
-        if end - start <= MAX_PLAIN_LIST and (self._keep_data or not is_blob):
-            return self._check_list(self._parse_slice(start, end - 1))
-        length = self._length(start, end)
-        if is_blob and (length > MAX_PLAIN_LIST or not self._keep_data):
-            node = self._blob(start, end - 1, length)
-            if node is not None:
-                return node
-        if length > MAX_MIXED_LIST:
-            return self._array(start, end - 1, length)
-        values = [value for part in self._iter_slices(start, end - 1) for value in part]
-        is_array = length > MAX_PLAIN_LIST and are_alike(values)
-        return self._to_array(values) if is_array else self._check_list(values)
-
-    def _check_length(self, start: int, end: int) -> None:
-        """Raise `RecordError` for a list that is not a tensor's and is longer than the limit."""
-        if end - start > 2 * self._limits.numbers and self._length(start, end) > self._limits.numbers:
+    def _flat_list(self, start: int, end: int, key: str) -> Tree:
+        """Return the numbers, true, false and null from *start* to *end*; None if the list is not long."""
+        length = 1 + int(np.count_nonzero(self._data[start:end] == ord(",")))
+        if length > self._limits.numbers and key not in NUMBER_KEYS:
             raise self._error(
                 f"a list outside tensors has more than {self._limits.numbers} numbers; {ADVICE}", start
             )
-
-    def _length(self, start: int, end: int) -> int:
-        """Return the number of elements of the flat list from *start* to *end*."""
-        return 1 + sum(
-            int(np.count_nonzero(self._data[cut : min(cut + _CHUNK, end)] == ord(",")))
-            for cut in range(start, end, _CHUNK)
-        )
-
-    def _check_list(self, values: list[Any]) -> list[Any]:
-        """Return *values* after checking each."""
-        self._count_values(len(values))
-        for value in values:
-            self._check_range(value)
-        return values
+        if key == "bytes" and (length > _MAX_BYTES_LIST or not self._keep_data):
+            blob = self._blob(start, end, length)
+            if blob is not None:
+                return blob
+        if length > MAX_LIST:
+            return self._array(start, end, length)
+        self._spend_memory(_NUMBER_MEMORY * length, start)
+        return None
 
     def _blob(self, start: int, end: int, length: int) -> Blob | Skipped | None:
         """Return the numbers as bytes, or None if they are not all from 0 to 255."""
@@ -175,120 +196,75 @@ class JsonParser:
 
     def _iter_slices(self, start: int, end: int) -> Iterator[list[Any]]:
         """Yield the values of the flat list from *start* to *end*, in slices."""
-        while start < end:
+        while start <= end:
             cut = min(start + _CHUNK, end)
             if cut < end:
-                comma = bytes(self._bytes[start:cut]).rfind(b",")
-                if comma < 0:
-                    raise self._error("a number is longer than any valid number", start)
-                cut = start + comma
-            values = self._parse_slice(start, cut)
-            if (cut < end) and not values:
+                cut = start + self._data[start:cut].tobytes().rfind(b",")
+            if cut < start:
+                raise self._error("a number is longer than any valid number", start)
+            try:
+                values: list[Any] = json.loads(b"[" + self._data[start:cut].tobytes() + b"]")
+            except ValueError as error:
+                raise self._error(f"expected a list of numbers: {error!s:.200}", start) from error
+            if not values and (cut < end or self._data[start - 1] == ord(",")):
                 raise self._error("expected a number", start)
             yield values
             start = cut + 1
-            if start >= end and cut < end:
-                raise self._error("expected a number", cut)
-
-    def _parse_slice(self, start: int, end: int) -> list[Any]:
-        try:
-            values: list[Any] = json.loads(b"[" + bytes(self._bytes[start:end]) + b"]")
-        except (ValueError, RecursionError) as error:
-            raise self._error(f"expected a list of numbers: {error!s:.200}", start) from error
-        return values
 
     def _array(self, start: int, end: int, length: int) -> Numbers:
         """Return the numbers of a long list."""
-        array, filled = None, 0
+        array, filled = np.empty(0, np.bool_), 0
         for part in self._iter_slices(start, end):
-            numbers = self._to_array(part)
             try:
-                dtype = numbers.dtype if array is None else widen_dtype(array, numbers)
+                numbers = to_array(part)
+                dtype = widen_dtype(array, numbers) if filled else numbers.dtype
             except ValueError as error:
-                raise self._error(str(error)) from error
-            if array is None:
-                self._spend_memory(length * dtype.itemsize)
-                array = np.empty(length, dtype)
-            elif dtype != array.dtype:
-                self._spend_memory(length * dtype.itemsize)  # the narrower array is freed only afterwards
-                array = array.astype(dtype)
+                raise self._error(str(error), start) from error
+            if not filled or dtype != array.dtype:
+                self._spend_memory(
+                    length * dtype.itemsize, start
+                )  # the narrower array is freed only afterwards
+                array = array.astype(dtype) if filled else np.empty(length, dtype)
             array[filled : filled + len(numbers)] = numbers
             filled += len(numbers)
-        return np.empty(0) if array is None else array[:filled]
+        return array[:filled]
 
-    def _spend_memory(self, memory: int) -> None:
+    def _spend_memory(self, memory: int, start: int) -> None:
         self._memory_left -= memory
         if self._memory_left < 0:
             raise self._error(
-                f"its values need more memory than is allowed for a file of this length; {ADVICE}"
+                f"its values need more memory than is allowed for a file of this length; {ADVICE}", start
             )
 
-    def _to_array(self, values: list[Any]) -> Numbers:
-        try:
-            return to_array(values)
-        except ValueError as error:
-            raise self._error(str(error)) from error
+    def _error(self, what: str, start: int) -> RecordError:
+        found = self._data[start : start + 20].tobytes()
+        return RecordError(f"{self._name}, offset {start}: {what}, found {found!r}")
 
-    def _check_range(self, number: Any) -> None:
-        """Raise `RecordError` for a number that no Rust type can represent."""
-        if type(number) is int and not -(1 << 63) <= number < 1 << 64:
-            raise self._error("a number does not fit into 64 bits")
-        if type(number) is float and not math.isfinite(number):
-            raise self._error("a number is too large for a float")
 
-    def _string(self) -> str:
-        match = _STRING.match(self._bytes, self._position, self._position + MAX_TEXT)
-        if match is None:
-            raise self._error(
-                f"expected text in quotes, at most {MAX_TEXT} bytes long and without line breaks"
-            )
-        try:
-            text: str = json.loads(match[0])
-            text.encode()  # an unpaired surrogate is not a character
-        except ValueError as error:
-            raise self._error(f"invalid UTF-8 in a text: {error}") from error
-        self._count_values(len(text) // 64)  # a long text takes up to 4 bytes per character
-        self._position = match.end()
-        return text
+def _unique(pairs: list[tuple[str, Tree]]) -> dict[str, Tree]:
+    """Return the map of *pairs*. Raises `ValueError` if a name occurs twice."""
+    node = dict(pairs)
+    if len(node) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in node if names.count(name) > 1)
+        raise ValueError(f"duplicate name {repeated[:200]!r} in a map")
+    return node
 
-    def _number(self) -> int | float:
-        match = _NUMBER.match(self._bytes, self._position)
-        if match is None:
-            raise self._error("expected a value")
-        try:
-            number = float(match[0]) if match[1] or match[2] else int(match[0])
-        except ValueError as error:
-            raise self._error(f"invalid number: {error}") from error
-        self._check_range(number)
-        self._position = match.end()
-        return number
 
-    def _expect(self, *signs: bytes) -> bytes:
-        sign = self._peek()
-        if sign not in signs:
-            raise self._error(f"expected {' or '.join(sign.decode() for sign in signs)}")
-        self._position += 1
-        return sign
+def _integer(text: str) -> int:
+    """Return the number in *text*. Raises `ValueError` if no Rust type can represent it."""
+    number = int(text)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError("a number does not fit into 64 bits")
+    return number
 
-    def _peek(self) -> bytes:
-        """Return the next byte that is not whitespace; empty at the end."""
-        space = _SPACE.match(self._bytes, self._position)
-        self._position = space.end() if space else self._position
-        return bytes(self._bytes[self._position : self._position + 1])
 
-    def _count_values(self, values: int) -> None:
-        self._values += values
-        self._spend_memory(_VALUE_MEMORY * values)
-        if self._values > self._limits.values:
-            raise self._error(
-                f"more than {self._limits.values} values outside lists of numbers in a file of this size; "
-                f"{ADVICE}"
-            )
-
-    def _error(self, what: str, position: int | None = None) -> RecordError:
-        position = self._position if position is None else position
-        found = bytes(self._bytes[position : position + 20])
-        return RecordError(f"{self._name}, offset {position}: {what}, found {found!r}")
+def _float(text: str) -> float:
+    """Return the number in *text*. Raises `ValueError` if it is too large."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large for a float")
+    return number
 
 
 def are_alike(values: list[Any]) -> bool:

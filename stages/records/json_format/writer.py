@@ -12,11 +12,9 @@ import numpy as np
 
 from stages.contracts.errors import RecordError
 from stages.records.json_format.reader import (
-    MAX_MIXED_LIST,
-    MAX_PLAIN_LIST,
+    MAX_LIST,
     MAX_SIZE,
     MAX_TEXT,
-    are_alike,
     to_array,
 )
 from stages.records.limits import MAX_DEPTH
@@ -95,7 +93,7 @@ def _encode_map(node: dict[str, Tree], level: int, path: str) -> Iterator[bytes]
 
 def _encode_list(node: list[Tree] | tuple[Tree, ...], level: int, path: str) -> Iterator[bytes]:
     inner = _next_level(level, path)
-    if len(node) > MAX_PLAIN_LIST:
+    if len(node) > MAX_LIST:
         _check_long_list(node, path)
     opening = b"["
     for index, value in enumerate(node):
@@ -111,10 +109,7 @@ def _check_long_list(node: list[Tree] | tuple[Tree, ...], path: str) -> None:
         return
     values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in node]
     try:
-        if are_alike(values):
-            to_array(values)
-        elif len(node) > MAX_MIXED_LIST:
-            raise ValueError(f"{len(node)} values that are not all finite numbers or all bools")
+        to_array(values)
     except ValueError as error:
         raise RecordError(
             f"{path} could not be read back from JSON: {error}; record it as a tensor"
